@@ -1,0 +1,55 @@
+# gpubench: `make bench` is all that a student needs. Python 3.11 or newer, git and make are enough to start.
+# VENV=folder puts the environment elsewhere; PYTHON=path chooses the Python that makes it; ARGS="…" goes to the command that runs.
+VENV ?= .venv
+ARGS ?=
+export VENV PYTHON
+
+bin = $(VENV)/bin
+set_up = python=$$(sh tools/find-python) && "$$python" tools/set_up.py
+# a plain `jupyter lab` refuses to run as root, which is who one is in most containers
+as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help bench lab test test-notebooks test-newest export readme clean distclean set-up-plain set-up-lab set-up-dev
+.NOTPARALLEL:
+
+help:
+	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
+	@echo 'make lab          follow the labs by hand in JupyterLab, on this machine only'
+	@echo 'make test         everything that proves the kit: notebooks, the same on the newest fastai, then pytest'
+	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
+	@echo 'make export       notebooks to modules, clean notebooks, README.md'
+	@echo 'make clean        remove what was built and cached; make distclean: the environments too. Neither touches runs/'
+
+bench: set-up-plain
+	@$(bin)/gpubench run $(ARGS)
+
+lab: set-up-lab
+	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/nbs/labs $(as_root) $(ARGS)
+
+test: test-notebooks test-newest
+	$(bin)/python -m pytest $(ARGS)
+
+test-notebooks: set-up-dev
+	$(bin)/nbdev_test --n_workers 2
+
+test-newest: set-up-dev
+	@$(set_up) newest --venv "$(VENV)-newest" --base "$(VENV)"
+	$(VENV)-newest/bin/python tests/newest.py
+
+export: set-up-dev
+	$(bin)/nbdev_export
+	$(bin)/nbdev_clean
+	$(bin)/python tools/readme.py
+
+readme: set-up-dev
+	$(bin)/python tools/readme.py
+
+clean:
+	rm -rf build dist *.egg-info _docs _proc .pytest_cache .ruff_cache
+	find gpubench nbs tests tools benchmarks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf "$(VENV)" "$(VENV).lock" "$(VENV)-newest" "$(VENV)-newest.lock"
+
+set-up-plain set-up-lab set-up-dev:
+	@$(set_up) $(@:set-up-%=%) --venv "$(VENV)"

@@ -1,0 +1,31 @@
+"""What all tests share"""
+import os, subprocess
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
+root = Path(__file__).resolve().parent.parent
+
+@pytest.fixture(scope='session')
+def repo():
+    "The checkout"
+    return root
+
+@pytest.fixture(scope='session')
+def repo_files():
+    "Every file that is or would be committed, relative to the checkout"
+    res = subprocess.run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=root, capture_output=True,
+                         text=True)
+    if res.returncode: pytest.skip(f'not a git checkout: {res.stderr.strip()}')
+    return sorted(Path(o) for o in set(res.stdout.split('\0')) if o and (root/o).is_file())
+
+@pytest.fixture
+def tree(repo_files, tmp_path):
+    "A copy of the checkout to be changed freely"
+    for o in repo_files:
+        to = tmp_path/'tree'/o
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes((root/o).read_bytes())
+        to.chmod((root/o).stat().st_mode)
+    return tmp_path/'tree'

@@ -1,0 +1,284 @@
+"Labs are found, checked and executed; planted failures come out as what they are"
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from gpubench.core import find_devices
+from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, copy_labs, find_labs, lab_parameters, labs_folder, pick_labs, prepare_run,
+                           read_lab, run_folder, run_labs)
+
+STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
+
+
+def write_lab(folder, name, *code, extra='', measures=EVERY_DEVICE, cells=None, minutes=.1):
+    head = f'# 01 · Is {name} there?\n\nWords.\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| {minutes} | any machine | {measures} |'
+    params = new_code_cell(STANDARD+('\n'+extra if extra else ''), metadata=dict(tags=['parameters']))
+    nb = new_notebook(cells=cells or [new_markdown_cell(head), params, *map(new_code_cell, code)],
+                      metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python')))
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, folder/f'{name}.ipynb')
+    return folder/f'{name}.ipynb'
+
+
+@pytest.fixture
+def labs(tmp_path): return tmp_path/'labs'
+
+
+def run(labs, tmp_path, *names, **kwargs):
+    os.environ.pop('PYTEST_CURRENT_TEST', None)             # ipykernel treats its output in another way where it sees that
+    return run_labs(names, tmp_path/'out', folder=labs, progress=False, **kwargs)
+
+
+def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code' for o in c.outputs if o.output_type=='stream')
+
+
+# planted failures
+
+def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
+    write_lab(labs, '01_bad', 'print("before")', 'raise KeyError("no such key")', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    bad, good = run(labs, tmp_path)
+    assert (bad.status, good.status) == ('error', 'ok')
+    assert bad.error == "cell 5: KeyError: 'no such key'"      # the fifth of the executed notebook: papermill adds one
+    assert 'before' in printed(bad.notebook) and 'after' not in printed(bad.notebook)
+
+
+def test_a_dead_kernel_is_no_success(labs, tmp_path):
+    write_lab(labs, '01_dies', 'import os', 'os._exit(9)', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    dead, good = run(labs, tmp_path)
+    assert (dead.status, good.status) == ('died', 'ok')
+    assert 'kernel died in cell 5' in dead.error
+    first = nbformat.read(dead.notebook, 4).cells[0]
+    assert 'stopped early: the kernel died in cell 5' in first.source
+
+
+def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
+    write_lab(labs, '01_crash', 'import os', 'os.abort()')
+    [o] = run(labs, tmp_path)
+    assert o.status=='died' and 'Fatal Python error: Aborted' in o.error
+    assert 'Fatal Python error' in (tmp_path/'out'/'01_crash.log').read_text()
+
+
+def test_a_cell_that_takes_too_long(labs, tmp_path):
+    write_lab(labs, '01_slow', 'import time', 'time.sleep(300)', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    start = time.monotonic()
+    slow, good = run(labs, tmp_path, timeout_s=3)
+    assert (slow.status, good.status) == ('timeout', 'ok')
+    assert 'cell 5 took longer than 3 s' in slow.error and '--timeout' in slow.error
+    assert 'stopped early' in nbformat.read(slow.notebook, 4).cells[0].source
+    assert time.monotonic()-start < 120
+
+
+def test_leaving_with_exit_code_0_is_no_success(labs, tmp_path):
+    write_lab(labs, '01_leaves', 'import sys', 'sys.exit(0)', 'print("after")')
+    [o] = run(labs, tmp_path)
+    assert (o.status, 'sys.exit' in o.error) == ('error', True)
+
+
+def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
+    path = write_lab(labs, '01_bad', '1/0', 'print("never")')
+    nb = nbformat.read(path, 4)
+    nb.cells[-1].outputs = [new_output('stream', text='committed long ago')]
+    nbformat.write(nb, path)
+    [o] = run(labs, tmp_path)
+    assert o.status=='error' and 'committed long ago' not in o.notebook.read_text()
+
+
+# what reaches a lab
+
+def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkeypatch):
+    spec = tmp_path/'jupyter'/'kernels'/'python3'
+    spec.mkdir(parents=True)
+    (spec/'kernel.json').write_text(json.dumps(dict(argv=['/nowhere/python', '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
+                                                    display_name='another', language='python')))
+    monkeypatch.setenv('JUPYTER_PATH', str(tmp_path/'jupyter'))
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    write_lab(labs, '01_who', 'import os, sys; print(sys.executable); print(os.environ["MPLBACKEND"])')
+    [o] = run(labs, tmp_path)
+    assert o.status=='ok'
+    assert printed(o.notebook).split() == [sys.executable, 'module://matplotlib_inline.backend_inline']
+
+
+def test_parameters_arrive_as_they_are(labs, tmp_path):
+    extra = "sizes: tuple[int, ...] = (1, 2)\nlimit: int | None = 3\nnote: str = 'a # b = c'\nrate: float = 1\nwild: bool = False"
+    write_lab(labs, '01_say', 'print(repr((sizes, limit, note, rate, wild, seed, device)))', extra=extra)
+    note = 'say "it\'s\\n",\n{braces} ü'
+    out = tmp_path/'out {of} ü'
+    [o] = run_labs('1', out, 'cpu', params=dict(sizes=(16, 64), limit=None, note=note, rate=1), texts=dict(wild='true', seed='7'), folder=labs, progress=False)
+    assert (o.status, o.notebook) == ('ok', out/'01_say.ipynb')
+    assert eval(printed(o.notebook)) == ([16, 64], None, note, 1., True, 7, 'cpu')
+
+
+def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
+    (tmp_path/'mine').mkdir()
+    (tmp_path/'mine'/'my_network.py').write_text('name = "mine"')
+    monkeypatch.chdir(tmp_path/'mine')
+    write_lab(labs, '01_where', 'import my_network, os; print(my_network.name, os.path.basename(os.getcwd()), os.path.isdir(out))')
+    [o] = run_labs(folder=labs, progress=False)
+    assert printed(o.notebook).split() == ['mine', 'mine', 'True']
+    assert o.notebook.parent.parent == tmp_path/'mine'/'runs'
+
+
+def test_one_device_labs_run_once_for_each(labs, tmp_path):
+    write_lab(labs, '01_each', 'print(device)', measures=ONE_DEVICE)
+    write_lab(labs, '02_all', 'print(device)')
+    done = run(labs, tmp_path)
+    devices = find_devices()
+    assert [(o.notebook.name, printed(o.notebook).strip()) for o in done] == [(f'01_each-{d}.ipynb', d) for d in devices]+[('02_all.ipynb', 'auto')]
+
+
+def test_students_see_nobody_elses_warnings(labs, tmp_path):
+    write_lab(labs, '01_clean', 'from gpubench.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
+    code = 'from gpubench.labs import run_labs; import sys; print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)'
+    p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True, env=package_env())
+    assert (p.stdout.strip(), p.stderr) == ('ok', '')
+    assert [o for c in nbformat.read(tmp_path/'out'/'01_clean.ipynb', 4).cells if c.cell_type=='code' for o in c.outputs if o.get('name')=='stderr'] == []
+
+
+# nothing runs when the request is wrong
+
+def nothing_ran(tmp_path): return not (tmp_path/'out').exists()
+
+
+@pytest.mark.parametrize('params,says', [
+    (dict(sed=1), "has a parameter 'sed'. Did you mean 'seed'?"),
+    (dict(seed='1'), "must be int, and '1' is not"),
+    (dict(seed=True), 'must be int, and True is not'),
+    (dict(seed=1.5), 'must be int'),
+    (dict(seed=None), 'must be int'),
+    ({'01_good': dict(sed=1)}, "Did you mean 'seed'?"),
+    ({'01_god.seed': 1}, "Did you mean '01_good'?"),
+    (dict(device='cpu'), '--device'),
+    (dict(out='x'), '--out')])
+def test_wrong_parameters(labs, tmp_path, params, says):
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError) as e: run(labs, tmp_path, params=params)
+    assert says in str(e.value) and nothing_ran(tmp_path)
+
+
+def test_wrong_lab_device_and_profile(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    for kwargs,says in [(dict(labs=['01_god']), "Did you mean '01_good'?"), (dict(device='gpu'), "no device 'gpu'"), (dict(profile='fast'), "Use 'quick' or 'full'")]:
+        with pytest.raises(ValueError) as e: run_labs(out=tmp_path/'out', folder=labs, progress=False, **kwargs)
+        assert says in str(e.value) and nothing_ran(tmp_path)
+
+
+@pytest.mark.skipif('cuda' in find_devices(), reason='there is a GPU')
+def test_cuda_where_there_is_none(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match="Device 'cuda' was asked for"): run(labs, tmp_path, device='cuda')
+    assert nothing_ran(tmp_path)
+
+
+@pytest.mark.parametrize('source,says', [
+    ('', 'must have one cell tagged'), ('n = 3', 'Line 1'), (STANDARD+'\nn: "int" = 3', 'Line 4'), (STANDARD+'\nn: np.ndarray = 3', 'Line 4'),
+    (STANDARD+'\nn: int = 3.5', 'Line 4'), ("device: str = 'auto'", 'lacks out, seed'), ('n: int =', 'is no Python')])
+def test_broken_parameter_cells(labs, tmp_path, source, says):
+    head = nbformat.read(write_lab(labs, '01_odd'), 4).cells[0]
+    cell = new_code_cell(source, metadata=dict(tags=['parameters'] if source else []))
+    path = write_lab(labs, '01_odd', cells=[head, cell])
+    with pytest.raises(ValueError, match=says): lab_parameters(path)
+    with pytest.raises(ValueError, match=says): run(labs, tmp_path, params=dict(seed=1))
+    assert nothing_ran(tmp_path)
+
+
+def test_two_parameter_cells(labs):
+    cells = nbformat.read(write_lab(labs, '01_odd'), 4).cells
+    again = new_code_cell(STANDARD, metadata=dict(tags=['parameters']))
+    with pytest.raises(ValueError, match='and has 2'): lab_parameters(write_lab(labs, '01_odd', cells=[*cells, again]))
+
+
+def test_values_from_texts(labs):
+    path = write_lab(labs, '01_t', extra="sizes: list[int] = [1]\nprecision: Literal['fp32', 'bf16'] = 'fp32'\nlr: float = 1.\nlimit: int | None = None\nfast: bool = True")
+    texts = dict(sizes='16,64', precision='bf16', lr='1e-3', limit='5', fast='false')
+    assert check_parameters(path, texts, text=True) == dict(sizes=[16, 64], precision='bf16', lr=.001, limit=5, fast=False)
+    for name,text in dict(sizes='16,a', precision='fp8', lr='quick', limit='no', fast='1').items():
+        with pytest.raises(ValueError, match=f'parameter {name} must be'): check_parameters(path, {name: text}, text=True)
+
+
+# the output folder
+
+def test_out_that_cannot_be_written(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'file').write_text('mine')
+    for out in (tmp_path/'file', tmp_path/'file'/'below'):
+        with pytest.raises(ValueError, match='Cannot write to the output folder'): run_labs(out=out, folder=labs, progress=False)
+    assert (tmp_path/'file').read_text()=='mine'
+
+
+def test_out_in_a_read_only_folder(tmp_path):
+    folder = tmp_path/'fixed'
+    folder.mkdir()
+    if os.name=='nt': pytest.skip('folders have no such permission on Windows')
+    if os.geteuid(): folder.chmod(0o500)                    # root may write nevertheless, so it needs the file system's own lock
+    elif not shutil.which('chattr') or subprocess.run(['chattr', '+i', folder], capture_output=True).returncode: pytest.skip('nothing here stops root')
+    try:
+        for out in (folder, folder/'new'):
+            with pytest.raises(ValueError, match='Cannot write to the output folder'): run_folder(out)
+    finally:
+        if os.geteuid(): folder.chmod(0o700)
+        else: subprocess.run(['chattr', '-i', folder], check=True)
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({run_folder() for _ in range(3)}) == 3
+
+
+# the labs that ship
+
+def test_the_labs_that_ship_can_be_read_and_planned():
+    try: found = find_labs()
+    except RuntimeError: pytest.skip('no labs yet')
+    assert [o.name for o in found] == sorted(o.name for o in found)
+    jobs = prepare_run()
+    assert {o.lab.name for o in jobs} == {o.name for o in found}
+    if (labs_folder()/'full.yaml').is_file(): prepare_run(profile='full')
+
+
+def test_copies_keep_what_a_student_changed(labs, tmp_path):
+    write_lab(labs, '01_a', 'print(1)')
+    (labs/'records').mkdir()
+    (labs/'records'/'01_a.jsonl').write_text('{}\n')
+    assert copy_labs(tmp_path/'mine', labs)['copied'] == ['01_a.ipynb', 'records/01_a.jsonl']
+    write_lab(tmp_path/'mine', '01_a', 'print("my answer")')
+    assert copy_labs(tmp_path/'mine', labs) == dict(copied=[], same=['records/01_a.jsonl'], kept=['01_a.ipynb'])
+    assert 'my answer' in (tmp_path/'mine'/'01_a.ipynb').read_text()
+    assert read_lab(tmp_path/'mine'/'01_a.ipynb') == pick_labs(folder=tmp_path/'mine')[0]
+
+
+# stopping by hand
+
+def package_env(): return os.environ | dict(PYTHONPATH=str(Path(find_package()).parent), PYTHONIOENCODING='utf-8')
+
+
+def find_package():
+    import gpubench
+    return Path(gpubench.__file__).parent
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
+    write_lab(labs, '01_long', f'open({str(tmp_path/"started")!r}, "w").close()', 'import time; time.sleep(300)')
+    write_lab(labs, '02_next', 'print(1)')
+    args = ['run', '--labs', labs, '--out', tmp_path/'out', '--no-progress']
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=package_env())
+    for _ in range(600):
+        if (tmp_path/'started').exists(): break
+        time.sleep(.1)
+    time.sleep(1)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=120)
+    assert p.returncode==130, err
+    assert 'INTERRUPTED' in out and 'NOT RUN' in out and 'Traceback' not in err, err
