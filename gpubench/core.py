@@ -20,10 +20,13 @@ import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from . import __version__
+
 # %% ../nbs/00_core.ipynb #bff2d0d2
 KNOWN_WARNINGS = { # start of the text as a regular expression -> who causes it
     r'`torch\.jit\.script` is deprecated': 'fastai.vision.augment, since torch deprecated scripting',
-    r"The 'mode\.chained_assignment' option is deprecated": 'fastai.tabular.core, since pandas 3'}
+    r"The 'mode\.chained_assignment' option is deprecated": 'fastai.tabular.core, since pandas 3',
+    r'IProgress not found': 'tqdm.auto in a notebook without ipywidgets; the bar is then drawn in text'}
 
 def hide_known_warnings():
     "Hide the warnings of other packages that are listed in `KNOWN_WARNINGS`; runs when gpubench is first used"
@@ -174,7 +177,7 @@ def _cudnn():
 def _describe_software():
     import torch
     return dict(driver=_driver(), cuda=torch.version.cuda, cudnn=_cudnn(), python=platform.python_version(),
-        torch=torch.__version__, **{o: _package(o) for o in ('torchvision', 'fastai', 'fastcore', 'gpubench')})
+        torch=torch.__version__, gpubench=__version__, **{o: _package(o) for o in ('torchvision', 'fastai', 'fastcore')})
 
 def _describe_flags():
     import torch

@@ -46,7 +46,7 @@ def cnn(
     n_in:int=3,       # Channels of the images
     stages=((16,),(40,),(64,)), # For each stage the channels of its convolutions
 )->nn.Module:
-    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image, then the mean over the image and one linear layer"
+    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; then the mean over it and one linear layer"
     layers = []
     for widths in stages:
         for n_out in widths:
@@ -87,9 +87,10 @@ def _load_weights(m, name):
     weights = PRETRAINED[name]
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e:     # no network, or a broken file
-        raise RuntimeError(f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try again with a network "
-            f"connection, or put a whole copy of {weights.url} into the folder {torch.hub.get_dir()}/checkpoints, "
-            "or use pretrained=False.") from e
+        raise RuntimeError(
+            f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try again with a "
+            f"network connection, or put a whole copy of {weights.url} into the folder "
+            f"{torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
 
 def fit_weights(
     m:nn.Module,   # A ResNet of torchvision for 3 channels
@@ -105,8 +106,10 @@ def fit_weights(
     return m
 
 def _pretrained(name, n_classes, n_in):
-    if name not in PRETRAINED: raise ValueError(f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. Use pretrained=False.")
-    if n_in not in (1,3): raise ValueError(f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
+    if name not in PRETRAINED: raise ValueError(
+        f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. Use pretrained=False.")
+    if n_in not in (1,3):
+        raise ValueError(f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
     m = getattr(zoo, name)()
     _load_weights(m, name)
     return fit_weights(m, n_classes, n_in)
@@ -122,12 +125,13 @@ def _current_folder_first():
 
 def _find_factory(name):
     module, _, function = name.partition(':')
-    if not (module and function): raise ValueError(f"{name!r} does not name a model of your own: write 'module:function'.")
+    if not (module and function):
+        raise ValueError(f"{name!r} does not name a model of your own: write 'module:function'.")
     try: found = importlib.import_module(module)
     except ModuleNotFoundError as e:
-        if e.name is None or not (module+'.').startswith(e.name+'.'): raise   # the module is there, something that it needs is not
-        raise ValueError(f"There is no module {module!r} for the model {name!r}: neither {module.replace('.', '/')}.py in the current "
-                         f"folder ({os.getcwd()}) nor an installed one.") from e
+        if e.name is None or not (module+'.').startswith(e.name+'.'): raise   # it is there, what it needs is not
+        raise ValueError(f"There is no module {module!r} for the model {name!r}: neither {module.replace('.', '/')}.py "
+                         f"in the current folder ({os.getcwd()}) nor an installed one.") from e
     make = getattr(found, function, None)
     if callable(make): return make
     names = [o for o,f in vars(found).items() if callable(f) and not o.startswith('_')]
@@ -142,7 +146,8 @@ def own_model(
     with _current_folder_first():
         make = _find_factory(name)
         try: inspect.signature(make).bind(n_classes=n_classes, n_in=n_in)
-        except TypeError as e: raise ValueError(f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
+        except TypeError as e:
+            raise ValueError(f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
         m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
     raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network.")
@@ -182,10 +187,11 @@ def count_params(
     "All parameters, trained or frozen; buffers such as running means are none"
     return sum(o.numel() for o in m.parameters())
 
-# %% ../nbs/03_models.ipynb #574d8fce
+# %% ../nbs/03_models.ipynb #4408bf77
 def _count_flops(m, shape):
     device = next((o.device for o in m.parameters()), torch.device('cpu'))
-    with FlopCounterMode(display=False) as counter, torch.enable_grad(): m(torch.zeros(2, *shape, device=device)).sum().backward()
+    x = torch.zeros(2, *shape, device=device)
+    with FlopCounterMode(display=False) as counter, torch.enable_grad(): m(x).sum().backward()
     return counter.get_total_flops()//2
 
 def train_flops(
@@ -193,7 +199,8 @@ def train_flops(
     shape,       # Of one image: (channels, height, width)
 )->int:          # FLOP; one multiplication and one addition are two
     "Operations of forward and backward pass for one image"
-    if not any(o.requires_grad for o in m.parameters()): raise ValueError("The model has no parameter that is trained, so it has no backward pass.")
+    if not any(o.requires_grad for o in m.parameters()):
+        raise ValueError("The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
     m = copy.deepcopy(m).train()
     with torch.random.fork_rng(devices=[]):               # dropout draws no number that the caller would miss
         try: return _count_flops(copy.deepcopy(m).to('meta'), shape)

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'NUMBERS', 'COUNTED', 'SOFTWARE', 'WORK', 'SHOWN', 'COLUMNS', 'FEW', 'STARTUP_FRAC', 'FAILED', 'ON_WORKLOADS',
-           'ON_ALL', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'MACHINE', 'CSS', 'TABLES', 'PAGE',
-           'READING', 'WORDS', 'load_records', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_interval', 'fmt_list', 'speed_ratio',
-           'verdict', 'Side', 'accuracy_differs', 'work_warnings', 'work_notes', 'compare', 'comparison_text',
-           'add_labels', 'summary_table', 'summary_text', 'BestBatch', 'best_batch', 'say_best_batch',
-           'compare_devices', 'say_speedup', 'say_settings', 'say_left_out', 'say_accuracy', 'say_startup',
-           'say_memory', 'say_different_work', 'say_failures', 'say_unsteady', 'say_visits', 'say_missing', 'sayings',
-           'recommend', 'darkened', 'Picture', 'data_uri', 'pictures', 'machine_table', 'results_table',
-           'comparison_table', 'failures_table', 'settings_text', 'when_text', 'what_text', 'render_page',
-           'write_report']
+           'ON_ALL', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'MACHINE', 'RATIO_OF', 'CSS', 'TABLES',
+           'PAGE', 'READING', 'WORDS', 'load_records', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_interval', 'fmt_list',
+           'speed_ratio', 'verdict', 'Side', 'accuracy_differs', 'work_warnings', 'work_notes', 'compare',
+           'comparison_text', 'add_labels', 'summary_table', 'summary_text', 'BestBatch', 'best_batch',
+           'say_best_batch', 'compare_devices', 'say_speedup', 'say_settings', 'say_left_out', 'say_accuracy',
+           'say_startup', 'say_memory', 'say_different_work', 'say_failures', 'say_unsteady', 'say_visits',
+           'say_missing', 'sayings', 'recommend', 'darkened', 'Picture', 'data_uri', 'pictures', 'machine_table',
+           'results_table', 'comparison_table', 'failures_table', 'settings_text', 'when_text', 'what_text',
+           'render_page', 'write_report']
 
 # %% ../nbs/10_report.ipynb #c048ba3e
 import base64
@@ -33,14 +33,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from .core import machine_title, read_records, records_path
-from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, SETTINGS, STYLE, caption, is_known, leaves_out, plain_value, plot_batch_sizes, plot_images_per_s, plot_memory,
-                           plot_speedup, series_labels, setting_label, speedup_height_in, succeeded, varied_settings, where_labels)
+from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, SETTINGS, STYLE, caption, is_known, leaves_out,
+                           own_settings, plain_value, plot_batch_sizes, plot_images_per_s, plot_memory,
+                           plot_speedup, series_labels, setting_label, speedup_height_in, succeeded, varied_settings,
+                           where_labels)
 from .stats import Interval, median_ci, ratio_ci
 
-# %% ../nbs/10_report.ipynb #e89a5761
+# %% ../nbs/10_report.ipynb #fbc679f5
 TEXTS = 'status error device machine time_utc'.split()
-NUMBERS = ('bs n_train n_valid n_images n_steps n_dropped n_params epoch_s images_per_s step_ms first_batch_ms loss accuracy '
-           'peak_allocated_mib peak_reserved_mib device_used_mib gpu_memory_gib').split()
+NUMBERS = ('bs n_train n_valid n_images n_steps n_dropped n_params epoch_s images_per_s step_ms first_batch_ms '
+           'loss accuracy peak_allocated_mib peak_reserved_mib device_used_mib gpu_memory_gib').split()
 
 def _rows(records):
     if isinstance(records, pd.DataFrame): return records.to_dict('records')
@@ -58,7 +60,8 @@ def load_records(
         raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a sweep first.")
     df = df.reindex(columns=[*df.columns, *(o for o in TEXTS+NUMBERS if o not in df)])
     for o in NUMBERS: df[o] = pd.to_numeric(df[o], errors='coerce').replace([np.inf, -np.inf], np.nan)
-    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s))
+    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'),
+                     images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s))
 
 # %% ../nbs/10_report.ipynb #a8c870eb
 def fmt(
@@ -85,12 +88,14 @@ def fmt_interval(
     if not is_known(i.lo): return fmt(i.mid, unit)
     return f'{fmt(i.mid, unit)} ({fmt(i.lo)} to {fmt(i.hi)}, {100*i.level:.0f} %)'
 
+def _percent(x): return fmt(100*x if is_known(x) else None, '%')
+
 def fmt_list(
     items, # Texts
 )->str:
-    "'1', '1 and 2', '1, 2 and 3'"
-    *most, last = map(str, items)
-    return f"{', '.join(most)} and {last}" if most else last
+    "'1', '1 and 2', '1, 2 and 3'; nothing for nothing"
+    items = [*map(str, items)]
+    return ' and '.join(filter(None, [', '.join(items[:-1]), *items[-1:]]))
 
 # %% ../nbs/10_report.ipynb #87b1d690
 def _positive(x): return pd.to_numeric(pd.Series(x), errors='coerce').dropna().loc[lambda o: o>0]
@@ -119,8 +124,8 @@ def verdict(
     if r is None: return 'no ratio'
     if is_known(r.lo) and r.holds(1): return 'not distinguishable'
     word, x = ('faster', r.mid) if r.mid>=1 else ('slower', 1/r.mid)
-    if not is_known(r.lo):
-        return f"{_size(x)} {word}; {'one visit a side' if max(n_visits)==1 else 'a single visit on one side'}: no interval"
+    few = 'one visit a side' if max(n_visits)==1 else 'a single visit on one side'
+    if not is_known(r.lo): return f"{_size(x)} {word}; {few}: no interval"
     lo, hi = (r.lo, r.hi) if r.mid>=1 else (1/r.hi, 1/r.lo)
     return f"{_size(x)} {word} ({_range(lo, hi, x)}{f', {100*r.level:.0f} %' if with_level else ''})"
 
@@ -137,17 +142,21 @@ class Side:
     def failed(self)->pd.DataFrame: return self.visits[~succeeded(self.visits)]
     def seen(self, name)->list: # what its visits say, each value once
         return sorted({plain_value(o) for o in self.ok[name] if is_known(o)}, key=str) if name in self.ok else []
-    def median(self, name): return plain_value(self.ok[name].median()) if name in self.ok else None
+    def median(self, name):
+        values = self.ok[name].dropna() if name in self.ok else ()
+        return plain_value(values.median()) if len(values) else None
 
-# %% ../nbs/10_report.ipynb #bc503753
+# %% ../nbs/10_report.ipynb #daa9b46c
 COUNTED = dict( # what has to be equal -> how a difference reads
-    n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters", n_steps="An epoch took {} and {} steps",
-    n_images="An epoch trained {} and {} images", dtype_seen="The forward pass computed in {} and {}")
+    n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters",
+    n_steps="An epoch took {} and {} steps", n_images="An epoch trained {} and {} images",
+    dtype_seen="The forward pass computed in {} and {}")
 
 def _differs(a, b, name, words):
     x, y = a.seen(name), b.seen(name)
     if not x or not y or x==y: return []
-    return [words.format(*(fmt_list(f'{o:,}' if isinstance(o, int) else o for o in v) for v in (x, y))) + f' ({a.name} and {b.name}).']
+    texts = [fmt_list(f'{o:,}' if isinstance(o, int) else o for o in v) for v in (x, y)]
+    return [words.format(*texts)+f' ({a.name} and {b.name}).']
 
 def _chance(p, n): return math.sqrt(max(p*(1-p), .25/n)/n)   # standard error of a share p of n images
 
@@ -160,13 +169,13 @@ def accuracy_differs(
     if not all(map(is_known, (a, b, n))) or n<1: return False
     return abs(a-b) > max(.02, 3*math.hypot(_chance(a, n), _chance(b, n)))
 
-# %% ../nbs/10_report.ipynb #9b7d6ba5
-def _broken(side):
+# %% ../nbs/10_report.ipynb #f439fa43
+def _broken(side, other):
     "Why the visits of this side cannot stand in a ratio; empty if they can"
     if not len(side.visits): return f'not run on {side.name}'
     if not len(side.ok): return f"every visit failed on {side.name} ({fmt_list(side.failed.status.unique())})"
     if side.seen('n_images')==[0]: return f'no image was trained on {side.name}'
-    if 'loss' in side.ok and side.seen('n_images') and not side.seen('loss'): return f'the loss is not a number on {side.name}'
+    if other.seen('loss') and not side.seen('loss'): return f'the loss is not a number on {side.name}'
     if not side.seen('epoch_s') and not side.seen('images_per_s'): return f'nothing was timed on {side.name}'
     return ''
 
@@ -176,62 +185,70 @@ def work_warnings(
 )->list[str]: # Sentences; empty if the same was done
     "Where the two sides did not do the same work"
     found = [w for name,words in COUNTED.items() for w in _differs(a, b, name, words)]
-    found += [f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({fmt_list(o.failed.status.unique())})." for o in (a, b) if len(o.failed)]
+    found += [f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({fmt_list(o.failed.status.unique())})."
+              for o in (a, b) if len(o.failed)]
     n = min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)
     if accuracy_differs(a.median('accuracy'), b.median('accuracy'), n):
-        found.append(f"Held-out accuracy is {fmt(100*a.median('accuracy'))} % on {a.name} and {fmt(100*b.median('accuracy'))} % on {b.name}, "
-                     f"more than chance explains: they did not learn the same.")
+        x, y = (f"{_percent(o.median('accuracy'))} on {o.name}" for o in (a, b))
+        found.append(f"Held-out accuracy is {x} and {y}, more than chance explains: they did not learn the same.")
     return found
 
-# %% ../nbs/10_report.ipynb #7ed8383a
-SOFTWARE = 'python torch torchvision fastai fastcore gpubench cuda cudnn driver tf32_matmul tf32_cudnn cudnn_benchmark'.split()
+# %% ../nbs/10_report.ipynb #b1b6cfb1
+SOFTWARE = ('python torch torchvision fastai fastcore gpubench cuda cudnn driver '
+            'tf32_matmul tf32_cudnn cudnn_benchmark').split()
 
 def work_notes(
     a:Side, # One side
     b:Side, # The other
 )->list[str]: # Sentences
     "What else differs: versions, switches, seeds"
-    def differing(names): return [f'{o} {fmt_list(a.seen(o))} and {fmt_list(b.seen(o))}' for o in names if a.seen(o) and b.seen(o) and a.seen(o)!=b.seen(o)]
+    def differing(names):
+        seen = [(o, a.seen(o), b.seen(o)) for o in names]
+        return ', '.join(f'{o} {fmt_list(x)} and {fmt_list(y)}' for o,x,y in seen if x and y and x!=y)
     software, seeds = differing(SOFTWARE), differing(['seed'])
-    return [f"Versions and switches differ ({a.name} and {b.name}): {', '.join(software)}."]*bool(software) + [
-            f"The seeds differ: {', '.join(seeds)}."]*bool(seeds)
+    return [f"Versions and switches differ ({a.name} and {b.name}): {software}."]*bool(software) + [
+            f"The seeds differ: {seeds}."]*bool(seeds)
 
-# %% ../nbs/10_report.ipynb #ee789525
+# %% ../nbs/10_report.ipynb #c2b78425
 def _keyed(df, names):
     "The rows of each configuration, by a text that holds its values"
-    keys = df[names].apply(lambda row: json.dumps([plain_value(o) for o in row], default=str), axis=1) if names else pd.Series('[]', df.index)
-    return {key: rows for key,rows in df.groupby(keys, sort=False)}
+    keys = [json.dumps([plain_value(o) for o in row], default=str) for row in df[names].astype(object).to_numpy()]
+    return {key: rows for key,rows in df.groupby(pd.Series(keys, df.index), sort=False)}
 
 def _pairs(a, b): # each {name: rows}
     "Which devices of the two sides are compared"
-    kind = lambda rows: str(rows.device.iloc[0]).split(':')[0]
-    like = [(x, y) for x in a for y in b if kind(a[x])==kind(b[y])]
-    return like + [(x, y) for x in a for y in b if x not in {p for p,_ in like} or y not in {q for _,q in like} if (x, y) not in like]
+    def kind(rows): return str(rows.device.iloc[0]).split(':')[0]
+    kinds_a, kinds_b = ({name: kind(rows) for name,rows in o.items()} for o in (a, b))
+    like = [(x, y) for x in a for y in b if kinds_a[x]==kinds_b[y]]
+    lone = [(x, y) for x in a for y in b if kinds_a[x] not in kinds_b.values() or kinds_b[y] not in kinds_a.values()]
+    return like + lone
 
 def _sides(rows): return {name: o for name,o in rows.groupby('where')}
 
-# %% ../nbs/10_report.ipynb #99ae66d5
+# %% ../nbs/10_report.ipynb #92f7455b
 def _measured(side, end):
     "What the comparison shows of one side"
-    names = 'epoch_s images_per_s n_images accuracy'.split()
     machine = machine_title(side.visits.iloc[0]) if {'cpu', 'gpu'} & set(side.visits) else None
-    return {f'where_{end}': side.name, f'machine_{end}': machine, f'n_{end}': len(side.ok), f'n_failed_{end}': len(side.failed)} | {
-            f'{o}_{end}': side.median(o) for o in names}
+    found = dict(where=side.name, machine=machine, n=len(side.ok), n_failed=len(side.failed))
+    found |= {o: side.median(o) for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
+    return {f'{o}_{end}': v for o,v in found.items()}
 
 def _ratio(a, b, level):
     "How many times faster b is than a, and of what"
-    of = 'epoch_s' if a.seen('n_images')==b.seen('n_images') and a.seen('epoch_s') and b.seen('epoch_s') else 'images_per_s'
+    timed = a.seen('epoch_s') and b.seen('epoch_s') and a.seen('n_images')==b.seen('n_images')
+    of = 'epoch_s' if timed else 'images_per_s'
     fast, slow = (a, b) if of=='epoch_s' else (b, a)                         # a time is divided the other way round
     return speed_ratio(fast.ok[of], slow.ok[of], level), of
 
 def _compare(a, b, level):
     "The columns of `compare` that come from measurements"
-    broken, warnings = ' and '.join(filter(None, map(_broken, (a, b)))), work_warnings(a, b)
+    broken, warnings = ' and '.join(filter(None, [_broken(a, b), _broken(b, a)])), work_warnings(a, b)
     r, of = (None, None) if broken else _ratio(a, b, level)
     if of=='images_per_s': warnings.append("The ratio is of images a second, not of epochs.")
     words = f'no ratio: {broken or "nothing was timed on both"}' if r is None else verdict(r, (len(a.ok), len(b.ok)))
     r = r or Interval(math.nan, math.nan, math.nan, 0.)
-    return _measured(a, 'a') | _measured(b, 'b') | dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
+    return _measured(a, 'a') | _measured(b, 'b') | dict(
+        ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
         same_work=not broken and not warnings, warning=' '.join(warnings), note=' '.join(work_notes(a, b)))
 
 # %% ../nbs/10_report.ipynb #e550fc82
@@ -241,7 +258,7 @@ def _both(records_a, records_b):
     both = pd.DataFrame([*a.to_dict('records'), *b.to_dict('records')])
     both['where'] = where_labels(both)
     a, b = both[:len(a)][[*a.columns, 'where']], both[len(a):][[*b.columns, 'where']]
-    if set(a['where']) & set(b['where']): a, b = (o.assign(where=o['where']+f' ({end})') for o,end in ((a, 'A'), (b, 'B')))
+    if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     return a, b
 
 def _asked(a, b, by):
@@ -250,7 +267,8 @@ def _asked(a, b, by):
 
 def _nothing_matches(a, b, names):
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
-    apart = [f'{o}: {values(a, o)} against {values(b, o)}' for o in names if not set(a[o].map(plain_value)) & set(b[o].map(plain_value))]
+    apart = [o for o in names if not set(a[o].map(plain_value)) & set(b[o].map(plain_value))]
+    apart = [f'{o}: {values(a, o)} against {values(b, o)}' for o in apart]
     raise ValueError("No configuration was run on both sides, so there is nothing to compare. They differ in "
                      f"{'; '.join(apart) or 'the combination of settings'}. Run both with the same settings.")
 
@@ -262,7 +280,8 @@ def _match(a, b, names, level):
         xs, ys = (_sides(o[key]) if key in o else {} for o in (rows_a, rows_b))
         asked = {o: plain_value(rows_a.get(key, rows_b.get(key))[o].iloc[0]) for o in names}
         found += [asked | _compare(Side(x, xs[x]), Side(y, ys[y]), level) for x,y in _pairs(xs, ys)]
-        if not (xs and ys): single.append(asked | dict(verdict=f"no ratio: run on {fmt_list([*xs, *ys])} only", same_work=False, warning='', note=''))
+        alone = dict(verdict=f'no ratio: run on {fmt_list([*xs, *ys])} only', same_work=False, warning='', note='')
+        if not (xs and ys): single.append(asked | alone)
     return found, single
 
 def compare(
@@ -270,15 +289,14 @@ def compare(
     records_b,           # What is compared: `speedup` above 1 means that this side is faster
     level:float=.95,     # Of the intervals
     by:Sequence[str]=(), # Columns of your own in which configurations have to match
-)->pd.DataFrame: # One row a configuration and pair of devices; medians in seconds; `speedup`, `lo`, `hi`, `verdict`, `same_work`, `warning`, `note`
+)->pd.DataFrame: # A row a pair: medians, `speedup` with `lo` and `hi`, `verdict`, `same_work`, `warning`, `note`
     "Two sets of records side by side, matched on what was asked"
     a, b = _both(records_a, records_b)
-    names = _asked(a, b, by)
+    names = _asked(a, b, [*by, *(o for o in own_settings(pd.concat([a, b])) if o not in by)])
     found, single = _match(a, b, names, level)
     if not found: _nothing_matches(a, b, names)
-    order = [o for o in ('dataset', 'model', 'bs') if o in names]
-    part = lambda rows: sorted(rows, key=lambda row: [(str(type(row[o])), row[o]) if is_known(row[o]) else ('', 0) for o in order])
-    return pd.DataFrame([*part(found), *part(single)])
+    def place(row): return [(str(type(row.get(o))), row.get(o) or 0) for o in ('dataset', 'model', 'bs')]
+    return pd.DataFrame([*sorted(found, key=place), *sorted(single, key=place)])
 
 # %% ../nbs/10_report.ipynb #784ef2e9
 def comparison_text(
@@ -286,13 +304,16 @@ def comparison_text(
 )->str:
     "A comparison for the terminal: two lines a configuration, and a warning where the work was not the same"
     varied, lines, pair = varied_settings(comparison), [], None
+    def side(row, o): return f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({fmt_count(row[f'n_{o}'])} visits)"
     for row in comparison.to_dict('records'):
         now = (row.get('where_a'), row.get('where_b'))
         if all(map(is_known, now)) and now!=pair: lines += [f'{now[1]} against {now[0]}']; pair = now
-        lines.append('  ' + ', '.join([setting_label(o, row[o]) for o in varied] + [f"batch {fmt_bs(row.get('bs'))}"]) + f": {row['verdict']}")
+        what = [setting_label(o, row[o]) for o in varied] + [f"batch {fmt_bs(row.get('bs'))}"]
+        lines.append(f"  {', '.join(what)}: {row['verdict']}")
         if is_known(row.get('epoch_s_a')) or is_known(row.get('epoch_s_b')):
-            lines.append('      an epoch: ' + ', '.join(f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({fmt_count(row[f'n_{o}'])} visits)" for o in 'ab'))
-        lines += [f'      {mark}{row[o]}' for o,mark in (('warning', 'NOT THE SAME WORK: '), ('note', 'Note: ')) if row[o]]
+            lines.append(f"      an epoch: {side(row, 'a')}, {side(row, 'b')}")
+        if row['warning']: lines.append(f"      NOT THE SAME WORK: {row['warning']}")
+        if row['note']: lines.append(f"      Note: {row['note']}")
     return '\n'.join(lines)
 
 # %% ../nbs/10_report.ipynb #b661081a
@@ -311,17 +332,21 @@ def add_labels(
     varied, where = varied_settings(df), where_labels(df)
     series = series_labels(df, leave_out=WORK)
     how = pd.Series([s[len(w)+3:] for s,w in zip(series, where)], df.index)
-    return df.assign(where=where, how=how, series=series, workload=[_workload(o, varied) for o in df.to_dict('records')])
+    workload = [_workload(o, varied) for o in df.to_dict('records')]
+    return df.assign(where=where, how=how, series=series, workload=workload)
 
-# %% ../nbs/10_report.ipynb #e4723b10
-SHOWN = 'images_per_s step_ms first_batch_ms n_train n_images n_dropped accuracy peak_allocated_mib peak_reserved_mib device_used_mib'.split()
+# %% ../nbs/10_report.ipynb #7850f31d
+SHOWN = ('images_per_s step_ms first_batch_ms n_train n_images n_dropped accuracy '
+         'peak_allocated_mib peak_reserved_mib device_used_mib').split()
 
 def _summary_row(rows):
-    side, epoch = Side('', rows), median_ci(rows.epoch_s[succeeded(rows)])
-    first = rows.iloc[0]
-    return {o: first[o] for o in ('workload', 'where', 'how', 'series')} | {o: plain_value(first[o]) for o in ('bs', *SETTINGS) if o in rows} | dict(
-        n_visits=len(side.ok), n_failed=len(side.failed), failed=', '.join(sorted(side.failed.status.unique())),
-        epoch_s=epoch.mid, epoch_lo_s=epoch.lo, epoch_hi_s=epoch.hi, epoch_level=epoch.level) | {o: side.median(o) for o in SHOWN}
+    side, epoch, first = Side('', rows), median_ci(rows.epoch_s[succeeded(rows)]), rows.iloc[0]
+    names = {o: first[o] for o in ('workload', 'where', 'how', 'series')}
+    asked = {o: plain_value(first[o]) for o in ('bs', *SETTINGS) if o in rows}
+    failed = ', '.join(sorted(side.failed.status.unique()))
+    counts = dict(n_visits=len(side.ok), n_failed=len(side.failed), failed=failed)
+    times = dict(epoch_s=epoch.mid, epoch_lo_s=epoch.lo, epoch_hi_s=epoch.hi, epoch_level=epoch.level)
+    return names | asked | counts | times | {o: side.median(o) for o in SHOWN}
 
 def summary_table(
     records, # A frame, a folder or a file of records
@@ -338,7 +363,6 @@ def _images(row):
     return n if '–' in (n, of) else f'{n} of {of}'
 
 def _epoch(row): return fmt_interval(Interval(row['epoch_s'], row['epoch_lo_s'], row['epoch_hi_s'], row['epoch_level']))
-def _percent(x): return fmt(None if not is_known(x) else 100*x, '%')
 def _visits(row): return str(row['n_visits']) + (f", {row['n_failed']} {row['failed']}" if row['n_failed'] else '')
 
 def _memory(row):
@@ -348,8 +372,9 @@ def _memory(row):
 def _cell(name): return lambda row: fmt(row[name])
 
 COLUMNS = { # heading -> the text of a row of `summary_table`
-    'batch': lambda row: fmt_bs(row['bs']), 'epoch (s)': _epoch, 'images/s': _cell('images_per_s'), 'step (ms)': _cell('step_ms'), 'visits': _visits,
-    'images trained': _images, 'first batch (ms)': _cell('first_batch_ms'), 'accuracy': lambda row: _percent(row['accuracy']),
+    'batch': lambda row: fmt_bs(row['bs']), 'epoch (s)': _epoch, 'images/s': _cell('images_per_s'),
+    'step (ms)': _cell('step_ms'), 'visits': _visits, 'images trained': _images,
+    'first batch (ms)': _cell('first_batch_ms'), 'accuracy': lambda row: _percent(row['accuracy']),
     'allocated / reserved / on device (MiB)': _memory}
 
 def _filled(rows, columns):
@@ -368,7 +393,8 @@ def summary_text(
     for (workload,series),rows in summary_table(records).groupby(['workload', 'series']):
         rows = rows.to_dict('records')
         columns = _filled(rows, {o: COLUMNS[o] for o in names} | {'on device (MiB)': _cell('device_used_mib')})
-        out += [f'{workload} · {series}', *('  '+o for o in _aligned([list(columns)] + [[f(row) for f in columns.values()] for row in rows])), '']
+        table = [list(columns)] + [[f(row) for f in columns.values()] for row in rows]
+        out += [f'{workload} · {series}', *('  '+o for o in _aligned(table)), '']
     return '\n'.join(out).rstrip()
 
 # %% ../nbs/10_report.ipynb #f9fe66c4
@@ -391,18 +417,20 @@ def best_batch(
     if not len(df): return None
     df = load_records(df)
     df = df[succeeded(df) & df.images_per_s.gt(0) & df.bs.notna()]
-    whole, short = ({int(bs): o.tolist() for bs,o in part.images_per_s.groupby(part.bs)} for part in (df[~leaves_out(df)], df[leaves_out(df)]))
+    whole, short = ({int(bs): o.tolist() for bs,o in part.images_per_s.groupby(part.bs)}
+                    for part in (df[~leaves_out(df)], df[leaves_out(df)]))
     if len(whole)<2: whole, short = whole | short, {}
     if len(whole)<2: return None
     medians = {bs: float(np.median(o)) for bs,o in whole.items()}
     fastest = max(medians.values())
     return BestBatch(min(bs for bs,o in medians.items() if o>=(1-tolerance)*fastest), tolerance, whole, short)
 
-# %% ../nbs/10_report.ipynb #cdcad330
+# %% ../nbs/10_report.ipynb #cb817c6e
 def _the(series):
     "'GPU · 4 workers' as it stands in a sentence: 'the GPU (4 workers)'"
     where, _, how = series.partition(' · ')
-    return (f'the {where}' if re.fullmatch(r'[CG]PU( \d+)?', where) else where) + (f" ({how.replace(' · ', ', ')})" if how else '')
+    name = f'the {where}' if re.fullmatch(r'[CG]PU( \d+)?', where) else where
+    return name + (f" ({how.replace(' · ', ', ')})" if how else '')
 
 def _batches(sizes): return f"batch {fmt_list(fmt_bs(o) for o in sorted(sizes))}"
 def _capital(text): return text[:1].upper()+text[1:]
@@ -412,7 +440,8 @@ def _judged(best, sizes):
     found = dict(faster=[], slower=[], same=[], unknown=[])
     for bs in sizes:
         r = best.against(bs)
-        found['unknown' if not is_known(r.lo) else 'same' if r.holds(1) else 'faster' if r.mid>1 else 'slower'].append(bs)
+        judged = 'unknown' if not is_known(r.lo) else 'same' if r.holds(1) else 'faster' if r.mid>1 else 'slower'
+        found[judged].append(bs)
     return found
 
 # %% ../nbs/10_report.ipynb #60cc4d32
@@ -422,24 +451,28 @@ def _say_larger(best):
     if not larger: return ['It is the largest that was tried: a larger one may be faster still.']
     j = _judged(best, larger)
     nothing = sorted(j['same']+j['slower'])
-    return [f"{_capital(_batches(nothing))} {'gain' if len(nothing)>1 else 'gains'} nothing you could measure."]*bool(nothing) + [
-            f"Batch {fmt_bs(o)} is {verdict(best.against(o), with_level=True)}." for o in j['faster']]
+    gains = f"{_capital(_batches(nothing))} {'gain' if len(nothing)>1 else 'gains'} nothing you could measure."
+    faster = [f"Batch {fmt_bs(o)} is {verdict(best.against(o), with_level=True)}." for o in j['faster']]
+    return [gains]*bool(nothing) + faster
 
 def _say_smaller(best):
     smaller = [o for o in best.rates if o<best.bs]
     r = best.against(max(smaller)) if smaller else None
     if r is None or not is_known(r.lo): return []
-    if r.holds(1): return [f"Batch {fmt_bs(max(smaller))} cannot be told apart from it with so few visits; more repeats would tell."]
-    return [f"Batch {fmt_bs(max(smaller))} is {verdict(r, with_level=True)}."]
+    same = 'cannot be told apart from it with so few visits; more repeats would tell'
+    return [f"Batch {fmt_bs(max(smaller))} {same if r.holds(1) else f'is {verdict(r, with_level=True)}'}."]
 
 FEW = 2 # of more series than these each gets a clause instead of a paragraph
 
 def _best_in_full(series, best):
     "A paragraph: the best batch size, what larger and smaller ones give, and what stands aside"
-    text = [f"Smallest batch within {100*best.tolerance:.0f} % of the fastest on {_the(series)}: {fmt_bs(best.bs)}.", *_say_larger(best), *_say_smaller(best)]
+    text = [f"Smallest batch within {100*best.tolerance:.0f} % of the fastest on {_the(series)}: {fmt_bs(best.bs)}.",
+            *_say_larger(best), *_say_smaller(best)]
     beyond = [o for o in best.set_aside if best.against(o).mid>1+best.tolerance and not best.against(o).holds(1)]
-    if beyond: text.append(f"By images a second batch {fmt_bs(max(beyond))} is {verdict(best.against(max(beyond)), with_level=True)}, "
-                           "but leaves out too many images of this set; try it on a larger one.")
+    if beyond:
+        gain = verdict(best.against(max(beyond)), with_level=True)
+        text.append(f"By images a second batch {fmt_bs(max(beyond))} is {gain}, "
+                    "but leaves out too many images of this set; try it on a larger one.")
     return ' '.join(text)
 
 def say_best_batch(df)->list[str]:
@@ -447,8 +480,10 @@ def say_best_batch(df)->list[str]:
     found = {series: best_batch(rows) for series,rows in df.groupby('series')}
     found = {series: best for series,best in found.items() if best}
     if len(found)<=FEW: return [_best_in_full(*o) for o in found.items()]
-    clauses = [f'{fmt_bs(bs)} on {fmt_list(_the(o) for o,best in found.items() if best.bs==bs)}' for bs in sorted({o.bs for o in found.values()})]
-    return [f"Smallest batch within {100*next(iter(found.values())).tolerance:.0f} % of the fastest: {'; '.join(clauses)}."]
+    best = next(iter(found.values()))
+    def where(bs): return fmt_list(_the(o) for o,best in found.items() if best.bs==bs)
+    clauses = [f'{fmt_bs(bs)} on {where(bs)}' for bs in sorted({o.bs for o in found.values()})]
+    return [f"Smallest batch within {100*best.tolerance:.0f} % of the fastest: {'; '.join(clauses)}."]
 
 # %% ../nbs/10_report.ipynb #38f951f2
 def _baseline(df):
@@ -475,13 +510,15 @@ def _slower_below(rows, a, b):
     slower, other = rows[rows.hi<1], rows[~(rows.hi<1)]
     if not len(slower) or len(rows)<2: return []
     if not len(other): return [f'{_capital(b)} is slower than {a} at every batch size that was tried.']
-    if slower.bs.max()<other.bs.min(): return [f'{_capital(b)} is slower than {a} below batch {fmt_bs(other.bs.min())}.']
-    return [f'{_capital(b)} is slower than {a} at {_batches(slower.bs.unique())}.']
+    below = slower.bs.max()<other.bs.min()
+    sizes = f'below batch {fmt_bs(other.bs.min())}' if below else f'at {_batches(slower.bs.unique())}'
+    return [f'{_capital(b)} is slower than {a} {sizes}.']
 
 def _sentence(r, n, a, b, workload, when):
     "'At batch 64, B trains W 3 times faster (2.9 to 3.1, 95 %) than A.'"
     words, _, why = verdict(r, n, True).partition('; ')
-    if words=='not distinguishable': return f"{when}, {b} and {a} cannot be told apart on {workload} ({fmt(r.lo)} to {fmt(r.hi)} times)."
+    if words=='not distinguishable':
+        return f"{when}, {b} and {a} cannot be told apart on {workload} ({fmt(r.lo)} to {fmt(r.hi)} times)."
     return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
 
 def _at_own_best(df, a, b, workload):
@@ -490,27 +527,30 @@ def _at_own_best(df, a, b, workload):
     if None in best: return ''
     rates = [o.rates[o.bs] for o in best]
     a, b = (f'{_the(o)} (at {fmt_bs(found.bs)})' for o,found in zip((a, b), best))
-    return _sentence(speed_ratio(rates[1], rates[0]), [len(o) for o in rates], a, b, workload, 'Each at its best batch size')
+    return _sentence(speed_ratio(rates[1], rates[0]), [len(o) for o in rates], a, b, workload,
+                     'Each at its best batch size')
+
+def _interval(row): return Interval(row.speedup, row.lo, row.hi, row.level)   # of a row of `compare`
 
 def _at_same(rows):
     "The largest and the smallest ratio over batch sizes"
-    def told(row): return f'{verdict(Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b))} at {fmt_bs(row.bs)}'
-    ends = rows.loc[[rows.speedup.idxmax(), rows.speedup.idxmin()]]
-    return f"At the same batch size: {', '.join(told(o) for o in ends.itertuples())}."
+    ends = rows.loc[[rows.speedup.idxmax(), rows.speedup.idxmin()]].itertuples()
+    told = [f'{verdict(_interval(o), (o.n_a, o.n_b))} at {fmt_bs(o.bs)}' for o in ends]
+    return f"At the same batch size: {', '.join(told)}."
 
 # %% ../nbs/10_report.ipynb #3bfc28a2
 def _say_pair(df, rows, workload, how, short):
     "The sentences about two devices; `short` where there are many pairs"
     rows, end = rows[rows.speedup.notna()], f' · {how}' if how else ''
     if not len(rows): return []
-    a, b = rows.where_a.iloc[0]+end, rows.where_b.iloc[0]+end
-    if rows.bs.nunique()==1:
+    a, b = rows.where_a.iloc[0], rows.where_b.iloc[0]+end
+    if rows.bs.nunique()<2:
         row = rows.iloc[0]
-        at = f'At batch {fmt_bs(row.bs)}' if is_known(row.bs) else 'Here'
-        return [_sentence(Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b), _the(rows.where_a.iloc[0]), _the(b), workload, at)]
-    own = _at_own_best(df, a, b, workload)
+        when = f'At batch {fmt_bs(row.bs)}' if is_known(row.bs) else 'Here'
+        return [_sentence(_interval(row), (row.n_a, row.n_b), _the(a), _the(b), workload, when)]
+    own = _at_own_best(df, a+end, b, workload)
     if short and own: return [own]
-    return [' '.join(filter(None, [own, _at_same(rows), *_slower_below(rows, _the(rows.where_a.iloc[0]), _the(b))]))]
+    return [' '.join(filter(None, [own, _at_same(rows), *_slower_below(rows, _the(a), _the(b))]))]
 
 def say_speedup(df)->list[str]:
     "How much faster each device is than the baseline, and where it is not"
@@ -535,14 +575,15 @@ def say_settings(df)->list[str]:
     ok = df[succeeded(df) & df.images_per_s.notna() & df.bs.notna()]
     return [o for (_,where),rows in ok.groupby(['workload', 'where']) for o in _say_how(rows, where)]
 
-# %% ../nbs/10_report.ipynb #9761be04
+# %% ../nbs/10_report.ipynb #9bb42ca4
 def say_left_out(df)->list[str]:
     "Batch sizes whose epochs leave out more than 5 % of the training images"
     out, short = [], df[succeeded(df) & leaves_out(df)]
+    def clause(n, sizes): return f"{_batches(sizes)} {'leave' if len(sizes)>1 else 'leaves'} out {fmt_count(n)}"
     for n_train,rows in short.groupby('n_train'):
-        parts = [f"{_batches(o.bs.unique())} {'leave' if o.bs.nunique()>1 else 'leaves'} out {fmt_count(n)}" for n,o in rows.groupby('n_dropped')]
-        out.append(f"{_capital(fmt_list(parts))} of the {fmt_count(n_train)} training images each epoch: "
-                   f"{'their times are' if rows.bs.nunique()>1 else 'its time is'} not comparable.")
+        parts = fmt_list(clause(n, o.bs.unique()) for n,o in rows.groupby('n_dropped'))
+        verb = 'their times are' if rows.bs.nunique()>1 else 'its time is'
+        out.append(f"{_capital(parts)} of the {fmt_count(n_train)} training images each epoch: {verb} not comparable.")
     return out
 
 def say_accuracy(df)->list[str]:
@@ -552,8 +593,9 @@ def say_accuracy(df)->list[str]:
         medians = rows.groupby('bs').accuracy.median()
         high, low = medians.idxmax(), medians.idxmin()
         if accuracy_differs(medians[high], medians[low], rows.n_valid.min()):
-            out.append(f"Held-out accuracy of {workload} is {_percent(medians[high])} at batch {fmt_bs(high)} and {_percent(medians[low])} at batch {fmt_bs(low)}: "
-                       "the same number of epochs is not the same learning, so the fastest epoch need not be the best choice.")
+            ends = [f'{_percent(medians[o])} at batch {fmt_bs(o)}' for o in (high, low)]
+            out.append(f"Held-out accuracy of {workload} is {ends[0]} and {ends[1]}: the same number of epochs "
+                       "is not the same learning, so the fastest epoch need not be the best choice.")
     return out
 
 # %% ../nbs/10_report.ipynb #3c1dd945
@@ -561,14 +603,16 @@ STARTUP_FRAC = .1 # above this share of an epoch, the wait for the first batch i
 
 def say_startup(df)->list[str]:
     "Where much of an epoch, and more than a step, is spent waiting for its first batch"
-    out, ok = [], df[succeeded(df) & ~(df.first_batch_ms<df.step_ms)].assign(share=lambda o: o.first_batch_ms/1e3/o.epoch_s)
+    out, ok = [], df[succeeded(df) & ~(df.first_batch_ms<df.step_ms)]
+    ok = ok.assign(share=ok.first_batch_ms/1e3/ok.epoch_s)
     for series,rows in ok[ok.share.notna()].groupby('series'):
         shares = rows.groupby('bs').share.median()
         if not len(shares) or shares.max()<=STARTUP_FRAC: continue
         bs, workers = shares.idxmax(), rows.n_workers.max() if 'n_workers' in rows else 0
         why = ' Workers start anew every epoch, so short epochs do better with fewer of them.' if workers>0 else ''
-        out.append(f"On {_the(series)} at batch {fmt_bs(bs)}, {_percent(shares.max())} of an epoch is the wait for its first batch "
-                   f"({fmt(rows.first_batch_ms[rows.bs==bs].median(), 'ms')}).{why}")
+        wait = fmt(rows.first_batch_ms[rows.bs==bs].median(), 'ms')
+        out.append(f"On {_the(series)} at batch {fmt_bs(bs)}, {_percent(shares.max())} of an epoch "
+                   f"is the wait for its first batch ({wait}).{why}")
     return out
 
 def say_memory(df)->list[str]:
@@ -576,46 +620,58 @@ def say_memory(df)->list[str]:
     out, ok = [], df[succeeded(df) & df.device_used_mib.notna() & df.gpu_memory_gib.gt(0)]
     for where,rows in ok.groupby('where'):
         top = rows.loc[rows.device_used_mib.idxmax()]
-        out.append(f"At most {fmt(top.device_used_mib/1024, 'GiB')} of the {fmt(top.gpu_memory_gib, 'GiB')} of {_the(where)} were in use, at batch {fmt_bs(top.bs)}.")
+        used, of = fmt(top.device_used_mib/1024, 'GiB'), fmt(top.gpu_memory_gib, 'GiB')
+        out.append(f"At most {used} of the {of} of {_the(where)} were in use, at batch {fmt_bs(top.bs)}.")
     return out
 
-# %% ../nbs/10_report.ipynb #81f34710
-FAILED = dict(oom='ran out of memory', error='ended with an error', skipped='could not be run', timeout='took too long', killed='was killed')
+# %% ../nbs/10_report.ipynb #21337de3
+FAILED = dict( # status -> what happened
+    oom='ran out of memory', error='ended with an error', skipped='could not be run', timeout='took too long',
+    killed='was killed')
 
 def say_different_work(df)->list[str]:
     "Warnings of the comparison between devices, other than failed visits"
     c = compare_devices(df)
     warned = c[c.warning.ne('') & c.speedup.notna() & ~c.warning.str.contains(' visits failed on ')] if len(c) else c
-    return [f'Batch {fmt_bs(o.bs)}, {_the(o.where_b)} against {_the(o.where_a)}: {o.warning}' for o in warned.itertuples()]
+    return [f'Batch {fmt_bs(o.bs)}, {_the(o.where_b)} against {_the(o.where_a)}: {o.warning}'
+            for o in warned.itertuples()]
 
 def say_failures(df)->list[str]:
     "Which configurations failed"
-    failed, sizes = df[~succeeded(df)], df.fillna(dict(bs=-1)).groupby(['series', 'bs']).size()
-    return [f"{_capital(_batches([bs])) if bs>=0 else 'A visit'} {FAILED.get(status, f'ended as {status}')} on {_the(series)} ({len(rows)} of {sizes[series, bs]} visits)."
-            for (series,bs,status),rows in failed.fillna(dict(bs=-1)).groupby(['series', 'bs', 'status'])]
+    df, out = df.assign(bs=df.bs.fillna(-1)), []
+    sizes = df.groupby(['series', 'bs']).size()
+    for (series,bs,status),rows in df[~succeeded(df)].groupby(['series', 'bs', 'status']):
+        what = f'Batch {fmt_bs(bs)}' if bs>=0 else 'A visit'
+        happened = FAILED.get(status, f'ended as {status}')
+        out.append(f'{what} {happened} on {_the(series)} ({len(rows)} of {sizes[series, bs]} visits).')
+    return out
 
 def say_unsteady(df)->list[str]:
     "Visits whose warm-up ended before the steps were steady"
     if 'not_steady' not in df: return []
     n, ok = int(df.not_steady[succeeded(df)].eq(True).sum()), int(succeeded(df).sum())
-    return [f"In {n} of {ok} visits the steps still drifted when the warm-up ended: those times may be a little too long."]*bool(n)
+    return [f"In {n} of {ok} visits the steps still drifted when the warm-up ended: "
+            "those times may be a little too long."]*bool(n)
 
-# %% ../nbs/10_report.ipynb #78f27a1a
+# %% ../nbs/10_report.ipynb #4ce9f04a
 def say_visits(df)->list[str]:
     "Too few visits for an interval"
     n = df[succeeded(df)].groupby(['workload', 'series', df.bs.fillna(-1)]).size()
+    again = 'Run again with repeats=3.'
     if not len(n): return ['No visit succeeded, so nothing was measured. The reasons are with the failed visits.']
-    if len(n)==1 and n.iloc[0]==1: return ['Only one run exists: no interval and nothing to compare with. Run again with repeats=3.']
-    if n.max()==1: return ['One visit each: no interval, so no difference here has been checked against the noise. Run again with repeats=3.']
-    if n.min()==1: return [f'{(n==1).sum()} of {len(n)} configurations have a single visit and so no interval. Run them again with repeats=3.']
+    if len(n)==1 and n.iloc[0]==1: return [f'Only one run exists: no interval and nothing to compare with. {again}']
+    if n.max()==1: return [f'One visit each: no interval, so no difference here was checked against the noise. {again}']
+    if n.min()==1: return [f'{(n==1).sum()} of {len(n)} configurations have a single visit and so no interval. {again}']
     return []
 
 def say_missing(df)->list[str]:
     "A GPU that was not there"
     if not len(df[succeeded(df)]) or set(df.device.dropna())!={'cpu'}: return []
-    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side with `gpubench compare`.']
+    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side '
+            'with gpubench compare.']
 
-ON_WORKLOADS = (say_speedup, say_best_batch, say_left_out, say_accuracy, say_settings, say_startup, say_different_work, say_failures)
+ON_WORKLOADS = (say_speedup, say_best_batch, say_left_out, say_accuracy, say_settings, say_startup, say_different_work,
+                say_failures)
 ON_ALL = (say_memory, say_unsteady, say_visits, say_missing)
 
 def sayings(
@@ -633,10 +689,11 @@ def recommend(
     def full(w, text): return text if len(found)<3 or w in text else f'{w}: {text}'    # named where there are several
     return [full(w, o) for w,texts in found.items() for o in texts]
 
-# %% ../nbs/10_report.ipynb #1b21f49e
+# %% ../nbs/10_report.ipynb #9d28e7da
 INK, GRID = '#1c1e21', '#b4bac1'
-ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'figure.facecolor': 'none', 'axes.facecolor': 'none', 'grid.color': GRID, 'font.family': 'DejaVu Sans'} | {
-    o: INK for o in ('text.color', 'axes.edgecolor', 'axes.labelcolor', 'axes.titlecolor', 'xtick.color', 'ytick.color')}
+ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans', 'grid.color': GRID,
+            'figure.facecolor': 'none', 'axes.facecolor': 'none', 'text.color': INK, 'axes.edgecolor': INK,
+            'axes.labelcolor': INK, 'axes.titlecolor': INK, 'xtick.color': INK, 'ytick.color': INK}
 IN_THE_DARK = dict(zip([INK, GRID, *ON_LIGHT], ['#e4e6e8', '#7a8086', *ON_DARK]))
 
 def _save(fig, kind, **kw):
@@ -667,39 +724,51 @@ class Picture:
 
 def data_uri(svg:str)->str: return 'data:image/svg+xml;base64,' + base64.b64encode(svg.encode()).decode()
 
-# %% ../nbs/10_report.ipynb #b0935f4c
+# %% ../nbs/10_report.ipynb #070c1424
 SQUASHED = 5 # above this ratio of slowest to fastest, one axis from 0 cannot show both
 
 def _alt(df, y, what):
     "A figure in words: its medians"
-    ok = df[succeeded(df) & df[y].notna()]
-    series = [f"{name}: " + ', '.join(f'batch {fmt_bs(bs)} {fmt(v)}' for bs,v in rows.groupby('bs')[y].median().items()) for name,rows in ok.groupby('series')]
+    def numbers(rows):
+        return ', '.join(f'batch {fmt_bs(bs)} {fmt(v)}' for bs,v in rows.groupby('bs')[y].median().items())
+    series = [f'{name}: {numbers(rows)}' for name,rows in df[succeeded(df) & df[y].notna()].groupby('series')]
     return f"{what}. {'; '.join(series) or 'No visit gave a value'}."
+
+def _as_title(text): return text.replace('$', r'\$')            # matplotlib would read a formula
 
 def _time_pictures(df):
     "Epoch time against batch size: one figure, or one a device"
     medians = df[succeeded(df)].groupby(['where', 'bs']).epoch_s.median()
     ratio = medians.groupby('bs').agg(lambda o: o.max()/o.min()).max()
     parts = [('', df)] if not ratio>SQUASHED else [(f' on {_the(w)}', rows) for w,rows in df.groupby('where')]
-    return [Picture(f'time{name}', _alt(rows, 'epoch_s', f'Batch size against seconds an epoch{name}'),
-                    lambda ax, rows=rows, name=name: plot_batch_sizes(rows, ax=ax, title=f'Time of an epoch{name}'.replace('$', r'\$'))) for name,rows in parts]
+    def picture(name, rows):
+        alt = _alt(rows, 'epoch_s', f'Batch size against seconds an epoch{name}')
+        title = _as_title(f'Time of an epoch{name}')
+        return Picture(f'time{name}', alt, lambda ax: plot_batch_sizes(rows, ax=ax, title=title))
+    return [picture(*o) for o in parts]
 
+def _pair(a, b, how): return f'{b} against {a}' + (f' · {how}' if how else '')
 def _has(df, *names): return any(df.loc[succeeded(df), o].notna().any() for o in names)
 
-# %% ../nbs/10_report.ipynb #a3826115
+# %% ../nbs/10_report.ipynb #b421c43c
 def _memory_pictures(df):
     "One figure a GPU"
     names = [o for o in ('device_used_mib', 'peak_reserved_mib', 'peak_allocated_mib') if _has(df, o)]
-    parts = [(w, rows) for w,rows in df.groupby('where') if names and _has(rows, *names)]
-    return [Picture(f'memory of {_the(w)}', _alt(rows, names[-1], f'Batch size against memory of {_the(w)} in MiB'),
-                    lambda ax, rows=rows, w=w: plot_memory(rows, ax=ax, title=f'Memory of {_the(w)}'.replace('$', r'\$'))) for w,rows in parts]
+    def picture(name, rows):
+        alt = _alt(rows, names[-1], f'Batch size against memory of {name} in MiB')
+        title = _as_title(f'Memory of {name}')
+        return Picture(f'memory of {name}', alt, lambda ax: plot_memory(rows, ax=ax, title=title))
+    return [picture(_the(w), rows) for w,rows in df.groupby('where') if names and _has(rows, *names)]
 
 def _speedup_pictures(comparison):
     "One figure a pair of devices, and a setting"
-    parts = comparison[comparison.speedup.notna()].groupby(['where_a', 'where_b', 'how'], sort=False) if len(comparison) else ()
-    def alt(rows): return '; '.join(f'batch {fmt_bs(o.bs)} {o.verdict}' for o in rows.itertuples())
-    return [Picture(f"speed-up of {b} against {a}{f', {how}' if how else ''}", f'{b} against {a}{f", {how}" if how else ""}: {alt(rows)}.',
-                    lambda ax, rows=rows: plot_speedup(rows, ax=ax), speedup_height_in(rows)) for (a,b,how),rows in parts]
+    if not len(comparison): return []
+    def picture(pair, rows):
+        numbers = '; '.join(f'batch {fmt_bs(o.bs)} {o.verdict}' for o in rows.itertuples())
+        return Picture(f'speed-up of {pair}', f'{pair}: {numbers}.', lambda ax: plot_speedup(rows, ax=ax),
+                       speedup_height_in(rows))
+    parts = comparison[comparison.speedup.notna()].groupby(['where_a', 'where_b', 'how'], sort=False)
+    return [picture(_pair(*names), rows) for names,rows in parts]
 
 def pictures(
     df:pd.DataFrame,         # Labelled records of one workload
@@ -712,12 +781,14 @@ def pictures(
                      lambda ax: plot_images_per_s(df, ax=ax, title='Images a second'))]*_has(df, 'images_per_s')
     return times + rates + _memory_pictures(df) + _speedup_pictures(comparison)
 
-# %% ../nbs/10_report.ipynb #4ce20f02
-MACHINE = { # the machine table: row -> column of the records and unit
-    'CPU': ('cpu', ''), 'cores': ('n_cores', ''), 'memory': ('ram_gib', 'GiB'), 'GPU': ('gpu', ''), 'GPU memory': ('gpu_memory_gib', 'GiB'), 'GPUs': ('n_gpus', ''),
-    'driver': ('driver', ''), 'CUDA': ('cuda', ''), 'cuDNN': ('cudnn', ''), 'Python': ('python', ''), 'torch': ('torch', ''), 'torchvision': ('torchvision', ''),
-    'fastai': ('fastai', ''), 'fastcore': ('fastcore', ''), 'gpubench': ('gpubench', ''), 'system': ('os', ''), 'WSL2': ('wsl2', ''), 'container': ('container', ''),
-    'TF32 in matrix products': ('tf32_matmul', ''), 'TF32 in convolutions': ('tf32_cudnn', ''), "cuDNN's autotuner": ('cudnn_benchmark', ''), 'name in the records': ('machine', '')}
+# %% ../nbs/10_report.ipynb #4d5e35c5
+MACHINE = { # row of the machine table -> column of the records
+    'CPU': 'cpu', 'cores': 'n_cores', 'memory': 'ram_gib', 'GPU': 'gpu', 'GPU memory': 'gpu_memory_gib',
+    'GPUs': 'n_gpus', 'driver': 'driver', 'CUDA': 'cuda', 'cuDNN': 'cudnn', 'Python': 'python', 'torch': 'torch',
+    'torchvision': 'torchvision', 'fastai': 'fastai', 'fastcore': 'fastcore', 'gpubench': 'gpubench', 'system': 'os',
+    'WSL2': 'wsl2', 'container': 'container', 'TF32 in matrix products': 'tf32_matmul',
+    'TF32 in convolutions': 'tf32_cudnn', "cuDNN's autotuner": 'cudnn_benchmark',
+    'name in the records': 'machine'}
 
 def _text(x, unit=''):
     x = plain_value(x)
@@ -725,38 +796,49 @@ def _text(x, unit=''):
     if isinstance(x, bool): return 'yes' if x else 'no'
     return f'{x:,} {unit}'.strip() if isinstance(x, (int, float)) else str(x)
 
-def _seen(rows, column, unit):
+def _seen(rows, column):
+    "What the records of a machine say in a column, each value once"
+    unit = 'GiB' if column.endswith('_gib') else ''
     return ' / '.join(dict.fromkeys(_text(o, unit) for o in rows[column])) if column in rows else '–'
+
+def _called(rows):
+    known = [str(rows[o].iloc[0]) for o in ('gpu', 'cpu') if o in rows and is_known(rows[o].iloc[0])]
+    return known[0] if known else 'unknown machine'
 
 def machine_table(
     df:pd.DataFrame, # Records
 )->dict: # `head` and `rows`, texts
     "What is known of each machine, a column a machine"
     machines = [rows for _,rows in df.groupby('machine', dropna=False, sort=False)]
-    names = [next((str(rows[o].iloc[0]) for o in ('gpu', 'cpu') if o in rows and is_known(rows[o].iloc[0])), 'unknown machine') for rows in machines]
-    rows = [[label, *(_seen(rows, *o) for rows in machines)] for label,o in MACHINE.items()]
-    return dict(head=['', *names], rows=[o for o in rows if set(o[1:])!={'–'}])
+    rows = [[label, *(_seen(o, column) for o in machines)] for label,column in MACHINE.items()]
+    return dict(head=['', *map(_called, machines)], rows=[o for o in rows if set(o[1:])!={'–'}])
 
-# %% ../nbs/10_report.ipynb #e983716b
+# %% ../nbs/10_report.ipynb #cfe6d60a
 def results_table(
     summary:pd.DataFrame, # As `summary_table` returns it, of one workload
 )->dict: # `head` and `blocks`: a series and its rows
     "The medians, a block a series"
-    rows = summary.to_dict('records')
-    columns = _filled(rows, COLUMNS)
-    blocks = [dict(name=name, rows=[[f(row) for f in columns.values()] for row in o.to_dict('records')]) for name,o in summary.groupby('series', sort=False)]
+    columns = _filled(summary.to_dict('records'), COLUMNS)
+    def cells(rows): return [[f(row) for f in columns.values()] for row in rows.to_dict('records')]
+    blocks = [dict(name=name, rows=cells(rows)) for name,rows in summary.groupby('series', sort=False)]
     return dict(head=list(columns), blocks=blocks)
+
+RATIO_OF = dict(epoch_s='epochs', images_per_s='images/s')
+
+def _comparison_row(row):
+    remarks = ' '.join(filter(None, (row['warning'], row['note']))) or ('yes' if row['same_work'] else '–')
+    return [fmt_bs(row['bs']), row['verdict'], fmt(row['epoch_s_a']), fmt(row['epoch_s_b']),
+            RATIO_OF.get(row['ratio_of'], '–'), remarks]
 
 def comparison_table(
     comparison:pd.DataFrame, # As `compare_devices` returns it, of one workload
 )->dict: # `head` and `blocks`: a pair of devices and its rows
     "The ratios, a block a pair of devices"
-    def row(o): return [fmt_bs(o['bs']), o['verdict'], fmt(o['epoch_s_a']), fmt(o['epoch_s_b']), 'images/s' if o['ratio_of']=='images_per_s' else 'epochs' if o['ratio_of'] else '–',
-                        ' '.join(filter(None, (o['warning'], o['note']))) or ('yes' if o['same_work'] else '–')]
     pairs = list(comparison.groupby(['where_a', 'where_b', 'how'], sort=False)) if len(comparison) else []
-    blocks = [dict(name=f"{b} against {a}{f' · {how}' if how else ''}", rows=[row(o) for o in rows.to_dict('records')]) for (a,b,how),rows in pairs]
+    blocks = [dict(name=_pair(*o), rows=[*map(_comparison_row, rows.to_dict('records'))]) for o,rows in pairs]
     a, b = pairs[0][0][:2] if len(pairs)==1 else ('baseline', 'compared')
-    return dict(head=['batch', 'verdict', f'{a}: epoch (s)', f'{b}: epoch (s)', 'ratio of', 'same work?'], blocks=blocks)
+    head = ['batch', 'verdict', f'{a}: epoch (s)', f'{b}: epoch (s)', 'ratio of', 'same work?']
+    return dict(head=head, blocks=blocks)
 
 # %% ../nbs/10_report.ipynb #b0b5cccb
 def failures_table(
@@ -765,7 +847,8 @@ def failures_table(
     "The visits that failed, with their reasons; equal ones are counted"
     failed = df[~succeeded(df)]
     keys = list(zip(failed.bs.map(fmt_bs), failed.status, failed.series, failed.workload, failed.error.map(_text)))
-    return dict(head=['batch', 'status', 'where', 'workload', 'reason', 'visits'], rows=[[*o, str(keys.count(o))] for o in dict.fromkeys(keys)])
+    head = ['batch', 'status', 'where', 'workload', 'reason', 'visits']
+    return dict(head=head, rows=[[*o, str(keys.count(o))] for o in dict.fromkeys(keys)])
 
 def settings_text(
     rows:pd.DataFrame, # Records of one workload
@@ -793,60 +876,89 @@ def what_text(df)->str:
     "What was run: visits, configurations, those that failed"
     n, failed = len(df), int((~succeeded(df)).sum())
     c = len(summary_table(df))
-    return (f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(c)} configuration{'s'*(c!=1)}" + (f', {failed} of them failed' if failed else ''))
+    text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(c)} configuration{'s'*(c!=1)}"
+    return text + (f', {failed} of them failed' if failed else '')
 
-# %% ../nbs/10_report.ipynb #d8550000
+# %% ../nbs/10_report.ipynb #31cf1b53
 CSS = """
-:root { --ink: #1c1e21; --soft: #5a6068; --line: #d5d9de; --paper: #ffffff; --band: #f3f5f7; --link: #0b57a4; --mark: #0072b2; }
+:root { --ink: #1c1e21; --soft: #5a6068; --line: #d5d9de; --paper: #ffffff; --band: #f3f5f7;
+  --link: #0b57a4; --mark: #0072b2; }
 @media screen and (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6e8; --soft: #a4abb3; --line: #3d4248; --paper: #1c1e21; --band: #272b2f; --link: #8ec5ff; --mark: #56b4e9; } }
+  :root { --ink: #e4e6e8; --soft: #a4abb3; --line: #3d4248; --paper: #1c1e21; --band: #272b2f;
+    --link: #8ec5ff; --mark: #56b4e9; } }
 * { box-sizing: border-box; }
 html { color-scheme: light dark; -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 1.25rem 1rem 3rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.25rem 0 .5rem; overflow-wrap: anywhere; }
-h3 { font-size: 1.02rem; margin: 1.4rem 0 .4rem; }
+h3 { font-size: 1.02rem; margin: 1.4rem 0 .4rem; overflow-wrap: anywhere; }
 p, li { max-width: 46rem; overflow-wrap: anywhere; }
 .soft, footer { color: var(--soft); font-size: .92rem; }
 a { color: var(--link); }
 .said { background: var(--band); border-left: 4px solid var(--mark); padding: .6rem 1rem; margin: .5rem 0; }
-.said h3 { margin: .6rem 0 .2rem; } .said ul { margin: .2rem 0; padding-left: 1.2rem; } .said li { margin: .45rem 0; max-width: 56rem; }
+.said h3 { margin: .6rem 0 .2rem; }
+.said ul { margin: .2rem 0; padding-left: 1.2rem; }
+.said li { margin: .45rem 0; max-width: 56rem; }
 .scroll { overflow-x: auto; margin: .5rem 0 1rem; }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
+table { border-collapse: separate; border-spacing: 0; font-size: .92rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; text-align: right; vertical-align: top; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
 thead th { font-weight: 600; color: var(--soft); vertical-align: bottom; white-space: normal; }
 th:first-child { position: sticky; left: 0; background: var(--paper); font-weight: 600; }
 .block th { text-align: left; background: var(--band); border-bottom: 1px solid var(--line); }
 .block th span { position: sticky; left: .7rem; }
-td.words, th.words { text-align: left; white-space: normal; min-width: 15rem; max-width: 26rem; overflow-wrap: break-word; }
+td.words, th.words { text-align: left; white-space: normal; min-width: 16.5rem; max-width: 26rem;
+  overflow-wrap: break-word; }
 .plain th, .plain td { text-align: left; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem 1.5rem; align-items: start; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  gap: 1rem 1.5rem; align-items: start; }
 figure { margin: 0; }
 figure img { width: 100%; max-width: 36rem; height: auto; display: block; }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem; max-width: 46rem; }
-@media (max-width: 40rem) { body { font-size: 15px; } .said { padding: .5rem .7rem; } th, td { padding: .3rem .5rem; } }
+dt { font-weight: 600; }
+dd { margin: 0 0 .5rem; max-width: 46rem; }
+@media (max-width: 40rem) {
+  body { font-size: 15px; }
+  .said { padding: .5rem .7rem; }
+  th, td { padding: .3rem .5rem; } }
 @media print {
   @page { margin: 14mm; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; } h2 { margin-top: 1.2rem; break-after: avoid; } h3 { break-after: avoid; }
-  .scroll { overflow: visible; } table { font-size: 7.5pt; width: 100%; } th, td { padding: .15rem .3rem; white-space: normal; } td.words, th.words { min-width: 0; }
-  th:first-child, .block th span { position: static; } tr, figure, .said li { break-inside: avoid; } .figures { grid-template-columns: 1fr 1fr; gap: .8rem; }
-  .said, .block th { print-color-adjust: exact; -webkit-print-color-adjust: exact; } a { color: inherit; } }
+  body { font-size: 10pt; }
+  main { max-width: none; padding: 0; }
+  h2 { margin-top: 1.2rem; }
+  h2, h3, dt { break-after: avoid; }
+  tr, figure, .said li { break-inside: avoid; }
+  .scroll { overflow: visible; }
+  table { font-size: 7.5pt; width: 100%; }
+  th, td { padding: .15rem .3rem; }
+  td.words, th.words, .plain td { min-width: 0; white-space: normal; }
+  th:first-child, .block th span { position: static; }
+  .figures { grid-template-columns: 1fr 1fr; gap: .8rem; }
+  .said, .block th { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  a { color: inherit; } }
 """
 
-# %% ../nbs/10_report.ipynb #d696cf10
+# %% ../nbs/10_report.ipynb #847e2326
 TABLES = """
-{%- macro scroll(label) -%}<div class="scroll" role="region" tabindex="0" aria-label="{{ label }}">{{ caller() }}</div>{%- endmacro -%}
-{%- macro head(columns) -%}<thead><tr>{% for o in columns %}<th scope="col"{% if o in words %} class="words"{% endif %}>{{ o }}</th>{% endfor %}</tr></thead>{%- endmacro -%}
-{%- macro rows(table_rows, columns) -%}
-{% for row in table_rows %}<tr><th scope="row">{{ row[0] }}</th>{% for o in row[1:] %}<td{% if columns[loop.index] in words %} class="words"{% endif %}>{{ o }}</td>{% endfor %}</tr>
-{% endfor %}{%- endmacro -%}
-{%- macro blocks(table, label) -%}
-{% call scroll(label) %}<table>{{ head(table.head) }}
-{% for b in table.blocks %}<tbody><tr class="block"><th scope="rowgroup" colspan="{{ table.head|length }}"><span>{{ b.name }}</span></th></tr>
-{{ rows(b.rows, table.head) }}</tbody>{% endfor %}</table>{% endcall %}{%- endmacro -%}
-{%- macro plain(table, label) -%}
-{% call scroll(label) %}<table class="plain">{{ head(table.head) }}<tbody>{{ rows(table.rows, table.head) }}</tbody></table>{% endcall %}{%- endmacro -%}
+{%- macro scroll(label) -%}
+<div class="scroll" role="region" tabindex="0" aria-label="{{ label }}">{{ caller() }}</div>
+{%- endmacro -%}
+{%- macro as_words(column) -%}{% if column in words %} class="words"{% endif %}{%- endmacro -%}
+{%- macro head(columns) -%}
+<thead><tr>{% for o in columns %}<th scope="col"{{ as_words(o) }}>{{ o }}</th>{% endfor %}</tr></thead>
+{%- endmacro -%}
+{%- macro body(rows, columns) -%}{% for row in rows %}
+<tr><th scope="row">{{ row[0] }}</th>
+{%- for o in row[1:] %}<td{{ as_words(columns[loop.index]) }}>{{ o }}</td>{% endfor %}</tr>
+{%- endfor %}{%- endmacro -%}
+{%- macro blocks(table, label) -%}{% call scroll(label) %}<table>{{ head(table.head) }}
+{% for o in table.blocks %}<tbody>
+<tr class="block"><th scope="rowgroup" colspan="{{ table.head|length }}"><span>{{ o.name }}</span></th></tr>
+{{- body(o.rows, table.head) }}</tbody>
+{% endfor %}</table>{% endcall %}{%- endmacro -%}
+{%- macro plain(table, label) -%}{% call scroll(label) %}<table class="plain">{{ head(table.head) }}
+<tbody>{{ body(table.rows, table.head) }}</tbody></table>{% endcall %}{%- endmacro -%}
 """
 
 PAGE = TABLES + """<!doctype html>
@@ -862,13 +974,14 @@ PAGE = TABLES + """<!doctype html>
 <h2 id="short">In short</h2>
 <div class="said">{% for w, texts in said.items() if texts %}{% if said|length > 2 and w %}<h3>{{ w }}</h3>{% endif %}
 <ul>{% for o in texts %}<li>{{ o }}</li>{% endfor %}</ul>{% else %}
-<p>Nothing here can be put into a sentence: only one batch size ran, and on one device. The tables show what there is.</p>{% endfor %}</div>
+<p>These records hold nothing that could be put into a sentence. The tables show what there is.</p>{% endfor %}</div>
 {% for w in workloads %}
 <h2>{{ w.name }}</h2>
 <p class="soft">{{ w.settings }}</p>
 {{ blocks(w.results, 'Results: ' ~ w.name) }}
 {% if w.compared.blocks %}<h3>Side by side</h3>{{ blocks(w.compared, 'Side by side: ' ~ w.name) }}{% endif %}
-<div class="figures">{% for o in w.figures %}<figure><picture><source media="screen and (prefers-color-scheme: dark)" srcset="{{ o.dark }}">
+<div class="figures">{% for o in w.figures %}<figure><picture>
+<source media="screen and (prefers-color-scheme: dark)" srcset="{{ o.dark }}">
 <img src="{{ o.light }}" alt="{{ o.alt }}"></picture></figure>{% endfor %}</div>
 {% endfor %}
 {% if failures.rows %}<h2 id="failed">Visits that failed</h2>{{ plain(failures, 'Visits that failed') }}{% endif %}
@@ -876,30 +989,40 @@ PAGE = TABLES + """<!doctype html>
 {{ plain(machines, 'Machines') }}
 <h2 id="reading">How to read this page</h2>
 <dl>{% for term, text in reading %}<dt>{{ term }}</dt><dd>{{ text }}</dd>{% endfor %}</dl>
-{% if links %}<h2 id="files">Files beside this page</h2><ul>{% for o in links %}<li><a href="{{ o.href }}">{{ o.name }}</a></li>{% endfor %}</ul>{% endif %}
-<footer><p>Made by gpubench from records, whole and unrounded in <code>records.jsonl</code>. No number here was estimated; a dash means that it was not measured.</p></footer>
+{% if links %}<h2 id="files">Files beside this page</h2>
+<ul>{% for o in links %}<li><a href="{{ o.href }}">{{ o.name }}</a></li>{% endfor %}</ul>{% endif %}
+<footer><p>Made by gpubench from records, whole and unrounded in <code>records.jsonl</code>.
+No number here was estimated; a dash means that it was not measured.</p></footer>
 </main></body></html>
 """
 
 READING = ( # term, what it means
-    ('Visit', 'One fresh run of one configuration. Visits of different configurations take turns in a shuffled order, so that a machine that warms up treats all alike. Every dot is a visit.'),
-    ('Epoch (s)', 'Seconds of the training part of an epoch, the median over visits. The warm-up before it and the validation after it are not in it; the start-up of the epoch is.'),
-    ('In brackets', 'An interval that holds the true median with the chance given behind it. Three visits reach 75 %, six are the fewest that reach 95 %.'),
-    ('Times faster', 'The ratio of the visits of two configurations, with a 95 % interval from Welch\'s t on logarithms. An interval that reaches across 1 reads "not distinguishable".'),
-    ('Step (ms)', 'Median of the steady steps. The first batch of each epoch stands apart, because starting to load data takes its time once an epoch.'),
-    ('Images trained', 'How many of the training images an epoch really used. fastai drops the last batch if it is not full, so large batches leave more out. '
-                       'A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. Images a second stay comparable.'),
+    ('Visit', 'One fresh run of one configuration. Visits of different configurations take turns in a shuffled order, '
+              'so that a machine that warms up treats all alike. Every dot is a visit.'),
+    ('Epoch (s)', 'Seconds of the training part of an epoch, the median over visits. The warm-up before it and the '
+                  'validation after it are not in it; the start-up of the epoch is.'),
+    ('In brackets', 'An interval that holds the true median with the chance given behind it. Three visits reach 75 %, '
+                    'six are the fewest that reach 95 %.'),
+    ('Times faster', 'The ratio of the visits of two configurations, with a 95 % interval by the t test of Welch '
+                     'on logarithms. An interval that reaches across 1 reads "not distinguishable".'),
+    ('Step (ms)', 'Median of the steady steps. The first batch of each epoch stands apart, because starting to load '
+                  'data takes its time once an epoch.'),
+    ('Images trained', 'How many of the training images an epoch really used. fastai drops the last batch if it is not '
+                       'full, so large batches leave more out. A hollow dot leaves out more than 5 %: its epoch is '
+                       'shorter because it did less. Images a second stay comparable.'),
     ('Accuracy', 'Share of held-out images that were recognised after the last epoch, the median over visits.'),
-    ('Memory', 'Allocated: what tensors held at most. Reserved: what torch kept for them. On device: what the GPU reports as used, other programs included.'),
+    ('Memory', 'Allocated: what tensors held at most. Reserved: what torch kept for them. On device: what the GPU '
+               'reports as used, other programs included.'),
     ('–', 'Not measured. Never zero, never a guess.'))
 
-# %% ../nbs/10_report.ipynb #67e71f28
+# %% ../nbs/10_report.ipynb #dd2d26fe
 WORDS = ('verdict', 'same work?', 'reason') # columns that hold sentences
 
 def _workload_view(name, rows, comparison, figures):
     "What the page shows of one workload"
-    return dict(name=name, settings=settings_text(rows), results=results_table(summary_table(rows)), compared=comparison_table(comparison),
-                figures=[dict(light=data_uri(svg), dark=data_uri(darkened(svg)), alt=o.alt) for o,svg in figures])
+    views = [dict(light=data_uri(svg), dark=data_uri(darkened(svg)), alt=o.alt) for o,svg in figures]
+    return dict(name=name, settings=settings_text(rows), results=results_table(summary_table(rows)),
+                compared=comparison_table(comparison), figures=views)
 
 def render_page(
     df:pd.DataFrame,  # Labelled records
@@ -908,30 +1031,33 @@ def render_page(
     links=(),         # `name` and `href` of the files beside it
 )->str: # HTML
     "The page as text"
-    comparison = compare_devices(df)
-    views = [_workload_view(w, rows, comparison[comparison.workload==w], figures.get(w, ())) for w,rows in df.groupby('workload')]
+    c = compare_devices(df)
+    views = [_workload_view(w, o, c[c.workload==w], figures.get(w, ())) for w,o in df.groupby('workload')]
     env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return env.from_string(PAGE).render(title=title, css=CSS, what=what_text(df), when=when_text(df), hardware=caption(df).splitlines(), said=sayings(df), workloads=views,
-        failures=failures_table(df), machines=machine_table(df), reading=READING, links=links, words=WORDS)
+    return env.from_string(PAGE).render(
+        title=title, css=CSS, what=what_text(df), when=when_text(df), hardware=caption(df).splitlines(),
+        said=sayings(df), workloads=views, failures=failures_table(df), machines=machine_table(df), reading=READING,
+        links=links, words=WORDS)
 
-# %% ../nbs/10_report.ipynb #68f6447c
+# %% ../nbs/10_report.ipynb #9670d4a7
 def _links(folder):
     "Executed notebooks and records beside the page"
-    return [dict(name=o.name, href='./'+quote(o.name)) for o in [*sorted(folder.glob('*.ipynb')), *folder.glob('records.jsonl')]]
+    files = [*sorted(folder.glob('*.ipynb')), *folder.glob('records.jsonl')]
+    return [dict(name=o.name, href='./'+quote(o.name)) for o in files]
 
 def _slug(text): return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')[:60] or 'figure'
 
 def _figures(df):
     "Workload -> (picture, PNG, SVG) of each figure"
-    comparison = compare_devices(df)
-    return {w: [(o, *o.draw()) for o in pictures(rows, comparison[comparison.workload==w])] for w,rows in df.groupby('workload')}
+    c = compare_devices(df)
+    return {w: [(o, *o.draw()) for o in pictures(rows, c[c.workload==w])] for w,rows in df.groupby('workload')}
 
 def _write_figures(folder, figures):
     "PNG files named `report_…`; those of an earlier page go"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('report_*.png'): old.unlink()
-    drawn = [(w, o, png) for w,found in figures.items() for o,png,_ in found]
-    for i,(workload,o,png) in enumerate(drawn, 1): (folder/f'report_{i:02d}_{_slug(o.name)}_{_slug(workload)}.png').write_bytes(png)
+    drawn = [(f'{_slug(o.name)}_{_slug(w)}', png) for w,found in figures.items() for o,png,_ in found]
+    for i,(name,png) in enumerate(drawn, 1): (folder/f'report_{i:02d}_{name}.png').write_bytes(png)
 
 def write_report(
     folder,            # The folder of a run, with `records.jsonl`
@@ -940,12 +1066,15 @@ def write_report(
 )->Path: # `folder`/report.html
     "One self-contained page and its figures, from the records of a run"
     folder, df = Path(folder), load_records(folder)
-    df = add_labels(load_records([df, *([others] if isinstance(others, (str, Path, pd.DataFrame)) else others)]))
+    others = [others] if isinstance(others, (str, Path, pd.DataFrame)) else others
+    df = add_labels(load_records([df, *others]))
     figures = _figures(df)
-    page = render_page(df, {w: [(o, svg) for o,_,svg in found] for w,found in figures.items()}, title or f'gpubench: {folder.resolve().name}', _links(folder))
+    svgs = {w: [(o, svg) for o,_,svg in found] for w,found in figures.items()}
+    page = render_page(df, svgs, title or f'gpubench: {folder.resolve().name}', _links(folder))
     try:
         _write_figures(folder/'figures', figures)
         (folder/'report.html.new').write_text(page, encoding='utf-8')
         return (folder/'report.html.new').replace(folder/'report.html')
     except OSError as e:
-        raise RuntimeError(f"The report cannot be written into {folder}: {e.strerror}. Make the folder writable, or copy it to one that is.") from e
+        raise RuntimeError(f"The report cannot be written into {folder}: {e.strerror}. "
+                           "Make the folder writable, or copy it to one that is.") from e

@@ -167,24 +167,28 @@ def _differences(trial, learn):
     check('the batch size', trial.bs, int(learn.step_timer.to_df().n_images.iloc[0]))
     return out
 
-# %% ../nbs/07_trial.ipynb #c9513b4d
+# %% ../nbs/07_trial.ipynb #8bd36124
 class WarmUpCallback(Callback):
-    "Ends the fit once its steps are steady, or at `max_steps` or `max_s`; skips validation"
+    "Short epochs without validation until the steps are steady, or for about `max_s` seconds or `max_steps` steps"
     order = StepTimerCallback.order+1
     def __init__(self,
-        max_steps:int=40,            # Steps at most
-        max_s:float=6.,              # Seconds at most, two steps at least
-        clock:Callable=perf_counter, # Returns seconds
+        max_steps:int=40,   # Steps at most
+        max_s:float=3.,     # Seconds at most, as far as the steps so far can tell; two steps at least
     ):
-        self.max_steps, self.max_s, self.clock = max_steps, max_s, clock
-    def before_fit(self): self._start, self.steady = self.clock(), False
-    def before_validate(self): raise CancelValidException()
-    def after_batch(self):
-        ms = [o['step_ms'] for o in self.step_timer.steps]
-        self.n_steps, self.steady = len(ms), is_steady(ms[-12:])
-        late = self.clock()-self._start>self.max_s and self.n_steps>1
-        if self.steady or late or self.n_steps>=self.max_steps: raise CancelFitException()
+        self.max_steps, self.max_s = max_steps, max_s
+    def before_fit(self): self.ms, self.steady, self.n = [], False, self.dls.train.n
+    def before_epoch(self): self.dls.train.n = min(self.n, self._n_steps()*self.dls.train.bs)
+    def before_validate(self):
+        self.ms = [o['step_ms'] for o in self.step_timer.steps]
+        self.steady = is_steady(self.ms[-12:])
+        if self.steady or self._n_steps()<1: raise CancelFitException()
+        raise CancelValidException()
+    def _n_steps(self): # of the next epoch
+        if not self.ms: return 2
+        left = self.max_s-sum(self.ms)/1e3
+        return max(0, min(8, self.max_steps-len(self.ms), int(1e3*left/self.ms[-1])))
 
+# %% ../nbs/07_trial.ipynb #d287b9b8
 def _seed(trial, learn):
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
@@ -194,13 +198,15 @@ def warm_up(
     trial:Trial,   # Resolved
 )->dict: # `warmup_s`, `n_warmup_steps`, `not_steady`
     "Train until the steps are steady, then put the weights and the random numbers back"
-    start, state = perf_counter(), deepcopy(learn.model.state_dict())
+    start, state, n = perf_counter(), deepcopy(learn.model.state_dict()), learn.dls.train.n
     cb = WarmUpCallback()
-    with learn.added_cbs([StepTimerCallback(), cb]): learn.fit(10_000, lr=trial.lr)
+    try:
+        with learn.added_cbs([StepTimerCallback(), cb]): learn.fit(cb.max_steps, lr=trial.lr)
+    finally: learn.dls.train.n = n
     learn.model.load_state_dict(state)
     learn.opt = None
     _seed(trial, learn)
-    return dict(warmup_s=perf_counter()-start, n_warmup_steps=cb.n_steps, not_steady=not cb.steady)
+    return dict(warmup_s=perf_counter()-start, n_warmup_steps=len(cb.ms), not_steady=not cb.steady)
 
 # %% ../nbs/07_trial.ipynb #d95f4e2f
 def make_learner(
@@ -223,6 +229,7 @@ def _memory(device):
 
 def _times(timer):
     epochs, steps = timer.epochs_df(), timer.to_df(skip=1)
+    if not len(steps): steps = timer.to_df()                # epochs of a single step: there is no other
     step = median_ci(steps.step_ms)
     epoch_s, n_images = float(epochs.train_s.median()), int(epochs.n_images.median())
     return dict(n_images=n_images, n_steps=int(epochs.n_steps.median()), epoch_s=epoch_s, images_per_s=n_images/epoch_s, step_ms=step.mid,

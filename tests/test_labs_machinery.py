@@ -13,14 +13,16 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from gpubench.core import find_devices
-from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, copy_labs, find_labs, lab_parameters, labs_folder, pick_labs, prepare_run,
+from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, copy_labs, find_labs, lab_parameters,
+                           labs_folder, pick_labs, prepare_run,
                            read_lab, run_folder, run_labs)
 
 STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
 
 
 def write_lab(folder, name, *code, extra='', measures=EVERY_DEVICE, cells=None, minutes=.1):
-    head = f'# 01 · Is {name} there?\n\nWords.\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| {minutes} | any machine | {measures} |'
+    table = f'| Minutes | Needs | Measures |\n|---|---|---|\n| {minutes} | any machine | {measures} |'
+    head = f'# 01 · Is {name} there?\n\nWords.\n\n{table}'
     params = new_code_cell(STANDARD+('\n'+extra if extra else ''), metadata=dict(tags=['parameters']))
     nb = new_notebook(cells=cells or [new_markdown_cell(head), params, *map(new_code_cell, code)],
                       metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python')))
@@ -34,11 +36,13 @@ def labs(tmp_path): return tmp_path/'labs'
 
 
 def run(labs, tmp_path, *names, **kwargs):
-    os.environ.pop('PYTEST_CURRENT_TEST', None)             # ipykernel treats its output in another way where it sees that
+    os.environ.pop('PYTEST_CURRENT_TEST',
+                   None)             # ipykernel treats its output in another way where it sees that
     return run_labs(names, tmp_path/'out', folder=labs, progress=False, **kwargs)
 
 
-def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code' for o in c.outputs if o.output_type=='stream')
+def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code'
+                                  for o in c.outputs if o.output_type=='stream')
 
 
 # planted failures
@@ -48,7 +52,8 @@ def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
     write_lab(labs, '02_good', 'print("fine")')
     bad, good = run(labs, tmp_path)
     assert (bad.status, good.status) == ('error', 'ok')
-    assert bad.error == "cell 5: KeyError: 'no such key'"      # the fifth of the executed notebook: papermill adds one
+    # the fifth of the executed notebook: papermill adds one
+    assert bad.error == 'cell 5 (`raise KeyError("no such key")`): KeyError: ' + repr('no such key')
     assert 'before' in printed(bad.notebook) and 'after' not in printed(bad.notebook)
 
 
@@ -59,7 +64,7 @@ def test_a_dead_kernel_is_no_success(labs, tmp_path):
     assert (dead.status, good.status) == ('died', 'ok')
     assert 'kernel died in cell 5' in dead.error
     first = nbformat.read(dead.notebook, 4).cells[0]
-    assert 'stopped early: the kernel died in cell 5' in first.source
+    assert 'stopped early: the kernel died in cell 5 (`os._exit(9)`)' in first.source
 
 
 def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
@@ -75,7 +80,7 @@ def test_a_cell_that_takes_too_long(labs, tmp_path):
     start = time.monotonic()
     slow, good = run(labs, tmp_path, timeout_s=3)
     assert (slow.status, good.status) == ('timeout', 'ok')
-    assert 'cell 5 took longer than 3 s' in slow.error and '--timeout' in slow.error
+    assert 'cell 5 (`time.sleep(300)`) took longer than 3 s' in slow.error and '--timeout' in slow.error
     assert 'stopped early' in nbformat.read(slow.notebook, 4).cells[0].source
     assert time.monotonic()-start < 120
 
@@ -100,7 +105,8 @@ def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
 def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkeypatch):
     spec = tmp_path/'jupyter'/'kernels'/'python3'
     spec.mkdir(parents=True)
-    (spec/'kernel.json').write_text(json.dumps(dict(argv=['/nowhere/python', '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
+    (spec/'kernel.json').write_text(json.dumps(dict(argv=['/nowhere/python', '-m', 'ipykernel_launcher', '-f',
+                                                          '{connection_file}'],
                                                     display_name='another', language='python')))
     monkeypatch.setenv('JUPYTER_PATH', str(tmp_path/'jupyter'))
     monkeypatch.setenv('MPLBACKEND', 'Agg')
@@ -111,11 +117,13 @@ def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkey
 
 
 def test_parameters_arrive_as_they_are(labs, tmp_path):
-    extra = "sizes: tuple[int, ...] = (1, 2)\nlimit: int | None = 3\nnote: str = 'a # b = c'\nrate: float = 1\nwild: bool = False"
+    extra = '\n'.join(["sizes: tuple[int, ...] = (1, 2)", "limit: int | None = 3", "note: str = 'a # b = c'",
+                       "rate: float = 1", "wild: bool = False"])
     write_lab(labs, '01_say', 'print(repr((sizes, limit, note, rate, wild, seed, device)))', extra=extra)
     note = 'say "it\'s\\n",\n{braces} ü'
     out = tmp_path/'out {of} ü'
-    [o] = run_labs('1', out, 'cpu', params=dict(sizes=(16, 64), limit=None, note=note, rate=1), texts=dict(wild='true', seed='7'), folder=labs, progress=False)
+    [o] = run_labs('1', out, 'cpu', params=dict(sizes=(16, 64), limit=None, note=note, rate=1),
+                   texts=dict(wild='true', seed='7'), folder=labs, progress=False)
     assert (o.status, o.notebook) == ('ok', out/'01_say.ipynb')
     assert eval(printed(o.notebook)) == ([16, 64], None, note, 1., True, 7, 'cpu')
 
@@ -124,7 +132,8 @@ def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
     (tmp_path/'mine').mkdir()
     (tmp_path/'mine'/'my_network.py').write_text('name = "mine"')
     monkeypatch.chdir(tmp_path/'mine')
-    write_lab(labs, '01_where', 'import my_network, os; print(my_network.name, os.path.basename(os.getcwd()), os.path.isdir(out))')
+    write_lab(labs, '01_where', 'import my_network, os; print(my_network.name, os.path.basename(os.getcwd()), '
+              'os.path.isdir(out))')
     [o] = run_labs(folder=labs, progress=False)
     assert printed(o.notebook).split() == ['mine', 'mine', 'True']
     assert o.notebook.parent.parent == tmp_path/'mine'/'runs'
@@ -135,15 +144,19 @@ def test_one_device_labs_run_once_for_each(labs, tmp_path):
     write_lab(labs, '02_all', 'print(device)')
     done = run(labs, tmp_path)
     devices = find_devices()
-    assert [(o.notebook.name, printed(o.notebook).strip()) for o in done] == [(f'01_each-{d}.ipynb', d) for d in devices]+[('02_all.ipynb', 'auto')]
+    assert [(o.notebook.name, printed(o.notebook).strip()) for o in done] == [(f'01_each-{d}.ipynb', d)
+        for d in devices]+[('02_all.ipynb', 'auto')]
 
 
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
     write_lab(labs, '01_clean', 'from gpubench.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
-    code = 'from gpubench.labs import run_labs; import sys; print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)'
-    p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True, env=package_env())
+    code = ('from gpubench.labs import run_labs; import sys\n'
+            'print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)')
+    p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True,
+                       env=package_env())
     assert (p.stdout.strip(), p.stderr) == ('ok', '')
-    assert [o for c in nbformat.read(tmp_path/'out'/'01_clean.ipynb', 4).cells if c.cell_type=='code' for o in c.outputs if o.get('name')=='stderr'] == []
+    assert [o for c in nbformat.read(tmp_path/'out'/'01_clean.ipynb', 4).cells if c.cell_type=='code'
+            for o in c.outputs if o.get('name')=='stderr'] == []
 
 
 # nothing runs when the request is wrong
@@ -169,7 +182,8 @@ def test_wrong_parameters(labs, tmp_path, params, says):
 
 def test_wrong_lab_device_and_profile(labs, tmp_path):
     write_lab(labs, '01_good', 'print(1)')
-    for kwargs,says in [(dict(labs=['01_god']), "Did you mean '01_good'?"), (dict(device='gpu'), "no device 'gpu'"), (dict(profile='fast'), "Use 'quick' or 'full'")]:
+    for kwargs,says in [(dict(labs=['01_god']), "Did you mean '01_good'?"), (dict(device='gpu'), "no device 'gpu'"),
+                        (dict(profile='fast'), "Use 'quick' or 'full'")]:
         with pytest.raises(ValueError) as e: run_labs(out=tmp_path/'out', folder=labs, progress=False, **kwargs)
         assert says in str(e.value) and nothing_ran(tmp_path)
 
@@ -182,7 +196,8 @@ def test_cuda_where_there_is_none(labs, tmp_path):
 
 
 @pytest.mark.parametrize('source,says', [
-    ('', 'must have one cell tagged'), ('n = 3', 'Line 1'), (STANDARD+'\nn: "int" = 3', 'Line 4'), (STANDARD+'\nn: np.ndarray = 3', 'Line 4'),
+    ('', 'must have one cell tagged'), ('n = 3', 'Line 1'), (STANDARD+'\nn: "int" = 3', 'Line 4'),
+    (STANDARD+'\nn: np.ndarray = 3', 'Line 4'),
     (STANDARD+'\nn: int = 3.5', 'Line 4'), ("device: str = 'auto'", 'lacks out, seed'), ('n: int =', 'is no Python')])
 def test_broken_parameter_cells(labs, tmp_path, source, says):
     head = nbformat.read(write_lab(labs, '01_odd'), 4).cells[0]
@@ -200,11 +215,14 @@ def test_two_parameter_cells(labs):
 
 
 def test_values_from_texts(labs):
-    path = write_lab(labs, '01_t', extra="sizes: list[int] = [1]\nprecision: Literal['fp32', 'bf16'] = 'fp32'\nlr: float = 1.\nlimit: int | None = None\nfast: bool = True")
+    path = write_lab(labs, '01_t', extra="sizes: list[int] = [1]\nprecision: Literal['fp32', 'bf16'] = 'fp32'\nlr: "
+                     "float = 1.\nlimit: int | None = None\nfast: bool = True")
     texts = dict(sizes='16,64', precision='bf16', lr='1e-3', limit='5', fast='false')
-    assert check_parameters(path, texts, text=True) == dict(sizes=[16, 64], precision='bf16', lr=.001, limit=5, fast=False)
+    assert check_parameters(path, texts, text=True) == dict(sizes=[16, 64], precision='bf16', lr=.001, limit=5,
+                                                            fast=False)
     for name,text in dict(sizes='16,a', precision='fp8', lr='quick', limit='no', fast='1').items():
-        with pytest.raises(ValueError, match=f'parameter {name} must be'): check_parameters(path, {name: text}, text=True)
+        with pytest.raises(ValueError, match=f'parameter {name} must be'): check_parameters(path, {name: text},
+            text=True)
 
 
 # the output folder
@@ -213,7 +231,8 @@ def test_out_that_cannot_be_written(labs, tmp_path):
     write_lab(labs, '01_good', 'print(1)')
     (tmp_path/'file').write_text('mine')
     for out in (tmp_path/'file', tmp_path/'file'/'below'):
-        with pytest.raises(ValueError, match='Cannot write to the output folder'): run_labs(out=out, folder=labs, progress=False)
+        with pytest.raises(ValueError, match='Cannot write to the output folder'): run_labs(out=out, folder=labs,
+            progress=False)
     assert (tmp_path/'file').read_text()=='mine'
 
 
@@ -221,8 +240,11 @@ def test_out_in_a_read_only_folder(tmp_path):
     folder = tmp_path/'fixed'
     folder.mkdir()
     if os.name=='nt': pytest.skip('folders have no such permission on Windows')
-    if os.geteuid(): folder.chmod(0o500)                    # root may write nevertheless, so it needs the file system's own lock
-    elif not shutil.which('chattr') or subprocess.run(['chattr', '+i', folder], capture_output=True).returncode: pytest.skip('nothing here stops root')
+    if os.geteuid(): folder.chmod(
+        0o500)                    # root may write nevertheless, so it needs the file system's own lock
+    elif not shutil.which('chattr') or subprocess.run(['chattr', '+i', folder],
+                                                      capture_output=True).returncode: pytest.skip('nothing here '
+                                                          'stops root')
     try:
         for out in (folder, folder/'new'):
             with pytest.raises(ValueError, match='Cannot write to the output folder'): run_folder(out)
@@ -234,6 +256,12 @@ def test_out_in_a_read_only_folder(tmp_path):
 def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len({run_folder() for _ in range(3)}) == 3
+
+
+def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
+    monkeypatch.setattr('gpubench.labs.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match='Cannot read the parameters in'): prepare_run(profile='full', folder=labs)
 
 
 # the labs that ship
@@ -273,7 +301,8 @@ def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
     write_lab(labs, '01_long', f'open({str(tmp_path/"started")!r}, "w").close()', 'import time; time.sleep(300)')
     write_lab(labs, '02_next', 'print(1)')
     args = ['run', '--labs', labs, '--out', tmp_path/'out', '--no-progress']
-    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=package_env())
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True, env=package_env())
     for _ in range(600):
         if (tmp_path/'started').exists(): break
         time.sleep(.1)
@@ -281,4 +310,5 @@ def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=120)
     assert p.returncode==130, err
+    assert list((tmp_path/'out').glob('*.log')) == []
     assert 'INTERRUPTED' in out and 'NOT RUN' in out and 'Traceback' not in err, err

@@ -27,14 +27,16 @@ def test_sizes(name):
 
 def test_count_params_counts_frozen_ones():
     m = get_model('cnn_small')
-    n = count_params(m)
-    assert count_params(m.requires_grad_(False))==n==sum(o.numel() for o in m.state_dict().values())-sum(o.numel() for o in m.buffers())
+    n = sum(o.numel() for o in m.state_dict().values()) - sum(o.numel() for o in m.buffers())
+    assert count_params(m)==n==count_params(m.requires_grad_(False))
 
 @pytest.mark.parametrize('kwargs,match', [
-    (dict(name='resnet8'), "no model named 'resnet8'. Did you mean 'resnet18'"), (dict(name=None), 'no model named None'),
-    (dict(n_classes=0), 'n_classes must be'), (dict(n_classes=2.), 'n_classes must be .*not 2.0'), (dict(n_in=-1), 'n_in must be'),
+    (dict(name='resnet8'), "no model named 'resnet8'. Did you mean 'resnet18'"),
+    (dict(name=None), 'no model named None'), (dict(n_classes=0), 'n_classes must be'),
+    (dict(n_classes=2.), 'n_classes must be .*not 2.0'), (dict(n_in=-1), 'n_in must be'),
     (dict(name='lenet', pretrained=True), "no pretrained weights for 'lenet', only for resnet18, resnet50"),
-    (dict(name='resnet18_cifar', pretrained=True), 'no pretrained weights'), (dict(name='json:loads', pretrained=True), 'no pretrained weights'),
+    (dict(name='resnet18_cifar', pretrained=True), 'no pretrained weights'),
+    (dict(name='json:loads', pretrained=True), 'no pretrained weights'),
     (dict(name='resnet18', pretrained=True, n_in=4), '1 or 3 channels, not 4')], ids=str)
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match): get_model(**kwargs)
@@ -55,7 +57,8 @@ def no_network(*args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in
 @pytest.mark.parametrize('name', PRETRAINED)
 def test_weights_without_network(name, hub, monkeypatch):
     monkeypatch.setattr(socket, 'getaddrinfo', no_network)
-    with pytest.raises(RuntimeError, match=f"weights of '{name}' could not be loaded.*copy of https://.*/checkpoints, or use pretrained=False"):
+    remedy = "copy of https://.*/checkpoints, or use pretrained=False"
+    with pytest.raises(RuntimeError, match=f"weights of '{name}' could not be loaded.*{remedy}"):
         get_model(name, pretrained=True)
     assert not [o for o in hub.rglob('*') if o.is_file()]
 
@@ -110,21 +113,26 @@ def test_own_model(here):
         assert (m.in_features, m.out_features)==(2, 5)
     assert sys.path==before
 
-@pytest.mark.parametrize('function,match', [('nett', "no function 'nett'. Did you mean 'net'"), ('number', "no function 'number'"),
-    ('other', r"cannot be called as f\(n_classes=5, n_in=2\)"), ('nothing', 'returned a NoneType, not an nn.Module'), ('', "write 'module:function'")])
+@pytest.mark.parametrize('function,match', [
+    ('nett', "no function 'nett'. Did you mean 'net'"), ('number', "no function 'number'"), ('', "write 'module:func"),
+    ('other', r"cannot be called as f\(n_classes=5, n_in=2\)"), ('nothing', 'returned a NoneType, not an nn.Module')])
 def test_bad_own_model(here, function, match):
     with pytest.raises(ValueError, match=match): get_model(f'{here}:{function}', 5, 2)
 
 def test_own_errors_stay_what_they_are(here):
     with pytest.raises(KeyError, match='mine'): get_model(f'{here}:fails')
     with pytest.raises(ModuleNotFoundError, match='a_package_that_nobody_has'): get_model(f'{here}_needs:net')
-    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"): get_model('not_there.at_all:net')
+    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"):
+        get_model('not_there.at_all:net')
 
 def test_own_model_from_an_installed_command(here):
     "A command's sys.path has no current folder"
-    code = f"import sys; sys.path = [o for o in sys.path if o]\nfrom gpubench.models import get_model; print(type(get_model('{here}:Net')).__name__)"
-    repo = str(Path(__file__).resolve().parent.parent)
-    res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=repo))
+    code = f"""import sys
+sys.path = [o for o in sys.path if o]
+from gpubench.models import get_model
+print(type(get_model('{here}:Net')).__name__)"""
+    env = os.environ | dict(PYTHONPATH=str(Path(__file__).resolve().parent.parent))
+    res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=env)
     assert res.stdout.strip()=='Net', res.stderr
 
 
@@ -135,16 +143,17 @@ class Branchy(nn.Module):
     def __init__(self): super().__init__(); self.linear = nn.Linear(12, 3)
     def forward(self, x): return self.linear(x.flatten(1)) if x.sum().item()==0 else None
 
-@pytest.mark.parametrize('make', [lambda: get_model('cnn_small'), lambda: get_model('resnet18').eval(), Branchy,
-                                  lambda: get_model('cnn_small').requires_grad_(False).train()], ids=['cnn', 'eval', 'branchy', 'frozen'])
+def test_nothing_to_train():
+    with pytest.raises(ValueError, match='no parameter that is trained'):
+        train_flops(get_model('cnn_small').requires_grad_(False), (3,32,32))
+
+@pytest.mark.parametrize('make', [lambda: get_model('cnn_small'), lambda: get_model('resnet18').eval(), Branchy],
+                         ids=['cnn', 'eval', 'branchy'])
 def test_train_flops_changes_nothing(make):
     m = make()
-    for o in m.parameters(): o.grad = torch.ones_like(o) if o.requires_grad else None
+    for o in m.parameters(): o.grad = torch.ones_like(o)
     mode, state, random = m.training, copy.deepcopy(m.state_dict()), torch.get_rng_state()
     shape = (3,2,2) if isinstance(m, Branchy) else (3,32,32)
-    if not next(m.parameters()).requires_grad:
-        with pytest.raises(ValueError, match='no parameter that is trained'): train_flops(m, shape)
-        return
     assert train_flops(m, shape)==train_flops(m, shape)>0
     assert m.training==mode and torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(v, state[k]) for k,v in m.state_dict().items())
