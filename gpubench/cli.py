@@ -171,10 +171,10 @@ def _show_report(folder):
     page = Path(write_report(folder)).resolve()
     click.echo(f'\nReport: {page}\n        {page.as_uri()}')
 
-# %% ../nbs/13_cli.ipynb #390522ed
+# %% ../nbs/13_cli.ipynb #4e308a70
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
-gpubench run 02 -p n_epoch=2 -p sizes=16,64,256
+gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
 gpubench run --profile full -f params.yaml --timeout 7200""")
 @click.argument('names', nargs=-1, metavar='[LAB]...')

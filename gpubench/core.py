@@ -238,6 +238,11 @@ def records_path(
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 
+def _ends_torn(f):
+    if not f.seek(0, os.SEEK_END): return False
+    f.seek(-1, os.SEEK_END)
+    return f.read(1)!=b'\n'
+
 def append_record(
     path,        # A file that ends in .jsonl, or a folder, made if missing
     record:dict, # Flat; numbers, strings, booleans and None
@@ -247,7 +252,7 @@ def append_record(
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(_plain(dict(schema=SCHEMA_VERSION) | record), allow_nan=False, ensure_ascii=False)
     with open(path, 'ab+') as f:
-        if f.seek(0, os.SEEK_END) and (f.seek(-1, os.SEEK_END) or f.read(1)!=b'\n'): f.write(b'\n') # a torn line stays alone
+        if _ends_torn(f): f.write(b'\n')                             # a torn line stays alone
         f.write(line.encode()+b'\n')
         f.flush()
         os.fsync(f.fileno())

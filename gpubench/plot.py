@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OWN', 'STYLE', 'MARKERS', 'ON_LIGHT', 'ON_DARK', 'AXIS_LABELS', 'MEMORY',
            'RATIO_TICKS', 'is_known', 'need_columns', 'succeeded', 'leaves_out', 'plain_value', 'setting_label',
-           'where_labels', 'own_settings', 'varied_settings', 'series_labels', 'series_style', 'axis_label', 'caption',
-           'plot_batch_sizes', 'plot_images_per_s', 'plot_memory', 'speedup_height_in', 'plot_speedup']
+           'where_labels', 'own_settings', 'varied_settings', 'series_labels', 'drawing', 'series_style', 'axis_label',
+           'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_memory', 'speedup_height_in', 'plot_speedup']
 
-# %% ../nbs/09_plot.ipynb #268b4af0
+# %% ../nbs/09_plot.ipynb #77a583ae
 import re
 import textwrap
 from collections.abc import Mapping
+from contextlib import contextmanager
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -153,6 +154,12 @@ MARKERS = 'osD^vPhX'
 ON_LIGHT = ['#0072B2', '#D55E00', '#009E73', '#AA4499', '#8C6D00', '#5B5B5B']
 ON_DARK = ['#56B4E9', '#E69F00', '#2FCFA0', '#E79FC7', '#F0E442', '#C8C8C8']
 
+@contextmanager
+def drawing():
+    "Our style while a figure is made, and the reader's own settings afterwards"
+    plt.draw_if_interactive()          # loads the backend first: what it sets on loading has to outlast the style
+    with mpl.rc_context(STYLE): yield
+
 def series_style(
     i:int, # Number of the series, from 0
 )->dict: # `color` and `marker`, as matplotlib's `plot` takes them
@@ -278,8 +285,8 @@ def _finish(ax, df, y, labels, title):
     n_lines = _add_caption(ax, '\n'.join(o for o in [caption(df), *_notes(df, y, labels)] if o))
     _grow(ax, .23*(n_rows-1)+.14*(n_lines-3))
 
-# %% ../nbs/09_plot.ipynb #10776060
-@mpl.rc_context(STYLE)
+# %% ../nbs/09_plot.ipynb #1407056c
+@drawing()
 def plot_batch_sizes(
     df:pd.DataFrame,       # Records, one row a visit, with `bs` (images) and `y`
     y:str='epoch_s',       # Column of the vertical axis: 'images_per_s', 'step_ms', 'accuracy', …
@@ -320,7 +327,7 @@ def _memory_frame(df):
     long = df.melt(id_vars=rest, value_vars=columns, var_name='memory', value_name='memory_mib')
     return long.assign(memory=long.memory.map(MEMORY))
 
-@mpl.rc_context(STYLE)
+@drawing()
 def plot_memory(
     df:pd.DataFrame,      # Records, one row a visit, with `bs` and at least one of the columns in `MEMORY`
     ax:Axes|None=None,    # Where to draw; a new figure by default
@@ -381,7 +388,7 @@ def speedup_height_in(
     n_lines = max(o.count('\n') for o in _ratio_labels(comparison)[0])
     return 1.7+(.52+.17*n_lines)*len(comparison)
 
-@mpl.rc_context(STYLE)
+@drawing()
 def plot_speedup(
     comparison:pd.DataFrame, # As `report.compare` returns it: `speedup`, `lo`, `hi`, `verdict`, and what was asked
     ax:Axes|None=None,       # Where to draw; a new figure by default, as high as the rows need

@@ -93,10 +93,12 @@ def rounds(
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(points, len(points))]
 
-# %% ../nbs/08_sweep.ipynb #b74b6fdb
-def _label(point):
-    point = {k: getattr(point, k) for k,o in point.__dataclass_fields__.items() if getattr(point, k)!=o.default} if isinstance(point, Trial) else point
-    return ' '.join(f'{k}={v}' for k,v in point.items())
+# %% ../nbs/08_sweep.ipynb #27fca649
+def _labels(points):
+    "For each point the fields in which the points differ, as the bar shows them"
+    rows = [vars(o) if isinstance(o, Trial) else o for o in points]
+    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
+    return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
 
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
@@ -110,8 +112,8 @@ def sweep(
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats<1: raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
     todo, seen, records = rounds(plan(trials, run), repeats, seed), _visits_so_far(out), []
     bar = tqdm(todo, disable=not progress, unit='visit')
-    for point in bar:
-        bar.set_postfix_str(_label(point))
+    for point,label in zip(bar, _labels(todo)):
+        bar.set_postfix_str(label)
         record = visit(run, point)
         key = record['trial_id'], record['machine']
         records.append(record | dict(visit=seen.get(key, 0)))
