@@ -793,7 +793,7 @@ class PixelDL(TfmdDL):
     def create_batches(self, samps):
         rows = torch.tensor(list(samps), dtype=torch.long, device=self.dataset.rows.device)  # one copy an epoch
         for o in rows.split(self.bs):
-            if len(o)==self.bs or not self.drop_last: yield self.dataset[o]
+            if len(o)==self.bs or len(o) and not self.drop_last: yield self.dataset[o]   # a worker may have none
 
     def new(self, dataset=None, cls=None, **kwargs):
         if dataset is not None and not isinstance(dataset, PixelSet):          # the items of `test_dl`

@@ -147,6 +147,11 @@ def test_augmentation_only_in_training():
     assert torch.allclose(flipped[0][0][0], plain[0][0][0].flip(3), atol=1e-4)
     assert torch.allclose(flipped[2][0][0], plain[2][0][0], atol=1e-4)
 
+@pytest.mark.parametrize('loader', ['files', 'memory'])
+def test_more_workers_than_batches(loader):
+    kwargs = dict(loader=loader, device='cpu', max_images=300)     # 60 held out: one batch for two workers
+    assert_same(two_epochs(get_dls(**kwargs)), two_epochs(get_dls(**kwargs, n_workers=2)))
+
 @pytest.mark.skipif(not has_cuda, reason='no GPU')
 def test_resident_lies_on_the_device():
     dls = get_dls(loader='resident', device='cuda')
