@@ -7,8 +7,8 @@ __all__ = ['DATASETS', 'OFFLINE', 'LOADERS', 'SPLIT_SEED', 'TEN', 'N_SYNTHETIC',
            'PLUMAGE', 'BODY', 'RAISED', 'EYE', 'LEGS', 'NECK', 'BIRD_CLASSES', 'N_BIRDS', 'DEFAULT_SHAPE', 'split_rows',
            'pick_rows', 'ImageSet', 'fit_stats', 'measure_stats', 'digits_set', 'synthetic_set', 'cache_folder',
            'read_mark', 'make_once', 'write_out', 'Official', 'download', 'check_files', 'folder_set', 'draw_wood',
-           'make_birds', 'birds_set', 'get_images', 'NamedImage', 'NamedImageBW', 'load_pixels', 'PixelSet', 'PixelDL',
-           'get_dls']
+           'make_birds', 'birds_set', 'is_path', 'get_images', 'NamedImage', 'NamedImageBW', 'load_pixels', 'PixelSet',
+           'PixelDL', 'get_dls']
 
 # %% ../nbs/02_data.ipynb #2ff48496
 import json
@@ -655,15 +655,19 @@ def birds_set(
     stats = fit_stats(imagenet_stats, n_in)
     return _from_files('birds', [_list_images(root)], size=size, n_in=n_in, stats=stats, squish=True)
 
-# %% ../nbs/02_data.ipynb #8ca7d0b2
+# %% ../nbs/02_data.ipynb #3282ba11
 DEFAULT_SHAPE = dict( # size in px, channels
     digits=(28,1), synthetic=(28,1), birds=(224,3), **{name: (o.size,o.n_in) for name,o in OFFICIAL.items()})
 
-def _is_path(dataset): return isinstance(dataset, Path) or isinstance(dataset, str) and (
-    Path(dataset).expanduser().is_dir() or dataset[:1] in '.~' or '/' in dataset or os.sep in dataset)
+def is_path(
+    dataset, # A name in `DATASETS`, or a folder
+)->bool:
+    "Is it meant as a folder, there or not?"
+    return isinstance(dataset, Path) or isinstance(dataset, str) and (
+        Path(dataset).expanduser().is_dir() or dataset[:1] in '.~' or '/' in dataset or os.sep in dataset)
 
 def _find_set(dataset, size, n_in, n):
-    if dataset not in DATASETS and not _is_path(dataset): one_of('data set or folder', dataset, DATASETS)
+    if dataset not in DATASETS and not is_path(dataset): one_of('data set or folder', dataset, DATASETS)
     default_size, default_n_in = DEFAULT_SHAPE.get(dataset, (224,3))
     shape = default_size if size is None else size, default_n_in if n_in is None else n_in
     if dataset=='synthetic': return synthetic_set(*shape, n)

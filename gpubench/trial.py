@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from time import perf_counter
 
 from .core import describe_machine, free_memory, one_of, pick_device, wait_for
@@ -30,7 +29,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 
-from .data import DATASETS, LOADERS, get_dls
+from .data import DATASETS, LOADERS, get_dls, is_path
 from .models import MODELS, count_params, get_model
 from .timing import StepTimerCallback
 
@@ -92,7 +91,7 @@ def check_trial(
     _check_types(trial)
     _at_least(trial, 1, 'bs', 'n_epoch', 'accumulate', *[o for o in ('size', 'n_channels', 'max_images') if getattr(trial, o) is not None])
     _at_least(trial, 0, 'n_workers', 'seed')
-    if not Path(trial.dataset).is_dir(): one_of('data set', trial.dataset, DATASETS)
+    if not is_path(trial.dataset): one_of('data set', trial.dataset, DATASETS)
     if ':' not in trial.model: one_of('model', trial.model, MODELS)
     one_of('loader', trial.loader, LOADERS)
     one_of('precision', trial.precision, PRECISIONS)
