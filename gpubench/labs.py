@@ -698,7 +698,7 @@ def _number(x):
     except (TypeError, ValueError, RuntimeError, OverflowError): return None     # a list, several values, or huge
     return x if isfinite(x) else None
 
-def _show(x, unit): return f'{x:.3g} {unit}'.rstrip()
+def _show(x, unit): return f"{f'{x:,.0f}' if float(x).is_integer() else f'{x:.3g}'} {unit}".rstrip()
 
 # %% ../nbs/12_labs.ipynb #f9c0f907
 def check_guess(
@@ -716,7 +716,7 @@ def check_guess(
     if g<=0 or m<=0: return Reply(g==m, f"{said}.")
     ratio = max(g, m)/min(g, m)
     if ratio<=1.25: return Reply(True, f"{said}: very close.")
-    return Reply(False, f"{said}: {ratio:.3g} times {'less' if m<g else 'more'}. What did you not expect?")
+    return Reply(False, f"{said}: your guess was {ratio:.3g} times too {'high' if m<g else 'low'}. What did you not expect?")
 
 # %% ../nbs/12_labs.ipynb #fe86340c
 def _same(a, b):
@@ -754,7 +754,7 @@ def check_number(
     "Is this number right?"
     if answer is None: return NOT_YET
     a, c = _number(answer), _number(correct)
-    if a is None: return Reply(False, f"A number{f' of {unit}' if unit else ''} is asked for, and this is {answer!r}.")
+    if a is None: return Reply(False, f"A number{f' of {unit}' if unit else ''} is asked for, without quotes, and this is {answer!r}.")
     if c is None: return Reply(None, f"You answered {_show(a, unit)}. This machine could not measure it.")
     if _close(a, c, tolerance): return Reply(True, f"Right: {_show(c, unit)}. {why}".strip())
     wrong = {_number(k): v for k,v in (hints or {}).items() if _number(k) is not None}
