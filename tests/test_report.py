@@ -285,7 +285,7 @@ def test_nothing_in_common():
 
 
 def test_default_and_explicit_size_are_two_configurations():
-    with pytest.raises(ValueError, match='size: default size against 224 px'):
+    with pytest.raises(ValueError, match='size: own size against 224 px'):
         report.compare(visits(), visits(size=224))
 
 
