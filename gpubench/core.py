@@ -227,7 +227,8 @@ SCHEMA_VERSION = 1   # raised when a field changes its meaning
 def _plain(x):
     if isinstance(x, dict): return {str(k): _plain(v) for k,v in x.items()}
     if isinstance(x, (list, tuple)): return [_plain(o) for o in x]
-    if hasattr(x, 'item') and getattr(x, 'size', 1)==1 or hasattr(x, 'numel'): x = x.item()  # numpy and torch scalars
+    n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
+    if hasattr(x, 'item') and n==1: x = x.item()                                     # numpy and torch scalars
     if isinstance(x, float) and not math.isfinite(x): return None
     return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
 
@@ -250,7 +251,7 @@ def append_record(
     "Add one line to the records and have it on the disk before returning"
     path = records_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(_plain(dict(schema=SCHEMA_VERSION) | record), allow_nan=False, ensure_ascii=False)
+    line = json.dumps(_plain(dict(schema=SCHEMA_VERSION) | record | dict(schema=SCHEMA_VERSION)), allow_nan=False, ensure_ascii=False)
     with open(path, 'ab+') as f:
         if _ends_torn(f): f.write(b'\n')                             # a torn line stays alone
         f.write(line.encode()+b'\n')

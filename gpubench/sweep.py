@@ -74,8 +74,11 @@ def visit(
     start = datetime.now(timezone.utc).isoformat(timespec='seconds')
     result, fault = _raised(run, point)
     if fault: free_memory()                          # outside `except`, whose traceback would keep everything alive
-    if fault is None and run is run_trial: return result
-    return _about(run, point) | dict(status='ok', error=None, time_utc=start) | (fault or result)
+    if fault is None and not isinstance(result, Mapping):
+        fault = dict(status='error', error=f'The function returned {type(result).__name__}, but a dict is needed.')
+    if fault: return _about(run, point) | dict(time_utc=start) | fault
+    if run is run_trial: return result
+    return dict(status='ok', error=None, time_utc=start) | dict(result) | _about(run, point)   # the point's own names win
 
 # %% ../nbs/08_sweep.ipynb #c4cff872
 def _visits_so_far(out):

@@ -146,12 +146,12 @@ class SeenCallback(Callback):
     order = 59
     def before_fit(self):
         self.dtype_seen = self.channels_last_seen = None
+        self.device_seen = next((o.device.type for o in self.model.parameters()), None)
         layer = next((o for o in self.model.modules() if isinstance(o, (torch.nn.Conv2d, torch.nn.Linear))), None)
         self._hook = layer.register_forward_hook(self._look) if layer else None
     def _look(self, module, inputs, output):
         self.dtype_seen = str(output.dtype).removeprefix('torch.')
         if output.ndim==4 and output.shape[1]>1: self.channels_last_seen = output.is_contiguous(memory_format=torch.channels_last)
-        self.device_seen = str(next(self.model.parameters()).device)
         self._hook.remove()
 
 def _differences(trial, learn):
@@ -162,7 +162,7 @@ def _differences(trial, learn):
     check('the type in the forward pass', dict(fp16='float16', bf16='bfloat16').get(trial.precision, 'float32'), seen.dtype_seen)
     check('channels_last', trial.channels_last, seen.channels_last_seen)
     check('the number of workers', trial.n_workers, learn.dls.train.fake_l.num_workers)
-    check('the device', torch.device(trial.device).type, torch.device(seen.device_seen).type)
+    check('the device', torch.device(trial.device).type, seen.device_seen)
     check('the batch size', trial.bs, int(learn.step_timer.to_df().n_images.iloc[0]))
     return out
 
@@ -203,6 +203,7 @@ def warm_up(
         with learn.added_cbs([StepTimerCallback(), cb]): learn.fit(cb.max_steps, lr=trial.lr)
     finally: learn.dls.train.n = n
     learn.model.load_state_dict(state)
+    learn.model.zero_grad()          # accumulation may have left some
     learn.opt = None
     _seed(trial, learn)
     return dict(warmup_s=perf_counter()-start, n_warmup_steps=len(cb.ms), not_steady=not cb.steady)
