@@ -251,7 +251,7 @@ def append_record(
     "Add one line to the records and have it on the disk before returning"
     path = records_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(_plain(dict(schema=SCHEMA_VERSION) | record | dict(schema=SCHEMA_VERSION)), allow_nan=False, ensure_ascii=False)
+    line = json.dumps(_plain(record | dict(schema=SCHEMA_VERSION)), allow_nan=False, ensure_ascii=False)
     with open(path, 'ab+') as f:
         if _ends_torn(f): f.write(b'\n')                             # a torn line stays alone
         f.write(line.encode()+b'\n')

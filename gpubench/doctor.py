@@ -236,8 +236,8 @@ def check_torch(
     both = f"torch {versions['torch']} and torchvision {versions['torchvision']}"
     tags = [(versions[o] or '').partition('+')[2] for o in ('torch', 'torchvision')]
     level, about, what = 'ok', 'torch', f"{both} can be used."
-    if tags[0]!=tags[1] and all(
-        tags): level, about, what = 'limit', 'torchvision', f"{both} come from different builds."
+    if tags[0]!=tags[1] and all(tags):
+        level, about, what = 'limit', 'torchvision', f"{both} come from different builds."
     if not vision['ok']: level, about, what = 'broken', 'torchvision', f"{both} do not fit together: {vision['error']}."
     if not torch['ok']: level, about, what = 'broken', 'torch', f"torch cannot be imported: {torch['error']}."
     return [Finding(level, about, what, '' if level=='ok' else SAME_BUILD)]
@@ -340,15 +340,16 @@ def _fallback_machine():
     return dict(cpu=cpu_name(), n_cores=n_cores(), python=platform.python_version(), os=system, wsl2=is_wsl2(),
                 container=in_container(), **{o: _package(o) for o in PACKAGES})
 
-def _machine(tried): return {k: v for k,v in tried.items() if k not in ('ok',
-    'warnings')} if tried['ok'] else _fallback_machine()
+def _machine(tried):
+    if not tried['ok']: return _fallback_machine()
+    return {k: v for k,v in tried.items() if k not in ('ok', 'warnings')}
 
 def examine()->dict: # `machine`: as `describe_machine` gives it; `findings`: worst first
     "Look at everything"
     tried, versions = probe(), {o: _package(o) for o in PACKAGES}
     found = [check_python(), *check_packages(), *check_torch(tried['torch'], tried['torchvision'], versions),
-             check_fastai(tried['fastai'], tried['fit'], versions), check_gpu(find_nvidia(), tried['torch'],
-                 os.environ),
+             check_fastai(tried['fastai'], tried['fit'], versions),
+             check_gpu(find_nvidia(), tried['torch'], os.environ),
              *check_shared_memory(), check_kernel(), check_data()]
     return dict(machine=_machine(tried['machine']), findings=sorted(found, key=lambda o: -LEVELS.index(o.level)))
 
