@@ -323,7 +323,8 @@ def _draw_visits(ax, df, y, style):
         ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=style['color'], mfc=face, alpha=.75, zorder=3)
     medians = df.groupby('bs')[y].median()[df.groupby('bs').size()>1]
     ax.plot([], [], ls='none', label='visit', **style)
-    if len(medians): ax.plot(medians.index, medians, ls='none', marker='_', ms=15, mew=2, color=style['color'], label='median', zorder=4)
+    dash = dict(marker='_', ms=15, mew=2, color=style['color'])
+    if len(medians): ax.plot(medians.index, medians, ls='none', label='median', zorder=4, **dash)
 
 def _draw_curve(ax, fit, sizes):
     "The curve over all sizes drawn: whole where it was measured, dashed beyond, with the band of its interval"
@@ -337,8 +338,8 @@ def _draw_curve(ax, fit, sizes):
 def _fit_notes(fit, drawn):
     "What the caption says of the fit: how well it holds, and what the data does not show"
     if not drawn: return [f'No curve: {fit.reason}']
-    off = (f'The curve is off by {100*fit.rms_frac:.2g} % (root mean square), by {100*fit.check_frac:.2g} % at a batch size '
-           'that it was not fitted to. Band: where the curve may lie.')
+    off = (f'The curve is off by {100*fit.rms_frac:.2g} % (root mean square), by {100*fit.check_frac:.2g} % at a batch '
+           'size that it was not fitted to. Band: where the curve may lie.')
     return [off] + [f'Not shown by the data: {fit.reason}']*bool(fit.reason)
 
 # %% ../nbs/09_plot.ipynb #b2a49b0a
@@ -355,9 +356,10 @@ def plot_fit(
     need_columns(df, 'bs', y)
     df = df.assign(**{y: pd.to_numeric(df[y], errors='coerce')}).reset_index(drop=True)
     labels = series_labels(df)
-    if labels.nunique()>1: raise ValueError(f"The frame holds {labels.nunique()} series ({'; '.join(sorted(labels.unique()))}) and one "
-                                            "fit describes one of them. Give the rows of that one.")
-    ax, style, drawn = _new_axes(ax), _series_styles(labels)[labels[0]], bool(is_known(fit.predict(df.bs.median())))
+    names = sorted(labels.unique())
+    if len(names)>1: raise ValueError(f"The frame holds {len(names)} series ({'; '.join(names)}) and one fit describes "
+                                      "one of them. Give the rows of that one.")
+    ax, style, drawn = _new_axes(ax), _series_styles(labels)[names[0]], bool(is_known(fit.predict(df.bs.median())))
     _draw_visits(ax, df[succeeded(df) & df[y].notna()], y, style)
     if drawn: _draw_curve(ax, fit, df.bs.dropna())
     _draw_failures(ax, df, labels)

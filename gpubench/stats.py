@@ -87,8 +87,9 @@ def n_for_half_width(
     half_width_frac:float, # How narrow, as a fraction of the median: .01 or .05
     level:float=.95,       # The coverage wanted
 )->int|None: # None where `x` is too short to tell its spread
-    "About how many such values the median's interval needs to be so narrow (large-n variance of a median, David & Nagaraja 2003, §10.3)"
-    if half_width_frac<=0: raise ValueError(f"`half_width_frac` is {half_width_frac:g}; no number of values is that exact. Use .01, for 1 %.")
+    "About how many such values the median's interval needs to be so narrow, by the large-n variance of a median"
+    if half_width_frac<=0: raise ValueError(f"`half_width_frac` is {half_width_frac:g}; no number of values is that "
+                                            "exact. Use .01, for 1 %.")
     x = _finite(x)
     if len(x)<4 or np.median(x)==0: return None
     sd = np.subtract(*np.quantile(x, [.75, .25]))/(2*sps.norm.ppf(.75))
@@ -183,7 +184,8 @@ def _unfit(bs, times, fewest):
                                               "above 0. Leave out the visits that failed.")
     if n<fewest: return (f"The times cover {n} batch size{'s'*(n>1)}; three parameters and a check of the curve take "
                          f"at least {fewest}.")
-    if len(bs)<4: return f"There are {len(bs)} times for three parameters, so none is left to tell their error. Add visits."
+    if len(bs)<4: return (f"There are {len(bs)} times for three parameters, so none is left to tell their error. "
+                          "Add visits.")
     return ''
 
 # %% ../nbs/01_stats.ipynb #44029036
@@ -327,7 +329,7 @@ def _correlation(data, p):
     "Between the estimates of c and alpha, from the slopes of the curve's logarithm"
     c, alpha, t_min = p
     part = c*data.b**-alpha
-    J = np.stack([part/c, -part*np.log(data.b), np.ones_like(part)], 1)/(part+t_min)[:,None]*np.sqrt(data.n)[:,None]
+    J = np.stack([part/c, -part*np.log(data.b), np.ones_like(part)], 1)*(np.sqrt(data.n)/(part+t_min))[:,None]
     scale = np.sqrt((J**2).sum(0))
     cov = np.linalg.pinv((J/scale).T@(J/scale))
     return float(cov[0,1]/math.sqrt(cov[0,0]*cov[1,1])) if min(cov[0,0], cov[1,1])>0 else math.nan
@@ -337,7 +339,8 @@ def _trade_off(data, p, alpha):
     ends = sorted({min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)}) if alpha.lo<1 and alpha.hi>.3 else []
     ends = ends if len(ends)==2 else [alpha.lo or ALPHA[0], min(alpha.hi, ALPHA[1])]
     at = [(o, *_t_min_at(data, o)) for o in ends]
-    held = ' and '.join(f'with alpha held at {a:.2g} the best T_min is {t:.3g} s (off by {100*e:.2g} %)' for a,t,e in at)
+    held = ' and '.join(f'with alpha held at {a:.2g} the best T_min is {t:.3g} s (off by {100*e:.2g} %)'
+                        for a,t,e in at)
     return (f"alpha and T_min cannot be told apart: {held}; corr(c, alpha) = {_correlation(data, p):.2f}. "
             "Measure more batch sizes, over a wider range, in several visits.")
 
@@ -363,8 +366,8 @@ def _why_no_curve(data, loss):
     if slope>-1e-9: return ("The times do not fall with the batch size, so there is no such curve in them. "
                             "A constant describes them as well.")
     explained = 1-loss/data.constant_loss()
-    return (f"The curve is no better than a constant: it explains {100*explained:.0f} % of how the times vary, which chance "
-            f"does easily with {len(data.b)} batch sizes. Measure each size in at least three visits.")
+    return (f"The curve is no better than a constant: it explains {100*explained:.0f} % of how the times vary, "
+            f"which chance does easily with {len(data.b)} batch sizes. Measure each size in at least three visits.")
 
 # %% ../nbs/01_stats.ipynb #132ff1dd
 @np.errstate(over='ignore')
@@ -373,7 +376,7 @@ def fit_time_curve(
     time_s,          # Time of an epoch or a fit in each of these visits (s)
     level:float=.95, # Coverage of the intervals
 )->TimeCurve: # Refused with a reason where the data shows no such curve
-    "T(b) = c/b^alpha + T_min by relative errors, with profile intervals, and whether the data can tell the parameters at all"
+    "T(b) = c/b^alpha + T_min by relative errors, with profile intervals, and whether the data tells its parameters"
     bs, time_s = _paired(bs, time_s, 'time_s')
     refused = partial(_refused, TimeCurve, ('c', 'alpha', 't_min_s'), measured_range=_spread(bs))
     if reason := _unfit(bs, time_s, 4): return refused(reason)
@@ -388,17 +391,17 @@ def fit_time_curve(
     found = _curve_intervals(best, p, level)
     ok = found['alpha'].half_width_frac<=TOLD_FRAC and found['t_min_s'].width/2<=TOLD_FRAC*np.exp(data.y[-1])
     return TimeCurve(*map(float, best), found, bool(ok), '' if ok else _trade_off(data, best, found['alpha']),
-                     rms_frac=math.sqrt((loss+data.within)/data.n.sum()), check_frac=_left_out_frac(data, shape, lo, hi),
-                     measured_range=_spread(bs), plausible=_outline(p, TimeCurve._times(_far(data.b), p)))
+                     rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
+                     check_frac=_left_out_frac(data, shape, lo, hi), measured_range=_spread(bs), plausible=_outline(p, TimeCurve._times(_far(data.b), p)))
 
-# %% ../nbs/01_stats.ipynb #58330fb7
+# %% ../nbs/01_stats.ipynb #ef846e75
 @dataclass(frozen=True)
 class StepTime(_Predicts):
-    "t(b) = max(overhead_ms, fixed_ms + per_image_ms*b), as far as the data shows it; NaN for a part that it does not show"
+    "t(b) = max(overhead_ms, fixed_ms + per_image_ms*b), NaN for a part that the data does not show"
     overhead_ms:float             # Below this no step gets, however small the batch (ms)
     fixed_ms:float                # What a step on the rise takes besides its images (ms)
     per_image_ms:float            # What one more image takes (ms)
-    intervals:dict = field(hash=False) # Name -> `Interval`; of a part not shown its middle is NaN and its ends are bounds
+    intervals:dict = field(hash=False) # Name -> `Interval`; bounds and a NaN middle for a part not shown
     identifiable:bool             # Does the data show plateau and rise?
     reason:str                    # What it does not show, in words
     rms_frac:float = math.nan     # How far the visits lie from the curve, root mean square of the relative error
@@ -427,7 +430,8 @@ class StepTime(_Predicts):
         tolerance:float=.02, # As in `best_bs`
     )->Interval: # Images; the high end is infinite where the data cannot exclude it
         "The same with its profile interval; beyond `measured_range` it is a forecast"
-        if tolerance<=0: raise ValueError(f"`tolerance` is {tolerance:g}; no batch size comes within nothing. Use .02, for 2 %.")
+        if tolerance<=0: raise ValueError(f"`tolerance` is {tolerance:g}; no batch size comes within nothing. "
+                                          "Use .02, for 2 %.")
         if math.isnan(self.per_image_ms): return NO_INTERVAL
         p = np.array([self.parameters]) if self.plausible is None else np.vstack([self.parameters, self.plausible])
         b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]
@@ -478,13 +482,14 @@ def _step_intervals(mid, p, part, level):
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, k = found['overhead_ms'], found['per_image_ms']
-    if part=='plateau': return (f"From {b[0]:g} to {b[-1]:g} images the step does not get longer beyond its noise: only the "
-        f"overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
-    if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is {o.hi:.3g} ms "
-                             "at most. Measure smaller batch sizes to see the plateau.")
-    if len(b)<4: return "A plateau and a rise through three batch sizes fit any data, so nothing checks them. Measure a fourth size."
-    if k.half_width_frac>TOLD_FRAC: return (f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. "
-                                            "Measure larger batch sizes, or more visits.")
+    if part=='plateau': return (f"From {b[0]:g} to {b[-1]:g} images the step does not get longer beyond its noise: "
+        f"only the overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+    if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is "
+                             f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the plateau.")
+    if len(b)<4: return ("A plateau and a rise through three batch sizes fit any data, so nothing checks them. "
+                         "Measure a fourth size.")
+    if k.half_width_frac>TOLD_FRAC: return ("The rise shows at too few batch sizes: an image may take "
+        f"{k.lo:.2g} to {k.hi:.2g} ms. Measure larger batch sizes, or more visits.")
     return ''
 
 # %% ../nbs/01_stats.ipynb #cfc6383e
@@ -495,7 +500,8 @@ def _why_no_step(data, loss):
     var, df = _noise(data, data.constant_loss(), 1)
     half = sps.t.ppf(.975, df)*math.sqrt(var/data.n.sum())
     if _no_better(data, loss) and half>math.log(1.5):
-        return f"The times vary so much that even their mean is uncertain by a factor of {math.exp(min(half, 99)):.2g}. Measure more visits."
+        return (f"The times vary so much that even their mean is uncertain by a factor of "
+                f"{math.exp(min(half, 99)):.2g}. Measure more visits.")
     return ''
 
 @np.errstate(over='ignore')
@@ -520,7 +526,8 @@ def fit_step_time(
     bounds = _step_bounds(data.b, part)
     x = _best(data, shape, *bounds)[None]
     s, loss = _profile(data, shape, x)
-    mid = np.where(dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part], _step_parameters(x, s, lo)[0], math.nan)
+    is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
+    mid = np.where(is_shown, _step_parameters(x, s, lo)[0], math.nan)
     found = _step_intervals(mid, p, part, level)
     reason = _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), found, not reason, reason, rms_frac=math.sqrt((loss[0]+data.within)/data.n.sum()),
@@ -542,14 +549,15 @@ def _crossing(slow, fast):
 def _apart(slow, fast, b):
     "Are the two predicted times at each size further apart than both intervals together explain?"
     t_s, t_f, (lo_s, hi_s), (lo_f, hi_f) = slow.predict(b), fast.predict(b), slow.predict_ci(b), fast.predict_ci(b)
-    facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)), np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
+    facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
+                      np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
     return abs(np.log(t_s/t_f))>facing
 
 def crossover_bs(
     slow:StepTime, # Of the CPU, say: fast for small batches, slow for large ones
     fast:StepTime, # Of the GPU
 )->Interval: # Images; NaN where they never cross, or where the data does not show it
-    "From which batch size on `fast` is faster, with the sizes at which the two predictions cannot be told apart as its interval"
+    "From which batch size on `fast` is faster, its interval the sizes at which the two fits cannot be told apart"
     mid = _crossing(slow, fast)
     if math.isnan(mid) or slow.plausible is None or fast.plausible is None: return replace(NO_INTERVAL, mid=float(mid))
     b = mid*np.geomspace(1e-3, 1e3, 6001)
