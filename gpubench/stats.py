@@ -392,7 +392,8 @@ def fit_time_curve(
     ok = found['alpha'].half_width_frac<=TOLD_FRAC and found['t_min_s'].width/2<=TOLD_FRAC*np.exp(data.y[-1])
     return TimeCurve(*map(float, best), found, bool(ok), '' if ok else _trade_off(data, best, found['alpha']),
                      rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
-                     check_frac=_left_out_frac(data, shape, lo, hi), measured_range=_spread(bs), plausible=_outline(p, TimeCurve._times(_far(data.b), p)))
+                     check_frac=_left_out_frac(data, shape, lo, hi), measured_range=_spread(bs),
+                     plausible=_outline(p, TimeCurve._times(_far(data.b), p)))
 
 # %% ../nbs/01_stats.ipynb #ef846e75
 @dataclass(frozen=True)
