@@ -6,7 +6,8 @@
 __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OWN', 'STYLE', 'MARKERS', 'ON_LIGHT', 'ON_DARK', 'AXIS_LABELS', 'MEMORY',
            'RATIO_TICKS', 'is_known', 'need_columns', 'succeeded', 'leaves_out', 'plain_value', 'setting_label',
            'where_labels', 'own_settings', 'varied_settings', 'series_labels', 'drawing', 'series_style', 'axis_label',
-           'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_memory', 'speedup_height_in', 'plot_speedup']
+           'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'plot_memory', 'speedup_height_in',
+           'plot_speedup']
 
 # %% ../nbs/09_plot.ipynb #77a583ae
 import re
@@ -272,7 +273,7 @@ def _grow(ax, inches):
     "Make room for long legends and captions in a figure that holds these axes alone"
     if len(ax.figure.axes)==1 and inches>0: ax.figure.set_figheight(ax.figure.get_figheight()+inches)
 
-def _finish(ax, df, y, labels, title):
+def _finish(ax, df, y, labels, title, notes=()):
     "Axes, legend and caption of a figure over batch sizes"
     values = df[y][succeeded(df)].dropna()
     _size_axis(ax, df.bs.dropna())
@@ -282,7 +283,7 @@ def _finish(ax, df, y, labels, title):
     ax.yaxis.set_major_formatter('{x:,.10g}')
     n_rows = _add_legend(ax)
     if title: ax.set_title(textwrap.fill(title, 52), pad=6+17*n_rows)
-    n_lines = _add_caption(ax, '\n'.join(o for o in [caption(df), *_notes(df, y, labels)] if o))
+    n_lines = _add_caption(ax, '\n'.join(o for o in [caption(df), *notes, *_notes(df, y, labels)] if o))
     _grow(ax, .23*(n_rows-1)+.14*(n_lines-3))
 
 # %% ../nbs/09_plot.ipynb #1407056c
@@ -313,6 +314,57 @@ def plot_images_per_s(
 )->Axes:
     "Batch size against images a second: fair also where an epoch leaves images out"
     return plot_batch_sizes(df, 'images_per_s', by, ax, title)
+
+# %% ../nbs/09_plot.ipynb #7a2a6019
+def _draw_visits(ax, df, y, style):
+    "Every visit a dot, the median of each size with several a dash"
+    hollow = leaves_out(df)
+    for rows,face in ((df[~hollow], style['color']), (df[hollow], 'none')):
+        ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=style['color'], mfc=face, alpha=.75, zorder=3)
+    medians = df.groupby('bs')[y].median()[df.groupby('bs').size()>1]
+    ax.plot([], [], ls='none', label='visit', **style)
+    dash = dict(marker='_', ms=15, mew=2, color=style['color'])
+    if len(medians): ax.plot(medians.index, medians, ls='none', label='median', zorder=4, **dash)
+
+def _draw_curve(ax, fit, sizes):
+    "The curve over all sizes drawn: whole where it was measured, dashed beyond, with the band of its interval"
+    ink, (lo, hi) = mpl.rcParams['text.color'], fit.measured_range
+    parts = dict(fit=(lo, hi, '-'), extrapolated=(min(sizes)/1.3, lo, '--'), _more=(hi, max(sizes)*1.3, '--'))
+    for label,(a,z,ls) in parts.items():
+        if a<z: ax.plot(b:=np.geomspace(a, z, 200), fit.predict(b), ls, color=ink, lw=1.3, label=label, zorder=2)
+    band = np.geomspace(min(sizes)/1.3, max(sizes)*1.3, 400)
+    ax.fill_between(band, *fit.predict_ci(band), color=ink, alpha=.13, lw=0, zorder=1)
+
+def _fit_notes(fit, drawn):
+    "What the caption says of the fit: how well it holds, and what the data does not show"
+    if not drawn: return [f'No curve: {fit.reason}']
+    off = (f'The curve is off by {100*fit.rms_frac:.2g} % (root mean square), by {100*fit.check_frac:.2g} % at a batch '
+           'size that it was not fitted to. Band: where the curve may lie.')
+    return [off] + [f'Not shown by the data: {fit.reason}']*bool(fit.reason)
+
+# %% ../nbs/09_plot.ipynb #b2a49b0a
+@drawing()
+def plot_fit(
+    df:pd.DataFrame,      # Records of one configuration, one row a visit, with `bs` (images) and `y`
+    fit,                  # A `TimeCurve` or `StepTime` of these visits
+    y:str|None=None,      # Column of the vertical axis; the one that the fit describes by default
+    ax:Axes|None=None,    # Where to draw; a new figure by default
+    title:str|None=None,  # Over the axes
+)->Axes:
+    "Visits, medians and the fitted curve with its band; the reason instead of the curve where the fit was refused"
+    y = y or fit.measures
+    need_columns(df, 'bs', y)
+    df = df.assign(**{y: pd.to_numeric(df[y], errors='coerce')}).reset_index(drop=True)
+    labels = series_labels(df)
+    names = sorted(labels.unique())
+    if len(names)>1: raise ValueError(f"The frame holds {len(names)} series ({'; '.join(names)}) and one fit describes "
+                                      "one of them. Give the rows of that one.")
+    ax, style, drawn = _new_axes(ax), _series_styles(labels)[names[0]], bool(is_known(fit.predict(df.bs.median())))
+    _draw_visits(ax, df[succeeded(df) & df[y].notna()], y, style)
+    if drawn: _draw_curve(ax, fit, df.bs.dropna())
+    _draw_failures(ax, df, labels)
+    _finish(ax, df, y, labels, title, _fit_notes(fit, drawn))
+    return ax
 
 # %% ../nbs/09_plot.ipynb #ec614090
 MEMORY = dict( # column -> what it is called; largest first

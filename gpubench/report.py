@@ -37,7 +37,7 @@ from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, SETTINGS, STYLE, caption, i
                            own_settings, plain_value, plot_batch_sizes, plot_images_per_s, plot_memory,
                            plot_speedup, series_labels, setting_label, speedup_height_in, succeeded, varied_settings,
                            where_labels)
-from .stats import Interval, median_ci, ratio_ci
+from .stats import Interval, compare_words, median_ci, ratio_ci
 
 # %% ../nbs/10_report.ipynb #fbc679f5
 TEXTS = 'status error device machine time_utc'.split()
@@ -122,7 +122,7 @@ def verdict(
 )->str:
     "A speed-up in words"
     if r is None: return 'no ratio'
-    if is_known(r.lo) and r.holds(1): return 'not distinguishable'
+    if is_known(r.lo) and not r.is_distinct(): return compare_words(r)
     word, x = ('faster', r.mid) if r.mid>=1 else ('slower', 1/r.mid)
     few = 'one visit a side' if max(n_visits)==1 else 'a single visit on one side'
     if not is_known(r.lo): return f"{_size(x)} {word}; {few}: no interval"
@@ -439,8 +439,7 @@ def _judged(best, sizes):
     found = dict(faster=[], slower=[], same=[], unknown=[])
     for bs in sizes:
         r = best.against(bs)
-        judged = 'unknown' if not is_known(r.lo) else 'same' if r.holds(1) else 'faster' if r.mid>1 else 'slower'
-        found[judged].append(bs)
+        found[compare_words(r, same='same', unknown='unknown')].append(bs)
     return found
 
 # %% ../nbs/10_report.ipynb #60cc4d32
