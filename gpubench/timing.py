@@ -18,10 +18,10 @@ from fastai.torch_core import find_bs, to_device
 from fastcore.basics import noop
 from fasttransform import Pipeline
 
-# %% ../nbs/04_timing.ipynb #b5975855
+# %% ../nbs/04_timing.ipynb #bb44998a
 PHASES = { # column -> the intervals that it adds up, each from one event to another
-    'wait_ms':      [('ask', 'fetched')],                                 # the loader is asked; a worker or the reader has the batch ready
-    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
+    'wait_ms':      [('after_batch', 'fetched')],                         # from the step before until a worker or the reader has the batch
+    'copy_ms':      [('fetched', 'copied'), ('transformed', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
     'transform_ms': [('copied', 'transformed')],                          # batch transforms
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
@@ -42,11 +42,12 @@ class HostMarks:
     def reuse(self, marks): pass
 
 class DeviceMarks:
-    "Marks of a GPU: events on its current stream"
-    def __init__(self, device, clock:Callable=perf_counter): self.device, self.clock, self.free = device, clock, []
+    "Marks of a GPU: events on the stream that is current now"
+    def __init__(self, device, clock:Callable=perf_counter):
+        self.device, self.clock, self.free, self.stream = device, clock, [], torch.cuda.current_stream(device)
     def mark(self):
         event = self.free.pop() if self.free else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
+        event.record(self.stream)                         # asking for the stream each time would cost twice as much as this
         return event
     def seconds(self, mark): return self.clock()          # what the host's clock says as the mark is made
     def ms(self, a, b): return a.elapsed_time(b)
@@ -94,15 +95,23 @@ class _StandIn:
 
     def _batches(self, batches, marking):
         while True:
-            self.timing.at('ask')
             try:
                 with marking: b = next(batches)
             except StopIteration: return
-            self.timing.at('delivered', b)
+            self.timing.delivered(b)
             yield b
 
-# %% ../nbs/04_timing.ipynb #5e7c14df
+# %% ../nbs/04_timing.ipynb #03ae23a2
+_IN_LOADER = ('fetched', 'copied', 'transformed')
+_LAST = {a: a+', last' for pairs in PHASES.values() for a,_ in pairs if a not in _IN_LOADER}  # an event's last callback opens a phase
+_FIRST = {b for pairs in PHASES.values() for _,b in pairs if b not in _IN_LOADER}             # its first one closes it
+_PAIRS = [(name, [(_LAST.get(a, a), b) for a,b in pairs]) for name,pairs in PHASES.items()]
+
 def _is_pinned(b): return all(o.is_pinned() for o in (b if isinstance(b, (list, tuple)) else [b]) if isinstance(o, torch.Tensor))
+
+def _n_images(learn):
+    with torch._C.DisableTorchFunctionSubclass():         # fastai's tensors take eight times as long to tell their shape
+        return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
 class _Timing:
     "The marks of one fit, and the rows they become"
@@ -113,29 +122,33 @@ class _Timing:
         self.marks = DeviceMarks(device, self.clock) if device.type=='cuda' else HostMarks(self.clock)
         self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
         self.epochs.append(self.row)
-        self.last, self.n_images, self.opened, self.closed = None, None, {}, {}
+        self.last, self.n_images, self.now = None, None, {}
         self.start_s = self.end_s = self.clock()
 
     def at(self, name, b=None):
-        "A mark inside the loader: it closes what came before and opens what comes next"
-        if name=='delivered' and 'fetched' not in self.closed: self.at('fetched', b)     # a loader that has no batch transforms
-        mark = self.opened[name] = self.closed[name] = self.marks.mark()
-        if name=='fetched' and self.last is None: self._first(mark, b)
+        "A mark inside the loader"
+        self.now[name] = self.marks.mark()
+        if name=='fetched' and self.last is None: self._first(self.now[name], b)
+
+    def delivered(self, b):
+        "The loop gets its batch; of a loader that has no batch transforms this is all there is to see"
+        if 'fetched' not in self.now:
+            self.at('fetched', b)
+            self.now['transformed'] = self.now['fetched']
 
     def _first(self, mark, b):
         "An epoch's first batch is there: its step starts here, and what came before is start-up"
         self.last, self.end_s = mark, self.marks.seconds(mark)
         self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
         if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
-        del self.opened['ask']
 
     def close(self):
         "A step ends here"
         row, end = self.row, self.marks.mark()
         about = dict(fit=row['fit'], epoch=row['epoch'], step=row['n_steps'], n_images=self.n_images)
-        self.pending.append((self.marks, about, self.last, self.opened, self.closed, end))
+        self.pending.append((self.marks, about, self.last, self.now, end))
         row['n_steps'], row['n_images'] = row['n_steps']+1, row['n_images']+self.n_images
-        self.last, self.opened, self.closed, self.n_images, self.end_s = end, {}, {}, None, self.marks.seconds(end)
+        self.last, self.now, self.n_images, self.end_s = end, {_LAST['after_batch']: end}, None, self.marks.seconds(end)
         self.read()
 
     def read(self, wait=False):
@@ -143,26 +156,26 @@ class _Timing:
         if wait and self.pending: self.pending[-1][0].wait()
         while self.pending and self.pending[0][0].passed(self.pending[0][-1]): self.steps.append(self._row(*self.pending.pop(0)))
 
-    def _row(self, marks, about, start, opened, closed, end):
-        row, step_ms = dict(about), marks.ms(start, end)
-        for name,intervals in PHASES.items():
-            ms = [marks.ms(opened[a], closed[b]) for a,b in intervals if a in opened and b in closed]
-            row[name] = sum(ms) if ms else None
-        marks.reuse([*{id(o): o for o in [*opened.values(), *closed.values()] if o is not start}.values(), start])
-        return row | dict(other_ms=step_ms-sum(row[o] or 0. for o in PHASES), step_ms=step_ms)
+    def _row(self, marks, row, start, now, end):
+        step_ms = other_ms = marks.ms(start, end)
+        for name,pairs in _PAIRS:
+            row[name] = None
+            for a,b in pairs:
+                if a in now and b in now: row[name] = (row[name] or 0.) + marks.ms(now[a], now[b])
+            if row[name] is not None: other_ms -= row[name]
+        marks.reuse({id(o): o for o in now.values()}.values())       # `start` is among them; `end` is the next step's start
+        row['other_ms'], row['step_ms'] = other_ms, step_ms
+        return row
 
     def finish(self):
         "The training part of an epoch ends, or is cancelled; a batch that the model has seen counts"
-        if 'after_loss' in self.closed: self.close()
+        if 'after_loss' in self.now: self.close()
         self.read(wait=True)
         now, row = self.clock(), self.row
-        row['train_s'] = now-self.start_s
-        row['closing_ms'] = 1e3*(now-self.end_s)
+        row['train_s'], row['closing_ms'] = now-self.start_s, 1e3*(now-self.end_s)
         self.row = None
 
-# %% ../nbs/04_timing.ipynb #8b9d78e4
-_OPENS = {a for intervals in PHASES.values() for a,_ in intervals}
-_CLOSES = {b for intervals in PHASES.values() for _,b in intervals}
+# %% ../nbs/04_timing.ipynb #82569a35
 _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cancel_fit'}
 
 class StepTimerEdgeCallback(Callback):
@@ -193,11 +206,12 @@ class StepTimerCallback(Callback):
         "The event's first callback is due"
         timing = self.timing
         if event_name=='before_fit': self._before_fit()
+        elif event_name=='after_cancel_validate': self.valid_from = None       # not a whole validation
         elif event_name=='after_validate': self._after_validate()
         elif timing.row is None: return
         elif event_name in _ENDS: timing.finish()
-        elif event_name in _CLOSES: timing.closed[event_name] = timing.marks.mark()
-        if event_name=='before_batch': timing.n_images = find_bs(self._learn.yb if len(self._learn.yb) else self._learn.xb)
+        elif event_name in _FIRST: timing.now[event_name] = timing.marks.mark()
+        if event_name=='before_batch': timing.n_images = _n_images(self._learn)
 
     def __call__(self, event_name):
         "The event's last callback is due"
@@ -205,8 +219,8 @@ class StepTimerCallback(Callback):
         if event_name=='before_train': self._before_train()
         elif event_name=='before_validate': self.valid_from = timing.clock()
         elif timing.row is None: return
-        elif event_name in _OPENS: timing.opened[event_name] = timing.marks.mark()
         elif event_name=='after_batch': timing.close()
+        elif event_name in _LAST: timing.now[_LAST[event_name]] = timing.marks.mark()
 
     def _before_fit(self):
         self.timing.row, self.fit_seen, self.valid_from = None, False, None    # a row is left where the fit before failed
