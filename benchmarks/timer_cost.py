@@ -1,21 +1,31 @@
 """What `StepTimerCallback` costs: whole fits with it, without it, with a callback that does nothing, and with one that waits
 for the device at each event, in alternating order
 
-    timer_cost.py --device cuda --out timer_cost.json [--rounds 20]
+    timer_cost.py --device cuda --out timer_cost.json [--rounds 30]
 
-A run is a fit without validation, timed from outside; the ratios are those of runs with a callback to runs without any."""
-import argparse, json, random
+A run is a fit of one epoch without validation; its time is the median step, from clock readings that a callback takes after each step, the same
+one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that of
+two runs of one round, and its interval Student's of their logarithms over the rounds."""
+import argparse, json, math, random
 from statistics import median
 from time import perf_counter
 
 from gpubench.core import describe_machine, pick_device, wait_for
-from gpubench.stats import ratio_ci
+from gpubench.stats import Interval
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve, warm_up
 from fastai.callback.core import Callback, CancelValidException
+import numpy as np
+from scipy import stats as sps
 
 class NoValidationCallback(Callback):
     def before_validate(self): raise CancelValidException()
+
+class TicksCallback(Callback):
+    "Reads the clock after each step, after all other callbacks"
+    order = np.inf
+    def before_fit(self): self.ticks = []
+    def after_batch(self): self.ticks.append(perf_counter())
 
 class EmptyCallback(Callback):
     "Has a method for no event"
@@ -29,20 +39,17 @@ VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], 
 
 def cases(device): # name, trial, steps in a run
     cpu = device=='cpu'
-    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 20 if cpu else 100),
-            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 150 if cpu else 400)]
+    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 10 if cpu else 60),
+            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 100 if cpu else 200)]
 
-def run_s(learn, cbs, device):
-    "Seconds of one fit"
-    with learn.no_bar(), learn.no_logging(), learn.added_cbs([o() for o in cbs]):
-        wait_for(device)
-        start = perf_counter()
+def step_ms(learn, cbs):
+    "Milliseconds of the median step of one fit"
+    with learn.no_bar(), learn.no_logging(), learn.added_cbs([o() for o in cbs] + [TicksCallback()]):
         learn.fit(1)
-        wait_for(device)
-        return perf_counter()-start
+        return 1e3*median(np.diff(learn.ticks.ticks))
 
 def measure(device, fields, n_steps, rounds):
-    "Seconds of each run of each variant, for a trial of batch 64 whose data is on the device already"
+    "Milliseconds a step of each run of each variant, for a trial of batch 64 whose data is on the device already"
     trial = resolve(Trial(device=device, bs=64, loader='resident', max_images=64*n_steps*5//4, **fields))
     learn = make_learner(trial)
     learn.remove_cb(learn.seen)
@@ -51,23 +58,27 @@ def measure(device, fields, n_steps, rounds):
     order, times, rng = list(VARIANTS), {o: [] for o in VARIANTS}, random.Random(0)
     for i in range(rounds+1):
         rng.shuffle(order)
-        for name in order: times[name].append(run_s(learn, VARIANTS[name], device))
+        for name in order: times[name].append(step_ms(learn, VARIANTS[name]))
     return len(learn.dls.train), {k: v[1:] for k,v in times.items()}           # the first round is warm-up
+
+def paired_ratio(a, b, level=.95):
+    logs = np.log(np.array(a)/np.array(b))
+    mid, half = logs.mean(), sps.t.ppf((1+level)/2, len(logs)-1)*logs.std(ddof=1)/math.sqrt(len(logs))
+    return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), level)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--rounds', type=int, default=20)
+    parser.add_argument('--rounds', type=int, default=30)
     parser.add_argument('--out', required=True, help='the JSON file to write')
     args = parser.parse_args()
     device, results = str(pick_device(args.device)), []
     for name,fields,n_steps in cases(device):
         n, times = measure(device, fields, n_steps, args.rounds)
-        step_ms = {k: [1e3*o/n for o in v] for k,v in times.items()}
-        ratios = {k: vars(ratio_ci(v, times['none'])) for k,v in times.items() if k!='none'}
-        results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=step_ms, ratios=ratios))
+        ratios = {k: vars(paired_ratio(v, times['none'])) for k,v in times.items() if k!='none'}
+        results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=times, ratios=ratios))
         print(f'{name} on {device}, {args.rounds} runs of {n} steps each')
-        for k,v in step_ms.items():
+        for k,v in times.items():
             r = ratios.get(k)
             print(f'  {k:20} {median(v):8.3f} ms a step' + (f"   {100*(r['mid']-1):+6.2f} % ({100*(r['lo']-1):+.2f} to {100*(r['hi']-1):+.2f})" if r else ''))
     with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine(device), device=device, results=results), f, indent=1)

@@ -113,6 +113,20 @@ def _n_images(learn):
     with torch._C.DisableTorchFunctionSubclass():         # fastai's tensors take eight times as long to tell their shape
         return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
+_AT_ONCE = 32   # steps that are read together: one by one takes longer
+
+def _step_row(marks, epoch, step, n_images, start, now, end):
+    "The marks of a step as a row; they are free for other steps then"
+    ms, row = marks.ms, dict(fit=epoch['fit'], epoch=epoch['epoch'], step=step, n_images=n_images)
+    step_ms = other_ms = ms(start, end)
+    for name,pairs in _PAIRS:
+        found = [ms(now[a], now[b]) for a,b in pairs if a in now and b in now]
+        row[name] = sum(found) if found else None
+        if found: other_ms -= row[name]
+    marks.reuse({id(o): o for o in now.values()}.values())       # `start` is among them; `end` is the next step's start
+    row['other_ms'], row['step_ms'] = other_ms, step_ms
+    return row
+
 class _Timing:
     "The marks of one fit, and the rows they become"
     def __init__(self, clock): self.clock, self.marks, self.steps, self.epochs, self.pending, self.row = clock, None, [], [], [], None
@@ -120,6 +134,7 @@ class _Timing:
     def begin(self, device, **row):
         "The training part of an epoch begins"
         self.marks = DeviceMarks(device, self.clock) if device.type=='cuda' else HostMarks(self.clock)
+        self.mark = self.marks.mark
         self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
         self.epochs.append(self.row)
         self.last, self.n_images, self.now = None, None, {}
@@ -127,8 +142,8 @@ class _Timing:
 
     def at(self, name, b=None):
         "A mark inside the loader"
-        self.now[name] = self.marks.mark()
-        if name=='fetched' and self.last is None: self._first(self.now[name], b)
+        self.now[name] = self.mark()
+        if self.last is None and name=='fetched': self._first(self.now[name], b)
 
     def delivered(self, b):
         "The loop gets its batch; of a loader that has no batch transforms this is all there is to see"
@@ -144,33 +159,27 @@ class _Timing:
 
     def close(self):
         "A step ends here"
-        row, end = self.row, self.marks.mark()
-        about = dict(fit=row['fit'], epoch=row['epoch'], step=row['n_steps'], n_images=self.n_images)
-        self.pending.append((self.marks, about, self.last, self.now, end))
-        row['n_steps'], row['n_images'] = row['n_steps']+1, row['n_images']+self.n_images
-        self.last, self.now, self.n_images, self.end_s = end, {_LAST['after_batch']: end}, None, self.marks.seconds(end)
-        self.read()
+        row, end = self.row, self.mark()
+        self.pending.append((self.marks, row, row['n_steps'], self.n_images, self.last, self.now, end))
+        row['n_steps'] += 1
+        row['n_images'] += self.n_images
+        self.last, self.now, self.end_s = end, {_LAST['after_batch']: end}, self.marks.seconds(end)
+        if len(self.pending)>_AT_ONCE: self.read()
 
     def read(self, wait=False):
         "Turn steps into rows as far as the device has passed them, or wait for it"
         if wait and self.pending: self.pending[-1][0].wait()
-        while self.pending and self.pending[0][0].passed(self.pending[0][-1]): self.steps.append(self._row(*self.pending.pop(0)))
-
-    def _row(self, marks, row, start, now, end):
-        step_ms = other_ms = marks.ms(start, end)
-        for name,pairs in _PAIRS:
-            row[name] = None
-            for a,b in pairs:
-                if a in now and b in now: row[name] = (row[name] or 0.) + marks.ms(now[a], now[b])
-            if row[name] is not None: other_ms -= row[name]
-        marks.reuse({id(o): o for o in now.values()}.values())       # `start` is among them; `end` is the next step's start
-        row['other_ms'], row['step_ms'] = other_ms, step_ms
-        return row
+        n = 0
+        for o in self.pending:
+            if not o[0].passed(o[-1]): break
+            self.steps.append(_step_row(*o))
+            n += 1
+        del self.pending[:n]
 
     def finish(self):
         "The training part of an epoch ends, or is cancelled; a batch that the model has seen counts"
         if 'after_loss' in self.now: self.close()
-        self.read(wait=True)
+        self.marks.wait()
         now, row = self.clock(), self.row
         row['train_s'], row['closing_ms'] = now-self.start_s, 1e3*(now-self.end_s)
         self.row = None
@@ -182,7 +191,11 @@ class StepTimerEdgeCallback(Callback):
     "Comes first at each event and tells its `StepTimerCallback`, with which it comes and goes"
     order = -np.inf
     def __init__(self, timer): self.timer = timer
-    def __call__(self, event_name): self.timer.first(event_name)
+    def __call__(self, event_name):
+        timing = self.timer.timing
+        if timing.row is None or event_name not in _FIRST: return self.timer.first(event_name)
+        timing.now[event_name] = timing.mark()
+        if event_name=='before_batch': timing.n_images = _n_images(self.learn)
 
 # %% ../nbs/04_timing.ipynb #33926e4b
 class StepTimerCallback(Callback):
@@ -203,24 +216,20 @@ class StepTimerCallback(Callback):
         if learn is not None: learn.cbs.append(self.edge)
 
     def first(self, event_name):
-        "The event's first callback is due"
-        timing = self.timing
+        "The first callback is due of an event that begins or ends something larger than a step"
         if event_name=='before_fit': self._before_fit()
         elif event_name=='after_cancel_validate': self.valid_from = None       # not a whole validation
         elif event_name=='after_validate': self._after_validate()
-        elif timing.row is None: return
-        elif event_name in _ENDS: timing.finish()
-        elif event_name in _FIRST: timing.now[event_name] = timing.marks.mark()
-        if event_name=='before_batch': timing.n_images = _n_images(self._learn)
+        elif event_name in _ENDS and self.timing.row is not None: self.timing.finish()
 
     def __call__(self, event_name):
         "The event's last callback is due"
         timing = self.timing
-        if event_name=='before_train': self._before_train()
+        if timing.row is not None:
+            if event_name=='after_batch': timing.close()
+            elif event_name in _LAST: timing.now[_LAST[event_name]] = timing.mark()
+        elif event_name=='before_train': self._before_train()
         elif event_name=='before_validate': self.valid_from = timing.clock()
-        elif timing.row is None: return
-        elif event_name=='after_batch': timing.close()
-        elif event_name in _LAST: timing.now[_LAST[event_name]] = timing.marks.mark()
 
     def _before_fit(self):
         self.timing.row, self.fit_seen, self.valid_from = None, False, None    # a row is left where the fit before failed
