@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MANY', 'OUT_OF_MEMORY', 'WORKER', 'HINTS', 'FAILED', 'grid', 'plan', 'visit', 'rounds', 'Planned', 'SweepStopped',
-           'sweep', 'noise_floor']
+           'sweep', 'noise_floor', 'BestBatchSize', 'pick_finalists', 'find_best_bs']
 
 # %% ../nbs/08_sweep.ipynb #dc1714e3
 import hashlib
@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,7 @@ import torch
 from fastcore.basics import first
 from tqdm.auto import tqdm
 
+from .data import get_images
 from .trial import Trial, about, resolve, run_trial
 from .process import CtrlC, device_locks, pack, run_fresh, start_server
 
@@ -361,3 +362,101 @@ def noise_floor(
     sides = [pair[pair.twin.eq(o)][time].dropna() for o in (True, False)]
     if not all(map(len, sides)): raise RuntimeError("No visit on one side of the A/A pair was timed, so there is no ratio.")
     return ratio_ci(*sides, level)
+
+# %% ../nbs/08_sweep.ipynb #f92ba320
+@dataclass(frozen=True)
+class BestBatchSize:
+    "What `find_best_bs` found"
+    bs:int               # Images; the smallest size that is as fast as the fastest, within the tolerance
+    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its fine visits
+    fastest_bs:int       # The size that passed most images a second
+    ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
+    finalists:list       # The sizes of the fine rounds
+    device_s:float       # Seconds that the visits took, without the start of their processes
+    records:pd.DataFrame # All visits; `stage` is 'coarse' or 'fine', `rate` images a second over a whole epoch
+    reason:str           # The answer in words
+
+def _rate(row, n_train):
+    "Images a second over an epoch of `n_train` images: start-up, steps, closing"
+    n = n_train//row['bs']
+    return 1e3*n*row['bs']/(row['first_batch_ms']+n*row['step_ms']+row['closing_ms'])
+
+def _rated(df, n_train, stage):
+    "The records with their rate; NaN where a visit gave no time"
+    ok = df.status.eq('ok')
+    return df.assign(stage=stage, rate=[_rate(o, n_train) if good else math.nan for o,good in zip(df.to_dict('records'), ok)])
+
+# %% ../nbs/08_sweep.ipynb #136a4c78
+def pick_finalists(
+    rates:dict,       # Batch size -> images a second, of one coarse visit each; NaN where it failed
+    tolerance:float,  # How far below the fastest is as good, a fraction
+    most:int=3,       # Finalists
+    noise:float=.05,  # How well a coarse visit is known, a fraction
+)->list: # Batch sizes, ascending
+    "The sizes worth a closer look: the fastest ones, and the smallest that can still be as good"
+    ranked = sorted((o for o in rates if rates[o]==rates[o]), key=lambda o: -rates[o])
+    if len(ranked)<=most: return sorted(ranked)
+    near = [o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-noise)]
+    return sorted({*ranked[:most-1], min(near)} | ({ranked[most-1]} if min(near) in ranked[:most-1] else set()))
+
+# %% ../nbs/08_sweep.ipynb #4b34e91c
+def _check_sizes(sizes, n_train):
+    sizes = [_python(o) for o in sizes]
+    odd = [o for o in sizes if isinstance(o, bool) or not isinstance(o, int) or o<1]
+    if odd or not sizes: raise ValueError(f"sizes is {sizes!r}, but it has to be a list of whole numbers above 0, such as [16, 64, 256].")
+    fit = sorted({o for o in sizes if o<=n_train})
+    if not fit: raise ValueError(f"All of the sizes {sizes} are larger than the {n_train} training images. Use smaller ones.")
+    return fit
+
+def _n_train(trial): return len(get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images).split()[0])
+
+def _part(trial, bs, n_train):
+    "The trial at that size, on no more images than its steps need: what is not loaded costs no time"
+    w = trial.n_workers
+    need = bs*(4+4*max(1, w)*trial.accumulate+2*w)
+    images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
+    return replace(trial, bs=bs, max_images=None if need>=.9*n_train else math.ceil(need*len(images)/n_train))
+
+def _in_words(bs, fastest, ratio, tolerance, failed):
+    end = f" Without a time: {', '.join(map(str, failed))}." if failed else ''
+    if bs==fastest: return f"Batch {bs} passes the most images a second, and no smaller size comes within {100*tolerance:g} % of it.{end}"
+    words = 'not distinguishable from' if not ratio.is_distinct() else 'close to'
+    return (f"Batch {bs} is the smallest within {100*tolerance:g} % of the fastest, {fastest}: {ratio.mid:.3f} times its images a second "
+            f"({ratio.lo:.3f} to {ratio.hi:.3f}), {words} it.{end}")
+
+# %% ../nbs/08_sweep.ipynb #e8522f3d
+def find_best_bs(
+    trial:Trial,            # What to train; its `bs` does not matter
+    sizes,                  # Batch sizes to choose from
+    tolerance:float=.02,    # A size is as good as the fastest if it is no more than this fraction slower
+    finalists:int=3,        # Sizes that get the fine rounds
+    out=None,               # Folder for the records of both stages, which the same call reads again
+    coarse:dict=dict(half_width=.05, max_s=.5),  # How well and how long to time a coarse visit, as `run_trial` takes it
+    fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
+    run:Callable=run_trial, # Or a function with the fields of a `Trial`, `half_width`, `max_s` and `whole_epoch`, that returns such a record
+    **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
+)->BestBatchSize: # With `RuntimeError` where no size gave a time
+    "The smallest batch size that is as fast as any: a coarse visit of each, then two fine rounds of the finalists"
+    n_train = _n_train(trial)
+    points = {o: _part(trial, o, n_train) for o in _check_sizes(sizes, n_train)}
+    def stage(name, chosen, repeats, effort):
+        plan = [points[o] if run is run_trial else asdict(points[o]) for o in chosen]
+        df = sweep(plan, repeats, None if out is None else Path(out)/f'{name}.jsonl', run, twin=None, whole_epoch=False, **effort, **options)
+        return _rated(df, n_train, name)
+    first_look = stage('coarse', points, 1, coarse)
+    rates = first_look.groupby('bs').rate.median().to_dict()
+    chosen = pick_finalists(rates, tolerance, finalists)
+    if not chosen: raise RuntimeError(f"No batch size gave a time. The first visit said: {first_look.error.dropna().iloc[0]}")
+    return _decide(pd.concat([first_look, stage('fine', chosen, 2, fine)], ignore_index=True), chosen, tolerance)
+
+def _decide(df, chosen, tolerance):
+    "The answer from the records of both stages"
+    fine = {o: g.rate.dropna() for o,g in df[df.stage.eq('fine')].groupby('bs')}
+    rates = {o: g.median() for o,g in fine.items() if len(g)}
+    if not rates: raise RuntimeError(f"No finalist of {chosen} gave a time in the fine rounds: {df.error.dropna().iloc[-1]}")
+    fastest = max(rates, key=rates.get)
+    bs = min(o for o in rates if rates[o]>=(1-tolerance)*rates[fastest])
+    ratio = ratio_ci(fine[bs], fine[fastest])
+    failed = sorted({int(o) for o in df.bs[df.rate.isna()]})
+    device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
+    return BestBatchSize(int(bs), float(rates[bs]), int(fastest), ratio, chosen, device_s, df, _in_words(bs, fastest, ratio, tolerance, failed))
