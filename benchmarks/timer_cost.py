@@ -1,7 +1,7 @@
 """What `StepTimerCallback` costs: whole fits with it, without it, with a callback that does nothing, and with one that waits
 for the device at each event, in alternating order
 
-    timer_cost.py --device cuda --out timer_cost.json [--rounds 30]
+    timer_cost.py --device cuda --out timer_cost.json [--rounds 40] [--case resnet18_32px]
 
 A run is a fit of one epoch without validation; its time is the median step, from clock readings that a callback takes after each step, the same
 one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that of
@@ -39,8 +39,8 @@ VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], 
 
 def cases(device): # name, trial, steps in a run
     cpu = device=='cpu'
-    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 10 if cpu else 60),
-            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 60 if cpu else 100)]
+    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 8 if cpu else 30),
+            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 40 if cpu else 60)]
 
 def step_ms(learn, cbs):
     "Milliseconds of the median step of one fit"
@@ -69,11 +69,12 @@ def paired_ratio(a, b, level=.95):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--rounds', type=int, default=30)
+    parser.add_argument('--rounds', type=int, default=40)
+    parser.add_argument('--case', choices=[o[0] for o in cases('cpu')], help='this one only')
     parser.add_argument('--out', required=True, help='the JSON file to write')
     args = parser.parse_args()
     device, results = str(pick_device(args.device)), []
-    for name,fields,n_steps in cases(device):
+    for name,fields,n_steps in [o for o in cases(device) if args.case in (None, o[0])]:
         n, times = measure(device, fields, n_steps, args.rounds)
         ratios = {k: vars(paired_ratio(v, times['none'])) for k,v in times.items() if k!='none'}
         results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=times, ratios=ratios))
