@@ -41,7 +41,9 @@ class Verbs(click.Group):
     def invoke(self, ctx):
         try: return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort): raise
-        except KeyboardInterrupt: ctx.exit(INTERRUPTED)
+        except KeyboardInterrupt as e:
+            if str(e): click.echo(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
+            ctx.exit(INTERRUPTED)
         except (ValueError, RuntimeError, OSError) as e:
             if _wants_traceback(ctx) or not _is_ours(e): raise
             raise OurError(str(e)) from None
@@ -240,22 +242,28 @@ gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/m
 @click.option('--repeats', type=click.IntRange(1), default=3, show_default=True, help='Visits of each combination.')
 @click.option('--seed', type=int, default=0, show_default=True, help='Of the weights and of the order of visits.')
 @out_folder
+@click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=1800, show_default=True, metavar='SECONDS',
+              help='For each visit.')
+@click.option('--retry-failed', is_flag=True, help='Run visits again that failed, were killed or took too long.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
 @click.pass_context
-def sweep(ctx, repeats, seed, out, no_progress, max_images, n_epoch, **lists):
+def sweep(ctx, repeats, seed, out, timeout_s, retry_failed, no_progress, max_images, n_epoch, **lists):
     """Train every combination of the given values and write a report.
 
     Several values are given with commas. What is not given keeps its default: digits, lenet,
-    batch size 64, fp32, data in memory.
+    batch size 64, fp32, data in memory. The same command with the same --out goes on where one was
+    stopped, and runs only what is missing.
     """
     from gpubench import sweep as library
     from gpubench.labs import run_folder
     if '' not in sys.path: sys.path.insert(0, '')            # `module:function` is found in the current folder
     todo = library.plan(_sweep_plan(lists, dict(max_images=max_images, n_epoch=n_epoch, seed=seed)))
+    library.start_server()                                   # it loads while the data is fetched
     _fetch(todo)
     out = run_folder(out)
     click.echo(f'{len(todo)} combination(s), {repeats} visit(s) each. Results go to {out}')
-    n_bad = _show_faults(library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress))
+    n_bad = _show_faults(library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
+                                       retry_failed=retry_failed))
     _show_report(out)
     ctx.exit(FAILED if n_bad else OK)
 

@@ -116,7 +116,7 @@ def own_settings(
     texts = df.astype(object).map(lambda o: str(plain_value(o)))
     same = texts[known].agg('|'.join, axis=1) if known else pd.Series('', df.index)
     twins = texts[texts.trial_id.groupby(same).transform('nunique')>1]
-    measured = ('trial_id', 'visit', 'status', 'error', 'time_utc', 'accuracy', 'loss', 'valid_loss', *known)
+    measured = ('trial_id', 'visit', 'twin', 'schema', 'status', 'error', 'time_utc', 'accuracy', 'loss', 'valid_loss', *known)
     names = [o for o in twins if o not in measured and not str(o).endswith(tuple(UNITS))]
     return [o for o in names if twins[o].nunique()>1 and twins.groupby('trial_id')[o].nunique().max()==1]
 

@@ -1,10 +1,11 @@
 """What all tests share"""
-import os, subprocess
+import os, subprocess, tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
+os.environ.setdefault('GPUBENCH_LOCKS', tempfile.mkdtemp(prefix='gpubench-test-locks-'))   # tests wait for nobody else's sweep
 root = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope='session')

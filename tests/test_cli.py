@@ -212,9 +212,24 @@ def test_a_sweep_writes_records_and_a_report(tmp_path):
                          '--no-progress', '--out', 'mine', cwd=tmp_path)
     assert (p.returncode, p.stderr) == (0, '')
     df = read_records(tmp_path/'mine')
-    assert sorted(zip(df.bs, df.visit)) == [(128, 0), (128, 1), (256, 0), (256, 1)]
+    assert sorted(zip(df.bs, df.visit)) == [(128, 0), (128, 1), (256, 0), (256, 1), (256, 2), (256, 3)]
+    assert sorted(df.twin) == [False]*4 + [True]*2       # the A/A pair
     assert (df.status=='ok').all() and (df.max_images==400).all()
     assert (tmp_path/'mine'/'report.html').is_file() and 'lenet on digits' in p.stdout
+    file = tmp_path/'mine'/'records.jsonl'
+    file.write_text(''.join(file.read_text().splitlines(keepends=True)[:4]))
+    p = gpubench_command('sweep', '--bs', '128,256', '--max-images', 400, '--repeats', 2, '--device', 'cpu',
+                         '--no-progress', '--out', 'mine', cwd=tmp_path)
+    assert p.returncode==0 and '4 of 6 visits are in' in p.stdout and '2 to go' in p.stdout
+    assert len(read_records(tmp_path/'mine'))==6
+
+
+def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
+    from gpubench import sweep as library
+    def stop(*args, **kwargs): raise library.SweepStopped('Stopped by Ctrl-C after 2 of 6 visits.', None)
+    monkeypatch.setattr(library, 'sweep', stop)
+    said = call('sweep', '--device', 'cpu', '--out', 'mine')
+    assert said.exit_code==130 and 'after 2 of 6 visits' in said.stderr and 'Traceback' not in said.stderr
 
 
 def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
