@@ -88,8 +88,9 @@ def load_records(
         raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a sweep first.")
     df = df.reindex(columns=[*df.columns, *(o for o in TEXTS+NUMBERS if o not in df)])
     for o in NUMBERS: df[o] = pd.to_numeric(df[o], errors='coerce').replace([np.inf, -np.inf], np.nan)
-    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'),
-                     images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s))
+    rate = df.n_images/df.epoch_s.where(df.epoch_s>0)
+    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
+                     images_per_s=df.images_per_s.fillna(rate))
 
 # %% ../nbs/10_report.ipynb #a8c870eb
 def fmt(
@@ -117,6 +118,7 @@ def fmt_interval(
     return f'{fmt(i.mid, unit)} ({fmt(i.lo)} to {fmt(i.hi)}, {100*i.level:.0f} %)'
 
 def _percent(x): return fmt(100*x if is_known(x) else None, '%')
+def _share(x): return f'{100*x:.0f} %' if x>=.01 else f'{_percent(x)}'
 
 def fmt_list(
     items, # Texts
@@ -341,11 +343,13 @@ def comparison_text(
     comparison:pd.DataFrame, # As `compare` returns it
 )->str:
     "A comparison for the terminal: two lines a configuration, and a warning where the work was not the same"
-    varied, lines, pair = varied_settings(comparison), [], None
+    varied, lines, pair, told = varied_settings(comparison), [], None, set()
     def side(row, o): return f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({fmt_count(row[f'n_{o}'])} visits)"
     for row in comparison.to_dict('records'):
         now = (row.get('where_a'), row.get('where_b'))
-        if all(map(is_known, now)) and now!=pair: lines += [f'{now[1]} against {now[0]}' + SAME_MACHINE*(row.get('same_machine') is True)]; pair = now
+        if all(map(is_known, now)) and now!=pair:
+            lines.append(f'{now[1]} against {now[0]}' + SAME_MACHINE*(row['same_machine'] is True and now not in told))
+            pair, told = now, told|{now}
         what = [setting_label(o, row[o]) for o in varied] + [f"batch {fmt_bs(row.get('bs'))}"]
         lines.append(f"  {', '.join(what)}: {row['verdict']}")
         if is_known(row.get('epoch_s_a')) or is_known(row.get('epoch_s_b')):
@@ -760,19 +764,19 @@ def say_phases(df)->list[str]:
         if not len(large): continue
         top = large.loc[large.share_frac.idxmax()]
         many = f', and {100*least:.0f} % or more in {len(large)} of {len(rows)} configurations' if len(large)>1 else ''
-        out.append(f"On {_the(top.series)} at batch {fmt_bs(top.bs)}, {_percent(top.share_frac)} of a step is {what} "
+        out.append(f"On {_the(top.series)} at batch {fmt_bs(top.bs)}, {_share(top.share_frac)} of a step is {what} "
                    f"({fmt(top.ms, 'ms')}){many}. {advice}")
     return out
 
-# %% ../nbs/10_report.ipynb #aa8dd649
+# %% ../nbs/10_report.ipynb #208c25eb
 def say_process(df)->list[str]:
     "What fresh processes cost, beside the times that were measured in them"
     known = df[df.process_s.notna()]
     if not len(known): return []
-    both = known[known.visit_s>0]
-    share = f', {_percent(both.process_s.sum()/both.visit_s.sum())} of the {fmt(both.visit_s.sum(), "s")} that they took' if len(both) else ''
-    return [f"Each visit ran in a fresh process, whose start took {fmt(known.process_s.median(), 's')} (median of {len(known)} visits{share}). "
-            "It is in none of the other times."]
+    both, times = known[known.visit_s>0], known.process_s
+    of = f'; together {_share(both.process_s.sum()/both.visit_s.sum())} of the {fmt(both.visit_s.sum(), "s")} of all visits' if len(both) else ''
+    return [f"Each visit ran in a fresh process. A start took {fmt(times.median(), 's')} (median of {len(known)}), the longest "
+            f"{fmt(times.max(), 's')}{of}. No other time here holds any of it."]
 
 # %% ../nbs/10_report.ipynb #8de359e3
 FEWEST = 4    # batch sizes for a fit of the step time
@@ -1007,7 +1011,7 @@ def _phase_pictures(df):
     "One figure a device"
     def picture(where, rows):
         at = f'{where} at batch {fmt_bs(rows.bs.iloc[0])}'
-        parts = [f"{how or 'median'}: " + ', '.join(f"{PHASES[o.Index]} {fmt(o.ms)} ms ({_percent(o.share_frac)})" for o in phase_shares(visits).itertuples())
+        parts = [f"{how or 'median'}: " + ', '.join(f"{PHASES[o.Index]} {fmt(o.ms)} ms ({_share(o.share_frac)})" for o in phase_shares(visits).itertuples())
                  for how,visits in rows.groupby('how')]
         return Picture(f'phases on {where}', f"Parts of a step on {at}. {'; '.join(parts)}.",
                        lambda ax: plot_phases(rows, ax=ax, title=_as_title(f'A step on {at}')), phases_height_in(rows))
