@@ -54,7 +54,7 @@ def _leave_terminal():
 
 def _end_group():
     "End this process and the workers it started"
-    if hasattr(os, 'killpg'): os.killpg(0, signal.SIGKILL)
+    if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)   # nobody else's group
     os._exit(1)
 
 def _watch(line):
@@ -112,7 +112,7 @@ def start_server(
     if pick_start_method(start_method)!='forkserver': return
     from multiprocessing import forkserver
     get_context('forkserver').set_forkserver_preload(['gpubench.sweep'])
-    with _main_hidden(): forkserver.ensure_running()
+    forkserver.ensure_running()
 
 # %% ../nbs/07a_process.ipynb #5558eb02
 @dataclass(frozen=True)

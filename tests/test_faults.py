@@ -68,12 +68,13 @@ def test_out_of_memory_frees_what_the_visit_held():
     held = []
     def run(bs):
         big = Held()
+        big.me = big                                         # as a Learner and its callbacks hold each other
         held.append(weakref.ref(big))
         raise torch.OutOfMemoryError('CUDA out of memory')
-    gc.disable()
-    try: assert here(dict(bs=8), run=run).status.tolist()==['oom']
+    gc.disable()                                         # nothing but the sweep itself may tidy up
+    try: status, left = here(dict(bs=8), run=run).status.tolist(), [o() for o in held]
     finally: gc.enable()
-    assert [o() for o in held]==[None]
+    assert (status, left)==(['oom'], [None])
 
 
 # ---- visits that end badly
@@ -431,3 +432,34 @@ def test_how_to_measure_reaches_the_function():
     def run(x, half_width=.01): return dict(found=half_width)
     assert quiet(dict(x=1), run=run, half_width=.05).found.tolist()==[.05]
     with pytest.raises(ValueError, match="Did you mean 'half_width'"): quiet(dict(x=1), run=run, halfwidth=.05)
+
+
+# ---- a GPU
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+
+def fills(gib, device):
+    before = torch.cuda.is_initialized()
+    x = torch.empty(int(gib*2**30), dtype=torch.uint8, device=device)
+    return dict(n_bytes=x.numel(), started_before=before, n_gpus_seen=torch.cuda.device_count())
+
+@gpu
+@pytest.mark.parametrize('isolate', [True, False])
+def test_out_of_memory_on_a_gpu(isolate):
+    "More than the GPU has, between two visits that fit, in fresh processes and in this one"
+    total = torch.cuda.get_device_properties(0).total_memory/2**30
+    df = quiet(dict(gib=[.5, 2*total, .6*total], device='cuda'), run=fills, repeats=2, isolate=isolate)
+    assert sorted(zip(df.gib, df.status))==sorted([(.5, 'ok'), (2*total, 'oom'), (.6*total, 'ok')]*2)
+    assert 'out of memory' in df[df.status=='oom'].error.iloc[0]
+    if isolate: assert not df[df.status=='ok'].started_before.any()            # the server never touched the GPU
+
+@gpu
+def test_out_of_memory_of_a_trial():
+    df = quiet(dict(dataset='synthetic', max_images=30_000, size=128, n_channels=3, model='resnet18', bs=[64, 20_000], device='cuda'))
+    assert by(df, 'bs')=={64: 'ok', 20_000: 'oom'}
+
+@gpu
+def test_one_gpu_has_one_lock_whatever_it_is_called(monkeypatch):
+    with device_locks(['cuda']):
+        with pytest.raises(RuntimeError, match='already'), device_locks(['cuda:0']): pass
+        with device_locks(['cpu']): pass
