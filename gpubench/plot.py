@@ -73,7 +73,7 @@ def plain_value(x):
     "`x` as it was before a frame made it a float or a NaN: 4.0 is 4, NaN is None"
     if not is_known(x): return None
     if isinstance(x, (bool, np.bool_)): return bool(x)
-    return int(x) if isinstance(x, (float, np.floating, np.integer)) and x==int(x) else x
+    return int(x) if isinstance(x, (float, np.floating, np.integer)) and np.isfinite(x) and x==int(x) else x
 
 OWN = dict(max_images='all images', size='own size', n_channels='own channels')   # what None means: the data set's own
 
@@ -446,7 +446,7 @@ def _phase_notes(df, labels, kept, n_beyond):
     return told + [far]*bool(n_beyond) + [f"Phases not measured: {', '.join(empty)}."]*bool(empty)
 
 def _phase_axes(ax, place, end_ms, title):
-    ax.set(yticks=list(place.values()), yticklabels=[PHASES[o] for o in place], ylim=(len(place)-.5, -.5), xlim=(0, end_ms), xlabel='time in a step (ms)')
+    ax.set(yticks=list(place.values()), yticklabels=[PHASES[o] for o in place], ylim=(max(1, len(place))-.5, -.5), xlim=(0, end_ms), xlabel='time in a step (ms)')
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
