@@ -281,7 +281,7 @@ def _devices_apart(folder):
 gpubench compare runs/cpu runs/gpu
 gpubench compare runs/cpu runs/gpu colleague/records.jsonl --strict""")
 @click.argument('folders', nargs=-1, required=True, metavar='RUN...')
-@click.option('--strict', is_flag=True, help='Exit code 1 where two sides did not do the same work.')
+@click.option('--strict', is_flag=True, help='Exit code 1 where two sides did not do the same work, or no ratio could be made.')
 @click.pass_context
 def compare(ctx, folders, strict):
     """Put runs side by side: speed-up with its interval, and a warning where the work was not the same.
@@ -295,7 +295,9 @@ def compare(ctx, folders, strict):
         if len(folders)>1: click.echo(f'A: {first}\nB: {o}')
         found = library.compare(first, o)
         click.echo(library.comparison_text(found) + '\n')
-        fair = fair and bool(found.same_work.all())
+        none = int(found.speedup.isna().sum())
+        if none: click.echo(f'No ratio could be made for {none} of {len(found)} configurations; the reasons are above.\n')
+        fair = fair and not none and bool(found.same_work.all())
     ctx.exit(FAILED if strict and not fair else OK)
 
 # %% ../nbs/13_cli.ipynb #02d28d72

@@ -282,6 +282,13 @@ def test_compare_warns_where_the_work_differs(tmp_path, call):
     assert call('compare', cpu, gpu, '--strict').exit_code==1
 
 
+def test_strict_fails_where_no_ratio_could_be_made(tmp_path, call):
+    cpu, gpu = write_run(tmp_path/'cpu', device='cpu', epoch_s=0., images_per_s=None), write_run(tmp_path/'gpu', device='cuda')
+    said = call('compare', cpu, gpu, '--strict')
+    assert said.exit_code==1 and 'No ratio could be made for ' in said.stdout and 'NOT THE SAME WORK' not in said.stdout
+    assert call('compare', cpu, gpu).exit_code==0
+
+
 def test_nothing_to_compare_or_report(tmp_path, call):
     cpu = write_run(tmp_path/'cpu', device='cpu')
     for args,says in [(['compare', cpu], 'records of one device only'),

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
@@ -93,6 +94,28 @@ def test_every_setting_of_a_trial_has_words():
         'A field of Trial is missing in plot.SETTINGS: without it, medians would mix configurations.'
 
 
+def test_every_phase_of_a_step_has_words():
+    timing = pytest.importorskip('gpubench.timing')
+    assert [*plot.PHASES]==[*timing.PHASES, 'other_ms']
+
+
+@pytest.fixture(scope='module')
+def real():
+    "Records as a sweep really writes them: two trials and an A/A pair"
+    sweep = pytest.importorskip('gpubench.sweep').sweep
+    trials = dict(dataset='digits', model='lenet', bs=[64, 128], device='cpu', max_images=300)
+    return sweep(trials, repeats=2, isolate=False, progress=False, max_s=0.)
+
+
+def test_nothing_measured_is_taken_for_a_setting(real):
+    "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
+    settings = {*plot.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
+    assert plot.own_settings(pd.DataFrame(rows))==[]
+    assert plot.own_settings(pd.DataFrame([o | dict(hidden=i) for i,o in enumerate(rows)]))==['hidden']
+    assert plot.varied_settings(real)==[]
+
+
 def test_no_torch_is_imported():
     code = "import sys, gpubench.plot, gpubench.report; print([o for o in ('torch', 'fastai') if o in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
@@ -129,6 +152,35 @@ def test_lines_are_medians():
     ax = plot.plot_batch_sizes(pd.DataFrame([visit(bs, n=i, epoch_s=t) for bs in (16, 64) for i,t in enumerate(times)]))
     line = next(o for o in ax.lines if o.get_linestyle()=='-' and len(o.get_xdata()))
     assert list(line.get_ydata())==[2., 2.]
+
+
+PARTS = dict(wait_ms=5., copy_ms=.5, forward_ms=3., loss_ms=.5, backward_ms=4., optimizer_ms=1.5, other_ms=.5)
+
+
+def test_every_visit_is_a_dot_in_each_phase():
+    rows = visits((64,), n=4, transform_ms=None, **PARTS)
+    ax = plot.plot_phases(pd.DataFrame(rows))
+    assert sorted(x for x,_ in dots(ax))==sorted([*PARTS.values()]*8)
+    assert [o.get_text() for o in ax.get_yticklabels()]==[v for k,v in plot.PHASES.items() if k!='transform_ms']
+    assert ax.get_xlim()[0]==0 and '(ms)' in ax.get_xlabel() and 'Made-up GPU' in ax.texts[-1].get_text()
+    ax.figure.canvas.draw()
+
+
+def test_phases_of_steps_and_of_real_records(real):
+    steps = pd.DataFrame([PARTS | dict(fit=0, epoch=0, step=i, step_ms=15., transform_ms=np.nan) for i in range(30)])
+    ax = plot.plot_phases(steps)
+    assert len(dots(ax))==7*30 and [o.get_text() for o in ax.texts if o.get_gid()=='share'][0]=='33 %'
+    ax = plot.plot_phases(real)
+    assert [o.get_text() for o in ax.get_legend().get_texts()]==['CPU · batch 64', 'CPU · batch 128']
+    assert len(plot.plot_phases(real, by='bs').get_yticklabels())==8
+
+
+def test_records_of_schema_1_have_no_phases_and_still_draw(tmp_path):
+    assert 'no phase was measured' in [o.get_text() for o in plot.plot_phases(pd.DataFrame(visits())).texts]
+    folder_of(tmp_path/'run', visits((16, 64, 256, 512)))
+    (tmp_path/'run'/'records.jsonl').write_text((tmp_path/'run'/'records.jsonl').read_text().replace('"schema": 2', '"schema": 1'))
+    page = Page(report.write_report(tmp_path/'run').read_text(encoding='utf-8'))
+    assert not page.all('details') and 'Smallest batch' in page.text and 'By a fit' in page.text
 
 
 def test_series_differ_in_colour_and_marker():
@@ -310,6 +362,50 @@ def test_settings_of_ones_own_are_found():
     assert plot.plot_batch_sizes(pd.DataFrame(rows), by='machine').get_legend() is not None
 
 
+def test_no_ratio_is_not_the_same_work():
+    c = report.compare(visits((64,), ['cpu'], epoch_s=0., images_per_s=None), visits((64,), ['cuda'], epoch_s=0., images_per_s=None))
+    assert c.verdict[0]=='no ratio: no time above 0 on both' and not c.same_work[0]
+
+
+def test_two_runs_of_one_machine_are_called_so():
+    text = report.comparison_text(report.compare(visits(), visits()))
+    assert text.count('the same machine, so each ratio is how much two runs of it differ')==2      # once for each device
+    assert 'the same machine' not in report.comparison_text(report.compare(visits(), visits(machine='m2')))
+    assert 'the same machine' not in report.comparison_text(report.compare(visits(devices=['cpu']), visits(devices=['cuda'])))
+
+
+def test_settings_that_one_side_does_not_know_are_never_pooled():
+    some = [{k: v for k,v in o.items() if k!='precision'} for o in visits((64,), ['cuda'])]
+    both = visits((64,), ['cuda'], precision='fp32') + visits((64,), ['cuda'], precision='bf16')
+    assert report.compare(visits((64,), ['cuda'], precision='bf16'), some).n_a.tolist()==[3]
+    with pytest.raises(ValueError, match='precision: bf16 and fp32 against default precision'): report.compare(both, some)
+    c = report.compare(visits((64,), ['cpu'], max_images=None) + visits((64,), ['cpu'], max_images=100), visits((64,), ['cpu']))
+    assert c.n_a.tolist()[0]==3 and c.verdict[1]=='no ratio: run on CPU (A) only'
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(status=200), 'status is 200 and not text'), (dict(status=['ok']), 'status is a list'), (dict(bs=[64]), 'bs is a list'),
+    (dict(machine=dict(a=1)), 'machine is a dict'), (dict(trial_id=3), 'trial_id is 3 and not text'),
+    (dict(wait_ms=[1.]), 'wait_ms is a list'), (dict(size=[28, 28]), 'size is a list'), (dict(device=0), 'device is 0')])
+def test_damaged_records_are_set_aside_in_words(tmp_path, change, says):
+    odd = visit(64) | change
+    with pytest.warns(UserWarning, match=re.escape(says)): page = page_of(tmp_path/'run', [*visits(), odd])
+    assert page.balanced and '12 visits of 4 configurations' in page.text
+    with pytest.warns(UserWarning, match='1 of 13 records cannot be read'): assert len(report.compare([*visits(), odd], visits()))==4
+    with pytest.raises(RuntimeError, match='nothing to report'): report.load_records([odd])
+
+
+@pytest.mark.parametrize('change', [
+    dict(trial_id=None), dict(visit=None), dict(visit='first'), dict(twin='yes'), dict(hidden=[1, 2]), dict(losses=dict(a=1)), dict(bs='many'),
+    dict(epoch_s='fast'), dict(process_s='no'), dict(not_tight='no'), dict(time_utc='yesterday'), dict(machine=None), dict(n_train=None),
+    dict(bs=float('inf')), dict(bs=-3), dict(bs=2.5), dict(epoch_s=-1.), dict(step_ms=-1.), dict(device=None), dict(status=None)])
+def test_odd_values_break_neither_page_nor_comparison(tmp_path, change):
+    rows = visits((16, 64, 256, 512)) + [visit(64) | change]
+    assert page_of(tmp_path/'run', rows).balanced
+    report.comparison_text(report.compare(rows, visits()))
+    report.summary_text(rows)
+
+
 # ---- sentences
 
 def said(rows): return ' '.join(report.recommend(rows))
@@ -328,6 +424,54 @@ def test_a_larger_batch_that_does_gain_is_named():
     rows = rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
     assert report.best_batch(pd.DataFrame(rows)).bs==128
     assert 'Batch 256 is 1.01 % faster (' in said(rows)
+
+
+def test_a_batch_size_that_the_visits_do_not_tell_is_not_recommended_as_if():
+    rows = rates(64, 80, 100, 120) + rates(128, 82, 101, 118) + rates(256, 40, 41, 42)
+    text = said(rows)
+    assert 'By the medians the smallest batch within 2 % of the fastest on the GPU is 64, but it is not distinguishable from batch 128 (' in text
+    assert 'Smallest batch within' not in text and 'Batch 128 gains nothing' not in text and 'Batch 256 gains nothing' in text
+
+
+def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
+    again = visits((16, 64), ['cuda'], n=2, visit=7)
+    df = report.add_labels(report.load_records(visits((16, 64), ['cuda']) + again))
+    assert {bs: len(o) for bs,o in report.best_batch(df).rates.items()}=={16: 5, 64: 5} and df.workload.nunique()==1
+    for other in (dict(max_images=500), dict(n_train=2000), dict(size=28)):
+        df = report.add_labels(report.load_records(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], **other)))
+        assert df.workload.nunique()==2 and len(report.say_best_batch(df[df.workload==df.workload.iloc[0]]))==1
+        assert {len(o) for o in report.best_batch(df[df.workload==df.workload.iloc[0]]).rates.values()}=={3}
+    assert said(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], max_images=500)).count('mallest batch within')==2
+
+
+def pair(ratio, n=3):
+    return [visit(64, 'cpu', i, twin=bool(t), step_ms=10*(1+.02*i)*(ratio if t else 1)) for i in range(n) for t in (0, 1)]
+
+
+@pytest.mark.parametrize('ratio', [.8, 1., 1.03, 1.5])
+def test_the_noise_floor_is_that_of_the_sweep(ratio):
+    noise_floor = pytest.importorskip('gpubench.sweep').noise_floor
+    rows, floor = pair(ratio), noise_floor(pd.DataFrame(pair(ratio)))
+    _,found = report._floors(report.add_labels(report.load_records(rows)))[0]
+    np.testing.assert_allclose([found.mid, found.lo, found.hi], [floor.mid, floor.lo, floor.hi])
+    text = said(rows)
+    assert 'smaller differences mean nothing here.' in text and ('leaves 1 out' in text)==(ratio in (.8, 1.5))
+
+
+def test_the_noise_floor_of_real_records(real): assert 'The same configuration, measured twice a round (batch 128 on the CPU)' in said(real)
+
+
+def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
+    new = dict(PARTS, step_ms=15., twin=False, not_tight=True, half_width_frac=.08, process_s=2., visit_s=9., epoch_check_frac=-.3,
+               epoch_whole_s=1., transform_ms=None)
+    rows = [o | new | dict(trial_id=f"{o['device']}{o['bs']}", step_ms=10+o['bs']/100) for o in visits((16, 32, 64, 128))]
+    twins = [o | dict(twin=True) for o in rows if o['bs']==64 and o['device']=='cpu']
+    page = page_of(tmp_path/'run', rows + twins)
+    for o in ('measured twice a round (batch 64 on the CPU)', 'of a step is waiting for data (5 ms)', 'By a fit', 'A whole epoch took' ,
+              'before the median step was known as well', 'Each visit ran in a fresh process', 'measured, at '):
+        assert o.replace('A whole epoch took', 'a whole epoch took') in page.text, o
+    assert len(page.all('details'))==1 and 'open' not in page.all('details')[0]             # folded
+    assert page.balanced and 'optimiser' in page.text and any('Parts of a step on the GPU' in o['alt'] for o in page.all('img'))
 
 
 def test_left_out_images_disqualify_an_epoch_time():
