@@ -109,12 +109,12 @@ def where_labels(
 
 # %% ../nbs/09_plot.ipynb #2aca5626
 MEASURED = ( # columns without a unit that a visit found out, or that say which one it was
-    'trial_id visit twin schema status error time_utc accuracy loss valid_loss n_train n_valid n_images n_steps n_dropped n_params '
-    'n_warmup_steps not_steady not_tight step_level n_rounds n_timed_steps n_timed_epochs n_opt_steps dtype_seen n_workers_seen '
-    'channels_last_seen').split()
+    'trial_id visit twin schema status error time_utc accuracy loss valid_loss n_train n_valid n_images n_steps '
+    'n_dropped n_params n_warmup_steps not_steady not_tight step_level n_rounds n_timed_steps n_timed_epochs '
+    'n_opt_steps dtype_seen n_workers_seen channels_last_seen').split()
 ABOUT = ( # columns that describe the machine
-    'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench tf32_matmul '
-    'tf32_cudnn cudnn_benchmark').split()
+    'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench '
+    'tf32_matmul tf32_cudnn cudnn_benchmark').split()
 
 def own_settings(
     df:pd.DataFrame, # Records, one row a visit
@@ -421,20 +421,25 @@ def _end_ms(df):
     if not is_known(top) or top<=0: return 1.
     return 1.08*top if top<=FAR*usual else 1.5*usual
 
+def _draw_dots(ax, ms, y, height, style, end_ms):
+    "A dot for each value, and a mark at the edge for each that lies beyond it; returns how many these are"
+    at, far = y+height*np.random.default_rng(0).uniform(-.3, .3, len(ms)), ms>end_ms
+    size = dict(ms=6, alpha=.75) if len(ms)<20 else dict(ms=3, alpha=.35)
+    look = dict(ls='none', color=style['color'], mew=0, zorder=3)
+    ax.plot(ms[~far], at[~far], marker=style['marker'], **look, **size)
+    ax.plot([end_ms]*int(far.sum()), at[far], marker='>', ms=6, clip_on=False, **look)
+    return int(far.sum())
+
 def _draw_phases(ax, df, place, height, style, end_ms):
     "One series: dots, and for each phase a bar to the median; returns how many dots lie beyond the end"
-    rng, beyond = np.random.default_rng(0), 0
+    beyond = 0
     for name,row in phase_shares(df).iterrows():
-        ms, y = pd.to_numeric(df[name], errors='coerce').dropna().clip(lower=0), place[name]
+        y, share = place[name], f'{100*row.share_frac:.0f} %' if row.share_frac>=.005 else '<1 %'
         ax.barh(y, row.ms, height=height, color=style['color'], alpha=.25, lw=0, zorder=1)
         ax.plot([row.ms]*2, [y-height/2, y+height/2], color=style['color'], lw=2, zorder=4)
-        at = y+height*rng.uniform(-.3, .3, len(ms))
-        dots = dict(ls='none', color=style['color'], ms=6 if len(ms)<20 else 3, alpha=.75 if len(ms)<20 else .35, mew=0, zorder=3)
-        ax.plot(ms[ms<=end_ms], at[ms<=end_ms], marker=style['marker'], **dots)
-        ax.plot([end_ms]*int((ms>end_ms).sum()), at[ms>end_ms], **dots | dict(marker='>', ms=6, alpha=.9, clip_on=False))
-        ax.annotate(f'{100*row.share_frac:.0f} %' if row.share_frac>=.005 else '<1 %', (1.03, y), xycoords=ax.get_yaxis_transform(), va='center',
-                    ha='left', fontsize=9, gid='share')
-        beyond += int((ms>end_ms).sum())
+        ax.annotate(share, (1.03, y), xycoords=ax.get_yaxis_transform(), va='center', fontsize=9, gid='share')
+        ms = pd.to_numeric(df[name], errors='coerce').dropna().clip(lower=0)
+        beyond += _draw_dots(ax, ms, y, height, style, end_ms)
     return beyond
 
 # %% ../nbs/09_plot.ipynb #ca8c2f2a
@@ -442,16 +447,28 @@ def _phase_notes(df, labels, kept, n_beyond):
     "What the caption says of phases"
     what, empty = 'step' if _is_steps(df) else 'visit', sorted(set(labels)-set(kept), key=_by_number)
     told = [f'Every dot is a {what}, the bar ends at the median; at the right its share of the median step.']*bool(kept)
-    far = f"{n_beyond} {what}{'s lie' if n_beyond>1 else ' lies'} further to the right than the axis reaches (marks at the edge)."
+    lie = f"{what}{'s lie' if n_beyond>1 else ' lies'}"
+    far = f'{n_beyond} {lie} further to the right than the axis reaches (marks at the edge).'
     return told + [far]*bool(n_beyond) + [f"Phases not measured: {', '.join(empty)}."]*bool(empty)
 
-def _phase_axes(ax, place, end_ms, title):
-    ax.set(yticks=list(place.values()), yticklabels=[PHASES[o] for o in place], ylim=(max(1, len(place))-.5, -.5), xlim=(0, end_ms), xlabel='time in a step (ms)')
+def _phase_axes(ax, found, end_ms, title):
+    ax.set(yticks=range(len(found)), yticklabels=[PHASES[o] for o in found], ylim=(max(1, len(found))-.5, -.5),
+           xlim=(0, end_ms), xlabel='time in a step (ms)')
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
     n_rows = _add_legend(ax)
     if title: ax.set_title(textwrap.fill(title, 52), pad=6+17*n_rows)
+
+def _draw_all_phases(ax, df, labels, styles, end_ms):
+    "Every series in `styles`, side by side in each phase; returns the phases, and how many dots lie beyond the end"
+    parts, height, n_beyond = {o: df[labels==o] for o in styles}, .8/max(1, len(styles)), 0
+    found = [o for o in PHASES if any(o in phase_shares(rows).index for rows in parts.values())]
+    for i,(name,style) in enumerate(styles.items()):
+        place = {o: y+(i-(len(styles)-1)/2)*height for y,o in enumerate(found)}
+        n_beyond += _draw_phases(ax, parts[name], place, .85*height, style, end_ms)
+        ax.plot([], [], label=_as_is(textwrap.fill(name, 60)), **style)
+    return found, n_beyond
 
 @drawing()
 def plot_phases(
@@ -467,13 +484,8 @@ def plot_phases(
     ax = _new_axes(ax, figsize=(5.4, phases_height_in(df, by) if len(df) else 2))
     labels, end_ms = _phase_labels(df, by), _end_ms(df)
     kept = {o: s for o,s in _series_styles(labels).items() if len(phase_shares(df[labels==o]))} if len(df) else {}
-    found = [o for o in PHASES if any(o in phase_shares(df[labels==n]).index for n in kept)]
-    height, n_beyond = .8/max(1, len(kept)), 0
-    for i,(name,style) in enumerate(kept.items()):
-        place = {o: y+(i-(len(kept)-1)/2)*height for y,o in enumerate(found)}
-        n_beyond += _draw_phases(ax, df[labels==name], place, .85*height, style, end_ms)
-        ax.plot([], [], label=_as_is(textwrap.fill(name, 60)), **style)
-    _phase_axes(ax, {o: y for y,o in enumerate(found)}, end_ms, title)
+    found, n_beyond = _draw_all_phases(ax, df, labels, kept, end_ms)
+    _phase_axes(ax, found, end_ms, title)
     if not kept: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
     _add_caption(ax, '\n'.join(filter(None, [caption(df), *_phase_notes(df, labels, list(kept), n_beyond)])))
     return ax

@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'NUMBERS', 'NAMES', 'COUNTED', 'SOFTWARE', 'SAME_MACHINE', 'WORK', 'SHOWN', 'COLUMNS', 'WIDE', 'FEW',
-           'STARTUP_FRAC', 'FLOOR_FRAC', 'CHECK_FRAC', 'LARGE', 'FEWEST', 'TOLD', 'FAILED', 'BUSY', 'ON_WORKLOADS',
-           'ON_ALL', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'MACHINE', 'PHASE_COLUMNS', 'RATIO_OF',
-           'CSS', 'TABLES', 'PAGE', 'READING', 'WORDS', 'load_records', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_interval',
-           'fmt_list', 'speed_ratio', 'verdict', 'Side', 'accuracy_differs', 'work_warnings', 'work_notes', 'compare',
-           'comparison_text', 'add_labels', 'summary_table', 'summary_text', 'BestBatch', 'best_batch',
-           'say_best_batch', 'compare_devices', 'say_speedup', 'say_settings', 'say_left_out', 'say_accuracy',
-           'say_startup', 'say_memory', 'say_floor', 'say_check', 'say_tight', 'say_phases', 'say_process', 'say_fits',
-           'say_different_work', 'say_failures', 'say_noise', 'say_unsteady', 'say_visits', 'say_missing', 'sayings',
-           'recommend', 'darkened', 'Picture', 'data_uri', 'pictures', 'machine_table', 'results_table', 'phases_table',
-           'comparison_table', 'failures_table', 'settings_text', 'when_text', 'what_text', 'render_page',
-           'write_report']
+           'STARTUP_FRAC', 'FLOOR_FRAC', 'CHECK_FRAC', 'WHY_OFF', 'LARGE', 'FEWEST', 'TOLD', 'FAILED', 'BUSY',
+           'ON_WORKLOADS', 'ON_ALL', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'MACHINE', 'PHASE_COLUMNS',
+           'RATIO_OF', 'CSS', 'TABLES', 'PAGE', 'READING', 'WORDS', 'load_records', 'fmt', 'fmt_count', 'fmt_bs',
+           'fmt_interval', 'fmt_list', 'speed_ratio', 'verdict', 'Side', 'accuracy_differs', 'work_warnings',
+           'work_notes', 'compare', 'comparison_text', 'add_labels', 'summary_table', 'summary_text', 'BestBatch',
+           'best_batch', 'say_best_batch', 'compare_devices', 'say_speedup', 'say_settings', 'say_left_out',
+           'say_accuracy', 'say_startup', 'say_memory', 'say_floor', 'say_check', 'say_tight', 'say_phases',
+           'say_process', 'say_fits', 'say_different_work', 'say_failures', 'say_noise', 'say_unsteady', 'say_visits',
+           'say_missing', 'sayings', 'recommend', 'darkened', 'Picture', 'data_uri', 'pictures', 'machine_table',
+           'results_table', 'phases_table', 'comparison_table', 'failures_table', 'settings_text', 'when_text',
+           'what_text', 'render_page', 'write_report']
 
 # %% ../nbs/10_report.ipynb #266eb972
 import base64
@@ -73,7 +73,8 @@ def _sound(rows):
     "The records that can be used; the others are named in a warning"
     odd = [o for o in map(_odd, rows) if o]
     told = f"{len(odd)} of {len(rows)} records cannot be read ({'; '.join(list(dict.fromkeys(odd))[:3])})"
-    if odd and len(odd)==len(rows): raise RuntimeError(f"{told}, so there is nothing to report. Give records that gpubench wrote.")
+    if odd and len(odd)==len(rows): raise RuntimeError(
+        f"{told}, so there is nothing to report. Give records that gpubench wrote.")
     if odd: warnings.warn(f"{told}. They are left out.", stacklevel=4)
     return [_flat(o) for o in rows if not _odd(o)]
 
@@ -522,8 +523,8 @@ def _headline(series, best):
     "Which batch size, as far as the visits tell"
     limit, rivals = f'{100*best.tolerance:.0f} %', _rivals(best)
     if not rivals: return f"Smallest batch within {limit} of the fastest on {_the(series)}: {fmt_bs(best.bs)}."
-    return (f"By the medians the smallest batch within {limit} of the fastest on {_the(series)} is {fmt_bs(best.bs)}, but it is not distinguishable "
-            f"from {fmt_list(_reach(best, o) for o in rivals)}: more repeats would tell.")
+    return (f"By the medians the smallest batch within {limit} of the fastest on {_the(series)} is {fmt_bs(best.bs)}, "
+            f"but it is not distinguishable from {fmt_list(_reach(best, o) for o in rivals)}: more repeats would tell.")
 
 FEW = 2 # of more series than these each gets a clause instead of a paragraph
 
@@ -582,7 +583,8 @@ def _sentence(r, n, a, b, workload, when):
     "'At batch 64, B trains W 3 times faster (2.9 to 3.1, 95 %) than A.'"
     words, _, why = verdict(r, n, True).partition('; ')
     if words=='not distinguishable':
-        return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt(r.lo)} to {fmt(r.hi)} times, {100*r.level:.0f} %)."
+        ends = f'{fmt(r.lo)} to {fmt(r.hi)} times, {100*r.level:.0f} %'
+        return f"{when}, {b} and {a} are not distinguishable on {workload} ({ends})."
     return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
 
 def _at_own_best(df, a, b, workload):
@@ -691,9 +693,9 @@ def say_memory(df)->list[str]:
         out.append(f"At most {used} of the {of} of {_the(where)} were in use, at batch {fmt_bs(top.bs)}.")
     return out
 
-# %% ../nbs/10_report.ipynb #446a8a01
+# %% ../nbs/10_report.ipynb #65924604
 def _floors(df):
-    "For each A/A pair: its rows, and the ratio that should be 1; the widest first. As `sweep.noise_floor`, which needs torch"
+    "For each A/A pair, the widest first: its rows, and the ratio that should be 1 as `sweep.noise_floor` takes it"
     ok, found = df[succeeded(df)], []
     if 'twin' not in df or 'trial_id' not in df: return []
     for _,rows in ok[ok.trial_id.notna() & ok.machine.notna()].groupby(['trial_id', 'machine']):
@@ -711,28 +713,33 @@ def say_floor(df)->list[str]:
     if not found: return []
     rows, r = found[0]
     off, least = max(r.mid, 1/r.mid)-1, max(r.lo, 1/r.hi)-1 if is_known(r.lo) else math.nan
-    which = f'batch {fmt_bs(rows.bs.iloc[0])} on {_the(rows.series.iloc[0])}' + f'; the widest of {len(found)} such pairs'*(len(found)>1)
-    if not is_known(r.lo): return [f"The same configuration, measured twice ({which}), differed by {_percent(off)}; once each: no interval."]
+    which = f'batch {fmt_bs(rows.bs.iloc[0])} on {_the(rows.series.iloc[0])}'
+    which += f'; the widest of {len(found)} such pairs'*(len(found)>1)
+    if not is_known(r.lo): return [f"The same configuration, measured twice ({which}), differed by {_percent(off)}; "
+                                   "once each: no interval."]
     text = (f"The same configuration, measured twice a round ({which}), differed by {_percent(off)} "
             f"({fmt(r.lo)} to {fmt(r.hi)}, {100*r.level:.0f} %): smaller differences mean nothing here.")
     warned = (" This interval leaves 1 out, although nothing differed: something disturbed the visits, so be wary of "
               f"other differences of up to {_percent(max(r.hi, 1/r.lo)-1)}, too.")
     return [text + warned*bool(least>FLOOR_FRAC)]
 
-# %% ../nbs/10_report.ipynb #4dc13486
+# %% ../nbs/10_report.ipynb #1e6283c2
 CHECK_FRAC = .1 # how far an epoch that was put together may be from a whole one before it is worth a sentence
+WHY_OFF = ( # a whole epoch was shorter, or longer
+    'the steps got slower after it: another program, or a machine that heats up',
+    'some steps took far longer than the median step, so it is the whole epoch that you will wait for')
 
 def say_check(df)->list[str]:
     "Epochs that took another time as a whole than put together"
-    off = df[succeeded(df)].groupby(['series', 'bs'])[['epoch_check_frac', 'epoch_s', 'epoch_whole_s']].median().dropna()
+    names = ['epoch_check_frac', 'epoch_s', 'epoch_whole_s']
+    off = df[succeeded(df)].groupby(['series', 'bs'])[names].median().dropna()
     far = off[off.epoch_check_frac.abs()>CHECK_FRAC]
     if not len(far): return []
-    (series, bs), row = far.epoch_check_frac.abs().idxmax(), far.loc[far.epoch_check_frac.abs().idxmax()]
+    series, bs = worst = far.epoch_check_frac.abs().idxmax()
+    row, at = far.loc[worst], f'batch {fmt_bs(bs)} on {_the(series)}' + ', the furthest apart'*(len(far)>1)
     many = f'In {len(far)} of {len(off)} configurations a whole epoch took' if len(far)>1 else 'A whole epoch took'
-    slower = ('some steps took far longer than the median step, so it is the whole epoch that you will wait for' if row.epoch_check_frac<0
-              else 'the steps got slower after it: another program, or a machine that heats up')
-    return [f"{many} another time than start-up, steps at their median and end add up to: {fmt(row.epoch_whole_s, 's')} against "
-            f"{fmt(row.epoch_s, 's')} at batch {fmt_bs(bs)} on {_the(series)}{', the furthest apart' if len(far)>1 else ''}. There, {slower}."]
+    return [f"{many} another time than start-up, steps at their median and end add up to: "
+            f"{fmt(row.epoch_whole_s, 's')} against {fmt(row.epoch_s, 's')} at {at}. There, {WHY_OFF[bool(row.epoch_check_frac<0)]}."]
 
 def say_tight(df)->list[str]:
     "Visits that ended before their median step was known as well as was asked for"
@@ -740,20 +747,26 @@ def say_tight(df)->list[str]:
     loose = ok[ok.not_tight.eq(True)] if 'not_tight' in df else ok[:0]
     if not len(loose): return []
     wide = loose.half_width_frac.dropna()
-    how = f", at worst to {_percent(wide.max())} either way (batch {fmt_bs(loose.bs[wide.idxmax()])} on {_the(loose.series[wide.idxmax()])})" if len(wide) else ''
-    return [f"In {len(loose)} of {len(ok)} visits the time was up before the median step was known as well as was asked for{how}. "
-            "A larger max_s gives it more."]
+    worst = loose.loc[wide.idxmax()] if len(wide) else None
+    how = '' if worst is None else (f", at worst to {_percent(worst.half_width_frac)} either way "
+                                    f"(batch {fmt_bs(worst.bs)} on {_the(worst.series)})")
+    return [f"In {len(loose)} of {len(ok)} visits the time was up before the median step was known as well as was "
+            f"asked for{how}. A larger max_s gives it more."]
 
 # %% ../nbs/10_report.ipynb #deffca7e
 LARGE = dict( # phase -> from which share of a step on it is worth a sentence, what it is, what to do about it
-    wait_ms=(.1, 'waiting for data', 'More workers where there are cores to spare, or a loader that keeps the data in memory, would shorten it.'),
-    optimizer_ms=(.2, 'the optimiser', 'It takes as long for a small batch as for a large one: larger batches spread it over more images.'),
+    wait_ms=(.1, 'waiting for data', 'More workers where there are cores to spare, or a loader that keeps the data in '
+                                     'memory, would shorten it.'),
+    optimizer_ms=(.2, 'the optimiser', 'It takes as long for a small batch as for a large one: larger batches spread '
+                                       'it over more images.'),
     other_ms=(.2, 'what is in no phase', 'It is callbacks and the loop around the phases.'))
 
 def _share_table(df):
     "One row a series, batch size and phase: `ms` and `share_frac`"
-    rows = [phase_shares(o).assign(series=series, bs=bs) for (series,bs),o in df[succeeded(df)].groupby(['series', 'bs'])]
-    return pd.concat(rows).rename_axis('phase').reset_index() if rows else pd.DataFrame(columns=['phase', 'ms', 'share_frac', 'series', 'bs'])
+    parts = df[succeeded(df)].groupby(['series', 'bs'])
+    rows = [phase_shares(o).assign(series=series, bs=bs) for (series,bs),o in parts]
+    if not rows: return pd.DataFrame(columns=['phase', 'ms', 'share_frac', 'series', 'bs'])
+    return pd.concat(rows).rename_axis('phase').reset_index()
 
 def say_phases(df)->list[str]:
     "What takes a large share of a step besides the network: waiting, the optimiser, the rest"
@@ -774,9 +787,10 @@ def say_process(df)->list[str]:
     known = df[df.process_s.notna()]
     if not len(known): return []
     both, times = known[known.visit_s>0], known.process_s
-    of = f'; together {_share(both.process_s.sum()/both.visit_s.sum())} of the {fmt(both.visit_s.sum(), "s")} of all visits' if len(both) else ''
-    return [f"Each visit ran in a fresh process. A start took {fmt(times.median(), 's')} (median of {len(known)}), the longest "
-            f"{fmt(times.max(), 's')}{of}. No other time here holds any of it."]
+    started_s, all_s = both.process_s.sum(), both.visit_s.sum()
+    of = f"; together {_share(started_s/all_s)} of the {fmt(all_s, 's')} of all visits" if len(both) else ''
+    return [f"Each visit ran in a fresh process. A start took {fmt(times.median(), 's')} (median of {len(known)}), the "
+            f"longest {fmt(times.max(), 's')}{of}. No other time here holds any of it."]
 
 # %% ../nbs/10_report.ipynb #8de359e3
 FEWEST = 4    # batch sizes for a fit of the step time
@@ -812,24 +826,24 @@ def _say_fit(series, fit, short):
     text = f"By a fit (intervals of 95 %), a step on {where} takes {parts}."
     return text if short else text + _from_which(fit) + f' {fit.reason}'.rstrip()
 
-# %% ../nbs/10_report.ipynb #e7c6874c
-def _measured_crossing(cpu, gpu, a, b):
+# %% ../nbs/10_report.ipynb #a9a073bb
+def _measured_crossing(cpu, gpu):
     "Where the measured steps say that the one or the other is faster"
     sizes = sorted({*cpu.bs} & {*gpu.bs})
     ratios = {bs: speed_ratio(cpu.step_ms[cpu.bs==bs], gpu.step_ms[gpu.bs==bs]) for bs in sizes}
     judged = {bs: compare_words(r) for bs,r in ratios.items() if r}
     def at(word): return _batches(o for o,w in judged.items() if w==word)
-    told = [f'{at(word)} {how}' for word,how in (('slower', 'it is slower'), ('faster', 'it is faster'), ('not distinguishable', 'it is not distinguishable'))
-            if word in judged.values()]
+    told = [f'{at(o)} it is {o}' for o in ('slower', 'faster', 'not distinguishable') if o in judged.values()]
     return f"measured, at {'; at '.join(told)}" if told else 'measured, no batch size has an interval'
 
 def _say_crossing(df, fits, a, b):
     "From which batch size on the GPU is faster, by the fits and as measured"
     i, (cpu, gpu) = crossover_bs(fits[a], fits[b]), (df[succeeded(df) & df.series.eq(o)] for o in (a, b))
     ends = f' ({_sizes(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
-    start = (f"By the fits a step on {_the(b)} is the shorter one from batch {math.ceil(i.mid)}{ends} on" if is_known(i.mid)
-             else f"The fits show no batch size from which on a step on {_the(b)} becomes the shorter one")
-    return f"{start}; {_measured_crossing(cpu, gpu, a, b)}."
+    start = f'The fits show no batch size from which on a step on {_the(b)} becomes the shorter one'
+    from_bs = f'from batch {math.ceil(i.mid)}{ends} on' if is_known(i.mid) else ''
+    if from_bs: start = f'By the fits a step on {_the(b)} is the shorter one {from_bs}'
+    return f"{start}; {_measured_crossing(cpu, gpu)}."
 
 def say_fits(df)->list[str]:
     "What a step is made of, and from which batch size on a GPU is worth it"
@@ -899,8 +913,8 @@ def say_missing(df)->list[str]:
     return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side '
             'with gpubench compare.']
 
-ON_WORKLOADS = (say_noise, say_floor, say_speedup, say_best_batch, say_phases, say_fits, say_left_out, say_accuracy, say_settings,
-                say_startup, say_check, say_different_work, say_failures)
+ON_WORKLOADS = (say_noise, say_floor, say_speedup, say_best_batch, say_phases, say_fits, say_left_out, say_accuracy,
+                say_settings, say_startup, say_check, say_different_work, say_failures)
 ON_ALL = (say_memory, say_unsteady, say_tight, say_process, say_visits, say_missing)
 
 def sayings(
@@ -1000,19 +1014,22 @@ def _speedup_pictures(comparison):
     return [picture(_pair(*names), rows) for names,rows in parts]
 
 def _in_focus(rows):
-    "The visits of one device whose phases are drawn: each way of running it, at the best batch size or the largest that all ran"
+    "The visits of one device whose phases are drawn: at the best batch size, or the largest that every way ran"
     rows = rows[succeeded(rows) & rows[[*PHASES]].notna().any(axis=1) & rows.bs.notna()]
     if not len(rows): return rows
     common = set.intersection(*(set(o.bs) for _,o in rows.groupby('how')))
     best = best_batch(rows) if rows.how.nunique()==1 else None
     return rows[rows.bs==(best.bs if best else max(common or {rows.bs.max()}))]
 
+def _phases_alt(rows):
+    parts = phase_shares(rows).itertuples()
+    return ', '.join(f'{PHASES[o.Index]} {fmt(o.ms)} ms ({_share(o.share_frac)})' for o in parts)
+
 def _phase_pictures(df):
     "One figure a device"
     def picture(where, rows):
         at = f'{where} at batch {fmt_bs(rows.bs.iloc[0])}'
-        parts = [f"{how or 'median'}: " + ', '.join(f"{PHASES[o.Index]} {fmt(o.ms)} ms ({_share(o.share_frac)})" for o in phase_shares(visits).itertuples())
-                 for how,visits in rows.groupby('how')]
+        parts = [f"{how or 'medians'}: {_phases_alt(visits)}" for how,visits in rows.groupby('how')]
         return Picture(f'phases on {where}', f"Parts of a step on {at}. {'; '.join(parts)}.",
                        lambda ax: plot_phases(rows, ax=ax, title=_as_title(f'A step on {at}')), phases_height_in(rows))
     focus = {_the(w): _in_focus(rows) for w,rows in df.groupby('where')}
@@ -1061,26 +1078,27 @@ def machine_table(
     rows = [[label, *(_seen(o, column) for o in machines)] for label,column in MACHINE.items()]
     return dict(head=['', *map(_called, machines)], rows=[o for o in rows if set(o[1:])!={'–'}])
 
-# %% ../nbs/10_report.ipynb #cfe6d60a
-def results_table(
-    summary:pd.DataFrame, # As `summary_table` returns it, of one workload
-)->dict: # `head` and `blocks`: a series and its rows
-    "The medians, a block a series"
-    columns = _filled(summary.to_dict('records'), COLUMNS)
+# %% ../nbs/10_report.ipynb #85380b52
+def _blocks(summary, columns):
+    columns = _filled(summary.to_dict('records'), columns)
     def cells(rows): return [[f(row) for f in columns.values()] for row in rows.to_dict('records')]
     blocks = [dict(name=name, rows=cells(rows)) for name,rows in summary.groupby('series', sort=False)]
     return dict(head=list(columns), blocks=blocks)
 
-PHASE_COLUMNS = {'batch': COLUMNS['batch'], 'step (ms)': COLUMNS['step (ms)']} | {o: _cell(name) for name,o in PHASES.items()}
+def results_table(
+    summary:pd.DataFrame, # As `summary_table` returns it, of one workload
+)->dict: # `head` and `blocks`: a series and its rows
+    "The medians, a block a series"
+    return _blocks(summary, COLUMNS)
+
+PHASE_COLUMNS = {o: COLUMNS[o] for o in ('batch', 'step (ms)')} | {o: _cell(name) for name,o in PHASES.items()}
 
 def phases_table(
     summary:pd.DataFrame, # As `summary_table` returns it, of one workload
 )->dict: # `head` and `blocks`: a series and its rows; no blocks where no phase is known
     "Milliseconds of each phase of a step, a block a series"
     known = summary[summary[[*PHASES]].notna().any(axis=1)]
-    columns = _filled(known.to_dict('records'), PHASE_COLUMNS)
-    def cells(rows): return [[f(row) for f in columns.values()] for row in rows.to_dict('records')]
-    return dict(head=list(columns), blocks=[dict(name=name, rows=cells(rows)) for name,rows in known.groupby('series', sort=False)])
+    return _blocks(known, PHASE_COLUMNS)
 
 RATIO_OF = dict(epoch_s='epochs', images_per_s='images/s')
 
@@ -1261,16 +1279,19 @@ A dash means that something was not measured; intervals and fits are estimates a
 READING = ( # term, what it means
     ('Visit', 'One fresh run of one configuration. Visits of different configurations take turns in a shuffled order, '
               'so that a machine that warms up treats all alike. Every dot is a visit.'),
-    ('Epoch (s)', 'Seconds of the training part of an epoch, the median over visits: its start-up, its steps at their median, and its end. '
-                  'The warm-up before it and the validation after it are not in it. Records of an older gpubench hold the time of whole epochs.'),
+    ('Epoch (s)', 'Seconds of the training part of an epoch, the median over visits: its start-up, its steps at their '
+                  'median, and its end. The warm-up before it and the validation after it are not in it. Records of an '
+                  'older gpubench hold the time of whole epochs.'),
     ('In brackets', 'An interval that holds the true median with the chance given behind it. Three visits reach 75 %, '
                     'six are the fewest that reach 95 %.'),
     ('Times faster', 'The ratio of the visits of two configurations, with a 95 % interval by the t test of Welch '
                      'on logarithms. An interval that reaches across 1 reads "not distinguishable".'),
-    ('Parts of a step', 'Waiting for the next batch, its copy to the device, transforms on the device, the forward pass, the loss, the backward '
-                        'pass, the optimiser, and what is in none of these. A part that did not happen is left out.'),
-    ('By a fit', 'A straight line through the step times, with a floor: what a step takes however small its batch is, and what each image adds. '
-                 'In brackets what the data allows; a forecast beyond the measured sizes is called so.'),
+    ('Parts of a step', 'Waiting for the next batch, its copy to the device, transforms on the device, the forward '
+                        'pass, the loss, the backward pass, the optimiser, and what is in none of these. A part that '
+                        'did not happen is left out.'),
+    ('By a fit', 'A straight line through the step times, with a floor: what a step takes however small its batch is, '
+                 'and what each image adds. In brackets what the data allows; a forecast beyond the measured sizes is '
+                 'called so.'),
     ('Step (ms)', 'Median of the steady steps. The first batch of each epoch stands apart, because starting to load '
                   'data takes its time once an epoch.'),
     ('Images trained', 'How many of the training images an epoch really used. fastai drops the last batch if it is not '

@@ -16,7 +16,7 @@ import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import find_bs, to_device
 from fastcore.basics import noop
-from fasttransform import Pipeline
+from fastai.torch_basics import Pipeline   # fasttransform's, by the name that all versions of fastai have for it
 
 # %% ../nbs/04_timing.ipynb #bb44998a
 PHASES = { # column -> the intervals that it adds up, each from one event to another
