@@ -290,7 +290,7 @@ def append_record(
     line = json.dumps(_plain(record | dict(schema=SCHEMA_VERSION)), allow_nan=False, ensure_ascii=False)
     with _opened(path) as f:
         torn = b'\n' if _ends_torn(f) else b''       # a torn line stays alone
-        _add_whole(f, torn + line.encode() + b'\n')
+        _add_whole(f, torn + line.encode('utf-8', 'backslashreplace') + b'\n')   # a file's name in a message may be no text
 
 # %% ../nbs/00_core.ipynb #8813979c
 FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split() # ends of names that are meant as a file

@@ -415,7 +415,8 @@ def _part(trial, bs, n_train):
     w = trial.n_workers
     need = bs*(4+4*max(1, w)*trial.accumulate+2*w)
     images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
-    return replace(trial, bs=bs, max_images=None if need>=.9*n_train else math.ceil(need*len(images)/n_train))
+    n = max(math.ceil(need*len(images)/n_train), 4*len(images.vocab))              # two of each class on either side
+    return replace(trial, bs=bs, max_images=trial.max_images if n>=.9*len(images) else n)
 
 def _in_words(bs, fastest, ratio, tolerance, failed):
     end = f" Without a time: {', '.join(map(str, failed))}." if failed else ''
@@ -437,6 +438,8 @@ def find_best_bs(
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then two fine rounds of the finalists"
+    if not 0<=tolerance<1: raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
+    if finalists<2: raise ValueError(f"finalists is {finalists!r}, but a race needs 2 or more.")
     n_train = _n_train(trial)
     points = {o: _part(trial, o, n_train) for o in _check_sizes(sizes, n_train)}
     def stage(name, chosen, repeats, effort):

@@ -166,7 +166,9 @@ class SeenCallback(Callback):
         self._hook = layer.register_forward_hook(self._look) if layer else None
     def _look(self, module, inputs, output):
         self.dtype_seen, self.switches_seen = str(output.dtype).removeprefix('torch.'), _switches()
-        if output.ndim==4 and output.shape[1]>1: self.channels_last_seen = output.is_contiguous(memory_format=torch.channels_last)
+        if output.ndim!=4: return self._hook.remove()
+        first, last = output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)
+        if first!=last: self.channels_last_seen = last                # of one channel or one pixel it is both
         self._hook.remove()
     def before_batch(self):
         if self.training and self.n_batches==0: self.n_workers_seen = _n_children()-self.n_others
@@ -355,20 +357,27 @@ def epoch_times(
 
 def _knobs_seen(learn):
     seen = learn.seen
-    return dict(dtype_seen=seen.dtype_seen, n_workers_seen=seen.n_workers_seen, channels_last_seen=seen.channels_last_seen, n_opt_steps=seen.n_opt_steps)
+    return dict(dtype_seen=seen.dtype_seen, n_workers_seen=seen.n_workers_seen, channels_last_seen=seen.channels_last_seen)
 
 def _learned(learn):
     "What the timed epochs taught, before any further steps"
     train_loss, valid_loss, acc = learn.recorder.values[-1][:3]
     return dict(loss=float(train_loss), valid_loss=float(valid_loss), accuracy=float(acc))
 
-# %% ../nbs/07_trial.ipynb #6db9fb49
+# %% ../nbs/07_trial.ipynb #8b22fc79
+def _check_ran(trial, learn):
+    wrong = _differences(trial, learn)
+    if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. The times would carry the wrong label, so none are given.")
+
 def _train(learn, trial, half_width, max_s, whole_epoch):
-    "Train and time; what was learned, or the last loss where no whole epoch was asked for"
-    start_s = perf_counter()
-    if whole_epoch: learn.fit(trial.n_epoch, lr=trial.lr)
-    learned = _learned(learn) if whole_epoch else dict(loss=None, valid_loss=None, accuracy=None)
+    "Train and time, and see after either that all settings turned; what was learned, nothing where no whole epoch was asked for"
+    start_s, learned = perf_counter(), dict(loss=None, valid_loss=None, accuracy=None, n_opt_steps=None)
+    if whole_epoch:
+        learn.fit(trial.n_epoch, lr=trial.lr)
+        learned = _learned(learn) | dict(n_opt_steps=learn.seen.n_opt_steps)
+        _check_ran(trial, learn)
     time_more(learn, trial, half_width, max_s, start_s)
+    _check_ran(trial, learn)
     return learned | dict(last_loss=float(learn.recorder.losses[-1]) if learn.recorder.losses else None)
 
 def _measure(trial, half_width, max_s, whole_epoch):
@@ -380,8 +389,6 @@ def _measure(trial, half_width, max_s, whole_epoch):
         free_memory()                                       # the peaks start here
         learn.add_cb(timer)
         learned = _train(learn, trial, half_width, max_s, whole_epoch)
-    wrong = _differences(trial, learn)
-    if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. The times would carry the wrong label, so none are given.")
     times, epochs = epoch_times(timer, len(learn.dls.train), trial), timer.epochs_df()
     return dict(setup_s=setup_s) | warm | times | learned | _knobs_seen(learn) | _memory(trial.device) | dict(
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial.n_workers, trial.accumulate).step_ms, half_width),
