@@ -33,7 +33,7 @@ from fastcore.basics import first
 from tqdm.auto import tqdm
 
 from .data import get_images
-from .trial import Trial, about, resolve, run_trial
+from .trial import Trial, about, epoch_ms, resolve, run_trial
 from .process import CtrlC, device_locks, pack, run_fresh, start_server
 
 # %% ../nbs/08_sweep.ipynb #262fdf37
@@ -379,7 +379,7 @@ class BestBatchSize:
 def _rate(row, n_train):
     "Images a second over an epoch of `n_train` images: start-up, steps, closing"
     n = n_train//row['bs']
-    return 1e3*n*row['bs']/(row['first_batch_ms']+n*row['step_ms']+row['closing_ms'])
+    return 1e3*n*row['bs']/epoch_ms(n, row['step_ms'], row['first_batch_ms'], row['closing_ms'])
 
 def _rated(df, n_train, stage):
     "The records with their rate; NaN where a visit gave no time"
@@ -408,13 +408,10 @@ def _check_sizes(sizes, n_train):
     if not fit: raise ValueError(f"All of the sizes {sizes} are larger than the {n_train} training images. Use smaller ones.")
     return fit
 
-def _n_train(trial): return len(get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images).split()[0])
-
-def _part(trial, bs, n_train):
+def _part(trial, bs, images, n_train):
     "The trial at that size, on no more images than its steps need: what is not loaded costs no time"
     w = trial.n_workers
     need = bs*(4+4*max(1, w)*trial.accumulate+2*w)
-    images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
     n = max(math.ceil(need*len(images)/n_train), 4*len(images.vocab))              # two of each class on either side
     return replace(trial, bs=bs, max_images=trial.max_images if n>=.9*len(images) else n)
 
@@ -440,8 +437,9 @@ def find_best_bs(
     "The smallest batch size that is as fast as any: a coarse visit of each, then two fine rounds of the finalists"
     if not 0<=tolerance<1: raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
     if finalists<2: raise ValueError(f"finalists is {finalists!r}, but a race needs 2 or more.")
-    n_train = _n_train(trial)
-    points = {o: _part(trial, o, n_train) for o in _check_sizes(sizes, n_train)}
+    images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
+    n_train = len(images.split()[0])
+    points = {o: _part(trial, o, images, n_train) for o in _check_sizes(sizes, n_train)}
     def stage(name, chosen, repeats, effort):
         plan = [points[o] if run is run_trial else asdict(points[o]) for o in chosen]
         df = sweep(plan, repeats, None if out is None else Path(out)/f'{name}.jsonl', run, twin=None, whole_epoch=False, **effort, **options)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'TIMES', 'Trial', 'check_trial', 'resolve', 'tf32_set', 'CPUAutocastCallback', 'precision_cbs',
            'SeenCallback', 'ShortEpochsCallback', 'WarmUpCallback', 'warm_up', 'make_learner', 'steady_rounds',
-           'MoreStepsCallback', 'time_more', 'epoch_times', 'about', 'run_trial']
+           'MoreStepsCallback', 'time_more', 'epoch_ms', 'epoch_times', 'about', 'run_trial']
 
 # %% ../nbs/07_trial.ipynb #b2244d5b
 import hashlib
@@ -308,13 +308,14 @@ def steady_rounds(
     whole = rounds[rounds['step_ms', 'size']==max(1, n_workers)*accumulate]
     return (whole if len(whole) else rounds).xs('mean', axis=1, level=1).reset_index(drop=True)
 
-# %% ../nbs/07_trial.ipynb #82d8da72
+# %% ../nbs/07_trial.ipynb #e5f31c59
+def _rounds(timer, trial): return steady_rounds(timer.to_df(), trial.n_workers, trial.accumulate)
+
 class MoreStepsCallback(ShortEpochsCallback):
     "Short epochs until the interval of the median round reaches no further than `half_width` to either side, or until `max_s` seconds are up"
     def __init__(self, trial, half_width, max_s, start_s, clock=perf_counter):
         self.trial, self.half_width, self.max_s, self.start_s, self.clock = trial, half_width, max_s, start_s, clock
-    def rounds_ms(self): return steady_rounds(self.step_timer.to_df(), self.trial.n_workers, self.trial.accumulate).step_ms
-    def is_enough(self): return is_tight(self.rounds_ms(), self.half_width)
+    def is_enough(self): return is_tight(_rounds(self.step_timer, self.trial).step_ms, self.half_width)
     def n_next(self): # steps of the next epoch: enough for eight rounds, more after each epoch that was not enough
         w, k = self.trial.n_workers, max(1, self.trial.n_workers)*self.trial.accumulate
         n = (1+2*w+8*k)*(1+len(self.step_timer.timing.epochs))
@@ -342,15 +343,24 @@ def _step_times(rounds):
     return {o: _known(rounds[o].median()) for o in TIMES} | dict(step_ms=step.mid, step_lo_ms=_known(step.lo), step_hi_ms=_known(step.hi),
         step_level=step.level, half_width_frac=_known(step.half_width_frac), n_rounds=len(rounds))
 
+def epoch_ms(
+    n_steps:int,    # Of the epoch
+    step_ms,        # The median step
+    first_batch_ms, # Start-up
+    closing_ms,     # From the last step to the end
+)->float: # Milliseconds
+    "An epoch put together from what was measured"
+    return first_batch_ms+n_steps*step_ms+closing_ms
+
 def epoch_times(
     timer,         # A `StepTimerCallback` after its fits
     n_steps:int,   # Of a whole epoch
     trial:Trial,   # Resolved
 )->dict: # `epoch_s` put together, `epoch_whole_s` as whole epochs took it (median), and how far the first is off, `epoch_check_frac`
     "What an epoch takes: start-up + steps × median + closing"
-    epochs, step = timer.epochs_df(), _step_times(steady_rounds(timer.to_df(), trial.n_workers, trial.accumulate))
+    epochs, step = timer.epochs_df(), _step_times(_rounds(timer, trial))
     first, closing = (float(epochs[o].median()) for o in ('first_batch_ms', 'closing_ms'))
-    epoch_s = (first+n_steps*step['step_ms']+closing)/1e3
+    epoch_s = epoch_ms(n_steps, step['step_ms'], first, closing)/1e3
     whole_s = _known(epochs.train_s[epochs.n_steps==n_steps].median())
     return step | dict(epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=whole_s and epoch_s/whole_s-1, first_batch_ms=first, closing_ms=closing,
         n_steps=n_steps, n_images=n_steps*trial.bs, images_per_s=n_steps*trial.bs/epoch_s, n_timed_steps=len(timer.steps), n_timed_epochs=len(epochs))
@@ -391,7 +401,7 @@ def _measure(trial, half_width, max_s, whole_epoch):
         learned = _train(learn, trial, half_width, max_s, whole_epoch)
     times, epochs = epoch_times(timer, len(learn.dls.train), trial), timer.epochs_df()
     return dict(setup_s=setup_s) | warm | times | learned | _knobs_seen(learn) | _memory(trial.device) | dict(
-        not_tight=not is_tight(steady_rounds(timer.to_df(), trial.n_workers, trial.accumulate).step_ms, half_width),
+        not_tight=not is_tight(_rounds(timer, trial).step_ms, half_width),
         valid_s=_known(epochs.valid_s.median()), n_train=len(learn.dls.train_ds), n_valid=len(learn.dls.valid_ds),
         n_dropped=len(learn.dls.train_ds)-times['n_images'], n_params=count_params(learn.model))
 
