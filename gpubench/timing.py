@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks', 'StepTimerEdgeCallback', 'StepTimerCallback']
 
-# %% ../nbs/04_timing.ipynb #cd1c7f5d
+# %% ../nbs/04_timing.ipynb #ef76b9e6
+import sys
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter
 
 from .core import wait_for  # first: it hides the warnings that fastai's import raises
@@ -14,15 +16,15 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
-from fastai.torch_core import find_bs, to_device
+from fastai.torch_core import find_bs
 from fastcore.basics import noop
 from fastai.torch_basics import Pipeline   # fasttransform's, by the name that all versions of fastai have for it
 
-# %% ../nbs/04_timing.ipynb #bb44998a
+# %% ../nbs/04_timing.ipynb #e0bcf2f7
 PHASES = { # column -> the intervals that it adds up, each from one event to another
-    'wait_ms':      [('after_batch', 'fetched')],                         # from the step before until a worker or the reader has the batch
-    'copy_ms':      [('fetched', 'copied'), ('transformed', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
-    'transform_ms': [('copied', 'transformed')],                          # batch transforms
+    'wait_ms':      [('after_batch', 'fetched'), ('transformed', 'delivered')], # until a worker or the reader has the batch; what else the loader does
+    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
+    'transform_ms': [('copied', 'transformed')],                            # batch transforms
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
@@ -55,59 +57,77 @@ class DeviceMarks:
     def wait(self): wait_for(self.device)
     def reuse(self, marks): self.free += marks
 
-# %% ../nbs/04_timing.ipynb #dadc905b
-def _plain_transforms(transforms): return transforms   # what a worker process gets where it is sent the loader
+# %% ../nbs/04_timing.ipynb #09ff9757
+def _plain(x): return x   # what a worker process gets where it is sent the loader
 
 class _MarkedTransforms(Pipeline):
-    "The copy to the device, then a loader's batch transforms, with a mark at each end"
-    def __init__(self, transforms, device, at):
-        self.transforms, self.device, self.at, self.fs = transforms, device, at, getattr(transforms, 'fs', [])
+    "A loader's batch transforms, with a mark at each end"
+    def __init__(self, at): self.at, self.transforms = at, noop
     split_idx = property(lambda self: getattr(self.transforms, 'split_idx', None), lambda self, i: setattr(self.transforms, 'split_idx', i))
+    fs = property(lambda self: getattr(self.transforms, 'fs', []))
     def __call__(self, b):
-        self.at('fetched', b)
-        if self.device is not None: b = to_device(b, self.device)
         self.at('copied')
         b = self.transforms(b)
         self.at('transformed')
         return b
-    def __reduce__(self): return _plain_transforms, (self.transforms,)
+    def __reduce__(self): return _plain, (self.transforms,)
 
+class _MarkedPinMemory(int):
+    "A loader's `pin_memory`, which it asks for when it has a batch and before it copies it"
+    def __new__(cls, value, at):
+        self = super().__new__(cls, value)
+        self.value, self.at = value, at
+        return self
+    def __bool__(self):
+        self.at('fetched')
+        return bool(self.value)
+    def __reduce__(self): return bool, (int(self),)
+
+# %% ../nbs/04_timing.ipynb #17a28fc9
 class _Marking:
     "While entered, `dl` marks what it does with a batch; afterwards it is as before"
     def __init__(self, dl, at):
+        self.dl, self.at, self.transforms = dl, at, _MarkedTransforms(at)
         self.own = vars(dl) if hasattr(dl, 'after_batch') else {}          # torch's own loaders have no batch transforms
-        self.ours = {'_device': None, 'after_batch': _MarkedTransforms(dl.after_batch, dl.device, at)} if self.own else {} # `dl.device` reads `_device`
-        self.theirs = {o: self.own[o] for o in self.ours if o in self.own}
-    def __enter__(self): self.own.update(self.ours)
+    def __enter__(self):
+        if not self.own: return
+        self.theirs = {o: self.own[o] for o in ('pin_memory', 'after_batch') if o in self.own}  # those of another timer, perhaps
+        self.transforms.transforms = self.dl.after_batch
+        self.own.update(pin_memory=_MarkedPinMemory(self.theirs.get('pin_memory', False), self.at), after_batch=self.transforms)
     def __exit__(self, *_):
-        for o in self.ours: self.own.pop(o, None)
+        if not self.own: return
+        for o in ('pin_memory', 'after_batch'): self.own.pop(o, None)
         self.own.update(self.theirs)
 
-# %% ../nbs/04_timing.ipynb #eb50c7bb
+# %% ../nbs/04_timing.ipynb #6a08333a
 class _StandIn:
     "What `learn.dl` is between the end of `before_train` and the loop's first look at it"
-    def __init__(self, learn, timing): self.learn, self.timing, self.dl = learn, timing, learn.dl
+    def __init__(self, learn, timing):
+        self.learn, self.timing, self.dl = learn, timing, learn.dl
+        self.loader = self.dl.loader if isinstance(self.dl, _StandIn) else self.dl     # behind another timer's stand-in
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __iter__(self):
         self.learn.dl = self.dl
-        return self._batches(iter(self.dl), _Marking(self.dl, self.timing.at))
+        return self._batches(iter(self.dl), _Marking(self.loader, self.timing.at))
 
     def _batches(self, batches, marking):
         while True:
             try:
                 with marking: b = next(batches)
             except StopIteration: return
-            self.timing.delivered(b)
+            self.timing.delivered()
             yield b
 
-# %% ../nbs/04_timing.ipynb #03ae23a2
-_IN_LOADER = ('fetched', 'copied', 'transformed')
+# %% ../nbs/04_timing.ipynb #a33b0c99
+_IN_LOADER = ('fetched', 'copied', 'transformed', 'delivered')
 _LAST = {a: a+', last' for pairs in PHASES.values() for a,_ in pairs if a not in _IN_LOADER}  # an event's last callback opens a phase
 _FIRST = {b for pairs in PHASES.values() for _,b in pairs if b not in _IN_LOADER}             # its first one closes it
 _PAIRS = [(name, [(_LAST.get(a, a), b) for a,b in pairs]) for name,pairs in PHASES.items()]
 
-def _is_pinned(b): return all(o.is_pinned() for o in (b if isinstance(b, (list, tuple)) else [b]) if isinstance(o, torch.Tensor))
+def _is_pinned(b): # None where there is no batch to look at
+    tensors = [o for o in (b if isinstance(b, (list, tuple)) else [b]) if isinstance(o, torch.Tensor)]
+    return all(o.is_pinned() for o in tensors) if tensors else None
 
 def _n_images(learn):
     with torch._C.DisableTorchFunctionSubclass():         # fastai's tensors take eight times as long to tell their shape
@@ -121,15 +141,23 @@ def _step_row(marks, epoch, step, n_images, start, now, end):
     step_ms = other_ms = ms(start, end)
     for name,pairs in _PAIRS:
         found = [ms(now[a], now[b]) for a,b in pairs if a in now and b in now]
-        row[name] = sum(found) if found else None
-        if found: other_ms -= row[name]
+        row[name] = sum(found) if found and pairs[0][0] in now else None    # an epoch's first batch is no step's wait
+        if row[name] is not None: other_ms -= row[name]
     marks.reuse({id(o): o for o in now.values()}.values())       # `start` is among them; `end` is the next step's start
     row['other_ms'], row['step_ms'] = other_ms, step_ms
     return row
 
+_UNDER_WAY = 'row', 'marks', 'mark', 'thread', 'last', 'n_images', 'now', 'start_s', 'end_s'
+
 class _Timing:
     "The marks of one fit, and the rows they become"
     def __init__(self, clock): self.clock, self.marks, self.steps, self.epochs, self.pending, self.row = clock, None, [], [], [], None
+
+    def set_aside(self):
+        "Stop marking; the result is what `take_up` needs to go on"
+        kept, self.row = {o: vars(self).get(o) for o in _UNDER_WAY}, None
+        return kept
+    def take_up(self, kept): vars(self).update(kept)
 
     def begin(self, device, **row):
         "The training part of an epoch begins"
@@ -137,21 +165,23 @@ class _Timing:
         self.mark = self.marks.mark
         self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
         self.epochs.append(self.row)
-        self.last, self.n_images, self.now = None, None, {}
+        self.last, self.n_images, self.now, self.thread = None, None, {}, get_ident()
         self.start_s = self.end_s = self.clock()
 
-    def at(self, name, b=None):
-        "A mark inside the loader"
-        self.now[name] = self.mark()
-        if self.last is None and name=='fetched': self._first(self.now[name], b)
+    def at(self, name):
+        "A mark inside the loader; one that fetches ahead in a thread of its own is not this step's"
+        if get_ident()!=self.thread: return
+        mark = self.now[name] = self.mark()
+        if name=='copied': self.now.setdefault('fetched', mark)            # a loader whose own `__iter__` asks for no `pin_memory`
+        if self.last is None: self._first(mark, sys._getframe(2).f_locals.get('b') if name=='fetched' else None)
 
-    def delivered(self, b):
+    def delivered(self):
         "The loop gets its batch; of a loader that has no batch transforms this is all there is to see"
-        if 'fetched' not in self.now:
-            self.at('fetched', b)
-            self.now['transformed'] = self.now['fetched']
+        mark = self.now['delivered'] = self.mark()
+        if 'transformed' not in self.now: self.now['fetched'] = mark
+        if self.last is None: self._first(mark)
 
-    def _first(self, mark, b):
+    def _first(self, mark, b=None):
         "An epoch's first batch is there: its step starts here, and what came before is start-up"
         self.last, self.end_s = mark, self.marks.seconds(mark)
         self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
@@ -189,13 +219,40 @@ _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cance
 
 class StepTimerEdgeCallback(Callback):
     "Comes first at each event and tells its `StepTimerCallback`, with which it comes and goes"
-    order = -np.inf
+    order, _learn = -np.inf, None
     def __init__(self, timer): self.timer = timer
+
+    @property
+    def learn(self): return self._learn
+    @learn.setter
+    def learn(self, learn):                  # fastai sets it just before it adds a callback, which may be there already
+        if learn is not None and self in learn.cbs: learn.cbs.remove(self)
+        self.__dict__['_learn'] = learn
+
     def __call__(self, event_name):
         timing = self.timer.timing
         if timing.row is None or event_name not in _FIRST: return self.timer.first(event_name)
-        timing.now[event_name] = timing.mark()
-        if event_name=='before_batch': timing.n_images = _n_images(self.learn)
+        if event_name!='before_batch': timing.now[event_name] = timing.mark()
+        else: self._before_batch(timing)
+
+    def _before_batch(self, timing):
+        if 'delivered' not in timing.now: timing.delivered()                   # a loop that takes its batches from elsewhere
+        timing.now['before_batch'] = timing.mark()
+        timing.n_images = _n_images(self._learn)
+
+# %% ../nbs/04_timing.ipynb #0414332d
+def _callers():
+    "The frames that this is called from, the nearest first"
+    frame = sys._getframe(1)
+    while frame := frame.f_back: yield frame
+
+def _is_within_fit(learn):
+    "Is this called, however indirectly, by the epochs of `learn`? After an error no event tells that a fit is over; the stack does"
+    return any(o.f_code.co_name=='_do_fit' and o.f_locals.get('self') is learn for o in _callers())
+
+def _is_epochs_validation():
+    "Does an epoch validate here, rather than somebody within it?"
+    return next((o.f_back.f_code.co_name=='_do_epoch' for o in _callers() if o.f_code.co_name=='_do_epoch_validate'), False)
 
 # %% ../nbs/04_timing.ipynb #33926e4b
 class StepTimerCallback(Callback):
@@ -205,7 +262,10 @@ class StepTimerCallback(Callback):
         clock:Callable=perf_counter, # Returns seconds; tests pass their own. A GPU's phases are timed by the GPU
     ):
         self.edge = StepTimerEdgeCallback(self)
-        self.timing, self.n_fit, self.fit_seen, self.valid_s = _Timing(clock), -1, False, None
+        self.timing, self.n_fits, self.aside = _Timing(clock), 0, []
+        self._forget()
+
+    def _forget(self): self.n_fit, self.valid_from = None, None   # the number of the fit, once it has trained; when its validation began
 
     @property
     def learn(self): return self._learn
@@ -218,6 +278,7 @@ class StepTimerCallback(Callback):
     def first(self, event_name):
         "The first callback is due of an event that begins or ends something larger than a step"
         if event_name=='before_fit': self._before_fit()
+        elif event_name=='before_validate' and self.timing.row is not None: self._set_aside('after_validate')
         elif event_name=='after_cancel_validate': self.valid_from = None       # not a whole validation
         elif event_name=='after_validate': self._after_validate()
         elif event_name in _ENDS and self.timing.row is not None: self.timing.finish()
@@ -229,20 +290,40 @@ class StepTimerCallback(Callback):
             if event_name=='after_batch': timing.close()
             elif event_name in _LAST: timing.now[_LAST[event_name]] = timing.mark()
         elif event_name=='before_train': self._before_train()
-        elif event_name=='before_validate': self.valid_from = timing.clock()
+        elif event_name=='before_validate' and _is_epochs_validation(): self.valid_from = timing.clock()
+        if event_name=='before_fit' and self.edge not in self._learn.cbs: self._fetch_edge()
+        if self.aside and event_name==self.aside[-1][0]: self._take_up()
+
+    def _fetch_edge(self):
+        "Somebody removed the companion alone"
+        self.learn = self._learn
+        self._before_fit()
 
     def _before_fit(self):
-        self.timing.row, self.fit_seen, self.valid_from = None, False, None    # a row is left where the fit before failed
+        if _is_within_fit(self._learn): return self._set_aside('after_fit')
+        self.timing.row = None                   # one is left where the fit before failed
+        self.aside.clear()
+        self._forget()
         self.timing.read(wait=True)
 
+    def _set_aside(self, until):
+        self.aside.append((until, self.n_fit, self.valid_from, self.timing.set_aside()))
+        self._forget()
+
+    def _take_up(self):
+        _, self.n_fit, self.valid_from, kept = self.aside.pop()
+        self.timing.take_up(kept)
+
     def _before_train(self):
-        if not self.fit_seen: self.fit_seen, self.n_fit = True, self.n_fit+1   # `validate` fires before_fit as well
+        if self.n_fit is None: self.n_fit, self.n_fits = self.n_fits, self.n_fits+1 # `validate` fires before_fit as well
         device = next((o.device for o in self._learn.model.parameters()), torch.device('cpu'))
         self.timing.begin(device, fit=self.n_fit, epoch=self._learn.epoch)
         self._learn.dl = _StandIn(self._learn, self.timing)
 
     def _after_validate(self):
-        if self.fit_seen and self.valid_from is not None: self.timing.epochs[-1]['valid_s'] = self.timing.clock()-self.valid_from
+        if self.n_fit is None or self.valid_from is None: return
+        self.timing.epochs[-1]['valid_s'] = self.timing.clock()-self.valid_from
+        self.valid_from = None
 
     def __getstate__(self): return dict(_learn=self._learn, edge=self.edge)
     def __setstate__(self, state):

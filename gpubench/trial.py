@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'TIMES', 'Trial', 'check_trial', 'resolve', 'tf32_set', 'CPUAutocastCallback', 'precision_cbs',
-           'SeenCallback', 'ShortEpochsCallback', 'WarmUpCallback', 'warm_up', 'make_learner', 'steady_rounds',
-           'MoreStepsCallback', 'time_more', 'epoch_ms', 'epoch_times', 'about', 'run_trial']
+           'look_once', 'SeenCallback', 'ShortEpochsCallback', 'WarmUpCallback', 'warm_up', 'make_learner',
+           'steady_rounds', 'MoreStepsCallback', 'time_more', 'epoch_ms', 'epoch_times', 'about', 'check_fields',
+           'run_trial']
 
-# %% ../nbs/07_trial.ipynb #b2244d5b
+# %% ../nbs/07_trial.ipynb #7cf18c72
 import hashlib
 import json
 import math
 import multiprocessing
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from time import perf_counter
 
-from .core import describe_machine, free_memory, one_of, pick_device
+from .core import describe_machine, free_memory, nearest, one_of, pick_device
 from .stats import is_steady, is_tight, median_ci
 import numpy as np
 import pandas as pd
@@ -30,6 +32,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .data import DATASETS, LOADERS, get_dls, is_path
 from .models import MODELS, count_params, get_model
@@ -68,6 +71,7 @@ class Trial:
         for o in fields(self):           # numpy's numbers become Python's, so that they compare, hash and travel like them
             if isinstance(getattr(self, o.name), np.generic): object.__setattr__(self, o.name, getattr(self, o.name).item())
         check_trial(self)
+        object.__setattr__(self, 'lr', float(self.lr))                    # 1 and 1. are one trial
 
     @property
     def trial_id(self)->str: # 10 hexadecimal digits
@@ -75,7 +79,9 @@ class Trial:
         changed = {o.name: getattr(self, o.name) for o in fields(self) if getattr(self, o.name)!=o.default}
         return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
-# %% ../nbs/07_trial.ipynb #8df51328
+# %% ../nbs/07_trial.ipynb #4f336412
+def _is_number(x): return isinstance(x, (int, float)) and not isinstance(x, bool)
+
 def _at_least(trial, least, *names):
     for o in names:
         v = getattr(trial, o)
@@ -99,7 +105,7 @@ def check_trial(
     if ':' not in trial.model: one_of('model', trial.model, MODELS)
     one_of('loader', trial.loader, LOADERS)
     one_of('precision', trial.precision, PRECISIONS)
-    if isinstance(trial.lr, bool) or not isinstance(trial.lr, (int, float)) or not 0<trial.lr<math.inf:
+    if not (_is_number(trial.lr) and 0<trial.lr<math.inf):
         raise ValueError(f"lr is {trial.lr!r}, but a learning rate has to be a number above 0, such as .001.")
 
 # %% ../nbs/07_trial.ipynb #34010bf3
@@ -152,24 +158,46 @@ def precision_cbs(
     if trial.precision=='bf16' and trial.device=='cpu': return cbs + [CPUAutocastCallback()]
     return cbs + [MixedPrecision(amp_mode=trial.precision)] if trial.precision in ('fp16', 'bf16') else cbs
 
-# %% ../nbs/07_trial.ipynb #ae993e6a
+# %% ../nbs/07_trial.ipynb #b050be62
+_PRODUCTS = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}   # what precision and TF32 are about; a linear layer is one of the middle two
+
+class _LookMode(TorchDispatchMode):
+    "Shows `saw` what convolutions and matrix products give, below autocast"
+    def __init__(self, saw):
+        super().__init__()
+        self.saw = saw
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _PRODUCTS: self.saw(out)
+        return out
+
+def look_once(
+    model:torch.nn.Module,
+    saw:Callable, # Gets the result of each convolution and matrix product
+):
+    "Look into the next forward pass of `model`, also one that fails, and into no other"
+    def before(*_): mode.__enter__()
+    def after(*_):
+        mode.__exit__(None, None, None)
+        for o in hooks: o.remove()
+    mode, hooks = _LookMode(saw), [model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)]
+
+# %% ../nbs/07_trial.ipynb #3194db5f
 def _n_children(): return len(multiprocessing.active_children())
 
 class SeenCallback(Callback):
-    "Looks at what a fit really does: activations and switches in the forward pass, workers, steps of the optimiser"
+    "Looks at what a fit really does: type, layout and switches of what is computed, workers, steps of the optimiser"
     order = 59
     def before_fit(self):
         self.dtype_seen = self.channels_last_seen = self.switches_seen = self.n_workers_seen = None
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, _n_children()
         self.devices_seen = sorted({o.device.type for o in (*self.model.parameters(), *self.model.buffers())})
-        layer = next((o for o in self.model.modules() if isinstance(o, (torch.nn.Conv2d, torch.nn.Linear))), None)
-        self._hook = layer.register_forward_hook(self._look) if layer else None
-    def _look(self, module, inputs, output):
-        self.dtype_seen, self.switches_seen = str(output.dtype).removeprefix('torch.'), _switches()
-        if output.ndim!=4: return self._hook.remove()
-        first, last = output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)
-        if first!=last: self.channels_last_seen = last                # of one channel or one pixel it is both
-        self._hook.remove()
+        look_once(self.model, self._look)
+    def _look(self, out):
+        if self.dtype_seen is None: self.dtype_seen, self.switches_seen = str(out.dtype).removeprefix('torch.'), _switches()
+        if out.ndim!=4 or self.channels_last_seen is not None: return
+        first, last = out.is_contiguous(), out.is_contiguous(memory_format=torch.channels_last)
+        if first!=last: self.channels_last_seen = last                    # of one channel or one pixel it is both
     def before_batch(self):
         if self.training and self.n_batches==0: self.n_workers_seen = _n_children()-self.n_others
     def after_step(self): self.n_opt_steps += 1
@@ -192,12 +220,17 @@ def _ran(learn):
         'channels_last': seen.channels_last_seen, 'the number of workers': seen.n_workers_seen, 'pinned memory': pinned[0] if pinned else None,
         'the devices of the weights': seen.devices_seen or None, 'the batch sizes': sorted({o['n_images'] for o in timer.steps})}
 
+def _difference(name, asked, ran):
+    "One setting in words; what could not be seen is believed only where nothing special was asked for"
+    if ran is None: return f'{name} was to be {asked} and could not be seen at work' if asked in (True, 'float16', 'bfloat16') else None
+    return None if asked==ran else f'{name} was to be {asked} and was {ran}'
+
 def _differences(trial, learn):
     "What was asked for and did not happen, in words"
     ran, n = _ran(learn), learn.seen.n_batches//trial.accumulate
-    wrong = [f'{o} was to be {asked} and was {ran[o]}' for o,asked in _asked(trial).items() if ran[o] is not None and asked!=ran[o]]
+    wrong = [_difference(o, asked, ran[o]) for o,asked in _asked(trial).items()]
     if learn.seen.n_opt_steps!=n: wrong.append(f'the optimiser was to step {n} times and did {learn.seen.n_opt_steps} times')
-    return wrong
+    return [o for o in wrong if o]
 
 # %% ../nbs/07_trial.ipynb #1087ec17
 class ShortEpochsCallback(Callback):
@@ -414,8 +447,22 @@ def about(
                  time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds')) | asdict(trial) | machine)
 
 def _check_effort(half_width, max_s):
-    if not 0<half_width<1: raise ValueError(f"half_width is {half_width!r}, but it has to be a fraction between 0 and 1, such as .05 for 5 %.")
-    if not max_s>=0: raise ValueError(f"max_s is {max_s!r}, but it has to be a number of seconds, 0 or more.")
+    if not (_is_number(half_width) and 0<half_width<1): raise ValueError(f"half_width is {half_width!r}, but it has to be a fraction between 0 and 1, such as .05 for 5 %.")
+    if not (_is_number(max_s) and max_s>=0): raise ValueError(f"max_s is {max_s!r}, but it has to be a number of seconds, 0 or more.")
+
+def check_fields(
+    names, # What somebody calls the fields of a trial
+):
+    "Raise a `ValueError` for the first that no trial has"
+    known = Trial.__dataclass_fields__
+    unknown = next((o for o in names if o not in known), None)
+    if unknown is not None: raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}There are: {', '.join(known)}.")
+
+def _judged(record, last_loss):
+    "The record, an error where the loss of the training or of the last step is no number"
+    lost = [o for o in (last_loss, record['loss']) if o is not None and not math.isfinite(o)]
+    if not lost: return record
+    return record | dict(status='error', error=f"The loss is {lost[0]}. Try a smaller learning rate than {record['lr']:g}.")
 
 def run_trial(
     trial:Trial=None,       # What to run; the defaults of `Trial` if not given
@@ -426,11 +473,10 @@ def run_trial(
 )->dict: # The record of one visit
     "Train one configuration once and say what was measured; `ValueError` for what cannot be asked, `RuntimeError` for what did not happen"
     _check_effort(half_width, max_s)
+    check_fields(kwargs)
     trial = resolve(replace(trial or Trial(), **kwargs))
     with tf32_set(trial.precision):
         record = about(trial)
         record |= _measure(trial, half_width, max_s, whole_epoch)
-    lost = [o for o in (record.pop('last_loss'), record['loss']) if o is not None and not math.isfinite(o)]
-    if lost: record |= dict(status='error', error=f"The loss is {lost[0]}. Try a smaller learning rate than {trial.lr:g}.")
     free_memory()
-    return record
+    return _judged(record, record.pop('last_loss'))
