@@ -1,22 +1,26 @@
 """What `StepTimerCallback` costs: whole fits with it, without it, with a callback that does nothing, and with one that waits
 for the device at each event, in alternating order
 
-    timer_cost.py --device cuda --out timer_cost.json [--rounds 40] [--case resnet18_32px]
+    timer_cost.py --device cuda --out timer_cost.json [--rounds 150] [--case resnet18_32px]
 
-A run is a fit of one epoch without validation; its time is the median step, from clock readings that a callback takes after each step, the same
-one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that of
-two runs of one round, and its interval Student's of their logarithms over the rounds."""
-import argparse, json, math, random
+A run is a fit of one short epoch without validation; its time is the median step, from clock readings that a callback takes after each step, the
+same one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that
+of two runs of one round, and the figure is the median of the rounds with its order-statistic interval, since a few runs are slower by half.
+
+A second figure needs no comparison: the time that Python spends in the timer's own functions, summed over a run. Where the device waits for
+Python's orders, a step grows by that and by nothing else; where Python waits for the device, by less."""
+import argparse, json, random
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
+from gpubench import timing
 from gpubench.core import describe_machine, pick_device, wait_for
-from gpubench.stats import Interval
+from gpubench.stats import median_ci
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve, warm_up
 from fastai.callback.core import Callback, CancelValidException
 import numpy as np
-from scipy import stats as sps
 
 class NoValidationCallback(Callback):
     def before_validate(self): raise CancelValidException()
@@ -39,8 +43,8 @@ VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], 
 
 def cases(device): # name, trial, steps in a run
     cpu = device=='cpu'
-    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 8 if cpu else 30),
-            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 40 if cpu else 60)]
+    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 8 if cpu else 10),
+            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 40 if cpu else 20)]
 
 def step_ms(learn, cbs):
     "Milliseconds of the median step of one fit"
@@ -59,29 +63,51 @@ def measure(device, fields, n_steps, rounds):
     for i in range(rounds+1):
         rng.shuffle(order)
         for name in order: times[name].append(step_ms(learn, VARIANTS[name]))
-    return len(learn.dls.train), {k: v[1:] for k,v in times.items()}           # the first round is warm-up
+    return len(learn.dls.train), {k: v[1:] for k,v in times.items()}, [own_us(learn) for _ in range(20)]  # the first round is warm-up
 
-def paired_ratio(a, b, level=.95):
-    logs = np.log(np.array(a)/np.array(b))
-    mid, half = logs.mean(), sps.t.ppf((1+level)/2, len(logs)-1)*logs.std(ddof=1)/math.sqrt(len(logs))
-    return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), level)
+OWN = [(timing.StepTimerEdgeCallback, '__call__'), (timing.StepTimerCallback, '__call__'), (timing._Marking, '__enter__'), (timing._Marking, '__exit__'),
+       (timing._Timing, 'at'), (timing._Timing, 'delivered')]
+
+@contextmanager
+def own_time():
+    "Add up the seconds that pass in the timer's functions, in a list of one"
+    total, inside, before = [0.], [False], [vars(c)[k] for c,k in OWN]
+    def clocked(f):
+        def g(*args):
+            if inside[0]: return f(*args)
+            inside[0], start = True, perf_counter()
+            try: return f(*args)
+            finally:
+                total[0] += perf_counter()-start
+                inside[0] = False
+        return g
+    for (c,k),f in zip(OWN, before): setattr(c, k, clocked(f))
+    try: yield total
+    finally:
+        for (c,k),f in zip(OWN, before): setattr(c, k, f)
+
+def own_us(learn):
+    "Microseconds a step that the timer's functions take in one fit, reading the events included"
+    with own_time() as total: step_ms(learn, [StepTimerCallback])
+    return 1e6*total[0]/len(learn.dls.train)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--rounds', type=int, default=40)
+    parser.add_argument('--rounds', type=int, default=150)
     parser.add_argument('--case', choices=[o[0] for o in cases('cpu')], help='this one only')
     parser.add_argument('--out', required=True, help='the JSON file to write')
     args = parser.parse_args()
     device, results = str(pick_device(args.device)), []
     for name,fields,n_steps in [o for o in cases(device) if args.case in (None, o[0])]:
-        n, times = measure(device, fields, n_steps, args.rounds)
-        ratios = {k: vars(paired_ratio(v, times['none'])) for k,v in times.items() if k!='none'}
-        results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=times, ratios=ratios))
+        n, times, own = measure(device, fields, n_steps, args.rounds)
+        ratios = {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
+        results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=times, ratios=ratios, own_us=own))
         print(f'{name} on {device}, {args.rounds} runs of {n} steps each')
         for k,v in times.items():
             r = ratios.get(k)
             print(f'  {k:20} {median(v):8.3f} ms a step' + (f"   {100*(r['mid']-1):+6.2f} % ({100*(r['lo']-1):+.2f} to {100*(r['hi']-1):+.2f})" if r else ''))
+        print(f"  the timer's own functions: {median(own):.0f} µs a step ({min(own):.0f} to {max(own):.0f}), {median(own)/10/median(times['none']):.2f} %")
         with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine(device), device=device, results=results), f, indent=1)
 
 if __name__=='__main__': main()
