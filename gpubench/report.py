@@ -40,7 +40,7 @@ from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, PHASES, SETTINGS, STYLE, ca
                            own_settings, phase_shares, phases_height_in, plain_value, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, series_labels, setting_label,
                            speedup_height_in, succeeded, varied_settings, where_labels)
-from .stats import Interval, compare_words, crossover_bs, fit_step_time, median_ci, ratio_ci
+from .stats import Interval, aa_pairs, compare_words, crossover_bs, fit_step_time, median_ci, ratio_ci
 
 # %% ../nbs/10_report.ipynb #fbc679f5
 TEXTS = 'status error device machine time_utc'.split()
@@ -693,16 +693,10 @@ def say_memory(df)->list[str]:
         out.append(f"At most {used} of the {of} of {_the(where)} were in use, at batch {fmt_bs(top.bs)}.")
     return out
 
-# %% ../nbs/10_report.ipynb #65924604
+# %% ../nbs/10_report.ipynb #968708f6
 def _floors(df):
-    "For each A/A pair, the widest first: its rows, and the ratio that should be 1 as `sweep.noise_floor` takes it"
-    ok, found = df[succeeded(df)], []
-    if 'twin' not in df or 'trial_id' not in df: return []
-    for _,rows in ok[ok.trial_id.notna() & ok.machine.notna()].groupby(['trial_id', 'machine']):
-        time = 'step_ms' if rows.step_ms.notna().any() else 'epoch_s'
-        twin = rows.twin.eq(True)
-        r = speed_ratio(rows[time][twin], rows[time][~twin])
-        if r: found.append((rows, r))
+    "For each A/A pair, the widest first: its rows, and the ratio that should be 1"
+    found = [(rows, r) for rows,r in aa_pairs(df[succeeded(df)]) if r is not None]
     return sorted(found, key=lambda o: -o[1].width if is_known(o[1].lo) else math.inf)
 
 FLOOR_FRAC = .01 # an A/A interval may miss 1 by this much before it is a warning

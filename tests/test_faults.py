@@ -123,6 +123,21 @@ def test_failed_visits_are_tried_again_only_on_demand(tmp_path):
     assert len(again)==3 and len(read_records(tmp_path))==5
     assert sorted(zip(again.how, again.visit))==[('fine', 0), ('killed', 1), ('raises', 1)]
 
+def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
+    def go(**measure): return here(dict(device='cpu', max_images=300), out=tmp_path, **measure)
+    go(max_s=.1, whole_epoch=False)
+    df = go(max_s=.2, whole_epoch=False)
+    assert len(df)==1 and df.visit.item()==1 and json.loads(df.measure.item())==dict(half_width=.05, max_s=.2, whole_epoch=False)
+    assert 'measured with max_s=0.1 instead of 0.2' in capsys.readouterr().out
+    older = [json.loads(o) for o in (tmp_path/'records.jsonl').read_text().splitlines()]
+    (tmp_path/'records.jsonl').write_text(''.join(json.dumps({k: v for k,v in o.items() if k!='measure'})+'\n' for o in older))
+    assert len(go())==2 and 'nothing is left to run' in capsys.readouterr().out          # before there was the field: the defaults
+
+def test_what_a_function_returns_is_never_lost_in_silence():
+    df = here(dict(x=[1, 2]), run=lambda x: dict(n_cores=-x, y=x) if x==1 else dict(y=x))
+    assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what your function returns' in df[df.x==1].error.item()
+    with pytest.raises(ValueError, match="a field named 'visit' already"): here(dict(visit=[1, 2]), run=lambda visit: {})
+
 def test_nan_loss():
     df = quiet(dict(device='cpu', lr=[1e-3, 1e25], max_images=300))
     assert dict(zip(df.lr, df.status))=={1e-3: 'ok', 1e25: 'error'}
