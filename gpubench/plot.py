@@ -111,7 +111,7 @@ def where_labels(
 MEASURED = ( # columns without a unit that a visit found out, or that say which one it was
     'trial_id visit twin schema status error time_utc accuracy loss valid_loss n_train n_valid n_images n_steps '
     'n_dropped n_params n_warmup_steps not_steady not_tight step_level n_rounds n_timed_steps n_timed_epochs '
-    'n_opt_steps dtype_seen n_workers_seen channels_last_seen').split()
+    'n_opt_steps measure dtype_seen n_workers_seen channels_last_seen').split()
 ABOUT = ( # columns that describe the machine
     'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench '
     'tf32_matmul tf32_cudnn cudnn_benchmark').split()

@@ -37,7 +37,7 @@ from fastcore.basics import first
 from tqdm.auto import tqdm
 
 from .data import get_images
-from .trial import Trial, about, epoch_ms, resolve, run_trial
+from .trial import Trial, about, check_fields, epoch_ms, resolve, run_trial
 from .process import CtrlC, device_locks, pack, run_fresh, start_server
 
 # %% ../nbs/08_sweep.ipynb #262fdf37
@@ -71,9 +71,7 @@ def _check_names(points):
 
 def _as_trial(point):
     if isinstance(point, Trial): return point
-    names = Trial.__dataclass_fields__
-    unknown = first(o for o in point if o not in names)
-    if unknown: raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, names)}There are: {', '.join(names)}.")
+    check_fields(point)
     return Trial(**point)
 
 def _as_dict(point):

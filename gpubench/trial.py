@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from time import perf_counter
 
 from .core import describe_machine, free_memory, nearest, one_of, pick_device
-from .stats import is_steady, is_tight, median_ci
+from .stats import is_steady, is_tight, median_ci, next_look
 import numpy as np
 import pandas as pd
 import torch
@@ -251,7 +251,7 @@ class WarmUpCallback(ShortEpochsCallback):
     ):
         self.max_steps, self.max_s = max_steps, max_s
     def ms(self): return [o['step_ms'] for o in self.step_timer.steps]
-    def is_enough(self): return is_steady(self.ms()[-12:])
+    def is_enough(self): return is_steady(self.ms()[-20:])
     def n_next(self): # steps of the next epoch
         ms = self.ms()
         if not ms: return 2
@@ -347,8 +347,12 @@ def _rounds(timer, trial): return steady_rounds(timer.to_df(), trial.n_workers, 
 class MoreStepsCallback(ShortEpochsCallback):
     "Short epochs until the interval of the median round reaches no further than `half_width` to either side, or until `max_s` seconds are up"
     def __init__(self, trial, half_width, max_s, start_s, clock=perf_counter):
-        self.trial, self.half_width, self.max_s, self.start_s, self.clock = trial, half_width, max_s, start_s, clock
-    def is_enough(self): return is_tight(_rounds(self.step_timer, self.trial).step_ms, self.half_width)
+        self.trial, self.half_width, self.max_s, self.start_s, self.clock, self.look = trial, half_width, max_s, start_s, clock, 0
+    def is_enough(self): # asked at each epoch, of a step perhaps: an interval that is looked at too often is tight too early
+        step_ms = _rounds(self.step_timer, self.trial).step_ms
+        if len(step_ms)<self.look: return False
+        self.look = next_look(len(step_ms))
+        return is_tight(step_ms, self.half_width)
     def n_next(self): # steps of the next epoch: enough for eight rounds, more after each epoch that was not enough
         w, k = self.trial.n_workers, max(1, self.trial.n_workers)*self.trial.accumulate
         n = (1+2*w+8*k)*(1+len(self.step_timer.timing.epochs))
