@@ -343,7 +343,7 @@ class Sampling:
         self.find, self.clock, self.cpu_clock, self.frame, self.owner = find, clock, cpu_clock, frame, threading.get_ident()
         self.pace, self.rows, self.spans, self.open = Pace(interval_s), [], [], []
         self.sources, self.own_notes, self.n, self.last_s, self.end_s, self.cpu_s = [], [], 0, None, None, 0.
-        self.stopping, self.ready, self.start_s = threading.Event(), threading.Event(), clock()
+        self.stopping, self.ready, self.late, self.start_s = threading.Event(), threading.Event(), False, clock()
         self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
 
     def now_s(self): return self.clock()-self.start_s
@@ -352,8 +352,9 @@ class Sampling:
         "Begin; returns once the first sample is there, so that nothing of this falls into the training"
         try: self.thread.start()
         except RuntimeError as e: return self._gives_up(f"The monitor could not start ({e}). End other programs, or raise the limit of threads (ulimit -u).")
-        if not self.ready.wait(patience_s): self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. The fit went on. "
-            "If `nvidia-smi` hangs as well, restart the machine.")
+        self.late = not self.ready.wait(patience_s)
+        if self.late: self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. The fit went on. "
+                                            "If `nvidia-smi` hangs as well, restart the machine.")
 
     def _gives_up(self, note):
         self.own_notes.append(note)
@@ -383,6 +384,7 @@ class Sampling:
         try:
             self.sources, notes = self.find()
             self.own_notes += notes
+            if not self.late: self.start_s = self.clock()                  # the fit waits for this moment
             self.take()
             self.ready.set()
             while self._wait(): self.take()
