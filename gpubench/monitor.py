@@ -27,8 +27,9 @@ import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import find_bs
 
-# %% ../nbs/05_monitor.ipynb #3527e275
-GPU_COLUMNS = 'gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz throttle_bits throttle_words energy_counter_j'.split()
+# %% ../nbs/05_monitor.ipynb #53bcf55a
+GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
+               'throttle_bits throttle_words energy_counter_j').split()
 CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib cpu_energy_counter_j'.split()
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device', *GPU_COLUMNS, *CPU_COLUMNS]
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
@@ -64,15 +65,19 @@ GPU_QUERIES = [ # functions of NVML of which the first that answers is used, the
     (('nvmlDeviceGetTotalEnergyConsumption',), (), ('energy_counter_j',),
      lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**64-1 else None))]                                       # mJ, 64 bits
 
-# %% ../nbs/05_monitor.ipynb #49de787b
+# %% ../nbs/05_monitor.ipynb #79586c79
 NVML_ADVICE = { # error code -> what to do
-    3: "Nothing is broken: this GPU, a part of one (MIG), WSL2 or a virtual machine has no such sensor. Measure on a whole GPU under Linux if you need it.",
+    3: "Nothing is broken: this GPU, a part of one (MIG), WSL2 or a virtual machine has no such sensor. "
+       "Measure on a whole GPU under Linux if you need it.",
     4: "Ask whoever runs the machine for the right to read it; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
     9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then restart. `gpubench doctor` says more.",
-    12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver; in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+    12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver; "
+        "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
     13: "The driver is older than this query. A newer NVIDIA driver would answer it.",
-    15: "The GPU fell off the bus: heat, power supply or a fault of the driver. Look for Xid in the kernel's log (`dmesg`), then restart the machine.",
-    18: "This is no memory limit: the driver was changed while the machine ran, and its two halves differ. Reload the driver or restart; in WSL2 run `wsl --shutdown` in Windows.",
+    15: "The GPU fell off the bus: heat, power supply or a fault of the driver. "
+        "Look for Xid in the kernel's log (`dmesg`), then restart the machine.",
+    18: "This is no memory limit: the driver was changed while the machine ran, and its two halves differ. "
+        "Reload the driver or restart; in WSL2 run `wsl --shutdown` in Windows.",
     999: "The driver does not say why; WSL2 and MIG answer so. If `nvidia-smi` fails as well, restart the machine (in WSL2 `wsl --shutdown`)."}
 _LOST, _NO_FUNCTION = 15, 13
 
@@ -197,8 +202,9 @@ class _NVML:
         return GpuSource(name, ask, self.error)
 
 def _why_no_nvml(e):
-    if isinstance(e, (ImportError, AttributeError)): return (f"nvitop or the nvidia-ml-py that it needs does not work here ({type(e).__name__}: {e}), so no GPU "
-        "was sampled. Run: python -m pip install --force-reinstall nvitop nvidia-ml-py, after removing the package pynvml if it is there.")
+    if isinstance(e, (ImportError, AttributeError)): return (
+        f"nvitop or the nvidia-ml-py that it needs does not work here ({type(e).__name__}: {e}), so no GPU was sampled. "
+        "Run: python -m pip install --force-reinstall nvitop nvidia-ml-py, after removing the package pynvml if it is there.")
     code = getattr(e, 'value', None)
     return f"NVML cannot be used ({_nvml_text(code, e) if code else f'{type(e).__name__}: {e}'}), so no GPU was sampled. {_advice(code)}"
 
@@ -267,7 +273,9 @@ class CpuSource:
         self.ps, self.own_s, self.children, self.energy = ps, own_s, children, CpuEnergy() if energy is None else energy
         self.me, self.last, self.workers, self.failed = ps.Process(), None, {}, {}
     @property
-    def notes(self): return [o for o in [self.energy.note] if o] + [f"The CPU's {k} could not be read ({v}); it stays empty." for k,v in self.failed.items()]
+    def notes(self):
+        failed = [f"The CPU's {k} could not be read ({v}); it stays empty." for k,v in self.failed.items()]
+        return [self.energy.note]*bool(self.energy.note) + failed
 
     def _tried(self, name, f):
         try: return f()
@@ -351,10 +359,11 @@ class Sampling:
     def start(self, patience_s=10.):
         "Begin; returns once the first sample is there, so that nothing of this falls into the training"
         try: self.thread.start()
-        except RuntimeError as e: return self._gives_up(f"The monitor could not start ({e}). End other programs, or raise the limit of threads (ulimit -u).")
+        except RuntimeError as e: return self._gives_up(f"The monitor could not start ({e}). "
+                                                        "End other programs, or raise the limit of threads (ulimit -u).")
         self.late = not self.ready.wait(patience_s)
-        if self.late: self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. The fit went on. "
-                                            "If `nvidia-smi` hangs as well, restart the machine.")
+        if self.late: self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. "
+                                            "The fit went on. If `nvidia-smi` hangs as well, restart the machine.")
 
     def _gives_up(self, note):
         self.own_notes.append(note)
@@ -362,10 +371,11 @@ class Sampling:
 
     def take(self):
         "One sample: a row of each device"
-        start_s, cpu_s, time_s, at = self.clock(), self.cpu_clock(), self.now_s(), self.open[-1] if self.open else {}
+        start_s, cpu_s, time_s, part = self.clock(), self.cpu_clock(), self.now_s(), (self.open or [{}])[-1]
+        at = dict(sample=self.n, time_s=time_s, epoch=part.get('epoch'), phase=part.get('phase'))
         for o in self.sources:
             found = o.read(time_s) if o.alive else None
-            if found: self.rows.append(dict(sample=self.n, time_s=time_s, epoch=at.get('epoch'), phase=at.get('phase'), device=o.device) | found)
+            if found: self.rows.append(at | dict(device=o.device) | found)
         self.n, self.last_s, cost_s = self.n+1, time_s, self.cpu_clock()-cpu_s
         self.cpu_s += cost_s
         if self.n>1: self.pace.add(cost_s, self.clock()-start_s)          # the first one warms up
@@ -389,8 +399,9 @@ class Sampling:
             self.ready.set()
             while self._wait(): self.take()
             if self.stopping.is_set(): self.take()                         # at the end; after an error there is none that belongs to the fit
-        except Exception as e: self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); the fit went on. "
-                                                     "Please report this.")      # nothing that goes wrong here may print into a training
+        except Exception as e:                      # nothing that goes wrong here may print into a training
+            self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
+                                  "the fit went on. Please report this.")
         finally: self._ended()
 
     def _ended(self):
@@ -404,8 +415,8 @@ class Sampling:
         self.stopping.set()
         if self.thread.ident is None: return
         self.thread.join(patience_s)
-        if self.thread.is_alive(): self.own_notes.append(f"A driver did not answer for {patience_s:g} s at the end of the fit, which did not wait for it. "
-                                                         "If `nvidia-smi` hangs as well, restart the machine.")
+        if self.thread.is_alive(): self.own_notes.append(
+            f"A driver did not answer for {patience_s:g} s at the end of the fit, which did not wait for it. If `nvidia-smi` hangs as well, restart the machine.")
     @property
     def running(self): return self.end_s is None
     @property
@@ -471,8 +482,9 @@ def fit_energy(
     seen, x, y, source = _curve(t, counter, power)
     if source is None or not _covers(seen, length_s): return empty
     known = power[np.isfinite(power)]
-    slope = known[-1] if len(known) else (y[-1]-y[0])/(x[-1]-x[0])         # the counter's last 50 ms
-    x, y = np.append(x, x[-1]+1), np.append(y, y[-1]+slope)
+    first_w, last_w = known[[0, -1]] if len(known) else [(y[-1]-y[0])/(x[-1]-x[0])]*2   # of what the counter had not yet told
+    x, y = np.insert(x, 1, seen[0]+1e-9), np.insert(y, 1, y[0]+first_w*(seen[0]-x[0]))
+    x, y = np.append(x, x[-1]+1), np.append(y, y[-1]+last_w)
     def used(a, b): return float(np.interp(b, x, y)-np.interp(a, x, y))
     total = used(0., length_s)
     return dict(energy_j=total, energy_train_j=sum(used(*o) for o in spans), energy_source=source,
@@ -502,11 +514,13 @@ def _seen(df): return sorted({w for o in df.throttle_words.dropna() for w in o.s
 def _gpu_summary(df, enough):
     "What one GPU did; means only where `enough` was sampled"
     def mean(column): return time_mean(df, column, WINDOW_S if column in BACKWARD else 0.) if enough else None
+    def share(mask): return _share(df, mask) if enough else None
     c, mhz = mean('temperature_c'), mean('sm_clock_mhz')
-    return dict(gpu_util_mean_frac=mean('gpu_util_frac'), mem_util_mean_frac=mean('mem_util_frac'), sm_clock_mean_mhz=mhz, power_mean_w=mean('power_w'),
-        power_max_w=_max(df, 'power_w'), gpu_mem_max_mib=_max(df, 'gpu_mem_mib'), temperature_max_c=_max(df, 'temperature_c'),
-        temperature_start_c=_first(df, 'temperature_c'), temperature_end_c=_last(df, 'temperature_c'), sm_clock_start_mhz=_first(df, 'sm_clock_mhz'),
-        throttled_frac=_share(df, sum(THROTTLE_WORDS)) if enough else None, power_capped_frac=_share(df, POWER_CAP) if enough else None, warm_at_start=_is_warm(df, c, mhz))
+    return dict(gpu_util_mean_frac=mean('gpu_util_frac'), mem_util_mean_frac=mean('mem_util_frac'), sm_clock_mean_mhz=mhz,
+        power_mean_w=mean('power_w'), power_max_w=_max(df, 'power_w'), gpu_mem_max_mib=_max(df, 'gpu_mem_mib'),
+        temperature_max_c=_max(df, 'temperature_c'), temperature_start_c=_first(df, 'temperature_c'),
+        temperature_end_c=_last(df, 'temperature_c'), sm_clock_start_mhz=_first(df, 'sm_clock_mhz'),
+        throttled_frac=share(sum(THROTTLE_WORDS)), power_capped_frac=share(POWER_CAP), warm_at_start=_is_warm(df, c, mhz))
 
 # %% ../nbs/05_monitor.ipynb #9df88cb4
 _ADDED, _AVERAGED = ('power_mean_w', 'power_max_w'), ('gpu_util_mean_frac', 'mem_util_mean_frac', 'sm_clock_mean_mhz')
@@ -538,7 +552,8 @@ def _any_share(df, mask):
     "Share of the time in which any GPU had a bit of `mask`"
     known = df[df.throttle_bits.notna()]
     if not len(known): return None
-    bits = known.groupby(['fit', 'sample'], as_index=False).agg(time_s=('time_s', 'first'), throttle_bits=('throttle_bits', lambda o: np.bitwise_or.reduce([int(v) for v in o])))
+    either = ('throttle_bits', lambda o: np.bitwise_or.reduce([int(v) for v in o]))
+    bits = known.groupby(['fit', 'sample'], as_index=False).agg(time_s=('time_s', 'first'), throttle_bits=either)
     return _share(bits, mask)
 
 # %% ../nbs/05_monitor.ipynb #d4b23c3b
@@ -556,8 +571,8 @@ class Monitor:
         powercap='/sys/class/powercap', # Where Linux shows the CPU's energy
         sources:Callable=None,       # Returns sources and notes, given the GPUs' names and UUIDs; tests pass their own
     ):
-        self.interval_s, self.clock, self.powercap, self.sources, self.fits = check_interval(interval_s), clock, powercap, sources or self._sources, []
-        self.devices = device_names(devices)
+        self.interval_s, self.devices, self.clock, self.powercap = check_interval(interval_s), device_names(devices), clock, powercap
+        self.sources, self.fits = sources or self._sources, []
 
     def _sources(self, names, uuids):
         sources, notes = gpu_sources(names, uuids)
@@ -586,14 +601,16 @@ class Monitor:
     @property
     def notes(self)->list[str]: # Sentences
         "What could not be measured and what to do about it, each once"
-        asked = [f"Samples every {self.interval_s:g} s were asked for; a GPU's utilisation is a mean of {SHORTEST_WINDOW_S:.2f} to {WINDOW_S:g} s, so it was looked at "
-                 f"every {SHORTEST_WINDOW_S:.2f} s."] if self.interval_s<SHORTEST_WINDOW_S and any(o.device!='cpu' for s in self.fits for o in s.sources) else []
-        return list(dict.fromkeys(asked + [o for s in self.fits for o in s.notes]))
+        on_gpu = any(o.device!='cpu' for s in self.fits for o in s.sources)
+        asked = (f"Samples every {self.interval_s:g} s were asked for; a GPU's utilisation is a mean of {SHORTEST_WINDOW_S:.2f} to "
+                 f"{WINDOW_S:g} s, so it was looked at every {SHORTEST_WINDOW_S:.2f} s.")
+        return list(dict.fromkeys([asked]*(on_gpu and self.interval_s<SHORTEST_WINDOW_S) + [o for s in self.fits for o in s.notes]))
 
     @property
     def is_enough(self)->bool:
-        """Are three windows full? Of a GPU's utilisation and power, 1 s each, of which the first looks back before the fit; of the CPU alone, three samples.
-        True also where no more will come. A callback that lets a fit run on until then asks this at the end of each short epoch"""
+        """Are three windows full? Of a GPU's utilisation and power, 1 s each, of which the first looks back before the fit;
+        of the CPU alone, three samples. True also where no more will come.
+        A callback that lets a fit run on until then asks this at the end of each short epoch"""
         if not self.fits: return False
         windowed = any(o.alive and o.windowed for s in self.fits for o in s.sources)
         full_s = sum(max(0., o.length_s-WINDOW_S) for o in self.fits)
@@ -609,7 +626,8 @@ class Monitor:
 
     def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`: 'train' or 'valid' of an epoch
         "When each part of each epoch began and ended, in seconds since its fit began; n_images trained"
-        rows = [dict(fit=i) | o | dict(end_s=s.length_s if o['end_s'] is None and not s.running else o['end_s']) for i,s in enumerate(self.fits) for o in s.spans]
+        def end(o, s): return s.length_s if o['end_s'] is None and not s.running else o['end_s']
+        rows = [dict(fit=i) | o | dict(end_s=end(o, s)) for i,s in enumerate(self.fits) for o in s.spans]
         return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
 
     def summary(self)->dict: # Flat; None where not measured
@@ -621,7 +639,8 @@ def _gpu_part(df, fits, enough, n_images):
     "All GPUs together, then each of several by itself"
     names = sorted({o.device for s in fits for o in s.sources}-{'cpu'})
     lost = {o.device for s in fits for o in s.sources if not o.alive}
-    each = {o: _gpu_summary(df[df.device==o], enough and o not in lost) | _energy(df[df.device==o], fits, enough and o not in lost) for o in names}
+    def one(df, enough): return _gpu_summary(df, enough) | _energy(df, fits, enough)
+    each = {o: one(df[df.device==o], enough and o not in lost) for o in names}
     keys = [*_gpu_summary(df[:0], False), *_ENERGY]
     both = {k: _together(k, [o[k] for o in each.values()]) for k in keys}
     sources = {o['energy_source'] for o in each.values()}
@@ -631,15 +650,16 @@ def _gpu_part(df, fits, enough, n_images):
     words = ', '.join(_seen(gpus)) if gpus.throttle_bits.notna().any() else None
     source = None if both['energy_j'] is None else 'power' if 'power' in sources else 'counter'
     both |= dict(energy_source=source, energy_j_per_image=_per_image(both.pop('energy_train_j'), n_images), throttle_seen=words)
-    own = {f"{name.replace(':', '').replace('-', '_')}_{k}": o[k] for name,o in each.items() for k in keys if k!='energy_train_j'} if len(names)>1 else {}
-    return both | own
+    if len(names)<2: return both
+    return both | {f"{name.replace(':', '').replace('-', '_')}_{k}": o[k] for name,o in each.items() for k in keys if k!='energy_train_j'}
 
 def _cpu_part(df, fits, enough, n_images):
     df = df[df.device=='cpu']
     def mean(column): return time_mean(df, column) if enough else None
     energy = _energy(df, fits, enough, 'cpu_energy_counter_j', None)
-    return dict(cpu_mean_frac=mean('cpu_frac'), process_mean_cores=mean('process_cores'), worker_mean_frac=mean('worker_frac'), ram_max_mib=_max(df, 'ram_mib'),
-        process_ram_max_mib=_max(df, 'process_ram_mib'), cpu_energy_j=energy['energy_j'], cpu_energy_j_per_image=_per_image(energy['energy_train_j'], n_images))
+    return dict(cpu_mean_frac=mean('cpu_frac'), process_mean_cores=mean('process_cores'), worker_mean_frac=mean('worker_frac'),
+        ram_max_mib=_max(df, 'ram_mib'), process_ram_max_mib=_max(df, 'process_ram_mib'), cpu_energy_j=energy['energy_j'],
+        cpu_energy_j_per_image=_per_image(energy['energy_train_j'], n_images))
 
 def summarise(
     df:pd.DataFrame,  # As `Monitor.to_df` gives it
@@ -650,9 +670,11 @@ def summarise(
     "One record of what the machine did"
     length_s = float(sum(o.length_s for o in fits))
     n_images = sum(s['n_images'] for o in fits for s in o.spans if s['phase']=='train')
-    short = [] if enough or not fits else [f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on a GPU), so no means are given. Train longer."]
-    about = dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits), monitor_interval_s=_spread(fits), monitor_n_images=n_images or None,
-                 monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None, monitor_note=' '.join([*short, *notes]) or None)
+    short = [f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on a GPU), so no means are given. "
+             "Train longer."]*(bool(fits) and not enough)
+    about = dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits), monitor_interval_s=_spread(fits),
+        monitor_n_images=n_images or None, monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
+        monitor_note=' '.join([*short, *notes]) or None)
     return _gpu_part(df, fits, enough, n_images) | _cpu_part(df, fits, enough, n_images) | about
 
 # %% ../nbs/05_monitor.ipynb #16d7d2a3
