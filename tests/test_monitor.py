@@ -10,7 +10,7 @@ import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 from fastai.callback.core import Callback, CancelFitException
 from fastai.test_utils import synth_learner
 
-from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, UNKNOWN,
+from fake_nvml import (DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, UNKNOWN,
                        FakeGPU, FakeMig, FakeNVML, wsl2)
 from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback
 
@@ -139,10 +139,11 @@ def test_a_query_that_fails_costs_its_own_columns(function, code):
     assert len(notes)==1 and ', '.join(QUERIES[function]) in notes[0] and f'NVML error {code}' in notes[0]
     assert nvml.calls[function]<=len(QUERIES[function])                    # probed once each, then left alone
 
-def test_functions_that_an_old_driver_lacks():
+def test_functions_that_an_old_driver_lacks(caplog):
     gone = ['nvmlDeviceGetCurrentClocksEventReasons', 'nvmlDeviceGetTotalEnergyConsumption', 'nvmlDeviceGetMemoryInfo_v2', 'nvmlDeviceGetTemperatureV']
     with FakeNVML([FakeGPU(**BUSY)], missing=gone).installed(): cb = fitted()
     assert measured(cb)==GPU_COLUMNS[:-1] and 'newer NVIDIA driver' in ' '.join(cb.notes)      # the old names serve for the rest
+    assert [o for o in caplog.records if o.name.startswith('nvitop')]==[]                     # nvitop writes nothing into the training
 
 def test_wsl2():
     with FakeNVML([wsl2()]).installed(): cb = fitted(n=5)
@@ -252,5 +253,3 @@ with learn.no_bar(), learn.no_logging(): learn.fit(1)"""
     env['PYTHONPATH'] += os.pathsep + str(root)
     p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
     assert p.stderr.strip().endswith('KeyboardInterrupt') and 'Exception in thread' not in p.stderr and 'Fatal' not in p.stderr, p.stderr
-
-def test_gpu_is_lost_code(): assert GPU_IS_LOST==15
