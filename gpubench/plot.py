@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OWN', 'MEASURED', 'ABOUT', 'STYLE', 'MARKERS', 'ON_LIGHT', 'ON_DARK',
-           'AXIS_LABELS', 'PHASES', 'FAR', 'MEMORY', 'RATIO_TICKS', 'is_known', 'need_columns', 'succeeded',
-           'leaves_out', 'plain_value', 'setting_label', 'where_labels', 'own_settings', 'varied_settings',
-           'series_labels', 'drawing', 'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s',
-           'plot_fit', 'phase_shares', 'phases_height_in', 'plot_phases', 'plot_memory', 'speedup_height_in',
-           'plot_speedup']
+           'AXIS_LABELS', 'PHASES', 'FAR', 'MONITOR_PANELS', 'LINES', 'HOT', 'MEMORY', 'RATIO_TICKS', 'is_known',
+           'need_columns', 'succeeded', 'leaves_out', 'plain_value', 'setting_label', 'where_labels', 'own_settings',
+           'varied_settings', 'series_labels', 'drawing', 'series_style', 'axis_label', 'caption', 'plot_batch_sizes',
+           'plot_images_per_s', 'plot_fit', 'phase_shares', 'phases_height_in', 'plot_phases', 'monitor_panels',
+           'plot_monitor', 'plot_memory', 'speedup_height_in', 'plot_speedup']
 
 # %% ../nbs/09_plot.ipynb #77a583ae
 import re
@@ -111,7 +111,8 @@ def where_labels(
 MEASURED = ( # columns without a unit that a visit found out, or that say which one it was
     'trial_id visit twin schema status error time_utc accuracy loss valid_loss n_train n_valid n_images n_steps '
     'n_dropped n_params n_warmup_steps not_steady not_tight step_level n_rounds n_timed_steps n_timed_epochs '
-    'n_opt_steps measure dtype_seen n_workers_seen channels_last_seen').split()
+    'n_opt_steps measure dtype_seen n_workers_seen channels_last_seen energy_source warm_at_start throttle_seen monitor_note '
+    'monitor_n_samples monitor_n_images process_mean_cores').split()
 ABOUT = ( # columns that describe the machine
     'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench '
     'tf32_matmul tf32_cudnn cudnn_benchmark').split()
@@ -489,6 +490,118 @@ def plot_phases(
     if not kept: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
     _add_caption(ax, '\n'.join(filter(None, [caption(df), *_phase_notes(df, labels, list(kept), n_beyond)])))
     return ax
+
+# %% ../nbs/09_plot.ipynb #f0d8f28f
+MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names
+    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory used'), 'power\n(W)': dict(power_w='power'),
+    'temperature\n(°C)': dict(temperature_c='temperature'), 'SM clock\n(MHz)': dict(sm_clock_mhz='clock'),
+    'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'), 'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
+LINES = ('-', (0, (2, 1.2)))           # of the first and the second column in a panel
+
+def _measured(df, *columns): return [o for o in columns if o in df and pd.to_numeric(df[o], errors='coerce').notna().any()]
+
+def monitor_panels(
+    df:pd.DataFrame, # `MonitorCallback.to_df()`
+)->tuple[dict, list]: # Panels as in `MONITOR_PANELS`, and names of what was not measured
+    "What there is to draw, and what there is not"
+    panels = {k: {o: v[o] for o in _measured(df, *v)} for k,v in MONITOR_PANELS.items()}
+    return {k: v for k,v in panels.items() if v}, [k.replace('\n', ' ').rpartition(' (')[0] for k,v in panels.items() if not v]
+
+# %% ../nbs/09_plot.ipynb #6d172ecf
+def _spans(df, epochs, fit):
+    "Parts of epochs as (epoch, phase, start, end); from the samples where `epochs` is not given"
+    if epochs is not None: return [tuple(o) for o in epochs[epochs.fit==fit][['epoch', 'phase', 'start_s', 'end_s']].itertuples(index=False) if is_known(o[3])]
+    one = df[df.phase.notna()].drop_duplicates('sample').sort_values('time_s')
+    runs = one.groupby([(one[['epoch', 'phase']]!=one[['epoch', 'phase']].shift()).any(axis=1).cumsum()])
+    return [(o.epoch.iloc[0], o.phase.iloc[0], o.time_s.iloc[0], o.time_s.iloc[-1]) for _,o in runs]
+
+def _shade(axes, spans, end_s):
+    "Training grey, validation white, and the epoch's number over the first panel where there is room"
+    ink, every = mpl.rcParams['text.color'], max(1, -(-len({o[0] for o in spans})//14))
+    for epoch,phase,a,b in spans:
+        if phase!='train': continue
+        for ax in axes: ax.axvspan(a, b, color=ink, alpha=.09, lw=0, zorder=0)
+        if int(epoch)%every==0 and (b-a)>.02*end_s: axes[0].annotate(f'{int(epoch)}', ((a+b)/2, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2),
+                                                                     textcoords='offset points', ha='center', fontsize=9, gid='epoch')
+
+def _slowed(df):
+    "When a GPU was slowed for a reason that matters, as (start, end, words); half way to the samples before and after"
+    found = []
+    for _,rows in df[df.device!='cpu'].groupby('device'):
+        t, words = rows.time_s.to_numpy(float), rows.throttle_words.tolist()
+        edges = np.concatenate([t[:1], (t[1:]+t[:-1])/2, t[-1:]])
+        found += [(edges[i], edges[i+1], o) for i,o in enumerate(words) if is_known(o) and o]
+    return found
+
+# %% ../nbs/09_plot.ipynb #ba5f4409
+_STEPPED = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'worker_frac'}   # they describe the time before their sample
+HOT = dict(light='#B00020', dark='#FF8A80')
+
+def _draw_panel(ax, df, label, columns, styles, end_s):
+    "The lines of one panel, an end that comes too early as a cross"
+    for (column,name),line in zip(columns.items(), LINES):
+        for device,rows in df.groupby('device'):
+            y = pd.to_numeric(rows[column], errors='coerce')
+            if not y.notna().any(): continue
+            color = styles[device]['color']
+            ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle='steps-pre' if column in _STEPPED else 'default', zorder=3)
+            if rows.time_s.iloc[-1]<.9*end_s: ax.plot(rows.time_s.iloc[-1], y.dropna().iloc[-1], 'x', color=color, ms=8, mew=2, zorder=4, gid='end')
+        if len(columns)>1: ax.plot([], [], ls=line, color=mpl.rcParams['text.color'], lw=1.5, label=name)
+    ax.set_ylabel(label, fontsize=9.5)
+    ax.set_ylim(0, 1.05 if 'fraction' in label else 1.12*np.nanmax(df[list(columns)].to_numpy(float)))
+    ax.yaxis.set_major_formatter('{x:,.10g}')
+    ax.yaxis.set_major_locator(mpl.ticker.FixedLocator([0, .5, 1]) if 'fraction' in label else mpl.ticker.MaxNLocator(3))
+    if len(columns)>1: ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.5, borderaxespad=.3)
+
+def _monitor_styles(df):
+    "The first colour is the CPU's"
+    return {o: series_style(i) for i,o in enumerate(['cpu', *sorted(set(df.device)-{'cpu'}, key=_by_number)])}
+
+def _monitor_notes(df, absent, slowed, spans, end_s, n_fits, fit):
+    "What the caption says"
+    gpus = sorted(set(df.device)-{'cpu'}, key=_by_number)
+    ended = [f"{o}: rows end at {t:.1f} s (cross)." for o,t in df.groupby('device').time_s.max().items() if t<.9*end_s]
+    known = bool(gpus) and df[df.device!='cpu'].throttle_words.notna().any()
+    told = [f"Red: the GPU was slowed. Reason: {'; '.join(sorted({o[2] for o in slowed}))}."] if slowed else ['The GPU was not slowed for a reason that matters.'] if known else []
+    absent = absent + ['throttling']*(bool(gpus) and not known)
+    return ([f'Fit {fit} of {n_fits}, counted from 0.']*(n_fits>1) + ['Grey: training of an epoch, its number on top.']*bool(spans) + told + ended
+            + [f"Not measured, so not drawn: {', '.join(absent)}."]*bool(absent))
+
+def _finish_monitor(axes, labels, styles, spans, slowed, end_s, title):
+    "Shades, marks, legend of several GPUs, the time axis"
+    _shade(axes, spans, end_s)
+    red = HOT['dark' if sum(mpl.colors.to_rgb(mpl.rcParams['text.color']))>1.5 else 'light']
+    for ax,label in zip(axes, labels):
+        for a,b,_ in slowed if 'CPU' not in label else (): ax.axvspan(a, b, ymin=.95, color=red, lw=0, zorder=5, gid='slowed')
+    gpus = [o for o in styles if o!='cpu']
+    for o in gpus if len(gpus)>1 else (): axes[0].plot([], [], color=styles[o]['color'], label=o)
+    if len(gpus)>1: axes[0].legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.5, borderaxespad=.3)
+    axes[0].set_xlim(0, end_s or 1)
+    axes[-1].set_xlabel('time since the fit began (s)')
+    if title: axes[0].set_title(textwrap.fill(title, 60), pad=18 if spans else 6)
+
+# %% ../nbs/09_plot.ipynb #2537b7bb
+@drawing()
+def plot_monitor(
+    df:pd.DataFrame,             # `MonitorCallback.to_df()`
+    epochs:pd.DataFrame|None=None, # `MonitorCallback.epochs_df()`: where epochs begin and end exactly; by default as the samples saw them
+    fit:int|None=None,           # Which fit; the last by default
+    machine=None,                # Record or `describe_machine()`, for the caption
+    title:str|None=None,         # Over the panels
+)->list[Axes]: # One a panel, from the top
+    "A timeline of what the machine did: epochs shaded, throttling marked, what was not measured named"
+    need_columns(df, 'fit', 'sample', 'time_s', 'phase', 'epoch', 'device')
+    n_fits, fit = df.fit.nunique(), df.fit.max() if fit is None else fit
+    df = df[df.fit==fit].reindex(columns=[*df.columns, *({'throttle_words'}-set(df))])
+    if not len(df): raise ValueError(f"There is no fit {fit!r} in the frame, which holds {n_fits}, counted from 0.")
+    (panels, absent), end_s = monitor_panels(df), df.time_s.max()
+    fig, axes = plt.subplots(max(1, len(panels)), sharex=True, squeeze=False, figsize=(6.6, .9+1.02*max(1, len(panels))))
+    axes, styles, spans, slowed = list(axes[:,0]), _monitor_styles(df), _spans(df, epochs, fit), _slowed(df)
+    for ax,(label,columns) in zip(axes, panels.items()): _draw_panel(ax, df, label, columns, styles, end_s)
+    _finish_monitor(axes, list(panels), styles, spans, slowed, end_s, title)
+    if not panels: axes[0].text(.5, .5, 'nothing was measured', transform=axes[0].transAxes, ha='center')
+    _add_caption(axes[-1], '\n'.join(([machine_title(machine)] if machine is not None else []) + _monitor_notes(df, absent, slowed, spans, end_s, n_fits, fit)))
+    return axes
 
 # %% ../nbs/09_plot.ipynb #ec614090
 MEMORY = dict( # column -> what it is called; largest first

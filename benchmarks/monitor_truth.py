@@ -1,0 +1,123 @@
+"""Does the MonitorCallback tell the truth on this GPU? A short table; `--out` takes the numbers as JSON.
+
+Energy is held against the card's own counter, read beside the monitor at the moment it ticks. One busy multiprocessor is made with
+`torch.cuda._sleep`, a kernel of a single thread. Means need no other process on the GPU.
+
+    python benchmarks/monitor_truth.py --out benchmarks/results/monitor-truth-h200.json
+"""
+import argparse, json, os, threading, time
+
+from gpubench.core import describe_machine
+import torch
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+
+from gpubench.monitor import GPU_COLUMNS, GPU_QUERIES, Monitor, MonitorCallback, fit_energy
+from gpubench.trial import Trial, make_learner, resolve, warm_up
+
+class UntilCallback(Callback):
+    "Train for `seconds`, or until the monitor says that it has enough"
+    order = 59
+    def __init__(self, seconds=None): self.seconds = seconds
+    def before_fit(self): self.start = time.perf_counter()
+    def done(self): return self.learn.monitor.is_enough if self.seconds is None else time.perf_counter()-self.start>=self.seconds
+    def after_batch(self):
+        if self.training and self.done(): raise CancelTrainException()
+    def before_validate(self): raise CancelFitException() if self.done() else CancelValidException()
+
+def ticked(read):
+    "The counter (J) and the time (s) as it ticks"
+    first = read()
+    while (now := read())==first: time.sleep(.002)
+    return now, time.perf_counter()
+
+def fit(learn, cb, seconds=None):
+    with learn.no_bar(), learn.no_logging(), learn.added_cbs([cb, UntilCallback(seconds)]): learn.fit(10**6)
+    return cb
+
+def counter(name):
+    "The GPU's energy counter (J), read through pynvml without the monitor"
+    import pynvml
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)/1e3
+
+def energy(learn, seconds):
+    "The monitor's energy beside the counter's, and beside the integral of power"
+    read = counter(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    a, start = ticked(read)
+    cb = fit(learn, MonitorCallback(), seconds)
+    b, end = ticked(read)
+    s, df = cb.summary(), cb.to_df().query("device!='cpu'")
+    idle_w, outside_s = float(df.power_w.iloc[0]), end-start-s['monitored_s']
+    truth = b-a-idle_w*outside_s                                    # what lies between the ticks and the fit, at the power before it
+    by_power = fit_energy(df.time_s, df.energy_counter_j*float('nan'), df.power_w, s['monitored_s'])['energy_j']
+    return dict(truth_j=truth, monitor_j=s['energy_j'], by_power_j=by_power, outside_s=outside_s), cb
+
+def one_multiprocessor(seconds=5.):
+    "What utilisation says of a kernel of one thread"
+    stop, cycles = time.perf_counter()+seconds, int(2e8)            # about a tenth of a second each
+    with Monitor(devices=0) as m:
+        while time.perf_counter()<stop: torch.cuda._sleep(cycles), torch.cuda.synchronize()
+    return m.summary()
+
+class FailsCallback(Callback):
+    def after_pred(self):
+        if self.iter==3: raise ValueError('on purpose')
+
+def after_an_error(learn):
+    "Seconds until the thread is gone"
+    cb = MonitorCallback()
+    try:
+        with learn.no_bar(), learn.no_logging(), learn.added_cbs([cb, FailsCallback()]): learn.fit(1)
+    except ValueError: start = time.perf_counter()
+    while any(o.name=='gpubench-monitor' for o in threading.enumerate()): time.sleep(.01)
+    return time.perf_counter()-start
+
+def query_ms(n=50):
+    "Milliseconds of each query of the GPU"
+    with Monitor(devices=0) as m: source = next(o for o in m.fits[0].sources if o.device!='cpu')
+    took = {}
+    for function,args,columns,_ in source.queries:
+        start = time.perf_counter()
+        for _ in range(n): source.ask(function, *args)
+        took[columns[0]] = 1e3*(time.perf_counter()-start)/n
+    return took
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
+    parser.add_argument('--out', help='the JSON file to write')
+    args = parser.parse_args()
+    trial = resolve(Trial(device='cuda', dataset='synthetic', model='resnet18', size=32, n_channels=3, bs=256, loader='resident', max_images=256*100))
+    learn = make_learner(trial)
+    learn.remove_cb(learn.seen)
+    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
+    start = time.perf_counter()
+    cb = MonitorCallback()
+    fit(learn, cb)                                                  # until `is_enough`
+    first_s, files = time.perf_counter()-start, len(os.listdir('/proc/self/fd'))
+    df, s = cb.to_df(), cb.summary()
+    missing = [o for o in GPU_COLUMNS if df[df.device!='cpu'][o].isna().all()]
+    e, later = energy(learn, args.seconds)
+    one, gone_s, each_ms = one_multiprocessor(), after_an_error(learn), query_ms()
+    sampling = later.machine.fits[0]
+    rows = [('columns that stay empty', ', '.join(missing) or 'none', None), ('notes', len(cb.notes), None),
+        ('fit until three windows are full', f'{first_s:.2f} s', 3<first_s<8),
+        ('energy, monitor / counter at its ticks', f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}", abs(e['monitor_j']/e['truth_j']-1)<.02),
+        ('energy, integral of power / counter', f"{e['by_power_j']/e['truth_j']:.4f}", None),
+        ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}", (one['gpu_util_mean_frac'] or 0)>.95),
+        ('power then, and in the fit', f"{one['power_mean_w']:.0f}, {later.summary()['power_mean_w']:.0f} W", None),
+        ('real period, and asked for', f"{later.summary()['monitor_interval_s']:.3f}, .25 s", None),
+        ('a sample: CPU, wall', f"{1e3*sampling.cpu_s/sampling.n:.2f}, {1e3*sorted(o[1] for o in sampling.pace.costs)[2]:.2f} ms", None),
+        ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %", later.summary()['monitor_cost_frac']<=.005),
+        ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1), ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
+                                                                      abs(len(os.listdir('/proc/self/fd'))-files)<=2)]
+    for name,value,ok in rows: print(f"{'' if ok is None else 'ok  ' if ok else 'BAD '}".ljust(4), name.ljust(42), value)
+    print('    queries (ms):', {k: round(v, 3) for k,v in each_ms.items()}, f'of {len(GPU_QUERIES)}')
+    for o in cb.notes: print('    note:', o)
+    print(json.dumps({k: v for k,v in later.summary().items() if k!='monitor_note'}))
+    if args.out:
+        with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine('cuda'), energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
+                                                      query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/sampling.n, empty=missing), f, indent=1)
+
+if __name__=='__main__': main()

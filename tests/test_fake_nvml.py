@@ -1,0 +1,106 @@
+"""The faked NVML itself: pynvml and nvitop, unchanged, read from it what was put in, here and in another process"""
+import os, subprocess, sys
+
+import pytest
+
+from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN,
+                       FakeGPU, FakeMig, FakeNVML, wsl2)
+
+pynvml, nvitop = pytest.importorskip('pynvml'), pytest.importorskip('nvitop')
+
+
+def test_values_come_through_pynvml():
+    gpu = FakeGPU(name='NVIDIA T4', power_w=70, temperature_c=61, sm_clock_mhz=1590, mem_clock_mhz=5001, throttle_reasons=0x24, processes=[[42, 100], [43, None]])
+    with FakeNVML([gpu, FakeGPU()], driver='1.2.3', cuda_version=12040).installed() as nvml:
+        pynvml.nvmlInit()
+        assert pynvml.nvmlSystemGetDriverVersion()=='1.2.3' and pynvml.nvmlSystemGetCudaDriverVersion()==12040 and pynvml.nvmlDeviceGetCount()==2
+        h = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        assert pynvml.nvmlDeviceGetName(h)=='NVIDIA T4' and pynvml.nvmlDeviceGetUUID(h)==gpu.uuid and pynvml.nvmlDeviceGetIndex(h)==0
+        assert pynvml.nvmlDeviceGetPowerUsage(h)==70000 and pynvml.nvmlDeviceGetTemperature(h, 0)==61
+        assert [pynvml.nvmlDeviceGetClockInfo(h, o) for o in (1, 2)]==[1590, 5001] and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(h)==0x24
+        assert [(o.pid, o.usedGpuMemory) for o in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]==[(42, 100*2**20), (43, None)]
+        assert pynvml.nvmlDeviceGetMemoryInfo(h).total==143771*2**20
+        pynvml.nvmlShutdown()
+        assert nvml.n_inits==0
+        with pytest.raises(pynvml.NVMLError_Uninitialized): pynvml.nvmlDeviceGetCount()
+
+def test_values_come_through_nvitop():
+    gpu = FakeGPU(util_gpu_percent=37, memory_used_mib=777)
+    with FakeNVML([FakeGPU(), gpu]).installed():
+        found = nvitop.Device.all()
+        assert [o.index for o in found]==[0, 1] and nvitop.Device(uuid=gpu.uuid).index==1
+        assert found[1].gpu_utilization()==37 and found[1].memory_used()==777*2**20 and found[1].bus_id()=='00000000:02:00.0'
+        gpu.util_gpu_percent = 38
+        assert found[1].gpu_utilization()==38
+        assert found[1].total_energy_consumption()>=1e9
+
+def test_visible_devices_are_honoured(monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
+    with FakeNVML([FakeGPU(), FakeGPU()]).installed():
+        assert [o.nvml_index for o in nvitop.CudaDevice.from_cuda_visible_devices()]==[1]
+
+@pytest.mark.parametrize('code', [DRIVER_NOT_LOADED, NO_PERMISSION, LIB_RM_VERSION_MISMATCH, UNKNOWN])
+def test_init_fails(code):
+    with FakeNVML(init_error=code).installed(), pytest.raises(pynvml.NVMLError) as e: pynvml.nvmlInit()
+    assert e.value.value==code
+
+def test_no_library():
+    with FakeNVML(library=False).installed(), pytest.raises(pynvml.NVMLError_LibraryNotFound): pynvml.nvmlInit()
+
+def test_chosen_queries_fail():
+    gpu = FakeGPU(errors=dict(nvmlDeviceGetPowerUsage=UNKNOWN, nvmlDeviceGetMemoryInfo=NOT_SUPPORTED))
+    with FakeNVML([gpu, wsl2()], missing=['nvmlDeviceGetMaxClockInfo']).installed():
+        pynvml.nvmlInit()
+        h, w = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+        with pytest.raises(pynvml.NVMLError_Unknown): pynvml.nvmlDeviceGetPowerUsage(h)
+        with pytest.raises(pynvml.NVMLError_NotSupported): pynvml.nvmlDeviceGetMemoryInfo(h)
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound): pynvml.nvmlDeviceGetMaxClockInfo(h, 1)
+        with pytest.raises(pynvml.NVMLError_NotSupported): pynvml.nvmlDeviceGetTotalEnergyConsumption(w)
+        assert pynvml.nvmlDeviceGetPowerUsage(w)==300000
+
+def test_one_of_two_is_lost():
+    with FakeNVML([FakeGPU(lost_after=3), FakeGPU()]).installed():
+        pynvml.nvmlInit()
+        a, b = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+        assert [pynvml.nvmlDeviceGetPowerUsage(a) for _ in range(3)]==3*[300000]
+        with pytest.raises(pynvml.NVMLError_GpuIsLost): pynvml.nvmlDeviceGetPowerUsage(a)
+        with pytest.raises(pynvml.NVMLError_GpuIsLost): pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetPowerUsage(b)==300000
+
+def test_energy_ticks():
+    now = [0.]
+    with FakeNVML([FakeGPU(power_w=200, energy_j=1000)], clock=lambda: now[0]).installed():
+        pynvml.nvmlInit()
+        h, seen = pynvml.nvmlDeviceGetHandleByIndex(0), []
+        for now[0] in (.05, .1, .19, .55): seen.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(h))
+    assert seen==[1000000, 1020000, 1020000, 1100000]
+
+def test_mig():
+    part = FakeMig(memory_used_mib=123)
+    with FakeNVML([FakeGPU(mig=[part])]).installed():
+        device = nvitop.Device(uuid=part.uuid)
+        assert isinstance(device, nvitop.MigDevice) and device.memory_used()==123*2**20 and device.gpu_utilization()==nvitop.NA
+        assert nvitop.Device(0).is_mig_mode_enabled() and nvitop.Device(0).gpu_utilization()==nvitop.NA
+
+CHILD = """import pynvml, nvitop
+try:
+    pynvml.nvmlInit()
+    print(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)), nvitop.Device(0).temperature())
+except pynvml.NVMLError as e: print(e)
+"""
+
+def child(**env): return subprocess.run([sys.executable, '-c', CHILD], env=os.environ | env, capture_output=True, text=True).stdout.strip()
+
+def test_another_process():
+    fake, broken = FakeNVML([FakeGPU(name='NVIDIA T4', temperature_c=44)]), FakeNVML(init_error=LIB_RM_VERSION_MISMATCH)
+    assert child(**fake.child_env())=='NVIDIA T4 44'
+    assert child(**broken.child_env())=='RM has detected an NVML/RM version mismatch.'
+    with FakeNVML([FakeGPU(name='NVIDIA A100')]).installed(): assert child()=='NVIDIA A100 55'
+
+def test_all_is_as_before():
+    before = pynvml.nvmlLib, pynvml.CDLL, dict(os.environ)
+    with FakeNVML([FakeGPU()]).installed():
+        nvitop.Device(0)
+        assert pynvml.nvmlLib is not None
+    assert (pynvml.nvmlLib, pynvml.CDLL, dict(os.environ))==before
+    assert GPU_IS_LOST==pynvml.NVML_ERROR_GPU_IS_LOST
