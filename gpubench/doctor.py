@@ -323,7 +323,7 @@ def _asleep(look):
 
 # %% ../nbs/11_doctor.ipynb #9d316310
 CUDA_TORCH = ("Install a CUDA build of torch and of torchvision, both from the same index and in one command. In Linux: "
-              "`pip install --force-reinstall torch torchvision`; in Windows with the `--index-url` that pytorch.org names.")
+              "`pip install --force-reinstall torch torchvision`; in Windows the command that pytorch.org gives.")
 
 def _lost(look):
     gone = [o for o in look.nvml.get('gpus', []) if o['code'] in LOST]
@@ -360,10 +360,10 @@ def _invisible(look):
     return finding('gpu_invisible', f"The machine has an NVIDIA driver, but no GPU is visible from here. {ON_CPU}",
                    "In a container, start it with GPU access: `docker run --gpus all`, or `gpus: all` in a compose file.")
 
-# %% ../nbs/11_doctor.ipynb #5b00dafe
+# %% ../nbs/11_doctor.ipynb #abc363f8
 def _driver_dead(look):
     said = look.complaint or ('' if look.nvml['ok'] else _plain(look.nvml['error']))
-    if look.nvml['ok'] or not said or look.cuda_says: return
+    if look.nvml['ok'] or look.traces['names'] or not said or look.cuda_says: return
     who = 'nvidia-smi' if look.complaint else 'NVML'
     more = "Start the container with GPU access: `docker run --gpus all`." if look.container else "Else install it anew."
     return finding('driver_dead', f"There is an NVIDIA driver, but {who} says: {said.rstrip('.')}. {ON_CPU}",
@@ -387,13 +387,13 @@ def _driver_old(look):
     where = ' (in Windows, never inside WSL2)' if look.wsl2 else ' (on the host)' if look.container else ''
     return finding('driver_old', f"{_but(look)} {driver}, and {look.torch_name} asks for a newer one. {ON_CPU}",
                    f"Install a newer NVIDIA driver{where}. Or install torch and torchvision for an older CUDA, both in one "
-                   "command, with the `--index-url` that pytorch.org names.")
+                   "command, which pytorch.org gives.")
 
 # %% ../nbs/11_doctor.ipynb #680eadcc
 CUDA_SAYS = ( # what CUDA's message holds → code, what it means, what to do
     ('no kernel image|not compatible with the current', 'gpu_too_old', "has no code for a card of this age.",
      "For an old card install a torch built for an older CUDA, for a very new one the newest torch, torchvision with it; "
-     "pytorch.org names the command."),
+     "pytorch.org gives the command."),
     ('out of memory', 'gpu_full', "finds no free memory on it: other programs hold all of it.",
      "End them: notebooks whose kernel still runs, games, other trainings. `nvidia-smi` lists them."),
     ('busy or unavailable', 'gpu_taken', "may not use it: another process has it for itself.",
@@ -421,8 +421,8 @@ def _cuda_dead(look, said):
 def _cuda_remedy(look):
     if look.wsl2: return f"{_restart(look)} If that does not help, install the newest driver in Windows."
     if look.container: return f"{_restart(look)} If that does not help, install the newest driver on the host."
-    return ("After standby: `sudo modprobe -r nvidia_uvm`, then `sudo modprobe nvidia_uvm`. "
-            f"If that does not help: {_restart(look)}")
+    return ("Restart the machine. After standby it is often enough to reload one part: `sudo modprobe -r nvidia_uvm`, then "
+            "`sudo modprobe nvidia_uvm`.")
 
 # %% ../nbs/11_doctor.ipynb #05fd37a2
 def _seen_anywhere(look):
