@@ -85,13 +85,14 @@ class Machine:
     "A faked machine; `look()` is the doctor's examination of it, in a process of its own"
     def __init__(self, folder):
         self.folder, self.site, self.root = folder, folder/'site', folder/'root'
-        self.env, self.fake = {}, FakeNVML(library=False)
+        self.env, self.fake = dict(PATH=str(folder)), FakeNVML(library=False)         # a real nvidia-smi is not found
         for o in ('proc', 'sys/bus/pci/devices', 'dev/shm', 'home'): (self.root/o).mkdir(parents=True)
         plant(self.site, 'torchvision', '0.30.0', '__version__ = "0.30.0"')
         plant(self.site, 'fastai', '2.8.12')
         plant(self.site, 'fastcore', '2.2.38')
         write(self.site/'fastai', {f'{k}.py': v for k,v in FASTAI.items()})
         self.has_torch(cuda='13.0')
+        self.has_kernel(sys.executable)
 
     def has_torch(self, version='2.15.0', cuda=None, gpus=(), **kwargs):
         for o in self.site.glob('torch-*'): shutil.rmtree(o)
@@ -113,13 +114,19 @@ class Machine:
         (self.root/'drivers'/driver).mkdir(parents=True, exist_ok=True)
         if driver: (at/'driver').symlink_to(self.root/'drivers'/driver)
 
+    def has_kernel(self, first):
+        "A Jupyter kernel python3 that starts `first`"
+        spec = dict(argv=[str(first), '-m', 'ipykernel_launcher'], display_name='x', language='python')
+        write(self.folder, {'jupyter/kernels/python3/kernel.json': json.dumps(spec)})
+        self.env['JUPYTER_PATH'] = str(self.folder/'jupyter')
+
     def is_wsl2(self): write(self.root, {'proc/sys/kernel/osrelease': '6.6.87.2-microsoft-standard-WSL2', 'dev/dxg': ''})
     def is_container(self): write(self.root, {'.dockerenv': ''})
 
     def run(self, code):
         env = os.environ | self.fake.child_env() | dict(FAKE_TORCH=json.dumps(self.torch), FASTAI_HOME=str(self.root/'home')) | self.env
         path = [env['PYTHONPATH'].split(os.pathsep)[0], str(self.site), str(Path(gpubench.__file__).parent.parent)]
-        for o in ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS'):
+        for o in ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'container', 'KUBERNETES_SERVICE_HOST'):
             if o not in self.env: env.pop(o, None)
         return subprocess.run([sys.executable, '-c', code], env=env | dict(PYTHONPATH=os.pathsep.join(path)), capture_output=True, text=True,
                               encoding='utf-8', timeout=120)
@@ -228,6 +235,14 @@ def test_driver_is_not_loaded(machine):
 def test_driver_that_answers_nothing(machine):
     machine.has_gpus([FakeGPU(**RTX)], torch=False, init_error=UNKNOWN)
     machine.look().one('driver_dead', 'NVML says: Unknown Error', remedy=['Restart', 'install it anew'])
+
+
+@pytest.mark.skipif(os.name=='nt', reason='a shell script')
+def test_what_nvidia_smi_says_where_nvml_has_no_library(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, library=False)
+    write(machine.folder, {'nvidia-smi': '#!/bin/sh\necho "GPU 0: RTX 3060 Ti (UUID: GPU-1)"\n'})
+    (machine.folder/'nvidia-smi').chmod(0o755)
+    machine.look().one('cuda_dead', 'an NVIDIA GPU (RTX 3060 Ti)', 'It gives no reason')
 
 
 def test_driver_that_never_answers_is_not_waited_for(machine):
@@ -495,24 +510,18 @@ def test_shared_memory(machine, mib, free, code):
     if code=='shared_memory_small': said.one(code, '64 MiB', 'bus error', remedy=['--shm-size', 'n_workers=0'])
 
 
-def register(machine, first):
-    write(machine.folder, {'jupyter/kernels/python3/kernel.json': json.dumps(dict(argv=[str(first)], display_name='x', language='python'))})
-    machine.env['JUPYTER_PATH'] = str(machine.folder/'jupyter')
-
-
 def test_a_kernel_that_points_elsewhere(machine):
     write(machine.folder, {'other/python': ''})
-    register(machine, machine.folder/'other/python')
+    machine.has_kernel(machine.folder/'other/python')
     machine.look().one('kernel_other', 'starts another Python', 'other/python', remedy=['ipykernel install'])
 
 
 def test_a_kernel_that_points_at_nothing(machine):
-    register(machine, machine.folder/'gone/python')
+    machine.has_kernel(machine.folder/'gone/python')
     machine.look().one('kernel_other', 'that is not there', remedy=['ipykernel install'])
 
 
 def test_no_kernel_and_no_jupyter(machine):
-    register(machine, sys.executable)
     write(machine.folder, {'jupyter/kernels/python3/kernel.json': '{'})
     machine.look().one('kernel_missing', remedy=['ipykernel install'])
     plant(machine.site, 'jupyter_client', '8', 'raise ImportError')
