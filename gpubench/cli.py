@@ -118,7 +118,7 @@ gpubench doctor --json""")
 def doctor(ctx, as_data):
     """Say what this machine has and what is wrong with it.
 
-    Takes some seconds: it tries torch and fastai in a process of its own. Exit code 0: ready;
+    Takes about 15 s: it tries NVML, torch and fastai in processes of their own. Exit code 0: ready;
     1: ready with limits; 2: something is broken.
     """
     from gpubench.doctor import as_json, as_text, examine, exit_code

@@ -51,7 +51,8 @@ class FakeGPU:
     memory_total_mib: float = 143771
     memory_used_mib: float = 2048
     power_w: float = 300
-    power_limit_w: float = 700
+    power_limit_w: float = 700              # that in force
+    default_limit_w: float = 700
     temperature_c: int = 55
     sm_clock_mhz: int = 1980
     mem_clock_mhz: int = 3201
@@ -281,6 +282,9 @@ def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.power_limit_w))
 
 @_query('nvmlDeviceGetEnforcedPowerLimit')
 def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.power_limit_w))
+
+@_query('nvmlDeviceGetPowerManagementDefaultLimit')
+def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.default_limit_w))
 
 @_query('nvmlDeviceGetClockInfo')
 def _(nvml, gpu, i, part, kind, out): _put(out, gpu.mem_clock_mhz if _value(kind)==2 else gpu.sm_clock_mhz)
