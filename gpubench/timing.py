@@ -83,21 +83,25 @@ class _MarkedPinMemory(int):
         return bool(self.value)
     def __reduce__(self): return bool, (int(self),)
 
-# %% ../nbs/04_timing.ipynb #17a28fc9
+# %% ../nbs/04_timing.ipynb #69ec0844
 class _Marking:
     "While entered, `dl` marks what it does with a batch; afterwards it is as before"
     def __init__(self, dl, at):
-        self.dl, self.at, self.transforms = dl, at, _MarkedTransforms(at)
+        self.dl, self.at, self.transforms, self.pin_memory = dl, at, _MarkedTransforms(at), _MarkedPinMemory(False, at)
         self.own = vars(dl) if hasattr(dl, 'after_batch') else {}          # torch's own loaders have no batch transforms
     def __enter__(self):
-        if not self.own: return
-        self.theirs = {o: self.own[o] for o in ('pin_memory', 'after_batch') if o in self.own}  # those of another timer, perhaps
-        self.transforms.transforms = self.dl.after_batch
-        self.own.update(pin_memory=_MarkedPinMemory(self.theirs.get('pin_memory', False), self.at), after_batch=self.transforms)
+        own = self.own
+        if not own: return
+        self.transforms.transforms, pin_memory = self.dl.after_batch, own.get('pin_memory', False)   # those of another timer, perhaps
+        if pin_memory is not self.pin_memory.value: self.pin_memory = _MarkedPinMemory(pin_memory, self.at)
+        self.had = 'pin_memory' in own, 'after_batch' in own
+        own['pin_memory'], own['after_batch'] = self.pin_memory, self.transforms
     def __exit__(self, *_):
-        if not self.own: return
-        for o in ('pin_memory', 'after_batch'): self.own.pop(o, None)
-        self.own.update(self.theirs)
+        own = self.own
+        if not own: return
+        own['pin_memory'], own['after_batch'] = self.pin_memory.value, self.transforms.transforms
+        for name,had in zip(('pin_memory', 'after_batch'), self.had):
+            if not had: del own[name]                                      # it is the class's
 
 # %% ../nbs/04_timing.ipynb #6a08333a
 class _StandIn:
@@ -123,6 +127,7 @@ class _StandIn:
 _IN_LOADER = ('fetched', 'copied', 'transformed', 'delivered')
 _LAST = {a: a+', last' for pairs in PHASES.values() for a,_ in pairs if a not in _IN_LOADER}  # an event's last callback opens a phase
 _FIRST = {b for pairs in PHASES.values() for _,b in pairs if b not in _IN_LOADER}             # its first one closes it
+_INNER = {*_FIRST, *_LAST}                                                                    # of a step
 _PAIRS = [(name, [(_LAST.get(a, a), b) for a,b in pairs]) for name,pairs in PHASES.items()]
 
 def _is_pinned(b): # None where there is no batch to look at
@@ -231,9 +236,9 @@ class StepTimerEdgeCallback(Callback):
 
     def __call__(self, event_name):
         timing = self.timer.timing
-        if timing.row is None or event_name not in _FIRST: return self.timer.first(event_name)
-        if event_name!='before_batch': timing.now[event_name] = timing.mark()
-        else: self._before_batch(timing)
+        if timing.row is None or event_name not in _INNER: self.timer.first(event_name)
+        elif event_name=='before_batch': self._before_batch(timing)
+        elif event_name in _FIRST: timing.now[event_name] = timing.mark()
 
     def _before_batch(self, timing):
         if 'delivered' not in timing.now: timing.delivered()                   # a loop that takes its batches from elsewhere
