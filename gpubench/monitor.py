@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
-           'NVML_ADVICE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'CHECK_S', 'PATIENCE_S', 'BACKWARD',
-           'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices', 'gpu_sources', 'CpuEnergy',
-           'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise',
-           'MonitorCallback']
+           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'CHECK_S',
+           'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices',
+           'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy',
+           'Monitor', 'summarise', 'MonitorCallback']
 
 # %% ../nbs/05_monitor.ipynb #22d550cc
 import math
@@ -85,10 +85,14 @@ def _advice(code): return NVML_ADVICE.get(code, "`gpubench doctor` looks further
 def _nvml_text(code, text): return f"NVML error {code}, {str(text).rstrip('.')}"
 def _columns_text(columns): return ', '.join(columns)
 
-# %% ../nbs/05_monitor.ipynb #50a6f5e6
+# %% ../nbs/05_monitor.ipynb #c0624aaf
+DEAR_S = .001          # a counter that never took less is read only so often
+DEAR_SHARE = .002      # that it takes this share of the time
+
 class GpuSource:
     "One GPU, asked through nvitop; `ask(function, *args)` returns None where the driver lacks the function"
-    def __init__(self, device, ask, error=Exception, windowed=True):
+    def __init__(self, device, ask, error=Exception, windowed=True, clock=perf_counter):
+        self.clock, self.least_s, self.due_s = clock, math.inf, 0.
         self.device, self.ask, self.error, self.alive, self.trouble, self.lost_s = device, ask, error, True, {}, None
         self.queries = [o for o in map(self._probe, GPU_QUERIES) if o]
         self.windowed = windowed and bool({'gpu_util_frac', 'power_w'} & {o for q in self.queries for o in q[2]})
@@ -123,10 +127,17 @@ class GpuSource:
         row = dict.fromkeys(GPU_COLUMNS)
         for function,args,columns,make in self.queries:
             if not self.alive: return
+            is_counter, start_s = 'energy_counter_j' in columns, self.clock()
+            if is_counter and time_s<self.due_s: continue
             value, code, text = self._answer(function, args, time_s)
+            if is_counter: self._postpone(self.clock()-start_s, time_s)
             if code is None: row |= make(value)
             else: self._name_trouble(code, text, columns, time_s)
         return row if self.alive else None
+
+    def _postpone(self, took_s, time_s):
+        self.least_s = min(self.least_s, took_s)
+        if self.least_s>DEAR_S: self.due_s = time_s+self.least_s/DEAR_SHARE
 
     @property
     def notes(self)->list: # Sentences
@@ -380,6 +391,12 @@ class Sampling:
         self.cpu_s += cost_s
         if self.n>1: self.pace.add(cost_s, self.clock()-start_s)          # the first one warms up
 
+    def _take_last(self):
+        "A sample at the end, of dear columns too"
+        for o in self.sources:
+            o.due_s = 0.
+        self.take()
+
     def _on(self): return not self.stopping.is_set() and (self.frame is None or _on_stack(self.frame, self.owner))
 
     def _wait(self):
@@ -398,7 +415,7 @@ class Sampling:
             self.take()
             self.ready.set()
             while self._wait(): self.take()
-            if self.stopping.is_set(): self.take()                         # at the end; after an error there is none that belongs to the fit
+            if self.stopping.is_set(): self._take_last()                   # after an error there is none that belongs to the fit
         except Exception as e:                      # nothing that goes wrong here may print into a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
                                   "the fit went on. Please report this.")

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
+from fastai.data.load import DataLoader
 from fastai.torch_core import find_bs
 from fastcore.basics import noop
 from fastai.torch_basics import Pipeline   # fasttransform's, by the name that all versions of fastai have for it
@@ -113,6 +114,7 @@ class _StandIn:
     def __getattr__(self, k): return getattr(self.dl, k)
     def __iter__(self):
         self.learn.dl = self.dl
+        self.timing.hands_on = getattr(type(self.loader), '__iter__', None) is DataLoader.__iter__
         return self._batches(iter(self.dl), _Marking(self.loader, self.timing.at))
 
     def _batches(self, batches, marking):
@@ -152,7 +154,17 @@ def _step_row(marks, epoch, step, n_images, start, now, end):
     row['other_ms'], row['step_ms'] = other_ms, step_ms
     return row
 
-_UNDER_WAY = 'row', 'marks', 'mark', 'thread', 'last', 'n_images', 'now', 'start_s', 'end_s'
+_SAME = { # an event's end -> the mark before it, and the events at whose callbacks something can happen in between
+    'after_pred': ('after_pred', ['after_pred']), 'before_backward': ('after_loss', ['after_loss', 'before_backward']),
+    'before_step': ('after_backward', ['after_backward', 'before_step']), 'after_step': ('after_step', ['after_step'])}
+
+def _acts(cb, event): return type(cb).__call__ is not Callback.__call__ or hasattr(cb, event)
+
+def _one_mark(cbs):
+    "For which ends the mark before will do, since no callback acts in between"
+    return {end: mark for end,(mark,events) in _SAME.items() if not any(_acts(cb, o) for cb in cbs for o in events)}
+
+_UNDER_WAY = 'row', 'marks', 'mark', 'one', 'hands_on', 'thread', 'last', 'n_images', 'now', 'start_s', 'end_s'
 
 class _Timing:
     "The marks of one fit, and the rows they become"
@@ -164,8 +176,9 @@ class _Timing:
         return kept
     def take_up(self, kept): vars(self).update(kept)
 
-    def begin(self, device, **row):
+    def begin(self, device, cbs, **row):
         "The training part of an epoch begins"
+        self.one, self.hands_on = _one_mark(cbs) if device.type=='cuda' else {}, False
         self.marks = DeviceMarks(device, self.clock) if device.type=='cuda' else HostMarks(self.clock)
         self.mark = self.marks.mark
         self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
@@ -182,7 +195,7 @@ class _Timing:
 
     def delivered(self):
         "The loop gets its batch; of a loader that has no batch transforms this is all there is to see"
-        mark = self.now['delivered'] = self.mark()
+        mark = self.now['delivered'] = (self.hands_on and self.now.get('transformed')) or self.mark()
         if 'transformed' not in self.now: self.now['fetched'] = mark
         if self.last is None: self._first(mark)
 
@@ -191,6 +204,11 @@ class _Timing:
         self.last, self.end_s = mark, self.marks.seconds(mark)
         self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
         if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
+
+    def opened(self, event):
+        "The last callback of an event that opens a phase is due"
+        earlier = self.now.get(self.one.get(event))
+        self.now[_LAST[event]] = self.mark() if earlier is None else earlier
 
     def close(self):
         "A step ends here"
@@ -204,11 +222,8 @@ class _Timing:
     def read(self, wait=False):
         "Turn steps into rows as far as the device has passed them, or wait for it"
         if wait and self.pending: self.pending[-1][0].wait()
-        n = 0
-        for o in self.pending:
-            if not o[0].passed(o[-1]): break
-            self.steps.append(_step_row(*o))
-            n += 1
+        n = next((i for i in range(len(self.pending), 0, -1) if self.pending[i-1][0].passed(self.pending[i-1][-1])), 0)
+        self.steps += [_step_row(*o) for o in self.pending[:n]]             # what a stream has passed, it has passed up to there
         del self.pending[:n]
 
     def finish(self):
@@ -293,7 +308,7 @@ class StepTimerCallback(Callback):
         timing = self.timing
         if timing.row is not None:
             if event_name=='after_batch': timing.close()
-            elif event_name in _LAST: timing.now[_LAST[event_name]] = timing.mark()
+            elif event_name in _LAST: timing.opened(event_name)
         elif event_name=='before_train': self._before_train()
         elif event_name=='before_validate' and _is_epochs_validation(): self.valid_from = timing.clock()
         if event_name=='before_fit' and self.edge not in self._learn.cbs: self._fetch_edge()
@@ -322,7 +337,7 @@ class StepTimerCallback(Callback):
     def _before_train(self):
         if self.n_fit is None: self.n_fit, self.n_fits = self.n_fits, self.n_fits+1 # `validate` fires before_fit as well
         device = next((o.device for o in self._learn.model.parameters()), torch.device('cpu'))
-        self.timing.begin(device, fit=self.n_fit, epoch=self._learn.epoch)
+        self.timing.begin(device, [o for o in self._learn.cbs if o not in (self, self.edge)], fit=self.n_fit, epoch=self._learn.epoch)
         self._learn.dl = _StandIn(self._learn, self.timing)
 
     def _after_validate(self):
