@@ -168,7 +168,8 @@ _UNDER_WAY = 'row', 'marks', 'mark', 'one', 'hands_on', 'thread', 'last', 'n_ima
 
 class _Timing:
     "The marks of one fit, and the rows they become"
-    def __init__(self, clock): self.clock, self.marks, self.steps, self.epochs, self.pending, self.row = clock, None, [], [], [], None
+    def __init__(self, clock):
+        self.clock, self.marks, self.on_device, self.steps, self.epochs, self.pending, self.row = clock, None, {}, [], [], [], None
 
     def set_aside(self):
         "Stop marking; the result is what `take_up` needs to go on"
@@ -176,10 +177,17 @@ class _Timing:
         return kept
     def take_up(self, kept): vars(self).update(kept)
 
+    def _marks(self, device):
+        "Those of an earlier epoch, if there was one: its events are there to be used again, and making one takes long"
+        if device.type!='cuda': return HostMarks(self.clock)
+        key = device, torch.cuda.current_stream(device).cuda_stream
+        if key not in self.on_device: self.on_device[key] = DeviceMarks(device, self.clock)
+        return self.on_device[key]
+
     def begin(self, device, cbs, **row):
         "The training part of an epoch begins"
         self.one, self.hands_on = _one_mark(cbs) if device.type=='cuda' else {}, False
-        self.marks = DeviceMarks(device, self.clock) if device.type=='cuda' else HostMarks(self.clock)
+        self.marks = self._marks(device)
         self.mark = self.marks.mark
         self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
         self.epochs.append(self.row)
