@@ -13,7 +13,7 @@ as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 .NOTPARALLEL:
 
 help:
-	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
+	@echo 'make bench        measure this machine: all labs, then a report (about 5 minutes, after the first set-up)'
 	@echo 'make lab          follow the labs by hand in JupyterLab, on this machine only'
 	@echo 'make test         everything that proves the kit: notebooks, the same on the newest fastai, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
