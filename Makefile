@@ -21,7 +21,7 @@ help:
 	@echo 'make clean        remove what was built and cached; make distclean: the environments too. Neither touches runs/'
 
 bench: set-up-plain
-	@$(bin)/gpubench run $(or $(ARGS),01_cpu_vs_gpu 02_batch_size)
+	@$(bin)/gpubench run 01_cpu_vs_gpu 02_batch_size $(ARGS)
 
 lab: set-up-lab
 	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/nbs/labs $(as_root) $(ARGS)
