@@ -7,7 +7,7 @@ __all__ = ['TEXTS', 'NUMBERS', 'NAMES', 'COUNTED', 'SOFTWARE', 'SAME_MACHINE', '
            'FEW', 'STARTUP_FRAC', 'FLOOR_FRAC', 'CHECK_FRAC', 'WHY_OFF', 'LARGE', 'FEWEST', 'TOLD', 'FAILED', 'BUSY',
            'HEAT_Z', 'HEAT_FRAC', 'ON_WORKLOADS', 'ON_ALL', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED',
            'MACHINE', 'PHASE_COLUMNS', 'RATIO_OF', 'CSS', 'TABLES', 'PAGE', 'READING', 'WORDS', 'load_records',
-           'add_prices', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_interval', 'fmt_money', 'fmt_list', 'speed_ratio',
+           'add_prices', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_interval', 'fmt_thousand', 'fmt_list', 'speed_ratio',
            'verdict', 'Side', 'accuracy_differs', 'work_warnings', 'work_notes', 'compare', 'comparison_text',
            'add_labels', 'summary_table', 'summary_text', 'BestBatch', 'best_batch', 'say_best_batch',
            'compare_devices', 'say_speedup', 'say_settings', 'say_left_out', 'say_accuracy', 'say_startup',
@@ -103,19 +103,22 @@ def load_records(
     return _energies(df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
                                images_per_s=df.images_per_s.fillna(rate)))
 
-# %% ../nbs/10_report.ipynb #d71dcecd
+# %% ../nbs/10_report.ipynb #0d1e8843
 def _price_names(row):
     "By which names a visit can be priced, the most special first"
     kind = str(row.get('device')).partition(':')[0]
-    names = [row.get('machine'), row.get('gpu' if kind=='cuda' else 'cpu'), row.get('device'), dict(cuda='gpu').get(kind)]
+    hardware = row.get('gpu' if kind=='cuda' else 'cpu')
+    names = [row.get('machine'), hardware, row.get('device'), dict(cuda='gpu').get(kind)]
     return [str(o).lower() for o in names if is_known(o)]
 
 def _check_prices(prices, names):
     for o,price in prices.items():
-        if isinstance(price, bool) or not isinstance(price, (int, float, np.number)) or not 0<price<math.inf: raise ValueError(
+        number = isinstance(price, (int, float, np.number)) and not isinstance(price, bool)
+        if not number or not 0<price<math.inf: raise ValueError(
             f"The price of {o!r} is {price!r}, but it has to be a number above 0, for an hour, such as 2.5.")
-        if o!='all' and o not in ('cpu', 'gpu', 'cuda', *names): raise ValueError(
-            f"No visit ran on {o!r}, so it cannot have a price. {nearest(o, names)}There are: {', '.join(sorted(names))}.")
+        if o not in ('all', 'cpu', 'gpu', 'cuda', *names): raise ValueError(
+            f"No visit ran on {o!r}, so it cannot have a price. {nearest(o, names)}"
+            f"There are: {', '.join(sorted(names))}.")
 
 def add_prices(
     df:pd.DataFrame, # Records
@@ -124,10 +127,12 @@ def add_prices(
 )->pd.DataFrame: # With `price_per_h`, NaN where unknown
     "Say what an hour of each visit's device costs, in any currency"
     if price_per_h is None: return df
-    prices = {str(k).lower(): v for k,v in (price_per_h if isinstance(price_per_h, Mapping) else dict(all=price_per_h)).items()}
+    named = price_per_h if isinstance(price_per_h, Mapping) else dict(all=price_per_h)
+    prices = {str(k).lower(): v for k,v in named.items()}
     names = [_price_names(o) for o in df.to_dict('records')]
     _check_prices(prices, {o for row in names for o in row})
-    return df.assign(price_per_h=[next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan) for row in names])
+    found = [next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan) for row in names]
+    return df.assign(price_per_h=found)
 
 # %% ../nbs/10_report.ipynb #a8c870eb
 def fmt(
@@ -157,11 +162,10 @@ def fmt_interval(
 def _percent(x): return fmt(100*x if is_known(x) else None, '%')
 def _share(x): return f'{100*x:.0f} %' if x>=.01 else f'{_percent(x)}'
 
-def fmt_money(x)->str:
-    "An amount of money as text, without exponent: the price of an epoch may be tiny"
+def fmt_thousand(x)->str:
+    "What a thousand cost, from the price of one, which may be tiny; without exponent"
     if not is_known(x): return '–'
-    text = f'{float(f"{x:.3g}"):,.12f}'
-    return text.rstrip('0').rstrip('.')
+    return f'{float(f"{1e3*x:.3g}"):,.12f}'.rstrip('0').rstrip('.')
 
 def fmt_list(
     items, # Texts
@@ -324,7 +328,7 @@ _LESS = 'less', 'more'
 def _on_gpu(side): return any(str(o).startswith('cuda') for o in side.seen('device'))
 
 def _joules(side, other):
-    "Joules an image of the visits of a side; with those of the CPU beside a GPU, where they were read and the other side is a CPU"
+    "Joules an image of the visits of a side; of a GPU against a CPU, those of GPU and CPU, where they were read"
     own = side.ok.image_j
     both = own+side.ok.beside_image_j
     return both if _on_gpu(side) and not _on_gpu(other) and both.notna().any() else own
@@ -332,20 +336,25 @@ def _joules(side, other):
 def _energy(a, b, level):
     "The columns of `compare` about energy"
     joules = [_joules(a, b), _joules(b, a)]
+    with_cpu = not all(j.equals(o.ok.image_j) for j,o in zip(joules, (a, b)))
     epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (a, b))]
     r = speed_ratio(*joules, level)                              # the side that needs less is divided by
     words = verdict(r, tuple(len(_positive(o)) for o in joules), words=_LESS) if r else '–'
     r = r or Interval(math.nan, math.nan, math.nan, 0.)
-    return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi, energy_verdict=words)
+    return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi,
+                energy_verdict=words, energy_with_cpu=with_cpu)
 
 def _money(a, b, speed):
     "The columns of `compare` about money, from the ratio of the times"
     prices = [o.median('price_per_h') for o in (a, b)]
-    epochs = [None if None in (p, o.median('epoch_s')) else p*o.median('epoch_s')/3600 for p,o in zip(prices, (a, b))]
+    times = [o.median('epoch_s') for o in (a, b)]
+    epochs = [None if None in o else math.prod(o)/3600 for o in zip(prices, times)]
     q = prices[0]/prices[1] if None not in prices and speed else math.nan
-    r = Interval(q*speed.mid, q*speed.lo, q*speed.hi, speed.level) if q==q else Interval(math.nan, math.nan, math.nan, 0.)
+    r = Interval(math.nan, math.nan, math.nan, 0.)
+    if q==q: r = Interval(q*speed.mid, q*speed.lo, q*speed.hi, speed.level)
     words = verdict(r, (len(a.ok), len(b.ok)), words=_LESS) if q==q else '–'
-    return dict(epoch_price_a=epochs[0], epoch_price_b=epochs[1], money_ratio=r.mid, money_lo=r.lo, money_hi=r.hi, money_verdict=words)
+    return dict(epoch_price_a=epochs[0], epoch_price_b=epochs[1], money_ratio=r.mid, money_lo=r.lo, money_hi=r.hi,
+                money_verdict=words)
 
 def _compare(a, b, level):
     "The columns of `compare` that come from measurements"
@@ -399,7 +408,8 @@ def compare(
     level:float=.95,     # Of the intervals
     by:Sequence[str]=(), # Columns of your own in which configurations have to match
     price_per_h=None,    # As `add_prices` takes it
-)->pd.DataFrame: # A row a pair: medians, `speedup` with `lo` and `hi`, `verdict`, `energy_ratio`, `money_ratio`, `same_work`, `warning`, `note`
+)->pd.DataFrame: # A row a pair: medians, `speedup` with `lo` and `hi`, `verdict`, `same_work`, `warning`, `note`,
+                 # and the same of energy and money: `energy_ratio`, `money_ratio` above 1 where this side takes less
     "Two sets of records side by side, matched on what was asked"
     a, b = _both(records_a, records_b, price_per_h)
     names = _asked(a, b, [*by, *own_settings(pd.concat([a, b]))])
@@ -409,12 +419,17 @@ def compare(
     def place(row): return [(str(type(row.get(o))), row.get(o) or 0) for o in ('dataset', 'model', 'bs')]
     return pd.DataFrame([*sorted(found, key=place), *sorted(single, key=place)])
 
-# %% ../nbs/10_report.ipynb #ddd5e47a
+# %% ../nbs/10_report.ipynb #64b71181
 SAME_MACHINE = ': the same machine, so each ratio is how much two runs of it differ'
 
-def _cost_text(row):
+def _cost_words(row, sep=' '):
     "Energy and money of a row of `compare`, as far as they are known"
-    known = [f"{what}: {row[f'{o}_verdict']}" for what,o in (('energy', 'energy'), ('money', 'money')) if is_known(row.get(f'{o}_ratio'))]
+    of = f"energy{', with the CPU beside the GPU,' if row.get('energy_with_cpu') is True else ''}"
+    names = ((of, 'energy'), ('money', 'money'))
+    return [f"{what}{sep}{row[f'{o}_verdict']}" for what,o in names if is_known(row.get(f'{o}_ratio'))]
+
+def _cost_text(row):
+    known = [o.replace(',:', ':') for o in _cost_words(row, ': ')]
     return [f"      {'; '.join(known)}"]*bool(known)
 
 def comparison_text(
@@ -480,7 +495,7 @@ def _summary_row(rows):
     failed = ', '.join(sorted(side.failed.status.unique()))
     counts = dict(n_visits=len(side.ok), n_failed=len(side.failed), failed=failed)
     times = dict(epoch_s=epoch.mid, epoch_lo_s=epoch.lo, epoch_hi_s=epoch.hi, epoch_level=epoch.level)
-    return names | asked | counts | times | {o: side.median(o) for o in SHOWN} | _costs(side.ok, epoch)
+    return names | asked | counts | times | _costs(side.ok, epoch) | {o: side.median(o) for o in SHOWN}
 
 def summary_table(
     records, # A frame, a folder or a file of records
@@ -511,14 +526,16 @@ COLUMNS = { # heading -> the text of a row of `summary_table`
     'first batch (ms)': _cell('first_batch_ms'), 'accuracy': lambda row: _percent(row['accuracy']),
     'allocated / reserved / on device (MiB)': _memory}
 
-def _joules_cell(row): return fmt_interval(Interval(row['epoch_j'], row['epoch_lo_j'], row['epoch_hi_j'], row['energy_level']))
+def _joules_cell(row):
+    return fmt_interval(Interval(row['epoch_j'], row['epoch_lo_j'], row['epoch_hi_j'], row['energy_level']))
 def _per(name, times): return lambda row: fmt(times*row[name] if is_known(row[name]) else None)
 
 COST_COLUMNS = { # as `COLUMNS`
     'batch': lambda row: fmt_bs(row['bs']), 'epoch (J)': _joules_cell, 'image (mJ)': _per('image_j', 1e3),
     'CPU meanwhile, image (mJ)': _per('beside_image_j', 1e3), 'power (W)': _cell('power_mean_w'),
     'GPU utilisation (%)': _per('gpu_util_mean_frac', 100), 'hottest (°C)': _cell('temperature_max_c'),
-    'slowed down (% of the time)': _per('throttled_frac', 100), 'price of an epoch': lambda row: fmt_money(row['epoch_price'])}
+    'slowed down (% of the time)': _per('throttled_frac', 100),
+    'price of 1,000 epochs': lambda row: fmt_thousand(row['epoch_price'])}
 
 def _filled(rows, columns):
     "The columns that hold something in at least one of the rows"
@@ -535,7 +552,7 @@ def summary_text(
     names, out = ('batch', 'epoch (s)', 'images/s', 'images trained', 'accuracy', 'visits'), []
     for (workload,series),rows in summary_table(records).groupby(['workload', 'series']):
         rows = rows.to_dict('records')
-        costs = {o: COST_COLUMNS[o] for o in ('epoch (J)', 'price of an epoch')}
+        costs = {o: COST_COLUMNS[o] for o in ('epoch (J)', 'price of 1,000 epochs')}
         columns = _filled(rows, {o: COLUMNS[o] for o in names} | {'on device (MiB)': _cell('device_used_mib')} | costs)
         table = [list(columns)] + [[f(row) for f in columns.values()] for row in rows]
         out += [f'{workload} · {series}', *('  '+o for o in _aligned(table)), '']
@@ -991,28 +1008,26 @@ def _say_joules(series, rows):
     image_j = rows.groupby('bs').image_j.median()
     best, worst = image_j.idxmin(), image_j.idxmax()
     at, rest = rows[rows.bs==best], rows[rows.bs==worst]
-    text = f"On {_the(series)} at batch {fmt_bs(best)} an epoch takes {fmt_interval(median_ci(at.epoch_j), 'J')}, an image {fmt(1e3*image_j[best], 'mJ')}"
+    least, most = (fmt(1e3*image_j[o], 'mJ') for o in (best, worst))
+    epoch = fmt_interval(median_ci(at.epoch_j), 'J')
+    text = f"On {_the(series)} at batch {fmt_bs(best)} an epoch takes {epoch}, an image {least}"
     if best==worst: return f'{text}.'
     more = verdict(speed_ratio(at.image_j, rest.image_j), (len(at), len(rest)), True, words=_LESS)
-    return f"{text}, the least that was measured; at batch {fmt_bs(worst)} an image takes {fmt(1e3*image_j[worst], 'mJ')}: {more}."
+    return f"{text}, the least that was measured; at batch {fmt_bs(worst)} an image takes {most}: {more}."
 
 def say_energy(df)->list[str]:
     "What an epoch takes in joules, series by series"
     known = df[succeeded(df) & df.epoch_j.notna() & df.bs.notna()]
     return [_say_joules(*o) for o in known.groupby('series')]
 
-def _cost_words(row):
-    known = [(row.energy_ratio, f'energy {row.energy_verdict}'), (row.money_ratio, f'money {row.money_verdict}')]
-    return [words for ratio,words in known if is_known(ratio)]
-
 def say_cost(df)->list[str]:
     "Time, energy and money of two devices, at the batch size with the largest speed-up"
     c, out = compare_devices(df), []
     for _,rows in c[c.speedup.notna()].groupby(['where_a', 'where_b', 'how']) if len(c) else ():
         row = rows.loc[rows.speedup.idxmax()]
-        told = _cost_words(row)
+        told = _cost_words(row.to_dict())
         where = f'{_the(row.where_b)} against {_the(row.where_a)}' + (f' ({row.how})' if row.how else '')
-        if told: out.append(f"{_capital(where)} at batch {fmt_bs(row.bs)}: time {row.verdict}, {', '.join(told)}.")
+        if told: out.append(f"{_capital(where)} at batch {fmt_bs(row.bs)}: {'; '.join([f'time {row.verdict}', *told])}.")
     return out
 
 def say_no_energy(df)->list[str]:
@@ -1020,22 +1035,22 @@ def say_no_energy(df)->list[str]:
     seen, out = df[succeeded(df) & df.monitored_s.notna()], []
     for where,rows in seen.groupby('where'):
         n = int(rows.image_j.isna().sum())
-        usual = ', as is usual for a CPU in a virtual machine or a container' if (rows.device=='cpu').all() else ''
-        if n: out.append(f"In {n} of {len(rows)} monitored visits the energy of {_the(where)} could not be read{usual}, so it stays empty: "
-                         "monitor_note in the records says why.")
+        usual = ', as is usual for a CPU in a virtual machine or a container'*bool((rows.device=='cpu').all())
+        if n: out.append(f"In {n} of {len(rows)} monitored visits the energy of {_the(where)} could not be read{usual}, "
+                         "so it stays empty: monitor_note in the records says why.")
     return out
 
-# %% ../nbs/10_report.ipynb #1ebc8bf3
+# %% ../nbs/10_report.ipynb #b6e2a4e2
 HEAT_Z, HEAT_FRAC = 2.33, .01   # 1 % by chance; and a slow-down worth a sentence
 
 def _concordance(x, y):
-    "Pairs in which x and y grow together less those in which they do not, and the variance that chance gives (Kendall); with ties it is smaller"
+    "Pairs that grow together less those that do not, and the variance of that by chance (Kendall), less with ties"
     i, j = np.triu_indices(len(x), 1)
     n = len(x)
     return np.array([(np.sign(x[j]-x[i])*np.sign(y[j]-y[i])).sum(), n*(n-1)*(2*n+5)/18])
 
 def _slower_with(df, column, sign=1):
-    "Slow-down over the widest range of `column` within a configuration, that range, and visits; None where chance may have done it"
+    "Slow-down over the widest range of `column` in a configuration, that range, and visits; None where chance may do it"
     df = df[succeeded(df) & df[column].notna() & df.epoch_s.gt(0)]
     parts = [o for _,o in df.groupby(['workload', 'series', df.bs.fillna(-1)]) if o[column].nunique()>1]
     if not parts: return None
@@ -1044,7 +1059,8 @@ def _slower_with(df, column, sign=1):
     x, y = (np.concatenate([o[k]-o[k].mean() for o in pairs]) for k in (0, 1))
     span = max(np.ptp(o) for o,_ in pairs)
     slower = math.expm1((x*y).sum()/(x*x).sum()*span)
-    return (slower, span, len(x)) if (score-1)/math.sqrt(variance)>HEAT_Z and slower>HEAT_FRAC else None
+    explained = (score-1)/math.sqrt(variance)>HEAT_Z and slower>HEAT_FRAC
+    return (slower, span, len(x)) if explained else None
 
 def say_heat(df)->list[str]:
     "GPUs on which visits that started warmer, or with a lower clock, were slower"
@@ -1054,20 +1070,24 @@ def say_heat(df)->list[str]:
         if not (warm or clock): continue
         slower, span, n = warm or clock
         how, range_ = ('warmer', fmt(span, '°C')) if warm else ('with a lower clock', fmt(span, 'MHz'))
-        out.append(f"On {_the(where)} visits that started {how} were slower: {_percent(slower)} over {range_} within one configuration ({n} visits, more than "
-                   "chance explains). Differences of that size may be heat that one visit left to the next; more repeats tell.")
+        out.append(f"On {_the(where)} visits that started {how} were slower: {_percent(slower)} over {range_} within one "
+                   f"configuration ({n} visits, more than chance explains). Differences of that size may be heat that "
+                   "one visit left to the next; more repeats tell.")
     return out
+
+def _say_throttled(where, rows, n):
+    reasons, most = sorted({w for o in rows.throttle_seen for w in o.split(', ')}), rows.throttled_frac.max()
+    up_to = f', up to {_share(most)} of the time' if most>0 else ''
+    return (f"In {len(rows)} of {n} monitored visits {_the(where)} was slowed down{up_to}: {fmt_list(reasons)}. "
+            "It can do better when it stays cool and has its full power.")
 
 def say_throttled(df)->list[str]:
     "GPUs that something slowed down while they were watched"
-    out, seen = [], df[succeeded(df) & df.monitored_s.notna()]
-    words = seen.throttle_seen.where(seen.throttle_seen.notna(), '').astype(str) if 'throttle_seen' in seen else pd.Series('', seen.index)
-    for where,rows in seen[words.ne('')].groupby('where'):
-        reasons, most = sorted({w for o in words[rows.index] for w in o.split(', ')}), rows.throttled_frac.max()
-        up_to = f', up to {_share(most)} of the time' if most>0 else ''
-        out.append(f"In {len(rows)} of {(seen['where']==where).sum()} monitored visits {_the(where)} was slowed down{up_to}: {fmt_list(reasons)}. "
-                   "It can do better when it stays cool and has its full power.")
-    return out
+    seen = df[succeeded(df) & df.monitored_s.notna()]
+    if 'throttle_seen' not in seen: return []
+    slowed = seen[seen.throttle_seen.map(lambda o: isinstance(o, str) and o!='').astype(bool)]
+    n = seen.groupby('where').size()
+    return [_say_throttled(where, rows, n[where]) for where,rows in slowed.groupby('where')]
 
 # %% ../nbs/10_report.ipynb #4ce9f04a
 def say_visits(df)->list[str]:
@@ -1086,9 +1106,10 @@ def say_missing(df)->list[str]:
     return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side '
             'with gpubench compare.']
 
-ON_WORKLOADS = (say_noise, say_floor, say_speedup, say_best_batch, say_cost, say_energy, say_phases, say_fits, say_left_out, say_accuracy,
-                say_settings, say_startup, say_check, say_different_work, say_failures)
-ON_ALL = (say_heat, say_throttled, say_memory, say_no_energy, say_unsteady, say_tight, say_process, say_visits, say_missing)
+ON_WORKLOADS = (say_noise, say_floor, say_speedup, say_best_batch, say_cost, say_energy, say_phases, say_fits,
+                say_left_out, say_accuracy, say_settings, say_startup, say_check, say_different_work, say_failures)
+ON_ALL = (say_heat, say_throttled, say_memory, say_no_energy, say_unsteady, say_tight, say_process, say_visits,
+          say_missing)
 
 def sayings(
     df:pd.DataFrame, # Labelled records
@@ -1297,10 +1318,12 @@ def comparison_table(
     head = ['batch', 'verdict', f'{a}: epoch (s)', f'{b}: epoch (s)', 'ratio of', 'same work?']
     return dict(head=head, blocks=blocks)
 
-def _benefit_columns(a, b):
+def _benefit_columns(a, b, with_cpu):
     "Heading -> text of a row of `compare`"
-    energy = {f'{o}: epoch (J)': _cell(f'epoch_j_{end}') for o,end in ((a, 'a'), (b, 'b'))}
-    money = {f'{o}: price of an epoch': lambda row, end=end: fmt_money(row[f'epoch_price_{end}']) for o,end in ((a, 'a'), (b, 'b'))}
+    beside = ' with its CPU'*with_cpu
+    energy = {f'{a}: epoch (J)': _cell('epoch_j_a'), f'{b}{beside}: epoch (J)': _cell('epoch_j_b')}
+    def price(end): return lambda row: fmt_thousand(row[f'epoch_price_{end}'])
+    money = {f'{o}: price of 1,000 epochs': price(end) for o,end in ((a, 'a'), (b, 'b'))}
     return {'batch': lambda row: fmt_bs(row['bs']), 'time': lambda row: row['verdict'], **energy,
             'energy': lambda row: row['energy_verdict'], **money, 'money': lambda row: row['money_verdict']}
 
@@ -1311,8 +1334,11 @@ def benefits_table(
     names = ['epoch_j_a', 'epoch_j_b', 'epoch_price_a', 'epoch_price_b']
     known = comparison[comparison[names].notna().any(axis=1)] if len(comparison) else comparison
     pairs = list(known.groupby(['where_a', 'where_b', 'how'], sort=False)) if len(known) else []
-    columns = _filled(known.to_dict('records'), _benefit_columns(*(pairs[0][0][:2] if len(pairs)==1 else ('baseline', 'compared'))))
-    blocks = [dict(name=_pair(*o), rows=[[f(row) for f in columns.values()] for row in rows.to_dict('records')]) for o,rows in pairs]
+    ends = pairs[0][0][:2] if len(pairs)==1 else ('baseline', 'compared')
+    with_cpu = len(known)>0 and bool(known.energy_with_cpu.eq(True).any())
+    columns = _filled(known.to_dict('records'), _benefit_columns(*ends, with_cpu))
+    def cells(rows): return [[f(row) for f in columns.values()] for row in rows.to_dict('records')]
+    blocks = [dict(name=_pair(*o), rows=cells(rows)) for o,rows in pairs]
     return dict(head=list(columns), blocks=blocks)
 
 # %% ../nbs/10_report.ipynb #b0b5cccb
@@ -1456,7 +1482,8 @@ PAGE = TABLES + """<!doctype html>
 <p class="soft">{{ w.settings }}</p>
 {{ blocks(w.results, 'Results: ' ~ w.name) }}
 {% if w.compared.blocks %}<h3>Side by side</h3>{{ blocks(w.compared, 'Side by side: ' ~ w.name) }}{% endif %}
-{% if w.benefits.blocks %}<h3>Cost and benefit</h3>{{ blocks(w.benefits, 'Cost and benefit: ' ~ w.name) }}{% endif %}
+{% if w.benefits.blocks %}<h3>Cost and benefit</h3>
+{{- blocks(w.benefits, 'Cost and benefit: ' ~ w.name) }}{% endif %}
 {% if w.costs.blocks %}<details><summary>Energy, load and price (median of the visits)</summary>
 {{- blocks(w.costs, 'Energy, load and price: ' ~ w.name) }}</details>{% endif %}
 {% if w.phases.blocks %}<details><summary>Where a step's time goes (ms, median of the visits)</summary>
@@ -1501,9 +1528,9 @@ READING = ( # term, what it means
     ('Accuracy', 'Share of held-out images that were recognised after the last epoch, the median over visits.'),
     ('Memory', 'Allocated: what tensors held at most. Reserved: what torch kept for them. On device: what the GPU '
                'reports as used, other programs included.'),
-    ('Energy', 'Joules of the GPU alone for visits on a GPU, of the CPU for the others, read while training went on after the '
-               'timing. An epoch is joules an image times the images of an epoch, without validation. A GPU is compared with '
-               'a CPU by the energy of GPU and CPU together where both could be read.'),
+    ('Energy', 'Joules of the GPU alone for visits on a GPU, of the CPU for the others, read while training went on '
+               'after the timing. An epoch is joules an image times the images of an epoch, without validation. A GPU '
+               'is compared with a CPU by the energy of GPU and CPU together where both could be read.'),
     ('Price', 'Seconds of an epoch at the price of an hour that was given, in its currency.'),
     ('–', 'Not measured. Never zero, never a guess.'))
 
@@ -1515,7 +1542,8 @@ def _workload_view(name, rows, comparison, figures):
     views = [dict(light=data_uri(svg), dark=data_uri(darkened(svg)), alt=o.alt) for o,svg in figures]
     summary = summary_table(rows)
     return dict(name=name, settings=settings_text(rows), results=results_table(summary), phases=phases_table(summary),
-                compared=comparison_table(comparison), costs=costs_table(summary), benefits=benefits_table(comparison), figures=views)
+                compared=comparison_table(comparison), costs=costs_table(summary),
+                benefits=benefits_table(comparison), figures=views)
 
 def render_page(
     df:pd.DataFrame,  # Labelled records
