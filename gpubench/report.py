@@ -1320,7 +1320,7 @@ def comparison_table(
 
 def _benefit_columns(a, b, with_cpu):
     "Heading -> text of a row of `compare`"
-    beside = ' with its CPU'*with_cpu
+    beside = ' + CPU'*with_cpu
     energy = {f'{a}: epoch (J)': _cell('epoch_j_a'), f'{b}{beside}: epoch (J)': _cell('epoch_j_b')}
     def price(end): return lambda row: fmt_thousand(row[f'epoch_price_{end}'])
     money = {f'{o}: price of 1,000 epochs': price(end) for o,end in ((a, 'a'), (b, 'b'))}

@@ -423,7 +423,7 @@ def sweep(
     timeout_s:float=1800.,   # Seconds after which a visit in a process of its own is ended
     retry_failed:bool=False, # Run visits again that ended in an error, were killed or took too long
     start_method=None,       # How fresh processes are made, as `pick_start_method` takes it
-    **measure,               # How to measure: `run` gets it, and each record says it, defaults included, in `measure`, a line of JSON
+    **measure,               # How to measure, such as half_width=.01 or monitor=True: `run` gets it, and each record says it in `measure`, a line of JSON
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what is missing in `out`"
     repeats, seed, twin, timeout_s = map(_python, (repeats, seed, twin, timeout_s))

@@ -447,7 +447,7 @@ def _check_ran(trial, learn):
     wrong = _differences(trial, learn)
     if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. The times would carry the wrong label, so none are given.")
 
-_AT_ITS_START = {o: f'monitor_{o}' for o in START}         # the visit has these names, for its own start
+_AT_ITS_START = {o: f'monitor_{o}' for o in (*START, 'warm_at_start')}   # a visit has its own start
 
 def _times_n(x, n): return None if x is None else x*n
 
