@@ -112,7 +112,8 @@ MEASURED = ( # columns without a unit that a visit found out, or that say which 
     'trial_id visit twin schema status error time_utc accuracy loss valid_loss n_train n_valid n_images n_steps '
     'n_dropped n_params n_warmup_steps not_steady not_tight step_level n_rounds n_timed_steps n_timed_epochs '
     'n_opt_steps measure dtype_seen n_workers_seen channels_last_seen energy_source warm_at_start throttle_seen monitor_note '
-    'monitor_n_samples monitor_n_images process_mean_cores').split()
+    'monitor_n_samples monitor_n_images process_mean_cores energy_j_per_image cpu_energy_j_per_image price_per_h '
+    'monitor_warm_at_start').split()
 ABOUT = ( # columns that describe the machine
     'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench '
     'tf32_matmul tf32_cudnn cudnn_benchmark').split()

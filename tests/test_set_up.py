@@ -185,5 +185,5 @@ def test_make_bench_runs_the_main_job(checkout):
     (checkout.venv/'bin'/'gpubench').write_text('#!/bin/sh\necho "ran: $*"\n')
     (checkout.venv/'bin'/'gpubench').chmod(0o755)
     res = subprocess.run(['make', 'bench', 'ARGS=--profile quick'], cwd=checkout.tree, env=checkout.env, capture_output=True, text=True)
-    assert res.stdout.strip()=='ran: run --profile quick', res.stderr
+    assert res.stdout.strip()=='ran: run 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
     assert len(checkout.calls)==1
