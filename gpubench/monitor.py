@@ -6,8 +6,8 @@
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
            'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'CHECK_S',
            'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices',
-           'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy',
-           'Monitor', 'summarise', 'MonitorCallback']
+           'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean',
+           'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
 
 # %% ../nbs/05_monitor.ipynb #22d550cc
 import math
@@ -176,6 +176,14 @@ def model_devices(
     "The GPUs that hold the parameters of `model`"
     found = {str(o.device): o.device for o in model.parameters()} | {f'cuda:{o}': o for o in getattr(model, 'device_ids', None) or []}
     return sorted(device_names([o for o in found.values() if isinstance(o, int) or o.type in ('cuda', 'cpu')]))
+
+def fit_devices(
+    learn, # A Learner before its fit
+)->list[str]:
+    "The GPUs that a fit will use: those of the model, and that of the loaders, to which fastai moves the model as the fit begins"
+    there = getattr(learn.dls, 'device', None)
+    moved = there is not None and torch.device(there).type=='cuda'
+    return sorted({*model_devices(learn.model), *device_names([there] if moved else [])})
 
 # %% ../nbs/05_monitor.ipynb #5bd5223d
 def _uuids(name):
@@ -723,7 +731,7 @@ class MonitorCallback(Callback):
     def before_fit(self):
         frame = _fired_by(self.learn)
         if frame is None or frame.f_code.co_name in _NO_FIT: return
-        self.machine.start(model_devices(self.learn.model) if self.options['devices'] is None else None, frame)
+        self.machine.start(fit_devices(self.learn) if self.options['devices'] is None else None, frame)
 
     def after_fit(self):
         if self.machine.running and _fired_by(self.learn) is self.machine.fits[-1].frame: self.machine.stop()
