@@ -465,6 +465,7 @@ class BestBatchSize:
     finalists:list       # The sizes of the fine rounds
     device_s:float       # Seconds that the visits took, without the start of their processes
     records:pd.DataFrame # All visits; `stage` is 'coarse' or 'fine', `rate` images a second over a whole epoch
+    unsettled:dict       # Smaller sizes that may be as fast -> images a second over those of `bs`, an `Interval`
     reason:str           # The answer in words
 
 EPOCH_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'
@@ -534,6 +535,12 @@ def _left_out(df, too_large, n_train):
     if too_large: why.append(f"Larger than the {n_train} training images, so not tried: {', '.join(map(str, too_large))}.")
     return ''.join(f' {o}' for o in why)
 
+def _may_be(unsettled):
+    "That smaller sizes are not settled"
+    if not unsettled: return ''
+    each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})' for o,i in unsettled.items())
+    return f" Not settled by visits that differ so much: {each}. More `fine_rounds` would tell."
+
 def _in_words(df, bs, fastest, ratio, tolerance):
     smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
     within, all_timed = f'{100*tolerance:g} % of', smaller.gt(0).all()
@@ -553,10 +560,11 @@ def find_best_bs(
     out=None,               # Folder for the records of both stages, which the same call reads again
     coarse:dict=dict(half_width=.05, max_s=.5),  # How well and how long to time a coarse visit, as `run_trial` takes it
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
+    fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
     run:Callable=run_trial, # Or a function of a `Trial`'s fields, `half_width`, `max_s` and `whole_epoch` that returns `step_ms`, `first_batch_ms`, `closing_ms`
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
-    "The smallest batch size that is as fast as any: a coarse visit of each, then two fine rounds of the finalists"
+    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
     finalists = _python(finalists)
     _check_race(trial, tolerance, finalists, coarse=coarse, fine=fine)
     images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
@@ -571,7 +579,7 @@ def find_best_bs(
     rates = first_look.groupby('bs').rate.median().to_dict()
     chosen = pick_finalists(rates, tolerance, finalists)
     if not chosen: raise RuntimeError(f"No batch size gave a time.{_left_out(first_look, too_large, n_train)}")
-    df = pd.concat([first_look, stage('fine', chosen, 2, fine)], ignore_index=True)
+    df = pd.concat([first_look, stage('fine', chosen, fine_rounds, fine)], ignore_index=True)
     return _decide(df, chosen, tolerance, _left_out(df, too_large, n_train))
 
 def _decide(df, chosen, tolerance, left_out):
@@ -582,5 +590,7 @@ def _decide(df, chosen, tolerance, left_out):
     fastest = max(rates, key=rates.get)
     bs = min(o for o in rates if rates[o]>=(1-tolerance)*rates[fastest])
     ratio = ratio_ci(fine[bs], fine[fastest])
+    unsettled = {int(o): i for o in sorted(rates) if o<bs and (i := ratio_ci(fine[o], fine[bs])).hi>=1-tolerance}
     device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
-    return BestBatchSize(int(bs), float(rates[bs]), int(fastest), ratio, chosen, device_s, df, _in_words(df, bs, fastest, ratio, tolerance)+left_out)
+    return BestBatchSize(int(bs), float(rates[bs]), int(fastest), ratio, chosen, device_s, df, unsettled,
+                         _in_words(df, bs, fastest, ratio, tolerance)+_may_be(unsettled)+left_out)
