@@ -98,7 +98,7 @@ def draw(df, title, path):
         ax.plot(g.timer_ms, y, 'D', color='#D55E00', label='step timer, without the profiler')
         ax.set(yticks=y, yticklabels=[o.removesuffix('_ms') for o in g.phase], xlabel='ms a step', title=f'{size} px, batch {bs}', xlim=(0, None))
         ax.invert_yaxis(); ax.spines[['top', 'right']].set_visible(False)
-    np.atleast_1d(axes)[0].legend(fontsize=8, frameon=False)
+    fig.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc='outside upper left', ncols=3, fontsize=8, frameon=False)
     fig.supxlabel(title, fontsize=8, x=.01, ha='left')
     fig.savefig(path, dpi=110)
 
