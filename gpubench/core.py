@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KNOWN_WARNINGS', 'LASTING', 'SCHEMA_VERSION', 'FILES', 'hide_known_warnings', 'nearest', 'one_of', 'find_devices',
-           'pick_device', 'wait_for', 'free_memory', 'is_wsl2', 'in_container', 'cpu_quota', 'n_cores', 'cpu_name',
-           'fingerprint', 'describe_machine', 'machine_title', 'plain_record', 'records_path', 'append_record',
-           'check_writable', 'record_rows', 'read_records']
+           'pick_device', 'wait_for', 'free_memory', 'file_text', 'is_wsl2', 'in_container', 'cpu_quota', 'n_cores',
+           'cpu_name', 'fingerprint', 'describe_machine', 'machine_title', 'plain_record', 'records_path',
+           'append_record', 'check_writable', 'record_rows', 'read_records']
 
 # %% ../nbs/00_core.ipynb #9cd94f11
 import difflib
@@ -103,15 +103,18 @@ def free_memory():
     for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
 
 # %% ../nbs/00_core.ipynb #47805a6f
-def _read(root, path):
-    try: return (Path(root)/path).read_text(errors='replace')
+def file_text(
+    path, # Of a file of the system's, which may not be there or not be for us
+)->str: # Without the space around it
+    "What stands in the file; '' where it cannot be read"
+    try: return Path(path).read_text(errors='replace').strip()
     except OSError: return ''
 
 def is_wsl2(
     root='/', # Where the file system starts; a test passes a folder
 )->bool:
     "Does this run in the Windows Subsystem for Linux, version 2?"
-    release = _read(root, 'proc/sys/kernel/osrelease').lower()
+    release = file_text(Path(root)/'proc/sys/kernel/osrelease').lower()
     return 'microsoft' in release and 'microsoft-standard' in release
 
 def in_container(
@@ -122,15 +125,15 @@ def in_container(
     env = os.environ if env is None else env
     if 'container' in env or 'KUBERNETES_SERVICE_HOST' in env: return True
     if any((Path(root)/o).exists() for o in ('.dockerenv', 'run/.containerenv')): return True
-    return any(o in _read(root, 'proc/1/cgroup') for o in ('docker', 'kubepods', 'containerd', 'libpod'))
+    return any(o in file_text(Path(root)/'proc/1/cgroup') for o in ('docker', 'kubepods', 'containerd', 'libpod'))
 
 # %% ../nbs/00_core.ipynb #2703475a
 def cpu_quota(
     root='/', # Where the file system starts
 )->float|None: # Cores, with fractions; None where there is no limit
     "How many cores the control group (version 2 or 1) grants, as `docker run --cpus` sets it"
-    quota, _, period = _read(root, 'sys/fs/cgroup/cpu.max').strip().partition(' ')
-    if not quota: quota, period = (_read(root, f'sys/fs/cgroup/cpu/cpu.cfs_{o}_us').strip() for o in ('quota', 'period'))
+    quota, _, period = file_text(Path(root)/'sys/fs/cgroup/cpu.max').partition(' ')
+    if not quota: quota, period = (file_text(Path(root)/f'sys/fs/cgroup/cpu/cpu.cfs_{o}_us') for o in ('quota', 'period'))
     try: return int(quota)/int(period) if int(quota)>0 else None
     except (ValueError, ZeroDivisionError): return None          # 'max', or no control group
 
@@ -146,7 +149,7 @@ def cpu_name(
     root='/', # Where the file system starts
 )->str|None:
     "The CPU's model as its maker calls it"
-    lines = [o.partition(':')[2].strip() for o in _read(root, 'proc/cpuinfo').splitlines() if o.startswith('model name')]
+    lines = [o.partition(':')[2].strip() for o in file_text(Path(root)/'proc/cpuinfo').splitlines() if o.startswith('model name')]
     return lines[0] if lines else platform.processor() or None
 
 # %% ../nbs/00_core.ipynb #8c4f12d0

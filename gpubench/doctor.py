@@ -28,7 +28,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from .core import cpu_name, cpu_quota, describe_machine, in_container, is_wsl2, n_cores
+from .core import cpu_name, cpu_quota, describe_machine, file_text, in_container, is_wsl2, n_cores
 
 # %% ../nbs/11_doctor.ipynb #1e5364c4
 LEVELS = ('ok', 'limit', 'broken')   # exit codes 0, 1, 2
@@ -223,20 +223,16 @@ def _ask_smi(smi):
                 or f'exit code {p.returncode}')
 
 # %% ../nbs/11_doctor.ipynb #ccbafe87
-def _read(path):
-    try: return Path(path).read_text(errors='replace').strip()
-    except OSError: return ''
-
 def _pci_gpus(root):
     "Drivers of the NVIDIA display controllers on the PCI bus, '' for none; None where there is no such bus to see"
     bus = Path(root)/'sys/bus/pci/devices'
     if not bus.is_dir(): return None
-    gpus = [o for o in sorted(bus.iterdir()) if _read(o/'vendor')=='0x10de' and _read(o/'class').startswith('0x03')]
+    gpus = [o for o in sorted(bus.iterdir()) if file_text(o/'vendor')=='0x10de' and file_text(o/'class').startswith('0x03')]
     return [os.path.basename(os.path.realpath(o/'driver')) if (o/'driver').exists() else '' for o in gpus]
 
 def _loaded(root):
     "Version of the driver in the kernel, 'unknown' where it does not say; None where there is none"
-    said = _read(Path(root)/'proc/driver/nvidia/version')
+    said = file_text(Path(root)/'proc/driver/nvidia/version')
     number = re.search(r'\s(\d+\.\d[\d.]*)\s', said.partition('\n')[0]+' ')
     return None if not said else number[1] if number else 'unknown'
 

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
-from .core import nearest  # first: it hides the warnings that fastai's import raises
+from .core import file_text, nearest  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import pandas as pd
 import psutil
 import torch
 from fastai.callback.core import Callback
-from fastai.torch_core import find_bs
+
+from .timing import batch_images, callers
 
 # %% ../nbs/05_monitor.ipynb #53bcf55a
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
@@ -248,18 +249,15 @@ class CpuEnergy:
     "Energy of the CPU's packages since some moment, through Linux's powercap folder"
     def __init__(self, folder='/sys/class/powercap'):
         self.note, self.last, self.total_j = '', {}, 0.
-        self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if self._text(o/'name').startswith('package')]
+        self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
         if not self.zones: self.note = ("This machine shows no counter of the CPU's energy, as is usual in virtual machines and outside Linux: "
                                         "cpu_energy_counter_j stays empty.")
         self.max_uj = {o: self._number(o/'max_energy_range_uj') for o in self.zones}
         if self.zones and self.read() is None: self.note = ("Only root may read the CPU's energy: cpu_energy_counter_j stays empty. An administrator "
             f"allows it until the next start with: sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
 
-    def _text(self, path):
-        try: return path.read_text().strip()
-        except OSError: return ''
     def _number(self, path):
-        text = self._text(path)
+        text = file_text(path)
         return int(text) if text.isdigit() else None
 
     def read(self):
@@ -705,13 +703,8 @@ def summarise(
 # %% ../nbs/05_monitor.ipynb #16d7d2a3
 def _fired_by(learn):
     "The frame that told `learn` to fire the event that is handled now"
-    frame = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name=='__call__' and frame.f_locals.get('self') is learn): frame = frame.f_back
+    frame = next((o for o in callers() if o.f_code.co_name=='__call__' and o.f_locals.get('self') is learn), None)
     return frame and frame.f_back
-
-def _n_images(learn):
-    with torch._C.DisableTorchFunctionSubclass():         # fastai's tensors take eight times as long to tell their shape
-        return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
 _NO_FIT = {'__enter__', '__exit__', 'tta'}   # functions of Learner that fire before_fit and after_fit without a fit
 
@@ -746,7 +739,7 @@ class MonitorCallback(Callback):
     def after_validate(self): self._end()
     def after_batch(self):
         at = self.machine.fits[-1].open if self.machine.running else ()
-        if at and at[-1]['phase']=='train': at[-1]['n_images'] += _n_images(self.learn)
+        if at and at[-1]['phase']=='train': at[-1]['n_images'] += batch_images(self.learn)
 
     def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k!='machine'}
     def __setstate__(self, state):

@@ -41,7 +41,7 @@ from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, PHASES, SETTINGS, STYLE, ca
                            own_settings, phase_shares, phases_height_in, plain_value, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, series_labels, setting_label,
                            speedup_height_in, succeeded, varied_settings, where_labels)
-from .stats import Interval, aa_pairs, compare_words, crossover_bs, fit_step_time, median_ci, ratio_ci
+from .stats import NO_INTERVAL, Interval, aa_pairs, compare_words, crossover_bs, fit_step_time, median_ci, ratio_ci
 
 # %% ../nbs/10_report.ipynb #fbc679f5
 TEXTS = 'status error device machine time_utc'.split()
@@ -340,7 +340,7 @@ def _energy(a, b, level):
     epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (a, b))]
     r = speed_ratio(*joules, level)                              # the side that needs less is divided by
     words = verdict(r, tuple(len(_positive(o)) for o in joules), words=_LESS) if r else '–'
-    r = r or Interval(math.nan, math.nan, math.nan, 0.)
+    r = r or NO_INTERVAL
     return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi,
                 energy_verdict=words, energy_with_cpu=with_cpu)
 
@@ -350,7 +350,7 @@ def _money(a, b, speed):
     times = [o.median('epoch_s') for o in (a, b)]
     epochs = [None if None in o else math.prod(o)/3600 for o in zip(prices, times)]
     q = prices[0]/prices[1] if None not in prices and speed else math.nan
-    r = Interval(math.nan, math.nan, math.nan, 0.)
+    r = NO_INTERVAL
     if q==q: r = Interval(q*speed.mid, q*speed.lo, q*speed.hi, speed.level)
     words = verdict(r, (len(a.ok), len(b.ok)), words=_LESS) if q==q else '–'
     return dict(epoch_price_a=epochs[0], epoch_price_b=epochs[1], money_ratio=r.mid, money_lo=r.lo, money_hi=r.hi,
@@ -362,7 +362,7 @@ def _compare(a, b, level):
     speed, of = (None, None) if broken else _ratio(a, b, level)
     if of=='images_per_s': warnings.append("The ratio is of images a second, not of epochs.")
     words = verdict(speed, (len(a.ok), len(b.ok))) if speed else f'no ratio: {broken or "no time above 0 on both"}'
-    r = speed or Interval(math.nan, math.nan, math.nan, 0.)
+    r = speed or NO_INTERVAL
     return _measured(a, 'a') | _measured(b, 'b') | dict(
         ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
         same_work=speed is not None and not warnings, warning=' '.join(warnings), note=' '.join(work_notes(a, b)),
@@ -485,7 +485,7 @@ SHOWN = ('images_per_s step_ms first_batch_ms n_train n_images n_dropped accurac
 def _costs(ok, epoch):
     "Joules and money of an epoch, with their intervals, from the visits that succeeded and their epoch times"
     joules, price = ok.epoch_j.dropna(), ok.price_per_h.median()/3600
-    i = median_ci(joules) if len(joules) else Interval(math.nan, math.nan, math.nan, 0.)
+    i = median_ci(joules) if len(joules) else NO_INTERVAL
     return dict(epoch_j=i.mid, epoch_lo_j=i.lo, epoch_hi_j=i.hi, energy_level=i.level, epoch_price=price*epoch.mid)
 
 def _summary_row(rows):

@@ -422,7 +422,8 @@ def look_at_start(
     "How warm and how fast a GPU is now; never raises for what a driver does"
     if not device_names(device): return dict.fromkeys(START)
     with Monitor(devices=device, **kwargs) as monitor: pass                 # a sample at its start
-    return {o: monitor.summary()[o] for o in START}
+    seen = monitor.summary()
+    return {o: seen[o] for o in START}
 
 # %% ../nbs/07_trial.ipynb #09a3079c
 class LongEnoughCallback(ShortEpochsCallback):
