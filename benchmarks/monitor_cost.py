@@ -2,19 +2,19 @@
 
 Runs alternate in shuffled rounds, each of `--seconds` at least and on the same Learner, so that a drift of the machine meets both alike.
 'every sample' asks for as many samples as a GPU's sensors can tell apart (six a second).
-The ratio to a training without is the mean of the rounds' own ratios, with Student's interval on their logs.
+The ratio to a training without is the median of the rounds' own ratios, with its order-statistic interval. Where runs differ by more than
+the monitor costs, a second figure bounds it: the CPU time of its thread while the fit ran.
 
     python benchmarks/monitor_cost.py --device cuda --out benchmarks/results/monitor-cost-h200.json
 """
-import argparse, json, math, random
+import argparse, json, random
 from functools import partial
 from statistics import median
 from time import perf_counter
 
 from gpubench.core import describe_machine, pick_device
-from gpubench.stats import Interval
+from gpubench.stats import median_ci
 import numpy as np
-import scipy.stats as sps
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
 
 from gpubench.monitor import MonitorCallback
@@ -42,7 +42,7 @@ def run(learn, make, seconds):
     cb, steps = make and make(), StepsCallback(seconds)
     with learn.no_bar(), learn.no_logging(), learn.added_cbs([steps] + [cb]*bool(cb)): learn.fit(10**6)
     fits = cb.machine.fits if cb else []
-    return 1e3*steps.took_s/steps.n, dict(cb.summary(), n_samples=fits[0].n, sample_cpu_ms=1e3*fits[0].cpu_s/fits[0].n,
+    return 1e3*steps.took_s/steps.n, dict(cb.summary(), n_samples=fits[0].n, sample_cpu_ms=1e3*fits[0].cpu_s/max(1, fits[0].n-2),
                                           sample_wall_ms=1e3*median(o[1] for o in fits[0].pace.costs), notes=cb.notes) if cb else None
 
 def measure(device, fields, seconds, rounds):
@@ -59,11 +59,6 @@ def measure(device, fields, seconds, rounds):
             times[name].append(ms)
     return {k: v[1:] for k,v in times.items()}, said                       # the first round is warm-up
 
-def paired_ratio(a, b, level=.95):
-    logs = np.log(np.array(a)/np.array(b))
-    mid, half = logs.mean(), sps.t.ppf((1+level)/2, len(logs)-1)*logs.std(ddof=1)/math.sqrt(len(logs))
-    return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), level)
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', default='auto')
@@ -75,7 +70,7 @@ def main():
     device, results = str(pick_device(args.device)), []
     for name,fields in [o for o in cases(device) if args.case in (None, o[0])]:
         times, said = measure(device, fields, args.seconds, args.rounds)
-        ratios = {k: vars(paired_ratio(v, times['none'])) for k,v in times.items() if k!='none'}
+        ratios = {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
         results.append(dict(case=name, rounds=args.rounds, seconds=args.seconds, step_ms=times, ratios=ratios, said=said))
         print(f'{name} on {device}, {args.rounds} runs of {args.seconds:g} s each')
         for k,v in times.items():

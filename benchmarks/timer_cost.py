@@ -7,8 +7,8 @@ A run is a fit of one short epoch without validation; its time is the median ste
 same one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that
 of two runs of one round, and the figure is the median of the rounds with its order-statistic interval, since a few runs are slower by half.
 
-A second figure needs no comparison: the time that Python spends in the timer's own functions, summed over a run. Where the device waits for
-Python's orders, a step grows by that and by nothing else; where Python waits for the device, by less."""
+A second figure needs no comparison: the time that Python spends in the timer's own functions, for a step and, apart, for what an epoch needs
+once. Where the device waits for Python's orders, a step grows by that and by nothing else; where Python waits for the device, by less."""
 import argparse, json, random
 from contextlib import contextmanager
 from statistics import median
@@ -68,30 +68,33 @@ def measure(device, fields, n_steps, rounds):
 OWN = [(timing.StepTimerEdgeCallback, '__call__'), (timing.StepTimerCallback, '__call__'), (timing._Marking, '__enter__'), (timing._Marking, '__exit__'),
        (timing._Timing, 'at'), (timing._Timing, 'delivered')]
 
-ENDS = {'before_fit', 'after_train', 'after_fit'}
+WAITING = {'before_fit', 'after_train', 'after_fit'}   # there it may wait for the device
+OF_A_STEP = {'before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_backward', 'before_step', 'after_step', 'after_batch'}
 
 @contextmanager
 def own_time():
-    "Add up the seconds that pass in the timer's functions, in a list of one"
-    total, inside, before = [0.], [False], [vars(c)[k] for c,k in OWN]
-    def clocked(f):
+    "Add up the seconds that pass in the timer's functions, those of a step and those that an epoch needs once"
+    total, inside, before = dict(step=0., epoch=0.), [False], [vars(c)[k] for c,k in OWN]
+    def clocked(f, is_event):
         def g(*args):
-            if inside[0] or args[-1] in ENDS: return f(*args)
+            if inside[0] or args[-1] in WAITING: return f(*args)
             inside[0], start = True, perf_counter()
             try: return f(*args)
             finally:
-                total[0] += perf_counter()-start
+                total['epoch' if is_event and args[-1] not in OF_A_STEP else 'step'] += perf_counter()-start
                 inside[0] = False
         return g
-    for (c,k),f in zip(OWN, before): setattr(c, k, clocked(f))
+    for (c,k),f in zip(OWN, before): setattr(c, k, clocked(f, k=='__call__'))
     try: yield total
     finally:
         for (c,k),f in zip(OWN, before): setattr(c, k, f)
 
+N_EPOCH = 10
+
 def own_us(learn):
-    "Microseconds a step that the timer's functions take in one fit of several epochs; reading the events is part of it, waiting at an epoch's end is not"
-    with own_time() as total, learn.no_bar(), learn.no_logging(), learn.added_cbs(StepTimerCallback()): learn.fit(8)
-    return 1e6*total[0]/(8*len(learn.dls.train))
+    "Microseconds that the timer's functions take for a step and for an epoch; reading the events is part of it, waiting at an epoch's end is not"
+    with own_time() as total, learn.no_bar(), learn.no_logging(), learn.added_cbs(StepTimerCallback()): learn.fit(N_EPOCH)
+    return dict(step=1e6*total['step']/(N_EPOCH*len(learn.dls.train)), epoch=1e6*total['epoch']/N_EPOCH)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +112,9 @@ def main():
         for k,v in times.items():
             r = ratios.get(k)
             print(f'  {k:20} {median(v):8.3f} ms a step' + (f"   {100*(r['mid']-1):+6.2f} % ({100*(r['lo']-1):+.2f} to {100*(r['hi']-1):+.2f})" if r else ''))
-        print(f"  the timer's own functions: {median(own):.0f} µs a step ({min(own):.0f} to {max(own):.0f}), {median(own)/10/median(times['none']):.2f} %")
+        us = {k: sorted(o[k] for o in own) for k in own[0]}
+        print(f"  the timer's own functions: {median(us['step']):.0f} µs a step ({us['step'][0]:.0f} to {us['step'][-1]:.0f}), "
+              f"{median(us['step'])/10/median(times['none']):.2f} %, and {median(us['epoch']):.0f} µs an epoch")
         with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine(device), device=device, results=results), f, indent=1)
 
 if __name__=='__main__': main()

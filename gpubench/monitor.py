@@ -86,9 +86,9 @@ def _advice(code): return NVML_ADVICE.get(code, "`gpubench doctor` looks further
 def _nvml_text(code, text): return f"NVML error {code}, {str(text).rstrip('.')}"
 def _columns_text(columns): return ', '.join(columns)
 
-# %% ../nbs/05_monitor.ipynb #c0624aaf
+# %% ../nbs/05_monitor.ipynb #c1968064
 DEAR_S = .001          # a counter that never took less is read only so often
-DEAR_SHARE = .002      # that it takes this share of the time
+DEAR_SHARE = .001      # that it takes this share of the time
 
 class GpuSource:
     "One GPU, asked through nvitop; `ask(function, *args)` returns None where the driver lacks the function"
@@ -328,10 +328,10 @@ class CpuSource:
         self.last = now
         return row
 
-# %% ../nbs/05_monitor.ipynb #fe007092
+# %% ../nbs/05_monitor.ipynb #4fee5437
 WINDOW_S = 1.          # the longest that a driver's utilisation or power looks back
 SHORTEST_WINDOW_S = 1/6
-COST_SHARE = .005
+COST_SHARE = .004
 
 class Pace:
     "The time from one sample to the next"
@@ -393,9 +393,8 @@ class Sampling:
         for o in self.sources:
             found = o.read(time_s) if o.alive else None
             if found: self.rows.append(at | dict(device=o.device) | found)
-        self.n, self.last_s, cost_s = self.n+1, time_s, self.cpu_clock()-cpu_s
-        self.cpu_s += cost_s
-        if self.n>1: self.pace.add(cost_s, self.clock()-start_s)          # the first one warms up
+        self.n, self.last_s = self.n+1, time_s
+        if self.n>1: self.pace.add(self.cpu_clock()-cpu_s, self.clock()-start_s)          # the first one warms up
 
     def _take_last(self):
         "A sample at the end, of dear columns too"
@@ -419,8 +418,11 @@ class Sampling:
             self.own_notes += notes
             if not self.late: self.start_s = self.clock()                  # the fit waits for this moment
             self.take()
+            before_s = self.cpu_clock()                                    # the fit begins after this sample and ends before the last one
             self.ready.set()
-            while self._wait(): self.take()
+            while self._wait():
+                self.take()
+                self.cpu_s = self.cpu_clock()-before_s
             if self.stopping.is_set(): self._take_last()                   # after an error there is none that belongs to the fit
         except Exception as e:                      # nothing that goes wrong here may print into a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
@@ -485,7 +487,19 @@ def _curve(t, counter, power):
     ok = np.isfinite(power)
     if ok.sum()<2: return None, None, None, None
     t, p = t[ok], power[ok]
-    return t, t, np.concatenate([[0.], np.cumsum(np.diff(t)*(p[1:]+p[:-1])/2)]), 'power'
+    return t, t, _integral(t, p), 'power'
+
+def _integral(t, power): return np.concatenate([[0.], np.cumsum(np.diff(t)*(power[1:]+power[:-1])/2)])
+
+def _shaped(x, y, t, power):
+    "The curve `y` at times `x`, spread in between as the power is at times `t`"
+    ok = np.isfinite(power)
+    if ok.sum()<2: return x, y
+    t, used = t[ok], _integral(t[ok], power[ok])
+    fine = np.union1d(x, t[(t>x[0]) & (t<x[-1])])
+    at, now, i = np.interp(x, t, used), np.interp(fine, t, used), np.clip(np.searchsorted(x, fine, 'right')-1, 0, len(x)-2)
+    share = np.divide(now-at[i], at[i+1]-at[i], out=(fine-x[i])/(x[i+1]-x[i]), where=at[i+1]>at[i])
+    return fine, y[i]+share*(y[i+1]-y[i])
 
 def _covers(t, length_s):
     "Do samples reach from the start to the end, without a hole that would be guessed?"
@@ -504,6 +518,7 @@ def fit_energy(
     t, counter, power = (np.asarray(o, float) for o in (t, counter, power))
     seen, x, y, source = _curve(t, counter, power)
     if source is None or not _covers(seen, length_s): return empty
+    if source=='counter': x, y = _shaped(x, y, t, power)
     known = power[np.isfinite(power)]
     first_w, last_w = known[[0, -1]] if len(known) else [(y[-1]-y[0])/(x[-1]-x[0])]*2   # of what the counter had not yet told
     x, y = np.insert(x, 1, seen[0]+1e-9), np.insert(y, 1, y[0]+first_w*(seen[0]-x[0]))
@@ -700,7 +715,7 @@ def summarise(
         monitor_note=' '.join([*short, *notes]) or None)
     return _gpu_part(df, fits, enough, n_images) | _cpu_part(df, fits, enough, n_images) | about
 
-# %% ../nbs/05_monitor.ipynb #16d7d2a3
+# %% ../nbs/05_monitor.ipynb #b6fbae0b
 def _fired_by(learn):
     "The frame that told `learn` to fire the event that is handled now"
     frame = next((o for o in callers() if o.f_code.co_name=='__call__' and o.f_locals.get('self') is learn), None)

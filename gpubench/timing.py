@@ -9,6 +9,7 @@ __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks'
 # %% ../nbs/04_timing.ipynb #ef76b9e6
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from threading import get_ident
 from time import perf_counter
 
@@ -154,7 +155,7 @@ def _step_row(marks, epoch, step, n_images, start, now, end):
         found = [ms(now[a], now[b]) for a,b in pairs if a in now and b in now]
         row[name] = sum(found) if found and pairs[0][0] in now else None    # an epoch's first batch is no step's wait
         if row[name] is not None: other_ms -= row[name]
-    marks.reuse({id(o): o for o in now.values()}.values())       # `start` is among them; `end` is the next step's start
+    marks.reuse(set(now.values()))                               # `start` is among them; `end` is the next step's start
     row['other_ms'], row['step_ms'] = other_ms, step_ms
     return row
 
@@ -162,7 +163,7 @@ _SAME = { # an event's end -> the mark before it, and the events at whose callba
     'after_pred': ('after_pred', ['after_pred']), 'before_backward': ('after_loss', ['after_loss', 'before_backward']),
     'before_step': ('after_backward', ['after_backward', 'before_step']), 'after_step': ('after_step', ['after_step'])}
 
-def _acts(cb, event): return type(cb).__call__ is not Callback.__call__ or hasattr(cb, event)
+def _acts(cb, event): return type(cb).__call__ is not Callback.__call__ or hasattr(type(cb), event) or event in vars(cb)
 
 def _one_mark(cbs):
     "For which ends the mark before will do, since no callback acts in between"
@@ -372,6 +373,7 @@ class StepTimerCallback(Callback):
         skip:int=0, # Leave out so many steps at the start of each epoch
     )->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, the phases, `other_ms`, `step_ms`
         "The training steps of all fits so far; a phase that did not happen is NaN"
+        if not isinstance(skip, Integral) or skip<0: raise ValueError(f'skip is a number of steps, 0 or more; this is {skip!r}.')
         df = pd.DataFrame(self.steps, columns=STEP_COLUMNS).astype({o: float for o in (*PHASES, 'other_ms', 'step_ms')})
         return df[df.step>=skip].reset_index(drop=True)
 
