@@ -518,10 +518,10 @@ def fit_energy(
     t, counter, power = (np.asarray(o, float) for o in (t, counter, power))
     seen, x, y, source = _curve(t, counter, power)
     if source is None or not _covers(seen, length_s): return empty
-    if source=='counter': x, y = _shaped(x, y, t, power)
     known = power[np.isfinite(power)]
     first_w, last_w = known[[0, -1]] if len(known) else [(y[-1]-y[0])/(x[-1]-x[0])]*2   # of what the counter had not yet told
-    x, y = np.insert(x, 1, seen[0]+1e-9), np.insert(y, 1, y[0]+first_w*(seen[0]-x[0]))
+    x, y = np.insert(x, 1, seen[0]), np.insert(y, 1, y[0]+first_w*(seen[0]-x[0]))
+    if source=='counter': x, y = _shaped(x, y, t, power)
     x, y = np.append(x, x[-1]+1), np.append(y, y[-1]+last_w)
     def used(a, b): return float(np.interp(b, x, y)-np.interp(a, x, y))
     total = used(0., length_s)

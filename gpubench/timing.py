@@ -6,7 +6,7 @@
 __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks', 'batch_images', 'StepTimerEdgeCallback',
            'callers', 'StepTimerCallback']
 
-# %% ../nbs/04_timing.ipynb #ef76b9e6
+# %% ../nbs/04_timing.ipynb #027a9524
 import sys
 from collections.abc import Callable
 from numbers import Integral
@@ -46,16 +46,18 @@ class HostMarks:
     def wait(self): pass
     def reuse(self, marks): pass
 
+_Event = torch.cuda.Event.__base__   # what torch wraps: half the time for the same record and reading
+
 class DeviceMarks:
     "Marks of a GPU: events on the stream that is current now"
     def __init__(self, device, clock:Callable=perf_counter):
         self.device, self.clock, self.free, self.stream = device, clock, [], torch.cuda.current_stream(device)
     def mark(self):
-        event = self.free.pop() if self.free else torch.cuda.Event(enable_timing=True)
+        event = self.free.pop() if self.free else _Event(enable_timing=True)
         event.record(self.stream)                         # asking for the stream each time would cost twice as much as this
         return event
     def seconds(self, mark): return self.clock()          # what the host's clock says as the mark is made
-    def ms(self, a, b): return a.elapsed_time(b)
+    def ms(self, a, b): return a.elapsed_time(b) if a is not b else 0.
     def passed(self, mark): return mark.query()
     def wait(self): wait_for(self.device)
     def reuse(self, marks): self.free += marks
@@ -152,9 +154,11 @@ def _step_row(marks, epoch, step, n_images, start, now, end):
     ms, row = marks.ms, dict(fit=epoch['fit'], epoch=epoch['epoch'], step=step, n_images=n_images)
     step_ms = other_ms = ms(start, end)
     for name,pairs in _PAIRS:
-        found = [ms(now[a], now[b]) for a,b in pairs if a in now and b in now]
-        row[name] = sum(found) if found and pairs[0][0] in now else None    # an epoch's first batch is no step's wait
-        if row[name] is not None: other_ms -= row[name]
+        row[name] = None
+        if pairs[0][0] not in now: continue                              # an epoch's first batch is no step's wait
+        for a,b in pairs:
+            if a in now and b in now: row[name] = (row[name] or 0.)+ms(now[a], now[b])
+        other_ms -= row[name] or 0.
     marks.reuse(set(now.values()))                               # `start` is among them; `end` is the next step's start
     row['other_ms'], row['step_ms'] = other_ms, step_ms
     return row
@@ -273,7 +277,7 @@ class StepTimerEdgeCallback(Callback):
         timing.now['before_batch'] = timing.mark()
         timing.n_images = batch_images(self._learn)
 
-# %% ../nbs/04_timing.ipynb #0414332d
+# %% ../nbs/04_timing.ipynb #a061382c
 def callers():
     "The frames further up the stack, the nearest first"
     frame = sys._getframe(1)
