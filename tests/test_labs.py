@@ -181,3 +181,7 @@ def eval_last(source, **known):
     *body, last = ast.parse(source).body
     exec(compile(ast.Module(body, []), 'cell', 'exec'), known)
     return eval(compile(ast.Expression(last.value), 'cell', 'eval'), known)
+
+def test_lab_02_needs_two_sizes():
+    with pytest.raises(ValueError, match=r'batch_sizes is \[64, 64\], and there is nothing to compare'):
+        exec(cell_of('02_batch_size', 'if len(set(batch_sizes))'), dict(batch_sizes=[64, 64]))
