@@ -112,7 +112,7 @@ def cli():
     First steps:
       gpubench doctor              is this machine ready?
       gpubench run                 measure it; ends with a report
-      gpubench labs --copy course  the labs as notebooks, to follow by hand
+      gpubench labs --copy ~/labs  the labs as notebooks, to follow by hand
     """
 
 def main():
@@ -152,9 +152,9 @@ def _show_copies(said, to):
 
 @verb(cli, 'labs', """gpubench labs
 gpubench labs 02_batch_size
-gpubench labs --copy course""")
+gpubench labs --copy ~/labs""")
 @click.argument('names', nargs=-1, metavar='[LAB]...')
-@click.option('--copy', 'to', metavar='FOLDER', help='Copy the labs into FOLDER. A file that you changed is kept.')
+@click.option('--copy', 'to', metavar='FOLDER', help='Copy the labs into FOLDER, best outside of the checkout. A file that you changed is kept.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Take the labs in FOLDER instead of those that ship.')
 def labs(names, to, folder):
     """List the labs, show the parameters of some, or copy all of them."""
@@ -204,8 +204,8 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
 def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_progress):
     """Execute labs on every device and write a report.
 
-    LAB is a lab's name or number, or a notebook; without one, all labs run. Names and types of
-    parameters are checked before anything runs.
+    LAB is a lab's name or number, or a notebook; without one, all labs run. Names, types and values
+    of parameters are checked before anything runs.
     """
     from gpubench.labs import prepare_run, read_parameters, run_folder, run_jobs
     jobs = prepare_run(names, device, profile, read_parameters(file) if file else None, texts, folder)

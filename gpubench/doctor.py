@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'CODES', 'LOST', 'QUESTIONS', 'STEPS', 'ON_CPU', 'CUDA_TORCH', 'CUDA_SAYS', 'BRAKES', 'LAB_MIB', 'COLUMNS',
-           'SAME_BUILD', 'FASTAI_PAIR', 'MORE_SHM', 'ALWAYS_THERE', 'DOWNLOADED', 'PACKAGES', 'LABELS', 'VERDICTS',
-           'WIDTH', 'SCHEMA', 'Finding', 'finding', 'exit_code', 'run_probe', 'probe', 'probe_all', 'find_nvidia',
-           'Look', 'check_gpu', 'gpu_states', 'check_gpu_states', 'check_nvml', 'check_packages', 'check_python',
-           'check_pynvml', 'check_torch', 'check_fastai', 'check_cpu', 'check_shared_memory', 'check_kernel',
-           'fastai_data_folder', 'check_data', 'examine', 'diagnose', 'as_text', 'as_json']
+           'SAME_BUILD', 'FASTAI_PAIR', 'BUSY_FRAC', 'MORE_SHM', 'ALWAYS_THERE', 'DOWNLOADED', 'PACKAGES', 'LABELS',
+           'VERDICTS', 'WIDTH', 'SCHEMA', 'Finding', 'finding', 'exit_code', 'run_probe', 'probe', 'probe_all',
+           'find_nvidia', 'Look', 'check_gpu', 'gpu_states', 'check_gpu_states', 'check_nvml', 'check_packages',
+           'check_python', 'check_pynvml', 'check_torch', 'check_fastai', 'check_cpu', 'cpu_load', 'check_load',
+           'check_shared_memory', 'check_kernel', 'fastai_data_folder', 'check_data', 'examine', 'diagnose', 'as_text',
+           'as_json']
 
 # %% ../nbs/11_doctor.ipynb #2ad334ac
 import json
@@ -46,6 +47,7 @@ CODES = dict( # code → level, what it is about
     nvml_dead='limit nvml', nvml_gaps='ok nvml', gpu_mig='ok gpu_memory', gpu_memory_ok='ok gpu_memory',
     gpu_memory_low='limit gpu_memory', gpu_shared='limit gpu_shared', gpu_busy='limit gpu_shared',
     gpu_throttled='limit gpu_throttled', power_limited='limit gpu_power', cpu_ok='ok cpu', cpu_quota='limit cpu',
+    cpu_calm='ok cpu_load', cpu_busy='limit cpu_load',
     shared_memory_ok='ok shared_memory', shared_memory_small='limit shared_memory',
     shared_memory_full='limit shared_memory', kernel_ok='ok kernel', kernel_missing='limit kernel',
     kernel_other='limit kernel', jupyter_missing='broken kernel', data_ok='ok data', data_readonly='limit data')
@@ -222,7 +224,7 @@ def _ask_smi(smi):
     return dict(names=names, complaint=None if names else ' '.join((p.stdout+p.stderr).split())
                 or f'exit code {p.returncode}')
 
-# %% ../nbs/11_doctor.ipynb #ccbafe87
+# %% ../nbs/11_doctor.ipynb #82f29fce
 def _pci_gpus(root):
     "Drivers of the NVIDIA display controllers on the PCI bus, '' for none; None where there is no such bus to see"
     bus = Path(root)/'sys/bus/pci/devices'
@@ -470,7 +472,8 @@ def gpu_states(
     return [g | dict(index=o.get('index', g.get('index')), name=o.get('name') or g.get('name')) | {
         k: o.get(k, m.get(k)) for k in ('free_mib', 'total_mib')} for (g,o),m in zip(pairs, whole)]
 
-# %% ../nbs/11_doctor.ipynb #7eaf25f8
+# %% ../nbs/11_doctor.ipynb #a7221ba7
+# the bits of `monitor.THROTTLE_WORDS`, which cannot be asked: that module needs torch and fastai, and the doctor works without
 BRAKES = { # NVML's throttle bits that matter; idle (0x1) and power cap (0x4) are normal
     0x20: 'the driver lowers its clock because of heat', 0x40: 'the card halves its clock because of heat',
     0x8: 'the card halves its clock, for heat or lack of power', 0x80: 'its power supply cannot give more'}
@@ -604,7 +607,7 @@ def check_python(
     name = '.'.join(map(str, v))
     if tuple(v)>=(3, 11): return finding('python_ok', f"Python {name}.")
     return finding('python_old', f"Python {name} is too old.",
-                   "Install Python 3.11 or 3.12 and make a new environment with it.")
+                   "Install Python 3.11 or newer and make a new environment with it.")
 
 # %% ../nbs/11_doctor.ipynb #45ae1a3e
 def check_pynvml()->list[Finding]: # Empty where NVIDIA's own is found
@@ -686,6 +689,41 @@ def check_cpu(
     return finding('cpu_quota', f"{granted}. torch starts too many threads, and CPU times scatter.",
                    f"Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}`, "
                    f"`cpus: {n}` in a compose file.")
+
+# %% ../nbs/11_doctor.ipynb #eb542a82
+def _cpu_seconds():
+    "What each other process that can be seen has computed so far: number → its seconds and its name"
+    import psutil
+    rows = [o.info for o in psutil.process_iter(['pid', 'name', 'cpu_times']) if o.pid not in (0, os.getpid())]   # 0: Windows idles
+    return {o['pid']: (o['cpu_times'].user+o['cpu_times'].system, o['name']) for o in rows if o['cpu_times']}
+
+def cpu_load(
+    interval_s=.5, # How long to look
+)->tuple|None: # Busy fraction of all cores; number, name and busy cores of the busiest other process or None. None where it cannot be told
+    "What others compute at this moment; call it while this process does nothing"
+    try: import psutil
+    except ImportError: return None                              # `check_packages` says so
+    try: before, frac, after = _cpu_seconds(), psutil.cpu_percent(interval_s)/100, _cpu_seconds()
+    except OSError: return None                                  # some sandboxes hide it
+    spent = [((s-before.get(pid, (0., ''))[0])/interval_s, pid, name) for pid,(s,name) in after.items()]
+    cores, pid, name = max(spent, default=(0., None, None))
+    return frac, (pid, name, cores) if cores>0 else None
+
+# %% ../nbs/11_doctor.ipynb #0fbe2d5f
+BUSY_FRAC = .1   # of all cores; a browser at rest stays below that
+
+def check_load(
+    load:tuple|None, # As `cpu_load` gives it
+)->list[Finding]: # Empty where it cannot be told
+    "Do other programs compute meanwhile?"
+    if load is None: return []
+    frac, top = load
+    if frac<BUSY_FRAC: return [finding('cpu_calm', f"Other programs use {100*frac:.0f} % of the CPU at this moment.")]
+    who = f", most of all {top[1]} (process {top[0]}, {top[2]:.1f} cores)" if top and top[2]>=.1 else ''
+    return [finding('cpu_busy', f"Other programs use {100*frac:.0f} % of the CPU at this moment{who}. Times measured meanwhile are "
+                    "too long, perhaps by factors, and differ from visit to visit.",
+                    "End them or wait for them, and ask the doctor again. Where none is yours, another user, container or "
+                    "virtual machine has the same CPU: measure when it is quiet.")]
 
 # %% ../nbs/11_doctor.ipynb #2cbf8f0c
 MORE_SHM = ("Start the container with more: `docker run --shm-size=8g`, or `shm_size: 8g` in a compose file; or use "
@@ -801,8 +839,8 @@ def examine(
     root='/', # Where the file system starts; a test passes a folder
 )->dict: # `machine`: as `describe_machine` gives it; `nvml`: what it said; `findings`: worst first
     "Look at everything"
-    said = probe_all()
-    found = _findings(said, {o: _package(o) for o in PACKAGES}, root)
+    load, said = cpu_load(), probe_all()                         # first, while nothing of ours computes
+    found = _findings(said, {o: _package(o) for o in PACKAGES}, root) + check_load(load)
     return dict(machine=_machine(said['machine'], root), nvml={k: v for k,v in said['nvml'].items() if k!='warnings'},
                 findings=sorted(found, key=lambda o: -LEVELS.index(o.level)))
 

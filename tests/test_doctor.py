@@ -69,6 +69,17 @@ class synth_learner:
 '''}
 
 
+# what each look at the list of processes shows: pid, name, seconds of computing
+PROCESSES = '''
+class P:
+    def __init__(self, pid, name, s):
+        times = s and type('T', (), dict(user=s, system=0.))()           # None: another user's
+        self.pid, self.info = pid, dict(pid=pid, name=name, cpu_times=times)
+looks = iter({0!r} or [])
+psutil.process_iter = lambda attrs=None: [P(*o) for o in next(looks, [])]
+'''
+
+
 def write(root, files):
     for name,text in files.items():
         (root/name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +134,9 @@ class Machine:
     def is_wsl2(self): write(self.root, {'proc/sys/kernel/osrelease': '6.6.87.2-microsoft-standard-WSL2', 'dev/dxg': ''})
     def is_container(self): write(self.root, {'.dockerenv': ''})
 
-    def run(self, code):
+    def run(self, code, busy_percent=3., processes=None):
+        "`code` in a process of its own, on a CPU that other programs keep so busy: the operating system's counters, as psutil gives them"
+        if busy_percent is not None: code = f'import psutil\npsutil.cpu_percent = lambda interval=None: {busy_percent}\n{PROCESSES.format(processes)}\n{code}'
         env = os.environ | self.fake.child_env() | dict(FAKE_TORCH=json.dumps(self.torch), FASTAI_HOME=str(self.root/'home')) | self.env
         path = [env['PYTHONPATH'].split(os.pathsep)[0], str(self.site), str(Path(gpubench.__file__).parent.parent)]
         for o in ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'container', 'KUBERNETES_SERVICE_HOST'):
@@ -131,8 +144,8 @@ class Machine:
         return subprocess.run([sys.executable, '-c', code], env=env | dict(PYTHONPATH=os.pathsep.join(path)), capture_output=True, text=True,
                               encoding='utf-8', timeout=120)
 
-    def look(self):
-        p = self.run(f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(self.root)!r})))')
+    def look(self, **kwargs):
+        p = self.run(f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(self.root)!r})))', **kwargs)
         assert p.returncode==0 and p.stderr=='', p.stderr
         return Said(json.loads(p.stdout))
 
@@ -497,6 +510,33 @@ def test_no_quota_that_limits(machine, files, env):
     assert said.exit_code==0 and said.by_code['cpu_ok']
 
 
+def test_other_programs_compute(machine):
+    before, after = [[1, 'init', 5.], [70, 'shell', 1.], [71, 'make_video', 40.], [72, 'hidden', None]], [
+        [1, 'init', 5.], [70, 'shell', 1.01], [71, 'make_video', 40.53], [72, 'hidden', None]]
+    said = machine.look(busy_percent=53., processes=[before, after])
+    said.one('cpu_busy', 'use 53 % of the CPU', 'make_video (process 71, 1.1 cores)', 'too long', remedy=['wait', 'ask the doctor again'])
+    assert said.exit_code==1
+
+
+def test_other_programs_that_cannot_be_seen(machine):
+    machine.look(busy_percent=90.).one('cpu_busy', 'use 90 % of the CPU at this moment. Times')
+
+
+def test_a_calm_cpu(machine):
+    said = machine.look(busy_percent=9.4, processes=[[[7, 'editor', 1.]], [[7, 'editor', 1.05]]])
+    said.has('cpu_calm', 'use 9 % of the CPU')
+    assert said.wrong==[] and said.exit_code==0
+
+
+def test_a_cpu_that_does_not_tell(machine):
+    p = machine.run('def hidden(interval=None): raise PermissionError("/proc/stat")\npsutil.cpu_percent = hidden\n'
+                    'from gpubench.doctor import cpu_load; print(cpu_load())')
+    assert (p.stdout, p.stderr)==('None\n', '')
+    plant(machine.site, 'psutil', '7', 'raise ImportError')
+    p = machine.run('from gpubench.doctor import check_load, cpu_load; print(check_load(cpu_load()))', busy_percent=None)
+    assert p.stdout=='[]\n', p.stderr
+
+
 @pytest.mark.parametrize('mib,free,code', [(64, 64, 'shared_memory_small'), (8192, 100, 'shared_memory_full'), (8192, 8000, 'shared_memory_ok')])
 def test_shared_memory(machine, mib, free, code):
     "The size of a file system, as the operating system tells Python"
@@ -558,6 +598,18 @@ def test_the_command_gives_the_exit_code(machine, args):
     if args: assert json.loads(p.stdout)['exit_code']==2
     else: assert 'BROKEN' in p.stdout and p.stdout.rstrip().endswith('mend what is BROKEN above.')
     assert max(map(len, p.stdout.splitlines()))<=110 or args
+
+
+def test_doctor_and_monitor_read_the_same_of_a_gpu():
+    "The doctor has a copy, because it must run where what the monitor imports does not"
+    from gpubench.doctor import BRAKES, QUESTIONS
+    from gpubench.monitor import GPU_QUERIES, THROTTLE_WORDS
+    assert set(BRAKES)==set(THROTTLE_WORDS)
+    asked = {columns[0]: list(names) for names,_,columns,_ in GPU_QUERIES}
+    pairs = dict(throttle_bits='throttle_bits', busy_percent='gpu_util_frac', memory='gpu_mem_mib')
+    assert [QUESTIONS[o][0] for o in pairs]==[asked[o] for o in pairs.values()]
+    code = "import sys, gpubench.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout=='set()\n'
 
 
 def test_every_code_is_tested_here():

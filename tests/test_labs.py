@@ -1,11 +1,15 @@
 """Each lab from end to end, once, by one of its three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route"""
-import json, os, re, subprocess, sys
+import ast, json, os, re, subprocess, sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from gpubench.labs import check_guess
+from gpubench.stats import Interval
 
 root = Path(__file__).resolve().parent.parent
 labs = sorted((root/'nbs'/'labs').glob('*.ipynb'))
@@ -118,3 +122,66 @@ def test_plan():
     def names(**kw): return [(o.stem, r.__name__) for o,r in plan([Path('01_a.ipynb'), Path('02_b.ipynb'), Path('04_d.ipynb')], **kw)]
     assert names()==[('01_a', 'by_papermill'), ('02_b', 'by_gpubench'), ('04_d', 'by_papermill')]
     assert len(names(every=True))==9
+
+
+# ---- what lab 02 says where its visits leave the answer open
+
+def cell_of(lab, start):
+    "The one cell of a lab that has a line with this start"
+    [found] = [o.source for o in nbformat.read(root/'nbs'/'labs'/f'{lab}.ipynb', 4).cells
+               if o.cell_type=='code' and re.search(f'^{re.escape(start)}', o.source, re.M)]
+    return found
+
+def functions(lab, *starts, **known):
+    "What the `def`s of these cells define, without running the rest of them"
+    for source in (cell_of(lab, o) for o in starts):
+        tree = ast.parse(source)
+        tree.body = [o for o in tree.body if isinstance(o, ast.FunctionDef)]
+        exec(compile(tree, lab, 'exec'), known)
+    return known
+
+def meeting():
+    found = functions('02_batch_size', 'def say_meeting', 'def meeting_bs')
+    return found['say_meeting'], found['meeting_bs']
+
+nan, inf = float('nan'), float('inf')
+
+@pytest.mark.parametrize('c', [(nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)], ids=str)
+def test_a_meeting_that_is_not_determined(c):
+    say, bs = meeting()
+    c, verdicts = Interval(*c, .95), pd.Series(['not distinguishable', 'GPU faster'])
+    assert say(c).startswith('not determined')
+    assert bs(c, verdicts) is None
+    reply = check_guess(20, bs(c, verdicts), unit='images')
+    assert reply.ok is None and 'measured were' not in reply.text
+
+def test_a_meeting_that_is_determined():
+    say, bs = meeting()
+    c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
+    assert say(c)=='at batch 30. From 20 to 40 they cannot be told apart.' and bs(c, verdicts)==30
+    assert bs(Interval(nan, nan, nan, 0.), verdicts[1:])==0      # the GPU was faster at every size
+
+def test_a_prediction_without_a_curve():
+    met = pd.DataFrame(dict(lo=[nan], cpu_predicted=[nan], gpu_predicted=[.98765]))
+    shown = eval(cell_of('02_batch_size', 'met.round').splitlines()[-1], dict(met=met))
+    assert shown.iloc[0, 1:].tolist()==['no curve', .988] and shown.lo.isna().all()
+
+def test_lab_02_checks_the_guess_that_it_asks_for():
+    "Images a second, though an epoch of the largest size trains fewer and so is shorter still"
+    table = pd.DataFrame(dict(epoch_s=[4., 2., .2], images_per_s=[100., 200., 800.]), index=[8, 16, 512])
+    def reply(guess, sizes=(8, 16, 512)): return eval_last(cell_of('02_batch_size', 'check_guess(my_guess_ratio'), batch_sizes=list(sizes),
+                                                           table=table, my_guess_ratio=guess, check_guess=check_guess)
+    assert (reply(8).ok, reply(20).ok)==(True, False)
+    assert reply(8, sizes=(8, 16, 4096)).ok is None                      # no visit of the largest succeeded
+    asked = next(o.source for o in nbformat.read(root/'nbs'/'labs'/'02_batch_size.ipynb', 4).cells if o.source.startswith('## Guess'))
+    assert 'images a second' in asked.split('?')[0]
+
+def eval_last(source, **known):
+    "The value of the last line of a cell"
+    *body, last = ast.parse(source).body
+    exec(compile(ast.Module(body, []), 'cell', 'exec'), known)
+    return eval(compile(ast.Expression(last.value), 'cell', 'eval'), known)
+
+def test_lab_02_needs_two_sizes():
+    with pytest.raises(ValueError, match=r'batch_sizes is \[64, 64\], and there is nothing to compare'):
+        exec(cell_of('02_batch_size', 'if len(set(batch_sizes))'), dict(batch_sizes=[64, 64]))

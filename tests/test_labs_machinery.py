@@ -13,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from gpubench.core import find_devices
-from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, copy_labs, find_labs, lab_parameters,
+from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
                            labs_folder, pick_labs, prepare_run,
                            read_lab, run_folder, run_labs)
 
@@ -312,3 +312,43 @@ def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
     assert p.returncode==130, err
     assert list((tmp_path/'out').glob('*.log')) == []
     assert 'INTERRUPTED' in out and 'NOT RUN' in out and 'Traceback' not in err, err
+
+
+# values that no lab can use
+
+WRONG = [('model', 'lenett', "Did you mean 'lenet'?"), ('dataset', 'digit', "Did you mean 'digits'?"), ('dataset', './not_there', 'no such folder'),
+         ('loader', 'file', "Did you mean 'files'?"), ('repeats', '0', 'It must be a number, 1 or more.'),
+         ('batch_sizes', '16,0', '1 or more'), ('n_images', '-5', '1 or more'), ('max_s', '0', 'above 0'), ('half_width', '5', 'between 0 and 1'),
+         ('seed', '-1', '0 or more')]
+
+@pytest.mark.parametrize('name,text,says', WRONG)
+def test_values_that_no_lab_can_use(labs, tmp_path, name, text, says):
+    kinds = dict(batch_sizes=('list[int]', '[16]'), max_s=('float', '.6'), half_width=('float', '.05'), n_images=('int | None', 'None'))
+    kind, default = kinds.get(name, ('int', '1') if text.lstrip('-').isdigit() else ('str', "''"))
+    write_lab(labs, '01_good', 'print(1)', extra='' if name=='seed' else f'{name}: {kind} = {default}  # what it is')
+    with pytest.raises(ValueError) as e: run(labs, tmp_path, texts={name: text})
+    said = str(e.value)
+    assert said.startswith(f'Lab 01_good: parameter {name} (') and says in said and said.endswith('.') and nothing_ran(tmp_path)
+
+
+def test_a_lab_in_which_a_name_means_something_else(labs):
+    path = write_lab(labs, '01_odd', extra="model: str = 'T-800'  # of the robot\nrepeats: int = -1  # days from now")
+    assert check_parameters(path, dict(model='T-1000', repeats=-2))==dict(model='T-1000', repeats=-2)
+
+
+def test_what_the_labs_say_themselves_can_be():
+    for lab in find_labs():
+        check_values({o.name: o.default for o in lab_parameters(lab).values()})
+    for job in prepare_run(profile='full'): check_values(job.params)
+
+
+@pytest.mark.parametrize('lab', ['01_cpu_vs_gpu', '02_batch_size'])
+@pytest.mark.parametrize('name,value', [('device', 'gpu'), ('model', 'lenett'), ('repeats', 0)])
+def test_a_lab_checks_its_parameters_first(lab, name, value, monkeypatch):
+    "As papermill gives them or a student writes them: in the first cell after that of the parameters"
+    monkeypatch.setattr('gpubench.process.start_server', lambda: None)
+    codes = [o for o in nbformat.read(labs_folder()/f'{lab}.ipynb', 4).cells if o.cell_type=='code']
+    assert 'parameters' in codes[0].metadata.tags
+    known = {}
+    exec(codes[0].source, known)
+    with pytest.raises(ValueError, match=f'Parameter {name} is {value!r}'): exec(codes[1].source, known | {name: value})

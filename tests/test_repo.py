@@ -263,6 +263,51 @@ def test_labs_have_a_full_profile():
     assert sorted(full)==[o.stem for o in labs]
 
 
+# ---- what is said in several places
+
+def text(name): return (root/name).read_text(encoding='utf-8')
+
+def told_minutes(readme, makefile, labs):
+    "Where README and Makefile tell other titles or minutes than the labs' own first cells, which are the source"
+    rows = {m[1]: (m[2], float(m[3])) for m in re.finditer(r'^\| \[(\w+)\]\(\S+\) \| (.+) \| ([\d.]+) \|$', readme, re.M)}
+    bench = re.search(r'^bench:.*\n\t@\$\(bin\)/gpubench run (.+?) \$\(ARGS\)$', makefile, re.M)[1].split()
+    total = sum(labs[o][1] for o in bench)
+    wrong = [f'{o}: {rows.get(o)}' for o in {*labs, *rows} if rows.get(o)!=labs.get(o)]
+    for where,words in (('README', readme), ('Makefile', makefile)):
+        said = re.findall(r'about (\S+) minutes', words)
+        if said!=[f'{total:g}']: wrong.append(f'{where}: make bench takes {total:g} minutes, not {said}')
+    return wrong
+
+def test_minutes_and_titles_of_the_labs():
+    from gpubench.labs import find_labs
+    own = {o.name: (o.title, o.minutes) for o in find_labs()}
+    assert told_minutes(text('README.md'), text('Makefile'), own)==[]
+
+def test_minutes_and_titles_fault():
+    readme, makefile = '| [01_a](x) | Why? | 2 |\n in about 3 minutes', "bench: x\n\t@$(bin)/gpubench run 01_a $(ARGS)\n# about 2 minutes"
+    assert told_minutes(readme, makefile, {'01_a': ('Why?', 2.)})==["README: make bench takes 2 minutes, not ['3']"]
+    assert len(told_minutes(readme, makefile, {'01_a': ('Why?', 1.5)}))==3
+    assert '01_a' in told_minutes(readme, makefile, {'01_a': ('How?', 2.)})[0]
+
+def test_which_python():
+    "settings.ini says it; no other place says less, or names an upper end"
+    least = settings()['min_python']
+    for o in ('README.md', 'Makefile', 'CONTRIBUTING.md', 'gpubench/doctor.py'):
+        assert re.findall(r'Python (3\.\d+) (.{8})', text(o))==[(least, 'or newer')], o
+    assert f'requires-python=">={least}"' in text('pyproject.toml')
+
+def test_labs_are_copied_out_of_the_checkout():
+    "Copies within it would be files that git does not know"
+    told = [m for o in ('README.md', 'gpubench/cli.py') for m in re.findall(r'gpubench labs --copy (\S+)', text(o))]
+    assert len(told)==3 and all(o.startswith('~/') for o in told)
+
+def test_readme_shows_every_verb_and_module():
+    from gpubench.cli import cli
+    shown = text('README.md')
+    assert [o for o in cli.commands if f'\ngpubench {o} ' not in shown]==[]
+    assert [o for o in ('--monitor', '--price-per-hour', 'MonitorCallback(', 'StepTimerCallback(') if o not in shown]==[]
+    assert [o.stem for o in modules if o.stem not in ('__init__', '_modidx') and f'`gpubench.{o.stem}`' not in shown]==[]
+
 # ---- what no file may say
 
 # in pieces, so that this file passes its own test
