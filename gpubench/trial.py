@@ -341,6 +341,7 @@ def make_learner(
     trial:Trial, # Resolved
 )->Learner:
     "Data, network and `Learner` of a trial, as a fastai user would write them; `ValueError` for what cannot be trained"
+    check_trial(trial)
     set_seed(trial.seed)
     dls = get_dls(trial.dataset, bs=trial.bs, loader=trial.loader, n_workers=trial.n_workers, size=trial.size, device=trial.device,
                   seed=trial.seed, pin_memory=trial.pin_memory, n_channels=trial.n_channels, max_images=trial.max_images)
