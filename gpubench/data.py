@@ -6,9 +6,9 @@
 __all__ = ['DATASETS', 'OFFLINE', 'LOADERS', 'SPLIT_SEED', 'TEN', 'N_SYNTHETIC', 'OFFICIAL', 'TRAIN_NAMES', 'VALID_NAMES',
            'PLUMAGE', 'BODY', 'RAISED', 'EYE', 'LEGS', 'NECK', 'BIRD_CLASSES', 'N_BIRDS', 'DEFAULT_SHAPE', 'split_rows',
            'pick_rows', 'ImageSet', 'fit_stats', 'measure_stats', 'digits_set', 'synthetic_set', 'cache_folder',
-           'read_mark', 'make_once', 'write_out', 'Official', 'download', 'check_files', 'folder_set', 'draw_wood',
-           'make_birds', 'birds_set', 'is_path', 'get_images', 'NamedImage', 'NamedImageBW', 'load_pixels', 'PixelSet',
-           'PixelDL', 'get_dls']
+           'read_mark', 'make_once', 'write_out', 'Official', 'download', 'check_files', 'find_folder', 'folder_set',
+           'draw_wood', 'make_birds', 'birds_set', 'is_path', 'check_dataset', 'get_images', 'NamedImage',
+           'NamedImageBW', 'load_pixels', 'PixelSet', 'PixelDL', 'get_dls']
 
 # %% ../nbs/02_data.ipynb #2ff48496
 import json
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .core import n_cores, one_of, pick_device  # first: it hides the warnings that fastai's import raises
+from .core import is_number, n_cores, nearest, one_of, pick_device  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import psutil
 import torch
@@ -63,7 +63,7 @@ def _check_whole(
     hint='',     # What to do instead
 ):
     "A `ValueError` unless `value` is a whole number from `least` to `most`"
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and least<=value<=most: return
+    if is_number(value, whole=True) and least<=value<=most: return
     span = f"from {least} to {most}" if most<2**31 else f"of at least {least}"
     raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
 
@@ -296,7 +296,7 @@ def download(
     patience_s=30, # s without an answer after which to give up
 )->Path:           # The folder with its parts
     "Download and unpack a set with fastai, or leave nothing behind"
-    url, new = OFFICIAL[name].url, []
+    url, new = OFFICIAL[one_of('data set to download', name, OFFICIAL)].url, []
     try:
         archive, *_, unpacked = places = _places(url)
         new = [o for o in places if not o.exists()]
@@ -372,15 +372,22 @@ def _check_classes(root, parts):
     only = sorted(classes[-1]-classes[0])
     if only: raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
+def find_folder(
+    path, # Of a data set of one's own
+)->Path:
+    "The folder, or a `ValueError` where there is none"
+    root = Path(path).expanduser() if isinstance(path, (str, os.PathLike)) else None
+    if root is not None and root.is_dir(): return root
+    raise ValueError(f"There is no folder {path if root is None else str(path)!r}. Give a folder with one folder for each "
+                     f"class, or one of: {', '.join(DATASETS)}.")
+
 def folder_set(
     path,         # A folder with a folder for each class, or with `train` and `valid` folders of such
     size:int=224, # px
     n_in:int=3,   # Channels
 )->ImageSet:
     "The images in a folder of class folders"
-    root = Path(path).expanduser()
-    if not root.is_dir(): raise ValueError(f"There is no folder {str(path)!r}. Give a folder with one folder for each "
-                                           f"class, or one of: {', '.join(DATASETS)}.")
+    root = find_folder(path)
     parts = [_list_images(o) for o in _find_parts(root)]
     _check_classes(root, parts)
     sizes = check_files([o for part in parts for o in part])
@@ -666,8 +673,17 @@ def is_path(
     return isinstance(dataset, Path) or isinstance(dataset, str) and (
         Path(dataset).expanduser().is_dir() or dataset[:1] in '.~' or '/' in dataset or os.sep in dataset)
 
+def check_dataset(
+    dataset, # What was asked for
+):
+    "A `ValueError` unless it is a name in `DATASETS` or meant as a folder"
+    if is_path(dataset) or isinstance(dataset, str) and dataset in DATASETS: return
+    folder = dataset if isinstance(dataset, str) else 'photos'
+    raise ValueError(f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: {', '.join(DATASETS)}; "
+                     f"or give the path of a folder with one folder for each class, such as './{folder}'.")
+
 def _find_set(dataset, size, n_in, n):
-    if dataset not in DATASETS and not is_path(dataset): one_of('data set or folder', dataset, DATASETS)
+    check_dataset(dataset)
     default_size, default_n_in = DEFAULT_SHAPE.get(dataset, (224,3))
     shape = default_size if size is None else size, default_n_in if n_in is None else n_in
     if dataset=='synthetic': return synthetic_set(*shape, n)

@@ -7,13 +7,13 @@ __all__ = ['NO_INTERVAL', 'ALPHA', 'ODDS', 'TOLD_FRAC', 'DIP_FRAC', 'STEP_NAMES'
            'n_for_half_width', 'next_look', 'ratio_ci', 'compare_words', 'aa_pairs', 'is_steady', 'TimeCurve',
            'fit_time_curve', 'StepTime', 'fit_step_time', 'crossover_bs']
 
-# %% ../nbs/01_stats.ipynb #ba9e2c8f
+# %% ../nbs/01_stats.ipynb #264be9f4
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from typing import ClassVar
 
+from .core import is_number
 import numpy as np
 from scipy import optimize, special
 from scipy import stats as sps
@@ -49,9 +49,9 @@ class Interval:
         if math.isnan(self.lo): return f'{self.mid:.3g} (no interval)'
         return f'{self.mid:.3g} ({self.lo:.3g} to {self.hi:.3g}, {self.level:.0%})'
 
-# %% ../nbs/01_stats.ipynb #35eec601
+# %% ../nbs/01_stats.ipynb #0832f34b
 def _check_level(level):
-    if isinstance(level, bool) or not isinstance(level, Real) or not 0<level<1:
+    if not (is_number(level) and 0<level<1):
         raise ValueError(f"level is {level!r}, but it has to be a fraction between 0 and 1, such as .95 for 95 %.")
 
 def _finite(x):
@@ -77,13 +77,18 @@ def median_ci(
     k, attained = _rank(len(x), level)
     return Interval(float(np.median(x)), float(x[k-1]), float(x[-k]), attained)
 
-# %% ../nbs/01_stats.ipynb #4014df60
+# %% ../nbs/01_stats.ipynb #a717cd4f
+def _check_half_width(frac):
+    if not (is_number(frac) and frac>0):
+        raise ValueError(f"`half_width_frac` is {frac!r}; no number of values is that exact. Use .01, for 1 %.")
+
 def is_tight(
     x,                     # Values so far, in any unit
     half_width_frac:float, # How narrow, as a fraction of the median: .01 or .05
     level:float=.95,       # The coverage that has to be attained
 )->bool:
     "Does the interval of the median reach both its level and its half width?"
+    _check_half_width(half_width_frac)
     i = median_ci(x, level)
     return bool(i.level>=level and i.half_width_frac<=half_width_frac)
 
@@ -96,8 +101,7 @@ def n_for_half_width(
     level:float=.95,       # The coverage wanted
 )->int|None: # None where `x` is too short to tell its spread
     "About how many such values the median's interval needs to be so narrow, by the large-n variance of a median"
-    if half_width_frac<=0: raise ValueError(f"`half_width_frac` is {half_width_frac:g}; no number of values is that "
-                                            "exact. Use .01, for 1 %.")
+    _check_half_width(half_width_frac)
     _check_level(level)
     x = _finite(x)
     if len(x)<4 or np.median(x)==0: return None
@@ -112,6 +116,7 @@ def next_look(
 )->int: # Values
     "How many values to have before `is_tight` is asked again: half as many again"
     _check_level(level)
+    if not (is_number(n) and 0<=n<math.inf): raise ValueError(f"n is {n!r}, but it has to be a number of values, 0 or more.")
     return max(_fewest(level), math.ceil(1.5*n))
 
 # %% ../nbs/01_stats.ipynb #1beadd9f
@@ -150,6 +155,7 @@ def compare_words(
     unknown:str='no interval',     # Fewer than two visits on a side
 )->str: # One of the four
     "What a ratio says, in words"
+    if not isinstance(ratio, Interval): raise ValueError(f"ratio is {ratio!r}, but it has to be an `Interval`, as `ratio_ci` gives it.")
     if math.isnan(ratio.lo): return unknown
     return same if not ratio.is_distinct(1.) else faster if ratio.mid>1 else slower
 
@@ -297,7 +303,7 @@ def _left_out_frac(data, shape, lo, hi):
 class _Fit:
     "What a fit says of itself, its times and where its curve may lie; `_times(b, parameters)` is the curve's own"
     intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds with a NaN middle, for what the data does not show
-    identifiable:bool             # Does the data show all three parameters?
+    identifiable:bool             # Does the data show all three parameters, and well enough? A finite interval can be too wide; `reason` says
     reason:str                    # What it does not show, in words
     rms_frac:float = math.nan     # How far the visits lie from the curve, root mean square of the relative error
     check_frac:float = math.nan   # The same for a size that the curve was not fitted to
@@ -464,8 +470,8 @@ class StepTime(_Fit):
         tolerance:float=.02, # As in `best_bs`
     )->Interval: # Images; the high end is infinite where the data cannot exclude it
         "The same with its profile interval; beyond `measured_range` it is a forecast"
-        if tolerance<=0: raise ValueError(f"`tolerance` is {tolerance:g}; no batch size comes within nothing. "
-                                          "Use .02, for 2 %.")
+        if not (is_number(tolerance) and tolerance>0):
+            raise ValueError(f"`tolerance` is {tolerance!r}; no batch size comes within nothing. Use .02, for 2 %.")
         if math.isnan(self.per_image_ms): return NO_INTERVAL
         p = np.array([self.parameters]) if self.plausible is None else np.vstack([self.parameters, self.plausible])
         b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]

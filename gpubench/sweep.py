@@ -7,7 +7,7 @@ __all__ = ['MANY', 'ADDED', 'FUNCTIONS', 'OUT_OF_MEMORY', 'WORKER', 'HINTS', 'YO
            'visit', 'rounds', 'Planned', 'SweepStopped', 'sweep', 'noise_floor', 'BestBatchSize', 'pick_finalists',
            'find_best_bs']
 
-# %% ../nbs/08_sweep.ipynb #dc1714e3
+# %% ../nbs/08_sweep.ipynb #bd4dcda5
 import hashlib
 import inspect
 import json
@@ -17,17 +17,16 @@ import random
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import product
-from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 
-from .core import (append_record, check_writable, describe_machine, free_memory, nearest, pick_device, plain_record, record_rows,
+from .core import (append_record, check_writable, describe_machine, free_memory, is_number, nearest, pick_device, plain_record, record_rows,
                            records_path)
 from .stats import Interval, aa_pairs, ratio_ci
 import numpy as np
@@ -37,8 +36,8 @@ from fastcore.basics import first
 from tqdm.auto import tqdm
 
 from .data import get_images
-from .trial import Trial, about, check_fields, epoch_ms, resolve, run_trial
-from .process import CtrlC, device_locks, pack, run_fresh, start_server
+from .trial import Trial, about, check_fields, check_found, check_trial, epoch_ms, resolve, run_trial
+from .process import CtrlC, check_timeout, device_locks, pack, run_fresh, start_server
 
 # %% ../nbs/08_sweep.ipynb #262fdf37
 MANY = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # what holds several values of a field; a text or a dict is one value
@@ -80,8 +79,20 @@ def _as_dict(point):
 
 def _why_not(point):
     "Why this trial cannot run on this machine; empty if it can"
-    try: resolve(point)
+    try: check_found(resolve(point))
     except ValueError as e: return str(e)
+    return ''
+
+def _points(trials):
+    if isinstance(trials, Mapping): return grid(**trials)
+    if isinstance(trials, Trial): return [trials]
+    if isinstance(trials, Iterable) and not isinstance(trials, str): return list(trials)
+    raise ValueError(f"trials is {trials!r}, but it has to be a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64]).")
+
+def _misfit(run, point):
+    "Why `run` cannot be called with the fields of this point; empty if it can, as far as its signature tells"
+    try: inspect.signature(run).bind_partial(**point)
+    except TypeError as e: return f"The function that runs the trials cannot be called with the fields {', '.join(point)}: {e}. It takes {inspect.signature(run)}."
     return ''
 
 def plan(
@@ -89,11 +100,12 @@ def plan(
     run:Callable=run_trial, # What runs a point
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; raises before anything runs where a point cannot be"
-    points = grid(**trials) if isinstance(trials, Mapping) else [trials] if isinstance(trials, Trial) else list(trials)
+    points = _points(trials)
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
     if run is not run_trial:
         points = [_as_dict(o) for o in points]
         _check_names(points)
+        if all(bad := [_misfit(run, o) for o in points]): raise ValueError(bad[0])
         return points
     points = [_as_trial(o if isinstance(o, Trial) else _as_dict(o)) for o in points]
     for o in {o.device for o in points}: pick_device(o)      # a device that is missing stops the sweep at its start
@@ -254,7 +266,7 @@ def _labels(points):
 
 def _twin_index(twin, n, repeats):
     if twin=='auto': return n//2 if n>1 and repeats>1 else None
-    if twin is None or isinstance(twin, int) and not isinstance(twin, bool) and -n<=twin<n: return twin
+    if twin is None or is_number(twin, whole=True) and -n<=twin<n: return twin
     raise ValueError(f"twin is {twin!r}, but it has to be 'auto', None, or the number of one of the {n} trials, from 0.")
 
 def _planned(points, run, repeats, seed, twin, measure):
@@ -270,7 +282,7 @@ FAILED = 'error', 'killed', 'timeout'   # what `retry_failed` tries again; out o
 def _usable(row):
     "Can this record be told from others?"
     n = row.get('visit')
-    return (all(isinstance(row.get(o), str) for o in ('trial_id', 'machine', 'status')) and isinstance(n, int) and not isinstance(n, bool)
+    return (all(isinstance(row.get(o), str) for o in ('trial_id', 'machine', 'status')) and is_number(n, whole=True)
             and n>=0 and isinstance(row.get('twin', False), bool) and isinstance(row.get('measure', ''), str))
 
 def _key(row): return row['trial_id'], row['machine']
@@ -369,10 +381,17 @@ def _check_measure(run, measure, fields):
     if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*inspect.signature(sweep).parameters, *names])}"
                                  "Fields of a trial belong into the first argument.")
 
-def _check_asked(repeats, timeout_s):
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats<1: raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s>0:
-        raise ValueError(f"timeout_s is {timeout_s!r}, but it has to be a number of seconds above 0.")
+def _check_asked(run, repeats, seed, timeout_s):
+    if not callable(run): raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
+    if not is_number(repeats, whole=True) or repeats<1: raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
+    if not is_number(seed, whole=True): raise ValueError(f"seed is {seed!r}, but it has to be a whole number.")
+    check_timeout(timeout_s)
+
+def _check_complete(run, points, measure):
+    "Refuse points that all lack an argument of `run`"
+    lacks = [[k for k,o in inspect.signature(run).parameters.items() if o.default is o.empty and k not in {**p, **measure}
+              and o.kind in (o.POSITIONAL_OR_KEYWORD, o.KEYWORD_ONLY)] for p in points]
+    if all(lacks): raise ValueError(f"The function that runs the trials needs {', '.join(lacks[0])} as well. Give it a value in each trial.")
 
 def _devices(points): return sorted({str(o.device if isinstance(o, Trial) else o.get('device', 'cpu')) for o in points})
 
@@ -381,7 +400,7 @@ def _run_all(todo, rows, out, visit_one, progress, ctrl_c):
     "Visit what is to do, add each record to `rows` and save it"
     count = {}
     for o in rows: count[_key(o)] = max(count.get(_key(o), 0), o['visit']+1)
-    bar = tqdm(todo, disable=not progress, unit='visit')
+    bar = tqdm(todo, disable=not (progress and todo), unit='visit')       # where nothing is left, a sentence has said so
     for o in bar:
         bar.set_postfix_str(o.label)
         start = perf_counter()
@@ -427,8 +446,9 @@ def sweep(
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what is missing in `out`"
     repeats, seed, twin, timeout_s = map(_python, (repeats, seed, twin, timeout_s))
-    _check_asked(repeats, timeout_s)
+    _check_asked(run, repeats, seed, timeout_s)
     points = plan(trials, run)
+    if run is not run_trial: _check_complete(run, points, measure)
     _check_measure(run, measure, set(Trial.__dataclass_fields__ if run is run_trial else points[0]))
     if isolate: start_server(start_method), pack(run, points, measure)            # it loads while we look around
     if out is not None: check_writable(out)
@@ -445,6 +465,7 @@ def noise_floor(
     level:float=.95, # Of the interval
 )->Interval: # Of a ratio that should be 1
     "The times of the A/A pair, the twin's over its sibling's: no ratio inside this interval can be told from 1"
+    if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
         raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
@@ -473,7 +494,7 @@ EPOCH_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'
 def _rate(row, n_train):
     "Images a second over an epoch of `n_train` images: start-up, steps, closing; NaN where the record lacks one of them"
     n, times = n_train//row['bs'], [row.get(o) for o in EPOCH_PARTS]
-    return 1e3*n*row['bs']/epoch_ms(n, *times) if all(isinstance(o, Real) and o>=0 for o in times) and times[0] else math.nan
+    return 1e3*n*row['bs']/epoch_ms(n, *times) if all(is_number(o) and o>=0 for o in times) and times[0] else math.nan
 
 def _rated(df, n_train, stage):
     "The records with their rate; NaN where a visit gave no time"
@@ -493,19 +514,20 @@ def pick_finalists(
     near = [o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-noise)]
     return sorted({*ranked[:most-1], min(near)} | ({ranked[most-1]} if min(near) in ranked[:most-1] else set()))
 
-# %% ../nbs/08_sweep.ipynb #9de93caf
-def _check_race(trial, tolerance, finalists, **efforts):
-    if not isinstance(trial, Trial): raise ValueError(f"trial is {trial!r}, but a race needs a `Trial`, such as Trial(model='resnet18').")
-    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not 0<=tolerance<1:
+# %% ../nbs/08_sweep.ipynb #be5acbd6
+def _check_race(trial, tolerance, finalists, fine_rounds, **efforts):
+    check_trial(trial)
+    if not (is_number(tolerance) and 0<=tolerance<1):
         raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
-    if isinstance(finalists, bool) or not isinstance(finalists, int) or finalists<2: raise ValueError(f"finalists is {finalists!r}, but a race needs 2 or more.")
+    if not is_number(finalists, whole=True) or finalists<2: raise ValueError(f"finalists is {finalists!r}, but a race needs 2 or more.")
+    if not is_number(fine_rounds, whole=True) or fine_rounds<1: raise ValueError(f"fine_rounds is {fine_rounds!r}, but it has to be 1 or more.")
     for k,v in efforts.items():
         if not isinstance(v, Mapping): raise ValueError(f"{k} is {v!r}, but it has to be a dict such as dict(half_width=.05, max_s=.5).")
 
 def _check_sizes(sizes, n_train):
     "Those that fill a batch, and those that are larger than the data; both ascending"
     sizes = _listed(sizes)
-    odd = [o for o in sizes if isinstance(o, bool) or not isinstance(o, int) or o<1]
+    odd = [o for o in sizes if not is_number(o, whole=True) or o<1]
     if odd or not sizes: raise ValueError(f"sizes is {sizes!r}, but it has to be a list of whole numbers above 0, such as [16, 64, 256].")
     fit = sorted({o for o in sizes if o<=n_train})
     if not fit: raise ValueError(f"All of the sizes {sizes} are larger than the {n_train} training images. Use smaller ones.")
@@ -525,7 +547,8 @@ def _first_sentence(text, most=120):
 
 def _why_no_time(rows):
     "In a sentence why visits of one size have no time"
-    bad, said = rows[rows.rate.isna()], rows[rows.rate.isna()].error.dropna()
+    bad = rows[rows.rate.isna()]
+    said = bad.error.dropna()
     how = 'has no time' if len(bad)==len(rows) else f'failed in {len(bad)} of {len(rows)} visits'
     return f"Batch {rows.bs.iloc[0]} {how}: {_first_sentence(said.iloc[0]) if len(said) else 'its record lacks one of '+', '.join(EPOCH_PARTS)}."
 
@@ -540,6 +563,11 @@ def _may_be(unsettled):
     if not unsettled: return ''
     each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})' for o,i in unsettled.items())
     return f" Not settled by visits that differ so much: {each}. More `fine_rounds` would tell."
+
+def _not_trained(bs, n_train):
+    "That batches of this size leave images out of each epoch, since fastai drops the last one where it is not full"
+    n = n_train%bs
+    return f" Each epoch of {n_train//bs} step{'s'*(n_train//bs>1)} leaves out {n} of the {n_train} training images ({100*n/n_train:.2g} %)." if n else ''
 
 def _in_words(df, bs, fastest, ratio, tolerance):
     smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
@@ -565,8 +593,9 @@ def find_best_bs(
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
-    finalists = _python(finalists)
-    _check_race(trial, tolerance, finalists, coarse=coarse, fine=fine)
+    finalists, fine_rounds = _python(finalists), _python(fine_rounds)
+    _check_race(trial, tolerance, finalists, fine_rounds, coarse=coarse, fine=fine)
+    if out is not None: records_path(out)            # which refuses what is no place
     images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
     n_train = len(images.split()[0])
     sizes, too_large = _check_sizes(sizes, n_train)
@@ -580,9 +609,9 @@ def find_best_bs(
     chosen = pick_finalists(rates, tolerance, finalists)
     if not chosen: raise RuntimeError(f"No batch size gave a time.{_left_out(first_look, too_large, n_train)}")
     df = pd.concat([first_look, stage('fine', chosen, fine_rounds, fine)], ignore_index=True)
-    return _decide(df, chosen, tolerance, _left_out(df, too_large, n_train))
+    return _decide(df, chosen, tolerance, n_train, _left_out(df, too_large, n_train))
 
-def _decide(df, chosen, tolerance, left_out):
+def _decide(df, chosen, tolerance, n_train, left_out):
     "The answer from the records of both stages"
     fine = {o: g.rate.dropna() for o,g in df[df.stage.eq('fine')].groupby('bs')}
     rates = {o: g.median() for o,g in fine.items() if len(g)}
@@ -593,4 +622,4 @@ def _decide(df, chosen, tolerance, left_out):
     unsettled = {int(o): i for o in sorted(rates) if o<bs and (i := ratio_ci(fine[o], fine[bs])).hi>=1-tolerance}
     device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
     return BestBatchSize(int(bs), float(rates[bs]), int(fastest), ratio, chosen, device_s, df, unsettled,
-                         _in_words(df, bs, fastest, ratio, tolerance)+_may_be(unsettled)+left_out)
+                         _in_words(df, bs, fastest, ratio, tolerance)+_not_trained(bs, n_train)+_may_be(unsettled)+left_out)

@@ -10,7 +10,7 @@ from PIL import Image
 from gpubench import sweep as library
 from gpubench.core import append_record, read_records
 from gpubench.process import device_locks, locks_folder
-from gpubench.sweep import SweepStopped, sweep
+from gpubench.sweep import SweepStopped, noise_floor, sweep
 from gpubench.trial import Trial, run_trial
 
 root = Path(__file__).resolve().parent.parent
@@ -418,9 +418,25 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path/'mine').write_text('text')
-    with pytest.raises(RuntimeError, match='cannot be written'): here(dict(x=1), run=same, out=tmp_path/'mine')
+    with pytest.raises(ValueError, match="'.*mine' is a file of another kind. Use a folder"): here(dict(x=1), run=same, out=tmp_path/'mine')
     with pytest.raises(ValueError, match='no name for them'): here(dict(x=1), run=same, out=tmp_path/'x.json')
     assert sorted(o.name for o in tmp_path.iterdir())==['mine'] and (tmp_path/'mine').read_text()=='text'
+
+
+# ---- what no visit could find
+
+def test_what_is_not_there_stops_a_sweep_before_its_first_visit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('mine.py').write_text('def net(n_classes, n_in): raise RuntimeError("no luck")')
+    for wrong,says in ((dict(model='mnie:net'), "no module 'mnie'"), (dict(model='mine:nte'), "Did you mean 'net'"), (dict(dataset='./imgs2'), 'no folder')):
+        with pytest.raises(ValueError, match=says): quiet(wrong | dict(device='cpu'), out='runs')
+    assert not Path('runs').exists() and 'mine' not in sys.modules               # and nothing of the user's has run here
+    df = here(dict(model=['mine:net', 'mnie:net'], device='cpu'), out='runs')
+    assert by(df, 'model')=={'mine:net': 'error', 'mnie:net': 'skipped'} and "no module 'mnie'" in df.error[df.model=='mnie:net'].item()
+
+def test_a_noise_floor_needs_records():
+    for wrong in (None, 3, [dict(twin=True)]):
+        with pytest.raises(ValueError, match='the records of a sweep'): noise_floor(wrong)
 
 
 # ---- a process as the caller's
