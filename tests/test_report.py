@@ -23,6 +23,7 @@ import pytest
 
 from gpubench import plot, report
 from gpubench.core import append_record
+from gpubench.stats import fit_step_time, fit_time_curve
 
 HERE = Path(__file__).resolve().parent
 MEASURED = ('n_images n_steps n_dropped epoch_s step_ms images_per_s first_batch_ms loss accuracy '
@@ -243,6 +244,43 @@ def test_hostile_names_can_be_drawn():
     plot.plot_batch_sizes(df, by='model').figure.canvas.draw()
     assert len(plot.plot_batch_sizes(df, by='model').get_legend().get_texts())==4
     plot.plot_speedup(report.compare(df[df.device=='cpu'], df[df.device=='cuda'])).figure.canvas.draw()
+
+
+# ---- captions, fits and ways of measuring
+
+WORDY = dict(gpu='Made-up GPU of a maker with a long name 9000', cpu='Made-up CPU of a maker with a long name 7000 v2', torch='2.11.0+cu130',
+             fastai='2.8.12', container=True)
+
+
+def inside(ax):
+    "Does the caption lie within its figure?"
+    ax.figure.canvas.draw()
+    box, edge = next(o for o in ax.texts if o.get_gid()=='caption').get_window_extent(), ax.figure.bbox
+    return edge.x0<=box.x0 and box.x1<=edge.x1 and edge.y0<=box.y0 and box.y1<=edge.y1
+
+
+def test_captions_are_whole():
+    df = pd.DataFrame(visits((16, 64, 256, 512), transform_ms=None, **PARTS, **WORDY))
+    gpu = df[df.device=='cuda']
+    for rows in (gpu[gpu.bs==64], gpu, df): assert inside(plot.plot_phases(rows))
+    for ax in (plot.plot_batch_sizes(df), plot.plot_memory(df), plot.plot_fit(gpu, fit_step_time(gpu.bs, gpu.step_ms)),
+               plot.plot_speedup(report.compare(df[df.device=='cpu'], gpu))): assert inside(ax)
+
+
+def test_a_caption_of_a_fit_says_off_by_in_one_meaning_and_doubts_what_is_shown():
+    times = [42.8, 34.5, 29.0, 24.2, 23.8]                       # every parameter has an interval with two ends, and the fit is in doubt
+    df = pd.DataFrame(dict(bs=[16, 32, 64, 128, 256], epoch_s=times))
+    text = ' '.join(plot.plot_fit(df, fit_time_curve(df.bs, df.epoch_s)).texts[-1].get_text().split())
+    assert 'Doubtful: alpha and T_min' in text and 'Not shown by the data' not in text
+    assert 'off by' not in text.split('Doubtful')[0]
+
+
+@pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_phases, plot.plot_memory])
+def test_visits_that_were_measured_in_another_way_are_another_series(f):
+    def timed(s, **kw): return visits(measure=f'{{"half_width": 0.05, "max_s": {s}{kw.get("more", "")}}}', **PARTS)
+    def names(rows): return [o.get_text() for o in f(pd.DataFrame(rows)).get_legend().get_texts()]
+    assert any('max_s=9' in o for o in names(timed(1)+timed(9))) and not any('half_width' in o for o in names(timed(1)+timed(9)))
+    assert names(timed(1)+timed(1, more=', "monitor": true'))==names(timed(1))     # the monitor comes after the timing
 
 
 # ---- two sets of records
