@@ -98,6 +98,7 @@ def setting_label(
     value,    # Its value
 )->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
+    if not isinstance(name, str): raise ValueError(f"name is {reprlib.repr(name)}, but it has to be the name of a setting, such as 'n_workers'.")
     value, words = plain_value(value), (SETTINGS | OTHERWISE).get(name, f'{name} {{}}')
     if value is None: return OWN.get(name, f"default {name.replace('_', ' ')}")
     if isinstance(words, tuple): return words[bool(value)]
@@ -238,6 +239,7 @@ def axis_label(
     name:str, # Column, its name ends in its unit: 'power_w'
 )->str:
     "What an axis of that column is called, with the unit"
+    if not isinstance(name, str): raise ValueError(f"name is {reprlib.repr(name)}, but it has to be the name of a column, such as 'power_w'.")
     if name in AXIS_LABELS: return AXIS_LABELS[name]
     end = next((o for o in UNITS if name.endswith(o)), '')
     return name.removesuffix(end).replace('_', ' ') + (f' ({UNITS[end]})' if end else '')
