@@ -98,7 +98,8 @@ def setting_label(
     value,    # Its value
 )->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
-    if not isinstance(name, str): raise ValueError(f"name is {reprlib.repr(name)}, but it has to be the name of a setting, such as 'n_workers'.")
+    if not isinstance(name, str): raise ValueError(
+        f"name is {reprlib.repr(name)}, but it has to be the name of a setting, such as 'n_workers'.")
     value, words = plain_value(value), (SETTINGS | OTHERWISE).get(name, f'{name} {{}}')
     if value is None: return OWN.get(name, f"default {name.replace('_', ' ')}")
     if isinstance(words, tuple): return words[bool(value)]
@@ -239,7 +240,8 @@ def axis_label(
     name:str, # Column, its name ends in its unit: 'power_w'
 )->str:
     "What an axis of that column is called, with the unit"
-    if not isinstance(name, str): raise ValueError(f"name is {reprlib.repr(name)}, but it has to be the name of a column, such as 'power_w'.")
+    if not isinstance(name, str): raise ValueError(
+        f"name is {reprlib.repr(name)}, but it has to be the name of a column, such as 'power_w'.")
     if name in AXIS_LABELS: return AXIS_LABELS[name]
     end = next((o for o in UNITS if name.endswith(o)), '')
     return name.removesuffix(end).replace('_', ' ') + (f' ({UNITS[end]})' if end else '')
@@ -419,8 +421,8 @@ def plot_fit(
     title:str|None=None,  # Over the axes
 )->Axes:
     "Visits, medians and the fitted curve with its band; the reason instead of the curve where the fit was refused"
-    if not hasattr(fit, 'measures'): raise ValueError(f"fit is {reprlib.repr(fit)}, but it has to be what `fit_time_curve` or "
-                                                      "`fit_step_time` returns, of these visits.")
+    if not hasattr(fit, 'measures'): raise ValueError(
+        f"fit is {reprlib.repr(fit)}, but it has to be what `fit_time_curve` or `fit_step_time` returns, of these visits.")
     y = y or fit.measures
     need_columns(df, 'bs', y)
     df = df.assign(**{y: pd.to_numeric(df[y], errors='coerce')}).reset_index(drop=True)
@@ -545,8 +547,8 @@ def plot_phases(
     found, n_beyond = _draw_all_phases(ax, df, labels, kept, end_ms)
     _phase_axes(ax, found, end_ms, title)
     if not kept: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
-    n_lines = _add_caption(ax, '\n'.join(filter(None, [caption(df), *_phase_notes(df, labels, list(kept), n_beyond)])))
-    _grow(ax, .14*(n_lines-3))
+    notes = _phase_notes(df, labels, list(kept), n_beyond)
+    _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, [caption(df), *notes])))-3))
     return ax
 
 # %% ../nbs/09_plot.ipynb #f0d8f28f

@@ -333,7 +333,8 @@ def _measured(side, end):
     "What the comparison shows of one side"
     machine = machine_title(side.visits.iloc[0]) if {'cpu', 'gpu'} & set(side.visits) else None
     found = dict(where=side.name, machine=machine, n=len(side.ok), n_failed=len(side.failed))
-    found |= dict(spread=_spread(side.ok.epoch_s)) | {o: side.median(o) for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
+    found |= {o: side.median(o) for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
+    found |= dict(spread=_spread(side.ok.epoch_s))
     return {f'{o}_{end}': v for o,v in found.items()}
 
 def _is_same_machine(a, b):
@@ -405,14 +406,16 @@ def _both(records_a, records_b, price_per_h=None):
     a, b = load_records(records_a), load_records(records_b)
     both = add_prices(pd.DataFrame([*a.to_dict('records'), *b.to_dict('records')]), price_per_h)
     both = both.assign(where=where_labels(both), measure=_ways(a, b))
-    a, b = (rows[[*dict.fromkeys([*o.columns, 'where', 'measure'])]] for o,rows in ((a, both[:len(a)]), (b, both[len(a):])))
+    def part(o, rows): return rows[[*dict.fromkeys([*o.columns, 'where', 'measure'])]]
+    a, b = part(a, both[:len(a)]), part(b, both[len(a):])
     if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     return a, b
 
 def _asked(a, b, by):
     "The columns in which a configuration has to match: those that both sides have, or that vary within one"
     def varies(df, o): return o in df and df[o].nunique(dropna=False)>1
-    return [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by]) if o in a and o in b or varies(a, o) or varies(b, o)]
+    names = dict.fromkeys(['bs', *SETTINGS, 'measure', *by])
+    return [o for o in names if o in a and o in b or varies(a, o) or varies(b, o)]
 
 def _nothing_matches(a, b, names):
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
@@ -463,12 +466,13 @@ BUSY = 2    # times that visits of one configuration may differ before the machi
 LISTED = 4  # configurations that a warning names
 
 def _noise_words(spreads, n):
-    "The warning that visits lie too far apart, from what they are of and how many times they differ; `n` configurations in all"
+    "The warning that visits lie too far apart: `spreads` are names and how many times they differ, `n` all configurations"
     far = sorted(((o, x) for o,x in spreads if x>BUSY), key=lambda o: -o[1])
     if not far: return []
     each = [f'{fmt(x)} times at {o}' for o,x in far[:LISTED]] + [f'{len(far)-LISTED} more']*(len(far)>LISTED)
-    return [f"In {len(far)} of {n} configurations visits of the same thing differ more than {BUSY} times: {fmt_list(each)}. "
-            "This machine was busy with something else, or the epochs are too short. Close other programs and run again before you rely on these numbers."]
+    return [f"In {len(far)} of {n} configurations visits of the same thing differ more than {BUSY} times: "
+            f"{fmt_list(each)}. This machine was busy with something else, or the epochs are too short. "
+            "Close other programs and run again before you rely on these numbers."]
 
 def _comparison_noise(comparison):
     "The same warning for the configurations of a comparison"
@@ -479,7 +483,7 @@ def _comparison_noise(comparison):
 def comparison_text(
     comparison:pd.DataFrame, # As `compare` returns it
 )->str:
-    "A comparison for the terminal: two lines a configuration, a warning where the work was not the same, and one of noise"
+    "A comparison for the terminal: two lines a configuration, and warnings of work that was not the same and of noise"
     need_frame(comparison, 'verdict', 'warning', 'note')
     varied, lines, pair, told = varied_settings(comparison), [], None, set()
     def side(row, o): return f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({fmt_count(row[f'n_{o}'])} visits)"
@@ -497,8 +501,9 @@ def comparison_text(
         if row['note']: lines.append(f"      Note: {row['note']}")
     return '\n'.join(lines + [f'WARNING: {o}' for o in _comparison_noise(comparison)])
 
-# %% ../nbs/10_report.ipynb #90f34ff7
-WORK = ('dataset', 'model', 'size', 'n_channels', 'max_images', 'n_epoch', 'measure')   # what is trained and asked; other settings say how
+# %% ../nbs/10_report.ipynb #62be6681
+# what is trained, and what was asked of it; the other settings say how
+WORK = ('dataset', 'model', 'size', 'n_channels', 'max_images', 'n_epoch', 'measure')
 
 def _workloads(df):
     "Of each visit the model and the data set, and what tells workloads of these two apart"
@@ -547,9 +552,8 @@ def of_each(
 def say_noise(df)->list[str]:
     "Visits of one configuration that lie so far apart that nothing can be read off them: one warning for all"
     parts = list(df[succeeded(df)].groupby(['workload', 'series', df.bs.fillna(-1)]))
-    spreads = [(f"batch {fmt_bs(rows.bs.iloc[0])} on {series}" + (f' ({w})' if df.workload.nunique()>1 else ''), _spread(rows.epoch_s))
-               for (w,series,_),rows in parts]
-    return _noise_words(spreads, len(parts))
+    def name(w, series, bs): return f'batch {fmt_bs(bs)} on {series}' + f' ({w})'*(df.workload.nunique()>1)
+    return _noise_words([(name(*o[:2], rows.bs.iloc[0]), _spread(rows.epoch_s)) for o,rows in parts], len(parts))
 
 # %% ../nbs/10_report.ipynb #7aa894e3
 SHOWN = ('images_per_s step_ms first_batch_ms n_train n_images n_dropped accuracy '
@@ -652,12 +656,14 @@ def best_batch(
     tolerance:float=.02,  # How far below the fastest still counts as fast, a fraction
 )->BestBatch|None: # None with fewer than two batch sizes that ran and left out few images
     "The smallest batch size that is as fast as the fastest, give or take `tolerance`"
-    _check('tolerance', tolerance, isinstance(tolerance, Real) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
+    is_fit = isinstance(tolerance, Real) and 0<=tolerance<1
+    _check('tolerance', tolerance, is_fit, 'a fraction from 0 to 1, such as .02')
     if isinstance(df, pd.DataFrame) and not len(df): return None
     df = df if _is_loaded(df) else load_records(df)
-    names = (df.workload+' · '+df.series if 'workload' in df else series_labels(df)).unique()      # a part is called as in the whole
-    if len(names)>1: raise ValueError(f"The records hold {len(names)} series ({'; '.join(names)}), and the best batch size is that of one. "
-                                      "Give the rows of one series.")
+    # a part is called as in the whole
+    names = (df.workload+' · '+df.series if 'workload' in df else series_labels(df)).unique()
+    if len(names)>1: raise ValueError(f"The records hold {len(names)} series ({'; '.join(names)}), and the best batch "
+                                      "size is that of one. Give the rows of one series.")
     df = df[succeeded(df) & df.images_per_s.gt(0) & df.bs.notna()]
     whole, short = ({int(bs): o.tolist() for bs,o in part.images_per_s.groupby(part.bs)}
                     for part in (df[~leaves_out(df)], df[leaves_out(df)]))
@@ -834,8 +840,10 @@ def _ratio_of_pair(df, rows, workload, how):
     own = _own_best(df, rows.where_a.iloc[0]+end, rows.where_b.iloc[0]+end, workload) if rows.bs.nunique()>1 else None
     row = rows.loc[rows.speedup.idxmax()]
     r, n, at = own or (_interval(row), (row.n_a, row.n_b), (row.bs,))
-    words = verdict(r, n) if r.is_distinct() or not is_known(r.lo) else f'not distinguishable ({fmt(r.lo)} to {fmt(r.hi)} times)'
-    sizes = f'at batch {fmt_bs(at[0])}' if len({*at})==1 else f"each at its best batch size ({fmt_list(map(fmt_bs, at))})"
+    words = verdict(r, n)
+    if words=='not distinguishable': words += f' ({fmt(r.lo)} to {fmt(r.hi)} times)'
+    sizes = fmt_list(dict.fromkeys(map(fmt_bs, at)))
+    sizes = f'at batch {sizes}' if len({*at})==1 else f'each at its best batch size ({sizes})'
     return r.mid, f"{workload}{f' ({how})' if how else ''}: {words} {sizes}"
 
 @of_all
@@ -844,10 +852,11 @@ def sum_speedups(df)->list[str]:
     c, out = compare_devices(df), []
     c = c[c.speedup.notna()] if len(c) else c
     for (a,b),rows in c.groupby(['where_a', 'where_b']) if len(c) else ():
-        told = sorted((_ratio_of_pair(df, o, w, how) for (w,how),o in rows.groupby(['workload', 'how'])), key=lambda o: -o[0])
+        told = [_ratio_of_pair(df, o, w, how) for (w,how),o in rows.groupby(['workload', 'how'])]
+        told = [words for _,words in sorted(told, key=lambda o: -o[0])]
         start = f'{_capital(_the(b))} against {_the(a)}'
-        if len(told)>MANY: out.append(f'{start} in {len(told)} cases, from {told[0][1]} to {told[-1][1]} (intervals of 95 %).')
-        else: out.append(f"{start} (intervals of 95 %): {'; '.join(o for _,o in told)}.")
+        if len(told)<=MANY: out.append(f"{start} (intervals of 95 %): {'; '.join(told)}.")
+        else: out.append(f'{start} in {len(told)} cases, from {told[0]} to {told[-1]} (intervals of 95 %).')
     return out
 
 # %% ../nbs/10_report.ipynb #5de3b5cf
@@ -943,12 +952,16 @@ def say_floor(df)->list[str]:
     rows, r = found[0]
     least = max(r.lo, 1/r.hi)-1 if is_known(r.lo) else math.nan
     which = f'batch {fmt_bs(rows.bs.iloc[0])} on {_the(rows.series.iloc[0])}'
-    which += f', {rows.workload.iloc[0]}'*(df.workload.nunique()>1) + f'; the widest of {len(found)} such pairs'*(len(found)>1)
+    which += f', {rows.workload.iloc[0]}'*(df.workload.nunique()>1)
+    which += f'; the widest of {len(found)} such pairs'*(len(found)>1)
     ratio = f"the one set of visits took {fmt(r.mid)} times as long as the other"
-    if not is_known(r.lo): return [f"The same configuration was visited twice ({which}): {ratio}. So few visits have no interval."]
-    text = (f"A check of the noise: the same configuration was visited twice a round ({which}), and {ratio} ({fmt(r.lo)} to {fmt(r.hi)}, "
-            f"{100*r.level:.0f} %). The truth is 1. Whether another difference is one is judged by its own interval, not by this.")
-    warned = " Here the interval leaves 1 out although nothing differed: something disturbed the visits, so be wary of other differences of that size."
+    if not is_known(r.lo):
+        return [f"The same configuration was visited twice ({which}): {ratio}. So few visits have no interval."]
+    text = (f"A check of the noise: the same configuration was visited twice a round ({which}), and {ratio} "
+            f"({fmt(r.lo)} to {fmt(r.hi)}, {100*r.level:.0f} %). The truth is 1. Whether another difference is one is "
+            "judged by its own interval, not by this.")
+    warned = (" Here the interval leaves 1 out although nothing differed: something disturbed the visits, "
+              "so be wary of other differences of that size.")
     return [text + warned*bool(least>FLOOR_FRAC)]
 
 # %% ../nbs/10_report.ipynb #1e6283c2
@@ -1118,7 +1131,8 @@ def sum_failures(df)->list[str]:
     failed, keys = df[~succeeded(df)], ['workload', 'series', 'bs']
     n, each = len(failed.assign(bs=failed.bs.fillna(-1)).groupby(keys)), failed.status.value_counts()
     how = fmt_list(f'{k} {FAILED.get(o, f"ended as {o}")}' for o,k in each.items())
-    return [f"{len(failed)} of {len(df)} visits failed, in {n} configuration{'s'*(n>1)}: {how}. Which, and why, stands with the failed visits."]*bool(n)
+    text = f"{len(failed)} of {len(df)} visits failed, in {n} configuration{'s'*(n>1)}: {how}."
+    return [f'{text} Which, and why, stands with the failed visits.']*bool(n)
 
 @of_all
 def say_unsteady(df)->list[str]:
@@ -1239,12 +1253,14 @@ def say_missing(df)->list[str]:
     return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side '
             'with gpubench compare.']
 
-# %% ../nbs/10_report.ipynb #3e32537b
+# %% ../nbs/10_report.ipynb #47a18660
 MOST = 6 # sentences in short
-ON_ALL = (say_noise, say_floor, say_visits, say_missing, say_heat, say_throttled, say_memory, say_no_energy, say_unsteady, say_tight, say_process)
-KINDS = (say_noise, say_visits, say_failures, say_speedup, say_best_batch, say_settings, say_different_work, say_cost, say_missing,
-         say_left_out, say_accuracy, say_floor, say_throttled, say_energy, say_startup, say_check, say_heat, say_phases, say_fits,
-         say_memory, say_no_energy, say_unsteady, say_tight, say_process)        # the most important first
+ON_ALL = (say_noise, say_floor, say_visits, say_missing, say_heat, say_throttled, say_memory, say_no_energy,
+          say_unsteady, say_tight, say_process)
+KINDS = ( # the most important first
+    say_noise, say_visits, say_failures, say_speedup, say_best_batch, say_settings, say_different_work, say_cost,
+    say_missing, say_left_out, say_accuracy, say_floor, say_throttled, say_energy, say_startup, say_check, say_heat,
+    say_phases, say_fits, say_memory, say_no_energy, say_unsteady, say_tight, say_process)
 IN_ONE = {say_speedup: sum_speedups, say_failures: sum_failures}
 
 @dataclass(frozen=True)
@@ -1450,8 +1466,8 @@ def _blocks(df, columns, by, name=str):
     "A table of texts: a block for each value of `by`, called as `name` says; without the columns that hold nothing"
     columns = _filled(df.to_dict('records'), columns)
     def cells(rows): return [[f(row) for f in columns.values()] for row in rows.to_dict('records')]
-    blocks = [dict(name=name(*o if isinstance(o, tuple) else [o]), rows=cells(rows)) for o,rows in df.groupby(by, sort=False)] if len(df) else []
-    return dict(head=list(columns), blocks=blocks)
+    parts = [(o if isinstance(o, tuple) else (o,), rows) for o,rows in df.groupby(by, sort=False)] if len(df) else []
+    return dict(head=list(columns), blocks=[dict(name=name(*o), rows=cells(rows)) for o,rows in parts])
 
 def results_table(
     summary:pd.DataFrame, # As `summary_table` returns it, of one workload
@@ -1492,8 +1508,9 @@ def comparison_table(
     "The ratios, a block a pair of devices"
     _need_pairs(comparison, 'verdict', 'ratio_of', 'warning')
     a, b = _ends(comparison)
-    columns = {'batch': lambda row: fmt_bs(row['bs']), 'verdict': lambda row: row['verdict'], f'{a}: epoch (s)': _cell('epoch_s_a'),
-               f'{b}: epoch (s)': _cell('epoch_s_b'), 'ratio of': lambda row: RATIO_OF.get(row['ratio_of'], '–'), 'same work?': _remarks}
+    columns = {'batch': lambda row: fmt_bs(row['bs']), 'verdict': lambda row: row['verdict'],
+               f'{a}: epoch (s)': _cell('epoch_s_a'), f'{b}: epoch (s)': _cell('epoch_s_b'),
+               'ratio of': lambda row: RATIO_OF.get(row['ratio_of'], '–'), 'same work?': _remarks}
     return _blocks(comparison, columns, PAIR, _pair)
 
 def _benefit_columns(a, b, with_cpu):
@@ -1658,7 +1675,8 @@ PAGE = TABLES + """<!doctype html>
 <h1>{{ title }}</h1>
 <p class="soft">{{ what }}{% if when %} · {{ when }}{% endif %}{% for o in hardware %}<br>{{ o }}{% endfor %}</p>
 <h2 id="short">In short</h2>
-<div class="said">{{ sentences(said.short) or '<p>These records hold nothing that could be put into a sentence. The tables show what there is.</p>'|safe }}</div>
+<div class="said">{{ sentences(said.short) }}{% if not said.short %}
+<p>These records hold nothing that could be put into a sentence. The tables show what there is.</p>{% endif %}</div>
 {{ folded(said.more[''], 'More on all visits') }}
 {% for w in workloads %}
 <h2>{{ w.name }}</h2>
@@ -1740,7 +1758,8 @@ def render_page(
 )->str: # HTML
     "The page as text"
     _check('figures', figures, isinstance(figures, Mapping), 'a dict of workloads, {} for none')
-    _check('links', links, isinstance(links, Iterable) and all(isinstance(o, Mapping) for o in links), 'a list of dicts with `name` and `href`')
+    are_links = isinstance(links, Iterable) and all(isinstance(o, Mapping) for o in links)
+    _check('links', links, are_links, 'a list of dicts with `name` and `href`')
     df = add_labels(df)
     c, said = compare_devices(df), sayings(df)
     views = [_workload_view(w, o, c[c.workload==w], figures.get(w, ()), said.more[w]) for w,o in df.groupby('workload')]
