@@ -1,5 +1,6 @@
 "Figures, comparisons and the page, from records that are made up: none of the numbers here was measured"
 import ast
+import inspect
 import json
 import random
 import re
@@ -23,6 +24,7 @@ import pytest
 
 from gpubench import plot, report
 from gpubench.core import append_record
+from gpubench.stats import fit_step_time, fit_time_curve
 
 HERE = Path(__file__).resolve().parent
 MEASURED = ('n_images n_steps n_dropped epoch_s step_ms images_per_s first_batch_ms loss accuracy '
@@ -180,7 +182,7 @@ def test_records_of_schema_1_have_no_phases_and_still_draw(tmp_path):
     folder_of(tmp_path/'run', visits((16, 64, 256, 512)))
     (tmp_path/'run'/'records.jsonl').write_text((tmp_path/'run'/'records.jsonl').read_text().replace('"schema": 2', '"schema": 1'))
     page = Page(report.write_report(tmp_path/'run').read_text(encoding='utf-8'))
-    assert not page.all('details') and 'Smallest batch' in page.text and 'By a fit' in page.text
+    assert "Where a step's time goes" not in page.text and 'Smallest batch' in page.text and 'By a fit' in page.text
 
 
 def test_series_differ_in_colour_and_marker():
@@ -243,6 +245,43 @@ def test_hostile_names_can_be_drawn():
     plot.plot_batch_sizes(df, by='model').figure.canvas.draw()
     assert len(plot.plot_batch_sizes(df, by='model').get_legend().get_texts())==4
     plot.plot_speedup(report.compare(df[df.device=='cpu'], df[df.device=='cuda'])).figure.canvas.draw()
+
+
+# ---- captions, fits and ways of measuring
+
+WORDY = dict(gpu='Made-up GPU of a maker with a long name 9000', cpu='Made-up CPU of a maker with a long name 7000 v2', torch='2.11.0+cu130',
+             fastai='2.8.12', container=True)
+
+
+def inside(ax):
+    "Does the caption lie within its figure?"
+    ax.figure.canvas.draw()
+    box, edge = next(o for o in ax.texts if o.get_gid()=='caption').get_window_extent(), ax.figure.bbox
+    return edge.x0<=box.x0 and box.x1<=edge.x1 and edge.y0<=box.y0 and box.y1<=edge.y1
+
+
+def test_captions_are_whole():
+    df = pd.DataFrame(visits((16, 64, 256, 512), transform_ms=None, **PARTS, **WORDY))
+    gpu = df[df.device=='cuda']
+    for rows in (gpu[gpu.bs==64], gpu, df): assert inside(plot.plot_phases(rows))
+    for ax in (plot.plot_batch_sizes(df), plot.plot_memory(df), plot.plot_fit(gpu, fit_step_time(gpu.bs, gpu.step_ms)),
+               plot.plot_speedup(report.compare(df[df.device=='cpu'], gpu))): assert inside(ax)
+
+
+def test_a_caption_of_a_fit_says_off_by_in_one_meaning_and_doubts_what_is_shown():
+    times = [42.8, 34.5, 29.0, 24.2, 23.8]                       # every parameter has an interval with two ends, and the fit is in doubt
+    df = pd.DataFrame(dict(bs=[16, 32, 64, 128, 256], epoch_s=times))
+    text = ' '.join(plot.plot_fit(df, fit_time_curve(df.bs, df.epoch_s)).texts[-1].get_text().split())
+    assert 'Doubtful: alpha and T_min' in text and 'Not shown by the data' not in text
+    assert 'off by' not in text.split('Doubtful')[0]
+
+
+@pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_phases, plot.plot_memory])
+def test_visits_that_were_measured_in_another_way_are_another_series(f):
+    def timed(s, **kw): return visits(measure=f'{{"half_width": 0.05, "max_s": {s}{kw.get("more", "")}}}', **PARTS)
+    def names(rows): return [o.get_text() for o in f(pd.DataFrame(rows)).get_legend().get_texts()]
+    assert any('max_s=9' in o for o in names(timed(1)+timed(9))) and not any('half_width' in o for o in names(timed(1)+timed(9)))
+    assert names(timed(1)+timed(1, more=', "monitor": true'))==names(timed(1))     # the monitor comes after the timing
 
 
 # ---- two sets of records
@@ -455,10 +494,10 @@ def test_the_noise_floor_is_that_of_the_sweep(ratio):
     _,found = report._floors(report.add_labels(report.load_records(rows)))[0]
     np.testing.assert_allclose([found.mid, found.lo, found.hi], [floor.mid, floor.lo, floor.hi])
     text = said(rows)
-    assert 'smaller differences mean nothing here.' in text and ('leaves 1 out' in text)==(ratio in (.8, 1.5))
+    assert 'judged by its own interval, not by this.' in text and ('leaves 1 out' in text)==(ratio in (.8, 1.5))
 
 
-def test_the_noise_floor_of_real_records(real): assert 'The same configuration, measured twice a round (batch 128 on the CPU)' in said(real)
+def test_the_noise_floor_of_real_records(real): assert 'the same configuration was visited twice a round (batch 128 on the CPU)' in said(real)
 
 
 def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
@@ -467,10 +506,10 @@ def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
     rows = [o | new | dict(trial_id=f"{o['device']}{o['bs']}", step_ms=10+o['bs']/100) for o in visits((16, 32, 64, 128))]
     twins = [o | dict(twin=True) for o in rows if o['bs']==64 and o['device']=='cpu']
     page = page_of(tmp_path/'run', rows + twins)
-    for o in ('measured twice a round (batch 64 on the CPU)', 'of a step is waiting for data (5 ms)', 'By a fit', 'A whole epoch took' ,
+    for o in ('visited twice a round (batch 64 on the CPU)', 'of a step is waiting for data (5 ms)', 'By a fit', 'A whole epoch took' ,
               'before the median step was known as well', 'Each visit ran in a fresh process', 'measured, at '):
         assert o.replace('A whole epoch took', 'a whole epoch took') in page.text, o
-    assert len(page.all('details'))==1 and 'open' not in page.all('details')[0]             # folded
+    assert len(page.all('details'))==3 and not any('open' in o for o in page.all('details'))             # folded
     assert page.balanced and 'optimiser' in page.text and any('Parts of a step on the GPU' in o['alt'] for o in page.all('img'))
 
 
@@ -520,6 +559,109 @@ def test_records_with_holes(seed):
     html = report.render_page(df, {}, 'holes')
     assert Page(html).balanced and 'nan' not in re.sub(r'[a-z]nan|nan[a-z]', '', Page(html).text.lower())
     report.summary_text(rows)
+
+
+# ---- what is put together
+
+def timed(s, device='cuda', more='', **kw): return visits((16, 64), [device], measure=f'{{"max_s": {s}{more}}}', **kw)
+
+
+def test_epochs_are_no_knob_of_speed():
+    "Three times the epochs at nine times the speed: neither a ranking nor one median"
+    rows = timed(1, n_epoch=1) + [o | dict(images_per_s=9*o['images_per_s'], epoch_s=o['epoch_s']/9) for o in timed(1, n_epoch=3)]
+    text = said(rows)
+    assert 'the fastest is' not in text and '9 times' not in text and text.count('mallest batch within 2 %')==2
+    table = report.summary_table(rows)
+    assert table.n_visits.tolist()==[3]*4 and [*table.series.unique()]==['GPU']
+    assert [*table.workload.unique()]==[f'made-up net on made-up images, {o}' for o in ('1 epoch', '3 epochs')]
+
+
+def test_visits_measured_in_another_way_are_never_put_together():
+    rows = timed(1) + timed(9)
+    assert report.summary_table(rows).n_visits.tolist()==[3]*4
+    assert [*report.summary_table(rows).workload.unique()]==[f'made-up net on made-up images, measured with max_s={o}' for o in (1, 9)]
+    assert report.compare(rows, timed(1, 'cpu')).n_a.dropna().tolist()==[3, 3]
+    assert set(report.compare_devices(rows + timed(1, 'cpu')).n_b)=={3}
+    with pytest.raises(ValueError, match='measured with max_s=1 against measured with max_s=9'): report.compare(timed(1), timed(9))
+    with pytest.raises(ValueError, match='2 series'): report.best_batch(rows)
+
+
+def test_with_or_without_the_monitor_times_are_put_together():
+    rows = timed(1) + timed(1, more=', "monitor": true')
+    assert report.summary_table(rows).n_visits.tolist()==[6, 6]
+    assert report.compare(timed(1), timed(1, more=', "monitor": true')).n_b.tolist()==[3, 3]
+
+
+def test_records_that_do_not_say_how_they_were_measured():
+    assert report.compare(visits(devices=['cuda']), timed(9)).n_a.tolist()==[3, 3]              # an older gpubench beside a newer
+    assert report.summary_table(visits(devices=['cuda']) + timed(9)).n_visits.tolist()==[3]*4  # within one folder: unknown is not the same
+
+
+def test_the_records_of_labs_1_and_2_on_one_page(repo, tmp_path):
+    names = ('01_cpu_vs_gpu', '02_batch_size')
+    rows = [o for name in names for o in report.load_records(repo/f'nbs/labs/records/{name}.jsonl').to_dict('records')]
+    found = report.sayings(rows)
+    assert not re.search(r'fastest is \d+ epoch', ' '.join(report.recommend(rows))) and 1<=len(found.short)<=report.MOST
+    df = report.add_labels(report.load_records(rows))
+    for _,o in df.groupby(['workload', 'series', 'bs']): assert o.n_epoch.nunique()==o.measure.nunique()==1
+
+
+# ---- in short, and once
+
+def test_in_short_is_short_and_nothing_is_lost(tmp_path):
+    rows = [o | PARTS | dict(step_ms=15.) for m in 'abcde' for o in visits((16, 64, 256, 512), model=m)] + [failed(model=m) for m in 'abcde']
+    found = report.sayings(rows)
+    assert len(found.short)==report.MOST and [*found.more]==[f'{o} on made-up images' for o in 'abcde']+['']
+    assert found.short[0].startswith('5 of 125 visits failed') and sum('against the CPU (intervals' in o for o in found.short)==1
+    page = page_of(tmp_path/'run', rows)
+    short, rest = page.text.partition('More on all visits')[::2] if found.more[''] else page.text.partition('a on made-up images\n')[::2]
+    assert page.balanced and all(o in short for o in found.short) and len(page.all('li'))>=len(report.recommend(rows))
+    for texts in found.more.values(): assert all(o in rest for o in texts)
+
+
+def restless(**kw): return [o | dict(epoch_s=o['epoch_s']*(3 if o['visit']==2 else 1)) | kw for o in visits((16, 64))]
+
+
+def test_the_warning_of_noise_comes_once_with_what_it_is_of(tmp_path):
+    rows = restless() + restless(model='b') + visits((16, 64), model='quiet')
+    text = page_of(tmp_path/'run', rows).text
+    for o in (text, ' '.join(report.recommend(rows)), report.summary_text(rows)):
+        assert o.count('busy with something else')==1 and 'In 8 of 12 configurations' in o and '(b on made-up images)' in o and 'and 4 more' in o
+    said = report.comparison_text(report.compare([o for o in rows if o['device']=='cpu'], [o for o in rows if o['device']=='cuda']))
+    assert said.count('WARNING')==1 and said.splitlines()[-1].startswith('WARNING: In')
+    quiet = visits((16, 64))
+    assert 'WARNING' not in report.summary_text(quiet) + report.comparison_text(report.compare(quiet, quiet))
+
+
+def test_no_percentage_is_called_the_threshold():
+    text = report.say_floor(pair(1.03))[0]
+    assert re.findall(r'[\d.]+ %', text)==['95 %'] and 'judged by its own interval' in text
+
+
+# ---- what is no record
+
+JUNK = (None, 3, 1.5, 'nonsense', [1], [None], object(), {}, pd.DataFrame(), pd.DataFrame(dict(x=[1])))
+
+
+def public(module):
+    "The functions of a module, with how many arguments they need"
+    found = {o: getattr(module, o) for o in module.__all__}
+    return [(o, f, sum(p.default is p.empty for p in inspect.signature(f).parameters.values()))
+            for o,f in found.items() if inspect.isfunction(f) and f.__module__==module.__name__]
+
+
+@pytest.mark.parametrize('junk', JUNK, ids=[repr(o)[:12].split(' at ')[0].replace(chr(10), ' ') for o in JUNK])
+@pytest.mark.parametrize('module', [plot, report])
+def test_no_raw_error_from_what_is_no_record(module, junk):
+    "Whatever is given instead of records, the answer is a sentence about it"
+    raw = []
+    for name,f,n in public(module):
+        if name in ('of_all', 'of_each', 'drawing', 'series_style', 'need_frame', 'need_columns'): continue     # they take no data, or refuse it
+        try: f(*[junk]*n)
+        except (ValueError, RuntimeError) as e:
+            if len(str(e))<30 or 'could not convert' in str(e): raw.append(f'{name}: {e!r}')
+        except Exception as e: raw.append(f'{name}: {e!r}')
+    assert raw==[]
 
 
 # ---- the page
