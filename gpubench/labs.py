@@ -30,7 +30,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
-from .core import find_devices, nearest, one_of, pick_device
+from .core import find_devices, is_number, nearest, one_of, pick_device
 
 # %% ../nbs/12_labs.ipynb #1eec2087
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # what the column `Measures` may say
@@ -122,7 +122,7 @@ NUMBER = re.compile(r'[-+]?\d+(\.\d*)?[eE][-+]?\d+')  # `1e-3`: YAML 1.1 reads i
 
 def _fit_float(x):
     if isinstance(x, str) and NUMBER.fullmatch(x): return float(x)
-    if isinstance(x, (int, float)) and not isinstance(x, bool): return float(x)
+    if is_number(x): return float(x)
     raise TypeError
 
 def _fit_plain(x, kind):

@@ -10,7 +10,6 @@ __all__ = ['PRETRAINED', 'MODELS', 'lenet', 'cnn', 'resnet', 'resnet_cifar', 'fi
 import copy
 import importlib
 import inspect
-import numbers
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 
-from .core import nearest, one_of
+from .core import is_number, nearest, one_of
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -163,7 +162,7 @@ MODELS = dict(
     resnet50=partial(resnet, make=zoo.resnet50))
 
 def _check_count(name, value):
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value>=1: return
+    if is_number(value, whole=True) and value>=1: return
     raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 def get_model(

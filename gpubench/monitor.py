@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
-from .core import file_text, nearest  # first: it hides the warnings that fastai's import raises
+from .core import file_text, is_number, nearest  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import pandas as pd
 import psutil
@@ -155,7 +155,7 @@ class GpuSource:
 # %% ../nbs/05_monitor.ipynb #f464c190
 def _device_name(o):
     "'cuda:1' for 1, 'cuda:1' or a torch device; a UUID as it is; None for a CPU"
-    if isinstance(o, int) and not isinstance(o, bool) and o>=0: return f'cuda:{o}'
+    if is_number(o, whole=True) and o>=0: return f'cuda:{o}'
     name = str(o)
     if name.startswith(('GPU-', 'MIG-')): return name
     kind, _, i = name.partition(':')
@@ -348,7 +348,7 @@ def check_interval(
     interval_s:float, # Seconds from one sample to the next
 )->float:
     "`interval_s`, or a `ValueError` that says what to do"
-    if isinstance(interval_s, (int, float)) and not isinstance(interval_s, bool) and 0<interval_s<math.inf: return float(interval_s)
+    if is_number(interval_s) and 0<interval_s<math.inf: return float(interval_s)
     raise ValueError(f"interval_s is {interval_s!r}, but it has to be a number of seconds above 0, such as .25 for four samples a second.")
 
 # %% ../nbs/05_monitor.ipynb #fb5ea804

@@ -135,7 +135,7 @@ MEASURED = ( # columns without a unit that a visit found out, or that say which 
     'monitor_warm_at_start').split()
 ABOUT = ( # columns that describe the machine
     'cpu n_cores os wsl2 container gpu n_gpus driver cuda cudnn python torch torchvision fastai fastcore gpubench '
-    'tf32_matmul tf32_cudnn cudnn_benchmark').split()
+    'tf32_matmul tf32_cudnn cudnn_benchmark omp_wait_policy').split()
 
 def own_settings(
     df:pd.DataFrame, # Records, one row a visit

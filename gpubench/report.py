@@ -29,7 +29,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from numbers import Real
 from pathlib import Path
 from urllib.parse import quote
 
@@ -39,7 +38,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .core import machine_title, nearest, record_rows, records_path
+from .core import is_number, machine_title, nearest, record_rows, records_path
 from .plot import (LEFT_OUT_FRAC, ON_DARK, ON_LIGHT, PHASES, SETTINGS, STYLE, caption, is_known, leaves_out,
                            need_frame, own_settings, phase_shares, phases_height_in, plain_value, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, series_labels, setting_label,
@@ -125,7 +124,7 @@ def _price_names(row):
 
 def _check_prices(prices, names):
     for o,price in prices.items():
-        fit = isinstance(price, Real) and not isinstance(price, bool) and 0<price<math.inf
+        fit = is_number(price) and 0<price<math.inf
         _check(f'The price of {o!r}', price, fit, 'a number above 0, for an hour, such as 2.5')
         if o not in ('all', 'cpu', 'gpu', 'cuda', *names): raise ValueError(
             f"No visit ran on {o!r}, so it cannot have a price. {nearest(o, names)}"
@@ -153,7 +152,7 @@ def fmt(
 )->str: # Three significant digits, or a dash
     "A measured number as text"
     if not is_known(x): return '–'
-    _check('x', x, isinstance(x, Real), 'a number, or None where there is none')
+    _check('x', x, is_number(x), 'a number, or None where there is none')
     return f'{float(f"{x:.3g}"):,.10g} {unit}'.strip()
 
 def fmt_count(x)->str:
@@ -656,7 +655,7 @@ def best_batch(
     tolerance:float=.02,  # How far below the fastest still counts as fast, a fraction
 )->BestBatch|None: # None with fewer than two batch sizes that ran and left out few images
     "The smallest batch size that is as fast as the fastest, give or take `tolerance`"
-    is_fit = isinstance(tolerance, Real) and 0<=tolerance<1
+    is_fit = is_number(tolerance) and 0<=tolerance<1
     _check('tolerance', tolerance, is_fit, 'a fraction from 0 to 1, such as .02')
     if isinstance(df, pd.DataFrame) and not len(df): return None
     df = df if _is_loaded(df) else load_records(df)
@@ -1434,7 +1433,7 @@ MACHINE = { # row of the machine table -> column of the records
     'GPUs': 'n_gpus', 'driver': 'driver', 'CUDA': 'cuda', 'cuDNN': 'cudnn', 'Python': 'python', 'torch': 'torch',
     'torchvision': 'torchvision', 'fastai': 'fastai', 'fastcore': 'fastcore', 'gpubench': 'gpubench', 'system': 'os',
     'WSL2': 'wsl2', 'container': 'container', 'TF32 in matrix products': 'tf32_matmul',
-    'TF32 in convolutions': 'tf32_cudnn', "cuDNN's autotuner": 'cudnn_benchmark',
+    'TF32 in convolutions': 'tf32_cudnn', "cuDNN's autotuner": 'cudnn_benchmark', "how torch's threads wait": 'omp_wait_policy',
     'name in the records': 'machine'}
 
 def _text(x, unit=''):

@@ -168,12 +168,13 @@ def _pair_ratio(rows, level):
     return ratio_ci(a, b, level) if len(a) and len(b) else None
 
 def aa_pairs(
-    df,              # Records that are to count, one row a visit: `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`
+    df,              # Records that are to count, one row a visit: `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure`, if known
     level:float=.95, # Of the intervals
 )->list: # A tuple for each pair: its rows, and the `Interval` of the twin's times over its sibling's, None where a side has no time
     "The A/A pairs in these records, and the ratios that should be 1"
     if not {'trial_id', 'machine', 'twin'}<=set(df): return []
-    each = [o for _,o in df[df.trial_id.notna() & df.machine.notna()].groupby(['trial_id', 'machine'])]
+    alike = ['trial_id', 'machine', *{'measure'}.intersection(df)]
+    each = [o for _,o in df[df.trial_id.notna() & df.machine.notna()].groupby(alike, dropna=False)]
     return [(o, _pair_ratio(o.assign(twin=o.twin.eq(True)), level)) for o in each if o.twin.eq(True).any()]
 
 # %% ../nbs/01_stats.ipynb #e9e6e5c7

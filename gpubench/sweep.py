@@ -464,7 +464,7 @@ def noise_floor(
     df:pd.DataFrame, # Records of a sweep with an A/A pair
     level:float=.95, # Of the interval
 )->Interval: # Of a ratio that should be 1
-    "The times of the A/A pair, the twin's over its sibling's: no ratio inside this interval can be told from 1"
+    "The times of the A/A pair, the twin's over its sibling's; the truth is 1, so it shows how far chance alone moves a ratio"
     if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
         raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, and leave twin='auto'.")

@@ -9,11 +9,10 @@ __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks'
 # %% ../nbs/04_timing.ipynb #027a9524
 import sys
 from collections.abc import Callable
-from numbers import Integral
 from threading import get_ident
 from time import perf_counter
 
-from .core import wait_for  # first: it hides the warnings that fastai's import raises
+from .core import is_number, wait_for  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import pandas as pd
 import torch
@@ -46,7 +45,7 @@ class HostMarks:
     def wait(self): pass
     def reuse(self, marks): pass
 
-_Event = torch.cuda.Event.__base__   # what torch wraps: half the time for the same record and reading
+_Event = torch.cuda.Event.__base__   # without the Python that torch wraps around it
 
 class DeviceMarks:
     "Marks of a GPU: events on the stream that is current now"
@@ -377,7 +376,7 @@ class StepTimerCallback(Callback):
         skip:int=0, # Leave out so many steps at the start of each epoch
     )->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, the phases, `other_ms`, `step_ms`
         "The training steps of all fits so far; a phase that did not happen is NaN"
-        if not isinstance(skip, Integral) or skip<0: raise ValueError(f'skip is a number of steps, 0 or more; this is {skip!r}.')
+        if not is_number(skip, whole=True) or skip<0: raise ValueError(f'skip is a number of steps, 0 or more; this is {skip!r}.')
         df = pd.DataFrame(self.steps, columns=STEP_COLUMNS).astype({o: float for o in (*PHASES, 'other_ms', 'step_ms')})
         return df[df.step>=skip].reset_index(drop=True)
 
