@@ -6,11 +6,13 @@
 __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks', 'batch_images', 'StepTimerEdgeCallback',
            'callers', 'StepTimerCallback']
 
-# %% ../nbs/04_timing.ipynb #027a9524
+# %% ../nbs/04_timing.ipynb #70178f45
+import os
 import sys
 from collections.abc import Callable
-from threading import get_ident
+from threading import get_ident, local
 from time import perf_counter
+from weakref import WeakSet
 
 from .core import is_number, wait_for  # first: it hides the warnings that fastai's import raises
 import numpy as np
@@ -35,6 +37,18 @@ PHASES = { # column -> the intervals that it adds up, each from one event to ano
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASES, 'other_ms', 'step_ms']
 EPOCH_COLUMNS = ['fit', 'epoch', 'n_steps', 'n_images', 'first_batch_ms', 'closing_ms', 'train_s', 'valid_s', 'pinned']
 
+# %% ../nbs/04_timing.ipynb #84328d42
+_events, _at_fork = WeakSet(), local()
+
+def _new_event():
+    event = torch.cuda.Event(enable_timing=True)
+    _events.add(event)
+    return event
+
+def _hold_events(): _at_fork.events = [*_events]     # the fork inherits this list, and nothing clears it there
+def _drop_events(): _at_fork.events = None
+if hasattr(os, 'register_at_fork'): os.register_at_fork(before=_hold_events, after_in_parent=_drop_events)
+
 # %% ../nbs/04_timing.ipynb #618c8250
 class HostMarks:
     "Marks of a clock, in seconds"
@@ -45,14 +59,12 @@ class HostMarks:
     def wait(self): pass
     def reuse(self, marks): pass
 
-_Event = torch.cuda.Event.__base__   # without the Python that torch wraps around it
-
 class DeviceMarks:
     "Marks of a GPU: events on the stream that is current now"
     def __init__(self, device, clock:Callable=perf_counter):
         self.device, self.clock, self.free, self.stream = device, clock, [], torch.cuda.current_stream(device)
     def mark(self):
-        event = self.free.pop() if self.free else _Event(enable_timing=True)
+        event = self.free.pop() if self.free else _new_event()
         event.record(self.stream)                         # asking for the stream each time would cost twice as much as this
         return event
     def seconds(self, mark): return self.clock()          # what the host's clock says as the mark is made
