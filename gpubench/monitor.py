@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
-           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'CHECK_S',
-           'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices',
-           'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean',
-           'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
+           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'PATIENCE_S',
+           'BACKWARD', 'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices', 'fit_devices',
+           'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy',
+           'Monitor', 'summarise', 'MonitorCallback']
 
-# %% ../nbs/05_monitor.ipynb #22d550cc
+# %% ../nbs/05_monitor.ipynb #736cb437
 import math
 import multiprocessing
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
@@ -26,7 +27,7 @@ import psutil
 import torch
 from fastai.callback.core import Callback
 
-from .timing import batch_images, callers
+from .timing import batch_images
 
 # %% ../nbs/05_monitor.ipynb #53bcf55a
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
@@ -152,7 +153,7 @@ class GpuSource:
                                         f"its rows end there, and its means and energy are not given. {_advice(_LOST)}")
         return found
 
-# %% ../nbs/05_monitor.ipynb #f464c190
+# %% ../nbs/05_monitor.ipynb #6dd11f2d
 def _device_name(o):
     "'cuda:1' for 1, 'cuda:1' or a torch device; a UUID as it is; None for a CPU"
     if is_number(o, whole=True) and o>=0: return f'cuda:{o}'
@@ -176,7 +177,7 @@ def model_devices(
 )->list[str]:
     "The GPUs that hold the parameters of `model`"
     found = {str(o.device): o.device for o in model.parameters()} | {f'cuda:{o}': o for o in getattr(model, 'device_ids', None) or []}
-    return sorted(device_names([o for o in found.values() if isinstance(o, int) or o.type in ('cuda', 'cpu')]))
+    return sorted(device_names([o for o in found.values() if isinstance(o, int) or getattr(o, 'type', None) in ('cuda', 'cpu')]))
 
 def fit_devices(
     learn, # A Learner before its fit
@@ -192,7 +193,8 @@ def _uuids(name):
     if not name.startswith('cuda:'): return [name]
     i = int(name.partition(':')[2])
     if not torch.cuda.is_initialized() or i>=torch.cuda.device_count(): return []
-    uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None)
+    try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None)
+    except RuntimeError: return []                      # CUDA is in trouble: NVML may know the GPU by its number
     return [] if uuid is None else [f'GPU-{uuid}', f'MIG-{uuid}']
 
 class _NVML:
@@ -348,26 +350,19 @@ def check_interval(
     interval_s:float, # Seconds from one sample to the next
 )->float:
     "`interval_s`, or a `ValueError` that says what to do"
-    if is_number(interval_s) and 0<interval_s<math.inf: return float(interval_s)
+    if is_number(interval_s) and 0<interval_s<1e9: return float(interval_s)
     raise ValueError(f"interval_s is {interval_s!r}, but it has to be a number of seconds above 0, such as .25 for four samples a second.")
 
-# %% ../nbs/05_monitor.ipynb #fb5ea804
-CHECK_S = .25          # so often the thread looks whether its fit is still there
+# %% ../nbs/05_monitor.ipynb #da753ee4
 PATIENCE_S = 2.        # a fit that ends does not wait longer for a driver that does not answer
 
-def _on_stack(frame, thread_id):
-    "Does that thread still run what `frame` belongs to?"
-    now = sys._current_frames().get(thread_id)
-    while now is not None and now is not frame: now = now.f_back
-    return now is not None
-
-# %% ../nbs/05_monitor.ipynb #8c0b4c46
 class Sampling:
     "The samples of one fit. `find` returns sources and notes; it and all reading happen in a thread of its own"
-    def __init__(self, find, interval_s=.25, clock=perf_counter, cpu_clock=thread_time, frame=None):
-        self.find, self.clock, self.cpu_clock, self.frame, self.owner = find, clock, cpu_clock, frame, threading.get_ident()
+    def __init__(self, find, interval_s=.25, clock=perf_counter, cpu_clock=thread_time):
+        self.find, self.clock, self.cpu_clock = find, clock, cpu_clock
         self.pace, self.rows, self.spans, self.open = Pace(interval_s), [], [], []
         self.sources, self.own_notes, self.n, self.last_s, self.end_s, self.cpu_s = [], [], 0, None, None, 0.
+        self.mark_s, self.left = 0., False                                  # the thread's CPU time after its last sample; given up by `stop`
         self.stopping, self.ready, self.late, self.start_s = threading.Event(), threading.Event(), False, clock()
         self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
 
@@ -378,9 +373,16 @@ class Sampling:
         try: self.thread.start()
         except RuntimeError as e: return self._gives_up(f"The monitor could not start ({e}). "
                                                         "End other programs, or raise the limit of threads (ulimit -u).")
-        self.late = not self.ready.wait(patience_s)
-        if self.late: self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. "
-                                            "The fit went on. If `nvidia-smi` hangs as well, restart the machine.")
+        try: self.late = not self.ready.wait(patience_s)
+        except BaseException:                              # Ctrl-C: nobody will call `stop`
+            self.stopping.set()
+            raise
+        if self.late: self._goes_on_late(patience_s)
+
+    def _goes_on_late(self, patience_s):
+        self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. "
+                              "The fit went on. If `nvidia-smi` hangs as well, restart the machine.")
+        self.start_s = self.clock()                                         # the fit begins now
 
     def _gives_up(self, note):
         self.own_notes.append(note)
@@ -388,13 +390,14 @@ class Sampling:
 
     def take(self):
         "One sample: a row of each device"
-        start_s, cpu_s, time_s, part = self.clock(), self.cpu_clock(), self.now_s(), (self.open or [{}])[-1]
+        start_s, time_s, part = self.clock(), self.now_s(), (self.open or [{}])[-1]
         at = dict(sample=self.n, time_s=time_s, epoch=part.get('epoch'), phase=part.get('phase'))
-        for o in self.sources:
-            found = o.read(time_s) if o.alive else None
-            if found: self.rows.append(at | dict(device=o.device) | found)
+        rows = [at | dict(device=o.device) | found for o in self.sources if o.alive and (found := o.read(time_s))]
+        if self.left: return                                                # too late: the fit is over and its summary given
+        self.rows += rows
         self.n, self.last_s = self.n+1, time_s
-        if self.n>1: self.pace.add(self.cpu_clock()-cpu_s, self.clock()-start_s)          # the first one warms up
+        if self.n>1: self.pace.add(self.cpu_clock()-self.mark_s, self.clock()-start_s)    # the first one warms up
+        self.mark_s = self.cpu_clock()
 
     def _take_last(self):
         "A sample at the end, of dear columns too"
@@ -402,15 +405,9 @@ class Sampling:
             o.due_s = 0.
         self.take()
 
-    def _on(self): return not self.stopping.is_set() and (self.frame is None or _on_stack(self.frame, self.owner))
-
     def _wait(self):
         "Until the next sample is due; False if the fit ended meanwhile"
-        while self._on():
-            left_s = self.last_s+self.pace.period_s-self.now_s()
-            if left_s<=0: return True
-            self.stopping.wait(min(left_s, CHECK_S))
-        return False
+        return not self.stopping.wait(max(0., self.last_s+self.pace.period_s-self.now_s()))
 
     def _run(self):
         try:
@@ -418,12 +415,13 @@ class Sampling:
             self.own_notes += notes
             if not self.late: self.start_s = self.clock()                  # the fit waits for this moment
             self.take()
+            if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # it was asked for before the fit
             before_s = self.cpu_clock()                                    # the fit begins after this sample and ends before the last one
             self.ready.set()
             while self._wait():
                 self.take()
                 self.cpu_s = self.cpu_clock()-before_s
-            if self.stopping.is_set(): self._take_last()                   # after an error there is none that belongs to the fit
+            self._take_last()
         except Exception as e:                      # nothing that goes wrong here may print into a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
                                   "the fit went on. Please report this.")
@@ -431,7 +429,6 @@ class Sampling:
 
     def _ended(self):
         if self.end_s is None: self.end_s = self.last_s or 0.
-        self.frame = None                                                 # it holds the Learner
         self.ready.set()
 
     def stop(self, patience_s=PATIENCE_S):
@@ -440,7 +437,8 @@ class Sampling:
         self.stopping.set()
         if self.thread.ident is None: return
         self.thread.join(patience_s)
-        if self.thread.is_alive(): self.own_notes.append(
+        self.left = self.thread.is_alive()
+        if self.left: self.own_notes.append(
             f"A driver did not answer for {patience_s:g} s at the end of the fit, which did not wait for it. If `nvidia-smi` hangs as well, restart the machine.")
     @property
     def running(self): return self.end_s is None
@@ -456,6 +454,8 @@ class Sampling:
     def end(self):
         "The part that began last ends"
         if self.open: self.open.pop()['end_s'] = self.now_s()
+    def end_all(self):
+        while self.open: self.end()
 
 # %% ../nbs/05_monitor.ipynb #5a586cd1
 BACKWARD = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'process_cores', 'worker_frac'}   # they describe the time before their sample
@@ -616,13 +616,13 @@ class Monitor:
         sources, notes = gpu_sources(names, uuids)
         return sources + [CpuSource(CpuEnergy(self.powercap))], notes
 
-    def start(self, devices=None, frame=None):
-        "A fit begins; it ends with `stop`, or when `frame` has left the stack of this thread"
+    def start(self, devices=None):
+        "A fit begins; it ends with `stop`"
         self.stop()
         names = self.devices if devices is None else devices
         uuids = {o: _uuids(o) for o in names}
         interval_s = max(self.interval_s, SHORTEST_WINDOW_S) if names else self.interval_s
-        self.fits.append(Sampling(lambda: self.sources(names, uuids), interval_s, self.clock, frame=frame))
+        self.fits.append(Sampling(lambda: self.sources(names, uuids), interval_s, self.clock))
         self.fits[-1].start()
 
     def stop(self):
@@ -715,14 +715,31 @@ def summarise(
         monitor_note=' '.join([*short, *notes]) or None)
     return _gpu_part(df, fits, enough, n_images) | _cpu_part(df, fits, enough, n_images) | about
 
-# %% ../nbs/05_monitor.ipynb #b6fbae0b
-def _fired_by(learn):
-    "The frame that told `learn` to fire the event that is handled now"
-    frame = next((o for o in callers() if o.f_code.co_name=='__call__' and o.f_locals.get('self') is learn), None)
-    return frame and frame.f_back
+# %% ../nbs/05_monitor.ipynb #cecca55c
+class _Watch:
+    "What `learn._with_events` is during a fit: it sees each epoch begin, and an error pass, of which no event tells"
+    def __init__(self, learn, begin, end):
+        self.learn, self.begin, self.end, self.depth, self.on = learn, begin, end, 0, True
+        self.had, self.plain = '_with_events' in vars(learn), learn._with_events
+        learn._with_events = self
+    def __call__(self, f, event_type, *args, **kwargs):
+        if event_type!='epoch' or not self.on: return self.plain(f, event_type, *args, **kwargs)
+        if self.depth==0: self.begin()
+        self.depth += 1                            # above 1 in a fit within the fit
+        try: return self.plain(f, event_type, *args, **kwargs)
+        except BaseException:
+            if self.depth==1: self.end()
+            raise
+        finally: self.depth -= 1
+    def remove(self):
+        "The Learner is as it was; one that lies under another's only passes on"
+        self.on = False
+        while isinstance(top := vars(self.learn).get('_with_events'), _Watch) and not top.on:
+            if top.had: self.learn._with_events = top.plain
+            else: del self.learn._with_events
+    def __reduce__(self): return partial, (type(self.learn)._with_events, self.learn)       # exported in the middle of a fit
 
-_NO_FIT = {'__enter__', '__exit__', 'tta'}   # functions of Learner that fire before_fit and after_fit without a fit
-
+# %% ../nbs/05_monitor.ipynb #03f09b87
 class MonitorCallback(Callback):
     "What the machine did during each fit: `to_df()`, `summary()`, `notes`"
     order = -math.inf
@@ -736,27 +753,43 @@ class MonitorCallback(Callback):
         self.options = dict(interval_s=interval_s, devices=devices, powercap=powercap)
         self.machine = Monitor(interval_s, () if devices is None else devices, clock, powercap, sources)
 
-    def before_fit(self):
-        frame = _fired_by(self.learn)
-        if frame is None or frame.f_code.co_name in _NO_FIT: return
-        self.machine.start(fit_devices(self.learn) if self.options['devices'] is None else None, frame)
+        self.watch = None
 
+    def before_fit(self):                     # `validate` and `get_preds` fire it too; they have no epochs
+        if self._is_inner: return
+        self._leave()                         # one is left where a fit failed before its first epoch
+        self.watch = _Watch(self.learn, self._enter, self._leave)
     def after_fit(self):
-        if self.machine.running and _fired_by(self.learn) is self.machine.fits[-1].frame: self.machine.stop()
+        if not self._is_inner: self._leave()
 
+    @property
+    def _is_inner(self): return self.watch is not None and self.watch.depth>0
+    def _enter(self):
+        if self not in self.learn.cbs: return self._leave()
+        if not self.machine.running: self.machine.start(fit_devices(self.learn) if self.options['devices'] is None else None)
+    def _leave(self):
+        self.machine.stop()
+        if self.watch: self.watch.remove()
+        self.watch = None
+
+    @property
+    def _fit(self): # the samples of the fit under way; None in a fit within the fit, whose time is its step's
+        return self.machine.fits[-1] if self.machine.running and self.watch and self.watch.depth==1 else None
     def _begin(self, phase):
-        if self.machine.running: self.machine.fits[-1].begin(phase, self.learn.epoch)
+        if self._fit: self._fit.begin(phase, self.learn.epoch)
     def _end(self):
-        if self.machine.running: self.machine.fits[-1].end()
+        if self._fit: self._fit.end()
     def before_train(self): self._begin('train')
     def before_validate(self): self._begin('valid')
     def after_train(self): self._end()
     def after_validate(self): self._end()
+    def after_cancel_epoch(self):             # fastai fires no after_train or after_validate then
+        if self._fit: self._fit.end_all()
     def after_batch(self):
-        at = self.machine.fits[-1].open if self.machine.running else ()
+        at = self._fit.open if self._fit else ()
         if at and at[-1]['phase']=='train': at[-1]['n_images'] += batch_images(self.learn)
 
-    def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k!='machine'}
+    def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k not in ('machine', 'watch')}
     def __setstate__(self, state):
         self.__init__(**state['options'])
         self.__dict__.update(state)

@@ -236,7 +236,7 @@ def test_gone_within_a_second_of_an_error():
         end = time.monotonic()+20
         while cb.machine.fits[0].thread.is_alive() and time.monotonic()<end: time.sleep(.01)
         took_s = time.monotonic()-(end-20)
-    assert not cb.machine.running and kept.value is not None and took_s<10       # a quarter of a second as a rule
+    assert not cb.machine.running and kept.value is not None and took_s<10       # at once, as a rule
 
 def test_a_slow_driver_is_asked_less_often():
     with FakeNVML([FakeGPU(**BUSY)], query_s=.03).installed(), Monitor(devices=0) as m: time.sleep(3)
