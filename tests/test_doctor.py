@@ -579,6 +579,68 @@ def test_data_that_cannot_be_kept(machine):
     machine.look().one('data_readonly', 'is no folder', 'digits, synthetic', remedy=['FASTAI_HOME'])
 
 
+# ---- a check that cannot be made
+
+def failed(said): return [o['what'] for o in said.said['findings'] if o['code']=='check_failed']
+
+
+@pytest.mark.skipif(os.name=='nt', reason='users of POSIX')
+def test_a_user_without_a_home(machine):
+    "What the operating system says of a number that `docker run --user` gave"
+    machine.env['FASTAI_HOME'] = ''
+    p = machine.run(f"""import os, pwd, sys
+os.environ.pop('HOME')
+def nobody(uid): raise KeyError(uid)
+pwd.getpwuid = nobody
+sys.argv = ['gpubench', 'doctor', '--json']
+from gpubench.cli import main; main()""")
+    said = Said(json.loads(p.stdout))
+    assert p.returncode==said.exit_code==1 and p.stderr==''
+    assert [o for o in ('check_kernel', 'check_data') if o not in ' '.join(failed(said))]==[]
+    said.has('check_failed', 'RuntimeError: Could not determine home directory. ', remedy=['HOME'])
+    assert {'torch_ok', 'fastai_ok', 'cpu_calm'} <= set(said.by_code)
+
+
+def test_fastai_is_not_blamed_for_a_missing_home(machine):
+    write(machine.site/'fastai', {'vision/all.py': 'raise RuntimeError("Could not determine home directory.")'})
+    machine.look().one('fastai_dead', 'home directory.', remedy=['variable HOME'])
+
+
+def test_a_psutil_that_cannot_be_loaded(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    said = machine.look(busy_percent=None)
+    said.one('check_failed', '`cpu_load` could not be made: OSError: libpsutil.so: wrong ELF class. ', remedy=['ask the doctor again'])
+    assert said.by_code['torch_ok'] and said.exit_code==1
+
+
+def test_a_broken_psutil_does_not_hide_who_computes(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[7, 1200]]))])
+    machine.look(busy_percent=None).has('gpu_shared', 'a process (process 7) with 1200 MiB')
+
+
+def test_no_single_check_ends_the_run(machine):
+    code = """import json, sys, gpubench.doctor as d
+names = sorted(o for o in vars(d) if o.startswith('check_'))
+def broken(name):
+    def check(*args): raise ValueError('x')
+    check.__name__ = name
+    return check
+said = d.probe_all()
+d.probe_all = lambda: said
+for name in names + ['find_nvidia', 'cpu_load', '_machine']:
+    kept = getattr(d, name)
+    setattr(d, name, broken(name))
+    found = d.examine(ROOT)['findings']
+    print(name, [o.code for o in found if o.level!='ok'], len(found)>5)
+    setattr(d, name, kept)
+""".replace('ROOT', repr(str(machine.root)))
+    p = machine.run(code)
+    lines = p.stdout.splitlines()
+    assert p.returncode==0 and len(lines)>=15, p.stderr
+    assert [o for o in lines if not o.endswith("['check_failed'] True")]==[]
+
+
 # ---- what a script and a student get
 
 def test_the_shape_for_scripts(machine):
