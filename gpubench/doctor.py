@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'CODES', 'NO_HOME', 'LOST', 'QUESTIONS', 'STEPS', 'ON_CPU', 'CUDA_TORCH', 'CUDA_SAYS', 'BRAKES', 'LAB_MIB',
-           'COLUMNS', 'SAME_BUILD', 'FASTAI_PAIR', 'BUSY_FRAC', 'MORE_SHM', 'ALWAYS_THERE', 'DOWNLOADED', 'PACKAGES',
-           'LABELS', 'VERDICTS', 'WIDTH', 'SCHEMA', 'Finding', 'finding', 'exit_code', 'run_probe', 'probe',
-           'probe_all', 'find_nvidia', 'Look', 'check_gpu', 'gpu_states', 'check_gpu_states', 'check_nvml',
+           'COLUMNS', 'UNWATCHED', 'SAME_BUILD', 'FASTAI_PAIR', 'BUSY_FRAC', 'MORE_SHM', 'ALWAYS_THERE', 'DOWNLOADED',
+           'PACKAGES', 'LABELS', 'VERDICTS', 'WIDTH', 'SCHEMA', 'Finding', 'finding', 'exit_code', 'run_probe', 'probe',
+           'probe_all', 'find_nvidia', 'Look', 'unopened', 'check_gpu', 'gpu_states', 'check_gpu_states', 'check_nvml',
            'check_packages', 'check_python', 'check_pynvml', 'check_torch', 'check_fastai', 'check_cpu', 'cpu_load',
            'check_load', 'check_shared_memory', 'check_kernel', 'fastai_data_folder', 'check_data', 'examine',
            'diagnose', 'as_text', 'as_json']
@@ -303,6 +303,16 @@ ON_CPU = "Labs measure the CPU."
 
 def _but(look): return f"There is an NVIDIA GPU ({', '.join(look.names) or 'its driver is here'}), but"
 
+def unopened(
+    look:Look,
+)->list[dict]: # NVML's rows
+    "GPUs that NVML counts and cannot open, for another reason than that they are lost"
+    return [o for o in look.nvml.get('gpus', []) if not o['ok'] and o['code'] not in LOST]
+
+def _why_unopened(look):
+    o = unopened(look)[0]
+    return _plain(o['error']).rstrip('.') + (f", NVML error {o['code']}" if o['code'] is not None else '')
+
 def _plain(error): return re.sub(r'^NVMLError\w*: ', '', error or '')
 
 # %% ../nbs/11_doctor.ipynb #79246091
@@ -434,7 +444,9 @@ def _cuda_dead(look, said):
     start, end = f"{_but(look)} {look.torch_name}", ON_CPU if not look.used else ''
     for words,code,means,remedy in CUDA_SAYS:
         if re.search(words, said): return finding(code, f"{start} {means} {_quote(said)} {end}".strip(), remedy)
-    seen = "NVML sees it, so the driver is there, but CUDA does not work. " if look.nvml['ok'] else ''
+    seen = ''
+    if unopened(look): seen = f"NVML counts it, but cannot open it either ({_why_unopened(look)}). "
+    elif look.nvml['ok']: seen = "NVML sees it, so the driver is there, but CUDA does not work. "
     return finding('cuda_dead', f"{start} cannot use it. {seen}{_quote(said)} {end}".strip(), _cuda_remedy(look))
 
 def _cuda_remedy(look):
@@ -582,13 +594,27 @@ def _nvml_remedy(look):
     return ("Install the part of the driver that holds libnvidia-ml.so.1: in Ubuntu `libnvidia-compute-` and the driver's "
             "first number.")
 
+# %% ../nbs/11_doctor.ipynb #b615af28
+UNWATCHED = "Times are measured; utilisation, power, temperature and energy are not."
+
+def _unopened(look):
+    rows = unopened(look)
+    if not rows or look.used and all(_partner(look, o) for o in look.used): return       # those it opens are those in use
+    which = ', '.join(str(o['index']) for o in rows)
+    cure = (f"Your user may not open the device files: see `ls -l /dev/nvidia*`. "
+            f"{'Start the container with `docker run --gpus all`' if look.container else 'Ask who runs the machine'}."
+            if rows[0]['code']==4 else _restart(look))
+    return finding('nvml_dead', f"NVML counts GPU {which}, but cannot open it: {_why_unopened(look)}. "
+                   f"{UNWATCHED if look.used else 'No sensor can be read.'}", cure)
+
 def check_nvml(
     look:Look,
 )->list[Finding]: # Empty where NVML answers, or where no GPU is used
     "Does NVML answer for a GPU that torch uses?"
+    if said := _unopened(look): return [said]
     if look.nvml['ok'] or not look.used: return []
-    return [finding('nvml_dead', f"torch uses the GPU, but NVML does not answer: {_plain(look.nvml['error'])}. Times are "
-                    "measured; utilisation, power, temperature and energy are not.", _nvml_remedy(look))]
+    return [finding('nvml_dead', f"torch uses the GPU, but NVML does not answer: {_plain(look.nvml['error'])}. {UNWATCHED}",
+                    _nvml_remedy(look))]
 
 # %% ../nbs/11_doctor.ipynb #1c393983
 def _package(name):

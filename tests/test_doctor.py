@@ -314,6 +314,24 @@ def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
     said.has('gpu_memory_ok', '7.6 of 8.0 GiB')
 
 
+@pytest.mark.parametrize('code,words,remedy', [(NO_PERMISSION, 'Insufficient Permissions, NVML error 4', '/dev/nvidia*'),
+                                               (UNKNOWN, 'Unknown Error, NVML error 999', 'Restart')])
+def test_nvml_counts_a_gpu_and_cannot_open_it(machine, code, words, remedy):
+    machine.has_gpus([FakeGPU(**RTX)], errors=dict(nvmlDeviceGetHandleByIndex=code))
+    said = machine.look()
+    said.one('nvml_dead', f'NVML counts GPU 0, but cannot open it: {words}. Times are measured', remedy=[remedy])
+    said.has('gpu_ok', 'RTX 3060 Ti')
+
+
+def test_neither_nvml_nor_cuda_can_open_it(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION))
+    machine.torch['warning'] = 'CUDA unknown error'
+    said = machine.look()
+    assert said.wrong==['cuda_dead', 'nvml_dead'] and 'NVML sees it' not in json.dumps(said.said)
+    said.has('cuda_dead', 'cannot open it either (Insufficient Permissions, NVML error 4)')
+    said.has('nvml_dead', 'No sensor can be read', remedy=['/dev/nvidia*'])
+
+
 def test_an_nvml_that_ends_its_process(machine):
     machine.has_gpus([FakeGPU(**RTX)])
     write(machine.site, {'pynvml.py': 'import os\nos.abort()'})
