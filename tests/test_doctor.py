@@ -211,6 +211,17 @@ def test_what_is_not_answered_is_neither_an_error_nor_zero(machine):
     assert ' 0 %' not in json.dumps(said.said) and ' 0 W' not in json.dumps(said.said)
 
 
+@pytest.mark.parametrize('fake,column', [
+    (dict(default_limit_w=4294967.295), 'default_limit_w'), (dict(power_limit_w=4294967.295), 'power_limit_w'),
+    (dict(util_gpu_percent=255), 'busy_percent'), (dict(throttle_reasons=2**64-1), 'throttle_bits')])
+def test_a_number_of_ones_is_no_answer(machine, fake, column):
+    machine.has_gpus([FakeGPU(**RTX | fake)])
+    said = machine.look()
+    gpu = said.said['nvml']['gpus'][0]
+    assert said.wrong==[] and said.exit_code==0 and gpu[column] is None and gpu['unanswered']==[column]
+    said.has('nvml_gaps')
+
+
 def test_mig_is_no_error(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()], memory_used_mib=143000, processes=[[1, 100]])])
     machine.torch['gpus'][0].update(name='NVIDIA H200 MIG 1g.18gb', uuid='MIG-1', total_mib=16384, free_mib=15000)
