@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'CODES', 'NO_HOME', 'LOST', 'MOST_W', 'NOT_TOLD', 'QUESTIONS', 'STEPS', 'ON_CPU', 'CUDA_TORCH', 'CUDA_SAYS',
-           'BRAKES', 'LAB_MIB', 'COLUMNS', 'UNWATCHED', 'SAME_BUILD', 'FASTAI_PAIR', 'BUSY_FRAC', 'MORE_SHM',
-           'ALWAYS_THERE', 'DOWNLOADED', 'PACKAGES', 'LABELS', 'VERDICTS', 'WIDTH', 'SCHEMA', 'Finding', 'finding',
-           'exit_code', 'run_probe', 'probe', 'probe_all', 'find_nvidia', 'Look', 'unopened', 'check_gpu', 'gpu_states',
-           'check_gpu_states', 'check_nvml', 'check_packages', 'check_python', 'check_pynvml', 'check_torch',
-           'check_fastai', 'check_cpu', 'cpu_load', 'check_load', 'check_shared_memory', 'check_kernel',
+           'BRAKES', 'LAB_MIB', 'COLUMNS', 'UNWATCHED', 'UNSAMPLED', 'SAME_BUILD', 'FASTAI_PAIR', 'BUSY_FRAC',
+           'MORE_SHM', 'ALWAYS_THERE', 'DOWNLOADED', 'PACKAGES', 'LABELS', 'VERDICTS', 'WIDTH', 'SCHEMA', 'Finding',
+           'finding', 'exit_code', 'run_probe', 'probe', 'probe_all', 'find_nvidia', 'Look', 'unopened', 'check_gpu',
+           'gpu_states', 'check_gpu_states', 'check_nvml', 'check_packages', 'check_python', 'check_pynvml',
+           'check_torch', 'check_fastai', 'check_cpu', 'cpu_load', 'check_load', 'check_shared_memory', 'check_kernel',
            'fastai_data_folder', 'check_data', 'examine', 'diagnose', 'as_text', 'as_json']
 
 # %% ../nbs/11_doctor.ipynb #2ad334ac
@@ -44,7 +44,7 @@ CODES = dict( # code → level, what it is about
     gpu_too_old='limit gpu', gpu_full='limit gpu', gpu_taken='limit gpu', mig_empty='limit gpu',
     driver_missing='limit gpu', driver_asleep='limit gpu', driver_mismatch='limit gpu', driver_old='limit gpu',
     driver_dead='limit gpu', torch_for_cpu='limit gpu', torch_first='limit gpu', cuda_dead='limit gpu',
-    nvml_dead='limit nvml', nvml_gaps='ok nvml', gpu_mig='ok gpu_memory', gpu_memory_ok='ok gpu_memory',
+    nvml_dead='limit nvml', nvitop_dead='limit nvml', nvml_gaps='ok nvml', gpu_mig='ok gpu_memory', gpu_memory_ok='ok gpu_memory',
     gpu_memory_low='limit gpu_memory', gpu_shared='limit gpu_shared', gpu_busy='limit gpu_shared',
     gpu_throttled='limit gpu_throttled', power_limited='limit gpu_power', cpu_ok='ok cpu', cpu_quota='limit cpu',
     cpu_calm='ok cpu_load', cpu_busy='limit cpu_load',
@@ -191,15 +191,20 @@ def _gpu_row(i):
     row = dict.fromkeys(['ok', 'error', 'code', *QUESTIONS, 'unanswered'])
     return {k: v for k,v in (dict(index=i) | row | _try(lambda: _watch_gpu(i))).items() if k!='warnings'}
 
+def _try_nvitop():
+    import nvitop
+    return dict(version=nvitop.__version__)
+
 def _try_nvml():
-    import pynvml
+    try: import pynvml
+    except Exception as e: raise ImportError(f'pynvml cannot be imported: {_in_words(e)}') from e
     pynvml.nvmlInit()
     v = _ask(['nvmlSystemGetCudaDriverVersion_v2', 'nvmlSystemGetCudaDriverVersion'], int)['answer']
     return dict(driver=_ask(['nvmlSystemGetDriverVersion'], str)['answer'],
                 cuda=f'{v//1000}.{v%1000//10}' if v else None,      # the newest CUDA that the driver serves
                 gpus=[_gpu_row(i) for i in range(pynvml.nvmlDeviceGetCount())])
 
-STEPS = dict(nvml=_try_nvml, torch=_try_torch, torchvision=_try_torchvision, fastai=_try_fastai, fit=_try_fit,
+STEPS = dict(nvml=_try_nvml, nvitop=_try_nvitop, torch=_try_torch, torchvision=_try_torchvision, fastai=_try_fastai, fit=_try_fit,
              cuda=_try_cuda, machine=describe_machine)   # what may end its process comes late
 
 # %% ../nbs/11_doctor.ipynb #65542098
@@ -238,8 +243,9 @@ def probe(
     return _read_probe(names, p.stdout, _how_it_ended(p.returncode))
 
 def probe_all()->dict: # Step → what it said
-    "All of `STEPS`: NVML first and alone, then the others in one process, where torch is imported once"
-    return probe(['nvml'], timeout_s=30) | probe([o for o in STEPS if o!='nvml'])
+    "All of `STEPS`: NVML first and with nvitop alone, then the others in one process, where torch is imported once"
+    watch = ['nvml', 'nvitop']
+    return probe(watch, timeout_s=30) | probe([o for o in STEPS if o not in watch])
 
 # %% ../nbs/11_doctor.ipynb #bd7dadfb
 def _smi_path(root):
@@ -289,7 +295,12 @@ class Look:
     env:dict        # Environment variables
     wsl2:bool=False
     container:bool=False
+    nvitop:dict|None=None # What the probe says of nvitop
 
+    @property
+    def unasked(self):
+        "Could pynvml not be used, so that NVML never heard a question?"
+        return not self.nvml['ok'] and 'pynvml' in self.nvml['error']
     @property
     def names(self):
         "Of all GPUs here, as NVML or else nvidia-smi gives them"
@@ -402,7 +413,7 @@ def _invisible(look):
 # %% ../nbs/11_doctor.ipynb #abc363f8
 def _driver_dead(look):
     said = look.complaint or ('' if look.nvml['ok'] else _plain(look.nvml['error']))
-    if look.nvml['ok'] or look.traces['names'] or not said or look.cuda_says: return
+    if look.nvml['ok'] or look.traces['names'] or not said or look.cuda_says or look.unasked and not look.complaint: return
     who = 'nvidia-smi' if look.complaint else 'NVML'
     more = "Start the container with GPU access: `docker run --gpus all`." if look.container else "Else install it anew."
     return finding('driver_dead', f"There is an NVIDIA driver, but {who} says: {said.rstrip('.')}. {ON_CPU}",
@@ -472,6 +483,9 @@ def _seen_anywhere(look):
                 or code not in (None, 9, 12) or code==9 and t['pci'] is None)
 
 def _no_gpu(look):
+    if look.nvml.get('code') is None: return finding(
+        'gpu_none', f"NVML could not be asked for a GPU by NVIDIA ({_plain(look.nvml['error']).rstrip('.')}), and nothing "
+        f"else tells of one. {ON_CPU}", "Where there is one: " + (_nvml_remedy(look) if look.unasked else _restart(look)))
     if not look.traces['wsl_gpu']: return finding('gpu_none', "No NVIDIA GPU was found. Labs measure the CPU and explain "
                                                   "the GPU part from records of a real one.")
     return finding('gpu_none', f"WSL2 shows a GPU, but none by NVIDIA that it could name. {ON_CPU}",
@@ -617,12 +631,26 @@ def _unopened(look):
     return finding('nvml_dead', f"NVML counts GPU {which}, but cannot open it: {_why_unopened(look)}. "
                    f"{UNWATCHED if look.used else 'No sensor can be read.'}", cure)
 
+# %% ../nbs/11_doctor.ipynb #e7caa5dc
+UNSAMPLED = "A fit that is watched by the monitor samples no GPU."
+
+def _nvitop_dead(look):
+    "nvitop is installed and cannot be imported; `check_packages` says where it is not installed"
+    said = look.nvitop or dict(ok=True)
+    if said['ok'] or said['error']=="ModuleNotFoundError: No module named 'nvitop'" or not look.names: return
+    return finding('nvitop_dead', f"nvitop cannot be imported: {said['error'].rstrip('.')}. {UNSAMPLED}",
+                   _unless_homeless(said['error'], "Run `pip install --force-reinstall nvitop`."))
+
+# %% ../nbs/11_doctor.ipynb #9fd6d169
 def check_nvml(
     look:Look,
 )->list[Finding]: # Empty where NVML answers, or where no GPU is used
     "Does NVML answer for a GPU that torch uses?"
     if said := _unopened(look): return [said]
-    if look.nvml['ok'] or not look.used: return []
+    if look.nvml['ok']: return [*filter(None, [_nvitop_dead(look)])]
+    if look.unasked and not look.used and _seen_anywhere(look): return [finding(
+        'nvml_dead', f"NVML cannot be asked: {_plain(look.nvml['error']).rstrip('.')}. {UNSAMPLED}", _nvml_remedy(look))]
+    if not look.used: return []
     return [finding('nvml_dead', f"torch uses the GPU, but NVML does not answer: {_plain(look.nvml['error'])}. {UNWATCHED}",
                     _nvml_remedy(look))]
 
@@ -884,7 +912,8 @@ def _machine(tried, root):
 
 def _look(said, root):
     traces = find_nvidia(root, ask_smi=not said['nvml']['ok'])
-    return Look(traces, said['nvml'], said['torch'], said['cuda'], os.environ, is_wsl2(root), in_container(root))
+    return Look(traces, said['nvml'], said['torch'], said['cuda'], os.environ, is_wsl2(root), in_container(root),
+                said['nvitop'])
 
 # %% ../nbs/11_doctor.ipynb #d1057eeb
 def _check_gpus(said, root):

@@ -349,6 +349,34 @@ def test_an_nvml_that_ends_its_process(machine):
     machine.look().has('nvml_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
 
 
+TORN = 'raise RuntimeError("torn while it was installed")'
+
+
+def test_a_broken_nvitop(machine):
+    plant(machine.site, 'nvitop', '1.7.0', TORN)
+    assert machine.look().wrong==[]                                    # nothing here to watch
+    machine.has_gpus([FakeGPU(**RTX)])
+    said = machine.look()
+    said.one('nvitop_dead', 'RuntimeError: torn while it was installed. ', 'samples no GPU', remedy=['pip install --force-reinstall nvitop'])
+
+
+@pytest.mark.parametrize('torch', [True, False])
+def test_a_broken_pynvml(machine, torch):
+    machine.has_gpus([FakeGPU(**RTX)], torch=torch)
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    assert said.wrong==(['nvml_dead'] if torch else ['cuda_dead', 'nvml_dead']) and said.exit_code==1
+    said.has('nvml_dead', 'pynvml cannot be imported: RuntimeError: torn while', remedy=['pip install --force-reinstall nvidia-ml-py'])
+    assert 'NVML says' not in json.dumps(said.said)
+
+
+def test_without_pynvml_nobody_knows_of_no_gpu(machine):
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    said.has('gpu_none', 'NVML could not be asked', 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    assert said.wrong==[] and 'No NVIDIA GPU was found' not in json.dumps(said.said)
+
+
 def test_an_older_driver_has_older_names(machine):
     machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))], missing=['nvmlDeviceGetCurrentClocksEventReasons'])
     machine.look().one('gpu_throttled')
