@@ -234,7 +234,9 @@ def test_mig_is_no_error(machine):
 
 def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
-    machine.look().one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    said = machine.look()
+    said.one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
 
 
 # ---- a GPU that is not used
@@ -417,6 +419,34 @@ def test_hidden_by_a_variable(machine, value):
     machine.has_gpus([FakeGPU(**RTX)], torch=False)
     machine.env['CUDA_VISIBLE_DEVICES'] = value
     machine.look().one('gpu_hidden', f'CUDA_VISIBLE_DEVICES={value!r}', remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+@pytest.mark.parametrize('value,words', [('MIG-8f2c', 'names none'), ('0,0', 'names one twice'), ('0,00', 'names one twice')])
+@pytest.mark.parametrize('errors', [{}, dict(nvmlDeviceGetMigMode=3)])       # 3: not supported
+def test_hidden_by_a_part_that_is_not_here_or_a_name_given_twice(machine, value, words, errors):
+    machine.has_gpus([FakeGPU(**RTX, errors=errors)], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = value
+    machine.look().one('gpu_hidden', words, remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+def test_a_part_of_a_split_card_is_not_called_hidden(machine):
+    machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = 'MIG-8f2c'
+    machine.look().one('mig_empty')
+
+
+@pytest.mark.parametrize('query', ['nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetUUID'])
+def test_the_only_gpu_needs_a_reset_and_is_not_another_one(machine, query):
+    machine.has_gpus([FakeGPU(**RTX, errors={query: 16})])
+    said = machine.look()
+    said.has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+    assert 'other GPU' not in json.dumps(said.said)
+
+
+def test_the_one_of_two_that_torch_uses_needs_a_reset(machine):
+    machine.has_gpus([FakeGPU(**RTX, errors=dict(nvmlDeviceGetUtilizationRates=16)), FakeGPU(**RTX)])
+    machine.torch['gpus'].pop()
+    machine.look().has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
 
 
 def test_one_of_two_gpus_is_lost(machine):
