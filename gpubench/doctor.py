@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from configparser import ConfigParser, Error as ConfigError
@@ -895,10 +896,11 @@ def fastai_data_folder(
     return _fastai_folder('data', env)
 
 def _why_readonly(folder):
-    "Why nothing can be written there, or None"
-    there = next(o for o in (folder, *folder.parents) if o.exists())
+    "Why nothing can be written there, or None; tried, as a system may allow what it then refuses"
+    there = next((o for o in (folder, *folder.parents) if os.path.exists(o)), folder)
     if not there.is_dir(): return f'{there} is no folder'
-    return None if os.access(there, os.W_OK) else f'{there} may not be written'
+    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))
+    except OSError as e: return f'{there} may not be written ({e.strerror or _in_words(e)})'
 
 # %% ../nbs/11_doctor.ipynb #e84f711e
 def check_data(

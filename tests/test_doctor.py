@@ -666,6 +666,17 @@ def test_data_that_cannot_be_kept(machine):
     machine.look().one('data_readonly', 'is no folder', 'digits, synthetic', remedy=['FASTAI_HOME'])
 
 
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='no file system that refuses what it allows')
+def test_a_folder_that_only_says_that_it_may_be_written(machine):
+    machine.env['FASTAI_HOME'] = '/proc/gpubench/fastai'
+    machine.look().one('data_readonly', '/proc may not be written (', remedy=['FASTAI_HOME'])
+
+
+def test_a_folder_that_was_tried_is_as_it_was(machine):
+    machine.env['FASTAI_HOME'] = str(machine.root/'home/new')
+    assert machine.look().by_code['data_ok'] and list((machine.root/'home').iterdir())==[]
+
+
 # ---- a check that cannot be made
 
 def failed(said): return [o['what'] for o in said.said['findings'] if o['code']=='check_failed']
