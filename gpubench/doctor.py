@@ -46,8 +46,8 @@ CODES = dict( # code → level, what it is about
     gpu_too_old='limit gpu', gpu_full='limit gpu', gpu_taken='limit gpu', mig_empty='limit gpu',
     driver_missing='limit gpu', driver_asleep='limit gpu', driver_mismatch='limit gpu', driver_old='limit gpu',
     driver_dead='limit gpu', torch_for_cpu='limit gpu', torch_first='limit gpu', cuda_dead='limit gpu',
-    nvml_dead='limit nvml', nvitop_dead='limit nvml', nvml_gaps='ok nvml', gpu_mig='ok gpu_memory', gpu_memory_ok='ok gpu_memory',
-    gpu_memory_low='limit gpu_memory', gpu_shared='limit gpu_shared', gpu_busy='limit gpu_shared',
+    nvml_dead='limit nvml', nvitop_dead='limit nvml', nvml_gaps='ok nvml',
+    gpu_mig='ok gpu_memory', gpu_memory_ok='ok gpu_memory', gpu_memory_low='limit gpu_memory', gpu_shared='limit gpu_shared', gpu_busy='limit gpu_shared',
     gpu_throttled='limit gpu_throttled', power_limited='limit gpu_power', cpu_ok='ok cpu', cpu_quota='limit cpu',
     cpu_calm='ok cpu_load', cpu_busy='limit cpu_load',
     shared_memory_ok='ok shared_memory', shared_memory_small='limit shared_memory',
@@ -80,8 +80,8 @@ def exit_code(
     return max((LEVELS.index(o.level) for o in findings), default=0)
 
 # %% ../nbs/11_doctor.ipynb #a17a0710
-NO_HOME = ("Set the environment variable HOME to a folder that you may write to: this user has none, as in a container that "
-           "was started with a user number of its own.")
+NO_HOME = ("Set the environment variable HOME to a folder that you may write to: this user has none, as in a container "
+           "that was started with a user number of its own.")
 
 def _in_words(e): return f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}".removesuffix(': ')
 
@@ -92,7 +92,8 @@ def _guarded(check, *args):
     "What a check gives, or the finding that it could not be made"
     try: return check(*args)
     except Exception as e: error, name = _in_words(e).rstrip('.'), check.__name__.lstrip('_')
-    return finding('check_failed', f"The doctor's check `{name}` could not be made: {error}. What it would say is not known.",
+    return finding('check_failed', f"The doctor's check `{name}` could not be made: {error}. What it would say is "
+                   "not known.",
                    _unless_homeless(error, "Mend what the error names, and ask the doctor again."))
 
 def _all(checks):
@@ -152,7 +153,8 @@ NOT_SUPPORTED = 3
 MOST_W = 1e5      # W; a "power limit" above that means that there is none
 NOT_TOLD = (2**32-1, 2**64-1)   # NVML fills a number with ones where it does not know it
 
-def _mib(o): return dict(total_mib=o.total/2**20, free_mib=o.free/2**20) if 0<o.total<NOT_TOLD[1] and o.free<=o.total else None
+def _mib(o):
+    if 0<o.total<NOT_TOLD[1] and o.free<=o.total: return dict(total_mib=o.total/2**20, free_mib=o.free/2**20)
 
 def _watts(o): return o/1000 if 0<o/1000<MOST_W else None
 
@@ -208,8 +210,8 @@ def _try_nvml():
                 cuda=f'{v//1000}.{v%1000//10}' if v else None,      # the newest CUDA that the driver serves
                 gpus=[_gpu_row(i) for i in range(pynvml.nvmlDeviceGetCount())])
 
-STEPS = dict(nvml=_try_nvml, nvitop=_try_nvitop, torch=_try_torch, torchvision=_try_torchvision, fastai=_try_fastai, fit=_try_fit,
-             cuda=_try_cuda, machine=describe_machine)   # what may end its process comes late
+STEPS = dict(nvml=_try_nvml, nvitop=_try_nvitop, torch=_try_torch, torchvision=_try_torchvision, fastai=_try_fastai,
+             fit=_try_fit, cuda=_try_cuda, machine=describe_machine)   # what may end its process comes late
 
 # %% ../nbs/11_doctor.ipynb #65542098
 def run_probe(
@@ -387,7 +389,8 @@ def _lost(look):
     if not gone: return
     n = min(len(look.nvml['gpus'])-len(gone), sum(o.get('uuid') not in _uuids(gone) for o in look.used))
     left = ON_CPU
-    if look.used: left = f"torch still uses {n} other GPU(s)." if n else "What torch computes on it now is not to be trusted."
+    if look.used: left = "What torch computes on it now is not to be trusted."
+    if n: left = f"torch still uses {n} other GPU(s)."
     numbers = ', '.join(str(o['index']) for o in gone)
     return finding('gpu_lost', f"GPU {numbers} does not answer any more ({_plain(gone[0]['error'])}). {left}",
                    "Restart the machine. If it comes again: heat, power supply and the card's seat; "
@@ -431,7 +434,8 @@ def _invisible(look):
 # %% ../nbs/11_doctor.ipynb #abc363f8
 def _driver_dead(look):
     said = look.complaint or ('' if look.nvml['ok'] else _plain(look.nvml['error']))
-    if look.nvml['ok'] or look.traces['names'] or not said or look.cuda_says or look.unasked and not look.complaint: return
+    if look.nvml['ok'] or look.traces['names'] or not said or look.cuda_says: return
+    if look.unasked and not look.complaint: return                # `check_nvml` says so
     who = 'nvidia-smi' if look.complaint else 'NVML'
     more = "Start the container with GPU access: `docker run --gpus all`." if look.container else "Else install it anew."
     return finding('driver_dead', f"There is an NVIDIA driver, but {who} says: {said.rstrip('.')}. {ON_CPU}",
@@ -951,7 +955,8 @@ def examine(
     "Look at everything"
     load, said = _guarded(cpu_load), probe_all()                 # first, while nothing of ours computes
     machine = _guarded(_machine, said['machine'], root)
-    found = _findings(said, {o: _package(o) for o in PACKAGES}, root) + [o for o in (load, machine) if isinstance(o, Finding)]
+    found = _findings(said, {o: _package(o) for o in PACKAGES}, root)
+    found += [o for o in (load, machine) if isinstance(o, Finding)]
     if not isinstance(load, Finding): found += _all([(check_load, load)])
     if isinstance(machine, Finding): machine = {}
     return dict(machine=machine, nvml={k: v for k,v in said['nvml'].items() if k!='warnings'},
