@@ -211,6 +211,17 @@ def test_what_is_not_answered_is_neither_an_error_nor_zero(machine):
     assert ' 0 %' not in json.dumps(said.said) and ' 0 W' not in json.dumps(said.said)
 
 
+@pytest.mark.parametrize('fake,column', [
+    (dict(default_limit_w=4294967.295), 'default_limit_w'), (dict(power_limit_w=4294967.295), 'power_limit_w'),
+    (dict(util_gpu_percent=255), 'busy_percent'), (dict(throttle_reasons=2**64-1), 'throttle_bits')])
+def test_a_number_of_ones_is_no_answer(machine, fake, column):
+    machine.has_gpus([FakeGPU(**RTX | fake)])
+    said = machine.look()
+    gpu = said.said['nvml']['gpus'][0]
+    assert said.wrong==[] and said.exit_code==0 and gpu[column] is None and gpu['unanswered']==[column]
+    said.has('nvml_gaps')
+
+
 def test_mig_is_no_error(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()], memory_used_mib=143000, processes=[[1, 100]])])
     machine.torch['gpus'][0].update(name='NVIDIA H200 MIG 1g.18gb', uuid='MIG-1', total_mib=16384, free_mib=15000)
@@ -223,7 +234,9 @@ def test_mig_is_no_error(machine):
 
 def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
-    machine.look().one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    said = machine.look()
+    said.one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
 
 
 # ---- a GPU that is not used
@@ -314,10 +327,56 @@ def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
     said.has('gpu_memory_ok', '7.6 of 8.0 GiB')
 
 
+@pytest.mark.parametrize('code,words,remedy', [(NO_PERMISSION, 'Insufficient Permissions, NVML error 4', '/dev/nvidia*'),
+                                               (UNKNOWN, 'Unknown Error, NVML error 999', 'Restart')])
+def test_nvml_counts_a_gpu_and_cannot_open_it(machine, code, words, remedy):
+    machine.has_gpus([FakeGPU(**RTX)], errors=dict(nvmlDeviceGetHandleByIndex=code))
+    said = machine.look()
+    said.one('nvml_dead', f'NVML counts GPU 0, but cannot open it: {words}. Times are measured', remedy=[remedy])
+    said.has('gpu_ok', 'RTX 3060 Ti')
+
+
+def test_neither_nvml_nor_cuda_can_open_it(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION))
+    machine.torch['warning'] = 'CUDA unknown error'
+    said = machine.look()
+    assert said.wrong==['cuda_dead', 'nvml_dead'] and 'NVML sees it' not in json.dumps(said.said)
+    said.has('cuda_dead', 'cannot open it either (Insufficient Permissions, NVML error 4)')
+    said.has('nvml_dead', 'No sensor can be read', remedy=['/dev/nvidia*'])
+
+
 def test_an_nvml_that_ends_its_process(machine):
     machine.has_gpus([FakeGPU(**RTX)])
     write(machine.site, {'pynvml.py': 'import os\nos.abort()'})
     machine.look().has('nvml_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
+
+
+TORN = 'raise RuntimeError("torn while it was installed")'
+
+
+def test_a_broken_nvitop(machine):
+    plant(machine.site, 'nvitop', '1.7.0', TORN)
+    assert machine.look().wrong==[]                                    # nothing here to watch
+    machine.has_gpus([FakeGPU(**RTX)])
+    said = machine.look()
+    said.one('nvitop_dead', 'RuntimeError: torn while it was installed. ', 'samples no GPU', remedy=['pip install --force-reinstall nvitop'])
+
+
+@pytest.mark.parametrize('torch', [True, False])
+def test_a_broken_pynvml(machine, torch):
+    machine.has_gpus([FakeGPU(**RTX)], torch=torch)
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    assert said.wrong==(['nvml_dead'] if torch else ['cuda_dead', 'nvml_dead']) and said.exit_code==1
+    said.has('nvml_dead', 'pynvml cannot be imported: RuntimeError: torn while', remedy=['pip install --force-reinstall nvidia-ml-py'])
+    assert 'NVML says' not in json.dumps(said.said)
+
+
+def test_without_pynvml_nobody_knows_of_no_gpu(machine):
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    said.has('gpu_none', 'NVML could not be asked', 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    assert said.wrong==[] and 'No NVIDIA GPU was found' not in json.dumps(said.said)
 
 
 def test_an_older_driver_has_older_names(machine):
@@ -360,6 +419,34 @@ def test_hidden_by_a_variable(machine, value):
     machine.has_gpus([FakeGPU(**RTX)], torch=False)
     machine.env['CUDA_VISIBLE_DEVICES'] = value
     machine.look().one('gpu_hidden', f'CUDA_VISIBLE_DEVICES={value!r}', remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+@pytest.mark.parametrize('value,words', [('MIG-8f2c', 'names none'), ('0,0', 'names one twice'), ('0,00', 'names one twice')])
+@pytest.mark.parametrize('errors', [{}, dict(nvmlDeviceGetMigMode=3)])       # 3: not supported
+def test_hidden_by_a_part_that_is_not_here_or_a_name_given_twice(machine, value, words, errors):
+    machine.has_gpus([FakeGPU(**RTX, errors=errors)], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = value
+    machine.look().one('gpu_hidden', words, remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+def test_a_part_of_a_split_card_is_not_called_hidden(machine):
+    machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = 'MIG-8f2c'
+    machine.look().one('mig_empty')
+
+
+@pytest.mark.parametrize('query', ['nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetUUID'])
+def test_the_only_gpu_needs_a_reset_and_is_not_another_one(machine, query):
+    machine.has_gpus([FakeGPU(**RTX, errors={query: 16})])
+    said = machine.look()
+    said.has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+    assert 'other GPU' not in json.dumps(said.said)
+
+
+def test_the_one_of_two_that_torch_uses_needs_a_reset(machine):
+    machine.has_gpus([FakeGPU(**RTX, errors=dict(nvmlDeviceGetUtilizationRates=16)), FakeGPU(**RTX)])
+    machine.torch['gpus'].pop()
+    machine.look().has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
 
 
 def test_one_of_two_gpus_is_lost(machine):
@@ -577,6 +664,79 @@ def test_data_sets_with_and_without_a_network(machine):
 def test_data_that_cannot_be_kept(machine):
     write(machine.root, {'home/data': 'a file'})
     machine.look().one('data_readonly', 'is no folder', 'digits, synthetic', remedy=['FASTAI_HOME'])
+
+
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='no file system that refuses what it allows')
+def test_a_folder_that_only_says_that_it_may_be_written(machine):
+    machine.env['FASTAI_HOME'] = '/proc/gpubench/fastai'
+    machine.look().one('data_readonly', '/proc may not be written (', remedy=['FASTAI_HOME'])
+
+
+def test_a_folder_that_was_tried_is_as_it_was(machine):
+    machine.env['FASTAI_HOME'] = str(machine.root/'home/new')
+    assert machine.look().by_code['data_ok'] and list((machine.root/'home').iterdir())==[]
+
+
+# ---- a check that cannot be made
+
+def failed(said): return [o['what'] for o in said.said['findings'] if o['code']=='check_failed']
+
+
+@pytest.mark.skipif(os.name=='nt', reason='users of POSIX')
+def test_a_user_without_a_home(machine):
+    "What the operating system says of a number that `docker run --user` gave"
+    machine.env['FASTAI_HOME'] = ''
+    p = machine.run(f"""import os, pwd, sys
+os.environ.pop('HOME')
+def nobody(uid): raise KeyError(uid)
+pwd.getpwuid = nobody
+sys.argv = ['gpubench', 'doctor', '--json']
+from gpubench.cli import main; main()""")
+    said = Said(json.loads(p.stdout))
+    assert p.returncode==said.exit_code==1 and p.stderr==''
+    assert [o for o in ('check_kernel', 'check_data') if o not in ' '.join(failed(said))]==[]
+    said.has('check_failed', 'RuntimeError: Could not determine home directory. ', remedy=['HOME'])
+    assert {'torch_ok', 'fastai_ok', 'cpu_calm'} <= set(said.by_code)
+
+
+def test_fastai_is_not_blamed_for_a_missing_home(machine):
+    write(machine.site/'fastai', {'vision/all.py': 'raise RuntimeError("Could not determine home directory.")'})
+    machine.look().one('fastai_dead', 'home directory.', remedy=['variable HOME'])
+
+
+def test_a_psutil_that_cannot_be_loaded(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    said = machine.look(busy_percent=None)
+    said.one('check_failed', '`cpu_load` could not be made: OSError: libpsutil.so: wrong ELF class. ', remedy=['ask the doctor again'])
+    assert said.by_code['torch_ok'] and said.exit_code==1
+
+
+def test_a_broken_psutil_does_not_hide_who_computes(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[7, 1200]]))])
+    machine.look(busy_percent=None).has('gpu_shared', 'a process (process 7) with 1200 MiB')
+
+
+def test_no_single_check_ends_the_run(machine):
+    code = """import json, sys, gpubench.doctor as d
+names = sorted(o for o in vars(d) if o.startswith('check_'))
+def broken(name):
+    def check(*args): raise ValueError('x')
+    check.__name__ = name
+    return check
+said = d.probe_all()
+d.probe_all = lambda: said
+for name in names + ['find_nvidia', 'cpu_load', '_machine']:
+    kept = getattr(d, name)
+    setattr(d, name, broken(name))
+    found = d.examine(ROOT)['findings']
+    print(name, [o.code for o in found if o.level!='ok'], len(found)>5)
+    setattr(d, name, kept)
+""".replace('ROOT', repr(str(machine.root)))
+    p = machine.run(code)
+    lines = p.stdout.splitlines()
+    assert p.returncode==0 and len(lines)>=15, p.stderr
+    assert [o for o in lines if not o.endswith("['check_failed'] True")]==[]
 
 
 # ---- what a script and a student get
