@@ -51,8 +51,11 @@ def _some(x, scale=1):
     return x/scale if 0<x<2**32-1 else None
 
 def _utilization(o): return {k: v/100 if v<=100 else None for k,v in dict(gpu_util_frac=o.gpu, mem_util_frac=o.memory).items()}
-def _memory(o): return dict(gpu_mem_mib=o.used/2**20 if 0<o.total<2**63 else None)
-def _throttle(bits): return dict(throttle_bits=bits, throttle_words=throttle_words(bits))
+def _memory(o): return dict(gpu_mem_mib=o.used/2**20 if 0<o.total<2**63 and o.used<=o.total else None)
+def _throttle(bits):
+    "None for 64 bits of 'not available': the driver has far fewer reasons"
+    bits = bits if 0<=bits<2**63 else None
+    return dict(throttle_bits=bits, throttle_words=throttle_words(bits))
 
 _REASONS = ('nvmlDeviceGetCurrentClocksEventReasons', 'nvmlDeviceGetCurrentClocksThrottleReasons')   # new name, old name
 GPU_QUERIES = [ # functions of NVML of which the first that answers is used, their arguments, columns, and what makes these of the answer
@@ -64,7 +67,7 @@ GPU_QUERIES = [ # functions of NVML of which the first that answers is used, the
     (('nvmlDeviceGetClockInfo',), (2,), ('mem_clock_mhz',), lambda o: dict(mem_clock_mhz=_some(o))),         # 2: memory
     (_REASONS, (), ('throttle_bits', 'throttle_words'), _throttle),
     (('nvmlDeviceGetTotalEnergyConsumption',), (), ('energy_counter_j',),
-     lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**64-1 else None))]                                       # mJ, 64 bits
+     lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**63 else None))]                                       # mJ, 64 bits
 
 # %% ../nbs/05_monitor.ipynb #79586c79
 NVML_ADVICE = { # error code -> what to do
