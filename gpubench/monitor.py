@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
-           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'CHECK_S',
-           'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words', 'GpuSource', 'device_names',
-           'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval',
-           'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
+           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'MOST_PACKAGE_W', 'STILL_S', 'WINDOW_S', 'SHORTEST_WINDOW_S',
+           'COST_SHARE', 'CHECK_S', 'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words',
+           'GpuSource', 'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace',
+           'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
 
 # %% ../nbs/05_monitor.ipynb #22d550cc
 import math
@@ -249,10 +249,13 @@ def gpu_sources(
     return sources, notes
 
 # %% ../nbs/05_monitor.ipynb #0b582e75
+MOST_PACKAGE_W = 2000   # of one package, several times what the largest draws: more than that is no energy
+STILL_S = 1.            # RAPL moves every millisecond, so a counter that stands this long does not count
+
 class CpuEnergy:
-    "Energy of the CPU's packages since some moment, through Linux's powercap folder"
-    def __init__(self, folder='/sys/class/powercap'):
-        self.note, self.last, self.total_j = '', {}, 0.
+    "Energy of the CPU's packages since some moment, through Linux's powercap folder; `note` says what is wrong"
+    def __init__(self, folder='/sys/class/powercap', clock=perf_counter):
+        self.note, self.clock, self.last, self.last_s, self.moved_s, self.total_j = '', clock, {}, None, None, 0.
         self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
         if not self.zones: self.note = ("This machine shows no counter of the CPU's energy, as is usual in virtual machines and outside Linux: "
                                         "cpu_energy_counter_j stays empty.")
@@ -264,15 +267,28 @@ class CpuEnergy:
         text = file_text(path)
         return int(text) if text.isdigit() else None
 
+    def _step_j(self, zone, uj, took_s):
+        "Joules since the reading before; None where no package can have used them: the counter was set back, which is not its end"
+        step = uj-self.last[zone]
+        step_j = 1e-6*(step if step>=0 else step+(self.max_uj[zone] or 0))
+        return step_j if 0<=step_j<=MOST_PACKAGE_W*(took_s+1) else None    # 1 s: the thread may have waited between clock and file
+
+    def _add(self, steps, now_s):
+        "Count `steps`, one of each package; never again once one cannot be or stands still: part of the packages is not the whole"
+        if None in steps: return self._stop('was set back or jumped, as after a suspend (measure again)')
+        self.total_j += sum(steps)
+        if all(steps) or self.moved_s is None: self.moved_s = now_s
+        if now_s-self.moved_s>=STILL_S: self._stop('stood still, as one that a virtual machine only pretends to have')
+
+    def _stop(self, why): self.zones, self.note = [], f"The CPU's energy counter {why}: cpu_energy_counter_j is empty from then on."
+
     def read(self):
-        "Joules of all packages since the first reading, on top of what the counters said then; None if one is not readable"
-        now = {o: self._number(o/'energy_uj') for o in self.zones}
+        "Joules of all packages since the first reading, on top of what the counters said then; None if one cannot be read or believed"
+        now_s, now = self.clock(), {o: self._number(o/'energy_uj') for o in self.zones}
         if not now or None in now.values(): return None
-        for o,v in now.items():
-            step = v-self.last.get(o, 0)
-            self.total_j += 1e-6*(step if step>=0 else step+(self.max_uj[o] or 0))
-        self.last = now
-        return self.total_j
+        self._add([self._step_j(o, v, now_s-self.last_s) if self.last else 1e-6*v for o,v in now.items()], now_s)
+        self.last, self.last_s = now, now_s
+        return self.total_j if self.zones else None
 
 # %% ../nbs/05_monitor.ipynb #d586e090
 def _busy_and_all(times):
