@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
-           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'WINDOW_S', 'SHORTEST_WINDOW_S', 'COST_SHARE', 'PATIENCE_S',
-           'BACKWARD', 'ENERGY_TICK_S', 'throttle_words', 'GpuSource', 'device_names', 'model_devices', 'fit_devices',
-           'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy',
-           'Monitor', 'summarise', 'MonitorCallback']
+           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'MOST_PACKAGE_W', 'STILL_S', 'WINDOW_S', 'SHORTEST_WINDOW_S',
+           'COST_SHARE', 'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words', 'GpuSource',
+           'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace',
+           'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
 
 # %% ../nbs/05_monitor.ipynb #736cb437
 import math
@@ -52,8 +52,11 @@ def _some(x, scale=1):
     return x/scale if 0<x<2**32-1 else None
 
 def _utilization(o): return {k: v/100 if v<=100 else None for k,v in dict(gpu_util_frac=o.gpu, mem_util_frac=o.memory).items()}
-def _memory(o): return dict(gpu_mem_mib=o.used/2**20 if 0<o.total<2**63 else None)
-def _throttle(bits): return dict(throttle_bits=bits, throttle_words=throttle_words(bits))
+def _memory(o): return dict(gpu_mem_mib=o.used/2**20 if 0<o.total<2**63 and o.used<=o.total else None)
+def _throttle(bits):
+    "None for 64 bits of 'not available': the driver has far fewer reasons"
+    bits = bits if 0<=bits<2**63 else None
+    return dict(throttle_bits=bits, throttle_words=throttle_words(bits))
 
 _REASONS = ('nvmlDeviceGetCurrentClocksEventReasons', 'nvmlDeviceGetCurrentClocksThrottleReasons')   # new name, old name
 GPU_QUERIES = [ # functions of NVML of which the first that answers is used, their arguments, columns, and what makes these of the answer
@@ -65,7 +68,7 @@ GPU_QUERIES = [ # functions of NVML of which the first that answers is used, the
     (('nvmlDeviceGetClockInfo',), (2,), ('mem_clock_mhz',), lambda o: dict(mem_clock_mhz=_some(o))),         # 2: memory
     (_REASONS, (), ('throttle_bits', 'throttle_words'), _throttle),
     (('nvmlDeviceGetTotalEnergyConsumption',), (), ('energy_counter_j',),
-     lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**64-1 else None))]                                       # mJ, 64 bits
+     lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**63 else None))]                                       # mJ, 64 bits
 
 # %% ../nbs/05_monitor.ipynb #79586c79
 NVML_ADVICE = { # error code -> what to do
@@ -247,10 +250,13 @@ def gpu_sources(
     return sources, notes
 
 # %% ../nbs/05_monitor.ipynb #0b582e75
+MOST_PACKAGE_W = 2000   # of one package, several times what the largest draws: more than that is no energy
+STILL_S = 1.            # RAPL moves every millisecond, so a counter that stands this long does not count
+
 class CpuEnergy:
-    "Energy of the CPU's packages since some moment, through Linux's powercap folder"
-    def __init__(self, folder='/sys/class/powercap'):
-        self.note, self.last, self.total_j = '', {}, 0.
+    "Energy of the CPU's packages since some moment, through Linux's powercap folder; `note` says what is wrong"
+    def __init__(self, folder='/sys/class/powercap', clock=perf_counter):
+        self.note, self.clock, self.last, self.last_s, self.moved_s, self.total_j = '', clock, {}, None, None, 0.
         self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
         if not self.zones: self.note = ("This machine shows no counter of the CPU's energy, as is usual in virtual machines and outside Linux: "
                                         "cpu_energy_counter_j stays empty.")
@@ -262,15 +268,28 @@ class CpuEnergy:
         text = file_text(path)
         return int(text) if text.isdigit() else None
 
+    def _step_j(self, zone, uj, took_s):
+        "Joules since the reading before; None where no package can have used them: the counter was set back, which is not its end"
+        step = uj-self.last[zone]
+        step_j = 1e-6*(step if step>=0 else step+(self.max_uj[zone] or 0))
+        return step_j if 0<=step_j<=MOST_PACKAGE_W*(took_s+1) else None    # 1 s: the thread may have waited between clock and file
+
+    def _add(self, steps, now_s):
+        "Count `steps`, one of each package; never again once one cannot be or stands still: part of the packages is not the whole"
+        if None in steps: return self._stop('was set back or jumped, as after a suspend (measure again)')
+        self.total_j += sum(steps)
+        if all(steps) or self.moved_s is None: self.moved_s = now_s
+        if now_s-self.moved_s>=STILL_S: self._stop('stood still, as one that a virtual machine only pretends to have')
+
+    def _stop(self, why): self.zones, self.note = [], f"The CPU's energy counter {why}: cpu_energy_counter_j is empty from then on."
+
     def read(self):
-        "Joules of all packages since the first reading, on top of what the counters said then; None if one is not readable"
-        now = {o: self._number(o/'energy_uj') for o in self.zones}
+        "Joules of all packages since the first reading, on top of what the counters said then; None if one cannot be read or believed"
+        now_s, now = self.clock(), {o: self._number(o/'energy_uj') for o in self.zones}
         if not now or None in now.values(): return None
-        for o,v in now.items():
-            step = v-self.last.get(o, 0)
-            self.total_j += 1e-6*(step if step>=0 else step+(self.max_uj[o] or 0))
-        self.last = now
-        return self.total_j
+        self._add([self._step_j(o, v, now_s-self.last_s) if self.last else 1e-6*v for o,v in now.items()], now_s)
+        self.last, self.last_s = now, now_s
+        return self.total_j if self.zones else None
 
 # %% ../nbs/05_monitor.ipynb #d586e090
 def _busy_and_all(times):
@@ -479,32 +498,57 @@ def time_mean(
 
 # %% ../nbs/05_monitor.ipynb #78b8fcd9
 ENERGY_TICK_S = .1
-
-def _curve(t, counter, power):
-    "Times, joules until then, and where they come from; Nones where nothing was measured"
-    ok = np.isfinite(counter)
-    if ok.sum()>1 and (np.diff(counter[ok])>=0).all(): return t[ok], t[ok]-ENERGY_TICK_S/2, counter[ok], 'counter'
-    ok = np.isfinite(power)
-    if ok.sum()<2: return None, None, None, None
-    t, p = t[ok], power[ok]
-    return t, t, _integral(t, p), 'power'
+MOST_TIMES = 2     # that counter and power of a long fit may differ; each GPU's power is a mean of its own kind
 
 def _integral(t, power): return np.concatenate([[0.], np.cumsum(np.diff(t)*(power[1:]+power[:-1])/2)])
 
-def _shaped(x, y, t, power):
-    "The curve `y` at times `x`, spread in between as the power is at times `t`"
-    ok = np.isfinite(power)
-    if ok.sum()<2: return x, y
-    t, used = t[ok], _integral(t[ok], power[ok])
-    fine = np.union1d(x, t[(t>x[0]) & (t<x[-1])])
-    at, now, i = np.interp(x, t, used), np.interp(fine, t, used), np.clip(np.searchsorted(x, fine, 'right')-1, 0, len(x)-2)
-    share = np.divide(now-at[i], at[i+1]-at[i], out=(fine-x[i])/(x[i+1]-x[i]), where=at[i+1]>at[i])
-    return fine, y[i]+share*(y[i+1]-y[i])
+def _power_j(t, power, at):
+    "Joules until each of `at`, by the power at times `t`; its first and last value hold beyond"
+    return np.interp(at, t, _integral(t, power)) + power[0]*np.minimum(at-t[0], 0) + power[-1]*np.maximum(at-t[-1], 0)
 
-def _covers(t, length_s):
-    "Do samples reach from the start to the end, without a hole that would be guessed?"
+def _covers(t, at): # (len(at)-1,) booleans
+    "Do readings at times `t` tell of the time between each two of `at`, without a hole that would be guessed?"
+    if len(t)<2: return np.zeros(len(at)-1, bool)
     hole_s = max(1., 3*np.median(np.diff(t)))
-    return t[0]<=hole_s and t[-1]>=length_s-hole_s and np.diff(t).max()<=hole_s
+    edges = np.concatenate([[min(t[0], at[0])], t, [max(t[-1], at[-1])]])
+    gaps = np.diff(edges)
+    return np.diff(np.interp(at, edges, np.concatenate([[0.], np.cumsum(gaps*(gaps>hole_s))])))==0
+
+def _told(t, counter, power_t, power, length_s):
+    "Times, increasing from the fit's start to its end, and joules until then; each reading is half a tick old"
+    x, end = t-ENERGY_TICK_S/2, max(length_s, t[-1])
+    first, last = -np.diff(_power_j(power_t, power, np.array([0., x[0]]))), np.diff(_power_j(power_t, power, np.array([x[-1], end])))
+    inside = x>0
+    return (np.concatenate([[0.], x[inside], [end]]),
+            np.maximum.accumulate(np.concatenate([counter[0]+first, counter[inside], counter[-1]+last])))
+
+def _agrees(x, y, t, power):
+    "Is a counter that said `y` at times `x` within reach of the power, where this is known? Power may lag by a window"
+    known = _covers(t, x)
+    if not known.any(): return True
+    told_j, power_j = (float(np.diff(o)[known].sum()) for o in (y, _power_j(t, power, x)))
+    most = MOST_TIMES*(1+WINDOW_S/np.diff(x)[known].sum())
+    return power_j<=most*told_j and told_j<=most*power_j
+
+def _counter_j(x, y, t, power, at):
+    "Joules until each of `at`: between two of `x` spread as the power was at times `t`, or evenly if that is not known all the way"
+    i = np.clip(np.searchsorted(x, at, 'right')-1, 0, len(x)-2)
+    until, step = _power_j(t, power, x), np.diff(_power_j(t, power, x))
+    known = (_covers(t, x) & (step>0))[i]
+    share = np.divide(_power_j(t, power, at)-until[i], step[i], out=(at-x[i])/np.diff(x)[i], where=known)
+    return y[i]+share*np.diff(y)[i]
+
+def _by_counter(t, counter, power_t, power, length_s):
+    "A function from times to joules; None where the counter stood still, fell, has a hole or contradicts the power"
+    if len(t)<2 or t[-1]-t[0]<ENERGY_TICK_S or counter[-1]==counter[0] or (np.diff(counter)<0).any(): return
+    if not _covers(t, np.array([0., length_s])).all(): return
+    if not len(power): power_t, power = t[[0, -1]], np.full(2, (counter[-1]-counter[0])/(t[-1]-t[0]))   # its own mean
+    x, y = _told(t, counter, power_t, power, length_s)
+    return partial(_counter_j, x, y, power_t, power) if _agrees(x, y, power_t, power) else None
+
+def _by_power(t, power, length_s):
+    "A function from times to joules; None where the power was not known all the way"
+    return partial(_power_j, t, power) if _covers(t, np.array([0., length_s])).all() else None
 
 def fit_energy(
     t,               # (n,) seconds since the start of the fit
@@ -512,21 +556,18 @@ def fit_energy(
     power,           # (n,) watts; NaN where not measured
     length_s:float,  # Of the fit
     spans=(),        # (start, end) in seconds of the training parts
-)->dict: # `energy_j`, `energy_train_j`, `energy_error_j`, `energy_source`; all None where the fit was not covered
-    "Energy of a fit and of its training"
-    empty = dict.fromkeys(['energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'])
-    t, counter, power = (np.asarray(o, float) for o in (t, counter, power))
-    seen, x, y, source = _curve(t, counter, power)
-    if source is None or not _covers(seen, length_s): return empty
-    known = power[np.isfinite(power)]
-    first_w, last_w = known[[0, -1]] if len(known) else [(y[-1]-y[0])/(x[-1]-x[0])]*2   # of what the counter had not yet told
-    x, y = np.insert(x, 1, seen[0]), np.insert(y, 1, y[0]+first_w*(seen[0]-x[0]))
-    if source=='counter': x, y = _shaped(x, y, t, power)
-    x, y = np.append(x, x[-1]+1), np.append(y, y[-1]+last_w)
-    def used(a, b): return float(np.interp(b, x, y)-np.interp(a, x, y))
+)->dict: # `energy_j`, `energy_train_j`, `energy_error_j`, `energy_source`; all None where neither covers the fit
+    "Energy of a fit and of its training, by the counter if it can be believed, else by the power"
+    t, first = np.unique(np.asarray(t, float), return_index=True)
+    counter, power = (np.asarray(o, float)[first] for o in (counter, power))
+    read, known = np.isfinite(counter), np.isfinite(power)
+    by_counter = _by_counter(t[read], counter[read], t[known], power[known], length_s)
+    joules = by_counter or _by_power(t[known], power[known], length_s)
+    if joules is None: return dict.fromkeys(['energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'])
+    def used(a, b): return float(np.diff(joules(np.clip([a, b], 0., length_s)))[0])
     total = used(0., length_s)
-    return dict(energy_j=total, energy_train_j=sum(used(*o) for o in spans), energy_source=source,
-                energy_error_j=ENERGY_TICK_S*total/length_s if source=='counter' and length_s>0 else None)
+    return dict(energy_j=total, energy_train_j=sum(used(*o) for o in spans), energy_source='counter' if by_counter else 'power',
+                energy_error_j=ENERGY_TICK_S*total/length_s if by_counter and length_s>0 else None)
 
 # %% ../nbs/05_monitor.ipynb #9fe21a01
 def _values(df, column):

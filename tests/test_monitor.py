@@ -157,6 +157,11 @@ def test_impossible_values_are_not_measured():
     with FakeNVML([FakeGPU(**BUSY, power_w=0, temperature_c=0, sm_clock_mhz=0, energy_j=0, memory_total_mib=0, memory_used_mib=0)]).installed(): cb = fitted()
     assert measured(cb)==['gpu_util_frac', 'mem_util_frac', 'mem_clock_mhz', 'throttle_bits', 'throttle_words'] and zeros(cb)==[]
 
+def test_throttle_reasons_of_all_ones_are_not_measured():
+    with FakeNVML([FakeGPU(throttle_reasons=2**64-1)]).installed(): cb = fitted()
+    s = cb.summary()
+    assert 'throttle_bits' not in measured(cb) and s['throttled_frac'] is None and s['throttle_seen'] is None
+
 def test_a_query_that_fails_later():
     gpu = FakeGPU(**BUSY)
     class Fails(Callback):
