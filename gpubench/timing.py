@@ -6,13 +6,13 @@
 __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks', 'batch_images', 'StepTimerEdgeCallback',
            'callers', 'StepTimerCallback']
 
-# %% ../nbs/04_timing.ipynb #70178f45
-import os
+# %% ../nbs/04_timing.ipynb #466aaf4c
 import sys
+from collections import defaultdict
 from collections.abc import Callable
-from threading import get_ident, local
+from threading import get_ident
 from time import perf_counter
-from weakref import WeakSet
+from weakref import finalize
 
 from .core import is_number, wait_for  # first: it hides the warnings that fastai's import raises
 import numpy as np
@@ -37,18 +37,6 @@ PHASES = { # column -> the intervals that it adds up, each from one event to ano
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASES, 'other_ms', 'step_ms']
 EPOCH_COLUMNS = ['fit', 'epoch', 'n_steps', 'n_images', 'first_batch_ms', 'closing_ms', 'train_s', 'valid_s', 'pinned']
 
-# %% ../nbs/04_timing.ipynb #84328d42
-_events, _at_fork = WeakSet(), local()
-
-def _new_event():
-    event = torch.cuda.Event(enable_timing=True)
-    _events.add(event)
-    return event
-
-def _hold_events(): _at_fork.events = [*_events]     # the fork inherits this list, and nothing clears it there
-def _drop_events(): _at_fork.events = None
-if hasattr(os, 'register_at_fork'): os.register_at_fork(before=_hold_events, after_in_parent=_drop_events)
-
 # %% ../nbs/04_timing.ipynb #618c8250
 class HostMarks:
     "Marks of a clock, in seconds"
@@ -59,14 +47,21 @@ class HostMarks:
     def wait(self): pass
     def reuse(self, marks): pass
 
+_unused = defaultdict(list)   # device and stream -> events that belong to nobody now
+
 class DeviceMarks:
-    "Marks of a GPU: events on the stream that is current now"
+    "Marks of a GPU: events on the stream that is current now. None is ever freed; those of marks that are gone serve others"
     def __init__(self, device, clock:Callable=perf_counter):
-        self.device, self.clock, self.free, self.stream = device, clock, [], torch.cuda.current_stream(device)
+        self.device, self.clock, self.stream, self.free, self.taken = device, clock, torch.cuda.current_stream(device), [], []
+        self.unused = _unused[str(device), self.stream.cuda_stream]
+        finalize(self, self.unused.extend, self.taken).atexit = False
     def mark(self):
-        event = self.free.pop() if self.free else _new_event()
+        event = self.free.pop() if self.free else self._one_more()
         event.record(self.stream)                         # asking for the stream each time would cost twice as much as this
         return event
+    def _one_more(self):
+        self.taken.append(self.unused.pop() if self.unused else torch.cuda.Event(enable_timing=True))
+        return self.taken[-1]
     def seconds(self, mark): return self.clock()          # what the host's clock says as the mark is made
     def ms(self, a, b): return a.elapsed_time(b) if a is not b else 0.
     def passed(self, mark): return mark.query()

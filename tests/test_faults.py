@@ -9,9 +9,11 @@ from PIL import Image
 
 from gpubench import sweep as library
 from gpubench.core import append_record, read_records
+from gpubench.monitor import MonitorCallback
 from gpubench.process import device_locks, locks_folder
 from gpubench.sweep import SweepStopped, noise_floor, sweep
-from gpubench.trial import Trial, run_trial
+from gpubench.timing import StepTimerCallback
+from gpubench.trial import Trial, make_learner, resolve, run_trial
 
 root = Path(__file__).resolve().parent.parent
 linux = pytest.mark.skipif(sys.platform!='linux', reason='processes are looked up in /proc, and file systems mounted')
@@ -495,3 +497,14 @@ def test_one_gpu_has_one_lock_whatever_it_is_called(monkeypatch):
     with device_locks(['cuda']):
         with pytest.raises(RuntimeError, match='already'), device_locks(['cuda:0']): pass
         with device_locks(['cpu']): pass
+
+@gpu
+def test_workers_outlive_the_events_of_timers_that_are_gone():
+    "A worker is a fork without CUDA: one that frees an event of this process dies"
+    def fit(device, **kwargs):
+        learn = make_learner(resolve(Trial(device=device, max_images=300, bs=16, **kwargs)))
+        with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[StepTimerCallback(), MonitorCallback(interval_s=.2)])
+    for _ in range(3):
+        fit('cuda')                                        # leaves a Learner to the garbage collector
+        fit('cuda', loader='files', n_workers=4)
+        fit('cpu', loader='files', n_workers=4)
