@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
-           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'MOST_PACKAGE_W', 'STILL_S', 'WINDOW_S', 'SHORTEST_WINDOW_S',
-           'COST_SHARE', 'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words', 'GpuSource',
-           'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace',
+           'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'DEAREST_S', 'MOST_PACKAGE_W', 'STILL_S', 'WINDOW_S',
+           'SHORTEST_WINDOW_S', 'COST_SHARE', 'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words',
+           'GpuSource', 'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace',
            'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
 
 # %% ../nbs/05_monitor.ipynb #736cb437
@@ -92,7 +92,8 @@ def _columns_text(columns): return ', '.join(columns)
 
 # %% ../nbs/05_monitor.ipynb #c1968064
 DEAR_S = .001          # a counter that never took less is read only so often
-DEAR_SHARE = .001      # that it takes this share of the time
+DEAR_SHARE = .001      # that it takes this share of the time,
+DEAREST_S = 5.         # but after so many seconds at the latest: its first answer may be slower than the others
 
 class GpuSource:
     "One GPU, asked through nvitop; `ask(function, *args)` returns None where the driver lacks the function"
@@ -142,7 +143,7 @@ class GpuSource:
 
     def _postpone(self, took_s, time_s):
         self.least_s = min(self.least_s, took_s)
-        if self.least_s>DEAR_S: self.due_s = time_s+self.least_s/DEAR_SHARE
+        if self.least_s>DEAR_S: self.due_s = time_s+min(self.least_s/DEAR_SHARE, DEAREST_S)
 
     @property
     def notes(self)->list: # Sentences
