@@ -467,9 +467,10 @@ class LongEnoughCallback(ShortEpochsCallback):
         self.max_s, self.first_s, self.clock = max_s, first_s, clock
     def before_fit(self):
         super().before_fit()
-        self.start_s = self.clock()
+        self.start_s = None
     def is_enough(self): return self.monitor.is_enough
     def n_next(self): # steps of the next epoch
+        if self.start_s is None: self.start_s = self.clock()                # the monitor begins with the first epoch, and finds its sensors
         left_s = self.max_s-(self.clock()-self.start_s)
         ms = np.median([o['step_ms'] for o in self.step_timer.steps])       # those of the timing before are there already
         return max(1, int(1e3*min(left_s, 1. if self.epoch else self.first_s)/max(ms, 1e-3))) if left_s>0 else 0
