@@ -12,7 +12,6 @@ __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THR
 # %% ../nbs/05_monitor.ipynb #736cb437
 import math
 import multiprocessing
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -436,11 +435,11 @@ class Sampling:
             if not self.late: self.start_s = self.clock()                  # the fit waits for this moment
             self.take()
             if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # it was asked for before the fit
-            before_s = self.cpu_clock()                                    # the fit begins after this sample and ends before the last one
+            before_s = self.mark_s                                         # the fit begins after this sample and ends before the last one
             self.ready.set()
             while self._wait():
                 self.take()
-                self.cpu_s = self.cpu_clock()-before_s
+                self.cpu_s = self.mark_s-before_s
             self._take_last()
         except Exception as e:                      # nothing that goes wrong here may print into a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
@@ -828,7 +827,8 @@ class MonitorCallback(Callback):
     def after_cancel_epoch(self):             # fastai fires no after_train or after_validate then
         if self._fit: self._fit.end_all()
     def after_batch(self):
-        at = self._fit.open if self._fit else ()
+        fit = self._fit
+        at = fit.open if fit else ()
         if at and at[-1]['phase']=='train': at[-1]['n_images'] += batch_images(self.learn)
 
     def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k not in ('machine', 'watch')}

@@ -114,6 +114,8 @@ def load_records(
     return _energies(df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
                                images_per_s=df.images_per_s.fillna(rate)))
 
+def _loaded(records): return records if _is_loaded(records) else load_records(records)
+
 # %% ../nbs/10_report.ipynb #0d1e8843
 def _price_names(row):
     "By which names a visit can be priced, the most special first"
@@ -136,7 +138,7 @@ def add_prices(
                      # and 'all' for the rest; None for no prices
 )->pd.DataFrame: # With `price_per_h`, NaN where unknown
     "Say what an hour of each visit's device costs, in any currency"
-    df = df if _is_loaded(df) else load_records(df)
+    df = _loaded(df)
     if price_per_h is None: return df
     named = price_per_h if isinstance(price_per_h, Mapping) else dict(all=price_per_h)
     prices = {str(k).lower(): v for k,v in named.items()}
@@ -524,7 +526,7 @@ def add_labels(
 )->pd.DataFrame: # With `where`, `how`, `series` (where and how) and `workload`; `measure` says in words what differs
     "Name what each visit belongs to; names that are there already stay, so that a part is called as in the whole"
     if _is_loaded(df, 'workload'): return df
-    df = df if _is_loaded(df) else load_records(df)
+    df = _loaded(df)
     df = df.reset_index(drop=True).assign(measure=way_labels(df).tolist())
     where, series = where_labels(df), series_labels(df, leave_out=WORK)
     how = pd.Series([s[len(w)+3:] for s,w in zip(series, where)], df.index)
@@ -658,7 +660,7 @@ def best_batch(
     is_fit = is_number(tolerance) and 0<=tolerance<1
     _check('tolerance', tolerance, is_fit, 'a fraction from 0 to 1, such as .02')
     if isinstance(df, pd.DataFrame) and not len(df): return None
-    df = df if _is_loaded(df) else load_records(df)
+    df = _loaded(df)
     # a part is called as in the whole
     names = (df.workload+' · '+df.series if 'workload' in df else series_labels(df)).unique()
     if len(names)>1: raise ValueError(f"The records hold {len(names)} series ({'; '.join(names)}), and the best batch "

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks', 'batch_images', 'StepTimerEdgeCallback',
-           'callers', 'StepTimerCallback']
+           'StepTimerCallback']
 
 # %% ../nbs/04_timing.ipynb #466aaf4c
 import sys
@@ -284,18 +284,18 @@ class StepTimerEdgeCallback(Callback):
         timing.n_images = batch_images(self._learn)
 
 # %% ../nbs/04_timing.ipynb #a061382c
-def callers():
+def _callers():
     "The frames further up the stack, the nearest first"
     frame = sys._getframe(1)
     while frame := frame.f_back: yield frame
 
 def _is_within_fit(learn):
     "Is this called, however indirectly, by the epochs of `learn`? After an error no event tells that a fit is over; the stack does"
-    return any(o.f_code.co_name=='_do_fit' and o.f_locals.get('self') is learn for o in callers())
+    return any(o.f_code.co_name=='_do_fit' and o.f_locals.get('self') is learn for o in _callers())
 
 def _is_epochs_validation():
     "Does an epoch validate here, rather than somebody within it?"
-    return next((o.f_back.f_code.co_name=='_do_epoch' for o in callers() if o.f_code.co_name=='_do_epoch_validate'), False)
+    return next((o.f_back.f_code.co_name=='_do_epoch' for o in _callers() if o.f_code.co_name=='_do_epoch_validate'), False)
 
 # %% ../nbs/04_timing.ipynb #33926e4b
 class StepTimerCallback(Callback):
