@@ -234,13 +234,13 @@ class _Timing:
         self.now[_LAST[event]] = self.mark() if earlier is None else earlier
 
     def close(self):
-        "A step ends here"
+        "A step ends here; what earlier ones left to read is read within its `other_ms`"
+        if len(self.pending)>=_AT_ONCE: self.read()
         row, end = self.row, self.mark()
         self.pending.append((self.marks, row, row['n_steps'], self.n_images, self.last, self.now, end))
         row['n_steps'] += 1
         row['n_images'] += self.n_images
         self.last, self.now, self.end_s = end, {_LAST['after_batch']: end}, self.marks.seconds(end)
-        if len(self.pending)>_AT_ONCE: self.read()
 
     def read(self, wait=False):
         "Turn steps into rows as far as the device has passed them, or wait for it"
