@@ -38,7 +38,7 @@ def main():
     parser.add_argument('--model', default='resnet50')
     parser.add_argument('--size', type=int, default=224)
     parser.add_argument('--bs', type=int, default=64)
-    parser.add_argument('--max-images', type=int, default=12_800, help='four fifths of them are trained')
+    parser.add_argument('--max-images', type=int, default=5120, help='four fifths of them are trained')
     parser.add_argument('--seconds', type=float, default=270., help='of the training')
     parser.add_argument('--rest', type=float, default=15., help='seconds before and after it')
     parser.add_argument('--out', required=True, help='the JSON file to write')

@@ -553,7 +553,7 @@ def plot_phases(
 
 # %% ../nbs/09_plot.ipynb #f0d8f28f
 MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names
-    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory used'), 'power\n(W)': dict(power_w='power'),
+    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory read or written'), 'power\n(W)': dict(power_w='power'),
     'temperature\n(°C)': dict(temperature_c='temperature'), 'SM clock\n(MHz)': dict(sm_clock_mhz='clock'),
     'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'), 'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
 LINES = ('-', (0, (2, 1.2)))           # of the first and the second column in a panel
@@ -576,14 +576,18 @@ def _spans(df, epochs, fit):
     runs = one.groupby([(one[['epoch', 'phase']]!=one[['epoch', 'phase']].shift()).any(axis=1).cumsum()])
     return [(o.epoch.iloc[0], o.phase.iloc[0], o.time_s.iloc[0], o.time_s.iloc[-1]) for _,o in runs]
 
+def _numbered(spans, end_s):
+    "The trainings that have room for their epoch's number"
+    every = max(1, -(-len({o[0] for o in spans})//14))
+    return [(epoch, (a+b)/2) for epoch,phase,a,b in spans if phase=='train' and int(epoch)%every==0 and (b-a)>.02*end_s]
+
 def _shade(axes, spans, end_s):
     "Training grey, validation white, and the epoch's number over the first panel where there is room"
-    ink, every = mpl.rcParams['text.color'], max(1, -(-len({o[0] for o in spans})//14))
-    for epoch,phase,a,b in spans:
-        if phase!='train': continue
-        for ax in axes: ax.axvspan(a, b, color=ink, alpha=.09, lw=0, zorder=0)
-        if int(epoch)%every==0 and (b-a)>.02*end_s: axes[0].annotate(f'{int(epoch)}', ((a+b)/2, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2),
-                                                                     textcoords='offset points', ha='center', fontsize=9, gid='epoch')
+    for _,phase,a,b in spans:
+        for ax in axes if phase=='train' else (): ax.axvspan(a, b, color=mpl.rcParams['text.color'], alpha=.09, lw=0, zorder=0)
+    for epoch,middle in _numbered(spans, end_s):
+        axes[0].annotate(f'{int(epoch)}', (middle, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2), textcoords='offset points',
+                         ha='center', fontsize=9, gid='epoch')
 
 def _slowed(df):
     "When a GPU was slowed for a reason that matters, as (start, end, words); half way to the samples before and after"
@@ -625,7 +629,7 @@ def _monitor_notes(df, absent, slowed, spans, end_s, n_fits, fit):
     known = bool(gpus) and df[df.device!='cpu'].throttle_words.notna().any()
     told = [f"Red: the GPU was slowed. Reason: {'; '.join(sorted({o[2] for o in slowed}))}."] if slowed else ['The GPU was not slowed for a reason that matters.'] if known else []
     absent = absent + ['throttling']*(bool(gpus) and not known)
-    return ([f'Fit {fit} of {n_fits}, counted from 0.']*(n_fits>1) + ['Grey: training of an epoch, its number on top.']*bool(spans) + told + ended
+    return ([f'Fit {fit} of {n_fits}, counted from 0.']*(n_fits>1) + [f"Grey: training of an epoch{', its number on top'*bool(_numbered(spans, end_s))}."]*bool(spans) + told + ended
             + [f"Not measured, so not drawn: {', '.join(absent)}."]*bool(absent))
 
 def _finish_monitor(axes, labels, styles, spans, slowed, end_s, title):
