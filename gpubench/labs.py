@@ -829,6 +829,8 @@ def check_set(
     if answer is None: return NOT_YET
     if isinstance(answer, str) or not hasattr(answer, '__iter__'): answer = [answer]
     answer, correct = list(answer), list(correct)
+    if not any(isinstance(o, str) for o in correct) and any(isinstance(o, str) for o in answer):
+        return Reply(False, f"Numbers are asked for, without quotes, and this is {answer!r}.")
     missing = [o for o in correct if not any(_same(o, a) for a in answer)]
     extra = [o for o in answer if not any(_same(o, c) for c in correct)]
     if not missing and not extra: return Reply(True, f"Right. {why}".strip())

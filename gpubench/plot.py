@@ -551,9 +551,9 @@ def plot_phases(
     _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, [caption(df), *notes])))-3))
     return ax
 
-# %% ../nbs/09_plot.ipynb #f0d8f28f
+# %% ../nbs/09_plot.ipynb #369bf5ba
 MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names
-    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory read or written'), 'power\n(W)': dict(power_w='power'),
+    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory busy'), 'power\n(W)': dict(power_w='power'),
     'temperature\n(°C)': dict(temperature_c='temperature'), 'SM clock\n(MHz)': dict(sm_clock_mhz='clock'),
     'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'), 'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
 LINES = ('-', (0, (2, 1.2)))           # of the first and the second column in a panel
@@ -642,7 +642,7 @@ def _finish_monitor(axes, labels, styles, spans, slowed, end_s, title):
     for o in gpus if len(gpus)>1 else (): axes[0].plot([], [], color=styles[o]['color'], label=o)
     if len(gpus)>1: axes[0].legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.5, borderaxespad=.3)
     axes[0].set_xlim(0, end_s or 1)
-    axes[-1].set_xlabel('time since the fit began (s)')
+    axes[-1].set_xlabel('time since the fit began (s)' if spans else 'time (s)')
     if title: axes[0].set_title(textwrap.fill(title, 60), pad=18 if spans else 6)
 
 # %% ../nbs/09_plot.ipynb #2537b7bb
@@ -665,7 +665,8 @@ def plot_monitor(
     for ax,(label,columns) in zip(axes, panels.items()): _draw_panel(ax, df, label, columns, styles, end_s)
     _finish_monitor(axes, list(panels), styles, spans, slowed, end_s, title)
     if not panels: axes[0].text(.5, .5, 'nothing was measured', transform=axes[0].transAxes, ha='center')
-    _add_caption(axes[-1], '\n'.join(([machine_title(machine)] if machine is not None else []) + _monitor_notes(df, absent, slowed, spans, end_s, n_fits, fit)))
+    n_lines = _add_caption(axes[-1], '\n'.join(([machine_title(machine)] if machine is not None else []) + _monitor_notes(df, absent, slowed, spans, end_s, n_fits, fit)))
+    _grow(axes[-1], .14*n_lines)                                        # a lone panel would be pressed flat
     return axes
 
 # %% ../nbs/09_plot.ipynb #ec614090
