@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KNOWN_WARNINGS', 'WAIT_POLICY', 'LASTING', 'SCHEMA_VERSION', 'FILES', 'hide_known_warnings', 'nearest', 'one_of',
-           'is_number', 'find_devices', 'pick_device', 'wait_for', 'free_memory', 'file_text', 'is_wsl2',
+           'is_number', 'check_whole', 'find_devices', 'pick_device', 'wait_for', 'free_memory', 'file_text', 'is_wsl2',
            'in_container', 'cpu_quota', 'n_cores', 'cpu_name', 'fingerprint', 'describe_machine', 'machine_title',
            'plain_record', 'records_path', 'append_record', 'check_writable', 'record_rows', 'read_records']
 
@@ -17,6 +17,7 @@ import math
 import numbers
 import os
 import platform
+import reprlib
 import sys
 import tempfile
 import warnings
@@ -63,6 +64,18 @@ def is_number(
     "Is it a number? True and False are none; NaN and infinity are"
     return isinstance(x, numbers.Integral if whole else numbers.Real) and not isinstance(x, bool)
 
+def check_whole(
+    name:str,    # The argument's name
+    value,       # What was given
+    least:int,   # The smallest that makes sense
+    most=2**31,  # The largest
+    hint='',     # What to do instead
+):
+    "A `ValueError` unless `value` is a whole number from `least` to `most`"
+    if is_number(value, whole=True) and least<=value<=most: return
+    span = f"from {least} to {most}" if most<2**31 else f"of at least {least}"
+    raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
+
 # %% ../nbs/00_core.ipynb #e7a4824c
 def _why_no_cuda():
     import torch
@@ -101,7 +114,7 @@ def wait_for(
 ):
     "Return when all work queued on `device` is done; on a CPU there is never any"
     import torch
-    device = pick_device() if device is None else torch.device(device)
+    if not isinstance(device, torch.device): device = pick_device('auto' if device is None else device)
     if device.type=='cuda': torch.cuda.synchronize(device)
 
 def free_memory():
@@ -179,7 +192,7 @@ def _driver():
 def _describe_gpu(device=None):
     import torch
     if not torch.cuda.is_available(): return dict(gpu=None, gpu_memory_gib=None, n_gpus=0)
-    i = torch.device(device).index if device and str(device).startswith('cuda:') else 0
+    i = pick_device(device).index if device and str(device).startswith('cuda:') else 0
     p = torch.cuda.get_device_properties(i)
     return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1), n_gpus=torch.cuda.device_count())
 
@@ -209,12 +222,17 @@ def _describe_system():
 # %% ../nbs/00_core.ipynb #996bb115
 LASTING = 'cpu n_cores gpu gpu_memory_gib n_gpus wsl2 container torch fastai'.split() # what the fingerprint covers, and python's minor version
 
+def _check_machine(machine): # one row of a frame will do; a frame has `get` too
+    if not hasattr(machine, 'get') or getattr(machine, 'ndim', 1)!=1:
+        raise ValueError(f"machine is {reprlib.repr(machine)}, but it has to be one record, or what `describe_machine()` returns.")
+
 def fingerprint(
     machine:dict, # As `describe_machine` returns it
 )->str: # 8 hexadecimal digits
     "A short name for a machine that is the same tomorrow"
+    _check_machine(machine)
     parts = {o: machine.get(o) for o in LASTING} | dict(
-        python='.'.join(str(machine.get('python')).split('.')[:2]), os=str(machine.get('os')).split()[0])
+        python='.'.join(str(machine.get('python')).split('.')[:2]), os=str(machine.get('os')).partition(' ')[0])
     return hashlib.sha1(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
 def describe_machine(
@@ -231,6 +249,7 @@ def machine_title(
     machine, # Dict or row of a frame with `describe_machine`'s keys; where it has a `device`, that one is named
 )->str:
     "One line that says on which machine and with which versions something was measured"
+    _check_machine(machine)
     get = machine.get
     on_gpu = str(get('device') if _known(get('device')) else 'cuda').startswith('cuda') and _known(get('gpu'))
     n = get('n_cores')
@@ -253,6 +272,7 @@ def plain_record(
     record:dict, # Flat; whatever a visit found
 )->dict: # Numbers, strings, booleans and None; NaN and infinity are None
     "A record as its line of JSON gives it back"
+    if not hasattr(record, 'keys'): raise ValueError(f"A record is a dict, such as dict(bs=64, step_ms=12.), not {reprlib.repr(record)}.")
     return _plain(dict(record))
 
 def records_path(
@@ -301,10 +321,9 @@ def append_record(
     record:dict, # Flat; numbers, strings, booleans and None
 ):
     "Add one line to the records and have it on the disk before returning; on an OSError the file is as before"
-    path = records_path(path)
-    if not isinstance(record, dict): raise ValueError(f"A record is a dict, such as dict(bs=64, step_ms=12.), not {record!r}.")
+    path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(_plain(record | dict(schema=SCHEMA_VERSION)), allow_nan=False, ensure_ascii=False)
+    line = json.dumps(record, allow_nan=False, ensure_ascii=False)
     with _opened(path) as f:
         torn = b'\n' if _ends_torn(f) else b''       # a torn line stays alone
         _add_whole(f, torn + line.encode('utf-8', 'backslashreplace') + b'\n')   # a file's name in a message may be no text

@@ -42,7 +42,7 @@ def need_frame(
     if not isinstance(df, pd.DataFrame): raise ValueError(
         f"A frame is needed, not {reprlib.repr(df)}, which is a {type(df).__name__}. "
         "Give what `sweep` returns or `read_records(folder)` reads.")
-    lacking = [o for o in names if o not in df]
+    lacking = [o for o in names if o not in list(df)]                  # a list asks for no hash
     if lacking: raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. "
                                  f"Its columns are: {', '.join(map(str, df.columns))}.")
 
