@@ -260,9 +260,9 @@ def _one_model(x):
     if ':' not in x: one_of('model', x, MODELS)                  # module:function is a network of one's own
 
 def _one_dataset(x):
-    from gpubench.data import DATASETS, is_path
-    if not is_path(x): one_of('data set', x, DATASETS)
-    elif not Path(x).expanduser().is_dir(): raise ValueError("There is no such folder.")
+    from gpubench.data import check_dataset, find_folder, is_path
+    check_dataset(x)
+    if is_path(x): find_folder(x)
 
 def _one_loader(x):
     from gpubench.data import LOADERS
