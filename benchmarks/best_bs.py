@@ -4,26 +4,24 @@
 
 Both count the seconds for which the device was held: the long way the epochs alone, without their validation or any set-up; the race everything
 that its visits did, loading and warm-up included. The answer is right if its true speed, that of the whole epochs, is within 2 % of the best."""
-import argparse, json
 from dataclasses import asdict
 
-from gpubench.core import describe_machine, pick_device
 from gpubench.sweep import find_best_bs, sweep
 from gpubench.trial import Trial
+
+from common import device_of, device_parser, write_json
 
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--device', default='auto')
+    parser = device_parser(__doc__)
     parser.add_argument('--model', default='resnet18')
     parser.add_argument('--size', type=int, default=32)
     parser.add_argument('--n-channels', type=int, default=3)
     parser.add_argument('--loader', default='resident')
     parser.add_argument('--max-images', type=int, default=62_500, help='four fifths of them are trained')
-    parser.add_argument('--out', required=True, help='the JSON file to write')
     args = parser.parse_args()
-    device = str(pick_device(args.device))
+    device = device_of(args)
     trial = Trial(dataset='synthetic', model=args.model, size=args.size, n_channels=args.n_channels, loader=args.loader,
                   max_images=args.max_images, device=device)
     race = find_best_bs(trial, SIZES)
@@ -34,9 +32,8 @@ def main():
     full_s = float((3*full.epoch_whole_s).sum())
     print(speed.round(0).to_string())
     print(f'best {speed.idxmax()}; the race chose {race.bs}: {speed[race.bs]/speed.max():.4f} of the best; {race.device_s:.1f} of {full_s:.1f} s: {race.device_s/full_s:.3f}')
-    with open(args.out, 'w') as f:
-        json.dump(dict(machine=describe_machine(device), device=device, trial=asdict(trial), full_s=full_s, race_s=race.device_s, share=race.device_s/full_s,
-            chosen=race.bs, fastest=race.fastest_bs, reason=race.reason, true_share_of_best=float(speed[race.bs]/speed.max()),
-            images_per_s={int(k): float(v) for k,v in speed.items()}, race=race.records[['stage', 'bs', 'rate', 'step_ms', 'status', 'visit_s', 'process_s']].to_dict('records')), f, indent=1)
+    write_json(args.out, device, device=device, trial=asdict(trial), full_s=full_s, race_s=race.device_s, share=race.device_s/full_s,
+        chosen=race.bs, fastest=race.fastest_bs, reason=race.reason, true_share_of_best=float(speed[race.bs]/speed.max()),
+        images_per_s={int(k): float(v) for k,v in speed.items()}, race=race.records[['stage', 'bs', 'rate', 'step_ms', 'status', 'visit_s', 'process_s']].to_dict('records'))
 
 if __name__=='__main__': main()

@@ -5,24 +5,17 @@ Energy is held against the card's own counter, read beside the monitor at the mo
 
     python benchmarks/monitor_truth.py --out benchmarks/results/monitor-truth-h200.json
 """
-import argparse, json, os, threading, time
-
-from gpubench.core import describe_machine
-import torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+import json, os, threading, time
 
 from gpubench.monitor import GPU_COLUMNS, GPU_QUERIES, Monitor, MonitorCallback, fit_energy
-from gpubench.trial import Trial, make_learner, resolve, warm_up
+import torch
+from fastai.callback.core import Callback
 
-class UntilCallback(Callback):
+from common import CASES, UntilCallback, parser, ready_learner, write_json
+
+class UntilEnoughCallback(UntilCallback):
     "Train for `seconds`, or until the monitor says that it has enough"
-    order = 59
-    def __init__(self, seconds=None): self.seconds = seconds
-    def before_fit(self): self.start = time.perf_counter()
-    def done(self): return self.learn.monitor.is_enough if self.seconds is None else time.perf_counter()-self.start>=self.seconds
-    def after_batch(self):
-        if self.training and self.done(): raise CancelTrainException()
-    def before_validate(self): raise CancelFitException() if self.done() else CancelValidException()
+    def is_over(self): return self.learn.monitor.is_enough if self.seconds is None else super().is_over()
 
 def ticked(read):
     "The counter (J) and the time (s) as it ticks"
@@ -31,7 +24,7 @@ def ticked(read):
     return now, time.perf_counter()
 
 def fit(learn, cb, seconds=None):
-    with learn.no_bar(), learn.no_logging(), learn.added_cbs([cb, UntilCallback(seconds)]): learn.fit(10**6)
+    with learn.no_bar(), learn.no_logging(), learn.added_cbs([cb, UntilEnoughCallback(seconds)]): learn.fit(10**6)
     return cb
 
 def counter(name):
@@ -84,14 +77,11 @@ def query_ms(n=50):
     return took
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
-    parser.add_argument('--out', help='the JSON file to write')
-    args = parser.parse_args()
-    trial = resolve(Trial(device='cuda', dataset='synthetic', model='resnet18', size=32, n_channels=3, bs=256, loader='resident', max_images=256*100))
-    learn = make_learner(trial)
-    learn.remove_cb(learn.seen)
-    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
+    options = parser(__doc__)
+    options.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
+    options.add_argument('--out', help='the JSON file to write')
+    args = options.parse_args()
+    learn = ready_learner(device='cuda', bs=256, loader='resident', max_images=256*100, **CASES['resnet18_32px'])
     start = time.perf_counter()
     cb = MonitorCallback()
     fit(learn, cb)                                                  # until `is_enough`
@@ -116,8 +106,7 @@ def main():
     print('    queries (ms):', {k: round(v, 3) for k,v in each_ms.items()}, f'of {len(GPU_QUERIES)}')
     for o in cb.notes: print('    note:', o)
     print(json.dumps({k: v for k,v in later.summary().items() if k!='monitor_note'}))
-    if args.out:
-        with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine('cuda'), energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
-                                                      query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing), f, indent=1)
+    if args.out: write_json(args.out, 'cuda', energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
+                            query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing)
 
 if __name__=='__main__': main()

@@ -5,22 +5,20 @@
 For each case two fits: one with the timer alone, one under the profiler with the timer on board. Of the second, each kernel is put
 into the phase during which Python launched it; `busy_ms` is what its kernels took, `device_ms` the time from the start of the phase on the
 device (its launch, or the end of what ran before it) to the end of its last kernel. The difference is the device waiting for orders."""
-import argparse, json, tempfile
+import json, tempfile
 from pathlib import Path
 
 from gpubench.core import describe_machine, machine_title, pick_device
 from gpubench.timing import StepTimerCallback
-from gpubench.trial import Trial, make_learner, resolve, warm_up
 import numpy as np, pandas as pd, torch
-from fastai.callback.core import Callback, CancelValidException
+from fastai.callback.core import Callback
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from common import NoValidationCallback, parser, ready_learner, write_json
 
 CASES = [(224, 64, 24), (224, 256, 12), (32, 64, 40)]                    # px, batch, steps of an epoch
 SPANS = dict(forward_ms=[('before_batch', 'after_pred')], loss_ms=[('after_pred', 'after_loss')],
              backward_ms=[('before_backward', 'after_backward')], optimizer_ms=[('before_step', 'after_step'), ('after_step', 'after_batch')])
-
-class NoValidationCallback(Callback):
-    def before_validate(self): raise CancelValidException()
 
 class OpenCallback(Callback):
     "Last at each event: opens the range of a phase"
@@ -69,10 +67,8 @@ def fit(learn, under=None):
         return learn.step_timer.to_df(skip=3)
 
 def compare(size, bs, n_steps):
-    trial = resolve(Trial(dataset='synthetic', model='resnet18', size=size, n_channels=3, bs=bs, loader='resident', max_images=bs*n_steps*5//4))
-    learn = make_learner(trial)
-    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
-    learn.remove_cb(learn.seen); learn.add_cb(NoValidationCallback())
+    learn = ready_learner(dataset='synthetic', model='resnet18', size=size, n_channels=3, bs=bs, loader='resident', max_images=bs*n_steps*5//4)
+    learn.add_cb(NoValidationCallback())
     fit(learn)
     alone = fit(learn)
     prof = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
@@ -103,10 +99,10 @@ def draw(df, title, path):
     fig.savefig(path, dpi=110)
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--out', required=True, help='the JSON file to write')
-    parser.add_argument('--figure', help='a PNG to draw')
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument('--out', required=True, help='the JSON file to write')
+    options.add_argument('--figure', help='a PNG to draw')
+    args = options.parse_args()
     machine, rows = describe_machine(pick_device('cuda')), []
     for case in CASES:
         found, alone = compare(*case)
@@ -115,7 +111,7 @@ def main():
     df = pd.DataFrame(rows)
     df['timer_over_busy'], df['timer_over_device'] = df.timer_ms/df.busy_ms, df.timer_profiled_ms/df.device_ms
     print(df[['size', 'bs', 'phase', 'timer_ms', 'timer_profiled_ms', 'busy_ms', 'device_ms', 'n_kernels', 'timer_over_busy', 'timer_over_device']].round(3).to_string(index=False))
-    with open(args.out, 'w') as f: json.dump(dict(machine=machine, rows=df.to_dict('records')), f, indent=1)
+    write_json(args.out, machine, rows=df.to_dict('records'))
     if args.figure: draw(df, 'ResNet-18, '+machine_title(machine)+f'; medians of {df.n_steps.min()} steps or more', args.figure)
 
 if __name__=='__main__': main()

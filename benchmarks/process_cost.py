@@ -4,13 +4,15 @@
 
 `process_s` is the time from asking for the process until the visit begins in it, `visit_s` the whole visit as the sweep sees it. On a GPU a
 fresh process also makes its context and loads its kernels, inside the visit: what that costs is the difference of the `visit_s`."""
-import argparse, json
+import json
 from statistics import median
 from time import perf_counter
 
-from gpubench.core import describe_machine, pick_device
+from gpubench.core import describe_machine
 from gpubench.process import pick_start_method, start_server
 from gpubench.sweep import sweep
+
+from common import device_of, parser
 
 ways = dict(here=dict(isolate=False), forkserver=dict(start_method='forkserver'), spawn=dict(start_method='spawn'))
 
@@ -35,12 +37,12 @@ def measure(way, device, n):
     return times(df[1:])
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--device', default='cpu', help='cpu, cuda or auto')
-    parser.add_argument('--n', type=int, default=10, help='visits of each way')
-    parser.add_argument('--json', help='file for the results')
-    asked = parser.parse_args()
-    device, start = str(pick_device(asked.device)), perf_counter()
+    options = parser(__doc__)
+    options.add_argument('--device', default='cpu', help='cpu, cuda or auto')
+    options.add_argument('--n', type=int, default=10, help='visits of each way')
+    options.add_argument('--json', help='file for the results')
+    asked = options.parse_args()
+    device, start = device_of(asked), perf_counter()
     start_server()
     measure('forkserver' if pick_start_method()=='forkserver' else 'spawn', device, 1)
     server_s, runs = perf_counter()-start, {o: measure(o, device, asked.n) for o in ways if o in ('here', 'spawn', pick_start_method())}

@@ -9,21 +9,17 @@ of two runs of one round, and the figure is the median of the rounds with its or
 
 A second figure needs no comparison: the time that Python spends in the timer's own functions, for a step and, apart, for what an epoch needs
 once. Where the device waits for Python's orders, a step grows by that and by nothing else; where Python waits for the device, by less."""
-import argparse, json, random
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
 from gpubench import timing
-from gpubench.core import describe_machine, pick_device, wait_for
-from gpubench.stats import median_ci
+from gpubench.core import wait_for
 from gpubench.timing import StepTimerCallback
-from gpubench.trial import Trial, make_learner, resolve, warm_up
-from fastai.callback.core import Callback, CancelValidException
+from fastai.callback.core import Callback
 import numpy as np
 
-class NoValidationCallback(Callback):
-    def before_validate(self): raise CancelValidException()
+from common import CASES, NoValidationCallback, alternate, device_of, device_parser, ratios_to_none, ready_learner, step_line, write_json
 
 class TicksCallback(Callback):
     "Reads the clock after each step, after all other callbacks"
@@ -41,10 +37,7 @@ class WaitAtEachEventCallback(Callback):
 
 VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], wait_at_each_event=[WaitAtEachEventCallback])
 
-def cases(device): # name, trial, steps in a run
-    cpu = device=='cpu'
-    return [('resnet18_32px', dict(dataset='synthetic', model='resnet18', size=32, n_channels=3), 8 if cpu else 10),
-            ('mnist_cnn', dict(dataset='synthetic', model='lenet', size=28, n_channels=1), 40 if cpu else 20)]
+N_STEPS = dict(resnet18_32px=(8, 10), mnist_cnn=(40, 20))   # of a run, on a CPU and on a GPU
 
 def step_ms(learn, cbs):
     "Milliseconds of the median step of one fit"
@@ -54,16 +47,10 @@ def step_ms(learn, cbs):
 
 def measure(device, fields, n_steps, rounds):
     "Milliseconds a step of each run of each variant, for a trial of batch 64 whose data is on the device already"
-    trial = resolve(Trial(device=device, bs=64, loader='resident', max_images=64*n_steps*5//4, **fields))
-    learn = make_learner(trial)
-    learn.remove_cb(learn.seen)
-    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
+    learn = ready_learner(device=device, bs=64, loader='resident', max_images=64*n_steps*5//4, **fields)
     learn.add_cb(NoValidationCallback())
-    order, times, rng = list(VARIANTS), {o: [] for o in VARIANTS}, random.Random(0)
-    for i in range(rounds+1):
-        rng.shuffle(order)
-        for name in order: times[name].append(step_ms(learn, VARIANTS[name]))
-    return len(learn.dls.train), {k: v[1:] for k,v in times.items()}, [own_us(learn) for _ in range(20)]  # the first round is warm-up
+    times = alternate(VARIANTS, rounds, lambda cbs: step_ms(learn, cbs))
+    return len(learn.dls.train), times, [own_us(learn) for _ in range(20)]
 
 OWN = [(timing.StepTimerEdgeCallback, '__call__'), (timing.StepTimerCallback, '__call__'), (timing._Marking, '__enter__'), (timing._Marking, '__exit__'),
        (timing._Timing, 'at'), (timing._Timing, 'delivered')]
@@ -97,24 +84,20 @@ def own_us(learn):
     return dict(step=1e6*total['step']/(N_EPOCH*len(learn.dls.train)), epoch=1e6*total['epoch']/N_EPOCH)
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--device', default='auto')
+    parser = device_parser(__doc__)
     parser.add_argument('--rounds', type=int, default=150)
-    parser.add_argument('--case', choices=[o[0] for o in cases('cpu')], help='this one only')
-    parser.add_argument('--out', required=True, help='the JSON file to write')
+    parser.add_argument('--case', choices=list(CASES), help='this one only')
     args = parser.parse_args()
-    device, results = str(pick_device(args.device)), []
-    for name,fields,n_steps in [o for o in cases(device) if args.case in (None, o[0])]:
-        n, times, own = measure(device, fields, n_steps, args.rounds)
-        ratios = {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
+    device, results = device_of(args), []
+    for name,fields in [o for o in CASES.items() if args.case in (None, o[0])]:
+        n, times, own = measure(device, fields, N_STEPS[name][device!='cpu'], args.rounds)
+        ratios = ratios_to_none(times)
         results.append(dict(case=name, n_steps=n, rounds=args.rounds, step_ms=times, ratios=ratios, own_us=own))
         print(f'{name} on {device}, {args.rounds} runs of {n} steps each')
-        for k,v in times.items():
-            r = ratios.get(k)
-            print(f'  {k:20} {median(v):8.3f} ms a step' + (f"   {100*(r['mid']-1):+6.2f} % ({100*(r['lo']-1):+.2f} to {100*(r['hi']-1):+.2f})" if r else ''))
+        for k,v in times.items(): print(step_line(k, v, ratios.get(k), 20))
         us = {k: sorted(o[k] for o in own) for k in own[0]}
         print(f"  the timer's own functions: {median(us['step']):.0f} µs a step ({us['step'][0]:.0f} to {us['step'][-1]:.0f}), "
               f"{median(us['step'])/10/median(times['none']):.2f} %, and {median(us['epoch']):.0f} µs an epoch")
-        with open(args.out, 'w') as f: json.dump(dict(machine=describe_machine(device), device=device, results=results), f, indent=1)
+        write_json(args.out, device, device=device, results=results)
 
 if __name__=='__main__': main()

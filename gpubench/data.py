@@ -14,6 +14,7 @@ __all__ = ['DATASETS', 'OFFLINE', 'LOADERS', 'SPLIT_SEED', 'TEN', 'N_SYNTHETIC',
 import json
 import numbers
 import os
+import reprlib
 import shutil
 import tempfile
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .core import is_number, n_cores, nearest, one_of, pick_device  # first: it hides the warnings that fastai's import raises
+from .core import check_whole, n_cores, nearest, one_of, pick_device  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import psutil
 import torch
@@ -54,19 +55,6 @@ DATASETS = dict(
 OFFLINE = "What works offline: 'digits', 'synthetic', 'birds', or a folder of your own."
 LOADERS = ('files', 'memory', 'resident')
 
-# %% ../nbs/02_data.ipynb #49a475d9
-def _check_whole(
-    name:str,    # The argument's name
-    value,       # What was given
-    least:int,   # The smallest that makes sense
-    most=2**31,  # The largest
-    hint='',     # What to do instead
-):
-    "A `ValueError` unless `value` is a whole number from `least` to `most`"
-    if is_number(value, whole=True) and least<=value<=most: return
-    span = f"from {least} to {most}" if most<2**31 else f"of at least {least}"
-    raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
-
 # %% ../nbs/02_data.ipynb #76d5b536
 SPLIT_SEED = 42   # of the split and of the choice of `max_images`
 
@@ -75,6 +63,8 @@ def split_rows(
 ):          # Two sorted arrays of positions: training, held out
     "Hold out 20 % of the images (at least one for each class), every class in proportion"
     labels = np.asarray(labels)
+    if labels.ndim!=1 or not len(labels) or min(np.unique(labels, return_counts=True)[1])<2:
+        raise ValueError(f"labels is {reprlib.repr(labels)}, but it has to be a list of class numbers, each of them twice or more.")
     n_valid = max(-(-len(labels)//5), len(np.unique(labels)))
     train, valid = train_test_split(np.arange(len(labels)), test_size=n_valid, stratify=labels, random_state=SPLIT_SEED)
     return np.sort(train), np.sort(valid)
@@ -130,11 +120,17 @@ def fit_stats(
     "Adapt a mean and a deviation to another number of channels"
     return tuple(list(o) if len(o)==n_in else [float(np.mean(o))]*n_in for o in stats)
 
+def _check_set(images):
+    if not isinstance(images, ImageSet):
+        raise ValueError(f"images is {reprlib.repr(images)}, but it has to be an `ImageSet`, as `get_images` gives it.")
+
 def measure_stats(
     images:ImageSet, # One with `make`
     chunk=1024,      # How many images at a time
 ):                   # Mean and standard deviation of each channel, of 1
     "Mean and deviation of the training images"
+    _check_set(images)
+    if images.make is None: raise ValueError(f"The images of '{images.name}' are files, which are not measured: take `images.stats`.")
     rows, total, squares, n = images.rows[images.split()[0]], 0., 0., 0
     for i in range(0, len(rows), chunk):
         x = images.make(rows[i:i+chunk]).astype(float)/255
@@ -251,6 +247,7 @@ def write_out(
     images:ImageSet, # Any set
 )->ImageSet:         # The same set with `files` and `stats`
     "Give a set files, if it has none: PNG, written once into the cache"
+    _check_set(images)
     if images.files: return images
     n = len(images)
     name = f'{images.name}_{n}x{images.n_in}x{images.size}x{images.size}'
@@ -347,7 +344,7 @@ def check_files(
     files, # Image files
 )->set:    # Their sizes in px: (width, height)
     "Read the header of every file, or name those that are empty or no images"
-    seen = [(o, _why_bad(o)) for o in files]
+    seen = [(o, _why_bad(Path(o))) for o in files]
     bad = [f'{o} ({why})' for o,why in seen if isinstance(why, str)]
     more = ' …' if len(bad)>5 else ''
     if bad: raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {', '.join(bad[:5])}{more}. "
@@ -623,6 +620,7 @@ def draw_wood(
     with_bird:bool, # Draw the bird, or scatter its colours
 )->Image.Image:     # RGB, 224 px or more on the short side
     "A woodland scene, with a bird or without"
+    check_whole('i', i, 0)
     rng = np.random.default_rng([SPLIT_SEED,i])
     w, h = _size(rng)
     picture = _background(rng, w, h).resize((w*_SHARP,h*_SHARP), Image.Resampling.BILINEAR)
@@ -711,11 +709,11 @@ def get_images(
     max_images:int|None=None, # Use at most so many, each class in proportion; how many there are of 'synthetic'
 )->ImageSet:
     "A data set by name: labels, split and where the pixels come from"
-    if size is not None: _check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
+    if size is not None: check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
     if n_channels not in (None,1,3): raise ValueError(f"n_channels must be 1 (grey) or 3 (colour), not {n_channels!r}.")
-    if max_images is not None: _check_whole('max_images', max_images, 1)
+    if max_images is not None: check_whole('max_images', max_images, 1)
     if max_images is not None and dataset=='synthetic':
-        _check_whole("max_images of 'synthetic'", max_images, 20, hint='It has 10 classes.')
+        check_whole("max_images of 'synthetic'", max_images, 20, hint='It has 10 classes.')
     images = _take_some(_find_set(dataset, size, n_channels, max_images), max_images)
     _check_split(images)
     return images
@@ -765,6 +763,7 @@ def load_pixels(
     images:ImageSet, # Any set
 )->torch.Tensor:     # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
+    _check_set(images)
     shape = len(images), images.n_in, images.size, images.size
     _check_room(int(np.prod(shape, dtype=float)))
     if not images.files: return torch.from_numpy(images.make(images.rows))
@@ -833,9 +832,9 @@ def _resident_dls(images, bs, device, n_workers, pin_memory):
 
 # %% ../nbs/02_data.ipynb #bcf5f26d
 def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
-    _check_whole('bs', bs, 1)
-    _check_whole('n_workers', n_workers, 0)
-    _check_whole('seed', seed, 0, hint='It orders the training images.')
+    check_whole('bs', bs, 1)
+    check_whole('n_workers', n_workers, 0)
+    check_whole('seed', seed, 0, hint='It orders the training images.')
     one_of('loader', loader, LOADERS)
     if loader=='resident' and n_workers: raise ValueError(
         f"loader='resident' takes its batches on the device, so n_workers={n_workers} would start processes with "

@@ -31,6 +31,7 @@ from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
 from .core import find_devices, is_number, nearest, one_of, pick_device
+from .process import check_timeout
 
 # %% ../nbs/12_labs.ipynb #1eec2087
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # what the column `Measures` may say
@@ -50,7 +51,7 @@ def _read_lab(path):
     "The notebook, or an error that names the file"
     import nbformat
     try: return nbformat.read(path, as_version=4)
-    except FileNotFoundError: raise ValueError(f"There is no lab {path}. See `gpubench labs` for those "
+    except (FileNotFoundError, IsADirectoryError): raise ValueError(f"There is no lab {path}. See `gpubench labs` for those "
                                                f"there are.") from None
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, AttributeError) as e:
         raise ValueError(f"{path} is not a notebook that can be read ({type(e).__name__}). Copy it afresh.") from None
@@ -114,7 +115,7 @@ def pick_labs(
 )->list[Lab]: # Each once, in the order asked for
     "The labs of these names"
     labs = find_labs(folder)
-    if isinstance(names, (str, Path)): names = [names]
+    if isinstance(names, (str, Path)) or not hasattr(names, '__iter__'): names = [names]
     return list({o.path: o for o in (_pick_lab(o, labs) for o in names)}.values()) or labs
 
 # %% ../nbs/12_labs.ipynb #62d80b6a
@@ -259,9 +260,9 @@ def _one_model(x):
     if ':' not in x: one_of('model', x, MODELS)                  # module:function is a network of one's own
 
 def _one_dataset(x):
-    from gpubench.data import DATASETS, is_path
-    if not is_path(x): one_of('data set', x, DATASETS)
-    elif not Path(x).expanduser().is_dir(): raise ValueError("There is no such folder.")
+    from gpubench.data import check_dataset, find_folder, is_path
+    check_dataset(x)
+    if is_path(x): find_folder(x)
 
 def _one_loader(x):
     from gpubench.data import LOADERS
@@ -286,10 +287,14 @@ def _why_not(name, x):
     except ValueError as e: return str(e)
     return ''
 
+def _check_dict(values):
+    if not isinstance(values, dict): raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
+
 def check_values(
     values:dict, # Name → value; a lab passes its `globals()`. Names that mean nothing here are left alone, None and '' are the lab's choice
 ):
     "A ValueError where a parameter has a value with which no lab can work"
+    _check_dict(values)
     for name in [o for o in (*NAMED, *NUMBERS) if o in values]:
         x = values[name]
         if x is None or isinstance(x, str) and not x: continue
@@ -349,6 +354,7 @@ def spread_parameters(
     text:bool=False, # Are the values as typed on a command line?
 )->dict: # Lab's name → checked parameters
     "Which lab gets which value"
+    _check_dict(values)
     owners, plan = {o.name: lab_parameters(o) for o in labs}, {o.name: {} for o in labs}
     said = f"There are: {', '.join(plan)}."
     for name,value in values.items():
@@ -368,7 +374,7 @@ def read_parameters(
     "Parameters from a file"
     import yaml
     try: values = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
-    except OSError as e: raise ValueError(f"Cannot read the parameters in {path}: {e.strerror}.") from None
+    except (OSError, TypeError) as e: raise ValueError(f"Cannot read the parameters in {path}: {getattr(e, 'strerror', e)}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is no YAML: {' '.join(str(e).split())}.") from None
     if not isinstance(values, dict|None):
@@ -404,6 +410,7 @@ def run_folder(
     what='',           # What comes after the time in a new folder's name
 )->Path: # Absolute; exists and can be written to
     "The folder of a run, or a ValueError where nothing can be written there"
+    if not isinstance(out, (str, os.PathLike)): raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
     folder = Path(out).expanduser() if str(out) else _fresh(Path('runs')/'-'.join(o for o in (timestamp(), what) if o))
     folder = Path(os.path.abspath(folder))
     try:
@@ -427,7 +434,7 @@ def lab_records(
     folder=None, # Folder of the lab; by default the current one
 )->Path:
     "A file of records that ships with the labs"
-    tries = [Path(folder or '.')/'records'/name, labs_folder()/'records'/name]
+    tries = [Path(folder or '.')/'records'/str(name), labs_folder()/'records'/str(name)]
     found = [o for o in tries if o.is_file()]
     if found: return found[0]
     there = sorted({p.name for o in tries if o.parent.is_dir() for p in o.parent.glob('*.jsonl')})
@@ -457,7 +464,7 @@ def plan_jobs(
     params:dict=None,  # Lab's name → checked parameters
 )->list[Job]:
     "Each execution that a run needs; a ValueError where a device is not there"
-    asked = [device] if isinstance(device, str) else list(device or ())
+    asked = [device] if isinstance(device, str) or device and not hasattr(device, '__iter__') else list(device or ())
     asked = list(dict.fromkeys(pick_device(o).type if o=='auto' else str(pick_device(o)) for o in asked))
     found = find_devices()
     jobs = []
@@ -708,6 +715,7 @@ def run_labs(
     folder=None,
 )->list[Outcome]: # One an execution, in order
     "Check everything, then execute labs on devices"
+    check_timeout(timeout_s)
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     return run_jobs(jobs, run_folder(out), timeout_s, progress)
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 
-from .core import is_number, nearest, one_of
+from .core import check_whole, nearest, one_of
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -123,7 +123,7 @@ def _current_folder_first():
     finally: sys.path.remove(here)
 
 def _find_factory(name):
-    module, _, function = name.partition(':')
+    module, _, function = str(name).partition(':')
     if not (module and function):
         raise ValueError(f"{name!r} does not name a model of your own: write 'module:function'.")
     try: found = importlib.import_module(module)
@@ -161,10 +161,6 @@ MODELS = dict(
     resnet18_cifar=partial(resnet_cifar, make=zoo.resnet18),
     resnet50=partial(resnet, make=zoo.resnet50))
 
-def _check_count(name, value):
-    if is_number(value, whole=True) and value>=1: return
-    raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
-
 def get_model(
     name:str='lenet',     # A name in `MODELS`, or 'module:function' for your own
     n_classes:int=10,     # Outputs
@@ -172,18 +168,22 @@ def get_model(
     pretrained:bool=False,# Start from torchvision's weights
 )->nn.Module:             # On the CPU, in training mode
     "A network by name"
-    _check_count('n_classes', n_classes)
-    _check_count('n_in', n_in)
+    check_whole('n_classes', n_classes, 1)
+    check_whole('n_in', n_in, 1)
     own = ':' in str(name)
     if not own: one_of('model', name, MODELS)
     if pretrained: return _pretrained(name, n_classes, n_in)
     return own_model(name, n_classes, n_in) if own else MODELS[name](n_classes=n_classes, n_in=n_in)
 
 # %% ../nbs/03_models.ipynb #d111cc6e
+def _check_network(m):
+    if not isinstance(m, nn.Module): raise ValueError(f"m is {m!r}, but it has to be a network, such as `get_model('lenet')` or `learn.model`.")
+
 def count_params(
     m:nn.Module, # Any network
 )->int:
     "All parameters, trained or frozen; buffers such as running means are none"
+    _check_network(m)
     return sum(o.numel() for o in m.parameters())
 
 # %% ../nbs/03_models.ipynb #4408bf77
@@ -198,6 +198,8 @@ def train_flops(
     shape,       # Of one image: (channels, height, width)
 )->int:          # FLOP; one multiplication and one addition are two
     "Operations of forward and backward pass for one image"
+    _check_network(m)
+    if not isinstance(shape, (tuple, list)) or len(shape)!=3: raise ValueError(f"shape is {shape!r}, but it has to be (channels, height, width).")
     if not any(o.requires_grad for o in m.parameters()):
         raise ValueError("The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
     m = copy.deepcopy(m).train()

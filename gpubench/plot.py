@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from .core import machine_title
+from .core import PHASE_NAMES, machine_title
 
 # %% ../nbs/09_plot.ipynb #aade5137
 def is_known(
@@ -42,7 +42,7 @@ def need_frame(
     if not isinstance(df, pd.DataFrame): raise ValueError(
         f"A frame is needed, not {reprlib.repr(df)}, which is a {type(df).__name__}. "
         "Give what `sweep` returns or `read_records(folder)` reads.")
-    lacking = [o for o in names if o not in df]
+    lacking = [o for o in names if o not in list(df)]                  # a list asks for no hash
     if lacking: raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. "
                                  f"Its columns are: {', '.join(map(str, df.columns))}.")
 
@@ -438,9 +438,7 @@ def plot_fit(
     return ax
 
 # %% ../nbs/09_plot.ipynb #32f500af
-PHASES = dict( # column -> the part of a step that it is, in the order of a step; together they are `step_ms`
-    wait_ms='wait for data', copy_ms='copy', transform_ms='transforms', forward_ms='forward', loss_ms='loss',
-    backward_ms='backward', optimizer_ms='optimiser', other_ms='other')
+PHASES = PHASE_NAMES   # column -> the part of a step that it is, in the order of a step; together they are `step_ms`
 
 def phase_shares(
     df:pd.DataFrame, # Steps, or visits of one configuration, with `step_ms`

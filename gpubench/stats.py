@@ -9,6 +9,7 @@ __all__ = ['NO_INTERVAL', 'ALPHA', 'ODDS', 'TOLD_FRAC', 'DIP_FRAC', 'STEP_NAMES'
 
 # %% ../nbs/01_stats.ipynb #264be9f4
 import math
+import reprlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -54,8 +55,12 @@ def _check_level(level):
     if not (is_number(level) and 0<level<1):
         raise ValueError(f"level is {level!r}, but it has to be a fraction between 0 and 1, such as .95 for 95 %.")
 
-def _finite(x):
-    x = np.asarray(x, float).ravel()
+def _numbers(x, name):
+    try: return np.asarray(x, float)
+    except (TypeError, ValueError) as e: raise ValueError(f"{name} is {reprlib.repr(x)}, but it has to be a number or a list of numbers ({e}).") from None
+
+def _finite(x, name='x'):
+    x = _numbers(x, name).ravel()
     return np.sort(x[np.isfinite(x)])
 
 def _rank(n, level):
@@ -121,7 +126,7 @@ def next_look(
 
 # %% ../nbs/01_stats.ipynb #1beadd9f
 def _logs(x, name):
-    x = _finite(x)
+    x = _finite(x, name)
     if len(x)==0: raise ValueError(f"`{name}` holds no finite value, so there is no ratio. Give the medians of its visits.")
     if x[0]<=0: raise ValueError(f"`{name}` holds {x[0]:g}; a ratio of times needs values above 0.")
     return np.log(x)
@@ -186,7 +191,7 @@ def is_steady(
 )->bool:
     "Do the values drift no more than their noise? (slope by Theil 1950 and Sen 1968)"
     _check_level(level)
-    x = np.asarray(x, float)
+    x = _numbers(x, 'x').ravel()
     x = x[np.isfinite(x)]
     if len(x)<min_n: return False
     slope, _, lo, hi = sps.theilslopes(x, alpha=level)
@@ -213,7 +218,7 @@ def _by_size(bs, times):
 
 # %% ../nbs/01_stats.ipynb #6fd1c531
 def _paired(bs, times, name):
-    bs, times = (np.asarray(o, float).ravel() for o in (bs, times))
+    bs, times = _numbers(bs, 'bs').ravel(), _numbers(times, name).ravel()
     if len(bs)!=len(times): raise ValueError(f"`bs` holds {len(bs)} values and `{name}` {len(times)}. "
                                              "Give one time for each batch size, and repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
@@ -315,14 +320,14 @@ class _Fit:
         bs, # Images a batch, one or many
     ): # Time, shaped like `bs`; NaN where nothing was fitted
         "The curve's time; outside of `measured_range` it is extrapolation"
-        bs = np.asarray(bs, float)
+        bs = _numbers(bs, 'bs')
         return self._times(bs.ravel(), np.array([self.parameters])).reshape(bs.shape)[()]
 
     def predict_ci(self,
         bs, # Images a batch, one or many
     )->tuple: # Low and high time, each shaped like `bs`; NaN where nothing was fitted
         "Between which times the curve lies, at `level` for each batch size; single visits vary more"
-        bs = np.asarray(bs, float)
+        bs = _numbers(bs, 'bs')
         p = np.full((1, 3), math.nan) if self.plausible is None else self.plausible
         t = self._times(bs.ravel(), p)
         return t.min(0).reshape(bs.shape)[()], t.max(0).reshape(bs.shape)[()]
@@ -459,7 +464,7 @@ class StepTime(_Fit):
         bs, # Images a batch, one or many
     ): # Images a second, shaped like `bs`
         "How fast the curve trains; outside of `measured_range` it is extrapolation"
-        return 1e3*np.asarray(bs, float)/self.predict(bs)
+        return 1e3*_numbers(bs, 'bs')/self.predict(bs)
 
     def best_bs(self,
         tolerance:float=.02, # How far above per_image_ms*b the step may stay, as a fraction

@@ -26,8 +26,8 @@ from pathlib import Path
 from time import perf_counter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 
-from .core import (append_record, check_writable, describe_machine, free_memory, is_number, nearest, pick_device, plain_record, record_rows,
-                           records_path)
+from .core import (append_record, check_whole, check_writable, describe_machine, free_memory, is_number, nearest, pick_device, plain_record,
+                           record_rows, records_path)
 from .stats import Interval, aa_pairs, ratio_ci
 import numpy as np
 import pandas as pd
@@ -95,11 +95,15 @@ def _misfit(run, point):
     except TypeError as e: return f"The function that runs the trials cannot be called with the fields {', '.join(point)}: {e}. It takes {inspect.signature(run)}."
     return ''
 
+def _check_run(run):
+    if not callable(run): raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
+
 def plan(
     trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists as `grid` takes them
     run:Callable=run_trial, # What runs a point
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; raises before anything runs where a point cannot be"
+    _check_run(run)
     points = _points(trials)
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
     if run is not run_trial:
@@ -218,6 +222,9 @@ def visit(
     **measure,    # How to measure, handed on to `run`
 )->dict: # A record, whatever happened
     "Run one point once, in this process"
+    _check_run(run)
+    if run is run_trial: check_trial(point)
+    else: point = _as_dict(point)
     start = datetime.now(timezone.utc).isoformat(timespec='seconds')
     result, fault = _raised(run, point, measure)
     if fault: free_memory()                          # outside `except`, whose traceback would keep everything alive
@@ -233,6 +240,7 @@ def rounds(
     seed:int=0,   # Of the order
 )->list:
     "All visits in order: `repeats` rounds, each with every point once, shuffled anew"
+    check_whole('repeats', repeats, 1)
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(points, len(points))]
 
@@ -381,8 +389,7 @@ def _check_measure(run, measure, fields):
     if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*inspect.signature(sweep).parameters, *names])}"
                                  "Fields of a trial belong into the first argument.")
 
-def _check_asked(run, repeats, seed, timeout_s):
-    if not callable(run): raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
+def _check_asked(repeats, seed, timeout_s):
     if not is_number(repeats, whole=True) or repeats<1: raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
     if not is_number(seed, whole=True): raise ValueError(f"seed is {seed!r}, but it has to be a whole number.")
     check_timeout(timeout_s)
@@ -446,7 +453,7 @@ def sweep(
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what is missing in `out`"
     repeats, seed, twin, timeout_s = map(_python, (repeats, seed, twin, timeout_s))
-    _check_asked(run, repeats, seed, timeout_s)
+    _check_asked(repeats, seed, timeout_s)
     points = plan(trials, run)
     if run is not run_trial: _check_complete(run, points, measure)
     _check_measure(run, measure, set(Trial.__dataclass_fields__ if run is run_trial else points[0]))

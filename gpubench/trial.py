@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -147,6 +148,7 @@ def check_found(
     trial:Trial,
 ):
     "Raise a `ValueError` where its folder of images, or its model's module or function, is not there; runs nothing of it"
+    check_trial(trial)
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: _check_own(trial.model)
 
@@ -166,6 +168,7 @@ def tf32_set(
     precision:str, # A name from `PRECISIONS`
 ):
     "TF32 switched as `precision` says and cuDNN's search off, as fastai leaves it; all as they were afterwards"
+    one_of('precision', precision, PRECISIONS)
     before = _switches()
     _switch(*_TF32.get(precision, (False, True)), False)
     try: yield
@@ -184,6 +187,7 @@ def precision_cbs(
     trial:Trial, # Resolved
 )->list:
     "The callbacks that `trial.precision` and `trial.channels_last` need"
+    check_trial(trial)
     cbs = [ChannelsLast()] if trial.channels_last else []
     if trial.precision=='bf16' and trial.device=='cpu': return cbs + [CPUAutocastCallback()]
     return cbs + [MixedPrecision(amp_mode=trial.precision)] if trial.precision in ('fp16', 'bf16') else cbs
@@ -363,6 +367,8 @@ def steady_rounds(
     accumulate:int=1, # Batches for each step of the optimiser
 )->pd.DataFrame: # One row a round of max(1, n_workers)·accumulate steps: means of the phases, `other_ms` and `step_ms`
     "Average steps after the start of each epoch over whole rounds; over what there is if no epoch holds a whole one"
+    if not isinstance(df, pd.DataFrame) or not {'fit', 'epoch', 'step', *TIMES}<=set(df):
+        raise ValueError(f"df is {reprlib.repr(df)}, but it has to be a frame of steps, as `StepTimerCallback.to_df()` gives it.")
     groups = df.groupby(['fit', 'epoch'])
     n = groups.step.transform('size')
     rest = df[df.step >= np.minimum(1+2*n_workers, n//2)]
@@ -536,6 +542,7 @@ def about(
     trial:Trial, # Resolved
 )->dict:
     "The part of a record that is known before anything runs: trial, machine, time of day"
+    check_trial(trial)
     machine = describe_machine(trial.device)
     return (dict(trial_id=trial.trial_id, machine=machine.pop('fingerprint'), status='ok', error=None,
                  time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds')) | asdict(trial) | machine)

@@ -316,7 +316,7 @@ def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
 
 # values that no lab can use
 
-WRONG = [('model', 'lenett', "Did you mean 'lenet'?"), ('dataset', 'digit', "Did you mean 'digits'?"), ('dataset', './not_there', 'no such folder'),
+WRONG = [('model', 'lenett', "Did you mean 'lenet'?"), ('dataset', 'digit', "Did you mean 'digits'?"), ('dataset', './not_there', "There is no folder './not_there'"),
          ('loader', 'file', "Did you mean 'files'?"), ('repeats', '0', 'It must be a number, 1 or more.'),
          ('batch_sizes', '16,0', '1 or more'), ('n_images', '-5', '1 or more'), ('max_s', '0', 'above 0'), ('half_width', '5', 'between 0 and 1'),
          ('seed', '-1', '0 or more')]

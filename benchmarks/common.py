@@ -1,0 +1,75 @@
+"""What the benchmarks beside this file share: their command line, their JSON, and short fits whose runs alternate"""
+import argparse, json, random
+from statistics import median
+from time import perf_counter
+
+from gpubench.core import describe_machine, pick_device
+from gpubench.stats import median_ci
+from gpubench.trial import Trial, make_learner, resolve, warm_up
+import numpy as np
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+
+def parser(doc): return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+def device_parser(doc):
+    "With the two options that most have; `device_of` tells which device is meant"
+    p = parser(doc)
+    p.add_argument('--device', default='auto')
+    p.add_argument('--out', required=True, help='the JSON file to write')
+    return p
+
+def device_of(args): return str(pick_device(args.device))
+
+def write_json(path, machine=None, indent=1, **found):
+    "What was found, with the machine: its description, or the device that was used"
+    machine = machine if isinstance(machine, dict) else describe_machine(machine)
+    with open(path, 'w') as f: json.dump(dict(machine=machine, **found), f, indent=indent)
+
+class NoValidationCallback(Callback):
+    def before_validate(self): raise CancelValidException()
+
+class UntilCallback(Callback):
+    "Ends the fit after `seconds` from its first batch and knows how many steps that were; the loss has just been read from the device"
+    order = 59
+    def __init__(self, seconds, validate=False): self.seconds, self.validate, self.n = seconds, validate, 0
+    def is_over(self): return perf_counter()-self.start_s>=self.seconds
+    def end_if_over(self, how):
+        if self.n and self.is_over(): raise how()
+    def before_epoch(self): self.end_if_over(CancelFitException)
+    def before_batch(self):
+        if self.n==0: self.start_s = perf_counter()
+    def after_batch(self):
+        if not self.training: return
+        self.n, self.took_s = self.n+1, perf_counter()-self.start_s
+        self.end_if_over(CancelTrainException)
+    def before_validate(self):
+        self.end_if_over(CancelFitException)
+        if not self.validate: raise CancelValidException()
+
+def ready_learner(**fields):
+    "The learner of a trial, warm, without the callback that looks at what is computed"
+    trial = resolve(Trial(**fields))
+    learn = make_learner(trial)
+    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
+    learn.remove_cb(learn.seen)
+    return learn
+
+CASES = dict(resnet18_32px=dict(dataset='synthetic', model='resnet18', size=32, n_channels=3),
+             mnist_cnn=dict(dataset='synthetic', model='lenet', size=28, n_channels=1))
+
+def alternate(variants, rounds, run):
+    "What `run(variant)` gives in each round, every variant once in a round, shuffled anew; the first round is warm-up"
+    order, found, rng = list(variants), {o: [] for o in variants}, random.Random(0)
+    for _ in range(rounds+1):
+        rng.shuffle(order)
+        for name in order: found[name].append(run(variants[name]))
+    return {k: v[1:] for k,v in found.items()}
+
+def ratios_to_none(times):
+    "Of each variant to 'none', the median of the rounds' own ratios with its interval"
+    return {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
+
+def step_line(name, times, ratio, width):
+    "A variant's step, and by how much it is longer than without"
+    more = f"   {100*(ratio['mid']-1):+6.2f} % ({100*(ratio['lo']-1):+.2f} to {100*(ratio['hi']-1):+.2f})" if ratio else ''
+    return f'  {name:{width}} {median(times):8.3f} ms a step{more}'
