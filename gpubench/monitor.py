@@ -5,13 +5,16 @@
 # %% auto #0
 __all__ = ['GPU_COLUMNS', 'CPU_COLUMNS', 'MONITOR_COLUMNS', 'SPAN_COLUMNS', 'THROTTLE_WORDS', 'POWER_CAP', 'GPU_QUERIES',
            'NVML_ADVICE', 'DEAR_S', 'DEAR_SHARE', 'DEAREST_S', 'MOST_PACKAGE_W', 'STILL_S', 'WINDOW_S',
-           'SHORTEST_WINDOW_S', 'COST_SHARE', 'PATIENCE_S', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES', 'throttle_words',
-           'GpuSource', 'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy', 'CpuSource', 'Pace',
-           'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise', 'MonitorCallback']
+           'SHORTEST_WINDOW_S', 'COST_SHARE', 'PATIENCE_S', 'DIFFERENCES', 'BACKWARD', 'ENERGY_TICK_S', 'MOST_TIMES',
+           'throttle_words', 'GpuSource', 'device_names', 'model_devices', 'fit_devices', 'gpu_sources', 'CpuEnergy',
+           'CpuSource', 'Pace', 'check_interval', 'Sampling', 'time_mean', 'fit_energy', 'Monitor', 'summarise',
+           'MonitorCallback']
 
-# %% ../nbs/05_monitor.ipynb #736cb437
+# %% ../nbs/05_monitor.ipynb #4d191fe9
+import atexit
 import math
 import multiprocessing
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
-from .core import file_text, is_number, nearest  # first: it hides the warnings that fastai's import raises
+from .core import THROTTLE_REASONS, file_text, is_number, nearest, nvml_number, throttle_reasons  # first: it hides the warnings that fastai's import raises
 import numpy as np
 import pandas as pd
 import psutil
@@ -35,26 +38,24 @@ CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device', *GPU_COLUMNS, *CPU_COLUMNS]
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 
-THROTTLE_WORDS = { # the bits that matter; idle (0x1) and the power cap (0x4) are normal
-    0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)', 0x40: 'heat (slowed by hardware)', 0x80: 'power brake'}
+THROTTLE_WORDS = {bit: short for bit,(short,_) in THROTTLE_REASONS.items()}
 POWER_CAP = 0x4
 
 def throttle_words(
     bits:int, # As the driver gives them; None where not measured
 )->str|None: # '' where nothing slows the GPU that should not
     "The throttle reasons that matter, in words"
-    return None if bits is None else ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
+    return None if bits is None else ', '.join(throttle_reasons(bits))
 
-# %% ../nbs/05_monitor.ipynb #80163811
+# %% ../nbs/05_monitor.ipynb #cbd86d7b
 def _some(x, scale=1):
     "A sensor's value; None for 0 and for NVML's 'not available', which no working card gives"
-    return x/scale if 0<x<2**32-1 else None
+    return x/scale if nvml_number(x) else None
 
 def _utilization(o): return {k: v/100 if v<=100 else None for k,v in dict(gpu_util_frac=o.gpu, mem_util_frac=o.memory).items()}
 def _memory(o): return dict(gpu_mem_mib=o.used/2**20 if 0<o.total<2**63 and o.used<=o.total else None)
 def _throttle(bits):
-    "None for 64 bits of 'not available': the driver has far fewer reasons"
-    bits = bits if 0<=bits<2**63 else None
+    bits = nvml_number(bits)
     return dict(throttle_bits=bits, throttle_words=throttle_words(bits))
 
 _REASONS = ('nvmlDeviceGetCurrentClocksEventReasons', 'nvmlDeviceGetCurrentClocksThrottleReasons')   # new name, old name
@@ -67,7 +68,7 @@ GPU_QUERIES = [ # functions of NVML of which the first that answers is used, the
     (('nvmlDeviceGetClockInfo',), (2,), ('mem_clock_mhz',), lambda o: dict(mem_clock_mhz=_some(o))),         # 2: memory
     (_REASONS, (), ('throttle_bits', 'throttle_words'), _throttle),
     (('nvmlDeviceGetTotalEnergyConsumption',), (), ('energy_counter_j',),
-     lambda o: dict(energy_counter_j=o/1e3 if 0<o<2**63 else None))]                                       # mJ, 64 bits
+     lambda o: dict(energy_counter_j=_some(o, 1e3)))]                                                     # mJ, 64 bits
 
 # %% ../nbs/05_monitor.ipynb #79586c79
 NVML_ADVICE = { # error code -> what to do
@@ -89,7 +90,7 @@ def _advice(code): return NVML_ADVICE.get(code, "`gpubench doctor` looks further
 def _nvml_text(code, text): return f"NVML error {code}, {str(text).rstrip('.')}"
 def _columns_text(columns): return ', '.join(columns)
 
-# %% ../nbs/05_monitor.ipynb #c1968064
+# %% ../nbs/05_monitor.ipynb #dc6ec9ae
 DEAR_S = .001          # a counter that never took less is read only so often
 DEAR_SHARE = .001      # that it takes this share of the time,
 DEAREST_S = 5.         # but after so many seconds at the latest: its first answer may be slower than the others
@@ -226,6 +227,10 @@ class _NVML:
             return self.query(function, device.handle, *args, default=None, ignore_errors=False, ignore_function_not_found=True)
         return GpuSource(name, ask, self.error)
 
+def _leave_driver():
+    "Let Python end while a query hangs: nvitop would wait two minutes for it"
+    atexit.unregister(getattr(sys.modules.get('nvitop.api.libnvml'), '_atexit_shutdown', None))
+
 def _why_no_nvml(e):
     if isinstance(e, (ImportError, AttributeError)): return (
         f"nvitop or the nvidia-ml-py that it needs does not work here ({type(e).__name__}: {e}), so no GPU was sampled. "
@@ -249,7 +254,7 @@ def gpu_sources(
             "Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and leave that variable out if in doubt.")
     return sources, notes
 
-# %% ../nbs/05_monitor.ipynb #0b582e75
+# %% ../nbs/05_monitor.ipynb #bcb7dd4a
 MOST_PACKAGE_W = 2000   # of one package, several times what the largest draws: more than that is no energy
 STILL_S = 1.            # RAPL moves every millisecond, so a counter that stands this long does not count
 
@@ -300,7 +305,7 @@ def _busy_and_all(times):
 
 def _children():
     "Process ids of daemonic children, which is what a DataLoader's workers are; without the search through all processes that psutil makes"
-    return [o.pid for o in list(getattr(multiprocessing.process, '_children', ())) if o.daemon and o.pid]
+    return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 
 def _cpu_seconds(process): return sum(process.cpu_times()[:2])
 
@@ -309,7 +314,8 @@ class CpuSource:
     device, alive, windowed = 'cpu', True, False
     def __init__(self, energy=None, ps=psutil, own_s=process_time, children=_children):
         self.ps, self.own_s, self.children, self.energy = ps, own_s, children, CpuEnergy() if energy is None else energy
-        self.me, self.last, self.workers, self.failed = ps.Process(), None, {}, {}
+        self.last, self.workers, self.failed = None, {}, {}
+        self.me = self._tried('process memory', ps.Process)
     @property
     def notes(self):
         failed = [f"The CPU's {k} could not be read ({v}); it stays empty." for k,v in self.failed.items()]
@@ -317,17 +323,15 @@ class CpuSource:
 
     def _tried(self, name, f):
         try: return f()
-        except (self.ps.Error, OSError) as e: self.failed.setdefault(name, f'{type(e).__name__}: {e}')
+        except self.ps.NoSuchProcess: pass                                # a worker that ended just now
+        except Exception as e: self.failed.setdefault(name, f'{type(e).__name__}: {e}')   # psutil raises much where /proc is unusual
 
     def _workers_s(self):
-        "CPU seconds of each worker"
-        found = {}
-        for pid in self.children():
-            try:
-                process, _ = self.workers.get(pid) or (self.ps.Process(pid), 0.)
-                found[pid] = process, _cpu_seconds(process)
-            except (self.ps.Error, OSError): pass           # it ended just now
-        return found
+        "CPU seconds of each worker, and the workers whose seconds could be read"
+        def ask(pid):
+            process, _ = self.workers.get(pid) or (self.ps.Process(pid), 0.)
+            return process, _cpu_seconds(process)
+        return {pid: said for pid in self._tried('number of workers', self.children) or [] if (said := self._tried('workers', partial(ask, pid)))}
 
     def _shares(self, time_s, now):
         "What the difference to the sample before tells"
@@ -338,13 +342,15 @@ class CpuSource:
         return dict(cpu_frac=max(0., min(1., busy/total)) if total>0 else None, process_cores=(now['own_s']-old['own_s'])/dt,
                     worker_frac=sum(both)/len(both)/dt if both else None)
 
+    def _n_workers(self): return None if {'workers', 'number of workers'} & set(self.failed) else len(self.workers)
+
     def read(self, time_s):
         "The columns of a row"
         self.workers = self._workers_s()
         now = dict(time_s=time_s, own_s=self.own_s(), workers=self.workers, machine=self._tried('load', lambda: _busy_and_all(self.ps.cpu_times())))
         ram = self._tried('memory', self.ps.virtual_memory)
-        own = self._tried('process memory', self.me.memory_info)
-        row = dict.fromkeys(CPU_COLUMNS) | self._shares(time_s, now) | dict(n_workers=len(self.workers), cpu_energy_counter_j=self.energy.read(),
+        own = self._tried('process memory', lambda: self.me.memory_info())
+        row = dict.fromkeys(CPU_COLUMNS) | self._shares(time_s, now) | dict(n_workers=self._n_workers(), cpu_energy_counter_j=self.energy.read(),
             ram_mib=ram and (ram.total-ram.available)/2**20, process_ram_mib=own and own.rss/2**20)
         self.last = now
         return row
@@ -395,6 +401,7 @@ class Sampling:
         try: self.late = not self.ready.wait(patience_s)
         except BaseException:                              # Ctrl-C: nobody will call `stop`
             self.stopping.set()
+            _leave_driver()
             raise
         if self.late: self._goes_on_late(patience_s)
 
@@ -402,6 +409,11 @@ class Sampling:
         self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver does not answer. "
                               "The fit went on. If `nvidia-smi` hangs as well, restart the machine.")
         self.start_s = self.clock()                                         # the fit begins now
+
+    def _goes_on_alone(self, patience_s):
+        _leave_driver()
+        self.own_notes.append(f"A driver did not answer for {patience_s:g} s at the end of the fit, which did not wait for it. Samples end after "
+            f"{self.last_s or 0.:.1f} of {self.length_s:.1f} s, so no means are given. If `nvidia-smi` hangs as well, restart the machine.")
 
     def _gives_up(self, note):
         self.own_notes.append(note)
@@ -457,10 +469,11 @@ class Sampling:
         if self.thread.ident is None: return
         self.thread.join(patience_s)
         self.left = self.thread.is_alive()
-        if self.left: self.own_notes.append(
-            f"A driver did not answer for {patience_s:g} s at the end of the fit, which did not wait for it. If `nvidia-smi` hangs as well, restart the machine.")
+        if self.left: self._goes_on_alone(patience_s)
     @property
     def running(self): return self.end_s is None
+    @property
+    def is_stuck(self): return self.left and self.thread.is_alive()
     @property
     def notes(self): return self.own_notes + [o for s in self.sources for o in s.notes]
     @property
@@ -476,14 +489,17 @@ class Sampling:
     def end_all(self):
         while self.open: self.end()
 
-# %% ../nbs/05_monitor.ipynb #5a586cd1
-BACKWARD = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'process_cores', 'worker_frac'}   # they describe the time before their sample
+# %% ../nbs/05_monitor.ipynb #425bf0c5
+DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}                 # between two samples, however far apart
+BACKWARD = {'gpu_util_frac', 'mem_util_frac', *DIFFERENCES}                # they describe the time before their sample
 
-def _weighted(t, x, backward, from_s):
+def _hole_s(t): return max(1., 3*np.median(np.diff(t))) if len(t)>1 else 1.   # two samples further apart leave a hole, which would be guessed
+
+def _weighted(t, x, backward, from_s, longest_s):
     "Sum of value times seconds, and seconds"
     dt = np.diff(t)
     y = x[1:] if backward else (x[1:]+x[:-1])/2
-    ok = np.isfinite(y) & (t[1:]>=from_s)
+    ok = np.isfinite(y) & (t[1:]>=from_s) & (dt<=longest_s)
     return np.array([(y*dt)[ok].sum(), dt[ok].sum()])
 
 def time_mean(
@@ -492,11 +508,14 @@ def time_mean(
     from_s:float=0.,  # Leave out what lies before that time of each fit
 )->float|None: # None where nothing was measured
     "Mean of `column`, weighted with time"
-    parts = [_weighted(o.time_s.to_numpy(float), o[column].to_numpy(float), column in BACKWARD, from_s) for _,o in df.groupby('fit')]
+    parts = []
+    for _,o in df.groupby('fit'):
+        t, x = o.time_s.to_numpy(float), o[column].to_numpy(float)
+        parts.append(_weighted(t, x, column in BACKWARD, from_s, math.inf if column in DIFFERENCES else _hole_s(t)))
     value, seconds = sum(parts, np.zeros(2))
     return float(value/seconds) if seconds>0 else None
 
-# %% ../nbs/05_monitor.ipynb #78b8fcd9
+# %% ../nbs/05_monitor.ipynb #d1fcde9e
 ENERGY_TICK_S = .1
 MOST_TIMES = 2     # that counter and power of a long fit may differ; each GPU's power is a mean of its own kind
 
@@ -509,7 +528,7 @@ def _power_j(t, power, at):
 def _covers(t, at): # (len(at)-1,) booleans
     "Do readings at times `t` tell of the time between each two of `at`, without a hole that would be guessed?"
     if len(t)<2: return np.zeros(len(at)-1, bool)
-    hole_s = max(1., 3*np.median(np.diff(t)))
+    hole_s = _hole_s(t)
     edges = np.concatenate([[min(t[0], at[0])], t, [max(t[-1], at[-1])]])
     gaps = np.diff(edges)
     return np.diff(np.interp(at, edges, np.concatenate([[0.], np.cumsum(gaps*(gaps>hole_s))])))==0
@@ -661,6 +680,7 @@ class Monitor:
         "A fit begins; it ends with `stop`"
         self.stop()
         names = self.devices if devices is None else devices
+        if any(o.is_stuck for o in self.fits): names = []                 # a driver that hangs is not asked again
         uuids = {o: _uuids(o) for o in names}
         interval_s = max(self.interval_s, SHORTEST_WINDOW_S) if names else self.interval_s
         self.fits.append(Sampling(lambda: self.sources(names, uuids), interval_s, self.clock))
@@ -747,6 +767,7 @@ def summarise(
     notes=(),         # Sentences
 )->dict: # Flat; None where not measured
     "One record of what the machine did"
+    whole = enough and not any(o.left for o in fits)                      # a fit that a driver held up is sampled in part
     length_s = float(sum(o.length_s for o in fits))
     n_images = sum(s['n_images'] for o in fits for s in o.spans if s['phase']=='train')
     short = [f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on a GPU), so no means are given. "
@@ -754,7 +775,7 @@ def summarise(
     about = dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits), monitor_interval_s=_spread(fits),
         monitor_n_images=n_images or None, monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
         monitor_note=' '.join([*short, *notes]) or None)
-    return _gpu_part(df, fits, enough, n_images) | _cpu_part(df, fits, enough, n_images) | about
+    return _gpu_part(df, fits, whole, n_images) | _cpu_part(df, fits, whole, n_images) | about
 
 # %% ../nbs/05_monitor.ipynb #cecca55c
 class _Watch:

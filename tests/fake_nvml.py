@@ -17,6 +17,8 @@ FakeGPU(lost_after=n, lost_after_s=s, lost=True)    GPU_IS_LOST after n queries 
 FakeGPU(mig=[FakeMig()])                            MIG mode: utilisation is not supported, instances have memory alone
 wsl2()                                              a GPU with the gaps that WSL2 has
 FakeNVML(query_s=.01)                               how long each query takes
+FakeNVML(slow={function: s})                        how long one takes, on every GPU; FakeGPU(slow=…) on one: a question that hangs
+fake_nvml.playing                                   in another process: what it plays, to be changed as it runs
 nvml.calls                                          Counter of the functions that were called; nvml.n_inits: inits less shutdowns
 
 CUDA itself (libcuda) is hidden from ctypes meanwhile, so that nvitop does not mix the machine's own GPUs in; torch is not touched."""
@@ -62,10 +64,12 @@ class FakeGPU:
     util_gpu_percent: int = 90
     util_mem_percent: int = 40
     energy_j: float = 1e6                    # when the library is loaded; grows by power_w, a tick at a time
-    processes: list = field(default_factory=list)   # [pid, MiB or None], …
+    processes: list = field(default_factory=list)   # those that compute: [pid, MiB or None], …
+    drawing: list = field(default_factory=list)     # those that draw; Windows lists most in both
     compute_capability: tuple = (9, 0)
     mig: list = field(default_factory=list)  # `FakeMig`, …: MIG mode is on
     errors: dict = field(default_factory=dict)
+    slow: dict = field(default_factory=dict) # function -> seconds that it takes
     lost: bool = False
     lost_after: int | None = None            # queries of this GPU
     lost_after_s: float | None = None        # seconds after the library is loaded
@@ -84,6 +88,7 @@ def _value(arg): return getattr(arg, 'value', arg)
 def _put(arg, value): _target(arg).value = value
 def _put_handle(arg, address): ctypes.c_void_p.from_buffer(_target(arg)).value = address
 def _address(handle): return ctypes.cast(_target(handle), ctypes.c_void_p).value
+def _pause(s): s and time.sleep(s)                          # sleeping for 0 s gives way to others, which takes a while
 def _base(name): return re.sub(r'(_v\d+|(?<=Temperature)V)$', '', name)
 
 
@@ -102,11 +107,12 @@ class _Library:
 class FakeNVML:
     "A machine as NVML shows it; see the head of this file"
     def __init__(self, gpus=(), driver='580.95.05', nvml='13.580.95.05', cuda_version=13000, library=True, init_error=0, errors=None,
-                 missing=(), query_s=0., clock=time.monotonic):
+                 missing=(), query_s=0., slow=None, clock=time.monotonic):
         self.gpus = list(gpus)
         for i,o in enumerate(self.gpus): o.uuid = o.uuid or f'GPU-{i:08x}-1111-2222-3333-444444444444'
         self.driver, self.nvml, self.cuda_version, self.library, self.init_error = driver, nvml, cuda_version, library, init_error
         self.errors, self.missing, self.query_s, self.clock = dict(errors or {}), list(missing), query_s, clock
+        self.slow = dict(slow or {})
         self.calls, self.n_inits, self.start_s = Counter(), 0, clock()
         self.queries, self.ticked_s = Counter(), {}
         self.lib = _Library(self)
@@ -144,7 +150,7 @@ class FakeNVML:
         return {ENV: self.as_json(), 'PYTHONPATH': os.pathsep.join(o for o in (str(path), os.environ.get('PYTHONPATH')) if o)}
 
     def as_json(self):
-        names = 'driver nvml cuda_version library init_error errors missing query_s'.split()
+        names = 'driver nvml cuda_version library init_error errors missing query_s slow'.split()
         return json.dumps({o: getattr(self, o) for o in names} | dict(gpus=[asdict(o) for o in self.gpus]))
 
     @classmethod
@@ -158,7 +164,7 @@ class FakeNVML:
     def call(self, name, args):
         base = _base(name)
         self.calls[base] += 1
-        if self.query_s: time.sleep(self.query_s)
+        _pause(self.query_s+self.slow.get(base, 0))
         if base.startswith('nvmlInit'): return self._start()
         if base=='nvmlErrorString': return self._nvmlErrorString(*args)
         if not self.n_inits: return UNINITIALIZED
@@ -227,7 +233,7 @@ class FakeNVML:
 
     def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle, out): return self._hand(self._find(handle)[1], out)
     def _nvmlDeviceIsMigDeviceHandle(self, handle, out): _put(out, int(self._find(handle)[2] is not None))
-    def _nvmlDeviceGetGpuInstanceId(self, handle, out): _put(out, 1)
+    def _nvmlDeviceGetGpuInstanceId(self, handle, out): _put(out, (_address(handle) or 0)%0x1000)
     def _nvmlDeviceGetComputeInstanceId(self, handle, out): _put(out, 0)
 
 
@@ -241,6 +247,7 @@ def _query(name, mig=NOT_SUPPORTED, whole=0):
         def query(self, handle, *out):
             gpu, i, part = self._find(handle)
             if gpu is None: return INVALID_ARGUMENT
+            _pause(gpu.slow.get(name, 0))
             if self._is_lost(gpu, i): return GPU_IS_LOST
             code = gpu.errors.get(name) or (mig if part else whole if gpu.mig else 0)
             return code or f(self, gpu, i, part, *out)
@@ -325,17 +332,19 @@ def _(nvml, gpu, i, part, out): _put(out, 1)
 def _(nvml, gpu, i, part, out): _put(out, 0)
 
 @_query('nvmlDeviceGetComputeRunningProcesses')
-def _(nvml, gpu, i, part, count, found):
+def _(nvml, gpu, i, part, count, found): return _list(gpu.processes, count, found)
+
+def _list(processes, count, found):
     n = _target(count).value
-    _put(count, len(gpu.processes))
-    if not gpu.processes: return 0
-    if found is None or n<len(gpu.processes): return INSUFFICIENT_SIZE
-    for at,(pid,mib) in zip(found, gpu.processes):
+    _put(count, len(processes))
+    if not processes: return 0
+    if found is None or n<len(processes): return INSUFFICIENT_SIZE
+    for at,(pid,mib) in zip(found, processes):
         at.pid, at.usedGpuMemory = pid, NOT_AVAILABLE if mib is None else int(mib*MIB)
         if hasattr(at, 'gpuInstanceId'): at.gpuInstanceId = at.computeInstanceId = 2**32-1
 
 @_query('nvmlDeviceGetGraphicsRunningProcesses')
-def _(nvml, gpu, i, part, count, found): _put(count, 0)
+def _(nvml, gpu, i, part, count, found): return _list(gpu.drawing, count, found)
 
 
 # ---- what pynvml and nvitop remember is put aside while the fake is played
@@ -372,8 +381,11 @@ spec.loader.exec_module(fake_nvml)
 fake_nvml.play()
 '''
 
+playing = None
+
 def play():
     "Play what the environment says, for the rest of this process"
-    fake = FakeNVML.from_json(os.environ[ENV])
-    ctypes.CDLL = fake.cdll(ctypes.CDLL)
-    return fake
+    global playing
+    playing = FakeNVML.from_json(os.environ[ENV])
+    ctypes.CDLL = playing.cdll(ctypes.CDLL)
+    return playing

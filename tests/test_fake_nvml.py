@@ -1,5 +1,5 @@
 """The faked NVML itself: pynvml and nvitop, unchanged, read from it what was put in, here and in another process"""
-import os, subprocess, sys
+import os, subprocess, sys, time
 
 import pytest
 
@@ -67,6 +67,17 @@ def test_one_of_two_is_lost():
         with pytest.raises(pynvml.NVMLError_GpuIsLost): pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetPowerUsage(b)==300000
 
+def test_one_query_hangs():
+    with FakeNVML([FakeGPU(slow=dict(nvmlDeviceGetPowerUsage=.3)), FakeGPU()], slow=dict(nvmlDeviceGetTemperature=.2)).installed():
+        pynvml.nvmlInit()
+        took = []
+        for i,ask in ((0, pynvml.nvmlDeviceGetPowerUsage), (1, pynvml.nvmlDeviceGetPowerUsage), (1, lambda h: pynvml.nvmlDeviceGetTemperature(h, 0)),
+                      (0, pynvml.nvmlDeviceGetUUID)):
+            handle, start_s = pynvml.nvmlDeviceGetHandleByIndex(i), time.monotonic()
+            ask(handle)
+            took.append(time.monotonic()-start_s)
+    assert took[0]>=.3 and took[2]>=.2 and took[1]<.2 and took[3]<.2
+
 def test_energy_ticks():
     now = [0.]
     with FakeNVML([FakeGPU(power_w=200, energy_j=1000)], clock=lambda: now[0]).installed():
@@ -74,6 +85,13 @@ def test_energy_ticks():
         h, seen = pynvml.nvmlDeviceGetHandleByIndex(0), []
         for now[0] in (.05, .1, .19, .55): seen.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(h))
     assert seen==[1000000, 1020000, 1020000, 1100000]
+
+def test_visible_parts_are_told_by_their_uuid(monkeypatch):
+    parts = [FakeMig(f'MIG-{i}1111111-2222-3333-4444-555555555555', memory_used_mib=100*i) for i in (1, 2, 3)]
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', f'{parts[2].uuid},{parts[0].uuid}')
+    with FakeNVML([FakeGPU(), FakeGPU(mig=parts)]).installed():
+        found = nvitop.CudaDevice.from_cuda_visible_devices()
+        assert [(o.uuid(), o.memory_used()//2**20, o.gpu_instance_id()) for o in found]==[(parts[2].uuid, 300, 3)]   # CUDA sees one part, and nvitop does so too
 
 def test_mig():
     part = FakeMig(memory_used_mib=123)

@@ -13,7 +13,7 @@ from fastai.test_utils import synth_learner
 
 from fake_nvml import (DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, UNKNOWN,
                        FakeGPU, FakeMig, FakeNVML, wsl2)
-from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback
+from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling
 
 root = Path(__file__).resolve().parent.parent
 QUERIES = { # function -> the columns that it fills
@@ -23,6 +23,13 @@ QUERIES = { # function -> the columns that it fills
 
 
 # ---- tools
+
+def samplers(): return [o for o in threading.enumerate() if o.name=='gpubench-monitor']
+
+def all_ended():
+    "Wait for threads that a query holds up, so that they disturb no other test"
+    for o in samplers(): o.join(30)
+    assert samplers()==[]
 
 class LongEnough(Callback):
     "Epochs until so many samples were taken"
@@ -37,7 +44,7 @@ def fitted(devices=(0,), n=3, **kwargs):
     learn = synth_learner(n_trn=2, cbs=[cb, LongEnough(n)])
     with learn.no_bar(), learn.no_logging(): learn.fit(10**6)
     assert learn.recorder.losses[-1].item()>0 and not cb.machine.running
-    assert [o for o in threading.enumerate() if o.name=='gpubench-monitor']==[]
+    assert samplers()==[]
     return cb
 
 def zeros(cb):
@@ -201,6 +208,58 @@ def test_one_of_two_is_lost():
     assert s['cuda0_energy_j']>0 and sum('was lost' in o for o in m.notes)==1 and 'cuda:1 was lost' in s['monitor_note']
 
 
+# ---- a query that hangs while the others answer
+
+def test_a_query_that_hangs_in_a_fit():
+    "The fit ends two seconds after its end; what was sampled in part has no mean; the next fit neither waits nor asks again"
+    gpu = FakeGPU(**BUSY)
+    class Hangs(Callback):
+        def after_epoch(self):
+            if self.learn.monitor.machine.fits[-1].n<3: return
+            gpu.slow['nvmlDeviceGetPowerUsage'] = 9
+            time.sleep(4)
+            raise CancelFitException()
+    with FakeNVML([gpu]).installed():
+        cb, hangs, start_s = MonitorCallback(devices=[0]), Hangs(), time.monotonic()
+        learn = synth_learner(n_trn=2, cbs=[cb, hangs])
+        with learn.no_bar(), learn.no_logging(): learn.fit(10**6)
+        took_s = [time.monotonic()-start_s]
+        s = cb.summary()
+        learn.remove_cb(hangs)
+        with learn.no_bar(), learn.no_logging(): learn.fit(3)
+        took_s.append(time.monotonic()-start_s-took_s[0])
+        all_ended()
+    assert 6<=took_s[0]<20 and s['monitored_s']>4 and s['cpu_mean_frac'] is None and s['gpu_mem_max_mib']==2048
+    assert [s[o] for o in ('power_mean_w', 'gpu_util_mean_frac', 'throttled_frac', 'energy_j')]==[None]*4 and zeros(cb)==[]
+    assert len(cb.notes)<=2 and 'did not answer for 2 s' in cb.notes[0] and 'Samples end after' in cb.notes[0]
+    assert took_s[1]<10 and cb.machine.fits[1].n>=1 and not cb.machine.fits[1].left
+    assert set(cb.to_df().query('fit==1').device)=={'cpu'} and cb.summary()['power_mean_w'] is None
+
+def test_python_ends_although_a_query_hangs():
+    "nvitop would wait for it, two minutes"
+    code = """import gpubench.core, fake_nvml, time
+from gpubench.monitor import Monitor
+with Monitor(devices=0) as m:
+    fake_nvml.playing.slow['nvmlDeviceGetPowerUsage'] = 100
+    time.sleep(1)
+print(m.notes[0])"""
+    env, start_s = os.environ | FakeNVML([FakeGPU()]).child_env(), time.monotonic()
+    env['PYTHONPATH'] += os.pathsep + str(root)
+    p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
+    assert 'did not answer' in p.stdout and p.stderr=='' and time.monotonic()-start_s<60, p.stderr
+
+def test_a_query_that_hangs_from_the_start(monkeypatch):
+    "Other queries answer; the fit waits for its patience and goes on, and nothing reads 0"
+    start = Sampling.start
+    monkeypatch.setattr(Sampling, 'start', lambda self: start(self, patience_s=1.))
+    with FakeNVML([FakeGPU(**BUSY, slow=dict(nvmlDeviceGetTemperature=6))]).installed():
+        cb = MonitorCallback(devices=[0])
+        learn = synth_learner(n_trn=2, cbs=cb)
+        with learn.no_bar(), learn.no_logging(): learn.fit(1)
+        all_ended()
+    assert 'first sample was not there after 1 s' in cb.notes[0] and measured(cb)==[] and zeros(cb)==[] and cb.summary()['power_mean_w'] is None
+
+
 # ---- a part of a GPU
 
 def test_mig():
@@ -216,6 +275,16 @@ def test_mig_through_cuda(monkeypatch):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', part.uuid)
     with FakeNVML([FakeGPU(mig=[part])]).installed(): cb = fitted()
     assert set(cb.to_df().gpu_mem_mib.dropna())=={777.}
+
+
+def test_the_second_of_two_parts_through_cuda(monkeypatch):
+    parts = [FakeMig(f'MIG-{i}1111111-2222-3333-4444-555555555555', memory_used_mib=100*i) for i in (1, 2)]
+    with FakeNVML([FakeGPU(memory_used_mib=50), FakeGPU(mig=parts)]).installed():
+        for value,used in ((parts[1].uuid, {200.}), (','.join(o.uuid for o in parts[::-1]), {200.}), ('MIG-99999999-2222-3333-4444-555555555555', set())):
+            monkeypatch.setenv('CUDA_VISIBLE_DEVICES', value)
+            cb = fitted(n=2)
+            assert set(cb.to_df().gpu_mem_mib.dropna())==used and zeros(cb)==[]
+            assert bool(used) or 'cuda:0 was not found' in ' '.join(cb.notes)
 
 
 # ---- the thread
