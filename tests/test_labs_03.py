@@ -33,7 +33,6 @@ def test_operations_and_bytes():
     assert counted(lambda: a.add_(1))==(1, 4*2*32)               # read and written
     assert counted(lambda: a.t()[1:].reshape(-1, 2)[0])==(1, 4*2*24)       # the copy that the reshape needs
     assert counted(lambda: (a.t(), a[1:], a.view(4, 8), torch.empty(9)))==(0, 0)
-    assert counted(lambda: torch._foreach_add_([a, a.clone()], 1.))==(2, 4*(32*2+64*2))   # the clone, then both at once
 
 def test_bytes_on_meta_are_those_on_the_cpu():
     def step(device):
@@ -67,8 +66,8 @@ def test_what_a_forward_pass_keeps():
     assert kept(torch.nn.Linear(64, 32), torch.nn.ReLU())==4*(64+32)
     assert kept(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))==4*(64+32)   # both keep the same tensor
 
-@pytest.mark.parametrize('lo,hi,words', [(.9, 1.2, 'mostly a fixed part'), (1.6, 2.1, 'mostly the images'), (1.3, 1.8, 'not distinguishable'),
-                                         (math.nan, math.nan, 'not distinguishable')])
+@pytest.mark.parametrize('lo,hi,words', [(.9, 1.2, 'mostly a fixed part'), (1.6, 2.1, 'mostly the images'), (1.3, 1.8, 'open'),
+                                         (math.nan, math.nan, 'open')])
 def test_what_rules_a_step(lo, hi, words):
     source = cell_of(lab, 'def what_rules').split('\n\nrows')[0]
     space = {}
