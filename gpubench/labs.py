@@ -268,11 +268,11 @@ def _one_loader(x):
     from gpubench.data import LOADERS
     one_of('loader', x, LOADERS)
 
-NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, dataset=_one_dataset, loader=_one_loader)
+NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_one_model, dataset=_one_dataset, loader=_one_loader)
 
-# %% ../nbs/12_labs.ipynb #75db1e7c
+# %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes max_images n_images n_epoch repeats'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs max_images n_images n_epoch repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed'], (lambda x: x>=0, '0 or more')) | dict(part_s=(lambda x: x>=3, '3 or more'))
     | dict.fromkeys(['max_s', 'timeline_s', 'interval_s'], (lambda x: x>0, 'above 0'))
     | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')))

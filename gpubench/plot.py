@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OTHERWISE', 'OWN', 'MEASURED', 'ABOUT', 'AFTER_TIMING', 'STYLE', 'MARKERS',
            'ON_LIGHT', 'ON_DARK', 'AXIS_LABELS', 'PHASES', 'FAR', 'MONITOR_PANELS', 'LINES', 'HOT', 'MEMORY',
-           'RATIO_TICKS', 'is_known', 'need_frame', 'need_columns', 'succeeded', 'leaves_out', 'plain_value',
+           'RATIO_TICKS', 'ROOF', 'is_known', 'need_frame', 'need_columns', 'succeeded', 'leaves_out', 'plain_value',
            'setting_label', 'where_labels', 'own_settings', 'way_labels', 'varied_settings', 'series_labels', 'drawing',
            'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'phase_shares',
            'phases_height_in', 'plot_phases', 'monitor_panels', 'plot_monitor', 'plot_memory', 'speedup_height_in',
-           'plot_speedup']
+           'plot_speedup', 'roof_flop_per_s', 'plot_roofline']
 
 # %% ../nbs/09_plot.ipynb #5feebdc3
 import json
@@ -761,4 +761,70 @@ def plot_speedup(
     ax.set_title(textwrap.fill(title if title is not None else _as_is(pair), 52))
     machines = {o for c in ('machine_a', 'machine_b') if c in comparison for o in comparison[c] if is_known(o)}
     _grow(ax, .14*(_add_caption(ax, '\n'.join(sorted(machines)))-2))
+    return ax
+
+# %% ../nbs/09_plot.ipynb #faa8a04e
+ROOF = dict( # column -> its place in a roofline; the last two are the device's ceilings
+    flop_per_byte='arithmetic intensity (FLOP a byte)', flop_per_s='FLOP a second',
+    peak_flop_per_s='product', peak_bytes_per_s='copy')
+
+def roof_flop_per_s(
+    flop_per_byte,    # Arithmetic intensity, one or many
+    peak_flop_per_s,  # What a large matrix product reaches on the device
+    peak_bytes_per_s, # What a large copy reaches there, bytes read and bytes written
+): # FLOP a second, shaped like `flop_per_byte`
+    "The most that work of this intensity can reach (Williams, Waterman & Patterson, Roofline, CACM 2009)"
+    return np.minimum(peak_flop_per_s, peak_bytes_per_s*np.asarray(flop_per_byte, float))
+
+# %% ../nbs/09_plot.ipynb #984bf5d3
+def _roof_names(df, by):
+    "What each dot is, whatever its device: the column `by`, and the batch size where several were tried"
+    names = df[by].map(lambda o: setting_label(by, o))
+    if 'bs' not in df or df.bs.nunique()<2: return names
+    return names+df.bs.map(lambda o: f' · batch {plain_value(o)}')
+
+def _large(x): return f'{x:,.0f}' if x>=100 else f'{x:.3g}'
+
+def _draw_roof(ax, rows, name, color):
+    "The two ceilings of one device over all intensities drawn; returns how they read in the caption"
+    peak, copy = (rows[o].median() for o in list(ROOF)[2:])
+    if not (is_known(peak) and is_known(copy)): return f'{name}: its ceilings were not measured.'
+    x = np.array([*ax.get_xlim(), peak/copy])
+    x = np.sort(x[(x>=ax.get_xlim()[0]) & (x<=ax.get_xlim()[1])])
+    ax.plot(x, roof_flop_per_s(x, peak, copy), color=color, label=_as_is(f'most on {name}'), zorder=2)
+    return (f'{name}: a large product reaches {_large(peak/1e12)} TFLOP/s, a large copy {_large(copy/1e9)} GB/s; '
+            f'they meet at {_large(peak/copy)} FLOP a byte.')
+
+def _roof_axes(ax, df, title):
+    "Logarithmic axes with room on all sides, legend and title"
+    lo, hi = df.flop_per_byte.min(), df.flop_per_byte.max()
+    ax.set(xscale='log', yscale='log', xlabel=ROOF['flop_per_byte'], ylabel=ROOF['flop_per_s'])
+    ax.set_xlim(*((lo/4, hi*4) if is_known(lo) else (.1, 1000)))
+    if title: ax.set_title(textwrap.fill(title, 60))
+
+# %% ../nbs/09_plot.ipynb #4a357789
+@drawing()
+def plot_roofline(
+    df:pd.DataFrame,      # One row a visit, with the columns in `ROOF`: two of the work, two of its device
+    by:str='model',       # Column that tells the dots apart; several batch sizes do too
+    ax:Axes|None=None,    # Where to draw; a new figure by default
+    title:str|None=None,  # Over the axes
+)->Axes:
+    "Achieved FLOP a second over arithmetic intensity, every visit a dot below the roof of its device"
+    need_columns(df, by, *ROOF)
+    df = df.assign(**{o: pd.to_numeric(df[o], errors='coerce') for o in ROOF})
+    df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
+    ax, ink = _new_axes(ax, figsize=(6.6, 4.6)), mpl.rcParams['text.color']
+    _roof_axes(ax, df, title)
+    if not len(df): ax.text(.5, .5, 'no visit gave a value', transform=ax.transAxes, ha='center'); return ax
+    names, where, notes = _roof_names(df, by), where_labels(df), []
+    look = {o: dict(ls='none', marker=MARKERS[i%len(MARKERS)], alpha=.75) for i,o in enumerate(names.unique())}
+    for device,style in _series_styles(where).items():
+        notes.append(_draw_roof(ax, df[where==device], device, style['color']))
+        for (x,name),rows in df[where==device].groupby(['flop_per_byte', names]):
+            ax.plot([x]*len(rows), rows.flop_per_s, mec=style['color'], mfc=style['color'], zorder=3, **look[name])
+    for o,style in look.items(): ax.plot([], [], label=_as_is(o), color=ink, **style)
+    ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.4)
+    lines = [*caption(df).split('\n'), *notes, 'Every dot is a visit.']
+    _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, lines)))-3))
     return ax
