@@ -8,8 +8,8 @@ __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OTHERWISE', 'OWN', 'MEASURED',
            'RATIO_TICKS', 'ROOF', 'is_known', 'need_frame', 'need_columns', 'succeeded', 'leaves_out', 'plain_value',
            'setting_label', 'where_labels', 'own_settings', 'way_labels', 'varied_settings', 'series_labels', 'drawing',
            'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'phase_shares',
-           'phases_height_in', 'plot_phases', 'monitor_panels', 'plot_monitor', 'plot_memory', 'speedup_height_in',
-           'plot_speedup', 'roof_flop_per_s', 'plot_roofline']
+           'phases_height_in', 'plot_phases', 'plot_workers', 'monitor_panels', 'plot_monitor', 'plot_memory',
+           'speedup_height_in', 'plot_speedup', 'roof_flop_per_s', 'plot_roofline']
 
 # %% ../nbs/09_plot.ipynb #5feebdc3
 import json
@@ -547,6 +547,44 @@ def plot_phases(
     if not kept: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
     notes = _phase_notes(df, labels, list(kept), n_beyond)
     _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, [caption(df), *notes])))-3))
+    return ax
+
+# %% ../nbs/09_plot.ipynb #7155fb73
+def _draw_workers(ax, df, y, label, style):
+    "Visits at each number of workers and their medians; a level all across where only one number was tried"
+    medians = df.groupby('n_workers')[y].median()
+    if len(medians)>1: ax.plot(medians.index, medians, color=style['color'], zorder=2)
+    else: ax.axhline(medians.iloc[0], color=style['color'], ls=(0, (5, 2)), lw=1.3, zorder=2)
+    ax.plot(df.n_workers, df[y], ls='none', marker=style['marker'], mew=0, color=style['color'], alpha=.75, zorder=3)
+    ax.plot([], [], label=_as_is(label), ls='-' if len(medians)>1 else (0, (5, 2)), **style)
+
+def _finish_workers(ax, df, y, top, title):
+    "Axes, legend and caption of a figure over workers"
+    ax.set(xlabel='workers (processes)', ylabel=axis_label(y), xticks=sorted(df.n_workers.unique()), ylim=(0, 1.1*top))
+    ax.set_xlim(-.06*(df.n_workers.max() or 1), 1.06*(df.n_workers.max() or 1))
+    ax.yaxis.set_major_formatter('{x:,.10g}')
+    n_rows = _add_legend(ax)
+    if title: ax.set_title(textwrap.fill(title, 52), pad=6+17*n_rows)
+    _grow(ax, .23*(n_rows-1)+.14*(_add_caption(ax, caption(df))-3))
+
+# %% ../nbs/09_plot.ipynb #279555bd
+@drawing()
+def plot_workers(
+    df:pd.DataFrame,       # Records, one row a visit, with `n_workers`, `loader` and `y`
+    y:str='images_per_s',  # Column of the vertical axis
+    predicted:dict|None=None, # Workers -> value that was expected for the loader of files
+    ax:Axes|None=None,     # Where to draw; a new figure by default
+    title:str|None=None,   # Over the axes
+)->Axes:
+    "Workers against `y`: every visit a dot, the median a line, what was predicted crosses, the axis from 0"
+    need_columns(df, 'n_workers', 'loader', y)
+    df = df.assign(**{y: pd.to_numeric(df[y], errors='coerce')})[succeeded(df)].dropna(subset=[y])
+    if not len(df): raise ValueError(f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
+    ax, labels, predicted = _new_axes(ax), series_labels(df, 'loader', leave_out=['n_workers']), predicted or {}
+    for i,name in enumerate(sorted(labels.unique())): _draw_workers(ax, df[labels==name], y, name, series_style(i))
+    at = sorted(predicted)
+    if at: ax.plot(at, [predicted[o] for o in at], 'x', ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5, label='predicted')
+    _finish_workers(ax, df, y, max([df[y].max(), *predicted.values()]), title)
     return ax
 
 # %% ../nbs/09_plot.ipynb #369bf5ba

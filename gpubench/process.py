@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import perf_counter
@@ -38,15 +38,17 @@ def _set_switches(n_threads, benchmark, deterministic, tf32_cudnn, tf32_matmul):
     torch.set_num_threads(n_threads)
     cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = benchmark, deterministic, tf32_cudnn, tf32_matmul
 
-def _surroundings(): return dict(env=dict(os.environ), cwd=os.getcwd(), path=list(sys.path), switches=_switches())
+def _surroundings():
+    return dict(env=dict(os.environ), cwd=os.getcwd(), path=list(sys.path), switches=_switches(), start_method=get_start_method(allow_none=True))
 
-def _adopt(env, cwd, path, switches):
+def _adopt(env, cwd, path, switches, start_method):
     "Make this process like the one that asked for it"
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:] = path
     _set_switches(**switches)
+    set_start_method(start_method, force=True)       # of a loader's workers: what makes visits would import everything again in each of them
 
 # %% ../nbs/07a_process.ipynb #0581c2c0
 def _leave_terminal():
