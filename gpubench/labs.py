@@ -274,7 +274,8 @@ NUMBERS = ( # name → does a number fit, and what it can be
     dict.fromkeys('bs batch_sizes max_images n_images n_epoch repeats'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed'], (lambda x: x>=0, '0 or more')) | dict(part_s=(lambda x: x>=3, '3 or more'))
     | dict.fromkeys(['max_s', 'timeline_s', 'interval_s'], (lambda x: x>0, 'above 0'))
-    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')))
+    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %'))
+    | dict.fromkeys(['usual_bs', 'small_bs'], (lambda x: x>=1, '1 or more')) | dict(lr=(lambda x: 0<x<float('inf'), 'above 0')))
 
 def _why_not(name, x):
     "What is wrong with one value of a parameter; empty where nothing is"
