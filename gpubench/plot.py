@@ -807,6 +807,7 @@ def plot_losses(
         ax.plot(rows.step, rows[y], label=_as_is(name), zorder=2+i, **look)
     top = pd.to_numeric(df[y], errors='coerce').max()
     ax.set(xlabel='step', ylabel=axis_label(y), ylim=(0, 1.1*top if is_known(top) and top>0 else 1))
+    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
     ax.set_title(textwrap.fill(title or '', 52), pad=6+17*_add_legend(ax))
     _grow(ax, .14*(_add_caption(ax, caption(df))-2))
     return ax
