@@ -9,7 +9,7 @@ __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OTHERWISE', 'OWN', 'MEASURED',
            'setting_label', 'where_labels', 'own_settings', 'way_labels', 'varied_settings', 'series_labels', 'drawing',
            'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'phase_shares',
            'phases_height_in', 'plot_phases', 'plot_workers', 'monitor_panels', 'plot_monitor', 'plot_memory',
-           'speedup_height_in', 'plot_speedup', 'roof_flop_per_s', 'plot_roofline']
+           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'roof_flop_per_s', 'plot_roofline']
 
 # %% ../nbs/09_plot.ipynb #5feebdc3
 import json
@@ -799,6 +799,58 @@ def plot_speedup(
     ax.set_title(textwrap.fill(title if title is not None else _as_is(pair), 52))
     machines = {o for c in ('machine_a', 'machine_b') if c in comparison for o in comparison[c] if is_known(o)}
     _grow(ax, .14*(_add_caption(ax, '\n'.join(sorted(machines)))-2))
+    return ax
+
+# %% ../nbs/09_plot.ipynb #d9c03117
+def _add_row(ax, i, values, style):
+    "Every visit a dot, the median a dash, in one row"
+    if not len(values): return ax.annotate('no visit gave a value', (.02, i), xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
+    ax.plot(values, [i]*len(values), ls='none', marker=style['marker'], color=style['color'], alpha=.75, zorder=3, gid='visits')
+    ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
+
+# %% ../nbs/09_plot.ipynb #eadf5d0c
+@drawing()
+def plot_visits(
+    df:pd.DataFrame,      # Records, one row a visit
+    y:str='step_ms',      # Column of the horizontal axis
+    by:str='model',       # Column that names the rows, drawn from the top in the order in which they come
+    ax:Axes|None=None,    # Where to draw; a new figure by default, as high as the rows need
+    title:str|None=None,  # Over the axes
+)->Axes:
+    "What has no batch size to be drawn over: a row for each name, every visit a dot, the median a dash, the axis from 0"
+    need_columns(df, y, by)
+    df = df.assign(**{y: pd.to_numeric(df[y], errors='coerce').where(succeeded(df))})
+    names, values = list(dict.fromkeys(df[by].dropna())), df[y].dropna()
+    ax = _new_axes(ax, figsize=(5.4, 1.5+.34*len(names)))
+    for i,name in enumerate(names): _add_row(ax, i, df[y][df[by]==name].dropna(), series_style(0))
+    ax.set_yticks(range(len(names)), labels=[_as_is(textwrap.fill(setting_label(by, o) if by in SETTINGS else str(o), 30)) for o in names])
+    ax.set(ylim=(len(names)-.4, -.6), xlim=(0, 1.1*values.max() if len(values) and values.max()>0 else 1), xlabel=axis_label(y))
+    ax.grid(False, axis='y')
+    ax.set_title(textwrap.fill(title or '', 52))
+    _grow(ax, .14*(_add_caption(ax, caption(df))-2))
+    return ax
+
+# %% ../nbs/09_plot.ipynb #fcc76ea5
+@drawing()
+def plot_losses(
+    df:pd.DataFrame,      # One row a step: `step`, `y`, `by`
+    y:str='loss',         # Column of the vertical axis
+    by:str='loop',        # Column that names the series, in the order in which they come
+    ax:Axes|None=None,    # Where to draw; a new figure by default
+    title:str|None=None,  # Over the axes
+)->Axes:
+    "Losses over steps, a line for each training; lines that lie on each other can all be seen"
+    need_columns(df, 'step', y, by)
+    ax, names = _new_axes(ax), list(dict.fromkeys(df[by]))
+    for i,name in enumerate(names):
+        rows = df[df[by]==name].sort_values('step')
+        look = dict(color=series_style(i)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1, ls=LINES[i%2])
+        ax.plot(rows.step, rows[y], label=_as_is(name), zorder=2+i, **look)
+    top = pd.to_numeric(df[y], errors='coerce').max()
+    ax.set(xlabel='step', ylabel=axis_label(y), ylim=(0, 1.1*top if is_known(top) and top>0 else 1))
+    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
+    ax.set_title(textwrap.fill(title or '', 52), pad=6+17*_add_legend(ax))
+    _grow(ax, .14*(_add_caption(ax, caption(df))-2))
     return ax
 
 # %% ../nbs/09_plot.ipynb #faa8a04e
