@@ -26,8 +26,8 @@ bench: set-up-plain
 lab: set-up-lab
 	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/nbs/labs $(as_root) $(ARGS)
 
-# where processes share the cores, threads that wait must not spin, or everything takes several times as long
-export OMP_WAIT_POLICY = PASSIVE
+# where tests share the cores, threads that wait must not spin, or everything takes several times as long; what is measured stays as it is
+test test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE
 
 test: test-notebooks test-newest
 	$(bin)/python -m pytest $(ARGS)

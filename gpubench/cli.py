@@ -273,7 +273,8 @@ def sweep(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress
     library.start_server()                                   # it loads while the data is fetched
     _fetch(todo)
     out = run_folder(out)
-    click.echo(f'{len(todo)} combination(s), {repeats} visit(s) each. Results go to {out}')
+    twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
+    click.echo(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
     n_bad = _show_faults(library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
                                        retry_failed=retry_failed, monitor=monitor))
     _show_report(out)

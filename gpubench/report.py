@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'NUMBERS', 'RECORDS', 'NAMES', 'COUNTED', 'SOFTWARE', 'SAME_MACHINE', 'BUSY', 'LISTED', 'WORK', 'SHOWN',
-           'COLUMNS', 'COST_COLUMNS', 'WIDE', 'FEW', 'MANY', 'NO_FASTER', 'STARTUP_FRAC', 'FLOOR_FRAC', 'CHECK_FRAC',
-           'WHY_OFF', 'LARGE', 'FEWEST', 'TOLD', 'FAILED', 'HEAT_Z', 'HEAT_FRAC', 'MOST', 'ON_ALL', 'KINDS', 'IN_ONE',
-           'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'PAIR', 'MACHINE', 'PHASE_COLUMNS', 'RATIO_OF', 'CSS',
-           'TABLES', 'PAGE', 'READING', 'WORDS', 'load_records', 'add_prices', 'fmt', 'fmt_count', 'fmt_bs',
-           'fmt_interval', 'fmt_thousand', 'fmt_list', 'speed_ratio', 'verdict', 'Side', 'accuracy_differs',
+           'COLUMNS', 'COST_COLUMNS', 'LEVELS', 'WIDE', 'FEW', 'MANY', 'NO_FASTER', 'STARTUP_FRAC', 'FLOOR_FRAC',
+           'CHECK_FRAC', 'WHY_OFF', 'LARGE', 'FEWEST', 'TOLD', 'FAILED', 'HEAT_Z', 'HEAT_FRAC', 'MOST', 'ON_ALL',
+           'KINDS', 'IN_ONE', 'INK', 'GRID', 'ON_PAPER', 'IN_THE_DARK', 'SQUASHED', 'PAIR', 'MACHINE', 'PHASE_COLUMNS',
+           'RATIO_OF', 'CSS', 'TABLES', 'PAGE', 'READING', 'WORDS', 'load_records', 'add_prices', 'fmt', 'fmt_count',
+           'fmt_bs', 'fmt_interval', 'fmt_thousand', 'fmt_list', 'speed_ratio', 'verdict', 'Side', 'accuracy_differs',
            'work_warnings', 'work_notes', 'compare', 'comparison_text', 'add_labels', 'of_all', 'of_each', 'say_noise',
            'summary_table', 'summary_text', 'BestBatch', 'best_batch', 'say_best_batch', 'compare_devices',
            'say_speedup', 'sum_speedups', 'say_settings', 'say_left_out', 'say_accuracy', 'say_startup', 'say_memory',
@@ -624,6 +624,8 @@ def _aligned(table):
     widths = [max(map(len, o)) for o in zip(*table)]
     return ['  '.join(c.rjust(w) for c,w in zip(row, widths)) for row in table]
 
+LEVELS = 'In brackets: the interval of a median, and how often such intervals are right. Ranks of 3 visits reach 75 %, of 6 visits 97 %.'
+
 def summary_text(
     records, # A frame, a folder or a file of records
 )->str:
@@ -636,6 +638,7 @@ def summary_text(
         columns = _filled(rows, {o: COLUMNS[o] for o in names} | {'on device (MiB)': _cell('device_used_mib')} | costs)
         table = [list(columns)] + [[f(row) for f in columns.values()] for row in rows]
         out += [f'{workload} · {series}', *('  '+o for o in _aligned(table)), '']
+    if any('%)' in o for o in out): out.append(LEVELS)
     return '\n'.join(out + [f'WARNING: {o}' for o in say_noise(df)]).rstrip()
 
 # %% ../nbs/10_report.ipynb #f9fe66c4
