@@ -48,9 +48,14 @@ def test_both_loops_do_the_same_training(defined):
 
 def test_every_rung_of_the_ladder_does_the_same_training(defined):
     d = defined
-    found = [d['time_loop'](o, 64, 'cpu', 'digits', 'lenet', 0, n_epoch=2) for o in d['LOOPS']]
+    found = [d['time_loop'](o, 64, 'cpu', 'digits', None, 'lenet', 0, n_epoch=2) for o in d['LOOPS']]
     assert len(found)==5 and all(o['epoch_s']>0 and o['n_images']==22*64 for o in found)
     assert all(o['loss']==pytest.approx(found[0]['loss'], rel=5e-3) for o in found)
+
+def test_large_batches_are_timed_over_several_steps(defined):
+    "One step an epoch would be mostly the start of the epoch"
+    found = defined['time_loop']('plain loop', 1000, 'cpu', 'synthetic', 6250, 'lenet', 0, n_epoch=2)
+    assert (found['n_steps'], found['n_images'])==(5, 5000)
 
 def test_a_schedule_is_the_same_in_both_loops(defined):
     d = defined
