@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -87,6 +88,15 @@ def test_gains_of_types_and_layouts(defined):
     assert table.of_fp32.bf16==.625 and table.times_as_fast.bf16==pytest.approx(2, abs=.01) and table.verdict.bf16=='faster'
 
 
+def test_visits_that_failed_are_left_out_in_words(defined, capsys):
+    rows = [dict(precision=p, channels_last=c, status='ok', error=None) for p,c in (('fp32', False), ('bf16', False), ('bf16', True))]
+    rows.append(dict(precision='ieee', channels_last=False, status='oom', error='no memory left'))
+    found = defined['with_ways'](pd.DataFrame(rows))
+    assert found.way.tolist()==['fp32', 'bf16', 'bf16, channels last']
+    assert capsys.readouterr().out=='ieee: oom. no memory left\n'
+    assert not len(defined['with_ways'](pd.DataFrame(rows[1:])))                              # no fp32 to compare with
+
+
 # ---- types that were at work
 
 def test_to_bf16_changes_nothing_on_a_cpu(defined):
@@ -96,11 +106,11 @@ def test_to_bf16_changes_nothing_on_a_cpu(defined):
 
 def test_memory_that_the_forward_pass_keeps(defined):
     "Linear layers keep their inputs, in the type in which they computed"
-    defined['growth'].__globals__['get_model'] = lambda *a, **kw: nn.Sequential(nn.Flatten(), nn.Linear(64*64, 64), nn.Linear(64, 10))
+    defined['growth'].__globals__['get_model'] = lambda *a, **kw: nn.Sequential(nn.Flatten(), nn.Linear(32*32, 64), nn.Linear(64, 10))
     try: found = {o: defined['growth']('any', o) for o in (torch.float32, torch.bfloat16)}
     finally: defined['growth'].__globals__['get_model'] = get_model
-    assert found[torch.float32]['mib_an_image']*2**20==pytest.approx(4*(64*64+64))
-    assert found[torch.bfloat16]['mib_an_image']*2**20==pytest.approx(2*(64*64+64))
+    assert found[torch.float32]['mib_an_image']*2**20==pytest.approx(4*(32*32+64))
+    assert found[torch.bfloat16]['mib_an_image']*2**20==pytest.approx(2*(32*32+64))
     assert found[torch.bfloat16]['mib_besides']>found[torch.float32]['mib_besides']           # copies of the weights
 
 
@@ -141,7 +151,7 @@ def test_waits_are_counted_by_step_and_by_line(defined, monkeypatch):
     modes, make = [], defined['make']
     monkeypatch.setattr(torch.cuda, 'set_sync_debug_mode', modes.append)
     monkeypatch.setitem(defined, 'make', lambda: make(cbs=AskCallback()))
-    found = {k: v for k,v in defined['waits']('fp32').items() if v}
+    found = defined['waits']('fp32')
     assert modes==['warn', 'default', 'default']
     assert list(found.values())==[1.] and next(iter(found)).startswith('callback/core.py: ')
 
@@ -167,6 +177,15 @@ def test_every_layer_is_int8_and_the_file_a_quarter(defined, tmp_path):
     with torch.no_grad(): right = net(x).numpy()
     for session,off in ((whole, 1e-3), (small, .2)):
         for n in (1, 16): assert abs(session.run(None, dict(x=x[:n].numpy()))[0]-right[:n]).max()<off*abs(right).max()
+
+def test_accuracy_before_and_after(defined):
+    labels = np.arange(100)%10
+    before, after = labels.copy(), labels.copy()
+    before[:4], after[2:7] = -1, -1                    # right before: 4 to 99; now: 0, 1 and 7 to 99
+    found = defined['judged'](after, before, labels)
+    assert (found['accuracy'], found['lost'], found['won'], found['n_images'])==(.95, 3, 2, 100)
+    assert found['same_answer']==.95
+    assert (round(found['accuracy_lo'], 3), round(found['accuracy_hi'], 3))==(.888, .978)      # Wilson 1927, for 95 of 100
 
 def test_without_the_packages_the_lab_goes_on(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'onnxruntime', None)
