@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback
+from fastai.torch_core import apply
 from torch import nn
 
 from gpubench.models import get_model
@@ -137,9 +138,10 @@ def test_places_of_waits_name_no_folder_of_this_machine(defined):
     found = []
     class LookCallback(Callback):
         def before_fit(self): found.append(defined['fastai_line']())
+        def after_fit(self): apply(lambda _: found.append(defined['fastai_line']()), [1])        # by way of torch_core.py
     learn = defined['make'](cbs=LookCallback())
     with learn.no_bar(), learn.no_logging(): learn.fit(1)
-    assert found[0].startswith('callback/core.py: ') and 'event_name' in found[0]
+    assert len(found)==2 and len({*found})==1 and found[0].startswith('callback/core.py: ') and 'event_name' in found[0]
     assert defined['fastai_line']()=='outside fastai'
 
 
@@ -166,7 +168,8 @@ def test_whole_numbers(defined):
     assert defined['away'](w, True)<.7*defined['away'](w, False)
 
 def test_every_layer_is_int8_and_the_file_a_quarter(defined, tmp_path):
-    for o in ('onnx', 'onnxruntime', 'onnxscript'): pytest.importorskip(o)
+    for o in ('onnx', 'onnxruntime', 'onnxscript'): defined[o] = pytest.importorskip(o)
+    torch.manual_seed(0)
     d, x = defined, torch.randn(16, 1, 28, 28)
     net = get_model('cnn_medium', n_in=1).eval()
     d['to_onnx'](net, tmp_path/'a.onnx', x[:2])
@@ -175,16 +178,16 @@ def test_every_layer_is_int8_and_the_file_a_quarter(defined, tmp_path):
     assert sum(ops.values())==sum(ops8.values())==5 and not d['INT8'] & set(ops) and set(ops8)<=d['INT8']
     assert (tmp_path/'b.onnx').stat().st_size<.3*(tmp_path/'a.onnx').stat().st_size
     with torch.no_grad(): right = net(x).numpy()
-    for session,off in ((whole, 1e-3), (small, .2)):
+    for session,off in ((whole, 1e-5), (small, .06)):
         for n in (1, 16): assert abs(session.run(None, dict(x=x[:n].numpy()))[0]-right[:n]).max()<off*abs(right).max()
 
 def test_accuracy_before_and_after(defined):
     labels = np.arange(100)%10
     before, after = labels.copy(), labels.copy()
-    before[:4], after[2:7] = -1, -1                    # right before: 4 to 99; now: 0, 1 and 7 to 99
+    before[:4], after[2:7] = -1, -2                    # right before: 4 to 99; now: 0, 1 and 7 to 99; 2 and 3 are wrong twice, otherwise
     found = defined['judged'](after, before, labels)
     assert (found['accuracy'], found['lost'], found['won'], found['n_images'])==(.95, 3, 2, 100)
-    assert found['same_answer']==.95
+    assert found['same_answer']==.93
     assert (round(found['accuracy_lo'], 3), round(found['accuracy_hi'], 3))==(.888, .978)      # Wilson 1927, for 95 of 100
 
 def test_without_the_packages_the_lab_goes_on(monkeypatch, capsys):
