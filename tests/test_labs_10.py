@@ -99,6 +99,17 @@ def test_sizes_are_compared_with_the_first(d):
     nothing = d['against_first'](pd.DataFrame([o | dict(accuracy=0. if o['bs']==64 else .9) for o in rows]))
     assert nothing.verdict.tolist()==['lower', 'not distinguishable']        # not a single one right: no logarithm of 0
 
+def test_steps_and_seconds_to_the_goal_are_compared(d):
+    tuned = pd.DataFrame([dict(bs=bs, seed=s, goal_steps=n+s) for bs,n in [(16, 100), (64, 50)] for s in range(5)])
+    visits = pd.DataFrame([dict(device='cpu', bs=bs, step_ms=ms+.01*i) for bs,ms in [(16, 1.), (64, 4.)] for i in range(3)])
+    d |= dict(tuned=tuned, both=visits, repeats=5)
+    steps = d['against_base'](d['steps_at'], 'fewer', 'more')
+    assert steps.verdict.tolist()==['fewer'] and steps.times.iloc[0]==pytest.approx(2, rel=.05) and steps.times_the_images.iloc[0]==4
+    seconds = d['against_base'](lambda bs: d['seconds_at'](bs, 'cpu'), 'sooner', 'later')
+    assert seconds.verdict.tolist()==['later'] and seconds.times.iloc[0]==pytest.approx(.5, rel=.05)
+    d['tuned'] = tuned.assign(goal_steps=tuned.goal_steps.astype(float).replace(50, inf))
+    assert d['against_base'](d['steps_at'], 'fewer', 'more').verdict.tolist()==['some seeds did not arrive: no interval']
+
 
 # ---- noise
 
