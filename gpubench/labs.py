@@ -46,7 +46,7 @@ class Lab:
     needs: str      # 'any machine; a GPU adds the second half'
     measures: str   # EVERY_DEVICE: executed once; ONE_DEVICE: once for each device
 
-# %% ../nbs/12_labs.ipynb #3801394e
+# %% ../nbs/12_labs.ipynb #951a2ac2
 def _read_lab(path):
     "The notebook, or an error that names the file"
     import nbformat
@@ -270,7 +270,7 @@ def _one_loader(x):
 
 NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_one_model, dataset=_one_dataset, loader=_one_loader)
 
-# %% ../nbs/12_labs.ipynb #6076778e
+# %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
     dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))

@@ -438,7 +438,7 @@ def plot_fit(
     _finish(ax, df, y, labels, title, _fit_notes(fit, drawn))
     return ax
 
-# %% ../nbs/09_plot.ipynb #a4a106d6
+# %% ../nbs/09_plot.ipynb #32f500af
 PHASES = PHASE_NAMES   # column -> the part of a step that it is, in the order of a step; together they are `step_ms`
 
 def phase_shares(
