@@ -94,7 +94,7 @@ def test_times_to_goal(d):
 
 def test_the_rate_for_the_goal(d):
     def best(**firsts): return d['soonest'](d['steps_to_goal'](pd.concat([censored(lr=float(k[1:])/10, firsts=v) for k,v in firsts.items()])))[16]
-    assert best(_1=(8, 8), _2=(2, 99))==.1                                   # the slower seed decides
+    assert best(_1=(8, 8, 8), _2=(1, 2, 16))==.1                             # the slower seed decides
     assert best(_1=(8, 8), _2=(4, 8), _4=(8, 8))==.2                         # the sum, where that ties
     assert best(_4=(4, 8), _2=(8, 4), _8=(4, 8))==.2                         # the smaller rate, where both tie
     assert best(_2=(99, 99), _1=(99, 99))==.1
@@ -164,6 +164,12 @@ def test_the_estimate_finds_a_known_answer(d):
     assert d['truth'](planted())==pytest.approx((4, 100, 25))
     found, interval = d['estimate'](planted())
     assert found==pytest.approx(25, rel=.1) and interval.lo<interval.mid<interval.hi and interval.mid==pytest.approx(25, rel=.15)
+
+def test_the_estimate_divides_once(d, monkeypatch):
+    g2, noise = np.array([1., 3.]*10), np.array([10., 90.]*10)               # in the mean 2 and 50; the mean of the ratios is 20
+    monkeypatch.setitem(d, 'squared_lengths', lambda g, bs, draws: g2+noise/bs)
+    found, interval = d['estimate'](None)
+    assert (found, interval.mid)==pytest.approx((25, 25))
 
 def test_a_scale_is_fitted_to_steps(d):
     steps = pd.Series({b: 20*(1+35/b) for b in (4, 16, 64, 256, 1024)})
