@@ -62,7 +62,7 @@ def write_lab(path, *cells, parameters=None):
     return path
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
-labs = sorted((root/'nbs'/'labs').glob('*.ipynb'))
+labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
 modules = sorted(o for o in (root/'gpubench').glob('*.py') if not o.stem.startswith('_'))
 def name(path): return path.stem
 
@@ -373,7 +373,7 @@ def wrong_files(names, labs, extras):
 
 def test_wheel_files(wheel, repo_files):
     folder = Path('nbs', 'labs')
-    extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.suffix!='.ipynb' and o.name!='.notest']
+    extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.name not in ('.notest', *(p.name for p in labs))]
     assert wrong_files(wheel.namelist(), [o.name for o in labs], extras)==[]
     assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], [o.name for o in labs], [*extras, 'gone.yaml'])==[
         'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']
