@@ -268,7 +268,8 @@ def _one_loader(x):
     from gpubench.data import LOADERS
     one_of('loader', x, LOADERS)
 
-NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_one_model, dataset=_one_dataset, loader=_one_loader)
+NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader)
+         | dict.fromkeys(['model', 'larger', 'models', 'int8_model'], _one_model))
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
