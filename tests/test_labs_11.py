@@ -119,6 +119,15 @@ def test_a_price_of_nobody_is_told_at_once(d):
     with pytest.raises(ValueError, match="No visit ran on 'h100', so it cannot have a price"): exec(cell, known | dict(price_per_h=dict(h100=3.)))
 
 
+def test_prices_and_runs_as_typed(tmp_path):
+    from gpubench.labs import check_parameters
+    (tmp_path/'records.jsonl').touch()
+    found = check_parameters(lab, dict(price_per_h='{cpu: .5, gpu: 4}', runs=f'{tmp_path},{tmp_path}'), text=True)
+    assert found==dict(price_per_h=dict(cpu=.5, gpu=4.), runs=[str(tmp_path)]*2)
+    for wrong in (dict(price_per_h='{gpu: 0}'), dict(price_per_h='4'), dict(runs=str(tmp_path/'gone'))):
+        with pytest.raises(ValueError, match='Lab 11_compare: parameter'): check_parameters(lab, wrong, text=True)
+
+
 # ---- answers
 
 @pytest.mark.parametrize('words,right,wrong', [
