@@ -305,11 +305,11 @@ def _epoch_length_kept(dl):
 @contextmanager
 def _as_before(learn):
     "Weights and all buffers as they were, and the length of an epoch, that also after an error"
-    tensors = [*learn.model.parameters(), *learn.model.buffers()]
-    before = [o.detach().clone() for o in tensors]
+    def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
+    before = [o.detach().clone() for o in tensors()]
     with _epoch_length_kept(learn.dls.train): yield
     with torch.no_grad():
-        for o,b in zip(tensors, before): o.copy_(b)
+        for o,b in zip(tensors(), before): o.copy_(b)           # asked anew: on its way to a GPU the model gets other buffers
 
 def warm_up(
     learn:Learner, # With everything that the timed fit will have
