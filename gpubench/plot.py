@@ -9,7 +9,7 @@ __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OTHERWISE', 'OWN', 'MEASURED',
            'setting_label', 'where_labels', 'own_settings', 'way_labels', 'varied_settings', 'series_labels', 'drawing',
            'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'phase_shares',
            'phases_height_in', 'plot_phases', 'plot_workers', 'monitor_panels', 'plot_monitor', 'plot_memory',
-           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'roof_flop_per_s', 'plot_roofline']
+           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'plot_roofline']
 
 # %% ../nbs/09_plot.ipynb #5feebdc3
 import json
@@ -858,7 +858,7 @@ ROOF = dict( # column -> its place in a roofline; the last two are the device's 
     flop_per_byte='arithmetic intensity (FLOP a byte)', flop_per_s='FLOP a second',
     peak_flop_per_s='product', peak_bytes_per_s='copy')
 
-def roof_flop_per_s(
+def _roof_flop_per_s(
     flop_per_byte,    # Arithmetic intensity, one or many
     peak_flop_per_s,  # What a large matrix product reaches on the device
     peak_bytes_per_s, # What a large copy reaches there, bytes read and bytes written
@@ -881,7 +881,7 @@ def _draw_roof(ax, rows, name, color):
     if not (is_known(peak) and is_known(copy)): return f'{name}: its ceilings were not measured.'
     x = np.array([*ax.get_xlim(), peak/copy])
     x = np.sort(x[(x>=ax.get_xlim()[0]) & (x<=ax.get_xlim()[1])])
-    ax.plot(x, roof_flop_per_s(x, peak, copy), color=color, label=_as_is(f'most on {name}'), zorder=2)
+    ax.plot(x, _roof_flop_per_s(x, peak, copy), color=color, label=_as_is(f'most on {name}'), zorder=2)
     return (f'{name}: a large product reaches {_large(peak/1e12)} TFLOP/s, a large copy {_large(copy/1e9)} GB/s; '
             f'they meet at {_large(peak/copy)} FLOP a byte.')
 

@@ -25,15 +25,14 @@ from fastcore.basics import noop
 from fastai.torch_basics import Pipeline   # fasttransform's, by the name that all versions of fastai have for it
 
 # %% ../nbs/04_timing.ipynb #e0bcf2f7
-PHASES = dict(zip([o for o in PHASE_NAMES if o!='other_ms'], [ # column -> the intervals that it adds up, each from one event to another
-    [('after_batch', 'fetched'), ('transformed', 'delivered')],     # wait: until a worker or the reader has the batch; what else the loader does
-    [('fetched', 'copied'), ('delivered', 'before_batch')],         # copy: the loader's to the device; the Learner's own, if one is left to do
-    [('copied', 'transformed')],                                    # batch transforms
-    [('before_batch', 'after_pred')],                               # forward
-    [('after_pred', 'after_loss')],                                 # loss
-    [('before_backward', 'after_backward')],                        # backward
-    [('before_step', 'after_step'), ('after_step', 'after_batch')]  # optimiser: the step; the gradients set to zero
-    ], strict=True))
+PHASES = { # column -> the intervals that it adds up, each from one event to another; all of `PHASE_NAMES` but `other_ms`, in its order
+    'wait_ms':      [('after_batch', 'fetched'), ('transformed', 'delivered')], # until a worker or the reader has the batch; what else the loader does
+    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
+    'transform_ms': [('copied', 'transformed')],                            # batch transforms
+    'forward_ms':   [('before_batch', 'after_pred')],
+    'loss_ms':      [('after_pred', 'after_loss')],
+    'backward_ms':  [('before_backward', 'after_backward')],
+    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]} # the step; the gradients set to zero
 
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
 EPOCH_COLUMNS = ['fit', 'epoch', 'n_steps', 'n_images', 'first_batch_ms', 'closing_ms', 'train_s', 'valid_s', 'pinned']

@@ -433,6 +433,7 @@ def test_doctor_tells_too_little_shared_memory(tmp_path):
     (tmp_path/'shm').mkdir()
     if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', tmp_path/'shm'],
                       capture_output=True).returncode: pytest.skip('mounting is not allowed here')
-    try: [found] = check_shared_memory(tmp_path/'shm')
+    try: [[inside], [outside]] = [check_shared_memory(tmp_path/'shm', container=o) for o in (True, False)]
     finally: subprocess.run(['umount', tmp_path/'shm'], check=True)
-    assert found.level=='limit' and 'has only 64 MiB' in found.what and '--shm-size' in found.remedy
+    assert inside.level==outside.level=='limit' and 'has only 64 MiB' in inside.what
+    assert '--shm-size' in inside.remedy and '--shm-size' not in outside.remedy and 'remount' in outside.remedy
