@@ -8,14 +8,18 @@ from nbformat.v4 import new_code_cell
 labs = Path(__file__).resolve().parent.parent/'nbs'/'labs'
 repo = 'gpubench/gpubench'
 
-install = f'''import os
+# torch and torchvision are asked for in the very versions that the host has, so pip may choose everything else to fit them, or give up
+install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. The torch that is there stays.
+import os
 from importlib.util import find_spec
-if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & set(os.environ):   # on Kaggle, switch Internet on
+if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & set(os.environ):
     import subprocess, sys
     from importlib.metadata import version
+    kept = [f'{{o}}=={{version(o)}}' for o in ('torch', 'torchvision') if find_spec(o)]
+    print('Installing gpubench, in a minute or two. As it is stays:', ', '.join(kept))
     kit = 'gpubench @ git+https://github.com/{repo}'
-    kept = [f'{{o}}=={{version(o)}}' for o in ('torch', 'torchvision', 'numpy') if find_spec(o)]   # the host's own stay
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept], check=True)'''
+    if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
+        raise RuntimeError('gpubench was not installed, and torch is untouched: pip says why. On Kaggle, switch Internet on first.')'''
 
 def badges(name):
     "One line: a badge that opens the lab on Colab, and one on Kaggle"
