@@ -1,6 +1,7 @@
 "What lab 11 does with records: its own functions and cells, on planted visits and on the records that come with the labs"
 import ast, re
 from pathlib import Path
+from types import FunctionType
 
 import gpubench.core
 import nbformat
@@ -36,6 +37,10 @@ def last_value(source, **known):
     *body, last = ast.parse(source).body
     exec(compile(ast.Module(body, []), 'cell', 'exec'), known)
     return eval(compile(ast.Expression(last.value), 'cell', 'eval'), known)
+
+def rebound(f, known):
+    "The function with other globals"
+    return FunctionType(f.__code__, known)
 
 def visits(step_ms, **fields):
     return pd.DataFrame([dict(status='ok', device='cpu', model='lenet', dataset='digits', bs=64, step_ms=o, visit=i) | fields
@@ -73,8 +78,67 @@ def test_the_quick_profile_has_a_partner(d, server):
     mine = mine.assign(machine='ours', cpu='slow', epoch_s=10*mine.epoch_s, images_per_s=mine.images_per_s/10,
                        measure=gpubench.core.json.dumps(measure))
     found = compare_devices(load_records([mine, server]))
-    pairs = set(zip(found[found.speedup.notna() & found.where_a.str.startswith('slow')].model, found.where_b))
+    found = found[found.speedup.notna() & found.where_a.str.startswith('slow')]
+    pairs = set(zip(found.model, found.where_b))
     assert len(pairs)==2*len(d['models'])
+
+
+def test_same_work_is_what_one_of_ours_did(d):
+    mine = visits([9., 8.], n_images=512, precision='fp32')
+    theirs = pd.concat([visits([1.], n_images=512., precision='fp32', device='cuda', size=np.nan), visits([2.], n_images=512, precision='bf16'),
+                        visits([3.], n_images=1408, precision='fp32'), visits([4.], n_images=512, precision='fp32', bs=16)])
+    functions = {k: rebound(d[k], d | dict(mine=mine)) for k in ('work', 'same_work')}
+    same_work = rebound(d['same_work'], d | functions | dict(mine=mine))
+    assert same_work(theirs).step_ms.tolist()==[1.] and same_work(mine).step_ms.tolist()==[9., 8.]
+    failed = rebound(d['same_work'], d | functions | dict(mine=mine.assign(status='oom')))
+    assert not len(failed(theirs))
+
+
+# ---- runs of one's own
+
+@pytest.fixture
+def report(d, server):
+    "The lab's tables for these records: ours, and those in `runs`"
+    def make(mine, **others):
+        known = d | dict(mine=mine, others=others, me=mine.machine.iloc[0], price_per_h=None, print=lambda *o: None)
+        known |= {k: rebound(d[k], known) for k in ('work', 'same_work')}
+        for words in ('everyone = add_labels', 'pairs = compare_devices'): exec(cell_with(words), known)
+        known['aside'] = last_value(cell_with('aside = ran['), **known)
+        return known
+    return make
+
+def part(server, device, machine, **fields):
+    "The server's visits of the quick profile on one device as those of another machine"
+    df = server[(server.device==device) & server.max_images.eq(640)]
+    return load_records(df.assign(machine=machine, cpu=f'CPU of {machine}', gpu=f'GPU of {machine}' if device=='cuda' else None, **fields))
+
+def test_a_cpu_run_and_a_gpu_run_are_compared_even_where_we_have_no_part_in_them(report, server):
+    ours = part(server, 'cpu', 'here', n_epoch=7)
+    k = report(ours, a=part(server, 'cpu', 'one'), b=part(server, 'cuda', 'two'))
+    found = k['pairs']
+    assert set(zip(found.model, found.where_a, found.where_b))=={(o, 'CPU of one, 16 cores', 'GPU of two') for o in ('lenet', 'cnn_medium', 'resnet18')}
+    assert (found.lo<found.speedup).all() and (found.speedup<found.hi).all()
+    assert set(k['aside'].workload.str.contains('7 epochs'))=={True} and set(k['aside']['where'])=={'CPU of here, 16 cores'}
+
+def test_any_number_of_machines(report, server):
+    slow = part(server, 'cpu', 'here').assign(epoch_s=lambda o: 10*o.epoch_s, images_per_s=lambda o: o.images_per_s/10)
+    k = report(slow, a=part(server, 'cpu', 'one'), b=part(server, 'cuda', 'two'), c=part(server, 'cuda', 'three'))
+    lenet = k['pairs'][k['pairs'].model=='lenet']
+    assert set(lenet.where_a)=={'CPU of here, 16 cores'} and set(lenet.where_b)=={'CPU of one, 16 cores', 'GPU of two', 'GPU of three'}
+    assert not len(k['aside'])
+
+def test_what_failed_stands_aside(report, server):
+    k = report(part(server, 'cpu', 'here'), a=part(server, 'cuda', 'two', status='oom'))
+    assert not len(k['pairs']) and set(k['aside'].status)=={'ok', 'oom'}
+
+def test_folders_of_one_machine_are_sessions(d, server):
+    first, later, day = (part(server, 'cpu', 'here') for _ in range(3))
+    theirs = [part(server, 'cuda', 'two'), part(server, 'cuda', 'two')]
+    known = d | dict(mine=first, first=first, later=later, others=dict(yesterday=day, a=theirs[0], b=theirs[1]))
+    known |= {k: rebound(d[k], known) for k in ('work', 'same_work')}
+    known['same_work'] = rebound(d['same_work'], known)
+    exec(cell_with('sessions = {}'), known)
+    assert {k: len(o) for k,o in known['sessions'].items()}=={('here', 'cpu'): 3, ('two', 'cuda'): 2}
 
 
 # ---- a machine against itself
