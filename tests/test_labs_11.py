@@ -90,6 +90,7 @@ def test_same_work_is_what_one_of_ours_did(d):
     functions = {k: rebound(d[k], d | dict(mine=mine)) for k in ('work', 'same_work')}
     same_work = rebound(d['same_work'], d | functions | dict(mine=mine))
     assert same_work(theirs).step_ms.tolist()==[1.] and same_work(mine).step_ms.tolist()==[9., 8.]
+    assert list(same_work(theirs[:0]))==list(theirs)                            # no rows, and all columns
     failed = rebound(d['same_work'], d | functions | dict(mine=mine.assign(status='oom')))
     assert not len(failed(theirs))
 
@@ -102,8 +103,7 @@ def report(d, server):
     def make(mine, **others):
         known = d | dict(mine=mine, others=others, me=mine.machine.iloc[0], price_per_h=None, print=lambda *o: None)
         known |= {k: rebound(d[k], known) for k in ('work', 'same_work')}
-        for words in ('everyone = add_labels', 'pairs = compare_devices'): exec(cell_with(words), known)
-        known['aside'] = last_value(cell_with('aside = ran['), **known)
+        for words in ('everyone = add_labels', 'pairs = compare_devices', 'aside = ran['): exec(cell_with(words), known)
         return known
     return make
 
