@@ -19,7 +19,7 @@ if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'
     print('Installing gpubench, in a minute or two. As it is stays:', ', '.join(kept))
     kit = 'gpubench @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
-        raise RuntimeError('gpubench was not installed, and torch is untouched: pip says why. On Kaggle, switch Internet on first.')'''
+        raise RuntimeError('gpubench was not installed and torch is untouched: pip says why. On Kaggle, switch Internet on.')'''
 
 def badges(name):
     "One line: a badge that opens the lab on Colab, and one on Kaggle"
