@@ -100,8 +100,8 @@ def test_same_work_is_what_one_of_ours_did(d):
 @pytest.fixture
 def report(d, server):
     "The lab's tables for these records: ours, and those in `runs`"
-    def make(mine, **others):
-        known = d | dict(mine=mine, others=others, me=mine.machine.iloc[0], price_per_h=None, print=lambda *o: None)
+    def make(mine, price_per_h=None, **others):
+        known = d | dict(mine=mine, others=others, me=mine.machine.iloc[0], price_per_h=price_per_h, print=lambda *o: None)
         known |= {k: rebound(d[k], known) for k in ('work', 'same_work')}
         for words in ('everyone = add_labels', 'pairs = compare_devices', 'aside = ran['): exec(cell_with(words), known)
         return known
@@ -126,6 +126,19 @@ def test_any_number_of_machines(report, server):
     lenet = k['pairs'][k['pairs'].model=='lenet']
     assert set(lenet.where_a)=={'CPU of here, 16 cores'} and set(lenet.where_b)=={'CPU of one, 16 cores', 'GPU of two', 'GPU of three'}
     assert not len(k['aside'])
+
+def test_cost_and_energy_where_they_are_known(report, server):
+    "The CPU needs 10 times the energy of the GPU for an image; no money without prices"
+    a, b = part(server, 'cpu', 'here', cpu_energy_j_per_image=.5), part(server, 'cuda', 'two', energy_j_per_image=.05)
+    k = report(a, b=b[b.model!='resnet18'], c=part(server, 'cuda', 'two')[lambda o: o.model=='resnet18'])
+    exec(cell_with('energy = pairs.reindex'), k)
+    known = k['known'].set_index('workload')
+    assert len(known)==3 and (known.epoch_j_a==.5*512).all()
+    lenet, resnet18 = (known[known.index.str.startswith(o)].iloc[0] for o in ('lenet', 'resnet18'))
+    assert lenet.epoch_j_b==pytest.approx(.05*512) and lenet.energy_verdict.startswith('10 times less')
+    assert np.isnan(resnet18.epoch_j_b) and resnet18.energy_verdict=='–' and k['pairs'].money_verdict.eq('–').all()
+    priced = report(a, dict(cpu=1., gpu=10.), b=b)['pairs']
+    assert np.allclose(priced.money_ratio, priced.speedup/10)
 
 def test_what_failed_stands_aside(report, server):
     k = report(part(server, 'cpu', 'here'), a=part(server, 'cuda', 'two', status='oom'))
