@@ -1,4 +1,5 @@
 """Lab 04: the prediction of the workers, the clocks of its loops, and the systems on which fastai starts no workers"""
+from itertools import islice
 from time import sleep
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def feeding(per_batch_s, n=12):
         def __iter__(self): return batches()
     loader = Loader()
     from time import perf_counter
-    known = dict(get_dls=lambda **kw: SimpleNamespace(train=loader), images={}, bs=8, sleep=sleep, perf_counter=perf_counter)
+    known = dict(get_dls=lambda **kw: SimpleNamespace(train=loader), images={}, bs=8, sleep=sleep, perf_counter=perf_counter, islice=islice)
     return functions(lab, 'def feed', **known)['feed'], loader
 
 def test_feed():
@@ -55,6 +56,13 @@ def test_feed():
     assert .25<found['wait_frac']<.75 and found['images_per_s']<8/.04     # half of the time, on a machine that does nothing else
     assert loader.fake_l.prefetch_factor==5
     assert feed(0, [0])['wait_frac']>.9                                  # nothing but waiting
+
+def test_feed_stops_where_it_is_told():
+    feed, loader = feeding(.002, n=30)
+    taken = []
+    loader.__class__.__iter__ = lambda self: (taken.append(i) for i in range(30))
+    feed(0, [0], n=5)
+    assert len(taken)==6                                                 # the first one, which is not timed, and five
 
 def test_stages_are_told_from_the_slowest():
     found = functions(lab, 'def stages', 'def copies', pd=pd)
@@ -70,15 +78,7 @@ def test_stages_are_told_from_the_slowest():
 def test_a_system_without_workers_is_told(n, capsys):
     "macOS and notebooks on Windows: fastai asks nobody and takes none"
     dls = SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n)), train_ds=[0]*9)
-    known = dict(size=None, on_gpu=False, dataset='birds', bs=8, max_images=None, seed=0, here='cpu', model='cnn_small',
+    known = dict(size=None, on_gpu=False, dataset='birds', bs=None, max_images=None, seed=0, here='cpu', model='cnn_small',
                  get_dls=lambda **kw: dls, plan=lambda o: o)
     exec(cell_of(lab, 'size = size or'), known)
     assert ('starts no workers' in capsys.readouterr().out)==(n==0)
-
-def test_no_records_of_a_gpu():
-    def lab_records(name): raise ValueError('none')
-    found = functions(lab, 'def recorded', lab_records=lab_records, record_rows=list)
-    assert found['recorded']('04_parts.jsonl')==[]
-    rows = [dict(device='cpu'), dict(device='cuda', status='error'), dict(device='cuda', status='ok'), dict(device='cuda')]
-    found = functions(lab, 'def recorded', lab_records=str, record_rows=lambda o: rows)
-    assert found['recorded']('04_parts.jsonl')==rows[2:]
