@@ -80,5 +80,5 @@ def test_a_system_without_workers_is_told(n, capsys):
     dls = SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n)), train_ds=[0]*9)
     known = dict(size=None, on_gpu=False, dataset='birds', bs=None, max_images=None, seed=0, here='cpu', model='cnn_small',
                  get_dls=lambda **kw: dls, plan=lambda o: o)
-    exec(cell_of(lab, 'size = size or'), known)
+    exec(cell_of(lab, 'size, bs = size or'), known)
     assert ('starts no workers' in capsys.readouterr().out)==(n==0)
