@@ -1,5 +1,4 @@
 """Lab 04: the prediction of the workers, the clocks of its loops, and the systems on which fastai starts no workers"""
-from itertools import islice
 from time import sleep
 from types import SimpleNamespace
 
@@ -36,18 +35,19 @@ def test_too_few_cores_beside_a_gpu():
     assert predict(64, few)==pytest.approx(4/(1/100+1/4000)) and predict(64, few)<400
     assert enough(few)==4
 
-def feeding(per_batch_s, n=12):
-    "`feed` with a loader whose every batch takes so long to make"
-    def batches():
-        for _ in range(n):
+def feeding(per_batch_s, n_images=96):
+    "`feed` with a loader whose every batch of 8 takes so long to make"
+    def batches(n):
+        for i in range(n):
             sleep(per_batch_s)
+            loader.made = i+1
             yield ()
     class Loader:
-        fake_l = SimpleNamespace()
-        def __iter__(self): return batches()
+        fake_l, n = SimpleNamespace(), n_images
+        def __iter__(self): return batches(self.n//8)
     loader = Loader()
     from time import perf_counter
-    known = dict(get_dls=lambda **kw: SimpleNamespace(train=loader), images={}, bs=8, sleep=sleep, perf_counter=perf_counter, islice=islice)
+    known = dict(get_dls=lambda **kw: SimpleNamespace(train=loader), images={}, bs=8, sleep=sleep, perf_counter=perf_counter)
     return functions(lab, 'def feed', **known)['feed'], loader
 
 def test_feed():
@@ -57,12 +57,12 @@ def test_feed():
     assert loader.fake_l.prefetch_factor==5
     assert feed(0, [0])['wait_frac']>.9                                  # nothing but waiting
 
-def test_feed_stops_where_it_is_told():
-    feed, loader = feeding(.002, n=30)
-    taken = []
-    loader.__class__.__iter__ = lambda self: (taken.append(i) for i in range(30))
+@pytest.mark.parametrize('n_images,made', [(240, 6), (32, 4)])
+def test_feed_takes_as_many_batches_as_it_is_told(n_images, made):
+    "The first one, which is not timed, and five; no more than there are"
+    feed, loader = feeding(.002, n_images)
     feed(0, [0], n=5)
-    assert len(taken)==6                                                 # the first one, which is not timed, and five
+    assert loader.made==made
 
 def test_stages_are_told_from_the_slowest():
     found = functions(lab, 'def stages', 'def copies', pd=pd)
