@@ -7,6 +7,7 @@ __all__ = ['HINTS', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'CtrlC
            'locks_folder', 'device_locks']
 
 # %% ../nbs/07a_process.ipynb #a489e806
+import gc
 import json
 import os
 import signal
@@ -78,6 +79,7 @@ def _send(line, **words): line.send_bytes(json.dumps(words).encode())
 
 def _child(line, surroundings, job):
     "What a fresh process does: tell that it begins, call, and send what came of it"
+    gc.freeze()                                      # whatever looks through the server's objects copies their memory: .3 s each time
     _leave_terminal()
     _watch(line)
     _adopt(**surroundings)
