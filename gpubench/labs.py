@@ -272,7 +272,7 @@ NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_on
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_seeds repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
     | dict(part_s=(lambda x: x>=3, '3 or more'), size=(lambda x: x>=8, '8 or more'))
     | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr'], (lambda x: 0<x<float('inf'), 'above 0'))
