@@ -278,7 +278,7 @@ NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader, runs
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps n_seeds repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
     | dict(part_s=(lambda x: x>=3, '3 or more'), draws=(lambda x: x>=100, '100 or more'), size=(lambda x: x>=8, '8 or more'))
     | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr', 'rates', 'price_per_h'], (lambda x: 0<x<float('inf'), 'above 0'))

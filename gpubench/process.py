@@ -6,7 +6,7 @@
 __all__ = ['HINTS', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'CtrlC', 'check_timeout', 'run_fresh', 'lock_name',
            'locks_folder', 'device_locks']
 
-# %% ../nbs/07a_process.ipynb #a489e806
+# %% ../nbs/07a_process.ipynb #fcf2a8f5
 import gc
 import json
 import os
@@ -79,12 +79,12 @@ def _send(line, **words): line.send_bytes(json.dumps(words).encode())
 
 def _child(line, surroundings, job):
     "What a fresh process does: tell that it begins, call, and send what came of it"
-    gc.freeze()                                      # whatever looks through the server's objects copies their memory: .3 s each time
     _leave_terminal()
     _watch(line)
     _adopt(**surroundings)
     call, refused = _load(job)
     if refused: return _send(line, refused=refused)
+    gc.freeze()                                      # the packages: a look through all their objects takes .5 s, amid what is timed, and copies their memory
     function, args = call
     _send(line, begins=True)
     value = function(*args)
