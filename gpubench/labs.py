@@ -559,7 +559,8 @@ def _mark_stopped(path, error, i):
     nb = nbformat.read(path, as_version=4)
     words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
              'Cells below it did not run, whatever their status says.')
-    nb.cells.insert(i, nbformat.v4.new_markdown_cell('<span id="papermill-error-cell">**Stopped here:**</span>'))
+    here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'   # tall: JupyterLab hides its top
+    nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
     nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
