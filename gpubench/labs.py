@@ -565,6 +565,13 @@ def _mark_stopped(path, error, i):
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
+def _mark_ok(path):
+    "What has no such mark runs again: papermill says 'completed' also of a cell that Ctrl-C or a power cut stopped"
+    import nbformat
+    nb = nbformat.read(path, as_version=4)
+    nb.metadata['gpubench'] = dict(status='ok')
+    nbformat.write(nb, path)
+
 def _last_words(log):
     lines = [o.strip() for o in log.read_text(encoding='utf-8', errors='replace').splitlines() if o.strip()]
     telling = [o for o in lines if re.search('error|abort|fault|killed|terminate', o, re.I)] or lines[-1:]
@@ -597,6 +604,7 @@ def run_job(
     duration_s = perf_counter()-start
     if status=='died': error += _last_words(log)
     if status in ('died', 'timeout') and target.is_file(): _mark_stopped(target, error, i)
+    if status=='ok': _mark_ok(target)
     if status!='died' or not log.stat().st_size: _drop(log)
     return Outcome(job, status, duration_s, target, error)
 
@@ -615,8 +623,8 @@ def done_before(
     except ValueError: return False                  # none there, or half of one
     meta, old, new = nb.metadata.get('papermill', {}), _code(nb), _code(_read_lab(job.lab.path))
     params = {k: v for k,v in meta.get('parameters', {}).items() if k!='out'}
-    return (not meta.get('exception') and params==job.params | dict(device=job.device)
-            and [o.source for o in old]==[o.source for o in new] and all(o.execution_count or not o.source.strip() for o in old))
+    return (nb.metadata.get('gpubench', {}).get('status')=='ok' and params==job.params | dict(device=job.device)
+            and [o.source for o in old]==[o.source for o in new])
 
 # %% ../nbs/12_labs.ipynb #905cb3c3
 def time_left_s(
