@@ -268,15 +268,21 @@ def _one_loader(x):
     from gpubench.data import LOADERS
     one_of('loader', x, LOADERS)
 
-NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_one_model, dataset=_one_dataset, loader=_one_loader)
+def _one_run(x):
+    from gpubench.core import records_path
+    if not records_path(x).is_file(): raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds "
+                                                       "records.jsonl, or a file of records.")
+
+NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader, runs=_one_run)
+         | dict.fromkeys(['model', 'larger', 'models', 'int8_model'], _one_model))
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
-    | dict(part_s=(lambda x: x>=3, '3 or more'), size=(lambda x: x>=8, '8 or more'))
-    | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr'], (lambda x: 0<x<float('inf'), 'above 0'))
-    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')))
+    | dict(part_s=(lambda x: x>=3, '3 or more'), draws=(lambda x: x>=100, '100 or more'), size=(lambda x: x>=8, '8 or more'))
+    | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr', 'rates', 'price_per_h'], (lambda x: 0<x<float('inf'), 'above 0'))
+    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %'), goal=(lambda x: 0<x<1, 'between 0 and 1, such as .9 for 90 %')))
 
 def _why_not(name, x):
     "What is wrong with one value of a parameter; empty where nothing is"
@@ -288,6 +294,10 @@ def _why_not(name, x):
     except ValueError as e: return str(e)
     return ''
 
+_CELL_TYPES = str, int, float, list, tuple, dict   # what a parameters cell can hold; anything else is a lab's own variable of that name
+
+def _each(x): return list(x.values()) if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else [x]
+
 def _check_dict(values):
     if not isinstance(values, dict): raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
 
@@ -298,10 +308,9 @@ def check_values(
     _check_dict(values)
     for name in [o for o in (*NAMED, *NUMBERS) if o in values]:
         x = values[name]
-        if x is None or isinstance(x, str) and not x: continue
-        each = x if isinstance(x, (list, tuple)) else [x]
-        wrong = [why for o in each if (why := _why_not(name, o))]
-        if name in NUMBERS and not each: wrong = ["It needs one number at least."]
+        if not isinstance(x, _CELL_TYPES) or isinstance(x, str) and not x: continue
+        wrong = [why for o in _each(x) if (why := _why_not(name, o))]
+        if name in NUMBERS and isinstance(x, (list, tuple)) and not x: wrong = ["It needs one number at least."]
         if wrong: raise ValueError(f"Parameter {name} is {x!r}. {wrong[0]}")
 
 # %% ../nbs/12_labs.ipynb #cbaa1204
