@@ -6,9 +6,9 @@
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED', 'NUMBERS', 'KERNEL_ENV', 'CRASH_REPORT',
            'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'fit', 'fit_text', 'Parameter',
            'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters', 'read_parameters',
-           'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'lab_records', 'Job', 'plan_jobs',
-           'own_kernel', 'Outcome', 'run_job', 'done_before', 'time_left_s', 'RunProgress', 'prepare_run', 'run_jobs',
-           'run_labs', 'copy_labs', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
+           'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'lab_records', 'gpu_records', 'Job',
+           'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before', 'time_left_s', 'RunProgress', 'prepare_run',
+           'run_jobs', 'run_labs', 'copy_labs', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
 
 # %% ../nbs/12_labs.ipynb #be9f2add
 import ast
@@ -30,7 +30,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
-from .core import find_devices, is_number, nearest, one_of, pick_device
+from .core import find_devices, is_number, nearest, one_of, pick_device, record_rows
 from .process import HOLDER, check_timeout, device_locks
 
 # %% ../nbs/12_labs.ipynb #1eec2087
@@ -278,7 +278,7 @@ NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader, runs
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps n_seeds repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
     | dict(part_s=(lambda x: x>=3, '3 or more'), draws=(lambda x: x>=100, '100 or more'), size=(lambda x: x>=8, '8 or more'))
     | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr', 'rates', 'price_per_h'], (lambda x: 0<x<float('inf'), 'above 0'))
@@ -450,6 +450,17 @@ def lab_records(
     there = sorted({p.name for o in tries if o.parent.is_dir() for p in o.parent.glob('*.jsonl')})
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: "
                      f"{', '.join(there) or 'none'}.")
+
+# %% ../nbs/12_labs.ipynb #5c1e20ab
+def gpu_records(
+    name:str,      # File name, as `lab_records` takes it
+    with_cpu=False,# Also what was measured on the CPU of the same machine?
+    folder=None,   # Folder of the lab; by default the current one
+)->list[dict]: # A dict a line, as it was written; empty where no such file comes with the labs
+    "What was measured on a GPU and ships with the labs, without the visits that failed"
+    try: path = lab_records(name, folder)
+    except ValueError: return []
+    return [o for o in record_rows(path) if o.get('status', 'ok')=='ok' and (with_cpu or o.get('device', 'cpu')!='cpu')]
 
 # %% ../nbs/12_labs.ipynb #f99ee8db
 @dataclass(frozen=True)

@@ -923,12 +923,12 @@ def _roof_axes(ax, df, title):
 # %% ../nbs/09_plot.ipynb #4a357789
 @drawing()
 def plot_roofline(
-    df:pd.DataFrame,      # One row a visit, with the columns in `ROOF`: two of the work, two of its device
+    df:pd.DataFrame,      # One row a visit or a round of steps, with the columns in `ROOF`: two of the work, two of its device
     by:str='model',       # Column that tells the dots apart; several batch sizes do too
     ax:Axes|None=None,    # Where to draw; a new figure by default
     title:str|None=None,  # Over the axes
 )->Axes:
-    "Achieved FLOP a second over arithmetic intensity, every visit a dot below the roof of its device"
+    "Achieved FLOP a second over arithmetic intensity, every row a dot below the roof of its device"
     need_columns(df, by, *ROOF)
     df = df.assign(**{o: pd.to_numeric(df[o], errors='coerce') for o in ROOF})
     df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
@@ -943,6 +943,6 @@ def plot_roofline(
             ax.plot([x]*len(rows), rows.flop_per_s, mec=style['color'], mfc=style['color'], zorder=3, **look[name])
     for o,style in look.items(): ax.plot([], [], label=_as_is(o), color=ink, **style)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.4)
-    lines = [*caption(df).split('\n'), *notes, 'Every dot is a visit.']
+    lines = [*caption(df).split('\n'), *notes, 'Every dot is one measurement.']
     _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, lines)))-3))
     return ax

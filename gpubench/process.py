@@ -6,7 +6,8 @@
 __all__ = ['HINTS', 'HOLDER', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'CtrlC', 'check_timeout', 'run_fresh',
            'lock_name', 'locks_folder', 'device_locks']
 
-# %% ../nbs/07a_process.ipynb #a489e806
+# %% ../nbs/07a_process.ipynb #fcf2a8f5
+import gc
 import json
 import os
 import signal
@@ -83,6 +84,7 @@ def _child(line, surroundings, job):
     _adopt(**surroundings)
     call, refused = _load(job)
     if refused: return _send(line, refused=refused)
+    gc.freeze()                                      # the packages: a look through all their objects takes .5 s, amid what is timed, and copies their memory
     function, args = call
     _send(line, begins=True)
     value = function(*args)
