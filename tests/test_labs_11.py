@@ -20,11 +20,12 @@ def code(): return [o for o in nbformat.read(lab, 4).cells if o.cell_type=='code
 
 @pytest.fixture(scope='module')
 def d():
-    "Imports, parameters and functions of the lab, and the fields that it compares; nothing that trains"
+    "Imports, parameters and functions of the lab, the fields that it compares and how long it measures; nothing that trains"
     known = dict(small='lenet', here='cpu')
     for cell in code():
         tree, parameters = ast.parse(cell.source), 'parameters' in cell.metadata.get('tags', [])
-        tree.body = [o for o in tree.body if parameters or isinstance(o, keep) or 'WORK' in [getattr(t, 'id', '') for t in getattr(o, 'targets', [])]]
+        tree.body = [o for o in tree.body if parameters or isinstance(o, keep)
+                     or {'WORK', 'effort'} & {getattr(t, 'id', '') for t in getattr(o, 'targets', [])}]
         exec(compile(tree, lab.stem, 'exec'), known)
     return known
 
@@ -74,7 +75,7 @@ def test_the_naive_rows_are_not_the_same_work(d, server):
 def test_the_quick_profile_has_a_partner(d, server):
     "Every network that this lab trains by default was trained alike on the server's CPU and GPU"
     mine = server[(server.device=='cpu') & server.max_images.eq(d['max_images']) & server.model.isin(d['models'])]
-    measure = {'half_width': d['half_width'], 'max_s': d['max_s'], 'whole_epoch': True}
+    measure = d['effort'] | {'whole_epoch': True}
     mine = mine.assign(machine='ours', cpu='slow', epoch_s=10*mine.epoch_s, images_per_s=mine.images_per_s/10,
                        measure=gpubench.core.json.dumps(measure))
     found = compare_devices(load_records([mine, server]))
