@@ -154,8 +154,9 @@ def test_lab_01(page, server, shared_tree):
     finally: page.screenshot(path=shots/'01_cpu_vs_gpu-end.png')
     page.keyboard.press('Control+s')
     kept = saved(page, shared_tree/path)
-    assert [o.execution_count for o in kept]==list(range(1, len(kept)+1))
-    assert kept[0].source==smaller_parameters(nb.cells[i].source)
+    counts = [o.execution_count for o in kept]
+    assert None not in counts and counts==sorted(set(counts))        # in order; a number is left out where Shift+Enter was pressed again
+    assert smaller_parameters(nb.cells[i].source) in [o.source for o in kept]
 
 def saved(page, path):
     "Code cells of the file, as soon as the last one is there with its number"
