@@ -213,7 +213,7 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     there is left as it is.
     """
     from gpubench.labs import prepare_run, read_parameters, run_folder, run_jobs
-    jobs = prepare_run(names, device, profile, read_parameters(file) if file else None, texts, folder)
+    jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
     out = run_folder(out)
     minutes = sum(o.lab.minutes for o in jobs)
     click.echo(f'{len(jobs)} notebook(s) to run, about {minutes:g} min with the quick profile. Results go to {out}')

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import tokenize
 import types
+import unicodedata
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -99,9 +100,11 @@ def _nicknames(lab):
     number, _, words = lab.name.partition('_')
     return {lab.name, lab.name+'.ipynb', number, number.lstrip('0'), words} - {''}
 
+def _plain(name): return unicodedata.normalize('NFC', str(name)).casefold()      # a Mac may write ü as u and two dots
+
 def _pick_lab(name, labs):
     if str(name).endswith('.ipynb') and Path(name).is_file(): return read_lab(name)
-    found = [o for o in labs if str(name).lower() in _nicknames(o)]
+    found = [o for o in labs if _plain(name) in map(_plain, _nicknames(o))]
     if found: return found[0]
     names = [o.name for o in labs]
     near = {nick: o.name for o in labs for nick in _nicknames(o)}
@@ -116,7 +119,7 @@ def pick_labs(
     "The labs of these names"
     labs = find_labs(folder)
     if isinstance(names, (str, Path)) or not hasattr(names, '__iter__'): names = [names]
-    return list({o.path: o for o in (_pick_lab(o, labs) for o in names)}.values()) or labs
+    return list({o.path.resolve(): o for o in (_pick_lab(o, labs) for o in names)}.values()) or labs
 
 # %% ../nbs/12_labs.ipynb #62d80b6a
 NUMBER = re.compile(r'[-+]?\d+(\.\d*)?[eE][-+]?\d+')  # `1e-3`: YAML 1.1 reads it as a text, a user means a number
@@ -357,21 +360,26 @@ def _give(name, value, labs, owners, plan):
                                     f"{nearest(name, [*every, *owners])}There are: {', '.join(every)}.")
     for o in takers: plan[o.name][name] = value
 
+def _owner(name, value, labs):
+    "The lab that a value is for, None for every one that has it, and the values by name"
+    if name not in labs: return str(name).rpartition('.')[0] if '.' in str(name) else None, {str(name).rpartition('.')[2]: value}
+    if not isinstance(value, dict|None): raise ValueError(f"{name!r} is a lab, and gets {value!r}. Write {name}.seed=3 on the command line, "
+                                                          f"and {name}: {{seed: 3}} in a file.")
+    return name, value or {}                         # a lab below which all lines are comments
+
 def spread_parameters(
     values:dict,     # Name, 'lab.name', or lab → {name: value}
     labs:list[Lab],  # Those that will run
     known=(),        # Names of further labs that may be mentioned though they do not run
     text:bool=False, # Are the values as typed on a command line?
 )->dict: # Lab's name → checked parameters
-    "Which lab gets which value"
+    "Which lab gets which value; what is said of one lab wins over what is said of all"
     _check_dict(values)
     owners, plan = {o.name: lab_parameters(o) for o in labs}, {o.name: {} for o in labs}
     said = f"There are: {', '.join(plan)}."
-    for name,value in values.items():
-        lab, dot, rest = str(name).partition('.')
-        if isinstance(value, dict) and (lab in plan or lab in known): dot, inner = '.', value
-        else: inner = {rest: value}
-        if not dot: _give(name, value, labs, owners, plan)
+    for name,value in sorted(values.items(), key=lambda o: '.' in str(o[0]) or o[0] in plan):
+        lab, inner = _owner(name, value, (*plan, *known))
+        if lab is None: _give(name, value, labs, owners, plan)
         elif lab in plan:
             for k,v in inner.items(): _give(k, v, [o for o in labs if o.name==lab], owners, plan)
         elif lab not in known: raise ValueError(f"{name!r} names no lab of this run. {nearest(lab, plan)}{said}")
@@ -391,6 +399,16 @@ def read_parameters(
         raise ValueError(f"{path} must map names to values, as in `seed: 3`, and holds a {type(values).__name__}.")
     return values or {}
 
+def _full_profile(lab):
+    "What the full profile says of a lab"
+    file = lab.path.parent/'full.yaml'
+    if not file.is_file(): file = labs_folder()/'full.yaml'              # a student's copy without it
+    values = read_parameters(file)
+    there = sorted({p.stem for o in (file.parent, lab.path.parent, labs_folder()) for p in o.glob('*.ipynb')})
+    for o in values:
+        if o not in there: raise ValueError(f"{file} says something of {str(o)!r}, and there is no such lab. {nearest(o, there)}".rstrip())
+    return {k: v for k,v in values.items() if k==lab.name}
+
 def profile_parameters(
     profile:str,     # 'quick': what the labs' own cells say; 'full': what full.yaml beside them says
     labs:list[Lab],  # Those that will run
@@ -399,10 +417,7 @@ def profile_parameters(
     if profile=='quick': return {o.name: {} for o in labs}
     if profile!='full': raise ValueError(f"There is no profile {profile!r}. Use 'quick' or 'full'.")
     plan = {}
-    for lab in labs:
-        file = lab.path.parent/'full.yaml'
-        if not file.is_file(): file = labs_folder()/'full.yaml'          # a student's copy without it
-        plan |= spread_parameters({k: v for k,v in read_parameters(file).items() if k==lab.name}, [lab])
+    for lab in labs: plan |= spread_parameters(_full_profile(lab), [lab])
     return plan
 
 # %% ../nbs/12_labs.ipynb #f4ed1dc3
@@ -421,7 +436,7 @@ def run_folder(
 )->Path: # Absolute; exists and can be written to
     "The folder of a run, or a ValueError where nothing can be written there"
     if not isinstance(out, (str, os.PathLike)): raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
-    folder = Path(out).expanduser() if str(out) else _fresh(Path('runs')/'-'.join(o for o in (timestamp(), what) if o))
+    folder = Path(os.path.expanduser(out)) if str(out) else _fresh(Path('runs')/'-'.join(o for o in (timestamp(), what) if o))
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -549,12 +564,27 @@ CRASH_REPORT = '--IPKernelApp.exec_lines=import faulthandler, sys; faulthandler.
 
 def _literally(path): return str(path).replace('{', '{{').replace('}', '}}')   # papermill formats paths
 
+def _as_shown(text):
+    "What a terminal leaves of lines that are written over"
+    return '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in text.split('\n'))
+
+def _merge_streams(cell, **_):
+    "One text for each stream of a cell. nbclient's own takes half an hour for a line of a million letters, and no timeout ends it"
+    texts = {}
+    for o in cell.outputs:
+        if o.output_type=='stream': texts.setdefault(o.name, []).append(o)
+    for first,*more in texts.values(): first.text = _as_shown(''.join(o.text for o in (first, *more)))
+    firsts = [o for o in cell.outputs if o.output_type!='stream' or o is texts[o.name][0]]
+    for i,o in enumerate(firsts[1:]):                # which comes first is chance
+        if [p.get('name') for p in firsts[i:i+2]]==['stderr', 'stdout']: firsts[i:i+2] = o, firsts[i]
+    cell.outputs = firsts
+
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
     params = job.params | dict(device=job.device, out=str(target.parent))
     with _quiet_papermill(): return papermill.execute_notebook(
         _literally(job.lab.path), _literally(target), parameters=params, kernel_name='python3', language='python',
-        progress_bar=False, kernel_manager_class=own_kernel(log), extra_arguments=[CRASH_REPORT], coalesce_streams=True,
+        progress_bar=False, kernel_manager_class=own_kernel(log), extra_arguments=[CRASH_REPORT], on_cell_executed=_merge_streams,
         execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, on_cell_start=on_cell)
 
 # %% ../nbs/12_labs.ipynb #d177bcbe
@@ -745,6 +775,23 @@ def _run_each(jobs, folder, timeout_s, bar):
         if bar: bar.end(done.status=='ok')
         yield done
 
+def _is_somebodys(path, lab):
+    "The lab itself, or another notebook that no run wrote, such as a copy with answers"
+    if not path.is_file(): return False
+    try: nb = _read_lab(path)
+    except ValueError: return False                  # half of one
+    return path.samefile(lab.path) or 'papermill' not in nb.metadata
+
+def _check_targets(jobs, folder):
+    "A ValueError where a run would write over a student's work, or over its own"
+    names = [o.notebook for o in jobs]
+    for o in jobs:
+        if names.count(o.notebook)>1: raise ValueError(f"Several labs of this run are named {o.lab.name}, and one would be written over the other. "
+                                                       "Run them one at a time, each with an --out of its own.")
+        if _is_somebodys(folder/o.notebook, o.lab): raise ValueError(
+            f"{folder/o.notebook} is a lab or a copy of one, perhaps with somebody's answers, and would be written over. "
+            "Name another folder, with --out FOLDER or out='…'.")
+
 def run_jobs(
     jobs:list[Job],     # From `prepare_run`
     folder,             # Folder of the run, from `run_folder`
@@ -753,6 +800,7 @@ def run_jobs(
 )->list[Outcome]: # One a job, in order
     "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C does; what ended well in this folder before is left"
     folder = Path(folder)
+    _check_targets(jobs, folder)
     with device_locks(_devices(jobs), folder, 'series of labs'):
         bar = RunProgress(jobs) if progress else None
         try: done = list(_run_each(jobs, folder, timeout_s, bar))

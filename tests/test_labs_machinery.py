@@ -128,6 +128,30 @@ def test_a_run_goes_on_with_what_failed(labs, tmp_path):
     assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
 
 
+# what a run may write over
+
+def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
+    "Also a copy with answers, of a lab that is elsewhere; what a run wrote may be written again"
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'out').mkdir()
+    shutil.copy(labs/'01_good.ipynb', tmp_path/'out')
+    for out in (labs, tmp_path/'out'):
+        before = (out/'01_good.ipynb').read_bytes()
+        with pytest.raises(ValueError, match='01_good.ipynb is a lab or a copy of one, .* would be written over'):
+            run_labs(out=out, device='cpu', folder=labs, progress=False)
+        assert (out/'01_good.ipynb').read_bytes()==before
+    (tmp_path/'out'/'01_good.ipynb').unlink()
+    assert [run(labs, tmp_path, device='cpu', params=dict(seed=o))[0].status for o in (1, 2)]==['ok', 'ok']
+
+
+def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
+    "The copies of two students"
+    files = [write_lab(tmp_path/o, '01_good', 'print(1)') for o in ('ann', 'bob')]
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match='Several labs of this run are named 01_good'): run(labs, tmp_path, *files, device='cpu')
+    assert list((tmp_path/'out').glob('*.ipynb'))==[]
+
+
 # one run at a time on a device
 
 def test_a_second_run_on_a_device_is_refused(labs, tmp_path):
@@ -144,6 +168,18 @@ def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
               'except RuntimeError as e: print(str(e)[:31])')
     [o] = run(labs, tmp_path, device='cpu')
     assert printed(o.notebook).splitlines()==['we may', 'A series of labs runs on device']
+
+
+# what a lab prints
+
+def test_a_very_long_line(labs, tmp_path):
+    "nbclient's own merging of streams takes .7 s for a line of 20,000 letters, and half an hour for this one, whatever the timeout"
+    write_lab(labs, '01_long', 'print("x"*1_000_000)', 'for i in range(3): print(f"\\r{i} %", end="", flush=True)')
+    done = subprocess.run([sys.executable, '-c', 'import sys; from gpubench.labs import run_labs; '
+                           'print(run_labs((), sys.argv[1], "cpu", folder=sys.argv[2], progress=False)[0].status)', tmp_path/'out', labs],
+                          capture_output=True, text=True, timeout=120, env=package_env())
+    assert done.stdout.strip()=='ok', done.stderr
+    assert printed(tmp_path/'out'/'01_long.ipynb')=='x'*1_000_000+'\n2 %'
 
 
 # what reaches a lab
@@ -254,6 +290,30 @@ def test_broken_parameter_cells(labs, tmp_path, source, says):
     assert nothing_ran(tmp_path)
 
 
+def test_a_lab_is_found_however_its_name_is_written(labs):
+    for name in ('01_Größe und Maß', '02_UPPER', '03_v1.2'): write_lab(labs, name)
+    names = ['01_größe und maß', '01_Gro\u0308ße und Maß', '02_UPPER', 'upper', '02_upper.ipynb']
+    assert [pick_labs(o, labs)[0].name[:2] for o in names]==['01', '01', '02', '02', '02']
+    assert [o.params for o in prepare_run('3', 'cpu', texts={'03_v1.2.seed': '4'}, folder=labs)]==[dict(seed=4)]
+
+
+@pytest.mark.parametrize('given,first,second', [
+    ({'01_a': dict(seed=3), 'seed': 4}, dict(seed=3), dict(seed=4)),         # in whatever order
+    ({'seed': 4, '01_a.seed': 3}, dict(seed=3), dict(seed=4)),
+    ({'01_a': None, 'seed': 4}, dict(seed=4), dict(seed=4)),                 # `01_a:` with nothing but comments below it
+    ({'01_a.price': dict(gpu=2.)}, dict(price=dict(gpu=2.)), {})])           # a value may be a mapping itself
+def test_what_is_said_of_one_lab_wins(labs, given, first, second):
+    write_lab(labs, '01_a', extra='price: dict[str, float] = {}')
+    write_lab(labs, '02_b')
+    assert [o.params for o in prepare_run(device='cpu', params=given, folder=labs)]==[first, second]
+
+
+def test_a_lab_is_no_parameter(labs):
+    write_lab(labs, '01_a')
+    for kind,value in (('params', 3), ('texts', '{seed: 3}')):
+        with pytest.raises(ValueError, match="'01_a' is a lab, and gets .* Write 01_a.seed=3"): prepare_run(folder=labs, **{kind: {'01_a': value}})
+
+
 def test_two_parameter_cells(labs):
     cells = nbformat.read(write_lab(labs, '01_odd'), 4).cells
     again = new_code_cell(STANDARD, metadata=dict(tags=['parameters']))
@@ -299,6 +359,12 @@ def test_out_in_a_read_only_folder(tmp_path):
         else: subprocess.run(['chattr', '-i', folder], check=True)
 
 
+def test_the_home_of_nobody(tmp_path, monkeypatch):
+    "As a shell does: a name that begins with ~ and is no user's stays as it is"
+    monkeypatch.chdir(tmp_path)
+    assert run_folder('~nobody-at-all/mine')==tmp_path/'~nobody-at-all'/'mine'
+
+
 def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len({run_folder() for _ in range(3)}) == 3
@@ -308,6 +374,26 @@ def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
     monkeypatch.setattr('gpubench.labs.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
     write_lab(labs, '01_good', 'print(1)')
     with pytest.raises(ValueError, match='Cannot read the parameters in'): prepare_run(profile='full', folder=labs)
+
+
+def test_a_slip_in_the_full_profile_is_told(labs):
+    "Else the lab would run with the quick one, and nobody would know"
+    write_lab(labs, '01_good', 'print(1)')
+    for text,says in (('01_god: {seed: 3}', "no such lab. Did you mean '01_good'?"), ('seed: 3', "says something of 'seed'")):
+        (labs/'full.yaml').write_text(text)
+        with pytest.raises(ValueError) as e: prepare_run(profile='full', folder=labs)
+        assert says in str(e.value)
+    (labs/'full.yaml').write_text('01_good: {seed: 3}\n02_batch_size: {seed: 4}')         # one that ships and was not copied
+    assert prepare_run(device='cpu', profile='full', folder=labs)[0].params==dict(seed=3)
+
+
+def test_a_file_without_a_name_is_no_file(labs):
+    "As from `-f \"$FILE\"` where FILE is not set"
+    from click.testing import CliRunner
+    from gpubench.cli import cli
+    write_lab(labs, '01_good', 'print(1)')
+    said = CliRunner().invoke(cli, ['run', '--labs', str(labs), '-f', ''])
+    assert said.exit_code==2 and 'Cannot read the parameters' in said.output
 
 
 # the labs that ship
