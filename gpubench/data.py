@@ -39,6 +39,7 @@ from fastai.vision.augment import Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, cifar_stats, imagenet_stats, mnist_stats
 from fastai.vision.data import ImageBlock
 from fastcore.net import urlsave
+from filelock import FileLock
 from PIL import Image, ImageDraw, ImageFilter
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -209,9 +210,10 @@ def _write_aside(place, write):
     new = Path(tempfile.mkdtemp(prefix=f'.{place.name}.', dir=place.parent))
     try:
         (new/_MARK).write_text(json.dumps(dict(version=_VERSION) | write(new)))
-        if read_mark(place) is None:                                # nobody was faster
-            shutil.rmtree(place, ignore_errors=True)
-            new.rename(place)
+        with FileLock(place.parent/'.lock', mode=0o666):            # of two who look at once, one would throw away what the other has made
+            if read_mark(place) is None:                            # nobody was faster
+                shutil.rmtree(place, ignore_errors=True)
+                new.rename(place)
     finally: shutil.rmtree(new, ignore_errors=True)
 
 def make_once(

@@ -1,5 +1,5 @@
 """Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
-import http.server, io, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -260,11 +260,24 @@ def test_two_write_at_once(home):
         (folder/'a').mkdir()
         (folder/'a'/'1').touch()
         return dict(n_files=1)
-    threads = [threading.Thread(target=lambda: made.append(make_once('both', write))) for _ in range(2)]
+    def make():
+        place = make_once('both', write)
+        made.append((place, place.stat().st_ino))
+    threads = [threading.Thread(target=make) for _ in range(2)]
     for o in threads: o.start()
     for o in threads: o.join()
-    assert made==[cache_folder()/'both']*2 and read_mark(made[0])['n_files']==1
-    assert [o.name for o in cache_folder().iterdir()]==['both']
+    place = cache_folder()/'both'
+    assert made==[(place, place.stat().st_ino)]*2 and read_mark(place)['n_files']==1
+    assert {o.name for o in cache_folder().iterdir()}-{'.lock'}=={'both'}
+
+def test_two_look_at_once(home, monkeypatch):
+    "Both see that nothing is there before either has put its set in place; the slower one leaves that of the faster alone"
+    n = itertools.count(1)
+    def slow(folder, read=read_mark):
+        try: return read(folder)
+        finally: time.sleep(.2*next(n))
+    monkeypatch.setattr(data, 'read_mark', slow)
+    test_two_write_at_once(home)
 
 def test_unwritable_cache(tmp_path):
     (tmp_path/'file').touch()
