@@ -136,6 +136,39 @@ def test_two_at_once(checkout):
     first.communicate(), second.communicate()
     assert checkout.calls==['install -e .']
 
+def test_the_environment_of_an_image(checkout):
+    "It is ready as it is, and is never started over: what is stale or broken there is mended by building the image again"
+    checkout.set_up('dev')
+    shutil.rmtree(checkout.fake/'path'/'pip')        # no stand-in any more: a call of pip would fail
+    (checkout.venv/'gpubench-stamp.json').unlink()
+    image = [sys.executable, checkout.tree/'tools'/'image.py']
+    subprocess.run([*image, 'stamp', '--venv', checkout.venv], check=True)
+    assert checkout.stamp['extra']=='dev' and checkout.stamp['image']
+    for o in ('plain', 'lab', 'dev'): assert (checkout.set_up(o).returncode, checkout.set_up(o).stderr)==(0, '')
+    settings, before = checkout.tree/'settings.ini', sorted(checkout.venv.rglob('*'))
+    settings.write_text(settings.read_text()+'\n# changed\n')
+    stale = checkout.set_up()
+    for o in (checkout.venv/'bin').glob('python*'): o.unlink()
+    broken = checkout.set_up()
+    for res in (stale, broken):
+        assert res.returncode==1 and 'Rebuild Container' in res.stderr and 'docker compose -f docker-compose.cpu.yml build' in res.stderr
+        assert len(res.stderr.splitlines())==1
+    assert len(sorted(checkout.venv.rglob('*')))==len([o for o in before if not o.name.startswith('python') or o.parent.name!='bin'])
+
+def test_a_folder_that_may_not_be_written(checkout, monkeypatch, capsys):
+    "As in a container, whose environment belongs to root; root itself may write anywhere, so the refusal is planted"
+    sys.path.insert(0, str(checkout.tree/'tools'))
+    monkeypatch.delitem(sys.modules, 'set_up', raising=False)
+    try:
+        import set_up
+        def refuse(venv): raise PermissionError(13, 'Permission denied', f'{venv}.lock')
+        monkeypatch.setattr(set_up, 'only_one', refuse)
+        monkeypatch.setattr(sys, 'argv', ['set_up.py', 'plain'])
+        with pytest.raises(SystemExit, match=r'\.venv\.lock may not be written by this user'): set_up.main()
+    finally:
+        sys.path.pop(0)
+        sys.modules.pop('set_up', None)
+
 def find_python(checkout, folder, **env):
     return subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], cwd=checkout.tree, capture_output=True, text=True,
                           env=dict(PATH=f'{folder}:/nowhere' if folder else '/nowhere', **env))
