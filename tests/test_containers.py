@@ -204,7 +204,8 @@ def allows(url, host):
 def test_compose_server_refuses(tmp_path):
     port = free_port()
     command = yaml.safe_load(re.sub(r'\$\{GPUBENCH_PORT:-8888\}', str(port), text(compose_files[0])))['services']['lab']['command']
-    # the container's own network is not here: the server listens on this machine alone
+    # the container's own network is not here: the server listens on this machine alone, and starts from what 0.0.0.0 would allow
+    (tmp_path/'jupyter_server_config.json').write_text('{"ServerApp": {"allow_remote_access": true}}')
     command = [o.replace('ip=0.0.0.0', 'ip=127.0.0.1').replace('=/workspace', f'={root}') for o in command]
     env = {k: v for k,v in os.environ.items() if not k.startswith('JUPYTER')}
     env |= dict(JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_RUNTIME_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path), HOME=str(tmp_path))

@@ -4,7 +4,7 @@
 import json, os, re, socket, subprocess, sys, tempfile
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -48,6 +48,13 @@ def status(url, host):
     try: return urlopen(Request(url, headers=dict(Host=host)), timeout=30).status
     except HTTPError as e: return e.code
 
+def wait_for(port):
+    "The address is printed a moment before the server listens"
+    while True:
+        with socket.socket() as s:
+            if s.connect_ex(('127.0.0.1', port))==0: return
+        sleep(.1)
+
 def server():
     "JupyterLab by the compose file's own command: with its token, without it, and by another host's name"
     import yaml
@@ -57,7 +64,7 @@ def server():
     try:
         token = next(m[1] for o in p.stdout if (m := re.search(rf'127\.0\.0\.1:{port}/lab\S*token=(\w+)', o)))
         url = f'http://127.0.0.1:{port}/api/contents/nbs/labs'
-        while socket.socket().connect_ex(('127.0.0.1', int(port))): pass
+        wait_for(int(port))
         return dict(with_token=status(f'{url}?token={token}', 'localhost:8888'), without=status(url, 'localhost:8888'),
                     other_host=status(f'{url}?token={token}', 'elsewhere.example:8888'))
     finally: p.kill()
