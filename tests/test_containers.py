@@ -193,6 +193,12 @@ def test_published_is_what_is_served(compose):
     assert options['ServerApp.root_dir']==lab['working_dir'] and options['ServerApp.allow_remote_access']=='False'
     assert lab['environment']['HOME'] in {o.split(':')[0] for o in lab['tmpfs']}
 
+def test_what_starts_when_nothing_is_named(compose):
+    "JupyterLab alone; what measures or waits for an editor is asked for by name"
+    assert {k: o.get('profiles', []) for k,o in compose['services'].items()}==dict(lab=[], bench=['run'], dev=['dev'])
+    assert compose['services']['bench']['command'][:2]==['gpubench', 'run']
+    assert not compose['services']['dev'].get('ports') and not compose['services']['bench'].get('ports')
+
 
 # ---- the server itself, with the command of the compose file
 

@@ -1,5 +1,5 @@
 """Set-up: at once when it is done, mended when it was not, a sentence when it cannot be done. No network: a stand-in for pip"""
-import json, os, shutil, signal, subprocess, sys, time
+import errno, json, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 
 import pytest
@@ -155,16 +155,21 @@ def test_the_environment_of_an_image(checkout):
         assert len(res.stderr.splitlines())==1
     assert len(sorted(checkout.venv.rglob('*')))==len([o for o in before if not o.name.startswith('python') or o.parent.name!='bin'])
 
-def test_a_folder_that_may_not_be_written(checkout, monkeypatch, capsys):
+def test_a_folder_that_may_not_be_written(checkout, monkeypatch):
     "As in a container, whose environment belongs to root; root itself may write anywhere, so the refusal is planted"
     sys.path.insert(0, str(checkout.tree/'tools'))
     monkeypatch.delitem(sys.modules, 'set_up', raising=False)
     try:
         import set_up
-        def refuse(venv): raise PermissionError(13, 'Permission denied', f'{venv}.lock')
-        monkeypatch.setattr(set_up, 'only_one', refuse)
+        def refuse(code):
+            def raises(venv): raise OSError(code, 'no', f'{venv}.lock')
+            return raises
         monkeypatch.setattr(sys, 'argv', ['set_up.py', 'plain'])
-        with pytest.raises(SystemExit, match=r'\.venv\.lock may not be written by this user'): set_up.main()
+        for code in (errno.EACCES, errno.EROFS):
+            monkeypatch.setattr(set_up, 'only_one', refuse(code))
+            with pytest.raises(SystemExit, match=r'\.venv\.lock may not be written by this user'): set_up.main()
+        monkeypatch.setattr(set_up, 'only_one', refuse(errno.ENOSPC))
+        with pytest.raises(OSError, match='no'): set_up.main()
     finally:
         sys.path.pop(0)
         sys.modules.pop('set_up', None)

@@ -5,7 +5,7 @@
 
 A stamp is written last and taken away first. So an environment whose set-up failed or was interrupted has none, and the
 next call starts it over. The library is installed as editable: after `git pull` the environment serves the new code."""
-import argparse, fcntl, hashlib, json, os, shlex, shutil, subprocess, sys
+import argparse, errno, fcntl, hashlib, json, os, shlex, shutil, subprocess, sys
 from configparser import ConfigParser
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +139,9 @@ def main():
     base = root/args.base if newest else None
     if base and not read_stamp(base): sys.exit(f'{base} is not ready; run `set_up.py dev` first.')
     try: set_up(venv, args.extra, base)
-    except PermissionError as e: sys.exit(f'{e.filename} may not be written by this user. Name a folder of your own: VENV=/path/to/it')
+    except OSError as e:
+        if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS): raise
+        sys.exit(f'{e.filename} may not be written by this user. Name a folder of your own: VENV=/path/to/it')
     except KeyboardInterrupt: sys.exit('\nInterrupted. The next make command starts the set-up over.')
 
 if __name__=='__main__': main()
