@@ -32,6 +32,7 @@ RUN pip install --no-cache-dir --target /tmp/uv "uv==${UV_VERSION}" \
 
 # 1000:1000 for most people; VS Code gives the user its own number, and `user:` in a compose file another one, which may have no name.
 # So whatever is written to is made here, before a volume lies over it, and open to any number. In a container there is one person.
+# git's settings are the system's: a ~/.gitconfig made here would keep VS Code from bringing the one of the host, with name and address.
 RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --shell /bin/bash bench \
     && install -d -o bench -g bench -m 1777 /cache /workspace \
         /cache/fastai /cache/torch /cache/pip /cache/matplotlib /cache/inductor /cache/triton \

@@ -408,6 +408,13 @@ def test_post_create_never_fails(tree):
     code, said = post_create(tree, python=1, git=1, gpubench=2)
     assert code==0 and 'could not be installed' in said and 'rebuild the container' in said and 'gpubench doctor' in said
 
+def test_git_settings_are_the_systems():
+    "A ~/.gitconfig would keep VS Code from copying the host's; the checkout's own would stay behind on the host"
+    said = [o for name in ('Dockerfile', '.devcontainer/post-create.sh') for o in bare(text(name)) if 'git config' in o or 'install_hooks' in o]
+    assert said and [o for o in said if not re.search(r'git config --(system|get) ', o)]==[]
+    keys = {o.split()[4] for o in said if '--system' in o}
+    assert keys=={'safe.directory', 'merge.nbdev-merge.name', 'merge.nbdev-merge.driver'} and '*.ipynb merge=nbdev-merge' in text('.gitattributes')
+
 def test_nothing_from_the_network_at_start(compose):
     "Commands at start call what the image has; the one installation takes no dependency and no build requirement"
     script = bare(text('.devcontainer/post-create.sh'))
