@@ -9,12 +9,13 @@ set_up = python=$$(sh tools/find-python) && "$$python" tools/set_up.py
 # a plain `jupyter lab` refuses to run as root, which is who one is in most containers
 as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help bench lab test test-notebooks test-newest export readme clean distclean set-up-plain set-up-lab set-up-dev
+.PHONY: help bench lab test test-notebooks test-newest export readme clean distclean set-up-plain set-up-lab set-up-int8 set-up-dev
 .NOTPARALLEL:
 
 help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
 	@echo 'make lab          follow the labs by hand in JupyterLab, on this machine only'
+	@echo 'make set-up-int8  add what lab 07 needs for int8: ONNX Runtime and two packages beside it, about 40 MB'
 	@echo 'make test         everything that proves the kit: notebooks, the same on the newest fastai, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'
@@ -54,5 +55,5 @@ clean:
 distclean: clean
 	rm -rf "$(VENV)" "$(VENV).lock" "$(VENV)-newest" "$(VENV)-newest.lock"
 
-set-up-plain set-up-lab set-up-dev:
+set-up-plain set-up-lab set-up-int8 set-up-dev:
 	@$(set_up) $(@:set-up-%=%) --venv "$(VENV)"

@@ -9,6 +9,7 @@ __all__ = ['OK', 'FAILED', 'UNUSABLE', 'DIED', 'TIMEOUT', 'INTERRUPTED', 'EXIT_C
 
 # %% ../nbs/13_cli.ipynb #72ee7dc4
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -170,7 +171,8 @@ STATUS_CODES['not run'] = FAILED
 
 def _show_outcome(o, folder):
     name = f'{o.job.lab.name} on {"every device" if o.job.device=="auto" else o.job.device}'
-    if o.status=='ok': click.echo(f'  ok           {name}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
+    if o.before: click.echo(f'  ok before    {name}  {o.notebook.relative_to(folder)}')
+    elif o.status=='ok': click.echo(f'  ok           {name}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
     else: click.echo(f'  {o.status.upper():12} {name}: {o.error}')
 
 def _show_report(folder, price_per_h=None):
@@ -206,6 +208,9 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
 
     LAB is a lab's name or number, or a notebook; without one, all labs run. Names, types and values
     of parameters are checked before anything runs.
+
+    The same command with the same --out goes on where one was stopped or failed: a lab that ended well
+    there is left as it is.
     """
     from gpubench.labs import prepare_run, read_parameters, run_folder, run_jobs
     jobs = prepare_run(names, device, profile, read_parameters(file) if file else None, texts, folder)
@@ -214,6 +219,7 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     click.echo(f'{len(jobs)} notebook(s) to run, about {minutes:g} min with the quick profile. Results go to {out}')
     done = run_jobs(jobs, out, timeout_s, not no_progress)
     for o in done: _show_outcome(o, out)
+    if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
     _show_report(out)
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 

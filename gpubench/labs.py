@@ -6,9 +6,9 @@
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED', 'NUMBERS', 'KERNEL_ENV', 'CRASH_REPORT',
            'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'fit', 'fit_text', 'Parameter',
            'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters', 'read_parameters',
-           'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'lab_records', 'Job', 'plan_jobs',
-           'own_kernel', 'Outcome', 'run_job', 'time_left_s', 'RunProgress', 'prepare_run', 'run_jobs', 'run_labs',
-           'copy_labs', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
+           'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'lab_records', 'gpu_records', 'Job',
+           'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before', 'time_left_s', 'RunProgress', 'prepare_run',
+           'run_jobs', 'run_labs', 'copy_labs', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
 
 # %% ../nbs/12_labs.ipynb #be9f2add
 import ast
@@ -30,8 +30,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
-from .core import find_devices, is_number, nearest, one_of, pick_device
-from .process import check_timeout
+from .core import find_devices, is_number, nearest, one_of, pick_device, record_rows
+from .process import HOLDER, check_timeout, device_locks
 
 # %% ../nbs/12_labs.ipynb #1eec2087
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # what the column `Measures` may say
@@ -268,15 +268,21 @@ def _one_loader(x):
     from gpubench.data import LOADERS
     one_of('loader', x, LOADERS)
 
-NAMED = dict(device=pick_device, model=_one_model, larger=_one_model, models=_one_model, dataset=_one_dataset, loader=_one_loader)
+def _one_run(x):
+    from gpubench.core import records_path
+    if not records_path(x).is_file(): raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds "
+                                                       "records.jsonl, or a file of records.")
+
+NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader, runs=_one_run)
+         | dict.fromkeys(['model', 'larger', 'models', 'int8_model'], _one_model))
 
 # %% ../nbs/12_labs.ipynb #f42d801a
 NUMBERS = ( # name → does a number fit, and what it can be
-    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
+    dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps n_seeds repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
-    | dict(part_s=(lambda x: x>=3, '3 or more'), size=(lambda x: x>=8, '8 or more'))
-    | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr'], (lambda x: 0<x<float('inf'), 'above 0'))
-    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')))
+    | dict(part_s=(lambda x: x>=3, '3 or more'), draws=(lambda x: x>=100, '100 or more'), size=(lambda x: x>=8, '8 or more'))
+    | dict.fromkeys(['max_s', 'timeline_s', 'interval_s', 'lr', 'rates', 'price_per_h'], (lambda x: 0<x<float('inf'), 'above 0'))
+    | dict(half_width=(lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %'), goal=(lambda x: 0<x<1, 'between 0 and 1, such as .9 for 90 %')))
 
 def _why_not(name, x):
     "What is wrong with one value of a parameter; empty where nothing is"
@@ -288,6 +294,10 @@ def _why_not(name, x):
     except ValueError as e: return str(e)
     return ''
 
+_CELL_TYPES = str, int, float, list, tuple, dict   # what a parameters cell can hold; anything else is a lab's own variable of that name
+
+def _each(x): return list(x.values()) if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else [x]
+
 def _check_dict(values):
     if not isinstance(values, dict): raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
 
@@ -298,10 +308,9 @@ def check_values(
     _check_dict(values)
     for name in [o for o in (*NAMED, *NUMBERS) if o in values]:
         x = values[name]
-        if x is None or isinstance(x, str) and not x: continue
-        each = x if isinstance(x, (list, tuple)) else [x]
-        wrong = [why for o in each if (why := _why_not(name, o))]
-        if name in NUMBERS and not each: wrong = ["It needs one number at least."]
+        if not isinstance(x, _CELL_TYPES) or isinstance(x, str) and not x: continue
+        wrong = [why for o in _each(x) if (why := _why_not(name, o))]
+        if name in NUMBERS and isinstance(x, (list, tuple)) and not x: wrong = ["It needs one number at least."]
         if wrong: raise ValueError(f"Parameter {name} is {x!r}. {wrong[0]}")
 
 # %% ../nbs/12_labs.ipynb #cbaa1204
@@ -442,6 +451,17 @@ def lab_records(
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: "
                      f"{', '.join(there) or 'none'}.")
 
+# %% ../nbs/12_labs.ipynb #5c1e20ab
+def gpu_records(
+    name:str,      # File name, as `lab_records` takes it
+    with_cpu=False,# Also what was measured on the CPU of the same machine?
+    folder=None,   # Folder of the lab; by default the current one
+)->list[dict]: # A dict a line, as it was written; empty where no such file comes with the labs
+    "What was measured on a GPU and ships with the labs, without the visits that failed"
+    try: path = lab_records(name, folder)
+    except ValueError: return []
+    return [o for o in record_rows(path) if o.get('status', 'ok')=='ok' and (with_cpu or o.get('device', 'cpu')!='cpu')]
+
 # %% ../nbs/12_labs.ipynb #f99ee8db
 @dataclass(frozen=True)
 class Job:
@@ -490,7 +510,7 @@ def own_kernel(
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
             spec = super().get_kernel_spec(kernel_name)
-            spec.env = spec.env | KERNEL_ENV
+            spec.env = spec.env | KERNEL_ENV | {HOLDER: str(os.getpid())}
             return spec
 
     class OwnKernelManager(AsyncKernelManager):
@@ -513,6 +533,7 @@ class Outcome:
     duration_s: float   # How long it took
     notebook: Path      # The executed notebook, as far as it came
     error: str = ''     # What went wrong, in one line
+    before: bool = False # Did it end well in this folder before, and was it left as it is?
 
 @contextmanager
 def _quiet_papermill():
@@ -552,12 +573,23 @@ def _ending(e, i, source, timeout_s):
     if not isinstance(e, CellTimeoutError): return 'died', f"the kernel died in {name}."
     return 'timeout', f"{name} took longer than {timeout_s} s. Allow more with --timeout, or ask for less work."
 
-def _mark_stopped(path, error):
+def _mark_stopped(path, error, i):
+    "Say in an executed notebook where it stopped, as papermill does for an exception"
     import nbformat
     nb = nbformat.read(path, as_version=4)
-    words = f'**This run stopped early: {error}**\n\nCells below it did not run, whatever their status says.'
+    words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
+             'Cells below it did not run, whatever their status says.')
+    here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'   # tall: JupyterLab hides its top
+    nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
     nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
     nb.metadata.setdefault('papermill', {})['exception'] = True
+    nbformat.write(nb, path)
+
+def _mark_ok(path):
+    "What has no such mark runs again: papermill says 'completed' also of a cell that Ctrl-C or a power cut stopped"
+    import nbformat
+    nb = nbformat.read(path, as_version=4)
+    nb.metadata['gpubench'] = dict(status='ok')
     nbformat.write(nb, path)
 
 def _last_words(log):
@@ -568,16 +600,16 @@ def _last_words(log):
 
 # %% ../nbs/12_labs.ipynb #01ee0afb
 def _execute(job, target, timeout_s, on_cell, log):
-    "Status and error of one execution"
+    "Status and error of one execution, and the index of the cell that ran last"
     from papermill.exceptions import PapermillExecutionError
     at = [0, '']                                                 # the cell that runs: its index and source
     def started(cell, cell_index):
         at[:] = cell_index, cell.source
         if on_cell: on_cell(cell_index)
     try: nb = _papermill(job, target, timeout_s, started, log)
-    except (PapermillExecutionError, RuntimeError, TimeoutError) as e: return _ending(e, *at, timeout_s)
+    except (PapermillExecutionError, RuntimeError, TimeoutError) as e: return *_ending(e, *at, timeout_s), at[0]
     left = nb.metadata.papermill.get('exception')                # papermill lets `sys.exit(0)` pass
-    return ('error', f'{_cell_name(*at)} ended the lab with sys.exit') if left else ('ok', '')
+    return ('error', f'{_cell_name(*at)} ended the lab with sys.exit', at[0]) if left else ('ok', '', at[0])
 
 def run_job(
     job:Job,             # What to execute
@@ -588,15 +620,31 @@ def run_job(
     "Execute a lab once; its failure is an outcome, not an exception"
     target, start = Path(folder)/job.notebook, perf_counter()
     log = target.with_suffix('.log')
-    with open(log, 'wb') as f: status, error = _execute(job, target, timeout_s, on_cell, f)
+    with open(log, 'wb') as f: status, error, i = _execute(job, target, timeout_s, on_cell, f)
     duration_s = perf_counter()-start
     if status=='died': error += _last_words(log)
-    if status in ('died', 'timeout') and target.is_file(): _mark_stopped(target, error)
+    if status in ('died', 'timeout') and target.is_file(): _mark_stopped(target, error, i)
+    if status=='ok': _mark_ok(target)
     if status!='died' or not log.stat().st_size: _drop(log)
     return Outcome(job, status, duration_s, target, error)
 
 def _drop(log):
     with suppress(PermissionError): log.unlink(missing_ok=True)  # Windows keeps it while a child of the kernel lives
+
+# %% ../nbs/12_labs.ipynb #7d0e5b12
+def _code(nb): return [o for o in nb.cells if o.cell_type=='code' and 'injected-parameters' not in o.metadata.get('tags', [])]
+
+def done_before(
+    job:Job, # What to execute
+    folder,  # Folder of the run
+)->bool:
+    "Was this executed here to its end, with the same code and parameters?"
+    try: nb = _read_lab(Path(folder)/job.notebook)
+    except ValueError: return False                  # none there, or half of one
+    meta, old, new = nb.metadata.get('papermill', {}), _code(nb), _code(_read_lab(job.lab.path))
+    params = {k: v for k,v in meta.get('parameters', {}).items() if k!='out'}
+    return (nb.metadata.get('gpubench', {}).get('status')=='ok' and params==job.params | dict(device=job.device)
+            and [o.source for o in old]==[o.source for o in new])
 
 # %% ../nbs/12_labs.ipynb #905cb3c3
 def time_left_s(
@@ -678,8 +726,14 @@ def prepare_run(
     return plan_jobs(picked, device, {o.name: plans[0][o.name]|plans[1][o.name]|plans[2][o.name] for o in picked})
 
 # %% ../nbs/12_labs.ipynb #0e183518
+def _devices(jobs): return sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
+
 def _run_each(jobs, folder, timeout_s, bar):
     for job in jobs:
+        if done_before(job, folder):
+            if bar: bar.end(False)
+            yield Outcome(job, 'ok', 0., folder/job.notebook, before=True)
+            continue
         if bar: bar.begin(job, len(_read_lab(job.lab.path).cells)+1)         # papermill adds a cell
         try: done = run_job(job, folder, timeout_s, bar.cell if bar else None)
         except KeyboardInterrupt:
@@ -697,11 +751,13 @@ def run_jobs(
     timeout_s:int=3600, # For each cell
     progress:bool=True, # Show a bar?
 )->list[Outcome]: # One a job, in order
-    "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C does"
-    bar, folder = RunProgress(jobs) if progress else None, Path(folder)
-    try: done = list(_run_each(jobs, folder, timeout_s, bar))
-    finally:
-        if bar: bar.close()
+    "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C does; what ended well in this folder before is left"
+    folder = Path(folder)
+    with device_locks(_devices(jobs), folder, 'series of labs'):
+        bar = RunProgress(jobs) if progress else None
+        try: done = list(_run_each(jobs, folder, timeout_s, bar))
+        finally:
+            if bar: bar.close()
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run was stopped before') for o in jobs[len(done):]]
 
 def run_labs(

@@ -9,7 +9,7 @@ __all__ = ['LEFT_OUT_FRAC', 'UNITS', 'SETTINGS', 'OTHERWISE', 'OWN', 'MEASURED',
            'setting_label', 'where_labels', 'own_settings', 'way_labels', 'varied_settings', 'series_labels', 'drawing',
            'series_style', 'axis_label', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'phase_shares',
            'phases_height_in', 'plot_phases', 'plot_workers', 'monitor_panels', 'plot_monitor', 'plot_memory',
-           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'plot_roofline']
+           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'plot_curves', 'plot_roofline']
 
 # %% ../nbs/09_plot.ipynb #5feebdc3
 import json
@@ -234,7 +234,8 @@ AXIS_LABELS = dict(
     epoch_whole_s='training part of a whole epoch (s)', wait_ms='waiting for data in a step (ms)',
     closing_ms='end of an epoch after its last step (ms)', process_s='start of a fresh process (s)',
     visit_s='a visit with everything around it (s)', half_width_frac="half width of the step's interval (fraction)",
-    accuracy='accuracy on held-out images (fraction)', loss='training loss', valid_loss='loss on held-out images')
+    accuracy='accuracy on held-out images (fraction)', loss='training loss', valid_loss='loss on held-out images',
+    goal_steps='steps to the goal')
 
 def axis_label(
     name:str, # Column, its name ends in its unit: 'power_w'
@@ -853,6 +854,33 @@ def plot_losses(
     _grow(ax, .14*(_add_caption(ax, caption(df))-2))
     return ax
 
+# %% ../nbs/09_plot.ipynb #8fbc5c0b
+def _series_name(by, value): return f'batch {plain_value(value)}' if by=='bs' else setting_label(by, value)
+
+@drawing()
+def plot_curves(
+    df:pd.DataFrame,      # One row a look: `x`, `y`, `by`, and `seed`, which tells the trainings of a series apart
+    x:str='step',         # Column of the horizontal axis, above 0: 'step', 'epochs', 'time_s'
+    y:str='accuracy',     # Column of the vertical axis
+    by:str='bs',          # Column that names the series, in the order in which they come
+    goal:float|None=None, # Where to draw a dashed line, in the unit of `y`
+    ax:Axes|None=None,    # Where to draw, without a caption; a new figure with one by default
+    title:str|None=None,  # Over the axes
+)->Axes:
+    "How trainings get on: a thin line for each, the axis of `y` from 0"
+    need_columns(df, x, y, by, 'seed')
+    own, ax = ax is None, _new_axes(ax)
+    for i,name in enumerate(dict.fromkeys(df[by])):
+        for k,(_,o) in enumerate(df[df[by]==name].sort_values(x).groupby('seed')):
+            label = None if k else _as_is(_series_name(by, name))
+            ax.plot(o[x], o[y], color=series_style(i)['color'], lw=1, alpha=.75, label=label)
+    if goal is not None: ax.axhline(goal, color='gray', lw=1, ls=LINES[1])
+    top = pd.to_numeric(df[y], errors='coerce').max()
+    ax.set(xscale='log', xlabel=axis_label(x), ylabel=axis_label(y), ylim=(0, 1.05*top if is_known(top) and top>0 else 1))
+    ax.set_title(textwrap.fill(title or '', 52), pad=6+17*_add_legend(ax))
+    if own: _grow(ax, .14*(_add_caption(ax, caption(df))-2))
+    return ax
+
 # %% ../nbs/09_plot.ipynb #faa8a04e
 ROOF = dict( # column -> its place in a roofline; the last two are the device's ceilings
     flop_per_byte='arithmetic intensity (FLOP a byte)', flop_per_s='FLOP a second',
@@ -895,12 +923,12 @@ def _roof_axes(ax, df, title):
 # %% ../nbs/09_plot.ipynb #4a357789
 @drawing()
 def plot_roofline(
-    df:pd.DataFrame,      # One row a visit, with the columns in `ROOF`: two of the work, two of its device
+    df:pd.DataFrame,      # One row a visit or a round of steps, with the columns in `ROOF`: two of the work, two of its device
     by:str='model',       # Column that tells the dots apart; several batch sizes do too
     ax:Axes|None=None,    # Where to draw; a new figure by default
     title:str|None=None,  # Over the axes
 )->Axes:
-    "Achieved FLOP a second over arithmetic intensity, every visit a dot below the roof of its device"
+    "Achieved FLOP a second over arithmetic intensity, every row a dot below the roof of its device"
     need_columns(df, by, *ROOF)
     df = df.assign(**{o: pd.to_numeric(df[o], errors='coerce') for o in ROOF})
     df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
@@ -915,6 +943,6 @@ def plot_roofline(
             ax.plot([x]*len(rows), rows.flop_per_s, mec=style['color'], mfc=style['color'], zorder=3, **look[name])
     for o,style in look.items(): ax.plot([], [], label=_as_is(o), color=ink, **style)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.4)
-    lines = [*caption(df).split('\n'), *notes, 'Every dot is a visit.']
+    lines = [*caption(df).split('\n'), *notes, 'Every dot is one measurement.']
     _grow(ax, .14*(_add_caption(ax, '\n'.join(filter(None, lines)))-3))
     return ax

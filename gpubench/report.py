@@ -310,10 +310,12 @@ def work_notes(
             f"The seeds differ: {seeds}."]*bool(seeds)
 
 # %% ../nbs/10_report.ipynb #c2b78425
-def _keyed(df, names):
-    "The rows of each configuration, by a text that holds its values"
+def _keys(df, names):
+    "Of each row a text that holds its configuration"
     keys = [json.dumps([plain_value(o) for o in row], default=str) for row in df[names].astype(object).to_numpy()]
-    return {key: rows for key,rows in df.groupby(pd.Series(keys, df.index), sort=False)}
+    return pd.Series(keys, df.index, dtype=object)
+
+def _keyed(df, names): return {key: rows for key,rows in df.groupby(_keys(df, names), sort=False)}
 
 def _pairs(a, b): # each {name: rows}
     "Which devices of the two sides are compared"
@@ -755,22 +757,23 @@ def say_best_batch(df)->list[str]:
     return [text + f" Not distinguishable from its neighbours on {fmt_list(unsure)}."*bool(unsure)]
 
 # %% ../nbs/10_report.ipynb #38f951f2
-def _baseline(df):
-    "The device with which the others are compared: the slowest CPU, or the slowest device where there is no CPU"
+def _baselines(df):
+    "With what the others are compared: the CPUs from the slowest to the fastest, then the other devices"
     ok = df[succeeded(df) & df.images_per_s.notna()]
-    cpus = ok[ok.device=='cpu']
-    rates = (cpus if len(cpus) else ok).groupby('where').images_per_s.max()
-    return rates.idxmin() if len(rates) and df['where'].nunique()>1 else None
+    rates = ok.assign(other=ok.device.ne('cpu')).groupby('where').agg(dict(other='max', images_per_s='max'))
+    return [*rates.sort_values(['other', 'images_per_s'], kind='stable').index]
 
 def compare_devices(
     records, # A frame, a folder or a file of records
 )->pd.DataFrame: # As `compare` returns it, matched rows only; no rows where there is nothing to compare
-    "The devices within one set of records: each against the slowest CPU"
+    "The devices within one set of records: each against the slowest CPU that ran the same"
     df = add_labels(records)
-    base, found = _baseline(df), []
-    names = [o for o in ['workload', 'how', 'bs', *SETTINGS] if o in df]
-    for where in sorted(set(df['where'])-{base}) if base else []:
-        found += _match(df[df['where']==base], df[df['where']==where], names, .95)[0]
+    names, found = [o for o in ['workload', 'how', 'bs', *SETTINGS] if o in df], []
+    keys = _keys(df, names)
+    for base in _baselines(df):
+        ours, others = df[df['where']==base], sorted(set(df['where'])-{base})
+        for where in others: found += _match(ours, df[df['where']==where], names, .95)[0]
+        df = df[~keys[df.index].isin(keys[ours.index])]          # what it did not run has the next one for a baseline
     if not found: return pd.DataFrame(columns=['workload'])
     return pd.DataFrame(found).sort_values(['workload', 'where_b', 'how', 'bs'], ignore_index=True)
 

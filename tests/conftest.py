@@ -21,12 +21,20 @@ def repo_files():
     if res.returncode: pytest.skip(f'not a git checkout: {res.stderr.strip()}')
     return sorted(Path(o) for o in set(res.stdout.split('\0')) if o and (root/o).is_file())
 
+def copy_checkout(files, to):
+    "These files of the checkout in another folder"
+    for o in files:
+        (to/o).parent.mkdir(parents=True, exist_ok=True)
+        (to/o).write_bytes((root/o).read_bytes())
+        (to/o).chmod((root/o).stat().st_mode)
+    return to
+
 @pytest.fixture
 def tree(repo_files, tmp_path):
     "A copy of the checkout to be changed freely"
-    for o in repo_files:
-        to = tmp_path/'tree'/o
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes((root/o).read_bytes())
-        to.chmod((root/o).stat().st_mode)
-    return tmp_path/'tree'
+    return copy_checkout(repo_files, tmp_path/'tree')
+
+@pytest.fixture(scope='module')
+def shared_tree(repo_files, tmp_path_factory):
+    "A copy of the checkout for all tests of a file"
+    return copy_checkout(repo_files, tmp_path_factory.mktemp('shared')/'tree')

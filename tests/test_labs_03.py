@@ -78,7 +78,7 @@ def test_times_wait_for_the_device():
     "A step whose orders are given at once and which is done later"
     source, log = cell_of(lab, 'def times_ms'), []
     now = iter(range(1000))
-    space = dict(perf_counter=lambda: next(now), wait_for=lambda d: log.append('wait'), pd=pd)
+    space = dict(perf_counter=lambda: next(now), wait_for=lambda d: log.append('wait'), pd=pd, torch=torch)
     exec(source, space)
     ms = space['times_ms'](lambda: log.append('step'), 'cpu', seconds=.5)
     assert ms==dict(ordered_ms=1e3, done_ms=2e3)

@@ -35,15 +35,16 @@ def test_too_few_cores_beside_a_gpu():
     assert predict(64, few)==pytest.approx(4/(1/100+1/4000)) and predict(64, few)<400
     assert enough(few)==4
 
-def feeding(per_batch_s, n=12):
-    "`feed` with a loader whose every batch takes so long to make"
-    def batches():
-        for _ in range(n):
+def feeding(per_batch_s, n_images=96):
+    "`feed` with a loader whose every batch of 8 takes so long to make"
+    def batches(n):
+        for i in range(n):
             sleep(per_batch_s)
+            loader.made = i+1
             yield ()
     class Loader:
-        fake_l = SimpleNamespace()
-        def __iter__(self): return batches()
+        fake_l, n = SimpleNamespace(), n_images
+        def __iter__(self): return batches(self.n//8)
     loader = Loader()
     from time import perf_counter
     known = dict(get_dls=lambda **kw: SimpleNamespace(train=loader), images={}, bs=8, sleep=sleep, perf_counter=perf_counter)
@@ -55,6 +56,13 @@ def test_feed():
     assert .25<found['wait_frac']<.75 and found['images_per_s']<8/.04     # half of the time, on a machine that does nothing else
     assert loader.fake_l.prefetch_factor==5
     assert feed(0, [0])['wait_frac']>.9                                  # nothing but waiting
+
+@pytest.mark.parametrize('n_images,made', [(240, 6), (32, 4)])
+def test_feed_takes_as_many_batches_as_it_is_told(n_images, made):
+    "The first one, which is not timed, and five; no more than there are"
+    feed, loader = feeding(.002, n_images)
+    feed(0, [0], n=5)
+    assert loader.made==made
 
 def test_stages_are_told_from_the_slowest():
     found = functions(lab, 'def stages', 'def copies', pd=pd)
@@ -70,15 +78,7 @@ def test_stages_are_told_from_the_slowest():
 def test_a_system_without_workers_is_told(n, capsys):
     "macOS and notebooks on Windows: fastai asks nobody and takes none"
     dls = SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n)), train_ds=[0]*9)
-    known = dict(size=None, on_gpu=False, dataset='birds', bs=8, max_images=None, seed=0, here='cpu', model='cnn_small',
+    known = dict(size=None, on_gpu=False, dataset='birds', bs=None, max_images=None, seed=0, here='cpu', model='cnn_small',
                  get_dls=lambda **kw: dls, plan=lambda o: o)
-    exec(cell_of(lab, 'size = size or'), known)
+    exec(cell_of(lab, 'size, bs = size or'), known)
     assert ('starts no workers' in capsys.readouterr().out)==(n==0)
-
-def test_no_records_of_a_gpu():
-    def lab_records(name): raise ValueError('none')
-    found = functions(lab, 'def recorded', lab_records=lab_records, record_rows=list)
-    assert found['recorded']('04_parts.jsonl')==[]
-    rows = [dict(device='cpu'), dict(device='cuda', status='error'), dict(device='cuda', status='ok'), dict(device='cuda')]
-    found = functions(lab, 'def recorded', lab_records=str, record_rows=lambda o: rows)
-    assert found['recorded']('04_parts.jsonl')==rows[2:]

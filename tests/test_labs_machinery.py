@@ -16,6 +16,7 @@ from gpubench.core import find_devices
 from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
                            labs_folder, pick_labs, prepare_run,
                            read_lab, run_folder, run_labs)
+from gpubench.process import device_locks
 
 STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
 
@@ -45,6 +46,14 @@ def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells i
                                   for o in c.outputs if o.output_type=='stream')
 
 
+def leads_to(path):
+    "The cell to which the first one of an executed notebook leads"
+    cells = nbformat.read(path, 4).cells
+    assert '#papermill-error-cell' in cells[0].source
+    [i] = [i for i,o in enumerate(cells) if 'id="papermill-error-cell"' in o.source]
+    return cells[i+1].source
+
+
 # planted failures
 
 def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
@@ -55,6 +64,7 @@ def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
     # the fifth of the executed notebook: papermill adds one
     assert bad.error == 'cell 5 (`raise KeyError("no such key")`): KeyError: ' + repr('no such key')
     assert 'before' in printed(bad.notebook) and 'after' not in printed(bad.notebook)
+    assert leads_to(bad.notebook)=='raise KeyError("no such key")'
 
 
 def test_a_dead_kernel_is_no_success(labs, tmp_path):
@@ -65,6 +75,7 @@ def test_a_dead_kernel_is_no_success(labs, tmp_path):
     assert 'kernel died in cell 5' in dead.error
     first = nbformat.read(dead.notebook, 4).cells[0]
     assert 'stopped early: the kernel died in cell 5 (`os._exit(9)`)' in first.source
+    assert leads_to(dead.notebook)=='os._exit(9)'
 
 
 def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
@@ -82,6 +93,7 @@ def test_a_cell_that_takes_too_long(labs, tmp_path):
     assert (slow.status, good.status) == ('timeout', 'ok')
     assert 'cell 5 (`time.sleep(300)`) took longer than 3 s' in slow.error and '--timeout' in slow.error
     assert 'stopped early' in nbformat.read(slow.notebook, 4).cells[0].source
+    assert leads_to(slow.notebook)=='time.sleep(300)'
     assert time.monotonic()-start < 120
 
 
@@ -98,6 +110,40 @@ def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
     nbformat.write(nb, path)
     [o] = run(labs, tmp_path)
     assert o.status=='error' and 'committed long ago' not in o.notebook.read_text()
+
+
+# going on
+
+def test_a_run_goes_on_with_what_failed(labs, tmp_path):
+    "In the same folder, with the same code and parameters; whatever differs is executed again"
+    notes, mended = tmp_path/'notes', tmp_path/'mended'
+    note = f'with open({str(notes)!r}, "a") as f: f.write(f"{{name}}{{seed}} ")'
+    write_lab(labs, '01_good', 'name = "good"', note)
+    write_lab(labs, '02_bad', 'name = "bad"', note, f'open({str(mended)!r})')
+    assert [o.status for o in run(labs, tmp_path)]==['ok', 'error']
+    mended.touch()
+    assert [(o.status, o.before) for o in run(labs, tmp_path)]==[('ok', True), ('ok', False)]
+    assert [o.before for o in run(labs, tmp_path)]==[True, True]
+    assert [o.before for o in run(labs, tmp_path, params={'02_bad.seed': 1})]==[True, False]
+    assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
+
+
+# one run at a time on a device
+
+def test_a_second_run_on_a_device_is_refused(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    with device_locks(['cpu'], 'runs/other', 'series of labs'):
+        with pytest.raises(RuntimeError, match="A series of labs runs on device 'cpu' already: process .* records in runs/other"):
+            run(labs, tmp_path, device='cpu')
+    assert list((tmp_path/'out').glob('*.ipynb'))==[]
+
+
+def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
+    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
+              'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
+              'except RuntimeError as e: print(str(e)[:31])')
+    [o] = run(labs, tmp_path, device='cpu')
+    assert printed(o.notebook).splitlines()==['we may', 'A series of labs runs on device']
 
 
 # what reaches a lab
@@ -298,7 +344,9 @@ def find_package():
 
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
 def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
-    write_lab(labs, '01_long', f'open({str(tmp_path/"started")!r}, "w").close()', 'import time; time.sleep(300)')
+    write_lab(labs, '00_done', 'print(0)')
+    write_lab(labs, '01_long', f'open({str(tmp_path/"started")!r}, "w").close()',
+              f'import os, time; time.sleep(0 if os.path.exists({str(tmp_path/"mended")!r}) else 300)')
     write_lab(labs, '02_next', 'print(1)')
     args = ['run', '--labs', labs, '--out', tmp_path/'out', '--no-progress']
     p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], stdout=subprocess.PIPE,
@@ -312,6 +360,10 @@ def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
     assert p.returncode==130, err
     assert list((tmp_path/'out').glob('*.log')) == []
     assert 'INTERRUPTED' in out and 'NOT RUN' in out and 'Traceback' not in err, err
+    assert f'the same command with --out {tmp_path/"out"}' in out
+    (tmp_path/'mended').touch()
+    p = subprocess.run(p.args, capture_output=True, text=True, env=package_env())
+    assert [o.split()[:2] for o in p.stdout.splitlines() if o.startswith('  ok ')]==[['ok', 'before'], ['ok', '01_long'], ['ok', '02_next']]
 
 
 # values that no lab can use

@@ -62,7 +62,7 @@ def write_lab(path, *cells, parameters=None):
     return path
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
-labs = sorted((root/'nbs'/'labs').glob('*.ipynb'))
+labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
 modules = sorted(o for o in (root/'gpubench').glob('*.py') if not o.stem.startswith('_'))
 def name(path): return path.stem
 
@@ -374,8 +374,9 @@ def wrong_files(names, labs, extras):
 def test_wheel_files(wheel, repo_files):
     folder = Path('nbs', 'labs')
     extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.suffix!='.ipynb' and o.name!='.notest']
-    assert wrong_files(wheel.namelist(), [o.name for o in labs], extras)==[]
-    assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], [o.name for o in labs], [*extras, 'gone.yaml'])==[
+    books = [o.name for o in sorted((root/'nbs'/'labs').glob('*.ipynb'))]                # the syllabus travels with the labs
+    assert wrong_files(wheel.namelist(), books, extras)==[]
+    assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], books, [*extras, 'gone.yaml'])==[
         'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']
 
 def test_wheel_requirements(wheel):
@@ -383,8 +384,8 @@ def test_wheel_requirements(wheel):
     meta = Parser().parsestr(wheel.read(file).decode())
     plain = [re.match(r'[\w.-]+', o)[0].lower() for o in meta.get_all('Requires-Dist') if 'extra ==' not in o]
     assert {'torch', 'fastai', 'papermill', 'ipykernel'} <= set(plain)
-    assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert'} & set(plain)
-    assert set(meta.get_all('Provides-Extra'))=={'lab', 'dev'}
+    assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert', 'onnx', 'onnxruntime', 'onnxscript'} & set(plain)
+    assert set(meta.get_all('Provides-Extra'))=={'lab', 'int8', 'dev'}
     assert meta['Version']==settings()['version']
     assert 'Apache-2.0' in (meta['License-Expression'], meta['License'])     # setuptools before 77 writes the second
     entry = next(o for o in wheel.namelist() if o.endswith('.dist-info/entry_points.txt'))

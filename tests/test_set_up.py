@@ -105,10 +105,18 @@ def test_a_larger_extra_serves_a_smaller_one(checkout):
     assert checkout.calls==['install -e .[lab]']
     checkout.set_up('dev')
     assert checkout.calls[1:]==['install -e .[dev]']
+    checkout.set_up('int8')
+    assert len(checkout.calls)==2
     settings = checkout.tree/'settings.ini'
     settings.write_text(settings.read_text()+'\n# changed\n')
     assert 'up to date' in checkout.set_up('plain').stdout
     assert checkout.calls[2:]==['install -e .[dev]'] # keeps what it was made for
+
+def test_int8_is_added_to_what_lab_has(checkout):
+    checkout.set_up('lab')
+    res = checkout.set_up('int8')
+    assert res.returncode==0 and 'up to date' in res.stdout
+    assert checkout.calls==['install -e .[lab]', 'install -e .[lab,int8]'] and checkout.stamp['extra']=='int8'
 
 def test_damage_is_noticed(checkout):
     checkout.set_up()

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import set_up
 
-keys = ['image_torch', 'requirements', 'lab_requirements', 'dev_requirements']
+keys = ['image_torch', 'requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements']
+left_out = ['playwright']                            # 130 MB for tests in a browser, which an image does not have; they are skipped
 extra = 'dev'                                        # what these keys hold together
 
 
 def requirements():
     "What is installed into an image"
-    return [o for k in keys for o in shlex.split(set_up.setting(k), comments=True)]
+    wanted = [o for k in keys for o in shlex.split(set_up.setting(k), comments=True)]
+    return [o for o in wanted if not o.startswith(tuple(left_out))]
 
 def stamp(venv):
     "Write what `set_up.py` would have written, and that the environment is an image's, so that nothing ever starts it over"

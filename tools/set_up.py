@@ -1,6 +1,6 @@
 """Makes the virtual environment that a `make` target needs, or finds in a moment that it is ready
 
-    set_up.py plain|lab|dev [--venv .venv]                      the library with no extra, with `lab`, with `dev`
+    set_up.py plain|lab|int8|dev [--venv .venv]                 the library with no extra, with `lab`, with `lab` and `int8`, with `dev`
     set_up.py newest [--venv .venv-newest] [--base .venv]       the newest fastai over the torch of another environment
 
 A stamp is written last and taken away first. So an environment whose set-up failed or was interrupted has none, and the
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-extras = ['plain', 'lab', 'dev', 'newest']          # of the first three, each holds what those before it hold
+extras = ['plain', 'lab', 'int8', 'dev', 'newest']  # of the first four, each holds what those before it hold
+pip_extras = dict(plain='', int8='[lab,int8]')      # what pip is asked for; the others go by their own names
 sources = ['settings.ini', 'setup.py', 'pyproject.toml']
 stamp_name = 'gpubench-stamp.json'
 low_disk_gib = 8                                    # torch with its CUDA libraries takes about 6
@@ -81,7 +82,7 @@ def pip(venv, *args):
 
 def pip_install(venv, extra):
     "The library as editable, with `extra`"
-    pip(venv, '-e', '.' if extra=='plain' else f'.[{extra}]')
+    pip(venv, '-e', '.'+pip_extras.get(extra, f'[{extra}]'))
 
 def ask(venv, expression):
     "What the environment's Python prints for `expression`"

@@ -1,0 +1,53 @@
+"Put the badges and the install cell for Colab and Kaggle into every lab: `python tools/hosted.py`. What is there already stays"
+import re
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell
+
+labs = Path(__file__).resolve().parent.parent/'nbs'/'labs'
+repo = 'gpubench/gpubench'
+
+# torch and torchvision are asked for in the very versions that the host has, so pip may choose everything else to fit them, or give up
+install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. The torch that is there stays.
+import os
+from importlib.util import find_spec
+if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & set(os.environ):
+    import subprocess, sys
+    from importlib.metadata import version
+    kept = [f'{{o}}=={{version(o)}}' for o in ('torch', 'torchvision') if find_spec(o)]
+    print('Installing gpubench, in a minute or two. As it is stays:', ', '.join(kept))
+    kit = 'gpubench @ git+https://github.com/{repo}'
+    if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
+        raise RuntimeError('gpubench was not installed and torch is untouched: pip says why. On Kaggle, switch Internet on.')'''
+
+def badges(name):
+    "One line: a badge that opens the lab on Colab, and one on Kaggle"
+    page = f'github.com/{repo}/blob/main/nbs/labs/{name}.ipynb'
+    colab = 'https://colab.research.google.com'
+    return (f'[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/{page.replace(".com", "", 1)}) '
+            f'[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://{page})')
+
+def has_tag(cell, tag): return tag in cell.metadata.get('tags', [])
+
+def with_badges(words, name):
+    "The first cell's text with the badges below its title"
+    title, _, rest = words.partition('\n')
+    rest = re.sub(r'^\s*\[!\[Open in Colab\].*\n?', '', rest, flags=re.M).lstrip('\n')
+    return f'{title}\n\n{badges(name)}\n\n{rest}'
+
+def make_hosted(nb, name):
+    "Both into a notebook: the install cell comes after the parameters, since papermill puts its own there, and before any import"
+    nb.cells[0].source = with_badges(nb.cells[0].source, name)
+    cells = [o for o in nb.cells if not has_tag(o, 'install')]
+    i = next(i for i,o in enumerate(cells) if has_tag(o, 'parameters'))+1
+    old = next((o for o in nb.cells if has_tag(o, 'install')), None)
+    cell = old or new_code_cell(id='install', metadata=dict(tags=['install']))
+    cell.source = install
+    nb.cells = [*cells[:i], cell, *cells[i:]]
+    return nb
+
+if __name__=='__main__':
+    for path in sorted(labs.glob('[0-9]*.ipynb')):
+        nb = make_hosted(nbformat.read(path, 4), path.stem)
+        path.write_text(nbformat.writes(nb)+'\n', encoding='utf-8')

@@ -1,0 +1,33 @@
+"""Write the rows of nbs/labs/index.ipynb from the labs' own first cells: `python tools/syllabus.py`
+
+What a lab assumes is in the syllabus alone: it stays, and a lab that is new takes it from its row among those that are planned."""
+import re
+from pathlib import Path
+
+import nbformat
+
+from gpubench.labs import find_labs
+
+page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
+ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\(\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')
+BELOW = '|---|---|---|---|---|'    # the line above the first row
+
+def lab_row(lab, assumes):
+    "One row: what the lab says of itself, and what it assumes"
+    return f'| [{lab.name}]({lab.name}.ipynb) | {lab.title} | {lab.minutes:g} | {lab.needs} | {assumes} |'
+
+def with_rows(text, labs):
+    "The syllabus with a row for each lab that is there, and the other planned ones"
+    lines = text.split('\n')
+    found = {o: m for o in lines if (m := ROW.fullmatch(o))}
+    assumes = {m['there'] or m['planned']: m['assumes'] for m in found.values()}
+    numbers = [o.name.partition('_')[0] for o in labs]
+    lines = [o for o in lines if o not in found or found[o]['planned'] and found[o]['planned'] not in numbers]
+    i = lines.index(BELOW)+1
+    return '\n'.join([*lines[:i], *(lab_row(o, assumes.get(n, '?')) for o,n in zip(labs, numbers)), *lines[i:]])
+
+if __name__=='__main__':
+    nb = nbformat.read(page, 4)
+    [cell] = [o for o in nb.cells if BELOW in o.source]
+    cell.source = with_rows(cell.source, find_labs(page.parent))
+    page.write_text(nbformat.writes(nb)+'\n', encoding='utf-8')
