@@ -11,7 +11,8 @@ import jsonschema, pytest, yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from test_lab_server import free_port, status, wait_s
+from lab_server import first_address, free_port, keep_reading, not_a_student_s, wait_s
+from test_lab_server import status
 from test_repo import as_module, run, settings, text, tool
 
 root = Path(__file__).resolve().parent.parent
@@ -213,7 +214,7 @@ def test_compose_server_refuses(tmp_path):
     # the container's own network is not here: the server listens on this machine alone, and starts from what 0.0.0.0 would allow
     (tmp_path/'jupyter_server_config.json').write_text('{"ServerApp": {"allow_remote_access": true}}')
     command = [o.replace('ip=0.0.0.0', 'ip=127.0.0.1').replace('=/workspace', f'={root}') for o in command]
-    env = {k: v for k,v in os.environ.items() if not k.startswith('JUPYTER')}
+    env = {k: v for k,v in os.environ.items() if not k.startswith(not_a_student_s)}
     env |= dict(JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_RUNTIME_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path), HOME=str(tmp_path))
     as_root = ['--allow-root'] if os.geteuid()==0 else []          # this test's own user may be root; the container's is not
     server = subprocess.Popen([tool(command[0]), *command[1:], *as_root], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -221,16 +222,14 @@ def test_compose_server_refuses(tmp_path):
     stop = Timer(wait_s, os.killpg, (server.pid, signal.SIGKILL))
     stop.start()
     try:
-        said = []
-        for line in server.stdout:                   # ends at the latest when the timer kills the server
-            said.append(line)
-            if found := re.search(rf'http://127\.0\.0\.1:{port}/lab/tree/nbs/labs\?token=(\w{{20,}})', line): break
-        else: raise AssertionError('no address with a token:\n' + ''.join(said))
+        said_port, token = first_address(server)
+        keep_reading(server)
+        assert said_port==port
         labs = f'http://127.0.0.1:{port}/api/contents/nbs/labs'
         assert status(labs)==403 and status(f'{labs}?token=wrong')==403
-        assert status(f'{labs}?token={found[1]}')==200
-        assert allows(f'{labs}?token={found[1]}', f'localhost:{port}')==200
-        assert allows(f'{labs}?token={found[1]}', f'elsewhere.example:{port}')==403
+        assert status(f'{labs}?token={token}')==200
+        assert allows(f'{labs}?token={token}', f'localhost:{port}')==200
+        assert allows(f'{labs}?token={token}', f'elsewhere.example:{port}')==403
     finally:
         stop.cancel()
         os.killpg(server.pid, signal.SIGKILL)
