@@ -10,7 +10,7 @@ from pathlib import Path
 import set_up
 
 keys = ['image_torch', 'requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements']
-left_out = ['playwright']                            # 130 MB for tests in a browser, which an image does not have; they are skipped
+left_out = ['playwright']                            # 165 MB for tests in a browser, which an image does not have; they are skipped
 extra = 'dev'                                        # what these keys hold together
 
 
