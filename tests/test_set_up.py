@@ -1,5 +1,5 @@
 """Set-up: at once when it is done, mended when it was not, a sentence when it cannot be done. No network: a stand-in for pip"""
-import json, os, shutil, signal, subprocess, sys, time
+import errno, json, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,44 @@ def test_two_at_once(checkout):
     assert first.wait(wait_s)==0 and second.wait(wait_s)==0
     first.communicate(), second.communicate()
     assert checkout.calls==['install -e .']
+
+def test_the_environment_of_an_image(checkout):
+    "It is ready as it is, and is never started over: what is stale or broken there is mended by building the image again"
+    checkout.set_up('dev')
+    shutil.rmtree(checkout.fake/'path'/'pip')        # no stand-in any more: a call of pip would fail
+    (checkout.venv/'gpubench-stamp.json').unlink()
+    image = [sys.executable, checkout.tree/'tools'/'image.py']
+    subprocess.run([*image, 'stamp', '--venv', checkout.venv], check=True)
+    assert checkout.stamp['extra']=='dev' and checkout.stamp['image']
+    for o in ('plain', 'lab', 'dev'): assert (checkout.set_up(o).returncode, checkout.set_up(o).stderr)==(0, '')
+    settings, before = checkout.tree/'settings.ini', sorted(checkout.venv.rglob('*'))
+    settings.write_text(settings.read_text()+'\n# changed\n')
+    stale = checkout.set_up()
+    for o in (checkout.venv/'bin').glob('python*'): o.unlink()
+    broken = checkout.set_up()
+    for res in (stale, broken):
+        assert res.returncode==1 and 'Rebuild Container' in res.stderr and 'docker compose -f docker-compose.cpu.yml build' in res.stderr
+        assert len(res.stderr.splitlines())==1
+    assert len(sorted(checkout.venv.rglob('*')))==len([o for o in before if not o.name.startswith('python') or o.parent.name!='bin'])
+
+def test_a_folder_that_may_not_be_written(checkout, monkeypatch):
+    "As in a container, whose environment belongs to root; root itself may write anywhere, so the refusal is planted"
+    sys.path.insert(0, str(checkout.tree/'tools'))
+    monkeypatch.delitem(sys.modules, 'set_up', raising=False)
+    try:
+        import set_up
+        def refuse(code):
+            def raises(venv): raise OSError(code, 'no', f'{venv}.lock')
+            return raises
+        monkeypatch.setattr(sys, 'argv', ['set_up.py', 'plain'])
+        for code in (errno.EACCES, errno.EROFS):
+            monkeypatch.setattr(set_up, 'only_one', refuse(code))
+            with pytest.raises(SystemExit, match=r'\.venv\.lock may not be written by this user'): set_up.main()
+        monkeypatch.setattr(set_up, 'only_one', refuse(errno.ENOSPC))
+        with pytest.raises(OSError, match='no'): set_up.main()
+    finally:
+        sys.path.pop(0)
+        sys.modules.pop('set_up', None)
 
 def find_python(checkout, folder, **env):
     return subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], cwd=checkout.tree, capture_output=True, text=True,

@@ -5,7 +5,7 @@
 
 A stamp is written last and taken away first. So an environment whose set-up failed or was interrupted has none, and the
 next call starts it over. The library is installed as editable: after `git pull` the environment serves the new code."""
-import argparse, fcntl, hashlib, json, os, shlex, shutil, subprocess, sys
+import argparse, errno, fcntl, hashlib, json, os, shlex, shutil, subprocess, sys
 from configparser import ConfigParser
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,8 @@ pip_extras = dict(plain='', int8='[lab,int8]')      # what pip is asked for; the
 sources = ['settings.ini', 'setup.py', 'pyproject.toml']
 stamp_name = 'gpubench-stamp.json'
 low_disk_gib = 8                                    # torch with its CUDA libraries takes about 6
+rebuild = ("The container's image was built for other requirements than those of this checkout. Build it again: «Dev Containers: "
+           "Rebuild Container» in VS Code, or `docker compose -f docker-compose.cpu.yml build` (gpu.yml for a GPU) on the host.")
 
 
 def setting(key):
@@ -99,11 +101,16 @@ def pip_install_newest(venv, base):
     print(f"pip will name conflicts of nbdev's requirements, which it sees in {base.name}; no test here uses nbdev.", flush=True)
     pip(venv, '--upgrade', '-c', constraints, *shlex.split(setting('newest_requirements')))
 
+def wanted_stamp(venv, extra, base=None):
+    "What the stamp of `venv` says once it serves `extra`"
+    files = [root/o for o in sources] + ([base/stamp_name] if base else [])
+    return dict(venv=str(venv), extra=extra, python='%d.%d' % sys.version_info[:2], sources=digest(files))
+
 def set_up(venv, extra, base=None):
     "Bring `venv` to a state that serves `extra`"
-    files = [root/o for o in sources] + ([base/stamp_name] if base else [])
-    wanted = dict(venv=str(venv), extra=extra, python='%d.%d' % sys.version_info[:2], sources=digest(files))
+    wanted = wanted_stamp(venv, extra, base)
     if state(venv, extra, wanted)=='ready': return
+    if read_stamp(venv).get('image'): sys.exit(rebuild)
     with only_one(venv):
         found = state(venv, extra, wanted)          # again: another set-up may just have ended
         if found=='ready': return
@@ -133,6 +140,9 @@ def main():
     base = root/args.base if newest else None
     if base and not read_stamp(base): sys.exit(f'{base} is not ready; run `set_up.py dev` first.')
     try: set_up(venv, args.extra, base)
+    except OSError as e:
+        if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS): raise
+        sys.exit(f'{e.filename} may not be written by this user. Name a folder of your own: VENV=/path/to/it')
     except KeyboardInterrupt: sys.exit('\nInterrupted. The next make command starts the set-up over.')
 
 if __name__=='__main__': main()

@@ -1,0 +1,12 @@
+#!/bin/sh
+# After VS Code has made the container. Nothing here may keep the editor from opening: a step that fails says so, and the next one follows.
+cd "$(dirname "$0")/.." || exit 0
+
+# The image's own link to /workspace serves already; this one knows commands that the checkout has gained since
+python -m pip install --user --quiet --no-deps --no-build-isolation --editable . || echo "The checkout could not be installed; the image's own link to it serves."
+
+# git merges notebooks cell by cell: the image's /etc/gitconfig names the driver, so the hooks end with the container
+git config --get merge.nbdev-merge.driver >/dev/null || echo "git does not know how to merge notebooks: rebuild the container."
+
+gpubench doctor || true      # 1: limits, 2: broken. Without a GPU the labs run on the CPU
+exit 0

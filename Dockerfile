@@ -1,0 +1,56 @@
+# One image, two variants: build arguments say which, and the compose files give them.
+# The digest decides what the base is (amd64 and arm64 alike); the tag tells people.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
+
+# A list of what to install. It is the same file until settings.ini asks for other packages, so no other change installs anything anew.
+FROM ${PYTHON_IMAGE} AS wanted
+WORKDIR /wanted
+COPY settings.ini ./
+COPY tools/set_up.py tools/image.py tools/image_constraints.txt ./tools/
+RUN python tools/image.py requirements > requirements.txt && cp tools/image_constraints.txt constraints.txt
+
+FROM ${PYTHON_IMAGE}
+# torch.compile needs a compiler, notebooks are merged with git, VS Code asks ps; nvtop (GPU only) is in Debian's contrib.
+# Versions are those of the base's Debian release.
+ARG DEBIAN_PACKAGES=""
+# hadolint ignore=DL3008,SC2086
+RUN sed -i 's/^Components: main$/Components: main contrib/' /etc/apt/sources.list.d/debian.sources \
+    && apt-get update \
+    && apt-get install -y --no-install-recommends build-essential git procps ${DEBIAN_PACKAGES} \
+    && rm -rf /var/lib/apt/lists/*
+
+# `cpu`: CPU builds of torch and torchvision from PyTorch's own index; empty: both, with CUDA, from the default one.
+# Nothing of the installer and of what it fetched stays; modules are compiled now, since nobody may write them later.
+ARG TORCH_BACKEND=cpu
+ARG UV_VERSION=0.13.9
+COPY --from=wanted /wanted/requirements.txt /wanted/constraints.txt /usr/local/share/gpubench/
+RUN pip install --no-cache-dir --target /tmp/uv "uv==${UV_VERSION}" \
+    && /tmp/uv/bin/uv pip install --system --no-cache --compile-bytecode ${TORCH_BACKEND:+"--torch-backend=${TORCH_BACKEND}"} \
+        --requirements /usr/local/share/gpubench/requirements.txt --constraints /usr/local/share/gpubench/constraints.txt \
+    && rm -rf /tmp/uv \
+    && python -c "import torch, torchvision; assert '${TORCH_BACKEND}'!='cpu' or torch.version.cuda is None, torch.version.cuda"
+
+# 1000:1000 for most people; VS Code gives the user its own number, and `user:` in a compose file another one, which may have no name.
+# So whatever is written to is made here, before a volume lies over it, and open to any number. In a container there is one person.
+# git's settings are the system's: a ~/.gitconfig made here would keep VS Code from bringing the one of the host, with name and address.
+RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --shell /bin/bash bench \
+    && install -d -o bench -g bench -m 1777 /cache /workspace \
+        /cache/fastai /cache/torch /cache/pip /cache/matplotlib /cache/inductor /cache/triton \
+    && chmod 1777 /home/bench \
+    && git config --system safe.directory /workspace \
+    && git config --system merge.nbdev-merge.name "notebooks, cell by cell" \
+    && git config --system merge.nbdev-merge.driver "nbdev_merge %O %A %B %P"
+ENV XDG_CACHE_HOME=/cache FASTAI_HOME=/cache/fastai TORCH_HOME=/cache/torch PIP_CACHE_DIR=/cache/pip MPLCONFIGDIR=/cache/matplotlib \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    VENV=/usr/local SHELL=/bin/bash PATH=/home/bench/.local/bin:$PATH
+
+# The checkout comes last. The compose files lay the one on the host over it, and then that one's code and notebooks are used.
+WORKDIR /workspace
+COPY --chown=bench:bench . .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
+    && python tools/image.py stamp --venv /usr/local \
+    && rm -rf ./*.egg-info build
+# a name and no number: VS Code's change of the number must hold for it too
+# hadolint ignore=DL3066
+USER bench
+CMD ["gpubench", "doctor"]
