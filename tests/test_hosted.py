@@ -1,7 +1,6 @@
 "The badges and the install cell that every lab has for Colab and Kaggle"
 import importlib.metadata, importlib.util, json, os, shutil, subprocess, sys
 from configparser import ConfigParser
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -9,16 +8,14 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from test_repo import as_module
+
 root = Path(__file__).resolve().parent.parent
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
 
 
 @pytest.fixture(scope='module')
-def hosted():
-    spec = spec_from_file_location('hosted', root/'tools'/'hosted.py')
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hosted(): return as_module(root/'tools'/'hosted.py')
 
 def parts(nb): return [(o.cell_type, o.source, o.metadata.get('tags')) for o in nb.cells]
 

@@ -142,6 +142,17 @@ def functions(lab, *starts, **known):
         exec(compile(tree, lab, 'exec'), known)
     return known
 
+def definitions(lab, *constants, **known):
+    "Imports, parameters, functions and classes of a whole lab, and what it assigns to names in `constants`; nothing that trains or measures"
+    def wanted(o): return isinstance(o, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) or isinstance(o, ast.Assign) and any(
+        n.id in constants for t in o.targets for n in ast.walk(t) if isinstance(n, ast.Name))
+    for cell in nbformat.read(root/'nbs'/'labs'/f'{lab}.ipynb', 4).cells:
+        if cell.cell_type!='code': continue
+        tree = ast.parse(cell.source)
+        if 'parameters' not in cell.metadata.get('tags', []): tree.body = [o for o in tree.body if wanted(o)]
+        exec(compile(tree, lab, 'exec'), known)
+    return known
+
 def meeting():
     found = functions('02_batch_size', 'def say_meeting', 'def meeting_bs')
     return found['say_meeting'], found['meeting_bs']

@@ -1,8 +1,4 @@
 "What lab 06 claims about loops: its own functions, run on few steps"
-import ast
-from pathlib import Path
-
-import nbformat
 import pandas as pd
 import pytest
 import torch
@@ -10,23 +6,11 @@ from fastai.basics import Learner
 from fastai.callback.training import GradientAccumulation
 from torch import nn
 
-root = Path(__file__).resolve().parent.parent
-lab = root/'nbs'/'labs'/'06_training_loops.ipynb'
-keep = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
+from test_labs import definitions
 
-
-def definitions():
-    "Imports, parameters, functions and classes of the lab, on the CPU, without anything that trains or measures"
-    known = dict(here='cpu', on_gpu=False)
-    for cell in nbformat.read(lab, 4).cells:
-        if cell.cell_type!='code': continue
-        tree, parameters = ast.parse(cell.source), 'parameters' in cell.metadata.get('tags', [])
-        tree.body = [o for o in tree.body if parameters or isinstance(o, keep) or 'LOOPS' in [getattr(t, 'id', '') for t in getattr(o, 'targets', [])]]
-        exec(compile(tree, lab.stem, 'exec'), known)
-    return known
 
 @pytest.fixture(scope='module')
-def defined(): return definitions()
+def defined(): return definitions('06_training_loops', 'LOOPS', here='cpu', on_gpu=False)
 
 
 def first_batch(d, bs=1000):

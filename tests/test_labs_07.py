@@ -1,5 +1,4 @@
 "What lab 07 claims about rounding, scalers and int8: its own functions, on numbers whose answer is known"
-import ast
 import sys
 import warnings
 from pathlib import Path
@@ -14,29 +13,16 @@ from fastai.torch_core import apply
 from torch import nn
 
 from gpubench.models import get_model
-from test_labs import cell_of
+from test_labs import cell_of, definitions
 
 root = Path(__file__).resolve().parent.parent
 lab = root/'nbs'/'labs'/'07_precision.ipynb'
 constants = {'types', 'precisions', 'INT8', 'LAYERS', 'WANTED', 'low'}    # assigned by name; all else that a cell does is left out
 
 
-def is_constant(o):
-    return isinstance(o, ast.Assign) and bool({n.id for t in o.targets for n in ast.walk(t) if isinstance(n, ast.Name)} & constants)
-
-def definitions(tmp_path):
-    "Imports, parameters, constants, functions and classes of the lab, on the CPU, without anything that trains or measures"
-    known = dict(here='cpu', kind='cpu', on_gpu=False, folder=tmp_path)
-    for cell in nbformat.read(lab, 4).cells:
-        if cell.cell_type!='code': continue
-        tree, parameters = ast.parse(cell.source), 'parameters' in cell.metadata.get('tags', [])
-        tree.body = [o for o in tree.body if parameters or is_constant(o)
-                     or isinstance(o, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))]
-        exec(compile(tree, lab.stem, 'exec'), known)
-    return known
-
 @pytest.fixture(scope='module')
-def defined(tmp_path_factory): return definitions(tmp_path_factory.mktemp('lab07'))
+def defined(tmp_path_factory):
+    return definitions('07_precision', *constants, here='cpu', kind='cpu', on_gpu=False, folder=tmp_path_factory.mktemp('lab07'))
 
 
 # ---- rounding

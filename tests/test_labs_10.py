@@ -1,5 +1,4 @@
 "What lab 10 claims about batches: its own functions, on planted numbers and on few steps"
-import ast
 from itertools import product
 from math import inf, isnan
 from pathlib import Path
@@ -11,25 +10,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from test_labs import definitions
+
 root = Path(__file__).resolve().parent.parent
 lab = root/'nbs'/'labs'/'10_batch_and_accuracy.ipynb'
 CONSTANTS = 'RULES', 'random', 'size', 'hidden', 'warmup_epochs', 'small_bs', 'model'
-keep = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
-
-def definitions():
-    "Imports, parameters and functions of the lab, on the CPU, without anything that trains or measures"
-    known = dict(here='cpu', on_gpu=False)
-    for cell in nbformat.read(lab, 4).cells:
-        if cell.cell_type!='code': continue
-        tree, parameters = ast.parse(cell.source), 'parameters' in cell.metadata.get('tags', [])
-        tree.body = [o for o in tree.body if parameters or isinstance(o, keep) or getattr(o, 'targets', []) and ast.unparse(o.targets[0]).split(',')[0].strip('(') in CONSTANTS]
-        exec(compile(tree, lab.stem, 'exec'), known)
-    return known
 
 @pytest.fixture(scope='module')
 def d():
-    known = definitions()
+    known = definitions('10_batch_and_accuracy', *CONSTANTS, here='cpu', on_gpu=False)
     known['images'] = known['load']('cpu')
     known['x'], known['y'] = known['images'][:2]
     known |= dict(about={}, n_train=len(known['y']), n_held=len(known['images'][3]), n_classes=10, base=16, largest=1024, sizes=[16, 64])

@@ -1,5 +1,5 @@
 "What lab 11 does with records: its own functions and cells, on planted visits and on the records that come with the labs"
-import ast, re
+import re
 from pathlib import Path
 from types import FunctionType
 
@@ -11,9 +11,9 @@ import pytest
 
 from gpubench.labs import lab_records
 from gpubench.report import compare, compare_devices, load_records
+from test_labs import definitions, eval_last
 
 lab = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'11_compare.ipynb'
-keep = ast.Import, ast.ImportFrom, ast.FunctionDef
 
 
 def code(): return [o for o in nbformat.read(lab, 4).cells if o.cell_type=='code']
@@ -21,23 +21,11 @@ def code(): return [o for o in nbformat.read(lab, 4).cells if o.cell_type=='code
 @pytest.fixture(scope='module')
 def d():
     "Imports, parameters and functions of the lab, the fields that it compares and how long it measures; nothing that trains"
-    known = dict(small='lenet', here='cpu')
-    for cell in code():
-        tree, parameters = ast.parse(cell.source), 'parameters' in cell.metadata.get('tags', [])
-        tree.body = [o for o in tree.body if parameters or isinstance(o, keep)
-                     or {'WORK', 'effort'} & {getattr(t, 'id', '') for t in getattr(o, 'targets', [])}]
-        exec(compile(tree, lab.stem, 'exec'), known)
-    return known
+    return definitions('11_compare', 'WORK', 'effort', small='lenet', here='cpu')
 
 def cell_with(words):
     [found] = [o.source for o in code() if words in o.source]
     return found
-
-def last_value(source, **known):
-    "The value of the last line of a cell"
-    *body, last = ast.parse(source).body
-    exec(compile(ast.Module(body, []), 'cell', 'exec'), known)
-    return eval(compile(ast.Expression(last.value), 'cell', 'eval'), known)
 
 def rebound(f, known):
     "The function with other globals"
@@ -212,5 +200,5 @@ def test_prices_and_runs_as_typed(tmp_path):
     ('Report A: 50,000', '10.2', '23.8/9.3'), ('A GPU is 8 times', "'unknown'", "'gpu'"), ('Three visits of one afternoon', 'False', 'True'),
     ('Which of these have to be equal', "['images trained', 'size of the images', 'precision', 'parameters of the network']", "['torch version']")])
 def test_answers(d, words, right, wrong):
-    def reply(x): return last_value(re.sub(r'^answer = None', lambda m: f'answer = {x}', cell_with(words), flags=re.M), **d)
+    def reply(x): return eval_last(re.sub(r'^answer = None', lambda m: f'answer = {x}', cell_with(words), flags=re.M), **d)
     assert (reply('None').ok, reply(right).ok, reply(wrong).ok)==(None, True, False)

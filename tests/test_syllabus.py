@@ -1,6 +1,5 @@
 "nbs/labs/index.ipynb says of the labs what they say of themselves"
 import re, shlex
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -8,6 +7,7 @@ import pytest
 
 from gpubench.cli import cli
 from gpubench.labs import ONE_DEVICE, Lab, find_labs, prepare_run
+from test_repo import as_module
 
 root = Path(__file__).resolve().parent.parent
 page = root/'nbs'/'labs'/'index.ipynb'
@@ -16,11 +16,7 @@ page = root/'nbs'/'labs'/'index.ipynb'
 def markdown(path): return '\n\n'.join(o.source for o in nbformat.read(path, 4).cells if o.cell_type=='markdown')
 
 @pytest.fixture(scope='module')
-def tool():
-    spec = spec_from_file_location('syllabus', root/'tools'/'syllabus.py')
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(): return as_module(root/'tools'/'syllabus.py')
 
 def rows(text, n, head):
     "The rows with n cells of all tables, without those that begin with `head`"
