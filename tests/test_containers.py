@@ -139,7 +139,8 @@ def test_variants_fault():
 
 def test_devcontainers_differ_in_name_and_file():
     cpu, gpu = (read_jsonc(text(o)) for o in dev_files)
-    assert [k for k in cpu.keys() | gpu.keys() if cpu.get(k)!=gpu.get(k) and k not in ('name', 'dockerComposeFile', 'service', 'runServices')]==[]
+    own = ('name', 'dockerComposeFile', 'service', 'runServices')
+    assert [k for k in cpu.keys() | gpu.keys() if cpu.get(k)!=gpu.get(k) and k not in own]==[]
     for o,config in zip(variants, (cpu, gpu)):
         assert config['name']==f'gpubench ({o.upper()})' and config['dockerComposeFile']==f'../../docker-compose.{o}.yml'
         assert config['service']==f'dev-{o}' and config['runServices']==[config['service']]
@@ -229,7 +230,7 @@ def test_what_a_read_only_image_lacks(compose):
         assert scratch.keys()=={'/tmp', o['environment']['HOME']} and all('mode=1777' in v for v in scratch.values())
         assert 'exec' in scratch['/tmp'] and o['read_only'] is True and o['cap_drop']==['ALL']
 
-def test_variables_have_defaults(compose):
+def test_no_variable_is_left_empty(compose):
     "A variable that is not set is empty, and an empty user is root"
     for name in compose_files: assert re.findall(r'\$(?!\{GPUBENCH_[A-Z]+:-[\w.]*\}).{0,20}', text(name))==[]
     assert compose['services']['bench']['user']=='1000:1000'
@@ -299,6 +300,11 @@ def unsound(source):
     found += [f'a change of {o} installs everything anew' for v in before for o in v.split()[:-1]
               if o not in ('settings.ini', 'tools/set_up.py', 'tools/image.py', 'tools/image_constraints.txt')]
     return found + ([] if words.count('CMD')==1 else ['no command'])
+
+def test_programs_that_others_call():
+    "torch.compile, the merging of notebooks, addresses of ssh, VS Code: none of them says at a build that its program is missing"
+    [got] = [v for k,v in instructions(text('Dockerfile')) if k=='RUN' and 'apt-get install' in v]
+    assert {'build-essential', 'git', 'openssh-client', 'procps'} <= set(got.split())
 
 def test_dockerfile_is_sound(): assert unsound(text('Dockerfile'))==[]
 
@@ -434,6 +440,8 @@ def test_named_paths_are_there(compose, dev):
     assert (where/dev['dockerComposeFile']).resolve() in [root/o for o in compose_files]
     assert (root/dev['postCreateCommand'].split()[-1]).is_file()
     for o in compose['services'].values(): assert '/' not in o['command'][0]
+    named = re.findall(r'(?:\.devcontainer|benchmarks/containers)/[\w/.-]*\w', text('.github/workflows/test.yml'))
+    assert named and [o for o in named if not (root/o).is_file()]==[]
 
 def test_line_endings_of_container_files(repo_files):
     names = ['Dockerfile', '.dockerignore', '.devcontainer/post-create.sh', *compose_files, *dev_files, 'settings.ini', 'setup.py',
@@ -511,7 +519,8 @@ def test_post_create_says_whose_folder_it_is():
         said = []
         for mode in (0o555, 0o777):
             tree.chmod(mode)
-            res = subprocess.run(['sh', tree/'.devcontainer'/'post-create.sh'], cwd='/', capture_output=True, text=True, env=dict(PATH='/usr/bin:/bin'), **nobody)
+            res = subprocess.run(['sh', tree/'.devcontainer'/'post-create.sh'], cwd='/', capture_output=True, text=True,
+                                 env=dict(PATH='/usr/bin:/bin'), **nobody)
             said.append((res.returncode, 'Nothing can be written to this folder' in res.stdout, 'sudo chown -R' in res.stdout))
         assert said==[(0, True, True), (0, False, False)]
 
