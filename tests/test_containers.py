@@ -54,9 +54,9 @@ def dev(request): return read_jsonc(text(request.param))
 
 # ---- schemas and the linter
 
-def checker_says(path):
-    "Complaints of check-jsonschema, which carries its own copy of the compose schema; empty if there are none"
-    res = subprocess.run([tool('check-jsonschema'), '--builtin-schema', 'vendor.compose-spec', path], capture_output=True, text=True)
+def checker_says(path, schema='compose-spec'):
+    "Complaints of check-jsonschema, which carries its own copies of schemas; empty if there are none"
+    res = subprocess.run([tool('check-jsonschema'), '--builtin-schema', f'vendor.{schema}', path], capture_output=True, text=True)
     return '' if res.returncode==0 else res.stdout+res.stderr
 
 @pytest.mark.parametrize('name', compose_files)
@@ -70,6 +70,15 @@ def test_compose_schema_fault(tmp_path):
     assert 'shm_sice' in said('shm_size', 'shm_sice')
     assert 'gpus' in said('gpus: all', 'gpus: many')
     assert 'ports' in said('    ports:\n      - "', '    ports:\n      "a": "')
+
+def test_workflow_schema(tmp_path):
+    "The job that builds the image is a text that nobody here runs"
+    source = text('.github/workflows/test.yml')
+    def said(old, new):
+        (tmp_path/'x.yml').write_text(source.replace(old, new))
+        return checker_says(tmp_path/'x.yml', 'github-workflows')
+    assert said('a', 'a')==''
+    assert said('    runs-on: ubuntu-latest\n    timeout', '    timeout') and said('- run: npx', "- run: npx 'a: b' | x: y")
 
 schema = json.loads(text('tests/containers/devcontainer.schema.json'))
 
