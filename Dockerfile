@@ -10,13 +10,13 @@ COPY tools/set_up.py tools/image.py tools/image_constraints.txt ./tools/
 RUN python tools/image.py requirements > requirements.txt && cp tools/image_constraints.txt constraints.txt
 
 FROM ${PYTHON_IMAGE}
-# torch.compile needs a compiler, notebooks are merged with git, VS Code asks ps; nvtop (GPU only) is in Debian's contrib.
-# Versions are those of the base's Debian release.
+# torch.compile needs a compiler, notebooks are merged with git, which asks ssh for some addresses, and VS Code asks ps; nvtop (GPU only)
+# is in Debian's contrib. Versions are those of the base's Debian release.
 ARG DEBIAN_PACKAGES=""
 # hadolint ignore=DL3008,SC2086
 RUN sed -i 's/^Components: main$/Components: main contrib/' /etc/apt/sources.list.d/debian.sources \
     && apt-get update \
-    && apt-get install -y --no-install-recommends build-essential git procps ${DEBIAN_PACKAGES} \
+    && apt-get install -y --no-install-recommends build-essential git openssh-client procps ${DEBIAN_PACKAGES} \
     && rm -rf /var/lib/apt/lists/*
 
 # `cpu`: CPU builds of torch and torchvision from PyTorch's own index; empty: both, with CUDA, from the default one.
@@ -32,16 +32,20 @@ RUN pip install --no-cache-dir --target /tmp/uv "uv==${UV_VERSION}" \
 
 # 1000:1000 for most people; VS Code gives the user its own number, and `user:` in a compose file another one, which may have no name.
 # So whatever is written to is made here, before a volume lies over it, and open to any number. In a container there is one person.
+# Locks lie there, too, since two containers that measure at once share a CPU but no /tmp; without the sticky bit, which would keep one
+# number from opening the lock of another.
 # git's settings are the system's: a ~/.gitconfig made here would keep VS Code from bringing the one of the host, with name and address.
 RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --shell /bin/bash bench \
     && install -d -o bench -g bench -m 1777 /cache /workspace \
         /cache/fastai /cache/torch /cache/pip /cache/matplotlib /cache/inductor /cache/triton \
+    && install -d -o bench -g bench -m 777 /cache/locks \
     && chmod 1777 /home/bench \
     && git config --system safe.directory /workspace \
     && git config --system merge.nbdev-merge.name "notebooks, cell by cell" \
     && git config --system merge.nbdev-merge.driver "nbdev_merge %O %A %B %P"
 ENV XDG_CACHE_HOME=/cache FASTAI_HOME=/cache/fastai TORCH_HOME=/cache/torch PIP_CACHE_DIR=/cache/pip MPLCONFIGDIR=/cache/matplotlib \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    GPUBENCH_LOCKS=/cache/locks \
     VENV=/usr/local SHELL=/bin/bash PATH=/home/bench/.local/bin:$PATH
 
 # The checkout comes last. The compose files lay the one on the host over it, and then that one's code and notebooks are used.

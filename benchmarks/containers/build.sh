@@ -7,7 +7,7 @@ set -eu
 variant=$1
 cd "$(dirname "$0")/../.."
 file=docker-compose.$variant.yml
-arg() { sed -n "s/^      $1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$file"; }
+arg() { sed -n "s/^      $1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\( *#.*\)\{0,1\}\$/\1/p" "$file" | sed 's/^\${[A-Z_]*:-\(.*\)}$/\1/'; }
 backend=${TORCH_BACKEND-$(arg TORCH_BACKEND)}
 image=$(sed -n 's/^  image: *//p' "$file")
 export BUILDAH_ISOLATION=chroot STORAGE_DRIVER="${STORAGE_DRIVER:-vfs}"

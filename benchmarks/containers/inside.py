@@ -8,7 +8,8 @@ from time import perf_counter, sleep
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-writable = ['/workspace', '/cache', '/cache/fastai', '/cache/torch', '/cache/pip', '/cache/inductor', '/cache/triton', '/tmp', os.environ['HOME'], '/dev/shm']
+writable = ['/workspace', '/cache', '/cache/fastai', '/cache/torch', '/cache/pip', '/cache/inductor', '/cache/triton', '/cache/locks',
+            '/tmp', os.environ['HOME'], '/dev/shm']
 closed = ['/', '/etc', '/usr/local/bin', '/usr/local/lib/python3.11/site-packages']
 packages = ['torch', 'torchvision', 'fastai', 'fastcore', 'nbdev', 'jupyterlab', 'ipykernel', 'papermill', 'numpy', 'gpubench']
 
