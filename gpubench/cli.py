@@ -45,7 +45,7 @@ class Verbs(click.Group):
         except (click.exceptions.Exit, click.exceptions.Abort): raise
         except KeyboardInterrupt as e:
             if str(e): click.echo(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
-            ctx.exit(INTERRUPTED)
+            ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except (ValueError, RuntimeError, OSError) as e:
             if _wants_traceback(ctx) or not _is_ours(e): raise
             raise OurError(str(e)) from None
@@ -220,15 +220,16 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     there is left as it is, unless gpubench, torch or the machine is another one now.
     """
     from gpubench.labs import filled_folder, prepare_run, read_parameters, run_jobs, why_again
+    from gpubench.process import StopSignals
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
-    with filled_folder(out) as out:
+    with StopSignals(), filled_folder(out) as out:           # the report, too: a job that is cancelled gets a second signal soon
         click.echo(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick profile. Results go to {out}')
         for o in jobs:
             if why := why_again(o, out): click.echo(f'{o.notebook} is there and runs again. What differs: {why}')
         done = run_jobs(jobs, out, timeout_s, not no_progress)
-    for o in done: _show_outcome(o, out)
-    if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
-    _show_report(out)
+        for o in done: _show_outcome(o, out)
+        if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
+        _show_report(out)
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/13_cli.ipynb #2182c918

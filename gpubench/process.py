@@ -178,10 +178,12 @@ class CtrlC:
         try: yield
         finally: self.open = False
 
-# %% ../nbs/07a_process.ipynb #6e664b4d
+# %% ../nbs/07a_process.ipynb #8c99c017
 class Stopped(KeyboardInterrupt):
     "Raised where a signal asks a run to end"
-    def __init__(self, number): super().__init__(signal.Signals(number).name)
+    def __init__(self, number):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128+number                  # as shells tell it
 
 def _forget_terminal():
     "Send to nowhere what would go to a terminal that is gone, since to write there is an error"

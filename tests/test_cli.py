@@ -228,6 +228,14 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
     assert 'runs again' not in p.stdout and re.search('ok before +01_small', p.stdout)
 
 
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+def test_a_signal_while_the_report_is_made(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(1)')
+    cut = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9)); '
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=cut)
+    assert (p.returncode, p.stderr, 'ok           01_small' in p.stdout)==(143, '\ngpubench: SIGTERM\n', True)
+
+
 @pytest.mark.skipif(os.name=='nt', reason='no such terminals')
 @pytest.mark.parametrize('args,says', [(('report', 'none'), 'Reading the records …')])
 def test_a_terminal_is_told_at_once_that_work_goes_on(tmp_path, args, says):

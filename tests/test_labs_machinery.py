@@ -499,7 +499,7 @@ def start_long_run(labs, tmp_path, **kwargs):
 def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, numbers, code, word):
     "Ctrl-C, a cancelled job, and a shell that goes down, which sends more than one"
     p = start_long_run(labs, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for o in numbers: p.send_signal(o), time.sleep(.2)
+    for o in numbers: p.send_signal(o), time.sleep(.05)
     out, err = p.communicate(timeout=120)
     assert (p.returncode, 'Traceback' in err)==(code, False), err
     assert alive(tmp_path/'pids')==[]
