@@ -552,6 +552,7 @@ def own_kernel(
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
     from traitlets import default
+    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')                   # older ipykernels load the debugger in this process, too
 
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
