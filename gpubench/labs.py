@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED', 'NUMBERS', 'KERNEL_ENV', 'CRASH_REPORT',
-           'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'fit', 'fit_text', 'Parameter',
-           'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters', 'read_parameters',
-           'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'lab_records', 'gpu_records', 'Job',
-           'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before', 'time_left_s', 'RunProgress', 'prepare_run',
-           'run_jobs', 'run_labs', 'copy_labs', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
+           'MADE_WITH', 'STOPS', 'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'fit',
+           'fit_text', 'Parameter', 'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters',
+           'read_parameters', 'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'filled_folder',
+           'lab_records', 'gpu_records', 'Job', 'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before',
+           'why_again', 'time_left_s', 'RunProgress', 'prepare_run', 'run_jobs', 'run_labs', 'copy_labs', 'Reply',
+           'check_guess', 'check_choice', 'check_number', 'check_set']
 
-# %% ../nbs/12_labs.ipynb #be9f2add
+# %% ../nbs/12_labs.ipynb #b92f4ab7
 import ast
 import io
 import logging
 import os
 import re
 import shutil
+import signal
 import tempfile
 import threading
 import tokenize
@@ -31,8 +33,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
-from .core import find_devices, is_number, nearest, one_of, pick_device, record_rows
-from .process import HOLDER, check_timeout, device_locks
+from .core import describe_machine, find_devices, is_number, nearest, one_of, pick_device, record_rows
+from .process import HOLDER, StopSignals, check_timeout, device_locks
 
 # %% ../nbs/12_labs.ipynb #1eec2087
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # what the column `Measures` may say
@@ -47,7 +49,7 @@ class Lab:
     needs: str      # 'any machine; a GPU adds the second half'
     measures: str   # EVERY_DEVICE: executed once; ONE_DEVICE: once for each device
 
-# %% ../nbs/12_labs.ipynb #951a2ac2
+# %% ../nbs/12_labs.ipynb #3801394e
 def _read_lab(path):
     "The notebook, or an error that names the file"
     import nbformat
@@ -95,7 +97,7 @@ def find_labs(
                                      f"`gpubench labs --copy {folder}`, or name another folder.")
     return [read_lab(o) for o in paths]
 
-# %% ../nbs/12_labs.ipynb #ad094f99
+# %% ../nbs/12_labs.ipynb #eef50c70
 def _nicknames(lab):
     number, _, words = lab.name.partition('_')
     return {lab.name, lab.name+'.ipynb', number, number.lstrip('0'), words} - {''}
@@ -279,7 +281,7 @@ def _one_run(x):
 NAMED = (dict(device=pick_device, dataset=_one_dataset, loader=_one_loader, runs=_one_run)
          | dict.fromkeys(['model', 'larger', 'models', 'int8_model'], _one_model))
 
-# %% ../nbs/12_labs.ipynb #f42d801a
+# %% ../nbs/12_labs.ipynb #1e488a5b
 NUMBERS = ( # name → does a number fit, and what it can be
     dict.fromkeys('bs batch_sizes large_bs usual_bs small_bs max_images n_images n_epoch n_steps n_seeds repeats rounds'.split(), (lambda x: x>=1, '1 or more'))
     | dict.fromkeys(['n_workers', 'seed', 'transfer_epochs'], (lambda x: x>=0, '0 or more'))
@@ -385,13 +387,27 @@ def spread_parameters(
         elif lab not in known: raise ValueError(f"{name!r} names no lab of this run. {nearest(lab, plan)}{said}")
     return {o.name: check_parameters(o, plan[o.name], text) for o in labs}
 
-# %% ../nbs/12_labs.ipynb #d2594231
+# %% ../nbs/12_labs.ipynb #6c82bdcd
+def _each_once(path):
+    "A loader of YAML that takes no name twice; YAML's own keeps the last one and says nothing"
+    import yaml
+    class EachOnce(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor):
+            node, lines = super().compose_mapping_node(anchor), {}
+            for key,_ in node.value:
+                name, line = (key.tag, str(key.value)), key.start_mark.line+1
+                if name in lines: raise ValueError(f"{path} has {key.value!r} twice in one place, in lines {lines[name]} and {line}. "
+                                                   "Take one of the two away.")
+                lines[name] = line
+            return node
+    return EachOnce
+
 def read_parameters(
     path, # A YAML file: name → value, or lab → {name: value}
 )->dict:
     "Parameters from a file"
     import yaml
-    try: values = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
+    try: values = yaml.load(Path(path).read_text(encoding='utf-8'), _each_once(path))
     except (OSError, TypeError) as e: raise ValueError(f"Cannot read the parameters in {path}: {getattr(e, 'strerror', e)}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is no YAML: {' '.join(str(e).split())}.") from None
@@ -430,14 +446,17 @@ def _fresh(path):
     tries = [path] + [path.with_name(f'{path.name}-{i}') for i in range(2, 100)]
     return next(o for o in tries if not o.exists())
 
+def _folder_path(out, what=''):
+    folder = Path(os.path.expanduser(out)) if str(out) else _fresh(Path('runs')/'-'.join(o for o in (timestamp(), what) if o))
+    return Path(os.path.abspath(folder))
+
 def run_folder(
     out='',            # Where results go; '' means a new folder runs/<time> below the current one
     what='',           # What comes after the time in a new folder's name
 )->Path: # Absolute; exists and can be written to
     "The folder of a run, or a ValueError where nothing can be written there"
     if not isinstance(out, (str, os.PathLike)): raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
-    folder = Path(os.path.expanduser(out)) if str(out) else _fresh(Path('runs')/'-'.join(o for o in (timestamp(), what) if o))
-    folder = Path(os.path.abspath(folder))
+    folder = _folder_path(out, what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder): pass
@@ -453,6 +472,18 @@ def lab_folder(
     "Where a lab writes its records and figures"
     return run_folder(out, lab)
 
+@contextmanager
+def filled_folder(
+    out='', # As for `run_folder`
+):
+    "The folder of a run; where it was made for this and is still empty at the end, it is removed again: a run that is refused leaves nothing"
+    folder = _folder_path(out) if isinstance(out, (str, os.PathLike)) else out
+    new = [o for o in (folder, *folder.parents) if not o.exists()] if isinstance(folder, Path) else []
+    try: yield run_folder(folder)
+    finally:
+        for o in new:
+            with suppress(OSError): o.rmdir()        # there is something in it
+
 # %% ../nbs/12_labs.ipynb #bfe2b1e4
 def lab_records(
     name:str,    # File name: '01_cpu_vs_gpu-h200.jsonl'
@@ -466,7 +497,7 @@ def lab_records(
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: "
                      f"{', '.join(there) or 'none'}.")
 
-# %% ../nbs/12_labs.ipynb #5c1e20ab
+# %% ../nbs/12_labs.ipynb #1a172f95
 def gpu_records(
     name:str,      # File name, as `lab_records` takes it
     with_cpu=False,# Also what was measured on the CPU of the same machine?
@@ -521,6 +552,7 @@ def own_kernel(
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
     from traitlets import default
+    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')                   # older ipykernels load the debugger in this process, too
 
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
@@ -529,22 +561,35 @@ def own_kernel(
             return spec
 
     class OwnKernelManager(AsyncKernelManager):
+        started = []                                                               # every one of them, for `_end_kernels`
+
         @default('kernel_spec_manager')
         def _own_specs(self): return OwnKernelSpecs(parent=self, kernel_dirs=[])   # ipykernel's own remains
 
         @default('transport_encryption')
         def _encrypt(self): return 'auto' if zmq.has('curve') else 'disabled'      # older managers have no such trait
 
-        def start_kernel(self, **kwargs): return super().start_kernel(stderr=log, **kwargs)
+        def start_kernel(self, **kwargs):
+            self.started.append(self)
+            return super().start_kernel(stderr=log, **kwargs)
 
     return OwnKernelManager
 
-# %% ../nbs/12_labs.ipynb #82016e8f
+def _end_kernels(managers):
+    "End what is left of kernels: the children of one that died, or one that a signal met as it started"
+    for o in managers:
+        pid, process = getattr(o.provisioner, 'pid', None), getattr(o.provisioner, 'process', None)
+        with suppress(OSError, AttributeError):      # nothing is left; Windows has no groups
+            if pid: os.killpg(pid, signal.SIGKILL)
+        if process: process.kill(), process.wait()
+        o.cleanup_connection_file()
+
+# %% ../nbs/12_labs.ipynb #90e2ed56
 @dataclass(frozen=True)
 class Outcome:
     "How one execution ended"
     job: Job
-    status: str         # 'ok', 'error', 'died', 'timeout', 'interrupted' or 'not run'
+    status: str         # 'ok', 'error', 'died', 'timeout', one of `STOPS`, or 'not run'
     duration_s: float   # How long it took
     notebook: Path      # The executed notebook, as far as it came
     error: str = ''     # What went wrong, in one line
@@ -581,11 +626,13 @@ def _merge_streams(cell, **_):
 
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
-    params = job.params | dict(device=job.device, out=str(target.parent))
-    with _quiet_papermill(): return papermill.execute_notebook(
-        _literally(job.lab.path), _literally(target), parameters=params, kernel_name='python3', language='python',
-        progress_bar=False, kernel_manager_class=own_kernel(log), extra_arguments=[CRASH_REPORT], on_cell_executed=_merge_streams,
-        execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, on_cell_start=on_cell)
+    params, manager = job.params | dict(device=job.device, out=str(target.parent)), own_kernel(log)
+    try:
+        with _quiet_papermill(): return papermill.execute_notebook(
+            _literally(job.lab.path), _literally(target), parameters=params, kernel_name='python3', language='python',
+            progress_bar=False, kernel_manager_class=manager, extra_arguments=[CRASH_REPORT], on_cell_executed=_merge_streams,
+            execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, on_cell_start=on_cell)
+    finally: _end_kernels(manager.started)
 
 # %% ../nbs/12_labs.ipynb #d177bcbe
 def _cell_name(i, source):
@@ -615,11 +662,15 @@ def _mark_stopped(path, error, i):
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
+MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')   # key of `describe_machine` → how it is called
+
+def _made_with(machine=None): return {k: v for k,v in (machine or describe_machine()).items() if k in MADE_WITH}
+
 def _mark_ok(path):
     "What has no such mark runs again: papermill says 'completed' also of a cell that Ctrl-C or a power cut stopped"
     import nbformat
     nb = nbformat.read(path, as_version=4)
-    nb.metadata['gpubench'] = dict(status='ok')
+    nb.metadata['gpubench'] = dict(status='ok', made_with=_made_with())
     nbformat.write(nb, path)
 
 def _last_words(log):
@@ -628,7 +679,13 @@ def _last_words(log):
     if telling: return f' It said ({log.name}): {telling[0][:200]}'
     return ' It left no word; often the system ended it for want of memory.'
 
-# %% ../nbs/12_labs.ipynb #01ee0afb
+# %% ../nbs/12_labs.ipynb #27a12724
+STOPS = dict( # signal → status of a lab that it stopped, and what is said
+    SIGINT=('interrupted', 'stopped from the keyboard'), SIGTERM=('terminated', 'stopped by SIGTERM, as a job is that is cancelled'),
+    SIGHUP=('hung up', 'stopped by SIGHUP, as when the terminal is closed'))
+
+def _stop(e): return STOPS.get(str(e), STOPS['SIGINT'])              # a plain KeyboardInterrupt has no name
+
 def _execute(job, target, timeout_s, on_cell, log):
     "Status and error of one execution, and the index of the cell that ran last"
     from papermill.exceptions import PapermillExecutionError
@@ -638,6 +695,9 @@ def _execute(job, target, timeout_s, on_cell, log):
         if on_cell: on_cell(cell_index)
     try: nb = _papermill(job, target, timeout_s, started, log)
     except (PapermillExecutionError, RuntimeError, TimeoutError) as e: return *_ending(e, *at, timeout_s), at[0]
+    except KeyboardInterrupt as e:
+        with suppress(FileNotFoundError, ValueError): _mark_stopped(target, f'{_stop(e)[1]}, in {_cell_name(*at)}', at[0])   # it may be half written
+        raise
     left = nb.metadata.papermill.get('exception')                # papermill lets `sys.exit(0)` pass
     return ('error', f'{_cell_name(*at)} ended the lab with sys.exit', at[0]) if left else ('ok', '', at[0])
 
@@ -647,10 +707,14 @@ def run_job(
     timeout_s:int=3600,  # For each cell
     on_cell:Callable=None, # Called with the index of each cell as it starts
 )->Outcome:
-    "Execute a lab once; its failure is an outcome, not an exception"
+    "Execute a lab once; its failure is an outcome, not an exception. What stops it is raised, with the notebook as far as it came"
     target, start = Path(folder)/job.notebook, perf_counter()
     log = target.with_suffix('.log')
-    with open(log, 'wb') as f: status, error, i = _execute(job, target, timeout_s, on_cell, f)
+    try:
+        with open(log, 'wb') as f: status, error, i = _execute(job, target, timeout_s, on_cell, f)
+    except KeyboardInterrupt:
+        _drop(log)
+        raise
     duration_s = perf_counter()-start
     if status=='died': error += _last_words(log)
     if status in ('died', 'timeout') and target.is_file(): _mark_stopped(target, error, i)
@@ -661,20 +725,42 @@ def run_job(
 def _drop(log):
     with suppress(PermissionError): log.unlink(missing_ok=True)  # Windows keeps it while a child of the kernel lives
 
-# %% ../nbs/12_labs.ipynb #7d0e5b12
+# %% ../nbs/12_labs.ipynb #180aec2b
 def _code(nb): return [o for o in nb.cells if o.cell_type=='code' and 'injected-parameters' not in o.metadata.get('tags', [])]
 
-def done_before(
-    job:Job, # What to execute
-    folder,  # Folder of the run
-)->bool:
-    "Was this executed here to its end, with the same code and parameters?"
+def _changes(nb, job, machine):
+    "What is another than when this notebook was executed, in words"
+    old, new = _code(nb), _code(_read_lab(job.lab.path))
+    params = {k: v for k,v in nb.metadata.get('papermill', {}).get('parameters', {}).items() if k!='out'}
+    then, now = nb.metadata.gpubench.get('made_with', {}), _made_with(machine)
+    if [o.source for o in old]!=[o.source for o in new]: yield 'its code'
+    if params!=job.params | dict(device=job.device): yield 'its parameters'
+    for k,word in MADE_WITH.items():
+        if then.get(k, '')!=now[k]: yield f"{word} ({then.get(k, 'not known')} then, {now[k]} now)"
+
+def _ended_well(job, folder):
+    "The notebook that was executed here to its end; None where there is none, or half of one"
     try: nb = _read_lab(Path(folder)/job.notebook)
-    except ValueError: return False                  # none there, or half of one
-    meta, old, new = nb.metadata.get('papermill', {}), _code(nb), _code(_read_lab(job.lab.path))
-    params = {k: v for k,v in meta.get('parameters', {}).items() if k!='out'}
-    return (nb.metadata.get('gpubench', {}).get('status')=='ok' and params==job.params | dict(device=job.device)
-            and [o.source for o in old]==[o.source for o in new])
+    except ValueError: return None
+    return nb if nb.metadata.get('gpubench', {}).get('status')=='ok' else None
+
+def done_before(
+    job:Job,           # What to execute
+    folder,            # Folder of the run
+    machine:dict=None, # As `describe_machine` returns it; by default this one
+)->bool:
+    "Was this executed here to its end, with the same code, parameters, versions and machine?"
+    nb = _ended_well(job, folder)
+    return nb is not None and not any(_changes(nb, job, machine))
+
+def why_again(
+    job:Job,           # What to execute
+    folder,            # Folder of the run
+    machine:dict=None, # As `describe_machine` returns it; by default this one
+)->str: # 'torch (2.8.0 then, 2.9.0 now)'; empty where it is not executed again, or did not end well
+    "What has changed since this was executed here to its end"
+    nb = _ended_well(job, folder)
+    return '' if nb is None else ', '.join(_changes(nb, job, machine))
 
 # %% ../nbs/12_labs.ipynb #905cb3c3
 def time_left_s(
@@ -755,7 +841,7 @@ def prepare_run(
              spread_parameters(texts or {}, picked, text=True))
     return plan_jobs(picked, device, {o.name: plans[0][o.name]|plans[1][o.name]|plans[2][o.name] for o in picked})
 
-# %% ../nbs/12_labs.ipynb #0e183518
+# %% ../nbs/12_labs.ipynb #91a0e325
 def _devices(jobs): return sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
 
 def _run_each(jobs, folder, timeout_s, bar):
@@ -765,15 +851,20 @@ def _run_each(jobs, folder, timeout_s, bar):
             yield Outcome(job, 'ok', 0., folder/job.notebook, before=True)
             continue
         if bar: bar.begin(job, len(_read_lab(job.lab.path).cells)+1)         # papermill adds a cell
-        try: done = run_job(job, folder, timeout_s, bar.cell if bar else None)
-        except KeyboardInterrupt:
-            logging.getLogger('asyncio').setLevel(logging.CRITICAL
-                                                  +1)   # nbclient's abandoned tasks complain, even at exit
-            _drop((folder/job.notebook).with_suffix('.log'))
-            yield Outcome(job, 'interrupted', 0., folder/job.notebook, 'stopped from the keyboard')
-            return
+        done = run_job(job, folder, timeout_s, bar.cell if bar else None)
         if bar: bar.end(done.status=='ok')
         yield done
+
+def _until_stopped(jobs, folder, timeout_s, bar):
+    "The outcomes, as far as the run came"
+    done = []
+    try:
+        for o in _run_each(jobs, folder, timeout_s, bar): done.append(o)
+    except KeyboardInterrupt as e:
+        logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)    # nbclient's abandoned tasks complain, even at exit
+        status, words = _stop(e)
+        done += [Outcome(o, status, 0., folder/o.notebook, words) for o in jobs[len(done):][:1]]
+    return done
 
 def _is_somebodys(path, lab):
     "The lab itself, or another notebook that no run wrote, such as a copy with answers"
@@ -798,12 +889,12 @@ def run_jobs(
     timeout_s:int=3600, # For each cell
     progress:bool=True, # Show a bar?
 )->list[Outcome]: # One a job, in order
-    "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C does; what ended well in this folder before is left"
+    "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C, SIGTERM and SIGHUP do; what ended well in this folder before is left"
     folder = Path(folder)
     _check_targets(jobs, folder)
-    with device_locks(_devices(jobs), folder, 'series of labs'):
+    with device_locks(_devices(jobs), folder, 'series of labs'), StopSignals():
         bar = RunProgress(jobs) if progress else None
-        try: done = list(_run_each(jobs, folder, timeout_s, bar))
+        try: done = _until_stopped(jobs, folder, timeout_s, bar)
         finally:
             if bar: bar.close()
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run was stopped before') for o in jobs[len(done):]]
@@ -822,7 +913,7 @@ def run_labs(
     "Check everything, then execute labs on devices"
     check_timeout(timeout_s)
     jobs = prepare_run(labs, device, profile, params, texts, folder)
-    return run_jobs(jobs, run_folder(out), timeout_s, progress)
+    with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress)
 
 # %% ../nbs/12_labs.ipynb #66ab9897
 def copy_labs(

@@ -189,6 +189,67 @@ def test_parameters_from_a_file(labs, tmp_path):
     assert nbformat.read(tmp_path/'out'/'01_small.ipynb', 4).cells[-1].outputs[0].text == '9 4\n'
 
 
+@pytest.mark.parametrize('text,says', [
+    ('seed: 3\nn: 1\n"seed": 4\n', "p.yaml has 'seed' twice in one place, in lines 1 and 3."),
+    ('seed: 3\n01_small:\n  n: 4\n  n: 5\n', "p.yaml has 'n' twice in one place, in lines 3 and 4."),
+    ('01_small: {n: 4}\nseed: 3\n01_small: {seed: 5}\n', "p.yaml has '01_small' twice in one place, in lines 1 and 3.")])
+def test_a_name_that_stands_twice_in_a_file(labs, tmp_path, call, text, says):
+    write_lab(labs, '01_small', 'print(seed, n)', extra='n: int = 1')
+    (tmp_path/'p.yaml').write_text(text)
+    refused(call('run', '--labs', labs, '-f', 'p.yaml'), says)
+    assert not (tmp_path/'runs').exists()
+
+
+def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
+    "Not even a folder, unless it was there; and it names the device, whatever was asked for"
+    from gpubench.process import device_locks
+    write_lab(labs, '01_small', 'print(1)')
+    says = f"A series of labs runs on device '{find_devices()[-1]}' already: process "
+    (tmp_path/'mine').mkdir()
+    with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
+        for device in (['--device', 'auto'], []):
+            refused(call('run', '--labs', labs, '--no-progress', *device), says)
+            refused(call('sweep', '--no-progress', *device), says)
+            assert not (tmp_path/'runs').exists()
+        refused(call('run', '--labs', labs, '--no-progress', '--out', 'mine'), says)
+        refused(call('run', '--labs', labs, '--no-progress', '--out', 'new/deep'), says)
+    assert (tmp_path/'mine').is_dir() and not (tmp_path/'new').exists()
+
+
+def test_a_lab_that_runs_again_says_why(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(1)')
+    args = 'run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress'
+    older = 'import gpubench; now, gpubench.__version__ = gpubench.__version__, "0.0.1"; '
+    first, p = gpubench_command(*args, before=older), gpubench_command(*args)
+    assert (first.returncode, p.returncode)==(0, 0)
+    assert f'01_small.ipynb is there and runs again. What differs: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
+    assert re.search('ok +01_small', p.stdout)
+    p = gpubench_command(*args)
+    assert 'runs again' not in p.stdout and re.search('ok before +01_small', p.stdout)
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+def test_a_signal_while_the_report_is_made(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(1)')
+    cut = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9)); '
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=cut)
+    assert (p.returncode, p.stderr, 'ok           01_small' in p.stdout)==(143, '\ngpubench: SIGTERM\n', True)
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such terminals')
+@pytest.mark.parametrize('args,says', [(('report', 'none'), 'Reading the records …')])
+def test_a_terminal_is_told_at_once_that_work_goes_on(tmp_path, args, says):
+    import pty
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], cwd=tmp_path, stdout=subprocess.PIPE,
+                         stderr=theirs, env=os.environ | dict(PYTHONPATH=str(PACKAGE.parent), PYTHONIOENCODING='utf-8'))
+    os.close(theirs)
+    out, _ = p.communicate(timeout=60)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert out==b'' and said.splitlines()[0]==says and 'no records' in said
+
+
 # labs
 
 def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):

@@ -96,11 +96,14 @@ def pip(tmp_path):
     wheels.mkdir()
     settings = ConfigParser(delimiters=['='], interpolation=None)
     settings.read(root/'settings.ini', encoding='utf-8')
-    ours = [o for o in settings['DEFAULT']['requirements'].split() if o.startswith('torch')]
+    ours = [o for o in settings['DEFAULT']['requirements'].split() if o.startswith(('torch', 'nbclient', *kernel))]
     put_wheel(wheels, 'stand_in', '0.1.0', ours)                            # since gpubench itself may be installed here
     for torch,vision in (('2.8.0', '0.23.0'), ('2.9.0', '0.24.0')):
         put_wheel(wheels, 'torch', torch)
         put_wheel(wheels, 'torchvision', vision, [f'torch=={torch}'])
+    for name,version in dict(ipykernel='7.4.0', jupyter_client='8.10.0', traitlets='5.16.1').items(): put_wheel(wheels, name, version)
+    put_wheel(wheels, 'nbclient', '0.10.4', ['traitlets>=5.4'])
+    put_wheel(wheels, 'nbclient', '0.11.0', ['traitlets>=5.13'])
     def run(cmd, **packages):
         for name,version in packages.items(): put_installed(site, name, version)
         cmd = ['stand_in' if o.startswith('gpubench @') else o for o in cmd]
@@ -110,6 +113,8 @@ def pip(tmp_path):
         if done.returncode: return None
         return {o['metadata']['name']: o['metadata']['version'] for o in json.loads(report.read_text())['install']}
     return run
+
+kernel = dict(ipykernel='6.17.1', jupyter_client='7.4.9', traitlets='5.7.1')   # Colab's
 
 def unpinned(cmd): return [o for o in cmd if '==' not in o]
 
@@ -125,6 +130,14 @@ def test_pip_gives_up_rather_than_replace_an_old_torch(installed, pip):
     [cmd], _ = installed('KAGGLE_KERNEL_RUN_TYPE', **host)
     assert pip(cmd, **host) is None
     assert pip(unpinned(cmd))['torch']=='2.9.0'
+
+def test_pip_lets_the_kernel_that_runs_the_cell_stay(installed, pip):
+    "To replace it, the session would have to start again. The newest nbclient wants a newer traitlets; the pin makes pip choose the one before"
+    host = dict(torch='2.9.0', torchvision='0.24.0') | kernel
+    [cmd], _ = installed('COLAB_RELEASE_TAG', **host)
+    assert cmd[-5:]==[f'{k}=={v}' for k,v in host.items()]
+    assert pip(cmd, **host, nbclient='0.9.0')=={'stand_in': '0.1.0', 'nbclient': '0.10.4'}   # too old for us
+    assert pip(unpinned(cmd))=={'stand_in': '0.1.0', 'nbclient': '0.11.0', 'traitlets': '5.16.1'}   # so the check can fail
 
 # ---- the kernel
 

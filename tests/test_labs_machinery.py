@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from gpubench.core import find_devices
 from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
                            labs_folder, pick_labs, prepare_run,
-                           read_lab, run_folder, run_labs)
+                           read_lab, run_folder, run_labs, why_again)
 from gpubench.process import device_locks
 
 STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
@@ -78,6 +79,31 @@ def test_a_dead_kernel_is_no_success(labs, tmp_path):
     assert leads_to(dead.notebook)=='os._exit(9)'
 
 
+# starts a process that only SIGKILL ends, and writes the kernel's and its number into a file
+STUBBORN = """import os, subprocess, time
+child = subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP; echo; sleep 300"], stdout=subprocess.PIPE)
+child.stdout.readline()                  # it ignores them by now
+with open({!r}, "w") as f: f.write(f"{{os.getpid()}} {{child.pid}}")
+os.rename({!r}, {!r})"""
+
+def stubborn(path): return STUBBORN.format(f'{path}.new', f'{path}.new', str(path))
+
+
+def alive(path):
+    "Which of the processes in a file still run; those that nobody waits for may be zombies"
+    def runs(pid):
+        try: return psutil.Process(pid).status()!=psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess: return False
+    return [o for o in map(int, path.read_text().split()) if runs(o)]
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no process groups')
+def test_the_children_of_a_dead_kernel_are_ended(labs, tmp_path):
+    write_lab(labs, '01_dies', stubborn(tmp_path/'pids'), 'os._exit(9)')
+    [o] = run(labs, tmp_path)
+    assert (o.status, alive(tmp_path/'pids'))==('died', [])
+
+
 def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
     write_lab(labs, '01_crash', 'import os', 'os.abort()')
     [o] = run(labs, tmp_path)
@@ -128,6 +154,23 @@ def test_a_run_goes_on_with_what_failed(labs, tmp_path):
     assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
 
 
+@pytest.mark.parametrize('other,says', [
+    (dict(torch='1.0'), 'torch (1.0 then, 2.0 now)'), (dict(gpubench='0.0.9'), 'gpubench (0.0.9 then, 0.1.0 now)'),
+    (dict(cpu='Old CPU', n_cores=4), 'CPU (Old CPU then, New CPU now), cores (4 then, 2 now)'), (dict(gpu='H200'), 'GPU (H200 then, None now)'),
+    (dict(ram_gib=7., python='3.12.0'), '')])
+def test_another_machine_or_version_runs_again(labs, tmp_path, monkeypatch, other, says):
+    "What ended well there was measured on something else, so its numbers are not those of this run"
+    here = dict(gpubench='0.1.0', torch='2.0', cpu='New CPU', n_cores=2, gpu=None, ram_gib=8., python='3.11.0')
+    write_lab(labs, '01_good', 'print(1)')
+    [job] = prepare_run(device='cpu', folder=labs)
+    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here | other)
+    run(labs, tmp_path, device='cpu')
+    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here)
+    assert why_again(job, tmp_path/'out')==says
+    assert [o.before for o in run(labs, tmp_path, device='cpu')]==[not says]
+    assert [o.before for o in run(labs, tmp_path, device='cpu')]==[True]     # now it was made here
+
+
 # what a run may write over
 
 def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
@@ -149,7 +192,7 @@ def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
     files = [write_lab(tmp_path/o, '01_good', 'print(1)') for o in ('ann', 'bob')]
     write_lab(labs, '01_good', 'print(1)')
     with pytest.raises(ValueError, match='Several labs of this run are named 01_good'): run(labs, tmp_path, *files, device='cpu')
-    assert list((tmp_path/'out').glob('*.ipynb'))==[]
+    assert nothing_ran(tmp_path)
 
 
 # one run at a time on a device
@@ -159,7 +202,14 @@ def test_a_second_run_on_a_device_is_refused(labs, tmp_path):
     with device_locks(['cpu'], 'runs/other', 'series of labs'):
         with pytest.raises(RuntimeError, match="A series of labs runs on device 'cpu' already: process .* records in runs/other"):
             run(labs, tmp_path, device='cpu')
-    assert list((tmp_path/'out').glob('*.ipynb'))==[]
+    assert nothing_ran(tmp_path)
+
+
+def test_a_refusal_keeps_a_folder_that_was_there(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'out').mkdir()
+    with device_locks(['cpu']), pytest.raises(RuntimeError): run(labs, tmp_path, device='cpu')
+    assert (tmp_path/'out').is_dir()
 
 
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
@@ -428,28 +478,67 @@ def find_package():
     return Path(gpubench.__file__).parent
 
 
-@pytest.mark.skipif(os.name=='nt', reason='no signals')
-def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
+def start_long_run(labs, tmp_path, **kwargs):
+    "A run in a process of its own, in the middle of its second lab, and what it left when it goes on"
     write_lab(labs, '00_done', 'print(0)')
-    write_lab(labs, '01_long', f'open({str(tmp_path/"started")!r}, "w").close()',
-              f'import os, time; time.sleep(0 if os.path.exists({str(tmp_path/"mended")!r}) else 300)')
+    write_lab(labs, '01_long', stubborn(tmp_path/'pids'), f'time.sleep(0 if os.path.exists({str(tmp_path/"mended")!r}) else 300)')
     write_lab(labs, '02_next', 'print(1)')
-    args = ['run', '--labs', labs, '--out', tmp_path/'out', '--no-progress']
-    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True, env=package_env())
+    args = ['run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress']
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], env=package_env(), **kwargs)
     for _ in range(600):
-        if (tmp_path/'started').exists(): break
+        if (tmp_path/'pids').exists(): break
         time.sleep(.1)
     time.sleep(1)
-    p.send_signal(signal.SIGINT)
+    return p
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+@pytest.mark.parametrize('numbers,code,word', [
+    ([signal.SIGINT], 130, 'INTERRUPTED'), ([signal.SIGTERM], 143, 'TERMINATED'),
+    ([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM], 129, 'HUNG UP')] if os.name!='nt' else [])
+def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, numbers, code, word):
+    "Ctrl-C, a cancelled job, and a shell that goes down, which sends more than one"
+    p = start_long_run(labs, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for o in numbers: p.send_signal(o), time.sleep(.05)
     out, err = p.communicate(timeout=120)
-    assert p.returncode==130, err
+    assert (p.returncode, 'Traceback' in err)==(code, False), err
+    assert alive(tmp_path/'pids')==[]
     assert list((tmp_path/'out').glob('*.log')) == []
-    assert 'INTERRUPTED' in out and 'NOT RUN' in out and 'Traceback' not in err, err
+    assert word in out and 'NOT RUN' in out
     assert f'the same command with --out {tmp_path/"out"}' in out
+    assert 'This run stopped early' in nbformat.read(tmp_path/'out'/'01_long.ipynb', 4).cells[0].source
+    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
+    if code!=130: return
     (tmp_path/'mended').touch()
     p = subprocess.run(p.args, capture_output=True, text=True, env=package_env())
     assert [o.split()[:2] for o in p.stdout.splitlines() if o.startswith('  ok ')]==[['ok', 'before'], ['ok', '01_long'], ['ok', '02_next']]
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such terminals')
+def test_a_terminal_that_is_closed(labs, tmp_path):
+    "There is nowhere to print to any more, which is no error of the run"
+    import fcntl, pty, termios
+    ours, theirs = pty.openpty()
+    p = start_long_run(labs, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+                       preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(theirs), os.close(ours)
+    assert p.wait(timeout=120)==129
+    assert alive(tmp_path/'pids')==[]
+    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no process groups')
+def test_a_signal_while_the_kernel_starts(labs, tmp_path, monkeypatch):
+    "nbclient clears up only after a kernel that has started"
+    from jupyter_client import AsyncKernelClient
+    from gpubench.process import Stopped
+    started = []
+    async def stop(client, timeout=None): started.append(client.parent.provisioner.pid); raise Stopped(signal.SIGTERM)
+    monkeypatch.setattr(AsyncKernelClient, 'wait_for_ready', stop)
+    write_lab(labs, '01_good', 'print(1)')
+    write_lab(labs, '02_next', 'print(1)')
+    assert [o.status for o in run(labs, tmp_path, device='cpu')]==['terminated', 'not run']
+    assert len(started)==1 and not psutil.pid_exists(started[0])
 
 
 # values that no lab can use

@@ -8,14 +8,16 @@ from nbformat.v4 import new_code_cell
 labs = Path(__file__).resolve().parent.parent/'nbs'/'labs'
 repo = 'gpubench/gpubench'
 
-# torch and torchvision are asked for in the very versions that the host has, so pip may choose everything else to fit them, or give up
-install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. The torch that is there stays.
+# torch, torchvision and what the kernel that runs this cell is made of are asked for in the very versions that the host has, so pip may
+# choose everything else to fit them, or give up
+install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. Its torch and its kernel stay.
 import os
 from importlib.util import find_spec
 if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & set(os.environ):
     import subprocess, sys
     from importlib.metadata import version
-    kept = [f'{{o}}=={{version(o)}}' for o in ('torch', 'torchvision') if find_spec(o)]
+    own = 'torch torchvision ipykernel jupyter_client traitlets'.split()
+    kept = [f'{{o}}=={{version(o)}}' for o in own if find_spec(o)]
     print('Installing gpubench, in a minute or two. As it is stays:', ', '.join(kept))
     kit = 'gpubench @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
