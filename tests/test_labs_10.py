@@ -59,9 +59,36 @@ def test_batch_64_learns_the_digits(d):
     found = d['learn']('scaled', 64, .2, .2, 0, 300, 0, 'cpu')
     assert found['step'][-1]==300 and found['right'][-1]==found['accuracy']>.94 and found['right'][0]<.5
 
+def test_a_training_ends_when_it_has_told_what_was_asked(d):
+    def steps(**kw): return d['learn']('tried', 64, .4, .4, 0, 250, 0, 'cpu', **kw)
+    whole, soon = steps(), steps(goal=.9)
+    first = next(i for i,a in zip(whole['step'], whole['right']) if a>=.9)
+    later = next(o for o in whole['step'] if o>first)
+    assert 1<first<later<whole['step'][-1]==250 and soon['step'][-1]==first and steps(goal=.9, enough=later)['step'][-1]==later
+    assert soon['right']==whole['right'][:len(soon['right'])]                # the same training, only shorter
+
 def test_what_is_only_there_for_the_goal_trains_no_longer(d):
     steps = [d['tuning_point'](bs, .1, 0)['n_steps'] for bs in (8, 32)]
+    assert [(o.get('enough'), o['goal']) for bs in (8, 32) for o in [d['tuning_point'](bs, .1, 0)]]==[(None, .93), (898, .93)]
     assert steps==[250, 898] and d['tuning_point'](8, .3, 7)['lr']==.3        # 8 is none of the sizes; 20 epochs of 32 are 898 steps
+
+def test_learning_takes_one_thread_and_timing_takes_all(d, monkeypatch):
+    train, before, seen = d['train'], torch.get_num_threads(), []
+    def spy(*args, **kw):
+        seen.append(torch.get_num_threads())
+        return train(*args, **kw)
+    monkeypatch.setitem(d, 'train', spy)
+    monkeypatch.setitem(d, 'goal_lr', pd.Series({64: .2}))
+    torch.set_num_threads(2)
+    try:
+        d['learn']('fixed', 64, .2, .2, 0, 3, 0, 'cpu')
+        assert seen==[1] and torch.get_num_threads()==2
+        assert d['train_to'](.1)[0]>0 and seen==[1, 1] and torch.get_num_threads()==2
+        d['time_steps'](256, .05, 0, 'cpu', .01)
+        assert {*seen[2:]}=={2}
+        with pytest.raises(KeyError), d['one_thread'](): {}['a fault']
+        assert torch.get_num_threads()==2
+    finally: torch.set_num_threads(before)
 
 def test_steps_are_timed(d):
     found = d['time_steps'](256, .05, 0, 'cpu', .05)
