@@ -177,10 +177,9 @@ STATUS_CODES = dict(ok=OK, error=FAILED, died=DIED, timeout=TIMEOUT, interrupted
 STATUS_CODES |= {'not run': FAILED, 'hung up': HUNG_UP}
 
 def _show_outcome(o, folder):
-    name = f'{o.job.lab.name} on {"every device" if o.job.device=="auto" else o.job.device}'
-    if o.before: click.echo(f'  ok before    {name}  {o.notebook.relative_to(folder)}')
-    elif o.status=='ok': click.echo(f'  ok           {name}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
-    else: click.echo(f'  {o.status.upper():12} {name}: {o.error}')
+    if o.before: click.echo(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
+    elif o.status=='ok': click.echo(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
+    else: click.echo(f'  {o.status.upper():12} {o.job}: {o.error}')
 
 def _show_report(folder, price_per_h=None):
     "Make the page of a folder's records, print their table and where the page is"

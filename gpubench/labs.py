@@ -516,6 +516,7 @@ class Job:
     device: str    # Its parameter `device`
     notebook: str  # Name of the executed notebook in the run's folder
     params: dict = field(default_factory=dict)   # Its other parameters
+    def __str__(self): return f"{self.lab.name} on {'every device' if self.device=='auto' else self.device}"
 
 def _one_device_jobs(lab, devices, params):
     return [Job(lab, o, f"{lab.name}-{o.replace(':', '')}.ipynb", params) for o in devices]
@@ -805,7 +806,7 @@ class RunProgress:
     def begin(self, job, n_cells):
         "A lab starts"
         self.start, self.cells = self.clock(), (0, max(n_cells, 1))
-        self.bar.set_description_str(f'{self.done+1} of {self.n}: {job.lab.name} on {job.device}', refresh=False)
+        self.bar.set_description_str(f'{self.done+1} of {self.n}: {job}', refresh=False)
         self.show()
 
     def cell(self, i):

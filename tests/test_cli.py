@@ -122,7 +122,7 @@ def test_progress_is_shown_with_what_is_left(labs, tmp_path):
     write_lab(labs, '01_small', 'print(1)')
     p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out')
     assert p.returncode==0
-    assert '1 of 1: 01_small on auto' in p.stderr and re.search(r'about \d+ s left', p.stderr)
+    assert '1 of 1: 01_small on every device' in p.stderr and re.search(r'about \d+ s left', p.stderr)
     assert 'No records in' in p.stderr
 
 
