@@ -27,8 +27,8 @@ COPY --from=wanted /wanted/requirements.txt /wanted/constraints.txt /usr/local/s
 RUN pip install --no-cache-dir --target /tmp/uv "uv==${UV_VERSION}" \
     && /tmp/uv/bin/uv pip install --system --no-cache --compile-bytecode ${TORCH_BACKEND:+"--torch-backend=${TORCH_BACKEND}"} \
         --requirements /usr/local/share/gpubench/requirements.txt --constraints /usr/local/share/gpubench/constraints.txt \
-    && rm -rf /tmp/uv \
-    && python -c "import torch, torchvision; assert '${TORCH_BACKEND}'!='cpu' or torch.version.cuda is None, torch.version.cuda"
+    && python -c "import torch, torchvision; assert '${TORCH_BACKEND}'!='cpu' or torch.version.cuda is None, torch.version.cuda" \
+    && rm -rf /tmp/*
 
 # 1000:1000 for most people; VS Code gives the user its own number, and `user:` in a compose file another one, which may have no name.
 # So whatever is written to is made here, before a volume lies over it, and open to any number. In a container there is one person.

@@ -34,7 +34,7 @@ from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_args, get_origin
 
 from .core import describe_machine, find_devices, is_number, nearest, one_of, pick_device, record_rows
-from .process import HOLDER, StopSignals, check_timeout, device_locks
+from .process import HOLDER, StopSignals, check_timeout, device_locks, this_process
 
 # %% ../nbs/12_labs.ipynb #1eec2087
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # what the column `Measures` may say
@@ -558,7 +558,7 @@ def own_kernel(
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
             spec = super().get_kernel_spec(kernel_name)
-            spec.env = spec.env | KERNEL_ENV | {HOLDER: str(os.getpid())}
+            spec.env = spec.env | KERNEL_ENV | {HOLDER: this_process()}
             return spec
 
     class OwnKernelManager(AsyncKernelManager):

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['HINTS', 'HOLDER', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'CtrlC', 'Stopped', 'StopSignals',
-           'check_timeout', 'run_fresh', 'lock_name', 'locks_folder', 'device_locks']
+           'check_timeout', 'run_fresh', 'lock_name', 'locks_folder', 'this_process', 'device_locks']
 
 # %% ../nbs/07a_process.ipynb #4ca2cf81
 import gc
 import json
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -301,9 +302,14 @@ def locks_folder(
     if found is None: raise RuntimeError(f"No lock can be made below {root}. Set GPUBENCH_LOCKS to a folder that you can write to.")
     return found
 
-# %% ../nbs/07a_process.ipynb #82c17c81
+# %% ../nbs/07a_process.ipynb #73c5753f
 HOLDER = 'GPUBENCH_HOLDER'   # environment variable: the process that holds locks for those that it started
 
+def this_process()->str: # For that variable
+    "Number and machine: containers that share their locks count their processes each for itself, so several have a number 7"
+    return f'{os.getpid()} on {platform.node()}'
+
+# %% ../nbs/07a_process.ipynb #82c17c81
 def _holder(about):
     "What the file of a lock says about who holds it"
     try: return json.loads(about.read_text())
@@ -311,12 +317,15 @@ def _holder(about):
 
 def _refusal(device, o):
     "What to say to the second on a device"
-    who = f"process {o.get('pid')} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
+    where = '' if o.get('host', platform.node())==platform.node() else f" on {o['host']}"
+    process = f"process {o.get('pid')}{where}"
+    who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
     return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would slow each other and measure neither. "
-            f"Wait for it, end {'process '+str(o.get('pid')) if o else 'that process'}, or use another device.")
+            f"Wait for it, end {process if o else 'that process'}, or use another device.")
 
 def _say_who(about, out, what):
-    text = json.dumps(dict(pid=os.getpid(), since=datetime.now().isoformat(' ', 'seconds'), out=str(out or 'memory only'), what=what))
+    text = json.dumps(dict(pid=os.getpid(), host=platform.node(), since=datetime.now().isoformat(' ', 'seconds'),
+                           out=str(out or 'memory only'), what=what))
     try:
         about.write_text(text)
         about.chmod(0o666)                           # the next user writes here as well
@@ -330,7 +339,7 @@ def _lock(device, name, out, what):
     try: lock.acquire()
     except Timeout:
         holder = _holder(about)
-        if str(holder.get('pid'))==os.environ.get(HOLDER): return None
+        if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): return None
         raise RuntimeError(_refusal(device, holder)) from None
     _say_who(about, out, what)
     return lock

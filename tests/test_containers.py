@@ -305,6 +305,7 @@ def unsound(source):
     whole, install = [i for i,(k,v) in enumerate(steps) if k=='COPY' and v.endswith(' . .')], [i for i,(k,v) in enumerate(steps) if 'uv pip install' in v]
     if not install or len(whole)!=1 or whole[0] < max(install): found.append('the checkout is copied before its requirements are installed')
     if any('uv pip install' in v for k,v in steps[max(install, default=0)+1:]): found.append('installs twice')
+    if install and not steps[max(install)][1].endswith('&& rm -rf /tmp/*'): found.append('leaves something in /tmp')
     before = [v for k,v in steps[:max(install, default=0)] if k=='COPY' and '--from' not in v]
     found += [f'a change of {o} installs everything anew' for v in before for o in v.split()[:-1]
               if o not in ('settings.ini', 'tools/set_up.py', 'tools/image.py', 'tools/image_constraints.txt')]
@@ -327,6 +328,7 @@ def test_dockerfile_is_sound_fault():
     assert len(said('ENV XDG', 'ENV API_TOKEN=abc XDG'))==1
     assert len(said('CMD ["gpubench", "doctor"]', 'CMD ["sh", "-c", "curl x | sh"]'))==1
     assert len(said('ENV XDG', 'ENV PIP_INDEX_URL=https://a.example XDG'))==len(said('--no-deps ', ''))==1
+    assert said(' \\\n    && rm -rf /tmp/*', '')==said('rm -rf /tmp/*', 'rm -rf /tmp/uv')==['leaves something in /tmp']
     assert said('COPY settings.ini ./', 'COPY settings.ini nbs ./')==['a change of nbs installs everything anew']
     early = source.replace('COPY --chown=bench:bench . .\n', '').replace('ARG TORCH_BACKEND', 'COPY . .\nARG TORCH_BACKEND')
     assert 'the checkout is copied before its requirements are installed' in unsound(early)

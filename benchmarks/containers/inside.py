@@ -1,7 +1,7 @@
-"""What a container is asked, from inside: who runs it, what may be written, which kernel, doctor, compiler, set-up, JupyterLab
+"""What a container is asked, from inside: who runs it, what may be written, programs, kernel, locks, doctor, compiler, set-up, JupyterLab
 
     python benchmarks/containers/inside.py          prints one JSON object; exits with 1 where something is not as it should be"""
-import json, os, re, socket, subprocess, sys, tempfile
+import json, os, re, shutil, socket, subprocess, sys, tempfile
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, sleep
@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 writable = ['/workspace', '/cache', '/cache/fastai', '/cache/torch', '/cache/pip', '/cache/inductor', '/cache/triton', '/cache/locks',
             '/tmp', os.environ['HOME'], '/dev/shm']
 closed = ['/', '/etc', '/usr/local/bin', '/usr/local/lib/python3.11/site-packages']
+programs = ['g++', 'git', 'ssh', 'ps', 'make']
 packages = ['torch', 'torchvision', 'fastai', 'fastcore', 'nbdev', 'jupyterlab', 'ipykernel', 'papermill', 'numpy', 'gpubench']
 
 
@@ -29,6 +30,11 @@ def who():
 def kernels():
     specs = json.loads(said('jupyter', 'kernelspec', 'list', '--json').stdout)['kernelspecs']
     return {k: o['spec']['argv'][0] for k,o in specs.items()}
+
+def locks():
+    "Where `gpubench run` asks whether somebody else measures: in what all containers share"
+    res = said(sys.executable, '-c', 'from gpubench.process import device_locks, locks_folder\nwith device_locks(["cpu"]): print(locks_folder())')
+    return res.stdout.strip() or res.stderr.strip()[-300:]
 
 def doctor():
     res = said('gpubench', 'doctor', '--json')
@@ -73,10 +79,12 @@ def server():
 def main():
     set_up = said(sys.executable, 'tools/set_up.py', 'dev', '--venv', os.environ['VENV'])
     found = dict(who=who(), write={o: may_write(o) for o in writable+closed}, network=[o for _,o in socket.if_nameindex()],
-                 versions={o: version(o) for o in packages}, kernels=kernels(), compiles=compiles(),
+                 versions={o: version(o) for o in packages}, programs={o: shutil.which(o) for o in programs},
+                 kernels=kernels(), locks=locks(), compiles=compiles(),
                  set_up=dict(exit_code=set_up.returncode, said=set_up.stdout+set_up.stderr), server=server(), doctor=doctor())
     good = (found['who']['uid']!=0 and found['who']['capabilities']=='0'*16 and all(found['write'][o] is True for o in writable)
-            and all(found['write'][o] is not True for o in closed) and found['kernels']==dict(python3='python') and found['compiles']['ok']
+            and all(found['write'][o] is not True for o in closed) and all(found['programs'].values())
+            and found['kernels']==dict(python3='python') and found['locks']=='/cache/locks' and found['compiles']['ok']
             and found['set_up']==dict(exit_code=0, said='') and found['server']==dict(with_token=200, without=403, other_host=403)
             and found['doctor']['exit_code']<2)
     print(json.dumps(found | dict(as_it_should_be=good), indent=1))
