@@ -7,7 +7,7 @@ from threading import Timer
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import jsonschema, pytest, yaml
+import jsonschema, pytest, referencing, referencing.jsonschema, yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -81,19 +81,29 @@ def test_workflow_schema(tmp_path):
     assert said('    runs-on: ubuntu-latest\n    timeout', '    timeout') and said('- run: npx', "- run: npx 'a: b' | x: y")
 
 schema = json.loads(text('tests/containers/devcontainer.schema.json'))
+published = json.loads(text('tests/containers/devContainer.schema.generated.json'))
 
 def against_schema(config):
     "Complaints of a devcontainer.json"
     return [o.message for o in jsonschema.Draft201909Validator(schema).iter_errors(config)]
 
-def test_devcontainer_schema(dev): assert against_schema(dev)==[]
+def against_published(config):
+    "The same by the published schema; what the editor's settings may be, the editor knows"
+    settings = referencing.Resource(contents={}, specification=referencing.jsonschema.DRAFT7)
+    known = referencing.Registry().with_resource('vscode://schemas/settings/machine', settings)
+    return [o.message for o in jsonschema.Draft7Validator(published, registry=known).iter_errors(config)]
+
+def test_devcontainer_schema(dev): assert against_schema(dev)==against_published(dev)==[]
 
 def test_devcontainer_schema_fault():
     good = read_jsonc(text(dev_files[0]))
     for o in (dict(runArgs=['--gpus=all']), dict(hostRequirements=dict(gpu=True)), dict(postCreateComand='x'), dict(remoteUser=1000),
               dict(shutdownAction='stopContainer'), dict(customizations=dict(vscode=dict(extensions=['python'])))):
         assert len(against_schema(good | o))==1, o
-    assert len(against_schema({k: v for k,v in good.items() if k!='service'}))==1
+    for o in (dict(runArgs=['--gpus=all']), dict(postCreateComand='x'), dict(remoteUser=1000), dict(shutdownAction='stopContainer')):
+        assert against_published(good | o), o
+    without = {k: v for k,v in good.items() if k!='service'}
+    assert len(against_schema(without))==1 and against_published(without)
     for o in ('{"a": 1,}', "{'a': 1}", '{a: 1}', '{"a": 1} // b'):
         with pytest.raises(ValueError): read_jsonc(o)
     assert read_jsonc('// b\n{"a": "//c"}')=={'a': '//c'}
@@ -177,7 +187,7 @@ def test_devcontainers_ask_for_nothing_else(dev):
 
 # a token of the file's own is none: everybody has the file
 tokenless = re.compile(r'token|password|allow.root|disable_check_xsrf|allow_origin|allow_remote_access=True|check_xsrf=False', re.I)
-service_keys = {'image', 'build', 'gpus', 'init', 'shm_size', 'mem_limit', 'security_opt', 'working_dir', 'volumes', 'user', 'environment',
+service_keys = {'image', 'build', 'gpus', 'init', 'stop_grace_period', 'shm_size', 'mem_limit', 'security_opt', 'working_dir', 'volumes', 'user', 'environment',
                 'read_only', 'cap_drop', 'tmpfs', 'ports', 'command', 'profiles'}
 
 def unsafe(compose):
