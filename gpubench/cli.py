@@ -46,6 +46,7 @@ class Verbs(click.Group):
         except KeyboardInterrupt as e:
             if str(e): click.echo(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
+        except BrokenPipeError: raise                                    # whoever read it has gone: click ends quietly
         except (ValueError, RuntimeError, OSError) as e:
             if _wants_traceback(ctx) or not _is_ours(e): raise
             raise OurError(str(e)) from None
@@ -99,7 +100,8 @@ out_folder = click.option('--out', default='', metavar='FOLDER', help='Where res
 # %% ../nbs/13_cli.ipynb #34fb7507
 def _say_at_once(words, terminal=None):
     "Print a line on stderr if that is a terminal; `terminal` says so for tests"
-    if sys.stderr.isatty() if terminal is None else terminal: click.echo(words, err=True)
+    if terminal is None: terminal = sys.stderr is not None and sys.stderr.isatty()
+    if terminal: click.echo(words, err=True)
 
 # %% ../nbs/13_cli.ipynb #ebe91ce5
 def _version(ctx, param, value):
@@ -176,6 +178,18 @@ def labs(names, to, folder):
 STATUS_CODES = dict(ok=OK, error=FAILED, died=DIED, timeout=TIMEOUT, interrupted=INTERRUPTED, terminated=TERMINATED)
 STATUS_CODES |= {'not run': FAILED, 'hung up': HUNG_UP}
 
+def _say_how_to_report(folder):
+    from gpubench.core import records_path
+    if records_path(folder).is_file(): click.echo(f'No report, since the run was stopped. To make one: gpubench report {shlex.quote(str(folder))}')
+
+def _report_at_end(folder, stopped):
+    "The report of a run; none of one that was stopped, since its figures would take longer than a cancelled job is left"
+    if stopped: return _say_how_to_report(folder)
+    try: _show_report(folder)
+    except KeyboardInterrupt:
+        _say_how_to_report(folder)
+        raise
+
 def _show_outcome(o, folder):
     if o.before: click.echo(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
     elif o.status=='ok': click.echo(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
@@ -186,8 +200,8 @@ def _show_report(folder, price_per_h=None):
     from gpubench.core import records_path
     if not records_path(folder).is_file(): return click.echo(f'No records in {folder}, so no report.', err=True)
     from gpubench.report import add_prices, load_records, summary_text, write_report
+    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()                 # first: whoever reads the table may go
     click.echo('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
-    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()
     click.echo(f'\nReport: {page}\n        {page.as_uri()}')
 
 # %% ../nbs/13_cli.ipynb #4e308a70
@@ -207,10 +221,10 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
 @click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True, metavar='SECONDS',
               help='For each cell of a lab.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Take the labs in FOLDER instead of those that ship.')
-@click.option('--no-progress', is_flag=True, help='Show no progress bar.')
+@click.option('--no-progress', is_flag=True, help='Show no progress, neither bar nor lines.')
 @click.pass_context
 def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_progress):
-    """Execute labs on every device and write a report.
+    """Execute labs on every device and write a report; a run that is stopped writes none.
 
     LAB is a lab's name or number, or a notebook; without one, all labs run. Names, types and values
     of parameters are checked before anything runs.
@@ -221,14 +235,15 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     from gpubench.labs import filled_folder, prepare_run, read_parameters, run_jobs, why_again
     from gpubench.process import StopSignals
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
-    with StopSignals(), filled_folder(out) as out:           # the report, too: a job that is cancelled gets a second signal soon
+    with StopSignals(), filled_folder(out) as out:           # the report, too: a signal ends it as cleanly
         click.echo(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick profile. Results go to {out}')
         for o in jobs:
             if why := why_again(o, out): click.echo(f'{o.notebook} is there and runs again. What differs: {why}')
         done = run_jobs(jobs, out, timeout_s, not no_progress)
-        for o in done: _show_outcome(o, out)
-        if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
-        _show_report(out)
+        try:
+            for o in done: _show_outcome(o, out)
+            if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
+        finally: _report_at_end(out, any(o.stopped for o in done))     # also where whoever reads the outcomes has gone
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/13_cli.ipynb #2182c918

@@ -8,8 +8,8 @@ __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED',
            'fit_text', 'Parameter', 'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters',
            'read_parameters', 'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'filled_folder',
            'lab_records', 'gpu_records', 'Job', 'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before',
-           'why_again', 'time_left_s', 'RunProgress', 'prepare_run', 'run_jobs', 'run_labs', 'copy_labs', 'Reply',
-           'check_guess', 'check_choice', 'check_number', 'check_set']
+           'why_again', 'time_left_s', 'RunLines', 'RunProgress', 'show_progress', 'prepare_run', 'run_jobs',
+           'run_labs', 'copy_labs', 'say_failed', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
 
 # %% ../nbs/12_labs.ipynb #b92f4ab7
 import ast
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import tokenize
@@ -173,12 +174,22 @@ def fit(
     return _fit_plain(x, type(None) if kind is None else kind)
 
 # %% ../nbs/12_labs.ipynb #2df21ab1
+_OTHER_BASES = re.compile(r'[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)$')
+
+def _yaml_loader():
+    "YAML's, which leaves 010 (8 there) and 1:30 (90 there) as they are written: nobody means those bases"
+    import yaml
+    class AsWritten(yaml.SafeLoader): pass
+    usual = yaml.SafeLoader.yaml_implicit_resolvers
+    AsWritten.yaml_implicit_resolvers = usual | {o: [('tag:yaml.org,2002:str', _OTHER_BASES), *usual.get(o, [])] for o in '-+0123456789'}
+    return AsWritten
+
 def _readings(text):
     "What a text may mean, the likeliest first"
     import yaml
     if text.strip()=='None': yield None
     for o in (text, f'[{text}]'):
-        try: yield yaml.safe_load(o)
+        try: yield yaml.load(o, _yaml_loader())
         except yaml.YAMLError: continue
     yield text
 
@@ -311,8 +322,11 @@ def check_values(
 ):
     "A ValueError where a parameter has a value with which no lab can work"
     _check_dict(values)
+    kinds = values.get('__annotations__') or {}                     # of a lab's `globals()`
     for name in [o for o in (*NAMED, *NUMBERS) if o in values]:
         x = values[name]
+        if get_origin(kinds.get(name)) in (list, tuple) and isinstance(x, (str, int, float)): raise ValueError(
+            f"Parameter {name} is {x!r}. It has to be a list, such as [{x!r}]; with papermill: -y '{name}: [{x}]'.")
         if not isinstance(x, _CELL_TYPES) or isinstance(x, str) and not x: continue
         wrong = [why for o in _each(x) if (why := _why_not(name, o))]
         if name in NUMBERS and isinstance(x, (list, tuple)) and not x: wrong = ["It needs one number at least."]
@@ -390,8 +404,7 @@ def spread_parameters(
 # %% ../nbs/12_labs.ipynb #6c82bdcd
 def _each_once(path):
     "A loader of YAML that takes no name twice; YAML's own keeps the last one and says nothing"
-    import yaml
-    class EachOnce(yaml.SafeLoader):
+    class EachOnce(_yaml_loader()):
         def compose_mapping_node(self, anchor):
             node, lines = super().compose_mapping_node(anchor), {}
             for key,_ in node.value:
@@ -572,7 +585,7 @@ def own_kernel(
 
         def start_kernel(self, **kwargs):
             self.started.append(self)
-            return super().start_kernel(stderr=log, **kwargs)
+            return super().start_kernel(stdout=log, stderr=log, **kwargs)      # ours may be closed
 
     return OwnKernelManager
 
@@ -595,6 +608,9 @@ class Outcome:
     notebook: Path      # The executed notebook, as far as it came
     error: str = ''     # What went wrong, in one line
     before: bool = False # Did it end well in this folder before, and was it left as it is?
+
+    @property
+    def stopped(self): return any(self.status==o for o,_ in STOPS.values())
 
 @contextmanager
 def _quiet_papermill():
@@ -779,34 +795,36 @@ def time_left_s(
     return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/max(n, 1))) + sum(rest[1:])
 
 # %% ../nbs/12_labs.ipynb #5df2413e
+def _is_terminal(file):
+    with suppress(AttributeError, ValueError): return file.isatty()     # None, or closed
+    return False
+
 def _short(seconds): return f'{seconds:.0f} s' if seconds<99 else f'{seconds/60:.0f} min'
 
-class RunProgress:
-    "One bar over all labs of a run, with what is left; on a terminal it ticks every second"
+class RunLines:
+    "A line as each lab of a run starts, with what is left: for a file, or the log of CI"
     def __init__(self,
         jobs:list[Job],              # What will run
         clock:Callable=perf_counter, # Seconds
-        **kwargs,                    # For tqdm
+        file=None,                   # Where to write; by default stderr
     ):
-        from tqdm import tqdm
         self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
-        self.clock, self.start, self.cells, self.stop = clock, clock(), (0, 1), threading.Event()
-        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True, **kwargs)
-        if getattr(self.bar.fp, 'isatty', lambda: False)(): threading.Thread(target=self._tick, daemon=True).start()
+        self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
 
-    def _tick(self):
-        while not self.stop.wait(1): self.show()
+    def left(self):
+        "In words"
+        left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
+        return 'done' if self.done==self.n else f'about {_short(left_s)} left'
 
-    def show(self):
-        "Write the bar anew"
-        left = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
-        self.bar.n = min(self.n, round(self.done+self.cells[0]/self.cells[1], 2))
-        self.bar.set_postfix_str('done' if self.done==self.n else f'about {_short(left)} left')
+    def name(self, words):
+        with suppress(OSError, ValueError): print(f'{words}, {self.left()}', file=self.file, flush=True)   # no reason to end a run
+    def show(self): pass
+    def close(self): pass
 
     def begin(self, job, n_cells):
         "A lab starts"
         self.start, self.cells = self.clock(), (0, max(n_cells, 1))
-        self.bar.set_description_str(f'{self.done+1} of {self.n}: {job}', refresh=False)
+        self.name(f'{self.done+1} of {self.n}: {job}')
         self.show()
 
     def cell(self, i):
@@ -821,10 +839,39 @@ class RunProgress:
         self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
         self.show()
 
+class RunProgress(RunLines):
+    "One bar over all labs of a run, with what is left; on a terminal it ticks every second"
+    def __init__(self, jobs, clock=perf_counter, file=None, **kwargs): # the last for tqdm
+        from tqdm import tqdm
+        super().__init__(jobs, clock, file)
+        self.stop = threading.Event()
+        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True, file=self.file, **kwargs)
+        if _is_terminal(self.file): threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self):
+        while not self.stop.wait(1): self.show()
+
+    def name(self, words): self.bar.set_description_str(words, refresh=False)
+
+    def show(self):
+        "Write the bar anew"
+        self.bar.n = min(self.n, round(self.done+self.cells[0]/self.cells[1], 2))
+        self.bar.set_postfix_str(self.left())
+
     def close(self):
         "Leave the bar as it is"
         self.stop.set()
         self.bar.close()
+
+def _can_redraw(file):
+    "Is it a notebook's output, or a terminal with a size? One of 0 columns shows no bar"
+    if not _is_terminal(file): return hasattr(file, 'pub_thread')
+    with suppress(OSError): return 0 not in os.get_terminal_size(file.fileno())
+    return True
+
+def show_progress(jobs, file=None): # a bar where its line can be written anew; elsewhere each of its states would be one more line
+    file = file or sys.stderr
+    return (RunProgress if _can_redraw(file) else RunLines)(jobs, file=file)
 
 # %% ../nbs/12_labs.ipynb #899e8a80
 def prepare_run(
@@ -888,13 +935,13 @@ def run_jobs(
     jobs:list[Job],     # From `prepare_run`
     folder,             # Folder of the run, from `run_folder`
     timeout_s:int=3600, # For each cell
-    progress:bool=True, # Show a bar?
+    progress:bool=True, # Show a bar, or lines where none can be drawn?
 )->list[Outcome]: # One a job, in order
     "Execute jobs one after the other; a failed one does not stop the others, Ctrl-C, SIGTERM and SIGHUP do; what ended well in this folder before is left"
     folder = Path(folder)
     _check_targets(jobs, folder)
     with device_locks(_devices(jobs), folder, 'series of labs'), StopSignals():
-        bar = RunProgress(jobs) if progress else None
+        bar = show_progress(jobs) if progress else None
         try: done = _until_stopped(jobs, folder, timeout_s, bar)
         finally:
             if bar: bar.close()
@@ -908,7 +955,7 @@ def run_labs(
     params:dict=None,
     texts:dict=None,
     timeout_s:int=3600, # For each cell
-    progress:bool=True, # Show a bar?
+    progress:bool=True, # Show a bar, or lines where none can be drawn?
     folder=None,
 )->list[Outcome]: # One an execution, in order
     "Check everything, then execute labs on devices"
@@ -936,6 +983,14 @@ def _copy(file, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, target)
     return 'copied'
+
+# %% ../nbs/12_labs.ipynb #2c93712f
+def say_failed(
+    df, # Visits with `status` and `error`, as `sweep` returns them
+):
+    "Print each error of visits that failed once; nothing where all went well"
+    failed = df[df.status!='ok']
+    if len(failed): print(*failed.error.unique(), sep='\n')
 
 # %% ../nbs/12_labs.ipynb #24288619
 @dataclass(frozen=True)

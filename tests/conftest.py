@@ -1,11 +1,12 @@
 """What all tests share"""
-import os, subprocess, tempfile
+import os, signal, subprocess, tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
 os.environ.setdefault('GPUBENCH_LOCKS', tempfile.mkdtemp(prefix='gpubench-test-locks-'))   # tests wait for nobody else's sweep
+if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)   # a script's `&` leaves it so
 root = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope='session')

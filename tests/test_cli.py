@@ -21,14 +21,21 @@ VERBS = 'doctor labs run sweep compare report'.split()
 HEAVY = 'torch torchvision fastai fastcore pandas numpy matplotlib papermill nbformat jupyter_client IPython'.split()
 
 
-def gpubench_command(*args, cwd=None, path=(), before='', **env):
-    "Run `gpubench`; `path` goes before the installed packages, the code `before` before all else"
+def gpubench_process(*args, cwd=None, path=(), before='', preexec_fn=None, **env):
+    "Start `gpubench`; `path` goes before the installed packages, the code `before` before all else"
     old = {k: v for k,v in os.environ.items() if k not in ('PYTEST_CURRENT_TEST', 'GPUBENCH_DEBUG')}
     full = old | dict(PYTHONPATH=os.pathsep.join(map(str, [*path, PACKAGE.parent])),
                       PYTHONIOENCODING='utf-8') | {k: str(v) for k,v in env.items()}
-    return subprocess.run([sys.executable, '-c', f'{before}from gpubench.cli import main; main()', *map(str, args)], cwd=cwd,
-                          env=full,
-                          capture_output=True, text=True, encoding='utf-8', timeout=600)
+    return subprocess.Popen([sys.executable, '-c', f'{before}from gpubench.cli import main; main()', *map(str, args)], cwd=cwd, env=full,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding='utf-8', preexec_fn=preexec_fn)
+
+
+def gpubench_command(*args, **kwargs):
+    "Run it to its end"
+    p = gpubench_process(*args, **kwargs)
+    try: out, err = p.communicate(timeout=600)
+    finally: p.kill()
+    return subprocess.CompletedProcess(p.args, p.returncode, out, err)
 
 
 @pytest.fixture
@@ -105,6 +112,8 @@ def test_version_and_unknown_verb():
 
 
 # run
+
+RECORD_ONE = 'from gpubench.core import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
 
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
     write_lab(labs, '01_small', 'from gpubench.core import append_record',
@@ -230,10 +239,32 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
 
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
 def test_a_signal_while_the_report_is_made(labs, tmp_path):
-    write_lab(labs, '01_small', 'print(1)')
+    write_lab(labs, '01_small', *RECORD_ONE)
     cut = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9)); '
     p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=cut)
     assert (p.returncode, p.stderr, 'ok           01_small' in p.stdout)==(143, '\ngpubench: SIGTERM\n', True)
+    assert f"To make one: gpubench report {tmp_path/'out'}" in p.stdout
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such pipes')
+def test_whoever_reads_may_go(labs, tmp_path):
+    "`| head -1`: all labs run, and the report is there"
+    write_lab(labs, '01_small', *RECORD_ONE)
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu')
+    p.stderr.close()
+    assert 'Results go to' in p.stdout.readline()
+    p.stdout.close()
+    assert p.wait(timeout=120)==1
+    assert (tmp_path/'out'/'01_small.ipynb').is_file() and (tmp_path/'out'/'report.html').is_file()
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
+def test_without_stdout_and_stderr(labs, tmp_path):
+    "As a daemon starts it"
+    write_lab(labs, '01_small', *RECORD_ONE)
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', preexec_fn=lambda: (os.close(1), os.close(2)))
+    assert p.wait(timeout=120)==0
+    assert nbformat.read(tmp_path/'out'/'01_small.ipynb', 4).metadata.gpubench.status=='ok' and (tmp_path/'out'/'report.html').is_file()
 
 
 @pytest.mark.skipif(os.name=='nt', reason='no such terminals')

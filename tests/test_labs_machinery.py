@@ -13,7 +13,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from gpubench.core import find_devices
+from gpubench.core import append_record, find_devices
 from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
                            labs_folder, pick_labs, prepare_run,
                            read_lab, run_folder, run_labs, why_again)
@@ -499,6 +499,7 @@ def start_long_run(labs, tmp_path, **kwargs):
 def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, numbers, code, word):
     "Ctrl-C, a cancelled job, and a shell that goes down, which sends more than one"
     p = start_long_run(labs, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    append_record(tmp_path/'out', dict(status='ok', device='cpu', bs=64))          # as a visit of that lab might
     for o in numbers: p.send_signal(o), time.sleep(.05)
     out, err = p.communicate(timeout=120)
     assert (p.returncode, 'Traceback' in err)==(code, False), err
@@ -506,6 +507,7 @@ def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, number
     assert list((tmp_path/'out').glob('*.log')) == []
     assert word in out and 'NOT RUN' in out
     assert f'the same command with --out {tmp_path/"out"}' in out
+    assert f'To make one: gpubench report {tmp_path/"out"}\n' in out and not (tmp_path/'out'/'report.html').exists()
     assert 'This run stopped early' in nbformat.read(tmp_path/'out'/'01_long.ipynb', 4).cells[0].source
     assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
     if code!=130: return
