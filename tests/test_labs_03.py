@@ -80,6 +80,8 @@ def test_times_wait_for_the_device():
     now = iter(range(1000))
     space = dict(perf_counter=lambda: next(now), wait_for=lambda d: log.append('wait'), pd=pd, torch=torch)
     exec(source, space)
-    ms = space['times_ms'](lambda: log.append('step'), 'cpu', seconds=.5)
-    assert ms==dict(ordered_ms=1e3, done_ms=2e3)
-    assert log==['wait', 'step', 'wait']*2                       # two steps at least, each from an idle device
+    def times_ms(seconds): return space['times_ms'](lambda: log.append('step'), 'cpu', seconds=seconds)
+    assert times_ms(.5)==dict(ordered_ms=1e3, done_ms=2e3)
+    assert log==['wait', 'step', 'wait']                         # one step at least, from an idle device
+    times_ms(9)
+    assert log[3:]==['wait', 'step', 'wait']*3                   # it looks at the clock four times a round
