@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DATASETS', 'OFFLINE', 'LOADERS', 'SPLIT_SEED', 'TEN', 'N_SYNTHETIC', 'OFFICIAL', 'TRAIN_NAMES', 'VALID_NAMES',
            'PLUMAGE', 'BODY', 'RAISED', 'EYE', 'LEGS', 'NECK', 'BIRD_CLASSES', 'N_BIRDS', 'DEFAULT_SHAPE', 'split_rows',
-           'pick_rows', 'ImageSet', 'fit_stats', 'measure_stats', 'digits_set', 'synthetic_set', 'cache_folder',
-           'read_mark', 'make_once', 'write_out', 'Official', 'download', 'check_files', 'find_folder', 'folder_set',
-           'draw_wood', 'make_birds', 'birds_set', 'is_path', 'check_dataset', 'get_images', 'NamedImage',
+           'pick_rows', 'ImageSet', 'fit_stats', 'measure_stats', 'digits_set', 'synthetic_set', 'fastai_folder',
+           'cache_folder', 'read_mark', 'make_once', 'write_out', 'Official', 'download', 'check_files', 'find_folder',
+           'folder_set', 'draw_wood', 'make_birds', 'birds_set', 'is_path', 'check_dataset', 'get_images', 'NamedImage',
            'NamedImageBW', 'load_pixels', 'PixelSet', 'PixelDL', 'get_dls']
 
 # %% ../nbs/02_data.ipynb #2ff48496
@@ -30,7 +30,7 @@ import psutil
 import torch
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
-from fastai.data.external import URLs, fastai_path, untar_data
+from fastai.data.external import URLs, fastai_cfg, untar_data
 from fastai.data.transforms import (Category, CategoryMap, IndexSplitter, IntToFloatTensor, Normalize, get_image_files,
                                     parent_label)
 from fastai.losses import CrossEntropyLossFlat
@@ -191,9 +191,19 @@ _MARK = 'complete.json'
 _VERSION = 1      # raised when a set is made differently, so that an old one is made again
 _LEFT_S = 86400   # s; a temporary folder older than a day belongs to nobody
 
+_FOLDERS = dict(data='data', archive='archive', storage='tmp', model='models') # what fastai writes into a new config.ini
+
+def fastai_folder(
+    what:str, # 'data', 'archive', 'storage' or 'model'
+)->Path:
+    "Where fastai keeps that, also where its settings do not say"
+    cfg = fastai_cfg()
+    for k,v in _FOLDERS.items(): cfg.d.setdefault(k, v)
+    return cfg.path(what)
+
 def cache_folder()->Path:
     "Where made sets are kept"
-    return fastai_path('data')/'gpubench'
+    return fastai_folder('data')/'gpubench'
 
 def read_mark(
     folder:Path, # A set in the cache
@@ -279,8 +289,8 @@ def _remove(path): shutil.rmtree(path, ignore_errors=True) if path.is_dir() else
 
 def _places(url):
     "Where fastai puts an archive, what goes with it, and what is in it"
-    name, archives = url.split('/')[-1], fastai_path('archive')
-    return [archives/f'{name}{o}' for o in ('', '.part', '.lock')] + [fastai_path('data')/name.removesuffix('.tgz')]
+    name, archives = url.split('/')[-1], fastai_folder('archive')
+    return [archives/f'{name}{o}' for o in ('', '.part', '.lock')] + [fastai_folder('data')/name.removesuffix('.tgz')]
 
 def _fetch(url, archive, patience_s):
     "Download to a file beside `archive`, with a progress bar, then rename"

@@ -279,6 +279,21 @@ def test_two_look_at_once(home, monkeypatch):
     monkeypatch.setattr(data, 'read_mark', slow)
     test_two_write_at_once(home)
 
+def test_settings_that_another_process_is_writing(home, monkeypatch):
+    "fastai then finds an empty file, and keeps that: sets are made and downloaded all the same, where they belong"
+    home.mkdir()
+    (home/'config.ini').touch()
+    assert make_once('one', lambda folder: dict(n_files=0))==home/'data'/'gpubench'/'one'
+    fastai_cfg.cache_clear()
+    with server(lambda h: send(h, archive())) as url:
+        use(monkeypatch, url)
+        assert len(get_images('mnist'))==20 and (home/'data'/'mnist_png').is_dir()
+
+def test_settings_of_ones_own(home, tmp_path):
+    home.mkdir()
+    (home/'config.ini').write_text(f'[DEFAULT]\ndata = {tmp_path}/elsewhere\n')
+    assert cache_folder()==tmp_path/'elsewhere'/'gpubench' and data.fastai_folder('archive')==home/'archive'
+
 def test_unwritable_cache(tmp_path):
     (tmp_path/'file').touch()
     with fastai_home(tmp_path/'file'/'home'):
