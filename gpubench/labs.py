@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED', 'NUMBERS', 'KERNEL_ENV', 'CRASH_REPORT',
-           'MADE_WITH', 'STOPS', 'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'fit',
-           'fit_text', 'Parameter', 'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters',
+           'MADE_WITH', 'STOPS', 'QUIET_S', 'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs',
+           'fit', 'fit_text', 'Parameter', 'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters',
            'read_parameters', 'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'filled_folder',
            'lab_records', 'gpu_records', 'Job', 'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before',
            'why_again', 'time_left_s', 'RunLines', 'RunProgress', 'show_progress', 'prepare_run', 'run_jobs',
@@ -610,7 +610,9 @@ class Outcome:
     before: bool = False # Did it end well in this folder before, and was it left as it is?
 
     @property
-    def stopped(self): return any(self.status==o for o,_ in STOPS.values())
+    def stopped(self):
+        "Did a signal end it?"
+        return any(self.status==o for o,_ in STOPS.values())
 
 @contextmanager
 def _quiet_papermill():
@@ -801,8 +803,10 @@ def _is_terminal(file):
 
 def _short(seconds): return f'{seconds:.0f} s' if seconds<99 else f'{seconds/60:.0f} min'
 
+QUIET_S = 60 # s without a word after which a log hears how far a lab is; some CI ends what is silent for long
+
 class RunLines:
-    "A line as each lab of a run starts, with what is left: for a file, or the log of CI"
+    "A line as each lab of a run starts, and each minute, with what is left: for a file, or the log of CI"
     def __init__(self,
         jobs:list[Job],              # What will run
         clock:Callable=perf_counter, # Seconds
@@ -816,9 +820,21 @@ class RunLines:
         left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
         return 'done' if self.done==self.n else f'about {_short(left_s)} left'
 
-    def name(self, words):
+    def say(self, words):
+        "Write a line"
+        self.said_s = self.clock()
         with suppress(OSError, ValueError): print(f'{words}, {self.left()}', file=self.file, flush=True)   # no reason to end a run
-    def show(self): pass
+
+    def name(self, words):
+        "Say what runs now"
+        self.words = words
+        self.say(words)
+
+    def show(self):
+        "Say how far it is, where that was last said a while ago"
+        i, n = self.cells
+        if i and self.clock()-self.said_s>=QUIET_S: self.say(f'{self.words}, cell {i} of {n}')
+
     def close(self): pass
 
     def begin(self, job, n_cells):
