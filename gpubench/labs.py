@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'NUMBER', 'TYPES', 'REQUIRED', 'NAMED', 'NUMBERS', 'KERNEL_ENV', 'CRASH_REPORT',
-           'MADE_WITH', 'STOPS', 'QUIET_S', 'NOT_YET', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs',
-           'fit', 'fit_text', 'Parameter', 'lab_parameters', 'check_values', 'check_parameters', 'spread_parameters',
-           'read_parameters', 'profile_parameters', 'timestamp', 'run_folder', 'lab_folder', 'filled_folder',
-           'lab_records', 'gpu_records', 'Job', 'plan_jobs', 'own_kernel', 'Outcome', 'run_job', 'done_before',
-           'why_again', 'time_left_s', 'RunLines', 'RunProgress', 'show_progress', 'prepare_run', 'run_jobs',
-           'run_labs', 'copy_labs', 'say_failed', 'Reply', 'check_guess', 'check_choice', 'check_number', 'check_set']
+           'MADE_WITH', 'STOPS', 'QUIET_S', 'NOT_YET', 'CLOSE_RATIO', 'CLOSE_POINTS', 'Lab', 'read_lab', 'labs_folder',
+           'find_labs', 'pick_labs', 'fit', 'fit_text', 'Parameter', 'lab_parameters', 'check_values',
+           'check_parameters', 'spread_parameters', 'read_parameters', 'profile_parameters', 'timestamp', 'run_folder',
+           'lab_folder', 'filled_folder', 'lab_records', 'gpu_records', 'Job', 'plan_jobs', 'own_kernel', 'Outcome',
+           'run_job', 'done_before', 'why_again', 'time_left_s', 'RunLines', 'RunProgress', 'show_progress',
+           'prepare_run', 'run_jobs', 'run_labs', 'copy_labs', 'say_failed', 'Reply', 'check_guess', 'check_choice',
+           'check_number', 'check_set']
 
 # %% ../nbs/12_labs.ipynb #b92f4ab7
 import ast
@@ -1032,22 +1033,28 @@ def _number(x):
 def _show(x, unit): return f"{f'{x:,.0f}' if float(x).is_integer() else f'{x:.3g}'} {unit}".rstrip()
 
 # %% ../nbs/12_labs.ipynb #f9c0f907
+CLOSE_RATIO, CLOSE_POINTS = 1.25, 3   # a guess that is as close was very close
+
 def check_guess(
     guess,    # What the student guessed before measuring; None: no guess yet
     measured, # What was measured; None or NaN: not measured here
-    unit='s', # Of both
+    unit='s', # Of both; percentages are compared by their difference, since 90 % is a tenth more than 82 % and half the mistakes
+    within=(), # Ends of the measurement's interval, if there is one
 )->Reply:
-    "How far a guess was from the measurement"
+    "How far a guess was from the measurement, as far as that tells"
     if guess is None: return Reply(None, "No guess yet. Write one down before you measure: it makes the "
                                    "surprise better.")
     g, m = _number(guess), _number(measured)
     if g is None: return Reply(False, f"A guess is a number{f' of {unit}' if unit else ''}, and this is {guess!r}.")
     if m is None: return Reply(None, f"You guessed {_show(g, unit)}. There is no measurement to compare it with.")
     said = f"You guessed {_show(g, unit)}, measured were {_show(m, unit)}"
-    if g<=0 or m<=0: return Reply(g==m, f"{said}.")
-    ratio = max(g, m)/min(g, m)
-    if ratio<=1.25: return Reply(True, f"{said}: very close.")
-    return Reply(False, f"{said}: your guess was {ratio:.3g} times too {'high' if m<g else 'low'}. What did you not expect?")
+    if within and within[0]<=g<=within[1]: return Reply(True, f"{said}, with an interval from {within[0]:.3g} to {within[1]:.3g}. "
+        "Your guess lies in it: these visits know no better.")
+    if unit=='%': is_close, off = abs(g-m)<=CLOSE_POINTS, f'{abs(g-m):.3g} points'
+    elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
+    else: is_close, off = max(g, m)/min(g, m)<=CLOSE_RATIO, f'{max(g, m)/min(g, m):.3g} times'
+    if is_close: return Reply(True, f"{said}: very close.")
+    return Reply(False, f"{said}: your guess was {off} too {'high' if m<g else 'low'}. What did you not expect?")
 
 # %% ../nbs/12_labs.ipynb #fe86340c
 def _same(a, b):

@@ -549,9 +549,11 @@ def _step_intervals(mid, p, part, level):
 
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
-    o, k = found['overhead_ms'], found['per_image_ms']
+    o, a, k = (found[name] for name in STEP_NAMES)
     if part=='plateau': return (f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: "
         f"only the overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+    if part=='rise' and k.mid*b[0]<a.mid/10: return (f"A step takes {a.mid:.3g} ms even for few images, and grows only with many. How much of that is an "
+        f"overhead, and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
     if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is "
                              f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the plateau.")
     if len(b)<4: return ("A plateau and a rise through three batch sizes fit any data, so nothing checks them. "

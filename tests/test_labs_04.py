@@ -74,11 +74,19 @@ def test_stages_are_told_from_the_slowest():
     assert table.images_per_s['copy, pinned, float32']==round(50e9/150_528/4)
     assert list(table.index).index('copy, pageable, float32')<list(table.index).index('training x')  # there the copy limits
 
+def run_sizes(n_workers, n_batches):
+    "The cell that makes the pictures, on a system that gives so many workers"
+    class Train(list): fake_l = SimpleNamespace(num_workers=n_workers)
+    dls = SimpleNamespace(train=Train(range(n_batches)), train_ds=[0]*9)
+    exec(cell_of(lab, 'size, bs = size or'), dict(size=None, on_gpu=False, dataset='birds', bs=None, max_images=None, seed=0, here='cpu',
+                                                  model='cnn_small', get_dls=lambda **kw: dls, plan=lambda o: o))
+
 @pytest.mark.parametrize('n', [0, 1])
 def test_a_system_without_workers_is_told(n, capsys):
     "macOS and notebooks on Windows: fastai asks nobody and takes none"
-    dls = SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n)), train_ds=[0]*9)
-    known = dict(size=None, on_gpu=False, dataset='birds', bs=None, max_images=None, seed=0, here='cpu', model='cnn_small',
-                 get_dls=lambda **kw: dls, plan=lambda o: o)
-    exec(cell_of(lab, 'size, bs = size or'), known)
+    run_sizes(n, 4)
     assert ('starts no workers' in capsys.readouterr().out)==(n==0)
+
+def test_too_few_batches():
+    "Refused before anything is measured; one batch would be divided by the time of none"
+    with pytest.raises(ValueError, match='bs=4 makes 3 batches of 9 training images, too few to time. Take a smaller bs'): run_sizes(1, 3)
