@@ -131,7 +131,7 @@ def test_dockerfile_lint_fault(tmp_path):
 # ---- the two variants are one
 
 allowed = [('name: gpubench-cpu${GPUBENCH_SUFFIX:-}', 'name: gpubench-gpu${GPUBENCH_SUFFIX:-}'),
-           ('  image: gpubench:VERSION-cpu', '  image: gpubench:VERSION-gpu'), ('  dev-cpu:', '  dev-gpu:'),
+           ('  image: gpubench:VERSION-cpu${GPUBENCH_SUFFIX:-}', '  image: gpubench:VERSION-gpu${GPUBENCH_SUFFIX:-}'), ('  dev-cpu:', '  dev-gpu:'),
            ('      TORCH_BACKEND: cpu', '      TORCH_BACKEND: "${GPUBENCH_CUDA:-}"'),
            ('      DEBIAN_PACKAGES: ""', '      DEBIAN_PACKAGES: nvtop'), ('', '  gpus: all')]
 
@@ -172,11 +172,11 @@ def test_caches_are_shared():
 def test_suffix_keeps_checkouts_apart():
     "Whatever has a name of the whole engine's has the suffix at its end, so that no two of them become the same"
     for o in compose_files:
-        named = re.findall(r'^ *name: (.+)$', text(o), re.M)
-        assert len(named)==2 and all(n.endswith('${GPUBENCH_SUFFIX:-}') for n in named)
+        named = re.findall(r'^ *(?:name|image): (.+)$', text(o), re.M)
+        assert len(named)==3 and all(n.endswith('${GPUBENCH_SUFFIX:-}') for n in named)
 
 keys_of_a_container = {'name', 'dockerComposeFile', 'service', 'runServices', 'workspaceFolder', 'shutdownAction', 'remoteUser',
-                       'updateRemoteUserUID', 'postCreateCommand', 'customizations'}
+                       'updateRemoteUserUID', 'postCreateCommand', 'postStartCommand', 'customizations'}
 
 def test_devcontainers_ask_for_nothing_else(dev):
     "No feature from the network, no command on the host, no mount, no port, no other user: a key that is new is thought of here"
@@ -403,12 +403,12 @@ def constraints():
     return dict(o.split('==') for o in bare(text('tools/image_constraints.txt')))
 
 def test_image_requirements_and_constraints():
-    image, cfg = as_tool('image'), settings()
-    wanted = [Requirement(o) for o in image.requirements()]
+    tool, cfg = as_tool('set_up'), settings()
+    wanted = [Requirement(o) for o in tool.image_requirements()]
     parts = ['requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements']
     assert {o for o in cfg if o.endswith('requirements')}-{'newest_requirements'}==set(parts)      # an extra that is new is thought of here
     named = {Requirement(o).name for k in parts for o in cfg[k].split()}
-    assert named-{o.name for o in wanted}==set(image.left_out) and 'torchvision' in named
+    assert named-{o.name for o in wanted}==set(tool.image_lacks) and 'torchvision' in named
     held = {re.sub('[-_.]+', '-', k).lower(): v for k,v in constraints().items()}
     for o in wanted:
         if o.name not in ('torch', 'torchvision'): assert Version(held[re.sub('[-_.]+', '-', o.name).lower()]) in o.specifier, o

@@ -153,12 +153,19 @@ def test_the_environment_of_an_image(checkout):
     subprocess.run([*image, 'stamp', '--venv', checkout.venv], check=True)
     assert checkout.stamp['extra']=='dev' and checkout.stamp['image']
     for o in ('plain', 'lab', 'dev'): assert (checkout.set_up(o).returncode, checkout.set_up(o).stderr)==(0, '')
-    settings, before = checkout.tree/'settings.ini', sorted(checkout.venv.rglob('*'))
-    settings.write_text(settings.read_text()+'\n# changed\n')
-    stale = checkout.set_up()
+    settings, versions, before = checkout.tree/'settings.ini', checkout.tree/'tools'/'image_constraints.txt', sorted(checkout.venv.rglob('*'))
+    settings.write_text(settings.read_text()+'\n# changed\n')                 # nothing that an image holds
+    assert checkout.set_up('dev').returncode==0
+    stale = []
+    for file,old,new in [(settings, 'image_torch = ', 'image_torch = torch==1.0 '), (versions, 'fastai==', 'fastai==99.')]:
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        stale.append(checkout.set_up())
+        file.write_text(text)
+    assert checkout.set_up().returncode==0
     for o in (checkout.venv/'bin').glob('python*'): o.unlink()
-    broken = checkout.set_up()
-    for res in (stale, broken):
+    for res in (*stale, checkout.set_up()):
         assert res.returncode==1 and 'Rebuild Container' in res.stderr and 'docker compose -f docker-compose.cpu.yml build' in res.stderr
         assert len(res.stderr.splitlines())==1
     assert len(sorted(checkout.venv.rglob('*')))==len([o for o in before if not o.name.startswith('python') or o.parent.name!='bin'])

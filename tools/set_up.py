@@ -16,6 +16,9 @@ pip_extras = dict(plain='', int8='[lab,int8]')      # what pip is asked for; the
 sources = ['settings.ini', 'setup.py', 'pyproject.toml']
 stamp_name = 'gpubench-stamp.json'
 low_disk_gib = 8                                    # torch with its CUDA libraries takes about 6
+image_extra = 'dev'                                 # a container image has it all, but
+image_lacks = ['playwright']                        # 165 MB for tests in a browser, which it does not have; they are skipped
+image_keys = ['image_torch', 'requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements']   # what `dev` holds, torch first
 rebuild = ("The container's image was built for other requirements than those of this checkout. Build it again: «Dev Containers: "
            "Rebuild Container» in VS Code, or `docker compose -f docker-compose.cpu.yml build` (gpu.yml for a GPU) on the host.")
 
@@ -26,9 +29,17 @@ def setting(key):
     parser.read(root/'settings.ini', encoding='utf-8')
     return parser['DEFAULT'][key]
 
-def digest(files):
-    "One hash over the content of `files`; contents, since a clone or a checkout gives every file a new time"
-    return hashlib.sha256(b'\0'.join(Path(o).read_bytes() for o in files)).hexdigest()[:16]
+def digest(*parts): return hashlib.sha256(b'\0'.join(parts)).hexdigest()[:16]
+
+def image_requirements():
+    "What is installed into an image"
+    wanted = [o for k in image_keys for o in shlex.split(setting(k), comments=True)]
+    return [o for o in wanted if not o.startswith(tuple(image_lacks))]
+
+def wanted_sources(image, base=None):
+    "One hash over what an environment was made from; contents, since a clone or a checkout gives every file a new time"
+    if image: return digest('\n'.join(image_requirements()).encode(), (root/'tools'/'image_constraints.txt').read_bytes())
+    return digest(*(o.read_bytes() for o in [*(root/o for o in sources), *([base/stamp_name] if base else [])]))
 
 def read_stamp(venv):
     "What the last complete set-up of `venv` wrote; empty if there was none"
@@ -101,16 +112,16 @@ def pip_install_newest(venv, base):
     print(f"pip will name conflicts of nbdev's requirements, which it sees in {base.name}; no test here uses nbdev.", flush=True)
     pip(venv, '--upgrade', '-c', constraints, *shlex.split(setting('newest_requirements')))
 
-def wanted_stamp(venv, extra, base=None):
+def wanted_stamp(venv, extra, base=None, image=False):
     "What the stamp of `venv` says once it serves `extra`"
-    files = [root/o for o in sources] + ([base/stamp_name] if base else [])
-    return dict(venv=str(venv), extra=extra, python='%d.%d' % sys.version_info[:2], sources=digest(files))
+    return dict(venv=str(venv), extra=extra, python='%d.%d' % sys.version_info[:2], sources=wanted_sources(image, base))
 
 def set_up(venv, extra, base=None):
     "Bring `venv` to a state that serves `extra`"
-    wanted = wanted_stamp(venv, extra, base)
+    image = read_stamp(venv).get('image', False)
+    wanted = wanted_stamp(venv, extra, base, image)
     if state(venv, extra, wanted)=='ready': return
-    if read_stamp(venv).get('image'): sys.exit(rebuild)
+    if image: sys.exit(rebuild)
     with only_one(venv):
         found = state(venv, extra, wanted)          # again: another set-up may just have ended
         if found=='ready': return

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 file=docker-compose.$variant.yml
 arg() { sed -n "s/^      $1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\( *#.*\)\{0,1\}\$/\1/p" "$file" | sed 's/^\${[A-Z_]*:-\(.*\)}$/\1/'; }
 backend=${TORCH_BACKEND-$(arg TORCH_BACKEND)}
-image=$(sed -n 's/^  image: *//p' "$file")
+image=$(sed -n 's/^  image: *//p' "$file" | sed 's/\${[^}]*}//g')
 export BUILDAH_ISOLATION=chroot STORAGE_DRIVER="${STORAGE_DRIVER:-vfs}"
 echo "$image: TORCH_BACKEND='$backend' DEBIAN_PACKAGES='$(arg DEBIAN_PACKAGES)'"
 # shellcheck disable=SC2086

@@ -25,7 +25,7 @@ def may_write(folder):
 def who():
     "The user, and what the kernel lets it do"
     lines = dict(o.split(':\t', 1) for o in Path('/proc/self/status').read_text().splitlines() if ':\t' in o)
-    return dict(uid=os.getuid(), gid=os.getgid(), capabilities=lines['CapEff'], no_new_privileges=lines['NoNewPrivs'])
+    return dict(uid=os.getuid(), gid=os.getgid(), capabilities=lines['CapBnd'], no_new_privileges=lines['NoNewPrivs'])   # what it may ever have
 
 def kernels():
     specs = json.loads(said('jupyter', 'kernelspec', 'list', '--json').stdout)['kernelspecs']
@@ -82,7 +82,8 @@ def main():
                  versions={o: version(o) for o in packages}, programs={o: shutil.which(o) for o in programs},
                  kernels=kernels(), locks=locks(), compiles=compiles(),
                  set_up=dict(exit_code=set_up.returncode, said=set_up.stdout+set_up.stderr), server=server(), doctor=doctor())
-    good = (found['who']['uid']!=0 and found['who']['capabilities']=='0'*16 and all(found['write'][o] is True for o in writable)
+    good = (found['who']['uid']!=0 and found['who']['capabilities']=='0'*16 and found['who']['no_new_privileges']=='1'
+            and all(found['write'][o] is True for o in writable)
             and all(found['write'][o] is not True for o in closed) and all(found['programs'].values())
             and found['kernels']==dict(python3='python') and found['locks']=='/cache/locks' and found['compiles']['ok']
             and found['set_up']==dict(exit_code=0, said='') and found['server']==dict(with_token=200, without=403, other_host=403)
