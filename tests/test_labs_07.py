@@ -184,7 +184,19 @@ def test_without_the_packages_the_lab_goes_on(monkeypatch, capsys):
     assert space['has_int8'] is False and said.count('\n')==1 and 'pip install onnxruntime onnx onnxscript' in said
     cells = [o.source for o in nbformat.read(lab, 4).cells if o.cell_type=='code' and 'has_int8' in o.source]
     for o in cells[1:]: exec(o, space)
-    assert len(cells)==6
+    assert len(cells)==7
+
+def test_what_was_timed_before_has_come_to_rest():
+    "A rest, a call that does not count, then the median of the others"
+    log, now = [], [0.]
+    def run(x):
+        now[0] += x.pop(0)/1e3
+        log.append('call')
+    space = dict(pd=pd, sleep=lambda s: log.append(s), perf_counter=lambda: now[0])
+    exec(cell_of('07_precision', 'def timed_ms'), space)
+    assert space['timed_ms'](run, [90., 1., 2., 9., 3., 4.])==pytest.approx(3) and log==[.1]+6*['call']
+    log.clear()
+    assert space['timed_ms'](run, [90., 1.], rest_s=0, times=1)==pytest.approx(1) and log==[0, 'call', 'call']
 
 def test_the_extra_holds_what_the_lab_imports():
     import configparser
