@@ -23,6 +23,11 @@ Exit codes: 0 all went well; 1 something failed, or limits this machine;
 4 a lab's cell took too long; 130 stopped with Ctrl-C, 143 by SIGTERM,
 129 by SIGHUP, as when the terminal is closed."""
 
+def _say(words, err=False):
+    "Print a line; where whoever read has gone, it and all that follows go nowhere"
+    try: click.echo(words, err=err)
+    except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+
 def _is_ours(e):
     "Was it raised by gpubench (and so says what to do), or by the operating system (and so names a file)?"
     tb = e.__traceback__
@@ -35,7 +40,7 @@ def _wants_traceback(ctx):
 class OurError(click.ClickException):
     "One message on stderr, exit code 2"
     exit_code = UNUSABLE
-    def show(self, file=None): click.echo(f'gpubench: {self.message}', err=True)
+    def show(self, file=None): _say(f'gpubench: {self.message}', err=True)
 
 # %% ../nbs/13_cli.ipynb #0b24efc3
 class Verbs(click.Group):
@@ -44,7 +49,7 @@ class Verbs(click.Group):
         try: return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort): raise
         except KeyboardInterrupt as e:
-            if str(e): click.echo(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
+            if str(e): _say(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except BrokenPipeError: raise                                    # whoever read it has gone: click ends quietly
         except (ValueError, RuntimeError, OSError) as e:
@@ -180,10 +185,10 @@ STATUS_CODES |= {'not run': FAILED, 'hung up': HUNG_UP}
 
 def _say_how_to_report(folder):
     from gpubench.core import records_path
-    if records_path(folder).is_file(): click.echo(f'No report, since the run was stopped. To make one: gpubench report {shlex.quote(str(folder))}')
+    if records_path(folder).is_file(): _say(f'The run was stopped before its report. To make one: gpubench report {shlex.quote(str(folder))}')
 
 def _report_at_end(folder, stopped):
-    "The report of a run; none of one that was stopped, since its figures would take longer than a cancelled job is left"
+    "The report of a run; none of one that was stopped, since its figures would take longer than a cancelled job has left"
     if stopped: return _say_how_to_report(folder)
     try: _show_report(folder)
     except KeyboardInterrupt:
@@ -191,18 +196,18 @@ def _report_at_end(folder, stopped):
         raise
 
 def _show_outcome(o, folder):
-    if o.before: click.echo(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
-    elif o.status=='ok': click.echo(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
-    else: click.echo(f'  {o.status.upper():12} {o.job}: {o.error}')
+    if o.before: _say(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
+    elif o.status=='ok': _say(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
+    else: _say(f'  {o.status.upper():12} {o.job}: {o.error}')
 
 def _show_report(folder, price_per_h=None):
     "Make the page of a folder's records, print their table and where the page is"
     from gpubench.core import records_path
-    if not records_path(folder).is_file(): return click.echo(f'No records in {folder}, so no report.', err=True)
+    if not records_path(folder).is_file(): return _say(f'No records in {folder}, so no report.', err=True)
     from gpubench.report import add_prices, load_records, summary_text, write_report
     page = Path(write_report(folder, price_per_h=price_per_h)).resolve()                 # first: whoever reads the table may go
-    click.echo('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
-    click.echo(f'\nReport: {page}\n        {page.as_uri()}')
+    _say('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
+    _say(f'\nReport: {page}\n        {page.as_uri()}')
 
 # %% ../nbs/13_cli.ipynb #4e308a70
 @verb(cli, 'run', """gpubench run
@@ -236,14 +241,13 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     from gpubench.process import StopSignals
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
     with StopSignals(), filled_folder(out) as out:           # the report, too: a signal ends it as cleanly
-        click.echo(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick profile. Results go to {out}')
+        _say(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick profile. Results go to {out}')
         for o in jobs:
-            if why := why_again(o, out): click.echo(f'{o.notebook} is there and runs again. What differs: {why}')
+            if why := why_again(o, out): _say(f'{o.notebook} is there and runs again. What differs: {why}')
         done = run_jobs(jobs, out, timeout_s, not no_progress)
-        try:
-            for o in done: _show_outcome(o, out)
-            if any(o.status!='ok' for o in done): click.echo(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
-        finally: _report_at_end(out, any(o.stopped for o in done))     # also where whoever reads the outcomes has gone
+        for o in done: _show_outcome(o, out)
+        if any(o.status!='ok' for o in done): _say(f'To go on with the rest, give the same command with --out {shlex.quote(str(out))}')
+        _report_at_end(out, any(o.stopped for o in done))
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/13_cli.ipynb #2182c918
@@ -259,7 +263,7 @@ def _fetch(trials):
 def _show_faults(df):
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items():
-        click.echo(f'{n} of {len(df)} visits failed: {error}', err=True)
+        _say(f'{n} of {len(df)} visits failed: {error}', err=True)
     return len(bad)
 
 @verb(cli, 'sweep', """gpubench sweep --bs 16,64,256
@@ -303,7 +307,7 @@ def sweep(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress
     _fetch(todo)
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out:
-        click.echo(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
+        _say(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         n_bad = _show_faults(library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
                                            retry_failed=retry_failed, monitor=monitor))
     _show_report(out)

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -326,9 +327,9 @@ def check_values(
     kinds = values.get('__annotations__') or {}                     # of a lab's `globals()`
     for name in [o for o in (*NAMED, *NUMBERS) if o in values]:
         x = values[name]
+        if not isinstance(x, _CELL_TYPES) or isinstance(x, str) and not x: continue
         if get_origin(kinds.get(name)) in (list, tuple) and isinstance(x, (str, int, float)): raise ValueError(
             f"Parameter {name} is {x!r}. It has to be a list, such as [{x!r}]; with papermill: -y '{name}: [{x}]'.")
-        if not isinstance(x, _CELL_TYPES) or isinstance(x, str) and not x: continue
         wrong = [why for o in _each(x) if (why := _why_not(name, o))]
         if name in NUMBERS and isinstance(x, (list, tuple)) and not x: wrong = ["It needs one number at least."]
         if wrong: raise ValueError(f"Parameter {name} is {x!r}. {wrong[0]}")
@@ -586,7 +587,7 @@ def own_kernel(
 
         def start_kernel(self, **kwargs):
             self.started.append(self)
-            return super().start_kernel(stdout=log, stderr=log, **kwargs)      # ours may be closed
+            return super().start_kernel(stdout=subprocess.DEVNULL, stderr=log, **kwargs)      # ours may be closed
 
     return OwnKernelManager
 
@@ -815,6 +816,7 @@ class RunLines:
     ):
         self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
+        self.stop = threading.Event()
 
     def left(self):
         "In words"
@@ -824,6 +826,7 @@ class RunLines:
     def say(self, words):
         "Write a line"
         self.said_s = self.clock()
+        if self.file is None: return                                            # stderr is closed, and stdout is for others
         with suppress(OSError, ValueError): print(f'{words}, {self.left()}', file=self.file, flush=True)   # no reason to end a run
 
     def name(self, words):
@@ -836,7 +839,15 @@ class RunLines:
         i, n = self.cells
         if i and self.clock()-self.said_s>=QUIET_S: self.say(f'{self.words}, cell {i} of {n}')
 
-    def close(self): pass
+    def tick(self, every_s=1):
+        "Show it again and again from now on"
+        def again():
+            while not self.stop.wait(every_s): self.show()
+        threading.Thread(target=again, daemon=True).start()
+
+    def close(self):
+        "No more of it"
+        self.stop.set()
 
     def begin(self, job, n_cells):
         "A lab starts"
@@ -857,16 +868,11 @@ class RunLines:
         self.show()
 
 class RunProgress(RunLines):
-    "One bar over all labs of a run, with what is left; on a terminal it ticks every second"
+    "One bar over all labs of a run, with what is left"
     def __init__(self, jobs, clock=perf_counter, file=None, **kwargs): # the last for tqdm
         from tqdm import tqdm
         super().__init__(jobs, clock, file)
-        self.stop = threading.Event()
         self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True, file=self.file, **kwargs)
-        if _is_terminal(self.file): threading.Thread(target=self._tick, daemon=True).start()
-
-    def _tick(self):
-        while not self.stop.wait(1): self.show()
 
     def name(self, words): self.bar.set_description_str(words, refresh=False)
 
@@ -877,7 +883,7 @@ class RunProgress(RunLines):
 
     def close(self):
         "Leave the bar as it is"
-        self.stop.set()
+        super().close()
         self.bar.close()
 
 def _can_redraw(file):
@@ -886,9 +892,15 @@ def _can_redraw(file):
     with suppress(OSError): return 0 not in os.get_terminal_size(file.fileno())
     return True
 
-def show_progress(jobs, file=None): # a bar where its line can be written anew; elsewhere each of its states would be one more line
+def show_progress(
+    jobs:list[Job], # What will run
+    file=None,      # Where to; by default stderr
+)->RunLines:
+    "A bar where its line can be written anew; elsewhere, where each of its states would be one more line, a line now and then"
     file = file or sys.stderr
-    return (RunProgress if _can_redraw(file) else RunLines)(jobs, file=file)
+    progress = (RunProgress if _can_redraw(file) else RunLines)(jobs, file=file)
+    if not hasattr(file, 'pub_thread'): progress.tick()                             # a notebook's output is not for other threads
+    return progress
 
 # %% ../nbs/12_labs.ipynb #899e8a80
 def prepare_run(

@@ -113,6 +113,7 @@ def test_version_and_unknown_verb():
 
 # run
 
+SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
 RECORD_ONE = 'from gpubench.core import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
 
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
@@ -240,8 +241,7 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
 def test_a_signal_while_the_report_is_made(labs, tmp_path):
     write_lab(labs, '01_small', *RECORD_ONE)
-    cut = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9)); '
-    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=cut)
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=f'{SIGNAL_IN_REPORT}; ')
     assert (p.returncode, p.stderr, 'ok           01_small' in p.stdout)==(143, '\ngpubench: SIGTERM\n', True)
     assert f"To make one: gpubench report {tmp_path/'out'}" in p.stdout
 
@@ -254,8 +254,23 @@ def test_whoever_reads_may_go(labs, tmp_path):
     p.stderr.close()
     assert 'Results go to' in p.stdout.readline()
     p.stdout.close()
-    assert p.wait(timeout=120)==1
+    assert p.wait(timeout=120)==0
     assert (tmp_path/'out'/'01_small.ipynb').is_file() and (tmp_path/'out'/'report.html').is_file()
+    write_lab(labs, '01_small', *RECORD_ONE, 'print(2)')                              # so it runs again, and says why before that
+    for cut,code in (('', 0), (f'{SIGNAL_IN_REPORT}; ', 143)):
+        p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', before=cut)
+        p.stderr.close(), p.stdout.close()
+        assert p.wait(timeout=120)==code
+        assert 'print(2)' in (tmp_path/'out'/'01_small.ipynb').read_text()
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
+def test_progress_keeps_to_stderr(labs, tmp_path):
+    "stdout has the outcomes alone, also where stderr is closed"
+    write_lab(labs, '01_small', 'print(1)')
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', preexec_fn=lambda: os.close(2))
+    out, _ = p.communicate(timeout=120)
+    assert p.returncode==0 and 'ok           01_small' in out and '1 of 1' not in out
 
 
 @pytest.mark.skipif(os.name=='nt', reason='no such descriptors')

@@ -107,6 +107,8 @@ def test_a_ladder_compares_with_fit_of_the_same_batch_size(defined):
     assert df.loop.tolist()==['fit', '+ images on the device', 'fit', "+ torch's AdamW"]
     assert df.times_as_fast.round(3).tolist()==[1., 4., 1., 1.]
     assert df.verdict.tolist()==['', 'faster than fit', '', 'not distinguishable']
+    nothing = defined['ladder'](pd.DataFrame([o | dict(status='error') for o in rows]))
+    assert len(nothing)==0 and list(nothing)==list(df)
 
 def test_marks_tell_lines_apart(defined):
     watch = defined['LineWatch']()
