@@ -49,7 +49,7 @@ class Verbs(click.Group):
         try: return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort): raise
         except KeyboardInterrupt as e:
-            if str(e): _say(f'\ngpubench: {e}', err=True)          # a sweep says what it kept
+            if str(e): _say(f'\ngpubench: {e}', err=True)               # a sweep says what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except BrokenPipeError: raise                                    # whoever read it has gone: click ends quietly
         except (ValueError, RuntimeError, OSError) as e:
@@ -106,7 +106,7 @@ out_folder = click.option('--out', default='', metavar='FOLDER', help='Where res
 def _say_at_once(words, terminal=None):
     "Print a line on stderr if that is a terminal; `terminal` says so for tests"
     if terminal is None: terminal = sys.stderr is not None and sys.stderr.isatty()
-    if terminal: click.echo(words, err=True)
+    if terminal: _say(words, err=True)
 
 # %% ../nbs/13_cli.ipynb #ebe91ce5
 def _version(ctx, param, value):
