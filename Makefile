@@ -38,7 +38,7 @@ test-notebooks: set-up-dev
 
 test-newest: set-up-dev
 	@$(set_up) newest --venv "$(VENV)-newest" --base "$(VENV)"
-	$(VENV)-newest/bin/python tests/newest.py
+	$(VENV)-newest/bin/python tests/repo/newest.py
 
 export: set-up-dev
 	$(bin)/nbdev_export

@@ -8,7 +8,8 @@ and the accuracy means nothing. A fifth is held out: 12,500 images train 10,000,
 """
 import click
 
-from gpubench.report import recommend, summary_table, write_report
+from gpubench.findings import recommend, summary_table
+from gpubench.report import write_report
 from gpubench.sweep import sweep
 
 

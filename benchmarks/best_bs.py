@@ -6,7 +6,8 @@ Both count the seconds for which the device was held: the long way the epochs al
 that its visits did, loading and warm-up included. The answer is right if its true speed, that of the whole epochs, is within 2 % of the best."""
 from dataclasses import asdict
 
-from gpubench.sweep import find_best_bs, sweep
+from gpubench.race import find_best_bs
+from gpubench.sweep import sweep
 from gpubench.trial import Trial
 
 from common import device_of, device_parser, write_json

@@ -7,7 +7,8 @@ Energy is held against the card's own counter, read beside the monitor at the mo
 """
 import json, os, threading, time
 
-from gpubench.monitor import GPU_COLUMNS, GPU_QUERIES, Monitor, MonitorCallback, fit_energy
+from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
+from gpubench.nvml import GPU_QUERIES
 import torch
 from fastai.callback.core import Callback
 

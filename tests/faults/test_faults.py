@@ -1,0 +1,510 @@
+"""What goes wrong while a sweep runs, done on purpose. No fault may end the other visits or lose a finished record"""
+import gc, json, os, shutil, signal, subprocess, sys, threading, time, warnings, weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpubench import sweep as library
+from gpubench.record import append_record, read_records
+from gpubench.monitor import MonitorCallback
+from gpubench.process import device_locks, locks_folder
+from gpubench.sweep import SweepStopped, noise_floor, sweep
+from gpubench.timing import StepTimerCallback
+from gpubench.trial import Trial, make_learner, resolve, run_trial
+
+root = Path(__file__).resolve().parents[2]
+linux = pytest.mark.skipif(sys.platform!='linux', reason='processes are looked up in /proc, and file systems mounted')
+
+
+# ---- tools
+
+def quiet(*args, **kwargs): return sweep(*args, **dict(progress=False, repeats=1, twin=None) | kwargs)
+def here(*args, **kwargs): return quiet(*args, **dict(isolate=False) | kwargs)
+def by(df, name): return dict(zip(df[name], df.status))
+def same(x): return dict(y=x)
+
+def running(pid):
+    "Is there such a process, and does it still do anything?"
+    try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    except OSError: return False
+
+def soon(true, timeout_s=30):
+    "Wait until `true()`"
+    end = time.monotonic()+timeout_s
+    while not true():
+        assert time.monotonic()<end, 'waited too long'
+        time.sleep(.05)
+
+def start_script(tmp_path, text, *args, name='script.py', **env):
+    "A script of a user, with no main guard, in a group of its own as a terminal gives it"
+    (tmp_path/name).write_text(text)
+    env = os.environ | dict(PYTHONPATH=str(root), OMP_NUM_THREADS='1') | env
+    return subprocess.Popen([sys.executable, name, *map(str, args)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, start_new_session=True)
+
+def wait_for_end(p, timeout_s=90):
+    try: return p.communicate(timeout=timeout_s)
+    finally: p.kill()
+
+
+# ---- memory
+
+def hungry(bs):
+    if bs==16: torch.empty(2**60, dtype=torch.uint8)          # more than any machine has: torch itself raises
+    if bs==32: raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
+    return dict(n_images=bs)
+
+def test_out_of_memory_is_a_record_at_that_size():
+    df = quiet(dict(bs=[8, 16, 32, 64]), run=hungry, repeats=2)
+    assert by(df, 'bs')=={8: 'ok', 16: 'oom', 32: 'oom', 64: 'ok'} and len(df)==8
+    assert df[df.status=='ok'].n_images.tolist()==df[df.status=='ok'].bs.tolist()        # no batch was shrunk
+    assert 'allocate' in df[df.bs==16].error.iloc[0]
+
+class Held: "Stands for a tensor that fills the GPU"
+
+def test_out_of_memory_frees_what_the_visit_held():
+    "In this process too: the traceback must not keep the frames"
+    held = []
+    def run(bs):
+        big = Held()
+        big.me = big                                         # as a Learner and its callbacks hold each other
+        held.append(weakref.ref(big))
+        raise torch.OutOfMemoryError('CUDA out of memory')
+    gc.disable()                                         # nothing but the sweep itself may tidy up
+    try: status, left = here(dict(bs=8), run=run).status.tolist(), [o() for o in held]
+    finally: gc.enable()
+    assert (status, left)==(['oom'], [None])
+
+
+# ---- visits that end badly
+
+def ends_badly(how):
+    if how=='killed': os.kill(os.getpid(), signal.SIGKILL)
+    if how=='exits': os._exit(3)
+    if how=='leaves': sys.exit(3)
+    if how=='raises': raise KeyError('x')
+    if how=='list': return [1]
+    if how=='nan': return dict(y=float('nan'))
+    return dict(y=1)
+
+def test_a_bad_end_is_a_record_and_the_sweep_goes_on(tmp_path):
+    df = quiet(dict(how='killed exits leaves raises list nan fine'.split()), run=ends_badly, out=tmp_path)
+    assert by(df, 'how')==dict(killed='killed', exits='killed', leaves='error', raises='error', list='error', nan='ok', fine='ok')
+    error = dict(zip(df.how, df.error))
+    assert 'SIGKILL' in error['killed'] and 'dmesg' in error['killed'] and 'exit code 3' in error['exits']
+    assert error['leaves']=='SystemExit: 3' and error['raises']=="KeyError: 'x'" and 'a dict is needed' in error['list']
+    assert df[df.how=='nan'].y.isna().all()
+    kept = read_records(tmp_path)
+    assert by(kept, 'how')==by(df, 'how') and kept.visit_s.gt(0).all()
+    assert kept[kept.how=='fine'].process_s.between(0, kept.visit_s.max()).all()
+
+def hangs(x, folder):
+    if x!=2: return dict(y=x)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])
+    Path(folder, 'pids').write_text(f'{os.getpid()} {worker.pid}')
+    time.sleep(300)
+
+@linux
+def test_a_hang_is_ended_with_all_it_started(tmp_path):
+    quiet(dict(x=1, folder=str(tmp_path)), run=hangs)                          # the server is loaded from here on
+    df = quiet(dict(x=[1, 2, 3], folder=str(tmp_path)), run=hangs, timeout_s=4)
+    assert by(df, 'x')=={1: 'ok', 2: 'timeout', 3: 'ok'} and 'timeout_s=4 s' in df[df.x==2].error.item()
+    pids = (tmp_path/'pids').read_text().split()
+    assert len(pids)==2
+    soon(lambda: not any(map(running, pids)))
+
+def test_failed_visits_are_tried_again_only_on_demand(tmp_path):
+    plan = dict(how=['killed', 'raises', 'fine'])
+    quiet(plan, run=ends_badly, out=tmp_path)
+    assert len(quiet(plan, run=ends_badly, out=tmp_path))==3 and len(read_records(tmp_path))==3
+    again = quiet(plan, run=ends_badly, out=tmp_path, retry_failed=True)
+    assert len(again)==3 and len(read_records(tmp_path))==5
+    assert sorted(zip(again.how, again.visit))==[('fine', 0), ('killed', 1), ('raises', 1)]
+
+def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
+    def go(**measure): return here(dict(device='cpu', max_images=300), out=tmp_path, **measure)
+    go(max_s=.1, whole_epoch=False)
+    df = go(max_s=.2, whole_epoch=False)
+    assert len(df)==1 and df.visit.item()==1 and json.loads(df.measure.item())==dict(half_width=.05, max_s=.2, whole_epoch=False)
+    assert 'measured with max_s=0.1 instead of 0.2' in capsys.readouterr().out
+    older = [json.loads(o) for o in (tmp_path/'records.jsonl').read_text().splitlines()]
+    (tmp_path/'records.jsonl').write_text(''.join(json.dumps({k: v for k,v in o.items() if k!='measure'})+'\n' for o in older))
+    assert len(go())==2 and 'nothing is left to run' in capsys.readouterr().out          # before there was the field: the defaults
+
+def test_what_a_function_returns_is_never_lost_in_silence():
+    df = here(dict(x=[1, 2]), run=lambda x: dict(n_cores=-x, y=x) if x==1 else dict(y=x))
+    assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what your function returns' in df[df.x==1].error.item()
+    with pytest.raises(ValueError, match="a field named 'visit' already"): here(dict(visit=[1, 2]), run=lambda visit: {})
+
+def test_nan_loss():
+    df = quiet(dict(device='cpu', lr=[1e-3, 1e25], max_images=300))
+    assert dict(zip(df.lr, df.status))=={1e-3: 'ok', 1e25: 'error'}
+    assert 'smaller learning rate' in df[df.lr>1].error.item()
+
+def test_batch_larger_than_the_data():
+    df = quiet(dict(device='cpu', bs=[64, 4000], max_images=300))
+    assert by(df, 'bs')=={64: 'ok', 4000: 'skipped'}
+    assert '4000' in df[df.bs==4000].error.item() and '240' in df[df.bs==4000].error.item()
+
+def test_what_cannot_run_costs_no_process(monkeypatch):
+    monkeypatch.setattr(library, 'run_fresh', lambda *args: pytest.fail('a process was started'))
+    with pytest.raises(ValueError, match='fp16'): quiet(dict(device='cpu', precision='fp16'))
+    asked = [Trial(device='cpu', precision='fp16'), Trial(device='cpu', bs=32)]
+    with pytest.raises(pytest.fail.Exception): quiet(asked, seed=1)
+    assert library.visit(run_trial, asked[0])['status']=='skipped'
+
+
+# ---- workers
+
+class Deadly(torch.utils.data.Dataset):
+    "The worker that fetches image 5 is killed"
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        if i==5: os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(4)
+
+def with_worker(bs):
+    for _ in torch.utils.data.DataLoader(Deadly(), batch_size=bs, num_workers=1): pass
+    return {}
+
+def test_a_worker_dies():
+    df = quiet(dict(bs=2), run=with_worker)
+    assert df.status.tolist()==['error']
+    assert 'n_workers=0' in df.error[0] and 'dmesg' in df.error[0] and 'Traceback' not in df.error[0]
+
+def test_a_truncated_image_is_one_sentence(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        path = tmp_path/'cats dogs'.split()[i%2]/f'{i}.jpg'
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(path)
+    for o in tmp_path.rglob('1?.jpg'): o.write_bytes(o.read_bytes()[:-300])
+    df = quiet(dict(dataset=str(tmp_path), device='cpu', bs=8, loader='files', n_workers=[0, 1], size=32))
+    assert set(df.status)<={'error', 'skipped'} and df.status.nunique()==1
+    assert df.error.str.contains('cannot be decoded').all(), df.error.tolist()
+    assert not df.error.str.contains('Traceback|File "').any() and (df.error.str.count('\n')==0).all()
+
+
+# ---- Ctrl-C
+
+SCRIPT = '''
+import os, sys, time
+from pathlib import Path
+from gpubench.sweep import sweep
+here, plan = Path(sys.argv[1]), [1, 2, 3]
+with open(here/'started', 'a') as f: f.write('x')        # once a process that runs this script
+class Mine: pass                                           # known in this script only
+def slow(x, device):
+    assert Mine() and 'PROBE' in os.environ
+    (here/f'pid{x}').write_text(str(os.getpid()))
+    if not (here/'go').exists(): time.sleep(300 if x==plan[-1] else 0)
+    return dict(y=x)
+print(sweep([dict(x=x, device='toy') for x in plan], repeats=1, twin=None, out=here/'out', run=slow, progress=False,
+            seed=int(sys.argv[2]), start_method=sys.argv[3] if len(sys.argv)>3 else None).y.tolist())
+'''
+
+@linux
+def test_ctrl_c_in_a_visit_and_the_same_call_again(tmp_path):
+    p = start_script(tmp_path, SCRIPT, tmp_path, 0, PROBE='1')
+    soon(lambda: (tmp_path/'pid3').exists() and (tmp_path/'pid3').read_text(), 90)
+    pid, n = (tmp_path/'pid3').read_text(), len((tmp_path/'out'/'records.jsonl').read_text().splitlines()) if (tmp_path/'out'/'records.jsonl').exists() else 0
+    assert running(pid)
+    with pytest.raises(RuntimeError, match=rf"device 'toy' already: process {p.pid} since .*, records in .*out"):    # two at once
+        here(dict(x=1, device='toy'), run=lambda x, device: {})
+    os.killpg(p.pid, signal.SIGINT)                                          # as the terminal does: the whole group
+    out, err = wait_for_end(p)
+    assert p.returncode!=0 and f'SweepStopped: Stopped by Ctrl-C after {n} of 3 visits' in err and err.count('Traceback')==1
+    soon(lambda: not running(pid), 10)
+    assert (tmp_path/'started').read_text()=='x'                             # the script ran once, without a main guard
+    with device_locks(['toy']): pass                                         # and its lock is free
+    (tmp_path/'go').touch()
+    p = start_script(tmp_path, SCRIPT, tmp_path, 0, PROBE='1')
+    out, err = wait_for_end(p)
+    assert p.returncode==0, err
+    assert f'{n} of 3 visits' in out if n else 'visits are in' not in out
+    df = read_records(tmp_path/'out')
+    assert sorted(df.x)==[1, 2, 3] and set(df.status)=={'ok'}
+
+def test_ctrl_c_between_visits(tmp_path, monkeypatch):
+    "While a record is being written it waits until that record is safe"
+    before = signal.getsignal(signal.SIGINT)             # a shell's background jobs ignore it
+    def pressed(path, record):
+        os.kill(os.getpid(), signal.SIGINT)
+        append_record(path, record)
+    with monkeypatch.context() as m:
+        m.setattr(library, 'append_record', pressed)
+        with pytest.raises(SweepStopped, match='after 1 of 3 visits.*same call goes on') as stopped:
+            here(dict(x=[1, 2, 3]), run=same, out=tmp_path)
+    assert len(stopped.value.records)==len(read_records(tmp_path))==1
+    assert signal.getsignal(signal.SIGINT)==before
+    assert sorted(here(dict(x=[1, 2, 3]), run=same, out=tmp_path).x)==[1, 2, 3]
+
+@pytest.mark.parametrize('isolate', [True, False])
+def test_ctrl_c_at_the_last_visit_and_without_a_folder(isolate):
+    def press(x):
+        os.kill(parent, signal.SIGINT)
+        time.sleep(30)
+    parent = os.getpid()
+    with pytest.raises(SweepStopped, match="0 of 1 visits.*`records`") as stopped: quiet(dict(x=1), run=press, isolate=isolate)
+    assert len(stopped.value.records)==0
+    assert isinstance(stopped.value, KeyboardInterrupt)
+
+
+# ---- the sweeping process dies
+
+@linux
+def test_kill_9_leaves_no_visit_and_no_lock(tmp_path):
+    p = start_script(tmp_path, SCRIPT.replace('[1, 2, 3]', '[3]'),
+                     tmp_path, 0, 'spawn', PROBE='1')
+    soon(lambda: (tmp_path/'pid3').exists() and (tmp_path/'pid3').read_text(), 120)
+    pid = (tmp_path/'pid3').read_text()
+    assert running(pid)
+    p.kill()
+    p.communicate()
+    soon(lambda: not running(pid), 10)
+    assert (tmp_path/'started').read_text()=='x'                             # nor does spawn run the script again
+    assert (locks_folder()/'toy.lock').exists()                              # stale: the file is there, its holder is not
+    assert here(dict(x=1, device='toy'), run=lambda x, device: {}).status.tolist()==['ok']
+
+def test_a_stale_lock_of_long_ago():
+    (locks_folder()/'old.lock').write_text('')
+    (locks_folder()/'old.json').write_text('{"pid": 1, "since": "2000-01-01", "out": "x"')      # torn, too
+    with device_locks(['old']):
+        with pytest.raises(RuntimeError, match=f'process {os.getpid()} since'), device_locks(['old']): pass
+
+def test_the_lock_is_free_after_an_error(monkeypatch):
+    monkeypatch.setattr(library, '_planned', lambda *args: 1/0)
+    with pytest.raises(ZeroDivisionError): here(dict(x=1), run=same)
+    with device_locks(['cpu']): pass
+
+
+# ---- the disk
+
+def test_a_cut_at_every_byte_of_the_last_two_lines(tmp_path):
+    "As a power cut may leave it"
+    file = tmp_path/'records.jsonl'
+    here(dict(x=[1, 2, 3, 4]), run=same, out=tmp_path, seed=3)
+    whole = file.read_bytes()
+    ends = [i+1 for i,o in enumerate(whole) if o==10]
+    order = read_records(file).x.tolist()
+    cuts = range(ends[-3], len(whole))
+    assert len(cuts)>500
+    for cut in cuts:
+        file.write_bytes(whole[:cut])
+        n = sum(cut>=o-1 for o in ends)                                      # a record whose line end alone is missing is whole
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            assert read_records(file).x.tolist()==order[:n], cut
+        assert bool(said)==(cut not in ends and cut+1 not in ends), cut
+    for cut in [*cuts[::150], *(o-k for o in ends[-2:] for k in (0, 1, 2))]:
+        file.write_bytes(whole[:cut])
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            df = here(dict(x=[1, 2, 3, 4]), run=same, out=tmp_path, seed=3)
+        assert sorted(df.x)==sorted(read_records(file).x)==[1, 2, 3, 4], cut
+
+def test_damaged_records_are_said_in_words(tmp_path):
+    here(dict(x=[1, 2, 3]), run=same, out=tmp_path)
+    file = tmp_path/'records.jsonl'
+    first, *others = [json.loads(o) for o in file.read_text().splitlines()]
+    bad = [first | o for o in (dict(visit=None), dict(status=3), dict(machine=[1]), dict(trial_id=None), dict(visit=-1), dict(visit='two'))]
+    bad.append({k: v for k,v in first.items() if k!='trial_id'})
+    lines = [json.dumps(o) for o in [*bad, *others]] + ['17', '[1, 2]', 'null', '"text"', '{"a": nan', '\0'*50]
+    file.write_text('\n'.join(lines)+'\n')
+    with pytest.warns(UserWarning) as said: df = here(dict(x=[1, 2, 3]), run=same, out=tmp_path)
+    text = ' '.join(str(o.message) for o in said)
+    assert '6 torn line(s)' in text and '7 records' in text
+    assert sorted(df.x)==[1, 2, 3] and set(df.status)=={'ok'}
+    assert len(file.read_text().splitlines())==len(bad)+3                     # nothing was thrown away
+    assert len(Path(f'{file}.torn').read_text().splitlines())==6
+
+@pytest.mark.parametrize('schema,says', [(3, 'Update gpubench'), (None, 'damaged'), ('2', 'damaged')])
+def test_another_schema_is_refused_before_anything_runs(tmp_path, schema, says):
+    (tmp_path/'records.jsonl').write_text(json.dumps(dict(schema=schema, trial_id='a', machine='b', visit=0, status='ok'))+'\n')
+    with pytest.raises(RuntimeError, match=says): here(dict(x=1), run=lambda x: pytest.fail('it ran'), out=tmp_path)
+
+def test_records_that_ship_can_be_read():
+    found = [*(root/'nbs'/'labs'/'records').glob('*.jsonl'), *(root/'benchmarks'/'results').rglob('records.jsonl')]
+    before = [o.read_bytes() for o in found]
+    assert len(found)>=3
+    for o in found:
+        df = read_records(o)
+        if 'epoch_s' in df and b'"schema": 1' in o.read_bytes(): assert df.epoch_whole_s.equals(df.epoch_s), o
+    assert [o.read_bytes() for o in found]==before
+
+def test_two_writers_do_not_tear_each_other(tmp_path):
+    "One of them sets torn lines aside again and again meanwhile"
+    file, n = tmp_path/'records.jsonl', 60
+    def write(who):
+        for i in range(n): append_record(file, dict(who=who, i=i))
+    writers = [threading.Thread(target=write, args=[o]) for o in 'ab']
+    for o in writers: o.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        while any(o.is_alive() for o in writers):
+            if file.exists():
+                with open(file, 'ab') as f: f.write(b'\n{"torn\n')
+                read_records(file)
+        df = read_records(file)
+    assert sorted(zip(df.who, df.i))==sorted((o, i) for o in 'ab' for i in range(n))
+
+def unshare():
+    "The command that gives a process mounts of its own; skips where that is not allowed"
+    for o in (['unshare', '-m'], ['unshare', '-rm']):
+        if shutil.which('unshare') and not subprocess.run([*o, 'mount', '-t', 'tmpfs', 'tmpfs', '/mnt'], capture_output=True).returncode: return o
+    pytest.skip('this machine lets us mount nothing, not even in a namespace of our own')
+
+MOUNTS = '''
+import json, os, subprocess, sys
+from pathlib import Path
+disk = Path(sys.argv[1])/'disk'
+disk.mkdir()
+def mount(*args): subprocess.run(['mount', *map(str, args)], check=True)
+mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', disk)
+from gpubench.record import append_record, read_records
+from gpubench.sweep import sweep, _spare
+ran, said = [], {}
+def run(x):
+    ran.append(x)
+    if len(ran)==3 and not (disk/'filler').exists():
+        with open(disk/'filler', 'wb', buffering=0) as f:
+            try:
+                while True: f.write(bytes(512))
+            except OSError: pass
+    return dict(y='y'*5000)
+def once(x=[1, 2, 3, 4]): return sweep(dict(x=x), repeats=1, twin=None, out=disk/'runs', run=run, progress=False, isolate=False)
+def refused(key, f=once):
+    try: f(); said[key] = 'no error'
+    except (RuntimeError, OSError) as e: said[key] = f'{type(e).__name__}: {e}'
+refused('full')
+said['whole'] = [len(json.loads(o)['y']) for o in (disk/'runs'/'records.jsonl').read_text().splitlines()]
+said['spare'] = len(read_records(_spare(disk/'runs')))
+refused('still full')
+said['ran'] = len(ran)
+(disk/'filler').unlink()
+df = once()
+said['after'] = sorted(df.x.tolist()), len(read_records(disk/'runs')), len(ran), _spare(disk/'runs').exists()
+mount('-o', 'remount,ro', disk)
+refused('read-only', lambda: once([5]))
+said['readable'] = len(read_records(disk/'runs'))
+said['ran at last'] = len(ran)
+mount('-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', '/dev/shm')
+def images(n_workers):
+    import torch
+    for o in torch.utils.data.DataLoader(torch.zeros(64, 3, 128, 128), batch_size=32, num_workers=n_workers): pass
+    return {}
+df = sweep(dict(n_workers=[0, 1]), repeats=1, twin=None, run=images, progress=False)
+said['shm'] = dict(zip(map(str, df.n_workers), zip(df.status, df.error)))
+print(json.dumps(said))
+'''
+
+@linux
+def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
+    command = unshare()
+    (tmp_path/'mounts.py').write_text(MOUNTS)
+    env = os.environ | dict(PYTHONPATH=str(root), OMP_NUM_THREADS='1', TMPDIR=str(tmp_path))
+    p = subprocess.run([*command, sys.executable, 'mounts.py', str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert p.returncode==0, p.stderr
+    said = json.loads(p.stdout.splitlines()[-1])
+    assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'call the same sweep again' in said['full']
+    assert said['whole']==[5000, 5000] and said['spare']==1                    # no torn line; the third is elsewhere
+    assert 'nothing was measured' in said['still full'] and said['ran']==3
+    assert said['after']==[[1, 2, 3, 4], 4, 4, False]                          # it came back, and only the fourth ran
+    assert 'Read-only' in said['read-only'] and said['readable']==4 and said['ran at last']==4
+    assert said['shm']['0'][0]=='ok' and said['shm']['1'][0] in ('error', 'killed')
+    assert '--shm-size' in said['shm']['1'][1] and 'Traceback' not in said['shm']['1'][1]
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path/'mine').write_text('text')
+    with pytest.raises(ValueError, match="'.*mine' is a file of another kind. Use a folder"): here(dict(x=1), run=same, out=tmp_path/'mine')
+    with pytest.raises(ValueError, match='no name for them'): here(dict(x=1), run=same, out=tmp_path/'x.json')
+    assert sorted(o.name for o in tmp_path.iterdir())==['mine'] and (tmp_path/'mine').read_text()=='text'
+
+
+# ---- what no visit could find
+
+def test_what_is_not_there_stops_a_sweep_before_its_first_visit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('mine.py').write_text('def net(n_classes, n_in): raise RuntimeError("no luck")')
+    for wrong,says in ((dict(model='mnie:net'), "no module 'mnie'"), (dict(model='mine:nte'), "Did you mean 'net'"), (dict(dataset='./imgs2'), 'no folder')):
+        with pytest.raises(ValueError, match=says): quiet(wrong | dict(device='cpu'), out='runs')
+    assert not Path('runs').exists() and 'mine' not in sys.modules               # and nothing of the user's has run here
+    df = here(dict(model=['mine:net', 'mnie:net'], device='cpu'), out='runs')
+    assert by(df, 'model')=={'mine:net': 'error', 'mnie:net': 'skipped'} and "no module 'mnie'" in df.error[df.model=='mnie:net'].item()
+
+def test_a_noise_floor_needs_records():
+    for wrong in (None, 3, [dict(twin=True)]):
+        with pytest.raises(ValueError, match='the records of a sweep'): noise_floor(wrong)
+
+
+# ---- a process as the caller's
+
+def surroundings(x, name):
+    import gpubench
+    return dict(env=os.environ.get(name), cwd=os.getcwd(), n_threads=torch.get_num_threads(), benchmark=torch.backends.cudnn.benchmark,
+                cuda_started=torch.cuda.is_initialized(), path=sys.path[0], pid=os.getpid(), group=os.getpgid(0), main=str(sys.modules['__main__']))
+
+def test_a_fresh_process_is_as_the_caller_is_now(tmp_path, monkeypatch):
+    quiet(dict(x=1, name='A'), run=surroundings)                             # the server runs before anything below is set
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('GPUBENCH_PROBE', 'late')
+    monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before+1)
+    try: df = quiet(dict(x=1, name='GPUBENCH_PROBE'), run=surroundings, repeats=2)
+    finally: torch.set_num_threads(before)
+    row = df.iloc[0]
+    assert (row.env, row.cwd, row.n_threads, row.benchmark, row.cuda_started, row.path)==('late', str(tmp_path), before+1, True, False, str(tmp_path))
+    assert df.pid.nunique()==2 and df.pid.eq(df.group).all() and os.getpid() not in set(df.pid)
+
+def test_how_to_measure_reaches_the_function():
+    def run(x, half_width=.01): return dict(found=half_width)
+    assert quiet(dict(x=1), run=run, half_width=.05).found.tolist()==[.05]
+    with pytest.raises(ValueError, match="Did you mean 'half_width'"): quiet(dict(x=1), run=run, halfwidth=.05)
+
+
+# ---- a GPU
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+
+def fills(gib, device):
+    before = torch.cuda.is_initialized()
+    x = torch.empty(int(gib*2**30), dtype=torch.uint8, device=device)
+    return dict(n_bytes=x.numel(), started_before=before, n_gpus_seen=torch.cuda.device_count())
+
+@gpu
+@pytest.mark.parametrize('isolate', [True, False])
+def test_out_of_memory_on_a_gpu(isolate):
+    "More than the GPU has, between two visits that fit, in fresh processes and in this one"
+    total = torch.cuda.get_device_properties(0).total_memory/2**30
+    df = quiet(dict(gib=[.5, 2*total, .6*total], device='cuda'), run=fills, repeats=2, isolate=isolate)
+    assert sorted(zip(df.gib, df.status))==sorted([(.5, 'ok'), (2*total, 'oom'), (.6*total, 'ok')]*2)
+    assert 'out of memory' in df[df.status=='oom'].error.iloc[0]
+    if isolate: assert not df[df.status=='ok'].started_before.any()            # the server never touched the GPU
+
+@gpu
+def test_out_of_memory_of_a_trial():
+    df = quiet(dict(dataset='synthetic', max_images=30_000, size=128, n_channels=3, model='resnet18', bs=[64, 20_000], device='cuda'))
+    assert by(df, 'bs')=={64: 'ok', 20_000: 'oom'}
+
+@gpu
+def test_one_gpu_has_one_lock_whatever_it_is_called(monkeypatch):
+    with device_locks(['cuda']):
+        with pytest.raises(RuntimeError, match='already'), device_locks(['cuda:0']): pass
+        with device_locks(['cpu']): pass
+
+@gpu
+def test_workers_outlive_the_events_of_timers_that_are_gone():
+    "A worker is a fork without CUDA: one that frees an event of this process dies"
+    def fit(device, **kwargs):
+        learn = make_learner(resolve(Trial(device=device, max_images=300, bs=16, **kwargs)))
+        with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=[StepTimerCallback(), MonitorCallback(interval_s=.2)])
+    for _ in range(3):
+        fit('cuda')                                        # leaves a Learner to the garbage collector
+        fit('cuda', loader='files', n_workers=4)
+        fit('cpu', loader='files', n_workers=4)

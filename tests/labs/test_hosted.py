@@ -1,0 +1,164 @@
+"The badges and the install cell that every lab has for Colab and Kaggle"
+import importlib.metadata, importlib.util, json, os, shutil, subprocess, sys
+from configparser import ConfigParser
+from pathlib import Path
+from zipfile import ZipFile
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from test_repo import as_module
+
+root = Path(__file__).resolve().parents[2]
+labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
+
+
+@pytest.fixture(scope='module')
+def hosted(): return as_module(root/'tools'/'hosted.py')
+
+def parts(nb): return [(o.cell_type, o.source, o.metadata.get('tags')) for o in nb.cells]
+
+@pytest.mark.parametrize('path', labs, ids=lambda o: o.stem)
+def test_every_lab_has_both(path, hosted):
+    nb = nbformat.read(path, 4)
+    before = parts(nb)
+    assert parts(hosted.make_hosted(nb, path.stem))==before, 'run `python tools/hosted.py`'
+
+def test_a_lab_without_them_gets_them_once(hosted):
+    cells = [new_markdown_cell('# 01 · Why?\n\nWords.\n\n| a |'), new_code_cell('n: int = 3', metadata=dict(tags=['parameters'])), new_code_cell('import gpubench')]
+    nb = hosted.make_hosted(new_notebook(cells=cells), '01_a')
+    assert [o.metadata.get('tags') for o in nb.cells]==[None, ['parameters'], ['install'], None]
+    lines = nb.cells[0].source.splitlines()
+    assert (lines[0], lines[1], lines[3:])==('# 01 · Why?', '', ['', 'Words.', '', '| a |'])
+    assert '(https://colab.research.google.com/github/gpubench/gpubench/blob/main/nbs/labs/01_a.ipynb)' in lines[2]
+    assert '(https://kaggle.com/kernels/welcome?src=https://github.com/gpubench/gpubench/blob/main/nbs/labs/01_a.ipynb)' in lines[2]
+    once = parts(nb)
+    assert parts(hosted.make_hosted(nb, '01_a'))==once
+    nb.cells[2].source, nb.cells[0].source = '!pip install gpubench', nb.cells[0].source.replace('01_a', '01_b')
+    assert parts(hosted.make_hosted(nb, '01_a'))==once
+
+@pytest.fixture
+def installed(hosted, monkeypatch):
+    "What the cell would install on a host with these packages: the commands of pip, and what the cell says"
+    def run(host, code=0, **packages):
+        calls, said = [], []
+        for o in ('COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'): monkeypatch.delenv(o, raising=False)
+        if host: monkeypatch.setenv(host, 'x')
+        monkeypatch.setattr(importlib.util, 'find_spec', lambda o: o if o in packages else None)
+        monkeypatch.setattr(importlib.metadata, 'version', packages.__getitem__)
+        monkeypatch.setattr(subprocess, 'run', lambda cmd: calls.append(cmd) or subprocess.CompletedProcess(cmd, code))
+        try: exec(hosted.install, dict(print=lambda *o: said.append(' '.join(o))))
+        finally: monkeypatch.undo()
+        return calls, said
+    return run
+
+def test_the_hosts_torch_stays(installed):
+    [cmd], [said] = installed('COLAB_RELEASE_TAG', torch='2.8.0+cu126', torchvision='0.23.0+cu126', numpy='2.0.2')
+    assert cmd[:4]==[sys.executable, '-m', 'pip', 'install'] and not {'-U', '--upgrade', '--no-deps', '--force-reinstall'} & set(cmd)
+    assert cmd[-3:]==['gpubench @ git+https://github.com/gpubench/gpubench', 'torch==2.8.0+cu126', 'torchvision==0.23.0+cu126']
+    assert said.startswith('Installing gpubench') and said.endswith('torch==2.8.0+cu126, torchvision==0.23.0+cu126')
+
+def test_only_there_and_only_once(installed):
+    assert installed('', torch='2.8.0')==([], [])                              # somebody's own machine, with another kernel
+    assert installed('KAGGLE_KERNEL_RUN_TYPE', gpubench='0.1.0')==([], [])
+    [cmd], _ = installed('KAGGLE_KERNEL_RUN_TYPE', numpy='1.26.4')
+    assert cmd[-1].startswith('gpubench @')
+
+def test_a_refusal_is_told(installed):
+    with pytest.raises(RuntimeError, match='gpubench was not installed and torch is untouched'):
+        installed('KAGGLE_KERNEL_RUN_TYPE', code=1, torch='2.6.0')
+
+# ---- what pip makes of it
+
+def metadata(name, version, needs=()):
+    return '\n'.join(['Metadata-Version: 2.1', f'Name: {name}', f'Version: {version}', *(f'Requires-Dist: {o}' for o in needs), ''])
+
+def put_wheel(folder, name, version, needs=()):
+    "A stand-in that pip can choose and nobody can use"
+    info = f'{name}-{version}.dist-info'
+    with ZipFile(folder/f'{name}-{version}-py3-none-any.whl', 'w') as f:
+        f.writestr(f'{info}/METADATA', metadata(name, version, needs))
+        f.writestr(f'{info}/WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
+        f.writestr(f'{info}/RECORD', '')
+
+def put_installed(site, name, version, needs=()):
+    info = site/f'{name}-{version}.dist-info'
+    info.mkdir(parents=True)
+    (info/'METADATA').write_text(metadata(name, version, needs))
+    (info/'INSTALLER').write_text('pip\n')
+
+@pytest.fixture
+def pip(tmp_path):
+    "What real pip would install for a command, from an index of stand-ins, on a host with these packages; None where it refuses"
+    if not importlib.util.find_spec('pip'): pytest.skip('this environment has no pip')
+    wheels, site, report = tmp_path/'wheels', tmp_path/'site', tmp_path/'report.json'
+    wheels.mkdir()
+    settings = ConfigParser(delimiters=['='], interpolation=None)
+    settings.read(root/'settings.ini', encoding='utf-8')
+    ours = [o for o in settings['DEFAULT']['requirements'].split() if o.startswith(('torch', 'nbclient', *kernel))]
+    put_wheel(wheels, 'stand_in', '0.1.0', ours)                            # since gpubench itself may be installed here
+    for torch,vision in (('2.8.0', '0.23.0'), ('2.9.0', '0.24.0')):
+        put_wheel(wheels, 'torch', torch)
+        put_wheel(wheels, 'torchvision', vision, [f'torch=={torch}'])
+    for name,version in dict(ipykernel='7.4.0', jupyter_client='8.10.0', traitlets='5.16.1').items(): put_wheel(wheels, name, version)
+    put_wheel(wheels, 'nbclient', '0.10.4', ['traitlets>=5.4'])
+    put_wheel(wheels, 'nbclient', '0.11.0', ['traitlets>=5.13'])
+    def run(cmd, **packages):
+        for name,version in packages.items(): put_installed(site, name, version)
+        cmd = ['stand_in' if o.startswith('gpubench @') else o for o in cmd]
+        env = os.environ | dict(PIP_NO_INDEX='1', PIP_FIND_LINKS=str(wheels), PIP_DRY_RUN='1', PIP_REPORT=str(report), PIP_CONFIG_FILE=os.devnull,
+                                PIP_DISABLE_PIP_VERSION_CHECK='1', PYTHONPATH=str(site))
+        done = subprocess.run(cmd, env=env, capture_output=True, text=True)
+        if done.returncode: return None
+        return {o['metadata']['name']: o['metadata']['version'] for o in json.loads(report.read_text())['install']}
+    return run
+
+kernel = dict(ipykernel='6.17.1', jupyter_client='7.4.9', traitlets='5.7.1')   # Colab's
+
+def unpinned(cmd): return [o for o in cmd if '==' not in o]
+
+def test_pip_lets_a_torch_that_fits_stay(installed, pip):
+    "The newest torchvision would bring a torch of its own; the pin makes pip choose the one that fits"
+    host = dict(torch='2.8.0+cu126')
+    [cmd], _ = installed('COLAB_RELEASE_TAG', **host)
+    assert pip(cmd, **host)=={'stand_in': '0.1.0', 'torchvision': '0.23.0'}
+    assert pip(unpinned(cmd))['torch']=='2.9.0'                               # so the check can fail
+
+def test_pip_gives_up_rather_than_replace_an_old_torch(installed, pip):
+    host = dict(torch='2.6.0+cu124', torchvision='0.21.0+cu124')
+    [cmd], _ = installed('KAGGLE_KERNEL_RUN_TYPE', **host)
+    assert pip(cmd, **host) is None
+    assert pip(unpinned(cmd))['torch']=='2.9.0'
+
+def test_pip_lets_the_kernel_that_runs_the_cell_stay(installed, pip):
+    "To replace it, the session would have to start again. The newest nbclient wants a newer traitlets; the pin makes pip choose the one before"
+    host = dict(torch='2.9.0', torchvision='0.24.0') | kernel
+    [cmd], _ = installed('COLAB_RELEASE_TAG', **host)
+    assert cmd[-5:]==[f'{k}=={v}' for k,v in host.items()]
+    assert pip(cmd, **host, nbclient='0.9.0')=={'stand_in': '0.1.0', 'nbclient': '0.10.4'}   # too old for us
+    assert pip(unpinned(cmd))=={'stand_in': '0.1.0', 'nbclient': '0.11.0', 'traitlets': '5.16.1'}   # so the check can fail
+
+# ---- the kernel
+
+KERNEL = dict(display_name='python3', language='python', name='python3')     # the language is what makes VS Code offer the chosen Python
+
+@pytest.mark.parametrize('path', sorted((root/'nbs'/'labs').glob('*.ipynb')), ids=lambda o: o.stem)
+def test_no_kernel_has_to_be_picked(path, hosted, tmp_path):
+    nb = nbformat.read(path, 4)
+    assert nb.metadata.kernelspec==KERNEL
+    has_parameters = any('parameters' in o.metadata.get('tags', []) for o in nb.cells)
+    if has_parameters: assert hosted.make_hosted(nb, path.stem).metadata.kernelspec==KERNEL
+
+def test_cleaning_keeps_the_kernel_and_the_tags(tmp_path):
+    "`nbdev_clean`, with the settings of this repository"
+    clean = shutil.which('nbdev_clean', path=str(Path(sys.executable).parent))
+    if not clean: pytest.skip('this environment has no nbdev')
+    shutil.copy(root/'settings.ini', tmp_path)
+    copy = tmp_path/'nbs'/'labs'/labs[0].name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(labs[0], copy)
+    subprocess.run([clean, '--fname', str(copy)], cwd=tmp_path, check=True)
+    nb = nbformat.read(copy, 4)
+    assert nb.metadata.kernelspec==KERNEL
+    assert [o.metadata.tags for o in nb.cells if o.metadata.get('tags')]==[['parameters'], ['install']]

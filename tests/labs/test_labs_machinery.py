@@ -1,0 +1,584 @@
+"Labs are found, checked and executed; planted failures come out as what they are"
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from gpubench.record import append_record
+from gpubench.core import find_devices
+from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
+                           labs_folder, pick_labs, prepare_run,
+                           read_lab, run_folder, run_labs, why_again)
+from gpubench.process import device_locks
+
+STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
+
+
+def write_lab(folder, name, *code, extra='', measures=EVERY_DEVICE, cells=None, minutes=.1):
+    table = f'| Minutes | Needs | Measures |\n|---|---|---|\n| {minutes} | any machine | {measures} |'
+    head = f'# 01 · Is {name} there?\n\nWords.\n\n{table}'
+    params = new_code_cell(STANDARD+('\n'+extra if extra else ''), metadata=dict(tags=['parameters']))
+    nb = new_notebook(cells=cells or [new_markdown_cell(head), params, *map(new_code_cell, code)],
+                      metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python')))
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, folder/f'{name}.ipynb')
+    return folder/f'{name}.ipynb'
+
+
+@pytest.fixture
+def labs(tmp_path): return tmp_path/'labs'
+
+
+def run(labs, tmp_path, *names, **kwargs):
+    os.environ.pop('PYTEST_CURRENT_TEST',
+                   None)             # ipykernel treats its output in another way where it sees that
+    return run_labs(names, tmp_path/'out', folder=labs, progress=False, **kwargs)
+
+
+def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code'
+                                  for o in c.outputs if o.output_type=='stream')
+
+
+def leads_to(path):
+    "The cell to which the first one of an executed notebook leads"
+    cells = nbformat.read(path, 4).cells
+    assert '#papermill-error-cell' in cells[0].source
+    [i] = [i for i,o in enumerate(cells) if 'id="papermill-error-cell"' in o.source]
+    return cells[i+1].source
+
+
+# planted failures
+
+def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
+    write_lab(labs, '01_bad', 'print("before")', 'raise KeyError("no such key")', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    bad, good = run(labs, tmp_path)
+    assert (bad.status, good.status) == ('error', 'ok')
+    # the fifth of the executed notebook: papermill adds one
+    assert bad.error == 'cell 5 (`raise KeyError("no such key")`): KeyError: ' + repr('no such key')
+    assert 'before' in printed(bad.notebook) and 'after' not in printed(bad.notebook)
+    assert leads_to(bad.notebook)=='raise KeyError("no such key")'
+
+
+def test_a_dead_kernel_is_no_success(labs, tmp_path):
+    write_lab(labs, '01_dies', 'import os', 'os._exit(9)', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    dead, good = run(labs, tmp_path)
+    assert (dead.status, good.status) == ('died', 'ok')
+    assert 'kernel died in cell 5' in dead.error
+    first = nbformat.read(dead.notebook, 4).cells[0]
+    assert 'stopped early: the kernel died in cell 5 (`os._exit(9)`)' in first.source
+    assert leads_to(dead.notebook)=='os._exit(9)'
+
+
+# starts a process that only SIGKILL ends, and writes the kernel's and its number into a file
+STUBBORN = """import os, subprocess, time
+child = subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP; echo; sleep 300"], stdout=subprocess.PIPE)
+child.stdout.readline()                  # it ignores them by now
+with open({!r}, "w") as f: f.write(f"{{os.getpid()}} {{child.pid}}")
+os.rename({!r}, {!r})"""
+
+def stubborn(path): return STUBBORN.format(f'{path}.new', f'{path}.new', str(path))
+
+
+def alive(path):
+    "Which of the processes in a file still run; those that nobody waits for may be zombies"
+    def runs(pid):
+        try: return psutil.Process(pid).status()!=psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess: return False
+    return [o for o in map(int, path.read_text().split()) if runs(o)]
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no process groups')
+def test_the_children_of_a_dead_kernel_are_ended(labs, tmp_path):
+    write_lab(labs, '01_dies', stubborn(tmp_path/'pids'), 'os._exit(9)')
+    [o] = run(labs, tmp_path)
+    assert (o.status, alive(tmp_path/'pids'))==('died', [])
+
+
+def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
+    write_lab(labs, '01_crash', 'import os', 'os.abort()')
+    [o] = run(labs, tmp_path)
+    assert o.status=='died' and 'Fatal Python error: Aborted' in o.error
+    assert 'Fatal Python error' in (tmp_path/'out'/'01_crash.log').read_text()
+
+
+def test_a_cell_that_takes_too_long(labs, tmp_path):
+    write_lab(labs, '01_slow', 'import time', 'time.sleep(300)', 'print("after")')
+    write_lab(labs, '02_good', 'print("fine")')
+    start = time.monotonic()
+    slow, good = run(labs, tmp_path, timeout_s=3)
+    assert (slow.status, good.status) == ('timeout', 'ok')
+    assert 'cell 5 (`time.sleep(300)`) took longer than 3 s' in slow.error and '--timeout' in slow.error
+    assert 'stopped early' in nbformat.read(slow.notebook, 4).cells[0].source
+    assert leads_to(slow.notebook)=='time.sleep(300)'
+    assert time.monotonic()-start < 120
+
+
+def test_leaving_with_exit_code_0_is_no_success(labs, tmp_path):
+    write_lab(labs, '01_leaves', 'import sys', 'sys.exit(0)', 'print("after")')
+    [o] = run(labs, tmp_path)
+    assert (o.status, 'sys.exit' in o.error) == ('error', True)
+
+
+def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
+    path = write_lab(labs, '01_bad', '1/0', 'print("never")')
+    nb = nbformat.read(path, 4)
+    nb.cells[-1].outputs = [new_output('stream', text='committed long ago')]
+    nbformat.write(nb, path)
+    [o] = run(labs, tmp_path)
+    assert o.status=='error' and 'committed long ago' not in o.notebook.read_text()
+
+
+# going on
+
+def test_a_run_goes_on_with_what_failed(labs, tmp_path):
+    "In the same folder, with the same code and parameters; whatever differs is executed again"
+    notes, mended = tmp_path/'notes', tmp_path/'mended'
+    note = f'with open({str(notes)!r}, "a") as f: f.write(f"{{name}}{{seed}} ")'
+    write_lab(labs, '01_good', 'name = "good"', note)
+    write_lab(labs, '02_bad', 'name = "bad"', note, f'open({str(mended)!r})')
+    assert [o.status for o in run(labs, tmp_path)]==['ok', 'error']
+    mended.touch()
+    assert [(o.status, o.before) for o in run(labs, tmp_path)]==[('ok', True), ('ok', False)]
+    assert [o.before for o in run(labs, tmp_path)]==[True, True]
+    assert [o.before for o in run(labs, tmp_path, params={'02_bad.seed': 1})]==[True, False]
+    assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
+
+
+@pytest.mark.parametrize('other,says', [
+    (dict(torch='1.0'), 'torch (1.0 then, 2.0 now)'), (dict(gpubench='0.0.9'), 'gpubench (0.0.9 then, 0.1.0 now)'),
+    (dict(cpu='Old CPU', n_cores=4), 'CPU (Old CPU then, New CPU now), cores (4 then, 2 now)'), (dict(gpu='H200'), 'GPU (H200 then, None now)'),
+    (dict(ram_gib=7., python='3.12.0'), '')])
+def test_another_machine_or_version_runs_again(labs, tmp_path, monkeypatch, other, says):
+    "What ended well there was measured on something else, so its numbers are not those of this run"
+    here = dict(gpubench='0.1.0', torch='2.0', cpu='New CPU', n_cores=2, gpu=None, ram_gib=8., python='3.11.0')
+    write_lab(labs, '01_good', 'print(1)')
+    [job] = prepare_run(device='cpu', folder=labs)
+    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here | other)
+    run(labs, tmp_path, device='cpu')
+    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here)
+    assert why_again(job, tmp_path/'out')==says
+    assert [o.before for o in run(labs, tmp_path, device='cpu')]==[not says]
+    assert [o.before for o in run(labs, tmp_path, device='cpu')]==[True]     # now it was made here
+
+
+# what a run may write over
+
+def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
+    "Also a copy with answers, of a lab that is elsewhere; what a run wrote may be written again"
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'out').mkdir()
+    shutil.copy(labs/'01_good.ipynb', tmp_path/'out')
+    for out in (labs, tmp_path/'out'):
+        before = (out/'01_good.ipynb').read_bytes()
+        with pytest.raises(ValueError, match='01_good.ipynb is a lab or a copy of one, .* would be written over'):
+            run_labs(out=out, device='cpu', folder=labs, progress=False)
+        assert (out/'01_good.ipynb').read_bytes()==before
+    (tmp_path/'out'/'01_good.ipynb').unlink()
+    assert [run(labs, tmp_path, device='cpu', params=dict(seed=o))[0].status for o in (1, 2)]==['ok', 'ok']
+
+
+def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
+    "The copies of two students"
+    files = [write_lab(tmp_path/o, '01_good', 'print(1)') for o in ('ann', 'bob')]
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match='Several labs of this run are named 01_good'): run(labs, tmp_path, *files, device='cpu')
+    assert nothing_ran(tmp_path)
+
+
+# one run at a time on a device
+
+def test_a_second_run_on_a_device_is_refused(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    with device_locks(['cpu'], 'runs/other', 'series of labs'):
+        with pytest.raises(RuntimeError, match="A series of labs runs on device 'cpu' already: process .* records in runs/other"):
+            run(labs, tmp_path, device='cpu')
+    assert nothing_ran(tmp_path)
+
+
+def test_a_refusal_keeps_a_folder_that_was_there(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'out').mkdir()
+    with device_locks(['cpu']), pytest.raises(RuntimeError): run(labs, tmp_path, device='cpu')
+    assert (tmp_path/'out').is_dir()
+
+
+def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
+    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
+              'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
+              'except RuntimeError as e: print(str(e)[:31])')
+    [o] = run(labs, tmp_path, device='cpu')
+    assert printed(o.notebook).splitlines()==['we may', 'A series of labs runs on device']
+
+
+# what a lab prints
+
+def test_a_very_long_line(labs, tmp_path):
+    "nbclient's own merging of streams takes .7 s for a line of 20,000 letters, and half an hour for this one, whatever the timeout"
+    write_lab(labs, '01_long', 'print("x"*1_000_000)', 'for i in range(3): print(f"\\r{i} %", end="", flush=True)')
+    done = subprocess.run([sys.executable, '-c', 'import sys; from gpubench.labs import run_labs; '
+                           'print(run_labs((), sys.argv[1], "cpu", folder=sys.argv[2], progress=False)[0].status)', tmp_path/'out', labs],
+                          capture_output=True, text=True, timeout=120, env=package_env())
+    assert done.stdout.strip()=='ok', done.stderr
+    assert printed(tmp_path/'out'/'01_long.ipynb')=='x'*1_000_000+'\n2 %'
+
+
+# what reaches a lab
+
+def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkeypatch):
+    spec = tmp_path/'jupyter'/'kernels'/'python3'
+    spec.mkdir(parents=True)
+    (spec/'kernel.json').write_text(json.dumps(dict(argv=['/nowhere/python', '-m', 'ipykernel_launcher', '-f',
+                                                          '{connection_file}'],
+                                                    display_name='another', language='python')))
+    monkeypatch.setenv('JUPYTER_PATH', str(tmp_path/'jupyter'))
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    write_lab(labs, '01_who', 'import os, sys; print(sys.executable); print(os.environ["MPLBACKEND"])')
+    [o] = run(labs, tmp_path)
+    assert o.status=='ok'
+    assert printed(o.notebook).split() == [sys.executable, 'module://matplotlib_inline.backend_inline']
+
+
+def test_parameters_arrive_as_they_are(labs, tmp_path):
+    extra = '\n'.join(["sizes: tuple[int, ...] = (1, 2)", "limit: int | None = 3", "note: str = 'a # b = c'",
+                       "rate: float = 1", "wild: bool = False"])
+    write_lab(labs, '01_say', 'print(repr((sizes, limit, note, rate, wild, seed, device)))', extra=extra)
+    note = 'say "it\'s\\n",\n{braces} ü'
+    out = tmp_path/'out {of} ü'
+    [o] = run_labs('1', out, 'cpu', params=dict(sizes=(16, 64), limit=None, note=note, rate=1),
+                   texts=dict(wild='true', seed='7'), folder=labs, progress=False)
+    assert (o.status, o.notebook) == ('ok', out/'01_say.ipynb')
+    assert eval(printed(o.notebook)) == ([16, 64], None, note, 1., True, 7, 'cpu')
+
+
+def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
+    (tmp_path/'mine').mkdir()
+    (tmp_path/'mine'/'my_network.py').write_text('name = "mine"')
+    monkeypatch.chdir(tmp_path/'mine')
+    write_lab(labs, '01_where', 'import my_network, os; print(my_network.name, os.path.basename(os.getcwd()), '
+              'os.path.isdir(out))')
+    [o] = run_labs(folder=labs, progress=False)
+    assert printed(o.notebook).split() == ['mine', 'mine', 'True']
+    assert o.notebook.parent.parent == tmp_path/'mine'/'runs'
+
+
+def test_one_device_labs_run_once_for_each(labs, tmp_path):
+    write_lab(labs, '01_each', 'print(device)', measures=ONE_DEVICE)
+    write_lab(labs, '02_all', 'print(device)')
+    done = run(labs, tmp_path)
+    devices = find_devices()
+    assert [(o.notebook.name, printed(o.notebook).strip()) for o in done] == [(f'01_each-{d}.ipynb', d)
+        for d in devices]+[('02_all.ipynb', 'auto')]
+
+
+def test_students_see_nobody_elses_warnings(labs, tmp_path):
+    write_lab(labs, '01_clean', 'from gpubench.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
+    code = ('from gpubench.labs import run_labs; import sys\n'
+            'print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)')
+    p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True,
+                       env=package_env())
+    assert (p.stdout.strip(), p.stderr) == ('ok', '')
+    assert [o for c in nbformat.read(tmp_path/'out'/'01_clean.ipynb', 4).cells if c.cell_type=='code'
+            for o in c.outputs if o.get('name')=='stderr'] == []
+
+
+# nothing runs when the request is wrong
+
+def nothing_ran(tmp_path): return not (tmp_path/'out').exists()
+
+
+@pytest.mark.parametrize('params,says', [
+    (dict(sed=1), "has a parameter 'sed'. Did you mean 'seed'?"),
+    (dict(seed='1'), "must be int, and '1' is not"),
+    (dict(seed=True), 'must be int, and True is not'),
+    (dict(seed=1.5), 'must be int'),
+    (dict(seed=None), 'must be int'),
+    ({'01_good': dict(sed=1)}, "Did you mean 'seed'?"),
+    ({'01_god.seed': 1}, "Did you mean '01_good'?"),
+    (dict(device='cpu'), '--device'),
+    (dict(out='x'), '--out')])
+def test_wrong_parameters(labs, tmp_path, params, says):
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError) as e: run(labs, tmp_path, params=params)
+    assert says in str(e.value) and nothing_ran(tmp_path)
+
+
+def test_wrong_lab_device_and_profile(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    for kwargs,says in [(dict(labs=['01_god']), "Did you mean '01_good'?"), (dict(device='gpu'), "no device 'gpu'"),
+                        (dict(profile='fast'), "Use 'quick' or 'full'")]:
+        with pytest.raises(ValueError) as e: run_labs(out=tmp_path/'out', folder=labs, progress=False, **kwargs)
+        assert says in str(e.value) and nothing_ran(tmp_path)
+
+
+@pytest.mark.skipif('cuda' in find_devices(), reason='there is a GPU')
+def test_cuda_where_there_is_none(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match="Device 'cuda' was asked for"): run(labs, tmp_path, device='cuda')
+    assert nothing_ran(tmp_path)
+
+
+@pytest.mark.parametrize('source,says', [
+    ('', 'must have one cell tagged'), ('n = 3', 'Line 1'), (STANDARD+'\nn: "int" = 3', 'Line 4'),
+    (STANDARD+'\nn: np.ndarray = 3', 'Line 4'),
+    (STANDARD+'\nn: int = 3.5', 'Line 4'), ("device: str = 'auto'", 'lacks out, seed'), ('n: int =', 'is no Python')])
+def test_broken_parameter_cells(labs, tmp_path, source, says):
+    head = nbformat.read(write_lab(labs, '01_odd'), 4).cells[0]
+    cell = new_code_cell(source, metadata=dict(tags=['parameters'] if source else []))
+    path = write_lab(labs, '01_odd', cells=[head, cell])
+    with pytest.raises(ValueError, match=says): lab_parameters(path)
+    with pytest.raises(ValueError, match=says): run(labs, tmp_path, params=dict(seed=1))
+    assert nothing_ran(tmp_path)
+
+
+def test_a_lab_is_found_however_its_name_is_written(labs):
+    for name in ('01_Größe und Maß', '02_UPPER', '03_v1.2'): write_lab(labs, name)
+    names = ['01_größe und maß', '01_Gro\u0308ße und Maß', '02_UPPER', 'upper', '02_upper.ipynb']
+    assert [pick_labs(o, labs)[0].name[:2] for o in names]==['01', '01', '02', '02', '02']
+    assert [o.params for o in prepare_run('3', 'cpu', texts={'03_v1.2.seed': '4'}, folder=labs)]==[dict(seed=4)]
+
+
+@pytest.mark.parametrize('given,first,second', [
+    ({'01_a': dict(seed=3), 'seed': 4}, dict(seed=3), dict(seed=4)),         # in whatever order
+    ({'seed': 4, '01_a.seed': 3}, dict(seed=3), dict(seed=4)),
+    ({'01_a': None, 'seed': 4}, dict(seed=4), dict(seed=4)),                 # `01_a:` with nothing but comments below it
+    ({'01_a.price': dict(gpu=2.)}, dict(price=dict(gpu=2.)), {})])           # a value may be a mapping itself
+def test_what_is_said_of_one_lab_wins(labs, given, first, second):
+    write_lab(labs, '01_a', extra='price: dict[str, float] = {}')
+    write_lab(labs, '02_b')
+    assert [o.params for o in prepare_run(device='cpu', params=given, folder=labs)]==[first, second]
+
+
+def test_a_lab_is_no_parameter(labs):
+    write_lab(labs, '01_a')
+    for kind,value in (('params', 3), ('texts', '{seed: 3}')):
+        with pytest.raises(ValueError, match="'01_a' is a lab, and gets .* Write 01_a.seed=3"): prepare_run(folder=labs, **{kind: {'01_a': value}})
+
+
+def test_two_parameter_cells(labs):
+    cells = nbformat.read(write_lab(labs, '01_odd'), 4).cells
+    again = new_code_cell(STANDARD, metadata=dict(tags=['parameters']))
+    with pytest.raises(ValueError, match='and has 2'): lab_parameters(write_lab(labs, '01_odd', cells=[*cells, again]))
+
+
+def test_values_from_texts(labs):
+    path = write_lab(labs, '01_t', extra="sizes: list[int] = [1]\nprecision: Literal['fp32', 'bf16'] = 'fp32'\nlr: "
+                     "float = 1.\nlimit: int | None = None\nfast: bool = True")
+    texts = dict(sizes='16,64', precision='bf16', lr='1e-3', limit='5', fast='false')
+    assert check_parameters(path, texts, text=True) == dict(sizes=[16, 64], precision='bf16', lr=.001, limit=5,
+                                                            fast=False)
+    for name,text in dict(sizes='16,a', precision='fp8', lr='quick', limit='no', fast='1').items():
+        with pytest.raises(ValueError, match=f'parameter {name} must be'): check_parameters(path, {name: text},
+            text=True)
+
+
+# the output folder
+
+def test_out_that_cannot_be_written(labs, tmp_path):
+    write_lab(labs, '01_good', 'print(1)')
+    (tmp_path/'file').write_text('mine')
+    for out in (tmp_path/'file', tmp_path/'file'/'below'):
+        with pytest.raises(ValueError, match='Cannot write to the output folder'): run_labs(out=out, folder=labs,
+            progress=False)
+    assert (tmp_path/'file').read_text()=='mine'
+
+
+def test_out_in_a_read_only_folder(tmp_path):
+    folder = tmp_path/'fixed'
+    folder.mkdir()
+    if os.name=='nt': pytest.skip('folders have no such permission on Windows')
+    if os.geteuid(): folder.chmod(
+        0o500)                    # root may write nevertheless, so it needs the file system's own lock
+    elif not shutil.which('chattr') or subprocess.run(['chattr', '+i', folder],
+                                                      capture_output=True).returncode: pytest.skip('nothing here '
+                                                          'stops root')
+    try:
+        for out in (folder, folder/'new'):
+            with pytest.raises(ValueError, match='Cannot write to the output folder'): run_folder(out)
+    finally:
+        if os.geteuid(): folder.chmod(0o700)
+        else: subprocess.run(['chattr', '-i', folder], check=True)
+
+
+def test_the_home_of_nobody(tmp_path, monkeypatch):
+    "As a shell does: a name that begins with ~ and is no user's stays as it is"
+    monkeypatch.chdir(tmp_path)
+    assert run_folder('~nobody-at-all/mine')==tmp_path/'~nobody-at-all'/'mine'
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({run_folder() for _ in range(3)}) == 3
+
+
+def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
+    monkeypatch.setattr('gpubench.labs.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
+    write_lab(labs, '01_good', 'print(1)')
+    with pytest.raises(ValueError, match='Cannot read the parameters in'): prepare_run(profile='full', folder=labs)
+
+
+def test_a_slip_in_the_full_profile_is_told(labs):
+    "Else the lab would run with the quick one, and nobody would know"
+    write_lab(labs, '01_good', 'print(1)')
+    for text,says in (('01_god: {seed: 3}', "no such lab. Did you mean '01_good'?"), ('seed: 3', "says something of 'seed'")):
+        (labs/'full.yaml').write_text(text)
+        with pytest.raises(ValueError) as e: prepare_run(profile='full', folder=labs)
+        assert says in str(e.value)
+    (labs/'full.yaml').write_text('01_good: {seed: 3}\n02_batch_size: {seed: 4}')         # one that ships and was not copied
+    assert prepare_run(device='cpu', profile='full', folder=labs)[0].params==dict(seed=3)
+
+
+def test_a_file_without_a_name_is_no_file(labs):
+    "As from `-f \"$FILE\"` where FILE is not set"
+    from click.testing import CliRunner
+    from gpubench.cli import cli
+    write_lab(labs, '01_good', 'print(1)')
+    said = CliRunner().invoke(cli, ['run', '--labs', str(labs), '-f', ''])
+    assert said.exit_code==2 and 'Cannot read the parameters' in said.output
+
+
+# the labs that ship
+
+def test_the_labs_that_ship_can_be_read_and_planned():
+    try: found = find_labs()
+    except RuntimeError: pytest.skip('no labs yet')
+    assert [o.name for o in found] == sorted(o.name for o in found)
+    jobs = prepare_run()
+    assert {o.lab.name for o in jobs} == {o.name for o in found}
+    if (labs_folder()/'full.yaml').is_file(): prepare_run(profile='full')
+
+
+def test_copies_keep_what_a_student_changed(labs, tmp_path):
+    write_lab(labs, '01_a', 'print(1)')
+    (labs/'records').mkdir()
+    (labs/'records'/'01_a.jsonl').write_text('{}\n')
+    assert copy_labs(tmp_path/'mine', labs)['copied'] == ['01_a.ipynb', 'records/01_a.jsonl']
+    write_lab(tmp_path/'mine', '01_a', 'print("my answer")')
+    assert copy_labs(tmp_path/'mine', labs) == dict(copied=[], same=['records/01_a.jsonl'], kept=['01_a.ipynb'])
+    assert 'my answer' in (tmp_path/'mine'/'01_a.ipynb').read_text()
+    assert read_lab(tmp_path/'mine'/'01_a.ipynb') == pick_labs(folder=tmp_path/'mine')[0]
+
+
+# stopping by hand
+
+def package_env(): return os.environ | dict(PYTHONPATH=str(Path(find_package()).parent), PYTHONIOENCODING='utf-8')
+
+
+def find_package():
+    import gpubench
+    return Path(gpubench.__file__).parent
+
+
+def start_long_run(labs, tmp_path, **kwargs):
+    "A run in a process of its own, in the middle of its second lab, and what it left when it goes on"
+    write_lab(labs, '00_done', 'print(0)')
+    write_lab(labs, '01_long', stubborn(tmp_path/'pids'), f'time.sleep(0 if os.path.exists({str(tmp_path/"mended")!r}) else 300)')
+    write_lab(labs, '02_next', 'print(1)')
+    args = ['run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress']
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], env=package_env(), **kwargs)
+    for _ in range(600):
+        if (tmp_path/'pids').exists(): break
+        time.sleep(.1)
+    time.sleep(1)
+    return p
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+@pytest.mark.parametrize('numbers,code,word', [
+    ([signal.SIGINT], 130, 'INTERRUPTED'), ([signal.SIGTERM], 143, 'TERMINATED'),
+    ([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM], 129, 'HUNG UP')] if os.name!='nt' else [])
+def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, numbers, code, word):
+    "Ctrl-C, a cancelled job, and a shell that goes down, which sends more than one"
+    p = start_long_run(labs, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    append_record(tmp_path/'out', dict(status='ok', device='cpu', bs=64))          # as a visit of that lab might
+    for o in numbers: p.send_signal(o), time.sleep(.05)
+    out, err = p.communicate(timeout=120)
+    assert (p.returncode, 'Traceback' in err)==(code, False), err
+    assert alive(tmp_path/'pids')==[]
+    assert list((tmp_path/'out').glob('*.log')) == []
+    assert word in out and 'NOT RUN' in out
+    assert f'the same command with --out {tmp_path/"out"}' in out
+    assert f'To make one: gpubench report {tmp_path/"out"}\n' in out and not (tmp_path/'out'/'report.html').exists()
+    assert 'This run stopped early' in nbformat.read(tmp_path/'out'/'01_long.ipynb', 4).cells[0].source
+    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
+    if code!=130: return
+    (tmp_path/'mended').touch()
+    p = subprocess.run(p.args, capture_output=True, text=True, env=package_env())
+    assert [o.split()[:2] for o in p.stdout.splitlines() if o.startswith('  ok ')]==[['ok', 'before'], ['ok', '01_long'], ['ok', '02_next']]
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such terminals')
+def test_a_terminal_that_is_closed(labs, tmp_path):
+    "There is nowhere to print to any more, which is no error of the run"
+    import fcntl, pty, termios
+    ours, theirs = pty.openpty()
+    p = start_long_run(labs, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+                       preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(theirs), os.close(ours)
+    assert p.wait(timeout=120)==129
+    assert alive(tmp_path/'pids')==[]
+    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no process groups')
+def test_a_signal_while_the_kernel_starts(labs, tmp_path, monkeypatch):
+    "nbclient clears up only after a kernel that has started"
+    from jupyter_client import AsyncKernelClient
+    from gpubench.process import Stopped
+    started = []
+    async def stop(client, timeout=None): started.append(client.parent.provisioner.pid); raise Stopped(signal.SIGTERM)
+    monkeypatch.setattr(AsyncKernelClient, 'wait_for_ready', stop)
+    write_lab(labs, '01_good', 'print(1)')
+    write_lab(labs, '02_next', 'print(1)')
+    assert [o.status for o in run(labs, tmp_path, device='cpu')]==['terminated', 'not run']
+    assert len(started)==1 and not psutil.pid_exists(started[0])
+
+
+# values that no lab can use
+
+WRONG = [('model', 'lenett', "Did you mean 'lenet'?"), ('dataset', 'digit', "Did you mean 'digits'?"), ('dataset', './not_there', "There is no folder './not_there'"),
+         ('loader', 'file', "Did you mean 'files'?"), ('repeats', '0', 'It must be a number, 1 or more.'),
+         ('batch_sizes', '16,0', '1 or more'), ('n_images', '-5', '1 or more'), ('max_s', '0', 'above 0'), ('half_width', '5', 'between 0 and 1'),
+         ('seed', '-1', '0 or more')]
+
+@pytest.mark.parametrize('name,text,says', WRONG)
+def test_values_that_no_lab_can_use(labs, tmp_path, name, text, says):
+    kinds = dict(batch_sizes=('list[int]', '[16]'), max_s=('float', '.6'), half_width=('float', '.05'), n_images=('int | None', 'None'))
+    kind, default = kinds.get(name, ('int', '1') if text.lstrip('-').isdigit() else ('str', "''"))
+    write_lab(labs, '01_good', 'print(1)', extra='' if name=='seed' else f'{name}: {kind} = {default}  # what it is')
+    with pytest.raises(ValueError) as e: run(labs, tmp_path, texts={name: text})
+    said = str(e.value)
+    assert said.startswith(f'Lab 01_good: parameter {name} (') and says in said and said.endswith('.') and nothing_ran(tmp_path)
+
+
+def test_a_lab_in_which_a_name_means_something_else(labs):
+    path = write_lab(labs, '01_odd', extra="model: str = 'T-800'  # of the robot\nrepeats: int = -1  # days from now")
+    assert check_parameters(path, dict(model='T-1000', repeats=-2))==dict(model='T-1000', repeats=-2)
+
+
+def test_what_the_labs_say_themselves_can_be():
+    for lab in find_labs():
+        check_values({o.name: o.default for o in lab_parameters(lab).values()})
+    for job in prepare_run(profile='full'): check_values(job.params)
+
+
+@pytest.mark.parametrize('lab', ['01_cpu_vs_gpu', '02_batch_size'])
+@pytest.mark.parametrize('name,value', [('device', 'gpu'), ('model', 'lenett'), ('repeats', 0)])
+def test_a_lab_checks_its_parameters_first(lab, name, value, monkeypatch):
+    "As papermill gives them or a student writes them: in the first cell that does anything here"
+    monkeypatch.setattr('gpubench.process.start_server', lambda: None)
+    codes = [o for o in nbformat.read(labs_folder()/f'{lab}.ipynb', 4).cells if o.cell_type=='code' and 'install' not in o.metadata.get('tags', [])]
+    assert 'parameters' in codes[0].metadata.tags
+    known = {}
+    exec(codes[0].source, known)
+    with pytest.raises(ValueError, match=f'Parameter {name} is {value!r}'): exec(codes[1].source, known | {name: value})

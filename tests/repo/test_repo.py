@@ -1,0 +1,399 @@
+"""What holds of the whole repository. Each rule is a function from files to complaints, and is shown to fail on a planted fault"""
+import ast, builtins, json, os, re, subprocess, sys, zipfile
+from configparser import ConfigParser
+from email.parser import Parser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+root = Path(__file__).resolve().parents[2]
+heavy = {'torch', 'torchvision', 'fastai', 'pandas', 'matplotlib'}
+torches = {'torch', 'torchvision', 'fastai', 'fastcore.all'}   # what brings torch with it
+heavier = heavy | {'numpy', 'scipy', 'sklearn', 'papermill', 'nbclient', 'IPython', 'fastcore'}
+
+
+# ---- tools
+
+def settings(tree=root):
+    "The one section of settings.ini"
+    parser = ConfigParser(delimiters=['='], interpolation=None)
+    parser.read(tree/'settings.ini', encoding='utf-8')
+    return parser['DEFAULT']
+
+def run(*cmd, cwd=root, **env):
+    "Run a command; its output where it succeeds, an error with its messages where not"
+    env = {k: v for k,v in os.environ.items() if k!='IN_TEST'} | env      # nbdev does nothing under IN_TEST
+    res = subprocess.run([str(o) for o in cmd], cwd=cwd, env=env, capture_output=True, text=True)
+    if res.returncode: raise RuntimeError(f'{cmd[0]} ended with {res.returncode}:\n{res.stdout}\n{res.stderr}')
+    return res.stdout
+
+def tool(name): return Path(sys.executable).with_name(name)
+
+def contents(folder, *patterns):
+    "Bytes of every file that matches, by path from `folder`"
+    return {str(o.relative_to(folder)): o.read_bytes() for p in patterns for o in sorted(folder.glob(p))}
+
+def differences(old, new):
+    "Names of files that are missing, more or not the same"
+    return sorted(k for k in old.keys() | new.keys() if old.get(k)!=new.get(k))
+
+def as_module(path):
+    "A script of the checkout as a module"
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def code_cells(path):
+    "Parsed code cells of a notebook, magics turned into calls"
+    nb = nbformat.read(path, 4)
+    return [ast.parse(TransformerManager().transform_cell(o.source)) for o in nb.cells if o.cell_type=='code']
+
+def write_lab(path, *cells, parameters=None):
+    "A small lab to plant faults in; `parameters` are the sources of its `parameters` cells"
+    default = ["device: str = 'auto'  # where\nout: str = ''  # folder\nseed: int = 0  # of the order"]
+    tagged = [new_code_cell(o, metadata=dict(tags=['parameters'])) for o in (default if parameters is None else parameters)]
+    first = new_markdown_cell('# 01 · Why?\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| 1 | any machine | one device |')
+    nbformat.write(new_notebook(cells=[first, *tagged, *[new_code_cell(o) for o in cells]]), path)
+    return path
+
+notebooks = sorted((root/'nbs').rglob('*.ipynb'))
+labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
+modules = sorted(o for o in (root/'gpubench').glob('*.py') if not o.stem.startswith('_'))
+def name(path): return path.stem
+
+
+# ---- notebooks and what is made from them
+
+def out_of_step(tree):
+    "Files under gpubench/ that are not what the notebooks export"
+    before = contents(tree, 'gpubench/**/*.py', 'pyproject.toml')
+    for o in (tree/'gpubench').glob('*.py'):
+        if o.name!='__init__.py': o.unlink()        # a module that no notebook exports any more shows as missing
+    run(tool('nbdev_export'), cwd=tree)
+    return differences(before, contents(tree, 'gpubench/**/*.py', 'pyproject.toml'))
+
+def test_export_in_step(tree):
+    assert out_of_step(tree)==[], 'run `make export`'
+
+def test_export_fault(tree):
+    core = tree/'gpubench'/'core.py'
+    core.write_text(core.read_text()+'\n# edited by hand\n')
+    (tree/'gpubench'/'left_over.py').write_text('x = 1\n')
+    assert out_of_step(tree)==['gpubench/core.py', 'gpubench/left_over.py']
+
+def not_clean(tree):
+    "Notebooks that nbdev_clean would change"
+    before = contents(tree, 'nbs/**/*.ipynb')
+    run(tool('nbdev_clean'), cwd=tree)
+    return differences(before, contents(tree, 'nbs/**/*.ipynb'))
+
+def test_notebooks_clean(tree):
+    assert not_clean(tree)==[], 'run `nbdev_clean`'
+
+def test_notebooks_clean_fault(tree):
+    path = tree/'nbs'/'00_core.ipynb'
+    nb = json.loads(path.read_text())
+    next(o for o in nb['cells'] if o['cell_type']=='code')['execution_count'] = 7
+    path.write_text(json.dumps(nb))
+    assert not_clean(tree)==['nbs/00_core.ipynb']
+
+def test_readme_in_step():
+    readme = as_module(root/'tools'/'readme.py')
+    assert readme.readme_text(root/'nbs'/'index.ipynb')==(root/'README.md').read_text(encoding='utf-8'), 'run `make readme`'
+
+def test_readme_links_and_hidden_cells(tmp_path):
+    readme, path = as_module(root/'tools'/'readme.py'), tmp_path/'nbs'/'index.ipynb'
+    (tmp_path/'nbs'/'labs').mkdir(parents=True)
+    (tmp_path/'LICENSE').touch(), (tmp_path/'nbs'/'labs'/'b.png').touch()
+    def text(words):
+        nbformat.write(new_notebook(cells=[new_markdown_cell(words), new_code_cell('#| hide\nsecret = 1'), new_code_cell('1+1')]), path)
+        return readme.readme_text(path)
+    found = text('[a](../LICENSE) ![b](labs/b.png) [c](https://x.y/../z) [d](#d) <img src="labs/b.png">')
+    assert '[a](LICENSE) ![b](nbs/labs/b.png) [c](https://x.y/../z) [d](#d) <img src="nbs/labs/b.png">' in found
+    assert 'secret' not in found and '1+1' in found
+    with pytest.raises(ValueError, match="'LICENSE', which is not there"): text('[a](LICENSE)')
+
+def test_readme_fault(tree):
+    check = [sys.executable, tree/'tools'/'readme.py', '--check']
+    run(*check)
+    (tree/'README.md').write_text('# Something else\n')
+    with pytest.raises(RuntimeError, match='out of step'): run(*check)
+
+
+# ---- imports
+
+def imported(source):
+    "What a module imports, anywhere in it, as dotted names; its own package's modules as gpubench.name"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import): yield from (o.name for o in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = '.'.join(o for o in ['gpubench' if node.level else '', node.module or ''] if o)
+            if base=='gpubench': yield from (f'gpubench.{o.name}' for o in node.names)
+            else: yield base
+
+def own_imports(source):
+    "Names of the package's modules that a module imports"
+    return {o.split('.')[1] for o in imported(source) if o.startswith('gpubench.') and o.split('.')[1]!='__version__'}
+
+def wrong_arrows(order, sources):
+    "Imports that do not point to a module of a lower number"
+    place = {o: i for i,o in enumerate(order)}
+    return sorted(f'{m} imports {o}' for m,source in sources.items() for o in own_imports(source)
+                  if place.get(o, len(order))>=place[m])
+
+def torch_in(module, sources):
+    "How `module` comes by torch: itself, or through which other modules"
+    for o in imported(sources[module]):
+        if o in torches or o.split('.')[0] in torches: yield f'{module}: {o}'
+    for o in own_imports(sources[module]): yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
+
+def top_level_torch(module, sources):
+    "The same for a module that another one imports, where only what runs on import counts"
+    body = [o for o in ast.parse(sources[module]).body if isinstance(o, (ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.With))]
+    top = ast.unparse(ast.Module(body, []))
+    for o in imported(top):
+        if o in torches or o.split('.')[0] in torches: yield f'{module}: {o}'
+    for o in own_imports(top): yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
+
+def sources_and_order():
+    "Module sources by name, and the names by the numbers of their notebooks"
+    order = [o.stem.split('_', 1)[1] for o in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
+    return {o.stem: o.read_text(encoding='utf-8') for o in modules}, order
+
+def test_arrows():
+    sources, order = sources_and_order()
+    assert set(sources)==set(order)
+    assert wrong_arrows(order, sources)==[]
+    assert [o for m in ('stats', 'plot') for o in torch_in(m, sources)]==[]
+
+def test_arrows_fault():
+    planted = dict(core='x = 1', stats='from .core import x', data='def f():\n    from gpubench.trial import y\n    import gpubench.plot as p',
+                   trial='from . import stats, data, trial', plot='from gpubench import core\nimport gpubench.gone')
+    assert wrong_arrows(list(planted), planted)==['data imports plot', 'data imports trial', 'plot imports gone', 'trial imports trial']
+    light = dict(core='def f(): import torch', plot='from .core import f')
+    assert list(torch_in('plot', light))==[]
+    assert list(torch_in('plot', light | dict(plot='def f():\n    from torch.nn import Module')))==['plot: torch.nn']
+    assert list(torch_in('plot', light | dict(core='try: import fastai.basics\nexcept ImportError: pass')))==['plot → core: fastai.basics']
+
+def loaded(statement, of):
+    "Which packages of `of` a fresh Python has loaded after `statement`"
+    code = f'import sys\n{statement}\nprint(*sorted(set({sorted(of)!r}) & set(sys.modules)))'
+    return run(sys.executable, '-c', code, PYTHONPATH=str(root)).split()
+
+def test_what_an_import_loads():
+    assert loaded('import gpubench', heavier)==[]
+    assert loaded('import gpubench.stats, gpubench.plot', {'torch', 'torchvision', 'fastai'})==[]
+    assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
+    assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
+
+def stars(path):
+    "Star imports of a module or a notebook"
+    trees = code_cells(path) if path.suffix=='.ipynb' else [ast.parse(path.read_text(encoding='utf-8'))]
+    return [f'{path.name}: from {n.module} import *' for t in trees for n in ast.walk(t)
+            if isinstance(n, ast.ImportFrom) and any(o.name=='*' for o in n.names)]
+
+@pytest.mark.parametrize('path', modules+notebooks, ids=lambda o: o.name)
+def test_no_star_imports(path): assert stars(path)==[]
+
+def test_no_star_imports_fault(tmp_path):
+    lab = write_lab(tmp_path/'01_x.ipynb', '%matplotlib inline\nfrom fastai.vision.all import *', '!ls\nx = 2 * 3')
+    assert stars(lab)==['01_x.ipynb: from fastai.vision.all import *']
+
+
+# ---- labs
+
+def reachable(path):
+    "Names in the annotations of the `parameters` cell that nothing before it has defined"
+    known, cells = set(dir(builtins)), [o for o in nbformat.read(path, 4).cells if o.cell_type=='code']
+    for cell in cells:
+        tree = ast.parse(TransformerManager().transform_cell(cell.source))
+        found = [n for o in tree.body if isinstance(o, ast.AnnAssign) for n in ast.walk(o.annotation)]
+        known |= {a.asname or a.name for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+        if 'parameters' in cell.metadata.get('tags', []):
+            return [n.id for n in found if isinstance(n, ast.Name) and n.id not in known]
+
+def wrong_parameters(path):
+    "What is wrong with a lab's `parameters` cell"
+    from gpubench.labs import lab_parameters
+    try: params = lab_parameters(path)
+    except ValueError as e: return [str(e)]
+    want = dict(device='auto', out='', seed=0)
+    return ([f'no meaning: {k}' for k,o in params.items() if not o.meaning]
+            + [f'{k} must default to {v!r}' for k,v in want.items() if params[k].default!=v]
+            + [f'annotation out of reach: {o}' for o in reachable(path)])
+
+@pytest.mark.parametrize('path', labs, ids=name)
+def test_parameters(path): assert wrong_parameters(path)==[]
+
+def test_parameters_fault(tmp_path):
+    good = "device: str = 'auto'  # where\nout: str = ''  # folder\nseed: int = 0  # of the order"
+    def complaints(*cells): return wrong_parameters(write_lab(tmp_path/'01_x.ipynb', parameters=cells))
+    assert complaints(good)==[]
+    assert 'one cell tagged' in complaints()[0]
+    assert 'one cell tagged' in complaints(good, good)[0]
+    assert 'lacks seed' in complaints("device: str = 'auto'\nout: str = ''")[0]
+    for line in ('n = 3', 'n: int', 'n: int = 3.5', 'n: int = max(1, 2)', 'n: Path = 3', 'n: int = 3; m: int = 4', 'print()'):
+        assert 'cannot be used' in complaints(f'{good}\n{line}  # a number')[0], line
+    assert complaints(f'{good}\nn: int = 3')==['no meaning: n']
+    assert complaints(good.replace('= 0', '= 1'))==['seed must default to 0']
+    assert complaints(f"{good}\nmode: Literal['a', 'b'] = 'a'  # which")==['annotation out of reach: Literal']
+    assert complaints(f"{good}\nsizes: list[int] = [1, 2]  # each\nn: int | None = None  # None: all")==[]
+
+max_lines = 12                                       # of a lab's code cell
+
+def long_cells(path):
+    "Code cells of a lab that a reader cannot take in at a glance"
+    cells = [o.source for o in nbformat.read(path, 4).cells if o.cell_type=='code']
+    return [f'{len(o.splitlines())} lines: {o.splitlines()[0]}' for o in cells if len(o.splitlines())>max_lines]
+
+@pytest.mark.parametrize('path', labs, ids=name)
+def test_cells_are_short(path): assert long_cells(path)==[]
+
+def test_cells_are_short_fault(tmp_path):
+    assert long_cells(write_lab(tmp_path/'01_x.ipynb', 'x = 1\n'*13, 'x = 1\n'*12))==['13 lines: x = 1']
+
+def test_labs_have_a_full_profile():
+    import yaml
+    full = yaml.safe_load((root/'nbs'/'labs'/'full.yaml').read_text(encoding='utf-8'))
+    assert sorted(full)==[o.stem for o in labs]
+
+
+# ---- what is said in several places
+
+def text(name): return (root/name).read_text(encoding='utf-8')
+
+def told_minutes(readme, makefile, labs):
+    "Where README and Makefile tell other titles or minutes than the labs' own first cells, which are the source"
+    rows = {m[1]: (m[2], float(m[3])) for m in re.finditer(r'^\| \[(\w+)\]\(\S+\) \| (.+) \| ([\d.]+) \|$', readme, re.M)}
+    bench = re.search(r'^bench:.*\n\t@\$\(bin\)/gpubench run (.+?) \$\(ARGS\)$', makefile, re.M)[1].split()
+    total = sum(labs[o][1] for o in bench)
+    wrong = [f'{o}: {rows.get(o)}' for o in {*labs, *rows} if rows.get(o)!=labs.get(o)]
+    for where,words in (('README', readme), ('Makefile', makefile)):
+        said = re.findall(r'about (\S+) minutes', words)
+        if said!=[f'{total:g}']: wrong.append(f'{where}: make bench takes {total:g} minutes, not {said}')
+    return wrong
+
+def test_minutes_and_titles_of_the_labs():
+    from gpubench.labs import find_labs
+    own = {o.name: (o.title, o.minutes) for o in find_labs()}
+    assert told_minutes(text('README.md'), text('Makefile'), own)==[]
+
+def test_minutes_and_titles_fault():
+    readme, makefile = '| [01_a](x) | Why? | 2 |\n in about 3 minutes', "bench: x\n\t@$(bin)/gpubench run 01_a $(ARGS)\n# about 2 minutes"
+    assert told_minutes(readme, makefile, {'01_a': ('Why?', 2.)})==["README: make bench takes 2 minutes, not ['3']"]
+    assert len(told_minutes(readme, makefile, {'01_a': ('Why?', 1.5)}))==3
+    assert '01_a' in told_minutes(readme, makefile, {'01_a': ('How?', 2.)})[0]
+
+def test_which_python():
+    "settings.ini says it; no other place says less, or names an upper end"
+    least = settings()['min_python']
+    for o in ('README.md', 'Makefile', 'CONTRIBUTING.md', 'gpubench/doctor.py'):
+        assert re.findall(r'Python (3\.\d+) (.{8})', text(o))==[(least, 'or newer')], o
+    assert f'requires-python=">={least}"' in text('pyproject.toml')
+
+def test_labs_are_copied_out_of_the_checkout():
+    "Copies within it would be files that git does not know"
+    told = [m for o in ('README.md', 'gpubench/cli.py') for m in re.findall(r'gpubench labs --copy (\S+)', text(o))]
+    assert len(told)==3 and all(o.startswith('~/') for o in told)
+
+def test_readme_shows_every_verb_and_module():
+    from gpubench.cli import cli
+    shown = text('README.md')
+    assert [o for o in cli.commands if f'\ngpubench {o} ' not in shown]==[]
+    assert [o for o in ('--monitor', '--price-per-hour', 'MonitorCallback(', 'StepTimerCallback(') if o not in shown]==[]
+    assert [o.stem for o in modules if o.stem not in ('__init__', '_modidx') and f'`gpubench.{o.stem}`' not in shown]==[]
+
+# ---- what no file may say
+
+# in pieces, so that this file passes its own test
+indexes = ['pypi'+r'\.org', 'python'+'hosted', 'deb'+r'\.debian', 'npm'+r'js\.(?:org|com)', 'anaconda'+r'\.(?:org|com)',
+           r'download\.pytorch\.org/'+'whl', 'pypi'+r'\.nvidia', '--(?:extra-)?index'+'-url']
+places = [r'(?<![\w.])/(?:work|farm|root)'+'/', '/tmp/'+'bash_jobs', '/tmp/'+r'pytest-of', '/tmp/'+r'ipykernel_\d']
+homes = [r'(?<![\w.])/(?:home|Users)/'+r'[\w.-]+']    # in outputs and records: whoever made them
+forbidden, forbidden_outputs = re.compile('|'.join(indexes+places)), re.compile('|'.join(places+homes))
+
+def forbidden_words(path, text):
+    "Package indexes and paths of one machine that a file names"
+    found = {m.group() for m in forbidden.finditer(text)}
+    if path.suffix in ('.ipynb', '.jsonl'): found |= {m.group() for m in forbidden_outputs.finditer(text)}
+    return [f'{path}: {o}' for o in sorted(found)]
+
+def readable(path):
+    "The text of a file, empty if it holds none"
+    try: return path.read_text(encoding='utf-8')
+    except UnicodeDecodeError: return ''
+
+def test_no_index_no_machine(repo_files):
+    assert [o for f in repo_files for o in forbidden_words(f, readable(root/f))]==[]
+
+def test_no_index_no_machine_fault():
+    def found(text, file='a.md'): return len(forbidden_words(Path(file), text))
+    for o in ('https://'+'pypi.'+'org/simple', 'files.python'+'hosted.org', 'https://download.pytorch.org/'+'whl/cpu', '/'+'work/main/x',
+              'pip install --extra-'+'index-url x', '"/'+'root/.cache"', '/tmp/'+'bash_jobs.0/x'): assert found(o)==1, o
+    for o in ('https://download.pytorch.org/models/resnet18.pth', 'the framework/work/place', 'pip install .', './'+'work/x'): assert found(o)==0, o
+    assert found('/'+'home/jane/x')==0 and found('"/'+'home/jane/x"', 'a.ipynb')==1
+
+def test_line_endings(repo_files):
+    assert [str(o) for o in repo_files if b'\r\n' in (root/o).read_bytes() and readable(root/o)]==[]
+
+def test_scripts_can_be_run(repo_files):
+    "Every file that begins with #! may be executed, and the other way round"
+    def marked(o): return (root/o).read_bytes()[:2]==b'#!'
+    assert [str(o) for o in repo_files if marked(o)!=os.access(root/o, os.X_OK)]==[]
+
+
+# ---- the package
+
+def test_version():
+    import gpubench
+    version = settings()['version']
+    assert gpubench.__version__==version
+    assert re.search(rf'^## \[{re.escape(version)}\]', (root/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
+
+@pytest.fixture(scope='module')
+def wheel(repo_files, tmp_path_factory):
+    "A wheel built from the files that are or would be committed, without the network"
+    tree = tmp_path_factory.mktemp('wheel')
+    for o in repo_files:
+        (tree/o).parent.mkdir(parents=True, exist_ok=True)
+        (tree/o).write_bytes((root/o).read_bytes())
+    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '--no-index', '-w', tree/'out', tree)
+    with zipfile.ZipFile(next((tree/'out').glob('*.whl'))) as z: yield z
+
+def wrong_files(names, labs, extras):
+    "Files of a wheel that should not be there, and those that are missing"
+    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py']} | {f'gpubench/{o.name}' for o in modules}
+    want |= {f'gpubench/notebooks/{o}' for o in [*labs, *extras]}
+    return differences(dict.fromkeys(want, 1), {o: 1 for o in names if '.dist-info/' not in o})
+
+def test_wheel_files(wheel, repo_files):
+    folder = Path('nbs', 'labs')
+    extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.suffix!='.ipynb' and o.name!='.notest']
+    books = [o.name for o in sorted((root/'nbs'/'labs').glob('*.ipynb'))]                # the syllabus travels with the labs
+    assert wrong_files(wheel.namelist(), books, extras)==[]
+    assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], books, [*extras, 'gone.yaml'])==[
+        'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']
+
+def test_wheel_requirements(wheel):
+    file = next(o for o in wheel.namelist() if o.endswith('.dist-info/METADATA'))
+    meta = Parser().parsestr(wheel.read(file).decode())
+    plain = [re.match(r'[\w.-]+', o)[0].lower() for o in meta.get_all('Requires-Dist') if 'extra ==' not in o]
+    assert {'torch', 'fastai', 'papermill', 'ipykernel'} <= set(plain)
+    assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert', 'onnx', 'onnxruntime', 'onnxscript'} & set(plain)
+    assert set(meta.get_all('Provides-Extra'))=={'lab', 'int8', 'dev'}
+    assert meta['Version']==settings()['version']
+    assert 'Apache-2.0' in (meta['License-Expression'], meta['License'])     # setuptools before 77 writes the second
+    entry = next(o for o in wheel.namelist() if o.endswith('.dist-info/entry_points.txt'))
+    assert 'gpubench = gpubench.cli:main' in wheel.read(entry).decode()
+
+def test_requirements_are_imported():
+    "Each package that a module imports is required, whether a student or an author installs"
+    known = dict(sklearn='scikit-learn', PIL='pillow', yaml='pyyaml', zmq='pyzmq', pynvml='nvitop')   # nvitop brings pynvml
+    required = {re.split(r'[<>=]', o)[0] for o in settings()['requirements'].split()}
+    used = {known.get(o.split('.')[0], o.split('.')[0]) for m in modules for o in imported(m.read_text(encoding='utf-8'))}
+    assert sorted(used-required-set(sys.stdlib_module_names)-{'gpubench'})==[]

@@ -1,0 +1,547 @@
+"The command line as scripts and students meet it: in a process of its own"
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import gpubench
+from gpubench.cli import cli
+from gpubench.record import append_record, read_records
+from gpubench.core import find_devices
+
+PACKAGE = Path(gpubench.__file__).parent
+VERBS = 'doctor labs run sweep compare report'.split()
+HEAVY = 'torch torchvision fastai fastcore pandas numpy matplotlib papermill nbformat jupyter_client IPython'.split()
+
+
+def gpubench_process(*args, cwd=None, path=(), before='', preexec_fn=None, **env):
+    "Start `gpubench`; `path` goes before the installed packages, the code `before` before all else"
+    old = {k: v for k,v in os.environ.items() if k not in ('PYTEST_CURRENT_TEST', 'GPUBENCH_DEBUG')}
+    full = old | dict(PYTHONPATH=os.pathsep.join(map(str, [*path, PACKAGE.parent])),
+                      PYTHONIOENCODING='utf-8') | {k: str(v) for k,v in env.items()}
+    return subprocess.Popen([sys.executable, '-c', f'{before}from gpubench.cli import main; main()', *map(str, args)], cwd=cwd, env=full,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding='utf-8', preexec_fn=preexec_fn)
+
+
+def gpubench_command(*args, **kwargs):
+    "Run it to its end"
+    p = gpubench_process(*args, **kwargs)
+    try: out, err = p.communicate(timeout=600)
+    finally: p.kill()
+    return subprocess.CompletedProcess(p.args, p.returncode, out, err)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    "The same in this process, in an empty folder: quicker where nothing heavy is to happen"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('GPUBENCH_DEBUG', raising=False)
+    monkeypatch.setattr(sys, 'path', sys.path[:])
+    return lambda *args: CliRunner().invoke(cli, [str(o) for o in args], prog_name='gpubench')
+
+
+def refused(said, words): # exit code 2, and a message instead of a traceback
+    assert (said.exit_code, words in said.stderr, 'Traceback' in said.stderr) == (2, True, False), said.stderr
+    assert isinstance(said.exception, SystemExit)
+
+
+def write_lab(folder, name, *code, extra=''):
+    table = '| Minutes | Needs | Measures |\n|---|---|---|\n| 0.1 | any machine | every device it finds |'
+    head = f'# 01 · Is {name} there?\n\nWords.\n\n{table}'
+    params = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling" + ('\n'+extra
+        if extra else '')
+    cells = [new_markdown_cell(head), new_code_cell(params, metadata=dict(tags=['parameters'])),
+             *map(new_code_cell, code)]
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=cells,
+                                metadata=dict(kernelspec=dict(name='python3', display_name='python3',
+                                    language='python'))), folder/f'{name}.ipynb')
+
+
+def made_up_visit(bs=64, device='cpu', visit=0, epoch_s=1., n_images=1408, **kw):
+    return dict(trial_id=f'{device}{bs}', visit=visit, status='ok', error=None,
+                time_utc=f'2000-01-01T00:00:{visit:02}+00:00', dataset='digits', model='lenet',
+                bs=bs, device=device, loader='memory', n_workers=0, precision='fp32', n_epoch=1, lr=.001, seed=0,
+                n_train=1437, n_valid=360, n_images=n_images,
+                n_steps=n_images//bs, n_dropped=1437-n_images, n_params=54528, epoch_s=epoch_s*(1+.01*visit),
+                images_per_s=n_images/epoch_s/(1+.01*visit), step_ms=10.,
+                accuracy=.9, loss=.4, machine='madeup01', cpu='made-up CPU', gpu='made-up GPU' if device=='cuda'
+                else None, n_cores=2, torch='2.15.0', fastai='2.8.7') | kw
+
+
+def write_run(folder, **kw):
+    for device,epoch_s in (('cpu', 3.), ('cuda', 1.)):
+        for visit in range(3):
+            if kw.get('device', device)==device: append_record(folder, made_up_visit(device=device, visit=visit,
+                epoch_s=epoch_s) | kw)
+    return folder
+
+
+@pytest.fixture
+def labs(tmp_path): return tmp_path/'labs'
+
+
+# starting and help
+
+def test_help_imports_nothing_heavy():
+    code = ('import sys; sys.argv = ["gpubench", "--help"]\nfrom gpubench.cli import main\ntry: main()\n'
+            f'except SystemExit: print(sorted({{o.partition(".")[0] for o in sys.modules}} & set({HEAVY})))')
+    p = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert p.stdout.splitlines()[-1] == '[]'
+    assert all(f'  {o} ' in p.stdout for o in VERBS)
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_every_verb_shows_examples_and_exit_codes(verb):
+    p = gpubench_command(verb, '--help')
+    assert (p.returncode, p.stderr) == (0, '')
+    assert re.search(rf'Examples:\n +gpubench {verb}', p.stdout) and 'Exit codes:' in p.stdout
+
+
+def test_version_and_unknown_verb():
+    assert gpubench_command('--version').stdout == f'gpubench {gpubench.__version__}\n'
+    p = gpubench_command('bench')
+    assert p.returncode==2 and 'Traceback' not in p.stderr
+
+
+# run
+
+SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
+RECORD_ONE = 'from gpubench.core import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
+
+def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
+    write_lab(labs, '01_small', 'from gpubench.core import append_record',
+              f'for v in range(n): append_record(out, {made_up_visit()!r} | dict(visit=v, seed=seed))',
+              extra='n: int = 1  # visits')
+    p = gpubench_command('run', '--labs', labs, '-p', 'n=3', '-p', '01_small.seed=5', '--no-progress', cwd=tmp_path)
+    assert (p.returncode, p.stderr) == (0, ''), p.stderr
+    [out] = (tmp_path/'runs').iterdir()
+    assert (out/'01_small.ipynb').is_file() and (out/'report.html').is_file()
+    assert read_records(out)[['visit', 'seed']].values.tolist() == [[0, 5], [1, 5], [2, 5]]
+    assert 'lenet on digits' in p.stdout and (out/'report.html').as_uri() in p.stdout
+
+
+def test_progress_is_shown_with_what_is_left(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(1)')
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out')
+    assert p.returncode==0
+    assert '1 of 1: 01_small on every device' in p.stderr and re.search(r'about \d+ s left', p.stderr)
+    assert 'No records in' in p.stderr
+
+
+@pytest.mark.parametrize('cell,code,says', [
+    ('raise ValueError("planted")', 1, 'ERROR        01_small on every device: cell 5 (`raise ValueError("planted")`): '
+     'ValueError: planted'),
+    ('import os; os._exit(1)', 3, 'DIED         01_small on every device: the kernel died in cell 5'),
+    ('import time; time.sleep(300)', 4, 'TIMEOUT      01_small on every device: cell 5 (`import time; '
+     'time.sleep(300)`) took longer than 3 s')])
+def test_failures_have_codes_of_their_own(labs, tmp_path, cell, code, says):
+    write_lab(labs, '01_small', 'x = 1', cell)
+    write_lab(labs, '02_good', 'print(1)')
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--timeout', 3, '--no-progress')
+    assert p.returncode==code and says in p.stdout and 'Traceback' not in p.stderr
+    assert re.search(r'ok +02_good', p.stdout)
+
+
+@pytest.mark.parametrize('args,says', [
+    (['01_smal'], "no lab '01_smal'. Did you mean '01_small'?"),
+    (['-p', 'sed=1'], "Did you mean 'seed'?"),
+    (['-p', 'seed=one'], "must be int, and 'one' is not"),
+    (['-p', 'seed'], 'not of the form name=value'),
+    (['-p', 'device=cpu'], '--device'),
+    (['--device', 'gpu'], "no device 'gpu'"),
+    (['--profile', 'ful'], "Use 'quick' or 'full'"),
+    (['-f', 'none.yaml'], 'Cannot read the parameters in none.yaml'),
+    (['--out', 'file'], 'Cannot write to the output folder'),
+    (['--out', 'file/below'], 'Cannot write to the output folder'),
+    (['--labs', 'empty'], 'no labs in empty'),
+    (['--timeout', '0'], "Invalid value for '--timeout'")])
+def test_a_wrong_request_is_refused_before_anything_runs(labs, tmp_path, call, args, says):
+    write_lab(labs, '01_small', 'print(1)')
+    (tmp_path/'file').write_text('mine')
+    refused(call('run', '--labs', labs, '--no-progress', *args), says)
+    assert not (tmp_path/'runs').exists() and (tmp_path/'file').read_text()=='mine'
+
+
+@pytest.mark.skipif('cuda' in find_devices(), reason='there is a GPU')
+def test_cuda_where_there_is_none(labs, tmp_path, call):
+    write_lab(labs, '01_small', 'print(1)')
+    for args in (['run', '--labs', labs, '--device', 'cuda'], ['sweep', '--device', 'cuda']):
+        refused(call(*args), "Device 'cuda' was asked for")
+    assert not (tmp_path/'runs').exists()
+
+
+def test_debug_brings_the_traceback_back(labs, tmp_path, call, monkeypatch):
+    write_lab(labs, '01_small', 'print(1)')
+    args = ['run', '--labs', labs, '-p', 'sed=1']
+    assert [type(call(*o).exception) for o in ([*args, '--debug'], ['--debug', *args], args)] == [ValueError,
+        ValueError, SystemExit]
+    monkeypatch.setenv('GPUBENCH_DEBUG', '1')
+    assert type(call(*args).exception) is ValueError
+    p = gpubench_command('report', tmp_path/'none'), gpubench_command('report', tmp_path/'none', '--debug')
+    assert [(o.returncode, 'Traceback' in o.stderr) for o in p] == [(2, False), (1, True)]
+    assert p[0].stderr.count('\n')==1
+
+
+def test_parameters_from_a_file(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(seed, n)', extra='n: int = 1')
+    (tmp_path/'p.yaml').write_text('seed: 3\n01_small:\n  n: 4\n')
+    p = gpubench_command('run', '--labs', labs, '-f', tmp_path/'p.yaml', '-p', 'seed=9', '--out', tmp_path/'out',
+                         '--no-progress')
+    assert p.returncode==0
+    assert nbformat.read(tmp_path/'out'/'01_small.ipynb', 4).cells[-1].outputs[0].text == '9 4\n'
+
+
+@pytest.mark.parametrize('text,says', [
+    ('seed: 3\nn: 1\n"seed": 4\n', "p.yaml has 'seed' twice in one place, in lines 1 and 3."),
+    ('seed: 3\n01_small:\n  n: 4\n  n: 5\n', "p.yaml has 'n' twice in one place, in lines 3 and 4."),
+    ('01_small: {n: 4}\nseed: 3\n01_small: {seed: 5}\n', "p.yaml has '01_small' twice in one place, in lines 1 and 3.")])
+def test_a_name_that_stands_twice_in_a_file(labs, tmp_path, call, text, says):
+    write_lab(labs, '01_small', 'print(seed, n)', extra='n: int = 1')
+    (tmp_path/'p.yaml').write_text(text)
+    refused(call('run', '--labs', labs, '-f', 'p.yaml'), says)
+    assert not (tmp_path/'runs').exists()
+
+
+def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
+    "Not even a folder, unless it was there; and it names the device, whatever was asked for"
+    from gpubench.process import device_locks
+    write_lab(labs, '01_small', 'print(1)')
+    says = f"A series of labs runs on device '{find_devices()[-1]}' already: process "
+    (tmp_path/'mine').mkdir()
+    with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
+        for device in (['--device', 'auto'], []):
+            refused(call('run', '--labs', labs, '--no-progress', *device), says)
+            refused(call('sweep', '--no-progress', *device), says)
+            assert not (tmp_path/'runs').exists()
+        refused(call('run', '--labs', labs, '--no-progress', '--out', 'mine'), says)
+        refused(call('run', '--labs', labs, '--no-progress', '--out', 'new/deep'), says)
+    assert (tmp_path/'mine').is_dir() and not (tmp_path/'new').exists()
+
+
+def test_a_lab_that_runs_again_says_why(labs, tmp_path):
+    write_lab(labs, '01_small', 'print(1)')
+    args = 'run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress'
+    older = 'import gpubench; now, gpubench.__version__ = gpubench.__version__, "0.0.1"; '
+    first, p = gpubench_command(*args, before=older), gpubench_command(*args)
+    assert (first.returncode, p.returncode)==(0, 0)
+    assert f'01_small.ipynb is there and runs again. What differs: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
+    assert re.search('ok +01_small', p.stdout)
+    p = gpubench_command(*args)
+    assert 'runs again' not in p.stdout and re.search('ok before +01_small', p.stdout)
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no signals')
+def test_a_signal_while_the_report_is_made(labs, tmp_path):
+    write_lab(labs, '01_small', *RECORD_ONE)
+    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress', before=f'{SIGNAL_IN_REPORT}; ')
+    assert (p.returncode, p.stderr, 'ok           01_small' in p.stdout)==(143, '\ngpubench: SIGTERM\n', True)
+    assert f"To make one: gpubench report {tmp_path/'out'}" in p.stdout
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such pipes')
+def test_whoever_reads_may_go(labs, tmp_path):
+    "`| head -1`: all labs run, and the report is there"
+    write_lab(labs, '01_small', *RECORD_ONE)
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu')
+    p.stderr.close()
+    assert 'Results go to' in p.stdout.readline()
+    p.stdout.close()
+    assert p.wait(timeout=120)==0
+    assert (tmp_path/'out'/'01_small.ipynb').is_file() and (tmp_path/'out'/'report.html').is_file()
+    write_lab(labs, '01_small', *RECORD_ONE, 'print(2)')                              # so it runs again, and says why before that
+    for cut,code in (('', 0), (f'{SIGNAL_IN_REPORT}; ', 143)):
+        p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', before=cut)
+        p.stderr.close(), p.stdout.close()
+        assert p.wait(timeout=120)==code
+        assert 'print(2)' in (tmp_path/'out'/'01_small.ipynb').read_text()
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
+def test_progress_keeps_to_stderr(labs, tmp_path):
+    "stdout has the outcomes alone, also where stderr is closed"
+    write_lab(labs, '01_small', 'print(1)')
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', preexec_fn=lambda: os.close(2))
+    out, _ = p.communicate(timeout=120)
+    assert p.returncode==0 and 'ok           01_small' in out and '1 of 1' not in out
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
+def test_without_stdout_and_stderr(labs, tmp_path):
+    "As a daemon starts it"
+    write_lab(labs, '01_small', *RECORD_ONE)
+    p = gpubench_process('run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', preexec_fn=lambda: (os.close(1), os.close(2)))
+    assert p.wait(timeout=120)==0
+    assert nbformat.read(tmp_path/'out'/'01_small.ipynb', 4).metadata.gpubench.status=='ok' and (tmp_path/'out'/'report.html').is_file()
+
+
+@pytest.mark.skipif(os.name=='nt', reason='no such terminals')
+@pytest.mark.parametrize('args,says', [(('report', 'none'), 'Reading the records …')])
+def test_a_terminal_is_told_at_once_that_work_goes_on(tmp_path, args, says):
+    import pty
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([sys.executable, '-c', 'from gpubench.cli import main; main()', *args], cwd=tmp_path, stdout=subprocess.PIPE,
+                         stderr=theirs, env=os.environ | dict(PYTHONPATH=str(PACKAGE.parent), PYTHONIOENCODING='utf-8'))
+    os.close(theirs)
+    out, _ = p.communicate(timeout=60)
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert out==b'' and said.splitlines()[0]==says and 'no records' in said
+
+
+# labs
+
+def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
+    write_lab(labs, '01_small', 'print(1)', extra='n: int = 1  # visits')
+    p = gpubench_command('labs', '--labs', labs)
+    assert p.stdout.splitlines() == ['01_small', '  Is 01_small there?',
+                                     '  0.1 min with the quick profile · any machine · measures every device it finds']
+    assert re.search(r'n: int = 1 +visits', call('labs', '1', '--labs', labs).stdout)
+    assert '1 files copied' in call('labs', '--labs', labs, '--copy', 'mine').stdout
+    (tmp_path/'mine'/'01_small.ipynb').write_text('my answers')
+    said = call('labs', '--labs', labs, '--copy', 'mine')
+    assert 'Kept, because it differs from the original: 01_small.ipynb' in said.stdout and said.exit_code==0
+    assert (tmp_path/'mine'/'01_small.ipynb').read_text()=='my answers'
+    refused(call('labs', '--labs', labs, '--copy', 'mine/01_small.ipynb'), 'Cannot write')
+
+
+# sweep
+
+def test_a_sweep_writes_records_and_a_report(tmp_path):
+    p = gpubench_command('sweep', '--bs', '128,256', '--max-images', 400, '--repeats', 2, '--device', 'cpu',
+                         '--no-progress', '--out', 'mine', cwd=tmp_path)
+    assert (p.returncode, p.stderr) == (0, '')
+    df = read_records(tmp_path/'mine')
+    assert sorted(zip(df.bs, df.visit)) == [(128, 0), (128, 1), (256, 0), (256, 1), (256, 2), (256, 3)]
+    assert sorted(df.twin) == [False]*4 + [True]*2       # the A/A pair
+    assert (df.status=='ok').all() and (df.max_images==400).all()
+    assert (tmp_path/'mine'/'report.html').is_file() and 'lenet on digits' in p.stdout
+    file = tmp_path/'mine'/'records.jsonl'
+    file.write_text(''.join(file.read_text().splitlines(keepends=True)[:4]))
+    p = gpubench_command('sweep', '--bs', '128,256', '--max-images', 400, '--repeats', 2, '--device', 'cpu',
+                         '--no-progress', '--out', 'mine', cwd=tmp_path)
+    assert p.returncode==0 and '4 of 6 visits are in' in p.stdout and '2 to go' in p.stdout
+    assert len(read_records(tmp_path/'mine'))==6
+
+
+def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
+    from gpubench import sweep as library
+    def stop(*args, **kwargs): raise library.SweepStopped('Stopped by Ctrl-C after 2 of 6 visits.', None)
+    monkeypatch.setattr(library, 'sweep', stop)
+    said = call('sweep', '--device', 'cpu', '--out', 'mine')
+    assert said.exit_code==130 and 'after 2 of 6 visits' in said.stderr and 'Traceback' not in said.stderr
+
+
+def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
+    p = gpubench_command('sweep', '--bs', '4000', '--repeats', 1, '--device', 'cpu', '--no-progress', '--out', 'mine',
+                         cwd=tmp_path)
+    assert p.returncode==1 and re.search(r'1 of 1 visits failed: .*4000.*1437', p.stderr)
+    assert read_records(tmp_path/'mine').status.tolist()==['skipped']
+
+
+def test_a_network_of_ones_own(tmp_path):
+    (tmp_path/'my_network.py').write_text('from torch import nn\ndef make(n_classes=10, n_in=3): return '
+                                          'nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16*n_in, '
+                                          'n_classes))\n')
+    p = gpubench_command('sweep', '--model', 'my_network:make', '--max-images', 200, '--repeats', 1, '--device', 'cpu',
+                         '--no-progress', '--out', 'mine', cwd=tmp_path)
+    assert p.returncode==0, p.stderr
+    assert read_records(tmp_path/'mine').model.tolist()==['my_network:make']
+
+
+@pytest.mark.parametrize('args,says', [
+    (['--dataset', 'digit'], "Did you mean 'digits'?"), (['--model', 'lnet'], "Did you mean 'lenet'?"),
+    (['--bs', '0'], 'bs is 0'), (['--bs', '-16'], 'bs is -16'),
+    (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
+    (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
+    (['--epochs', '0'], 'n_epoch is 0'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
+    (['--out', 'file'], 'Cannot write'), (['--dataset', 'one'], 'one')])
+def test_a_wrong_sweep_is_refused(tmp_path, call, args, says):
+    (tmp_path/'file').write_text('mine')
+    (tmp_path/'one'/'cats').mkdir(parents=True)
+    refused(call('sweep', '--no-progress', *args), says)
+    assert not (tmp_path/'runs').exists()
+
+
+# compare and report
+
+def test_compare_two_runs_and_the_devices_of_one(tmp_path, call):
+    cpu, gpu, both = write_run(tmp_path/'cpu', device='cpu'), write_run(tmp_path/'gpu',
+        device='cuda'), write_run(tmp_path/'both')
+    for args in ([cpu, gpu], [both], [cpu, gpu/'records.jsonl', '--strict']):
+        said = call('compare', *args)
+        assert said.exit_code==0 and 'faster' in said.stdout and 'NOT THE SAME WORK' not in said.stdout
+    assert call('compare', cpu, gpu, both).stdout.count('A: ')==2
+
+
+def test_compare_warns_where_the_work_differs(tmp_path, call):
+    cpu, gpu = write_run(tmp_path/'cpu', device='cpu'), write_run(tmp_path/'gpu', device='cuda', n_images=640,
+        n_steps=10)
+    p = gpubench_command('compare', cpu, gpu)
+    assert p.returncode==0 and 'NOT THE SAME WORK' in p.stdout and '1,408 and 640 images' in p.stdout
+    assert call('compare', cpu, gpu, '--strict').exit_code==1
+
+
+def test_strict_fails_where_no_ratio_could_be_made(tmp_path, call):
+    cpu, gpu = write_run(tmp_path/'cpu', device='cpu', epoch_s=0., images_per_s=None), write_run(tmp_path/'gpu', device='cuda')
+    said = call('compare', cpu, gpu, '--strict')
+    assert said.exit_code==1 and 'No ratio could be made for ' in said.stdout and 'NOT THE SAME WORK' not in said.stdout
+    assert call('compare', cpu, gpu).exit_code==0
+
+
+def test_nothing_to_compare_or_report(tmp_path, call):
+    cpu = write_run(tmp_path/'cpu', device='cpu')
+    for args,says in [(['compare', cpu], 'records of one device only'),
+                      (['compare', cpu, tmp_path/'none'], 'no records'),
+                      (['report', tmp_path/'none'], 'no records'),
+                      (['compare'], 'Missing argument')]: refused(call(*args), says)
+
+
+def test_report_makes_the_page_anew(tmp_path):
+    folder = write_run(tmp_path/'both')
+    p = gpubench_command('report', folder)
+    assert (p.returncode, p.stderr) == (0, '')
+    assert (folder/'report.html').is_file() and 'report.html' in p.stdout
+
+
+# doctor: the environment is faked from below, with packages, programs and variables
+
+FAKE_TORCH = """
+class version: cuda = {cuda!r}
+class cuda:
+    def is_available(): return False
+__version__ = {v!r}
+"""
+
+
+def fake_package(site, name, v, code='', needs=()):
+    (site/name).mkdir(parents=True, exist_ok=True)
+    (site/name/'__init__.py').write_text(code)
+    info = site/f'{name}-{v}.dist-info'
+    info.mkdir()
+    (info/'METADATA').write_text('\n'.join([f'Metadata-Version: 2.1\nName: {name}\nVersion: {v}',
+                                            *(f'Requires-Dist: {o}' for o in needs)]))
+
+
+def fake_smi(folder, says, code=0):
+    folder.mkdir()
+    path = folder/'nvidia-smi'
+    path.write_text(f'#!/bin/sh\ncat <<EOF\n{says}\nEOF\nexit {code}\n')
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return f'{folder}{os.pathsep}{os.environ["PATH"]}'
+
+
+CALM = 'import psutil; psutil.cpu_percent = lambda interval=None: 3.\n'      # whatever else this machine does now
+
+
+def examine(*args, **kwargs):
+    p = gpubench_command('doctor', '--json', *args, before=CALM, **kwargs)
+    said = json.loads(p.stdout)
+    assert (p.returncode, p.stderr) == (said['exit_code'], '')
+    return said, {o['about']: o for o in said['findings']}
+
+
+def test_doctor_on_this_machine():
+    said, found = examine()
+    assert said['machine']['n_cores'] >= 1 and {'python', 'torch', 'fastai', 'gpu', 'kernel', 'data'} <= set(found)
+    assert [found[o]['level'] for o in ('python', 'torch', 'fastai')] == ['ok']*3
+    p = gpubench_command('doctor', before=CALM)
+    assert p.returncode==said['exit_code'] and 'This machine' in p.stdout and 'Findings' in p.stdout
+
+
+@pytest.mark.skipif(os.name=='nt', reason='a shell script')
+@pytest.mark.parametrize('cuda,v,smi,code,env,says', [
+    (None, '2.15.0+cpu', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, 'There is an NVIDIA GPU (RTX 3060 Ti), but this '
+     'torch (2.15.0+cpu) was built for the CPU only.'),
+    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, 'but torch 2.15.0 (CUDA 13.0) cannot use it'),
+    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, dict(CUDA_VISIBLE_DEVICES='-1'),
+     "CUDA_VISIBLE_DEVICES='-1' hides the GPU"),
+    ('13.0', '2.15.0', 'Failed to initialize NVML: Driver/library version mismatch', 18, {}, "driver's two halves "
+     "do not fit"),
+    ('13.0', '2.15.0', "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, {},
+     "couldn't communicate")])
+def test_doctor_finds_a_gpu_that_torch_does_not_use(tmp_path, cuda, v, smi, code, env, says):
+    fake_package(tmp_path/'site', 'torch', v, FAKE_TORCH.format(cuda=cuda, v=v))
+    said, found = examine(path=[tmp_path/'site'], PATH=fake_smi(tmp_path/'bin', smi, code), **env)
+    assert found['gpu']['level']=='limit' and says in found['gpu']['what'] and found['gpu']['remedy']
+
+
+@pytest.mark.parametrize('code,says', [
+    ('raise ImportError("libcudart.so.13: cannot open shared object file")', 'ImportError: libcudart.so.13'),
+    ('import os; os.abort()' if os.name=='posix' else 'import os; os._exit(3)', 'SIGABRT' if os.name=='posix'
+     else 'exit code 3')])
+def test_doctor_runs_where_torch_does_not(tmp_path, code, says):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', code)
+    said, found = examine(path=[tmp_path/'site'])
+    assert said['exit_code']==2 and says in found['torch']['what'] and found['torch']['remedy']
+    assert said['machine']['torch']=='2.15.0' and said['machine']['n_cores']>=1
+
+
+def test_doctor_tells_mixed_builds(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0+cpu', FAKE_TORCH.format(cuda=None, v='2.15.0+cpu'))
+    fake_package(tmp_path/'site', 'torchvision', '0.29.2', 'raise RuntimeError("operator torchvision::nms does '
+                 'not exist")')
+    said, found = examine(path=[tmp_path/'site'])
+    assert said['exit_code']==2
+    assert 'torch 2.15.0+cpu and torchvision 0.29.2 do not fit together' in found['torchvision']['what']
+    assert 'same index' in found['torchvision']['remedy']
+
+
+def test_doctor_names_the_broken_pair_and_its_cure(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0',
+                 'raise ImportError')         # so that nothing else is tried for long
+    fake_package(tmp_path/'site', 'fastai', '2.8.7')
+    fake_package(tmp_path/'site', 'fastcore', '2.2.38')
+    said, found = examine(path=[tmp_path/'site'])
+    assert said['exit_code']==2 and found['fastai'][
+        'what']=='fastai 2.8.7 with fastcore 2.2.38 is a pair that does not train.'
+    assert 'fastcore<2' in found['fastai']['remedy']
+
+
+def test_doctor_tells_missing_packages(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
+    fake_package(tmp_path/'site', 'unused', '1.0')
+    (tmp_path/'site'/'unused-1.0.dist-info').rename(tmp_path/'site'/'gpubench-9.dist-info')
+    (tmp_path/'site'/'gpubench-9.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: gpubench\nVersion: 9\n'
+        'Requires-Dist: never-there>=3\nRequires-Dist: click>=99\nRequires-Dist: also-never; extra == "dev"\n')
+    said, _ = examine(path=[tmp_path/'site'], cwd=tmp_path)
+    assert [o['what'] for o in said['findings'] if o['about']=='packages'][0]=='Not installed: never-there>=3.'
+    assert any('click' in o['what'] and 'wanted: >=99' in o['what'] for o in said['findings'])
+
+
+def test_doctor_tells_a_kernel_of_another_python(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
+    (tmp_path/'kernels'/'python3').mkdir(parents=True)
+    (tmp_path/'kernels'/'python3'/'kernel.json').write_text(json.dumps(dict(argv=['/elsewhere/bin/python'],
+        display_name='x', language='python')))
+    _, found = examine(path=[tmp_path/'site'], JUPYTER_PATH=tmp_path)
+    assert found['kernel']['level']=='limit' and '/elsewhere/bin/python' in found['kernel'][
+        'what'] and 'ipykernel install' in found['kernel']['remedy']
+
+
+def test_doctor_lists_data_sets_that_work_offline(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
+    (tmp_path/'home'/'data'/'cifar10').mkdir(parents=True)
+    _, found = examine(path=[tmp_path/'site'], FASTAI_HOME=tmp_path/'home')
+    assert found['data']['what'].startswith('Work without a network: digits, synthetic, birds, cifar10.')
+    assert found['data']['what'].endswith('Downloaded on first use: mnist, imagenette.')
+
+
+@pytest.mark.skipif(sys.platform!='linux' or not hasattr(os, 'geteuid') or os.geteuid()!=0, reason='needs a mount')
+def test_doctor_tells_too_little_shared_memory(tmp_path):
+    from gpubench.doctor import check_shared_memory
+    (tmp_path/'shm').mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', tmp_path/'shm'],
+                      capture_output=True).returncode: pytest.skip('mounting is not allowed here')
+    try: [[inside], [outside]] = [check_shared_memory(tmp_path/'shm', container=o) for o in (True, False)]
+    finally: subprocess.run(['umount', tmp_path/'shm'], check=True)
+    assert inside.level==outside.level=='limit' and 'has only 64 MiB' in inside.what
+    assert '--shm-size' in inside.remedy and '--shm-size' not in outside.remedy and 'remount' in outside.remedy

@@ -1,0 +1,488 @@
+"""Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
+import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gpubench import data
+from gpubench.data import LOADERS, OFFICIAL, cache_folder, get_dls, get_images, make_once, read_mark
+from gpubench.made import draw_wood
+import numpy as np
+import pytest
+import torch
+import fastai.callback.progress, fastai.callback.schedule  # noqa: F401  `no_bar` and `fit_one_cycle`
+from fastai.data.external import fastai_cfg, fastai_path
+from fastai.learner import Learner, load_learner
+from fastai.metrics import accuracy
+from fastai.vision.core import PILImageBW
+from fastai.vision.learner import vision_learner
+from PIL import Image
+from torch import nn
+
+has_cuda = torch.cuda.is_available()
+devices = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not has_cuda, reason='no GPU'))]
+
+
+@contextmanager
+def fastai_home(path):
+    "fastai keeps its data below `path` meanwhile"
+    before = os.environ.get('FASTAI_HOME')
+    os.environ['FASTAI_HOME'] = str(path)
+    fastai_cfg.cache_clear()
+    try: yield Path(path)
+    finally:
+        os.environ.pop('FASTAI_HOME')
+        if before is not None: os.environ['FASTAI_HOME'] = before
+        fastai_cfg.cache_clear()
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_home(tmp_path_factory):
+    "One cache for the tests of this file, so that the birds are drawn once; not the reader's own"
+    with fastai_home(tmp_path_factory.mktemp('home')) as o: yield o
+
+@pytest.fixture
+def home(tmp_path):
+    "An empty cache"
+    with fastai_home(tmp_path/'home') as o: yield o
+
+@pytest.fixture
+def animals(tmp_path):
+    "A folder of two classes with six pictures each"
+    for i in range(12):
+        (folder := tmp_path/'animals'/('cat','dog')[i%2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (20+i,30,3), dtype=np.uint8)).save(folder/f'{i}.jpg')
+    return tmp_path/'animals'
+
+def two_epochs(dls): return [[(xb.cpu(),yb.cpu()) for xb,yb in dl] for dl in (dls.train, dls.train, dls.valid)]
+
+def assert_same(a, b):
+    for ea,eb in zip(a, b, strict=True):
+        assert [len(x) for x,_ in ea]==[len(x) for x,_ in eb]
+        for (xa,ya),(xb,yb) in zip(ea, eb, strict=True):
+            assert type(xa) is type(xb) and type(ya) is type(yb)
+            assert torch.equal(xa, xb) and torch.equal(ya, yb)
+
+def tiny_net(dls): return nn.Sequential(nn.Flatten(), nn.Linear(dls.n_in*dls.size**2, dls.c))
+
+def quiet_fit(learn, n=1, lr=1e-3):
+    with learn.no_bar(), learn.no_logging(): learn.fit(n, lr)
+    return learn
+
+
+# ---- the three loaders
+
+@pytest.mark.parametrize('device', devices)
+@pytest.mark.parametrize('kwargs', [
+    dict(), dict(size=8, n_channels=3), dict(dataset='synthetic', size=17, n_channels=3, max_images=150),
+    dict(dataset='birds', size=48, bs=32), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
+def test_loaders_agree(kwargs, device):
+    "Batch by batch: the same images, split, order, types and normalisation"
+    expected = two_epochs(get_dls(**kwargs, loader='files', device=device, seed=3))
+    for o in LOADERS[1:]: assert_same(expected, two_epochs(get_dls(**kwargs, loader=o, device=device, seed=3)))
+
+@pytest.mark.parametrize('loader', ['files', 'memory'])
+def test_workers_change_nothing(loader):
+    kwargs = dict(max_images=300, bs=48, loader=loader, device='cpu')
+    dls = get_dls(**kwargs, n_workers=2)
+    assert dls.train.fake_l.num_workers==dls.valid.fake_l.num_workers==2
+    assert_same(two_epochs(get_dls(**kwargs)), two_epochs(dls))
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_every_image_once(loader):
+    dls = get_dls(loader=loader, bs=1437, device='cpu')
+    (x,y), = dls.train
+    assert len(y)==len(dls.train_ds)==1437 and len(dls.valid_ds)==360
+    assert sum(len(yb) for _,yb in dls.valid)==360
+    images = get_images()
+    assert np.bincount(y).tolist()==np.bincount(images.labels[images.split()[0]]).tolist()
+    assert (dls.n_in, dls.size, dls.name, dls.c, list(dls.vocab))==(1, 28, 'digits', 10, [str(i) for i in range(10)])
+    assert abs(x.mean())<1e-3 and abs(x.std()-1)<1e-3
+
+def can_export():
+    "plum-dispatch 2.10 put a lock into what fasttransform 0.0.2 pickles: then no `DataBlock` at all can be exported"
+    import cloudpickle
+    from fasttransform import Transform
+    try: return bool(cloudpickle.dumps(Transform(str)))
+    except TypeError: return False
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_learner_export_predict(loader, tmp_path):
+    "A Learner trains, is exported without its images, comes back and predicts a picture from a file or an array"
+    if loader=='files' and not can_export(): pytest.skip('plum-dispatch and fasttransform here cannot pickle')
+    dls = get_dls(loader=loader, bs=128, device='cpu')
+    learn = quiet_fit(Learner(dls, tiny_net(dls), metrics=accuracy, path=tmp_path), 3, 1e-2)
+    assert learn.final_record[-1]>.8
+    learn.export('learn.pkl')
+    assert (tmp_path/'learn.pkl').stat().st_size<400_000               # 1,797 pictures of 784 bytes would be 1.4 MB
+    again, images = load_learner(tmp_path/'learn.pkl'), get_images()
+    picture = images.make([0])[0,0]
+    Image.fromarray(picture).save(tmp_path/'0.png')
+    with again.no_bar(), learn.no_bar():
+        want = learn.get_preds(dl=learn.dls.test_dl([tmp_path/'0.png']))[0][0]
+        items = [tmp_path/'0.png', PILImageBW.create(picture)] + ([picture] if loader!='files' else [])
+        for item in items:
+            label, number, probs = again.predict(item)
+            assert (label, int(number))==('0', 0) and torch.allclose(probs, want)
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_vision_learner_and_show(loader, animals):
+    dls = get_dls(animals, bs=4, loader=loader, size=32, device='cpu')
+    from torchvision.models import resnet18
+    learn = quiet_fit(vision_learner(dls, resnet18, pretrained=False, metrics=accuracy))
+    assert 0<=learn.final_record[-1]<=1
+    dls.show_batch(max_n=4)
+    learn.show_results(max_n=2)
+    from fastai.interpret import ClassificationInterpretation
+    with learn.no_bar():
+        found = ClassificationInterpretation.from_learner(learn)
+        assert found.confusion_matrix().sum()==len(dls.valid_ds)
+        found.plot_top_losses(2)
+
+def test_augmentation_only_in_training():
+    "fastai's batch transforms know which loader they serve"
+    from fastai.vision.augment import Flip
+    dls = get_dls(max_images=100, bs=16, device='cpu')
+    plain = two_epochs(get_dls(max_images=100, bs=16, device='cpu'))
+    dls.add_tfms([Flip(p=1.)], 'after_batch')
+    flipped = two_epochs(dls)
+    assert torch.allclose(flipped[0][0][0], plain[0][0][0].flip(3), atol=1e-4)
+    assert torch.allclose(flipped[2][0][0], plain[2][0][0], atol=1e-4)
+
+@pytest.mark.parametrize('loader', ['files', 'memory'])
+def test_more_workers_than_batches(loader):
+    kwargs = dict(loader=loader, device='cpu', max_images=300)     # 60 held out: one batch for two workers
+    assert_same(two_epochs(get_dls(**kwargs)), two_epochs(get_dls(**kwargs, n_workers=2)))
+
+@pytest.mark.skipif(not has_cuda, reason='no GPU')
+def test_resident_lies_on_the_device():
+    dls = get_dls(loader='resident', device='cuda')
+    assert dls.train_ds.x.is_cuda and dls.train_ds.rows.is_cuda and dls.one_batch()[0].is_cuda
+
+@pytest.mark.skipif(not has_cuda, reason='no GPU')
+@pytest.mark.parametrize('loader', ['files', 'memory'])
+def test_pinned(loader):
+    kwargs = dict(loader=loader, device='cuda', max_images=300)
+    assert_same(two_epochs(get_dls(**kwargs)), two_epochs(get_dls(**kwargs, pin_memory=True, n_workers=2)))
+
+
+# ---- shapes, split, seed
+
+@pytest.mark.parametrize('dataset', ['digits', 'synthetic'])
+@pytest.mark.parametrize('size,n_channels', [(8,1), (28,3), (65,1)])
+def test_any_shape(dataset, size, n_channels):
+    x,y = get_dls(dataset, bs=20, size=size, n_channels=n_channels, max_images=60, device='cpu').one_batch()
+    assert x.shape==(20,n_channels,size,size) and y.shape==(20,)
+
+def test_global_seeds_decide_nothing():
+    def order(seed):
+        import random
+        random.seed(seed); np.random.seed(seed); torch.manual_seed(seed)
+        return torch.cat([y for _,y in get_dls(device='cpu').train])
+    assert torch.equal(order(1), order(2))
+
+def test_max_images_is_stratified_and_stable():
+    a, b = get_images('birds', max_images=101), get_images('birds', max_images=101)
+    assert a.files==b.files and sorted(np.bincount(a.labels))==[50,51]
+    assert len(get_images('synthetic'))==2000 and len(get_images('synthetic', max_images=333))==333
+
+
+# ---- birds
+
+def test_birds_are_jpeg_of_various_sizes():
+    images = get_images('birds')
+    sizes = [Image.open(o).size for o in images.files]
+    assert len(images)==600 and list(np.bincount(images.labels))==[300,300]
+    assert min(min(o) for o in sizes)>=224 and len(set(sizes))>300
+    assert {Image.open(o).format for o in images.files[::50]}=={'JPEG'}
+
+def small_cnn():
+    def stage(i, o, stride=1): return nn.Conv2d(i, o, 3, stride, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()
+    return nn.Sequential(*stage(3,16,2), *stage(16,32), nn.MaxPool2d(2), *stage(32,64), nn.MaxPool2d(2), *stage(64,64),
+                         nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 2))
+
+def test_birds_need_more_than_colour():
+    "The mean colour tells nothing; a small network that sees shapes tells a lot"
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    images = get_images('birds', size=48)
+    x = data.load_pixels(images).float()
+    regression = make_pipeline(StandardScaler(), LogisticRegression())
+    assert abs(cross_val_score(regression, x.mean((2,3)).numpy(), images.labels, cv=10).mean()-.5)<.08
+    torch.manual_seed(0)
+    dls = get_dls('birds', bs=32, size=48, device='cpu')
+    learn = Learner(dls, small_cnn(), metrics=accuracy)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(10, 1e-2)
+    assert learn.final_record[-1]>=.85
+
+def test_birds_are_announced_once(home, capsys, monkeypatch):
+    monkeypatch.setattr(data, 'N_BIRDS', 20)
+    monkeypatch.setattr(data.make_birds, '__defaults__', (20,))
+    for _ in range(2): get_images('birds')
+    assert capsys.readouterr().out.count('Drawing the 20 pictures')==1
+
+
+# ---- the cache
+
+def test_cache_is_reused_and_mended(home):
+    before = get_images('digits', max_images=100)
+    files = data.write_out(before).files
+    stamp = files[0].stat().st_mtime_ns
+    assert data.write_out(before).files[0].stat().st_mtime_ns==stamp
+    files[5].unlink()                                                # no longer complete: written again
+    assert all(o.exists() for o in data.write_out(before).files)
+    assert files[0].stat().st_mtime_ns!=stamp
+
+def test_killed_while_writing(home):
+    "A process killed in the middle leaves nothing that is taken for the set"
+    code = "from gpubench.data import *; write_out(get_images('synthetic', size=64, n_channels=3, max_images=30000))"
+    env = os.environ | dict(FASTAI_HOME=str(home), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
+    process = subprocess.Popen([sys.executable, '-c', code], env=env, stdout=subprocess.DEVNULL)
+    place = cache_folder()/'synthetic_30000x3x64x64'
+    try:
+        end = time.monotonic()+120
+        pattern = f'.{place.name}.*/3/*.png'
+        while not (found := any(cache_folder().glob(pattern))) and time.monotonic()<end: time.sleep(.05)
+        assert found and process.poll() is None
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert read_mark(place) is None and not place.exists()
+    left = next(cache_folder().glob(f'.{place.name}.*'))
+    os.utime(left, (0,0))                              # a day later, whoever writes this set next clears it away
+    def write(folder): (folder/'a').mkdir(); return dict(n_files=0)
+    assert make_once(place.name, write)==place and not left.exists()
+
+def test_two_write_at_once(home):
+    start, made = threading.Barrier(2), []
+    def write(folder):
+        start.wait(20)
+        (folder/'a').mkdir()
+        (folder/'a'/'1').touch()
+        return dict(n_files=1)
+    def make():
+        place = make_once('both', write)
+        made.append((place, place.stat().st_ino))
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for o in threads: o.start()
+    for o in threads: o.join()
+    place = cache_folder()/'both'
+    assert made==[(place, place.stat().st_ino)]*2 and read_mark(place)['n_files']==1
+    assert {o.name for o in cache_folder().iterdir()}-{'.lock'}=={'both'}
+
+def test_two_look_at_once(home, monkeypatch):
+    "Both see that nothing is there before either has put its set in place; the slower one leaves that of the faster alone"
+    n = itertools.count(1)
+    def slow(folder, read=read_mark):
+        try: return read(folder)
+        finally: time.sleep(.2*next(n))
+    monkeypatch.setattr(data, 'read_mark', slow)
+    test_two_write_at_once(home)
+
+def test_settings_that_another_process_is_writing(home, monkeypatch):
+    "fastai then finds an empty file, and keeps that: sets are made and downloaded all the same, where they belong"
+    home.mkdir()
+    (home/'config.ini').touch()
+    assert make_once('one', lambda folder: dict(n_files=0))==home/'data'/'gpubench'/'one'
+    fastai_cfg.cache_clear()
+    with server(lambda h: send(h, archive())) as url:
+        use(monkeypatch, url)
+        assert len(get_images('mnist'))==20 and (home/'data'/'mnist_png').is_dir()
+
+def test_settings_of_ones_own(home, tmp_path):
+    home.mkdir()
+    (home/'config.ini').write_text(f'[DEFAULT]\ndata = {tmp_path}/elsewhere\n')
+    assert cache_folder()==tmp_path/'elsewhere'/'gpubench' and data.fastai_folder('archive')==home/'archive'
+
+def test_unwritable_cache(tmp_path):
+    (tmp_path/'file').touch()
+    with fastai_home(tmp_path/'file'/'home'):
+        with pytest.raises(RuntimeError, match="'digits' cannot be written to the cache.*FASTAI_HOME"):
+            get_dls(loader='files', device='cpu')
+        with pytest.raises(RuntimeError, match="'birds' cannot be written to the cache"): get_dls('birds', device='cpu')
+        for o in LOADERS[1:]: assert len(get_dls(loader=o, device='cpu').train_ds)==1437   # these need no cache
+
+def test_full_disk(home, monkeypatch):
+    def no_room(*args, **kwargs): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(Image.Image, 'save', no_room)
+    with pytest.raises(RuntimeError, match="No space left on device"): get_dls(loader='files', device='cpu')
+    assert not list(cache_folder().iterdir())
+
+
+# ---- the network
+
+class NoNetwork:
+    "No host has an address"
+    def __call__(self, *args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
+
+def what_is_left(home): return sorted(o.name for o in home.rglob('*') if o.is_file() and o.name!='config.ini')
+
+@pytest.mark.parametrize('name', OFFICIAL)
+def test_no_network(name, home, monkeypatch):
+    monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
+    offline = "What works offline: 'digits', 'synthetic', 'birds', or a folder"
+    with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
+    assert what_is_left(home)==[]
+
+@contextmanager
+def server(reply):
+    "A web server on this machine that answers with `reply(handler)`"
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self): reply(self)
+        def log_message(self, *args): pass
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as s:
+        threading.Thread(target=s.serve_forever, daemon=True).start()
+        try: yield f'http://127.0.0.1:{s.server_port}/mnist_png.tgz'
+        finally: s.shutdown()
+
+def send(handler, body, length=None):
+    handler.send_response(200)
+    handler.send_header('Content-Length', str(length or len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+def archive(n_train=6, n_valid=4):
+    "What a tiny MNIST would look like"
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode='w:gz') as tar:
+        for part,n in (('training',n_train), ('testing',n_valid)):
+            for label in '01':
+                for i in range(n):
+                    png = io.BytesIO()
+                    Image.new('L', (28,28), 40*i+int(label)).save(png, 'png')
+                    info = tarfile.TarInfo(f'mnist_png/{part}/{label}/{i}.png')
+                    info.size = len(png.getvalue())
+                    tar.addfile(info, io.BytesIO(png.getvalue()))
+    return out.getvalue()
+
+def use(monkeypatch, url, counts=(12,8)):
+    monkeypatch.setitem(OFFICIAL, 'mnist', replace(OFFICIAL['mnist'], url=url, counts=counts))
+
+@pytest.mark.parametrize('reply', [
+    lambda h: send(h, archive()[:200], length=5000), lambda h: send(h, b'<html>Please log in</html>'),
+    lambda h: h.send_error(403), lambda h: h.connection.close()], ids=['torn', 'no archive', 'forbidden', 'closed'])
+def test_failed_download_leaves_nothing(reply, home, monkeypatch):
+    with server(reply) as url:
+        use(monkeypatch, url)
+        with pytest.raises(RuntimeError, match="'mnist' is not on this machine and could not be downloaded"):
+            get_dls('mnist', bs=2, device='cpu')
+    assert what_is_left(home)==[] and not (fastai_path('data')/'mnist_png').exists()
+
+def test_silent_server(home, monkeypatch):
+    with server(lambda h: time.sleep(3)) as url:
+        use(monkeypatch, url)
+        with pytest.raises(RuntimeError, match='timed out'): data.download('mnist', patience_s=.3)
+    assert what_is_left(home)==[]
+
+def test_interrupted_download(home, monkeypatch):
+    def stop(*args, **kwargs): (fastai_path('data')/'mnist_png'/'training').mkdir(parents=True); raise KeyboardInterrupt
+    (fastai_path('archive')).mkdir(parents=True, exist_ok=True)
+    (fastai_path('archive')/'mnist_png.tgz').touch()                   # downloaded earlier
+    monkeypatch.setattr(data, 'untar_data', stop)
+    with pytest.raises(KeyboardInterrupt): get_images('mnist')
+    assert what_is_left(home)==['mnist_png.tgz'] and not (fastai_path('data')/'mnist_png').exists()
+
+def test_download(home, monkeypatch):
+    "The official split through all three loaders, and no network the second time"
+    with server(lambda h: send(h, archive())) as url:
+        use(monkeypatch, url)
+        first = get_dls('mnist', bs=3, device='cpu')
+    assert (len(first.train_ds), len(first.valid_ds), first.n_in, first.size)==(12, 8, 1, 28)
+    expected = two_epochs(first)
+    for loader in LOADERS: assert_same(expected, two_epochs(get_dls('mnist', bs=3, loader=loader, device='cpu')))
+    some = get_images('mnist', max_images=10)
+    assert list(some.is_valid)==[False]*6+[True]*4 and list(some.labels)==[0,0,0,1,1,1,0,0,1,1]
+    with pytest.raises(ValueError, match="max_images=7 is too few for 'mnist'"): get_images('mnist', max_images=7)
+    next((fastai_path('data')/'mnist_png'/'training').rglob('*.png')).unlink()
+    with pytest.raises(RuntimeError, match="not complete.*11 training and 8 held-out images instead of 12 and 8"):
+        get_dls('mnist', bs=3, device='cpu')
+
+
+# ---- folders
+
+def test_folder_forms(animals, tmp_path, monkeypatch):
+    for o in (animals, str(animals), animals/'..'/'animals'): assert len(get_images(o))==12
+    monkeypatch.chdir(tmp_path)
+    assert get_dls('animals', bs=2, device='cpu').name=='animals'
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert get_images('~/animals').vocab==['cat','dog']
+    (animals/'notes.txt').write_text('no image')
+    Image.new('RGB', (9,9)).save(animals/'above.png')                 # in no class folder
+    (animals/'.ipynb_checkpoints').mkdir()
+    Image.new('RGB', (9,9)).save(animals/'.ipynb_checkpoints'/'1.png')
+    assert len(get_images(animals))==12
+
+@pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
+def test_folder_with_split(valid, animals, tmp_path):
+    root = tmp_path/'split'
+    shutil.copytree(animals, root/'train')
+    shutil.copytree(animals, root/valid)
+    shutil.rmtree(root/valid/'cat')
+    images = get_images(root)
+    assert [len(o) for o in images.split()]==[12,6] and images.name=='split'
+    dls = [get_dls(root, bs=4, size=16, loader=o, device='cpu') for o in LOADERS]
+    for o in dls[1:]: assert [len(o.train_ds), len(o.valid_ds)]==[12,6]==[len(dls[0].train_ds), len(dls[0].valid_ds)]
+    (root/valid/'dog').rename(root/valid/'fox')
+    with pytest.raises(ValueError, match=r"held-out images of \['fox'\], but no training images"): get_images(root)
+
+def test_bad_folders(animals, tmp_path):
+    def make(name, *files):
+        for o in files:
+            (tmp_path/name/o).parent.mkdir(parents=True, exist_ok=True)
+            Image.new('L', (9,9)).save(tmp_path/name/o)
+        return tmp_path/name
+    (tmp_path/'empty').mkdir()
+    for path,match in ((tmp_path/'nowhere', "no folder .*nowhere"), (tmp_path/'empty', 'no images in class folders'),
+                       (make('flat', '1.png', '2.png'), 'no images in class folders'),
+                       (make('one', 'cat/1.png', 'cat/2.png'), "only one class, 'cat'"),
+                       (make('lonely', 'cat/1.png', 'cat/2.png', 'dog/1.png'), "a single image of dog"),
+                       (make('valid_only', 'train/x/.keep.png', 'valid/cat/1.png'), 'held-out images but none to')):
+        with pytest.raises(ValueError, match=match): get_dls(path, bs=1, device='cpu')
+    with pytest.raises(ValueError, match='no folder'): get_dls(animals/'cat'/'0.jpg', bs=1, device='cpu')
+
+@pytest.mark.parametrize('loader', LOADERS)
+@pytest.mark.parametrize('content,why', [(b'', 'empty'), (b'GIF, I swear', 'UnidentifiedImageError')])
+def test_bad_file_is_named_at_once(loader, content, why, animals):
+    (animals/'dog'/'bad.jpg').write_bytes(content)
+    with pytest.raises(ValueError, match=rf"1 of 13 image files cannot be read: .*bad.jpg \({why}\)"):
+        get_dls(animals, bs=2, loader=loader, device='cpu')
+
+def test_many_bad_files(animals):
+    for i in range(9): (animals/'dog'/f'bad{i}.jpg').touch()
+    with pytest.raises(ValueError, match=r"9 of 21 .*bad4.jpg \(empty\) …"): get_dls(animals, bs=2, device='cpu')
+
+@pytest.mark.parametrize('loader,n_workers', [('files',0), ('files',2), ('memory',0), ('resident',0)])
+def test_truncated_file_is_named(loader, n_workers, animals):
+    "Its header is in order, so that it shows only when decoded, in a worker too"
+    draw_wood(0, True).save(animals/'dog'/'cut.jpg')
+    (animals/'dog'/'cut.jpg').write_bytes((animals/'dog'/'cut.jpg').read_bytes()[:6000])
+    with pytest.raises(ValueError, match="cut.jpg cannot be decoded .*truncated"):
+        dls = get_dls(animals, bs=2, loader=loader, n_workers=n_workers, device='cpu')
+        for dl in dls: list(dl)
+
+
+# ---- arguments
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(dataset='cifar'), "no data set or folder named 'cifar'. Did you mean 'cifar10'"),
+    (dict(dataset=None), 'no data set or folder named None'),
+    (dict(loader='ram'), "no loader named 'ram'.*files, memory, resident"),
+    (dict(bs=0), 'bs must be a whole number of at least 1, not 0'), (dict(bs=-8), 'not -8'), (dict(bs=32.), 'not 32.0'),
+    (dict(bs='64'), "not '64'"), (dict(bs=True), 'not True'),
+    (dict(bs=1438), 'Batch size 1438 is larger than the 1437 training images'),
+    (dict(bs=81, max_images=100), 'Batch size 81 is larger than the 80 training images'),
+    (dict(n_workers=-1), 'n_workers must be .*not -1'), (dict(loader='resident', n_workers=1), 'n_workers=1'),
+    (dict(loader='resident', pin_memory=True), 'copies no batches'), (dict(pin_memory=True), 'the device is the CPU'),
+    (dict(size=7), 'size must be .*from 8 to 4096, not 7'), (dict(size=28.5), 'not 28.5'),
+    (dict(size=10**5), 'not 100000'), (dict(n_channels=4), 'n_channels must be 1 .grey. or 3 .colour., not 4'),
+    (dict(seed=-1), 'seed must be'), (dict(seed=.5), 'not 0.5'),
+    (dict(max_images=0), 'max_images must be'), (dict(max_images=19), 'max_images=19 is too few'),
+    (dict(dataset='synthetic', max_images=19), "max_images of 'synthetic' must be .*at least 20, not 19"),
+    (dict(device='gpu'), "no device 'gpu'")], ids=str)
+def test_bad_arguments(kwargs, match):
+    with pytest.raises(ValueError, match=match): get_dls(**dict(device='cpu') | kwargs)
+
+def test_too_large_for_memory():
+    with pytest.raises(RuntimeError, match="GiB of memory and .* GiB are free. Use loader='files'"):
+        get_dls('synthetic', size=4096, n_channels=3, max_images=10**6, device='cpu')

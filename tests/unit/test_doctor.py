@@ -1,0 +1,857 @@
+"""`gpubench doctor` on machines that are faked below everything of ours: the C library of NVML, packages on Python's path, a file system
+with /proc, /sys and /dev, a kernel's folder. No function of gpubench is replaced"""
+import json, os, shutil, subprocess, sys
+from pathlib import Path
+
+import pytest
+
+import gpubench
+from fake_nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, UNKNOWN, FakeGPU, FakeMig, FakeNVML, wsl2
+from gpubench.doctor import CODES, LEVELS
+
+RTX = dict(name='NVIDIA GeForce RTX 3060 Ti', memory_total_mib=8192, memory_used_mib=400, power_limit_w=200, default_limit_w=200,
+           power_w=15, util_gpu_percent=3, throttle_reasons=0x1)
+
+TORCH = '''
+"Says of itself what the environment says, and raises what torch raises"
+import json, os, warnings
+said = json.loads(os.environ['FAKE_TORCH'])
+__version__ = said['version']
+
+class version: cuda = said['cuda']
+
+class _Tensor:
+    def sum(self): return self
+    def item(self): return 36.
+
+def ones(*shape, device='cpu'):
+    gpu = cuda._of(int(device[5:]))
+    if gpu.get('compute_error'): raise RuntimeError(gpu['compute_error'])
+    return _Tensor()
+
+class _Properties: pass
+
+class nn:
+    class functional:
+        def conv2d(x, w): return x
+
+class cuda:
+    def _of(i): return said['gpus'][i]
+    def is_available():
+        if said.get('die'): os.abort()
+        if said.get('error'): raise RuntimeError(said['error'])
+        if said.get('warning'): warnings.warn('CUDA initialization: '+said['warning'])
+        return bool(said['gpus'])
+    def device_count(): return len(said['gpus'])
+    def get_device_properties(i):
+        p, o = _Properties(), cuda._of(i)
+        p.name, p.uuid, p.total_memory = o['name'], o['uuid'], int(o['total_mib']*2**20)
+        return p
+    def mem_get_info(i): return [int(cuda._of(i)[o]*2**20) for o in ('free_mib', 'total_mib')]
+
+class device:
+    def __init__(self, name): self.type, _, index = name.partition(':'); self.index = int(index) if index else None
+
+class backends:
+    class cudnn:
+        allow_tf32, benchmark = True, False
+        def is_available(): return True
+        def version(): return 91002
+    class cuda:
+        class matmul: allow_tf32 = False
+'''
+FASTAI = {'__init__': '__version__ = "2.8.12"', 'vision/__init__': '', 'vision/all': '', 'test_utils': '''
+from contextlib import nullcontext
+class synth_learner:
+    def no_bar(self): return nullcontext()
+    def no_logging(self): return nullcontext()
+    def fit(self, n): pass
+'''}
+
+
+# what each look at the list of processes shows: pid, name, seconds of computing
+PROCESSES = '''
+class P:
+    def __init__(self, pid, name, s):
+        times = s and type('T', (), dict(user=s, system=0.))()           # None: another user's
+        self.pid, self.info = pid, dict(pid=pid, name=name, cpu_times=times)
+looks = iter({0!r} or [])
+psutil.process_iter = lambda attrs=None: [P(*o) for o in next(looks, [])]
+'''
+
+
+def write(root, files):
+    for name,text in files.items():
+        (root/name).parent.mkdir(parents=True, exist_ok=True)
+        (root/name).write_text(text)
+
+
+def plant(site, name, v, code='', needs=()):
+    "A package that is imported and listed as installed"
+    about = [f'Metadata-Version: 2.1\nName: {name}\nVersion: {v}', *(f'Requires-Dist: {o}' for o in needs)]
+    write(site, {f'{name}/__init__.py': code, f'{name}-{v}.dist-info/METADATA': '\n'.join(about)})
+
+
+class Machine:
+    "A faked machine; `look()` is the doctor's examination of it, in a process of its own"
+    def __init__(self, folder):
+        self.folder, self.site, self.root = folder, folder/'site', folder/'root'
+        self.env, self.fake = dict(PATH=str(folder)), FakeNVML(library=False)         # a real nvidia-smi is not found
+        for o in ('proc', 'sys/bus/pci/devices', 'dev/shm', 'home'): (self.root/o).mkdir(parents=True)
+        plant(self.site, 'torchvision', '0.30.0', '__version__ = "0.30.0"')
+        plant(self.site, 'fastai', '2.8.12')
+        plant(self.site, 'fastcore', '2.2.38')
+        write(self.site/'fastai', {f'{k}.py': v for k,v in FASTAI.items()})
+        self.has_torch(cuda='13.0')
+        self.has_kernel(sys.executable)
+
+    def has_torch(self, version='2.15.0', cuda=None, gpus=(), **kwargs):
+        for o in self.site.glob('torch-*'): shutil.rmtree(o)
+        plant(self.site, 'torch', version, TORCH)
+        self.torch = dict(version=version, cuda=cuda, gpus=list(gpus), **kwargs)
+
+    def has_gpus(self, gpus, kernel='580.95.05', torch=True, **kwargs):
+        "Cards on the bus, their driver, NVML, and a torch that computes on them"
+        self.fake = FakeNVML(gpus, **kwargs)
+        for i in range(len(gpus)): self.has_card(i)
+        write(self.root, {f'dev/nvidia{i}': '' for i in range(len(gpus))} | {
+            'proc/driver/nvidia/version': f'NVRM version: NVIDIA UNIX x86_64 Kernel Module  {kernel}  Sat Aug 19 01:15:15 UTC 2023\n'})
+        if torch: self.has_torch(cuda='13.0', gpus=[dict(name=o.name, uuid=o.uuid.removeprefix('GPU-'), total_mib=o.memory_total_mib,
+                                                         free_mib=o.memory_total_mib-o.memory_used_mib) for o in gpus])
+
+    def has_card(self, i=0, driver='nvidia'):
+        at = self.root/f'sys/bus/pci/devices/0000:0{i+1}:00.0'
+        write(at, {'vendor': '0x10de\n', 'class': '0x030000\n'})
+        (self.root/'drivers'/driver).mkdir(parents=True, exist_ok=True)
+        if driver: (at/'driver').symlink_to(self.root/'drivers'/driver)
+
+    def has_kernel(self, first):
+        "A Jupyter kernel python3 that starts `first`"
+        spec = dict(argv=[str(first), '-m', 'ipykernel_launcher'], display_name='x', language='python')
+        write(self.folder, {'jupyter/kernels/python3/kernel.json': json.dumps(spec)})
+        self.env['JUPYTER_PATH'] = str(self.folder/'jupyter')
+
+    def is_wsl2(self): write(self.root, {'proc/sys/kernel/osrelease': '6.6.87.2-microsoft-standard-WSL2', 'dev/dxg': ''})
+    def is_container(self): write(self.root, {'.dockerenv': ''})
+
+    def run(self, code, busy_percent=3., processes=None):
+        "`code` in a process of its own, on a CPU that other programs keep so busy: the operating system's counters, as psutil gives them"
+        if busy_percent is not None: code = f'import psutil\npsutil.cpu_percent = lambda interval=None: {busy_percent}\n{PROCESSES.format(processes)}\n{code}'
+        env = os.environ | self.fake.child_env() | dict(FAKE_TORCH=json.dumps(self.torch), FASTAI_HOME=str(self.root/'home')) | self.env
+        path = [env['PYTHONPATH'].split(os.pathsep)[0], str(self.site), str(Path(gpubench.__file__).parent.parent)]
+        for o in ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'container', 'KUBERNETES_SERVICE_HOST'):
+            if o not in self.env: env.pop(o, None)
+        return subprocess.run([sys.executable, '-c', code], env=env | dict(PYTHONPATH=os.pathsep.join(path)), capture_output=True, text=True,
+                              encoding='utf-8', timeout=120)
+
+    def look(self, **kwargs):
+        p = self.run(f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(self.root)!r})))', **kwargs)
+        assert p.returncode==0 and p.stderr=='', p.stderr
+        return Said(json.loads(p.stdout))
+
+
+class Said:
+    "What the doctor said, as a script reads it"
+    def __init__(self, said):
+        self.said, self.exit_code = said, said['exit_code']
+        self.by_code = {o['code']: o for o in said['findings']}
+        self.wrong = sorted(o['code'] for o in said['findings'] if o['level']!='ok')
+
+    def one(self, code, *words, remedy=()):
+        "The only thing that is wrong is `code`; these words are in its sentences, and those in its remedy"
+        assert self.wrong==[code] and self.exit_code==LEVELS.index(CODES[code].split()[0])
+        return self.has(code, *words, remedy=remedy)
+
+    def has(self, code, *words, remedy=()):
+        o = self.by_code[code]
+        assert [f"{o['level']} {o['about']}", [w for w in words if w not in o['what']], [w for w in remedy if w not in o['remedy']]
+                ]==[CODES[code], [], []], o
+        assert o['what'].endswith('.') and (not o['remedy'] or o['remedy'].endswith('.'))         # sentences
+        assert o['level']=='ok' or o['remedy']
+        return o
+
+
+@pytest.fixture
+def machine(tmp_path): return Machine(tmp_path)
+
+
+# ---- machines on which all is well
+
+def test_a_healthy_gpu_machine(machine):
+    machine.has_gpus([FakeGPU(**RTX)])
+    said = machine.look()
+    assert said.exit_code==0 and said.wrong==[]
+    said.has('gpu_ok', 'torch computes on 1 GPU: NVIDIA GeForce RTX 3060 Ti (8.0 GiB)')
+    said.has('gpu_memory_ok', 'GPU 0 has 7.6 of 8.0 GiB free')
+    assert said.said['machine']['gpu']==RTX['name'] and said.said['machine']['driver']=='580.95.05'
+    assert said.said['nvml']['gpus'][0]['power_limit_w']==200 and said.said['nvml']['cuda']=='13.0'
+    assert 'nvml_gaps' not in said.by_code
+
+
+def test_a_laptop_without_a_gpu(machine):
+    said = machine.look()
+    assert said.exit_code==0 and said.wrong==[]
+    said.has('gpu_none', 'Labs measure the CPU')
+    assert said.said['nvml']['code']==12 and not {o for o in said.by_code if o.startswith(('nvml', 'gpu_memory'))}
+
+
+def test_a_library_without_a_card_is_no_gpu(machine):
+    machine.fake = FakeNVML(init_error=DRIVER_NOT_LOADED)
+    assert machine.look().by_code['gpu_none']
+
+
+def test_what_is_not_answered_is_neither_an_error_nor_zero(machine):
+    machine.is_wsl2()
+    machine.has_gpus([wsl2(default_limit_w=0)])                       # a limit of 0 W is no limit
+    said = machine.look()
+    assert said.exit_code==0
+    said.has('nvml_gaps', 'its utilisation, why it throttles', 'its processes', 'its default power limit', 'normal in WSL2')
+    gpu = said.said['nvml']['gpus'][0]
+    assert [gpu[o] for o in ('busy_percent', 'throttle_bits', 'processes', 'default_limit_w')]==[None]*4 and gpu['ok']
+    assert ' 0 %' not in json.dumps(said.said) and ' 0 W' not in json.dumps(said.said)
+
+
+@pytest.mark.parametrize('fake,column', [
+    (dict(default_limit_w=4294967.295), 'default_limit_w'), (dict(power_limit_w=4294967.295), 'power_limit_w'),
+    (dict(util_gpu_percent=255), 'busy_percent'), (dict(throttle_reasons=2**64-1), 'throttle_bits')])
+def test_a_number_of_ones_is_no_answer(machine, fake, column):
+    machine.has_gpus([FakeGPU(**RTX | fake)])
+    said = machine.look()
+    gpu = said.said['nvml']['gpus'][0]
+    assert said.wrong==[] and said.exit_code==0 and gpu[column] is None and gpu['unanswered']==[column]
+    said.has('nvml_gaps')
+
+
+def test_mig_is_no_error(machine):
+    machine.has_gpus([FakeGPU(mig=[FakeMig()], memory_used_mib=143000, processes=[[1, 100]])])
+    machine.torch['gpus'][0].update(name='NVIDIA H200 MIG 1g.18gb', uuid='MIG-1', total_mib=16384, free_mib=15000)
+    said = machine.look()
+    assert said.exit_code==0
+    said.has('gpu_mig', 'split into parts')
+    said.has('gpu_memory_ok', '14.6 of 16.0 GiB free')
+    said.has('nvml_gaps', 'utilisation', 'normal with MIG')
+
+
+def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
+    machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
+    said = machine.look()
+    said.one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
+
+
+# ---- a GPU that is not used
+
+def test_gpu_without_a_driver(machine):
+    machine.has_card(driver='nouveau')
+    machine.look().one('driver_missing', 'run by nouveau', remedy=["Install NVIDIA's driver", 'ubuntu-drivers'])
+
+
+def test_gpu_without_a_driver_in_a_container(machine):
+    machine.has_card(driver='')
+    machine.is_container()
+    machine.look().one('driver_missing', remedy=['on the host', 'docker run --gpus all'])
+
+
+def test_driver_is_not_loaded(machine):
+    machine.has_card(driver='')
+    machine.fake = FakeNVML(init_error=DRIVER_NOT_LOADED)
+    machine.look().one('driver_asleep', 'NVML error 9', remedy=['Run `sudo modprobe nvidia`'])
+
+
+def test_driver_that_answers_nothing(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, init_error=UNKNOWN)
+    machine.look().one('driver_dead', 'NVML says: Unknown Error', remedy=['Restart', 'install it anew'])
+
+
+@pytest.mark.skipif(os.name=='nt', reason='a shell script')
+def test_what_nvidia_smi_says_where_nvml_has_no_library(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, library=False)
+    write(machine.folder, {'nvidia-smi': '#!/bin/sh\necho "GPU 0: RTX 3060 Ti (UUID: GPU-1)"\n'})
+    (machine.folder/'nvidia-smi').chmod(0o755)
+    machine.look().one('cuda_dead', 'an NVIDIA GPU (RTX 3060 Ti)', 'It gives no reason')
+
+
+def test_driver_that_never_answers_is_not_waited_for(machine):
+    machine.has_gpus([FakeGPU(**RTX)], query_s=30)
+    code = "from gpubench.doctor import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
+    assert json.loads(machine.run(code).stdout)['nvml'].items() >= dict(ok=False, error='no answer within 2 s').items()
+
+
+@pytest.mark.parametrize('query,column,words', [('nvmlDeviceGetEnforcedPowerLimit', 'power_limit_w', 'its power limit'),
+                                                ('nvmlDeviceGetMigMode', 'mig', 'whether it is split')])
+def test_a_question_that_hangs_while_others_are_answered(machine, query, column, words):
+    machine.has_gpus([FakeGPU(**RTX, slow={query: 60})])
+    said = machine.look()
+    said.one('nvml_hangs', f'Asked about GPU 0 ({words}', 'the driver gives no answer', remedy=['Restart'])
+    gpu = said.said['nvml']['gpus'][0]
+    assert gpu['ok'] and gpu[column] is None and gpu['busy_percent']==3 and gpu['silent']==[column] and gpu['unanswered']==[]
+
+
+@pytest.mark.skipif(os.name=='nt', reason='signals')
+def test_a_process_that_cannot_be_ended_is_left_behind(machine):
+    "One that waits in a driver outlives any signal: here the system's `kill` does nothing"
+    machine.has_gpus([FakeGPU(**RTX)], query_s=15)
+    code = """import os, time
+os.kill = lambda pid, number: None
+from gpubench.doctor import probe
+start_s = time.monotonic()
+print(probe(['nvml'], timeout_s=2)['nvml']['error'], time.monotonic()-start_s<10)"""
+    p = machine.run(code)
+    assert p.stdout=='no answer within 2 s True\n', p.stderr
+
+
+def test_container_without_gpu_access(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, library=False)
+    (machine.root/'dev/nvidia0').unlink()
+    machine.is_container()
+    machine.look().one('gpu_invisible', 'no GPU is visible from here', remedy=['docker run --gpus all'])
+
+
+def test_torch_is_mended_before_the_gpu(machine):
+    machine.has_gpus([FakeGPU(**RTX)])
+    write(machine.site, {'torch/__init__.py': 'raise ImportError("libcudart.so.13: no such file")'})
+    said = machine.look()
+    assert said.wrong==['torch_dead', 'torch_first'] and said.exit_code==2
+    said.has('torch_first', 'RTX 3060 Ti', remedy=['Mend torch first'])
+
+
+@pytest.mark.parametrize('place,remedy', [((), ['rmmod nvidia_uvm', 'modprobe nvidia']), (('is_wsl2',), ['wsl --shutdown']),
+                                          (('is_container',), ['On the host', 'container anew'])])
+def test_driver_and_library_differ(machine, place, remedy):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, init_error=LIB_RM_VERSION_MISMATCH, kernel='535.104.05')
+    for o in place: getattr(machine, o)()
+    machine.look().one('driver_mismatch', 'NVML error 18', 'Memory has nothing to do with it', '535.104.05', remedy=remedy)
+
+
+def test_cuda_says_that_they_differ(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.torch['warning'] = 'Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver'
+    machine.look().one('driver_mismatch', "two halves do not fit")
+
+
+def test_nvml_works_and_cuda_does_not(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.torch['warning'] = 'CUDA unknown error - this may be due to an incorrectly set up environment'
+    said = machine.look()
+    said.one('cuda_dead', 'RTX 3060 Ti', 'NVML sees it', 'CUDA unknown error', remedy=['Restart', 'nvidia_uvm'])
+    assert 'nvml_dead' not in said.by_code
+
+
+@pytest.mark.parametrize('fake,place,remedy', [
+    (dict(library=False), ['is_container'], 'NVIDIA_DRIVER_CAPABILITIES=compute,utility'),
+    (dict(library=False), ['is_wsl2'], '/usr/lib/wsl/lib'), (dict(library=False), [], 'libnvidia-compute'),
+    (dict(init_error=UNKNOWN), [], 'Restart'), (dict(init_error=NO_PERMISSION), ['is_container'], 'host')])
+def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
+    machine.has_gpus([FakeGPU(**RTX)], **fake)
+    for o in place: getattr(machine, o)()
+    said = machine.look()
+    said.one('nvml_dead', 'torch uses the GPU, but NVML does not answer', 'Times are measured', remedy=[remedy])
+    said.has('gpu_ok', 'RTX 3060 Ti')
+    said.has('gpu_memory_ok', '7.6 of 8.0 GiB')
+
+
+@pytest.mark.parametrize('code,words,remedy', [(NO_PERMISSION, 'Insufficient Permissions, NVML error 4', '/dev/nvidia*'),
+                                               (UNKNOWN, 'Unknown Error, NVML error 999', 'Restart')])
+def test_nvml_counts_a_gpu_and_cannot_open_it(machine, code, words, remedy):
+    machine.has_gpus([FakeGPU(**RTX)], errors=dict(nvmlDeviceGetHandleByIndex=code))
+    said = machine.look()
+    said.one('nvml_dead', f'NVML counts GPU 0, but cannot open it: {words}. Times are measured', remedy=[remedy])
+    said.has('gpu_ok', 'RTX 3060 Ti')
+
+
+def test_neither_nvml_nor_cuda_can_open_it(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION))
+    machine.torch['warning'] = 'CUDA unknown error'
+    said = machine.look()
+    assert said.wrong==['cuda_dead', 'nvml_dead'] and 'NVML sees it' not in json.dumps(said.said)
+    said.has('cuda_dead', 'cannot open it either (Insufficient Permissions, NVML error 4)')
+    said.has('nvml_dead', 'No sensor can be read', remedy=['/dev/nvidia*'])
+
+
+def test_an_nvml_that_ends_its_process(machine):
+    machine.has_gpus([FakeGPU(**RTX)])
+    write(machine.site, {'pynvml.py': 'import os\nos.abort()'})
+    machine.look().has('nvml_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
+
+
+TORN = 'raise RuntimeError("torn while it was installed")'
+
+
+def test_a_broken_nvitop(machine):
+    plant(machine.site, 'nvitop', '1.7.0', TORN)
+    assert machine.look().wrong==[]                                    # nothing here to watch
+    machine.has_gpus([FakeGPU(**RTX)])
+    said = machine.look()
+    said.one('nvitop_dead', 'RuntimeError: torn while it was installed. ', 'samples no GPU', remedy=['pip install --force-reinstall nvitop'])
+
+
+@pytest.mark.parametrize('torch', [True, False])
+def test_a_broken_pynvml(machine, torch):
+    machine.has_gpus([FakeGPU(**RTX)], torch=torch)
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    assert said.wrong==(['nvml_dead'] if torch else ['cuda_dead', 'nvml_dead']) and said.exit_code==1
+    said.has('nvml_dead', 'pynvml cannot be imported: RuntimeError: torn while', remedy=['pip install --force-reinstall nvidia-ml-py'])
+    assert 'NVML says' not in json.dumps(said.said)
+
+
+def test_without_pynvml_nobody_knows_of_no_gpu(machine):
+    write(machine.site, {'pynvml.py': TORN})
+    said = machine.look()
+    said.has('gpu_none', 'NVML could not be asked', 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    assert said.wrong==[] and 'No NVIDIA GPU was found' not in json.dumps(said.said)
+
+
+def test_an_older_driver_has_older_names(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))], missing=['nvmlDeviceGetCurrentClocksEventReasons'])
+    machine.look().one('gpu_throttled')
+
+
+def test_torch_for_the_cpu_on_a_gpu_machine(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))], torch=False)
+    machine.has_torch('2.15.0+cpu')
+    machine.look().one('torch_for_cpu', 'RTX 3060 Ti', 'torch (2.15.0+cpu) was built for the CPU only', remedy=['CUDA build', 'torchvision'])
+
+
+@pytest.mark.parametrize('warning', ['The NVIDIA driver on your system is too old (found version 12020).', None])
+def test_driver_older_than_cuda_of_torch(machine, warning):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, driver='535.104.05', cuda_version=12020)
+    if warning: machine.torch['warning'] = warning
+    machine.look().one('driver_old', 'its driver 535.104.05 serves CUDA up to 12.2, and torch 2.15.0 (CUDA 13.0)', remedy=['newer NVIDIA driver'])
+
+
+def test_within_a_major_version_a_driver_is_not_called_old(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False, cuda_version=12020)
+    machine.torch.update(cuda='12.8', warning='CUDA unknown error')
+    machine.look().one('cuda_dead')
+
+
+@pytest.mark.parametrize('error,code,remedy', [
+    ('CUDA error: no kernel image is available for execution on the device', 'gpu_too_old', 'older CUDA'),
+    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'gpu_full', 'nvidia-smi'),
+    ('CUDA error: CUDA-capable device(s) is/are busy or unavailable', 'gpu_taken', 'Wait'),
+    ('cuDNN error: CUDNN_STATUS_NOT_INITIALIZED', 'cuda_dead', 'unset LD_LIBRARY_PATH')])
+def test_a_gpu_that_is_listed_and_cannot_compute(machine, error, code, remedy):
+    machine.has_gpus([FakeGPU(**RTX)])
+    machine.torch['gpus'][0]['compute_error'] = error
+    machine.look().one(code, 'RTX 3060 Ti', error, remedy=[remedy])
+
+
+@pytest.mark.parametrize('value', ['', '-1', '3'])
+def test_hidden_by_a_variable(machine, value):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = value
+    machine.look().one('gpu_hidden', f'CUDA_VISIBLE_DEVICES={value!r}', remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+@pytest.mark.parametrize('value,words', [('MIG-8f2c', 'names none'), ('0,0', 'names one twice'), ('0,00', 'names one twice')])
+@pytest.mark.parametrize('errors', [{}, dict(nvmlDeviceGetMigMode=3)])       # 3: not supported
+def test_hidden_by_a_part_that_is_not_here_or_a_name_given_twice(machine, value, words, errors):
+    machine.has_gpus([FakeGPU(**RTX, errors=errors)], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = value
+    machine.look().one('gpu_hidden', words, remedy=['unset CUDA_VISIBLE_DEVICES'])
+
+
+def test_a_part_that_is_visible_by_its_uuid(machine):
+    part = FakeMig()
+    machine.has_gpus([FakeGPU(mig=[part, FakeMig('MIG-21111111-2222-3333-4444-555555555555')])])
+    machine.torch['gpus'][0].update(name=part.name, uuid=part.uuid, total_mib=16384, free_mib=15000)
+    machine.env['CUDA_VISIBLE_DEVICES'] = part.uuid
+    said = machine.look()
+    assert said.wrong==[] and 'hides' not in said.by_code['gpu_ok']['what']
+    said.has('gpu_mig', 'you compute on one')
+
+
+def test_a_part_of_a_split_card_is_not_called_hidden(machine):
+    machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
+    machine.env['CUDA_VISIBLE_DEVICES'] = 'MIG-8f2c'
+    machine.look().one('mig_empty')
+
+
+@pytest.mark.parametrize('query', ['nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetUUID'])
+def test_the_only_gpu_needs_a_reset_and_is_not_another_one(machine, query):
+    machine.has_gpus([FakeGPU(**RTX, errors={query: 16})])
+    said = machine.look()
+    said.has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+    assert 'other GPU' not in json.dumps(said.said)
+
+
+def test_the_one_of_two_that_torch_uses_needs_a_reset(machine):
+    machine.has_gpus([FakeGPU(**RTX, errors=dict(nvmlDeviceGetUtilizationRates=16)), FakeGPU(**RTX)])
+    machine.torch['gpus'].pop()
+    machine.look().has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+
+
+def test_one_of_two_gpus_is_lost(machine):
+    machine.has_gpus([FakeGPU(**RTX), FakeGPU(**RTX, lost=True)])
+    machine.torch['gpus'].pop()
+    said = machine.look()
+    said.one('gpu_lost', 'GPU 1 does not answer any more (GPU is lost)', 'torch still uses 1 other', remedy=['Restart', 'Xid'])
+    said.has('gpu_ok', 'torch computes on 1 GPU')
+
+
+def test_a_gpu_lost_between_two_questions(machine):
+    machine.has_gpus([FakeGPU(**RTX, lost_after=3)], torch=False)
+    said = machine.look()
+    said.one('gpu_lost', 'GPU 0 does not answer')
+    assert said.said['nvml']['gpus'][0]['processes'] is None
+
+
+def test_a_driver_that_ends_the_process_leaves_the_other_answers(machine):
+    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.torch['die'] = True
+    said = machine.look()
+    said.one('cuda_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
+    assert {'torch_ok', 'fastai_ok'} <= set(said.by_code) and said.said['machine']['torch']=='2.15.0'
+
+
+# ---- a GPU on which not to measure now
+
+@pytest.mark.parametrize('bit,words', [(0x8, 'heat or lack of power'), (0x20, 'because of heat'), (0x40, 'because of heat'), (0x80, 'power supply')])
+def test_throttled(machine, bit, words):
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=bit|0x4))])
+    machine.look().one('gpu_throttled', words, remedy=['Let it cool'])
+
+
+def test_idle_and_power_cap_are_normal(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x1|0x2|0x4|0x10|0x100))])
+    assert machine.look().exit_code==0
+
+
+def test_power_limit_below_the_default(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(power_limit_w=120))])
+    machine.look().one('power_limited', 'may draw 120 W, by default it is 200 W', remedy=['nvidia-smi -i 0 -pl 200'])
+
+
+def test_the_limit_is_raised_on_the_gpu_that_is_meant(machine):
+    "torch's first is NVML's second, and `nvidia-smi -i` counts as NVML does"
+    machine.has_gpus([FakeGPU(**RTX), FakeGPU(**RTX | dict(power_limit_w=120))])
+    machine.torch['gpus'].pop(0)
+    machine.env['CUDA_VISIBLE_DEVICES'] = '1'
+    machine.look().one('power_limited', 'GPU 0 may draw 120 W', remedy=['nvidia-smi -i 1 -pl 200'])
+
+
+def test_another_process(machine):
+    sleeper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])
+    try:
+        machine.has_gpus([FakeGPU(**RTX | dict(processes=[[sleeper.pid, 1200], [2**22+1, None]]))])
+        o = machine.look().one('gpu_shared', f'(process {sleeper.pid}) with 1200 MiB, a process (process {2**22+1}).', remedy=['kernel'])
+        assert 'python' in o['what']
+    finally: sleeper.kill(); sleeper.wait()
+
+
+def test_programs_with_a_window_are_no_computations(machine):
+    "As Windows lists them: as computing and as drawing"
+    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[11, None], [12, None]], drawing=[[11, None], [12, None]]))])
+    assert machine.look().wrong==[]
+    machine.fake.gpus[0].processes.append([2**22+1, 900])
+    o = machine.look().one('gpu_shared', f'a process (process {2**22+1}) with 900 MiB.')
+    assert '(process 11)' not in o['what']
+
+
+def test_another_process_in_a_container(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[1, 1200]]))])
+    machine.is_container()
+    o = machine.look().one('gpu_shared', 'a process with 1200 MiB')
+    assert 'process 1' not in o['what']                                # a number of another system
+
+
+def test_a_container_does_not_claim_to_be_alone(machine):
+    machine.has_gpus([FakeGPU(**RTX)])
+    machine.is_container()
+    said = machine.look()
+    assert said.exit_code==0
+    said.has('gpu_memory_ok', 'cannot be seen from inside a container')
+
+
+def test_busy_with_nobody_listed(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(util_gpu_percent=83))])
+    machine.is_container()
+    machine.look().one('gpu_busy', '83 %', 'cannot be seen from inside a container')
+
+
+def test_too_little_memory_is_free(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(memory_used_mib=7000))])
+    machine.look().one('gpu_memory_low', 'GPU 0 has 1.2 of 8.0 GiB free', remedy=['nvidia-smi'])
+
+
+def test_findings_are_about_the_gpu_that_torch_sees(machine):
+    "torch counts by speed, NVML by place: the one that is visible is NVML's second"
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40, processes=[[1, 5]], power_limit_w=99)), FakeGPU(name='NVIDIA H200')])
+    machine.torch['gpus'].pop(0)
+    machine.env['CUDA_VISIBLE_DEVICES'] = '1'
+    machine.fake.gpus[1].util_gpu_percent = 0
+    said = machine.look()
+    assert said.exit_code==0
+    said.has('gpu_ok', 'H200', "CUDA_VISIBLE_DEVICES='1' hides 1 other(s)")
+
+
+# ---- packages, the system, notebooks, data
+
+def test_the_unofficial_pynvml(machine):
+    plant(machine.site, 'pynvml', '11.5.3')
+    machine.look().one('pynvml_unofficial', 'pynvml 11.5.3 hides', remedy=['pip uninstall -y pynvml', 'nvidia-ml-py'])
+
+
+@pytest.mark.parametrize('v', ['0.29.2+cu126', '0.29.2+cpu'])
+def test_torch_and_torchvision_of_different_builds(machine, v):
+    machine.has_torch('2.15.0+cu132', cuda='13.2')
+    write(machine.site, {'torchvision/__init__.py': f'__version__ = {v!r}'})      # noted at installation: 0.30.0, without a tag
+    machine.look().one('torchvision_build', f'torch 2.15.0+cu132 and torchvision {v} come from different builds', remedy=['same index'])
+
+
+def test_the_tag_of_a_commit_is_no_build(machine):
+    "As in NVIDIA's containers: each built from its own repository, for each other"
+    machine.has_torch('2.15.0a0+872d972e41.nv26.08', cuda='13.0')
+    write(machine.site, {'torchvision/__init__.py': "__version__ = '0.30.0a0+afc54f7'"})
+    assert machine.look().wrong==[]
+
+
+def test_a_gpu_of_another_maker(machine):
+    "ROCm's torch computes on it as `cuda`; there is no NVML to miss"
+    machine.has_torch('2.15.0+rocm7.0', gpus=[dict(name='AMD Radeon RX 9070', uuid='', total_mib=16384, free_mib=16000)])
+    said = machine.look()
+    said.has('gpu_ok', 'AMD Radeon')
+    assert said.wrong==[]
+
+
+def test_a_package_that_prints_and_leaves_the_line_open(machine):
+    with open(machine.site/'torchvision/__init__.py', 'a') as f: f.write('\nprint("loading ...", end="", flush=True)\n')
+    assert machine.look().wrong==[]
+
+
+def test_an_error_that_carries_what_is_no_number(machine):
+    write(machine.site, {'torchvision/__init__.py': 'raise StopIteration(object())'})
+    said = machine.look()
+    assert said.wrong==['torchvision_dead'] and 'fastai_ok' in said.by_code
+
+
+def test_torchvision_that_refuses_torch(machine):
+    write(machine.site, {'torchvision/__init__.py': 'raise RuntimeError("Detected that PyTorch and torchvision were compiled with '
+                         'different CUDA major versions.")'})
+    machine.look().one('torchvision_dead', 'different CUDA major versions', remedy=['one command'])
+
+
+def test_torchvision_of_another_release(machine):
+    plant(machine.site, 'torchvision', '0.30.0', '__version__ = "0.30.0"', needs=['torch==2.16.0'])
+    machine.look().one('torchvision_wants', 'torch 2.15.0 (wanted: ==2.16.0)', remedy=['one command'])
+
+
+def test_without_torch_fastai_is_not_blamed(machine):
+    write(machine.site, {'torch/__init__.py': 'raise ImportError("libcudart.so.13: no such file")',
+                         'fastai/__init__.py': 'import torch'})
+    said = machine.look()
+    assert said.wrong==['fastai_untried', 'torch_dead'] and said.exit_code==2
+    said.has('torch_dead', 'libcudart.so.13', remedy=['one command'])
+    said.has('fastai_untried', remedy=['Mend torch first'])
+
+
+def test_fastai_that_does_not_train(machine):
+    write(machine.site/'fastai', {'test_utils.py': 'def synth_learner(): raise TypeError("got an unexpected keyword")'})
+    machine.look().one('fastai_dead', 'fastai 2.8.12 with fastcore 2.2.38 cannot train: TypeError: got an unexpected', remedy=['pip install'])
+
+
+def test_the_pair_that_does_not_train(machine):
+    shutil.rmtree(machine.site/'fastai-2.8.12.dist-info')
+    plant(machine.site, 'fastai', '2.8.7')
+    machine.look().one('fastai_pair', 'fastai 2.8.7 with fastcore 2.2.38', remedy=['"fastcore<2"'])
+
+
+@pytest.mark.parametrize('files', [{'cpu.max': '50000 100000\n'}, {'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}])
+def test_quota_below_the_core_count(machine, files):
+    write(machine.root/'sys/fs/cgroup', files)
+    machine.look().one('cpu_quota', 'only 0.5 may be used', remedy=['OMP_NUM_THREADS=1', '--cpus='])
+
+
+@pytest.mark.parametrize('files,env', [({'cpu.max': 'max 100000\n'}, {}), ({'cpu.max': '99900000 100000\n'}, {}),
+                                       ({'cpu/cpu.cfs_quota_us': '-1\n', 'cpu/cpu.cfs_period_us': '100000\n'}, {}),
+                                       ({'cpu.max': '50000 100000\n'}, dict(OMP_NUM_THREADS='1'))])
+def test_no_quota_that_limits(machine, files, env):
+    write(machine.root/'sys/fs/cgroup', files)
+    machine.env |= env
+    said = machine.look()
+    assert said.exit_code==0 and said.by_code['cpu_ok']
+
+
+def test_other_programs_compute(machine):
+    before, after = [[1, 'init', 5.], [70, 'shell', 1.], [71, 'make_video', 40.], [72, 'hidden', None]], [
+        [1, 'init', 5.], [70, 'shell', 1.01], [71, 'make_video', 40.53], [72, 'hidden', None]]
+    said = machine.look(busy_percent=53., processes=[before, after])
+    said.one('cpu_busy', 'use 53 % of the CPU', 'make_video (process 71, 1.1 cores)', 'too long', remedy=['wait', 'ask the doctor again'])
+    assert said.exit_code==1
+
+
+def test_other_programs_that_cannot_be_seen(machine):
+    machine.look(busy_percent=90.).one('cpu_busy', 'use 90 % of the CPU at this moment. Times')
+
+
+def test_a_calm_cpu(machine):
+    said = machine.look(busy_percent=9.4, processes=[[[7, 'editor', 1.]], [[7, 'editor', 1.05]]])
+    said.has('cpu_calm', 'use 9 % of the CPU')
+    assert said.wrong==[] and said.exit_code==0
+
+
+def test_a_cpu_that_does_not_tell(machine):
+    p = machine.run('def hidden(interval=None): raise PermissionError("/proc/stat")\npsutil.cpu_percent = hidden\n'
+                    'from gpubench.doctor import cpu_load; print(cpu_load())')
+    assert (p.stdout, p.stderr)==('None\n', '')
+    plant(machine.site, 'psutil', '7', 'raise ImportError')
+    p = machine.run('from gpubench.doctor import check_load, cpu_load; print(check_load(cpu_load()))', busy_percent=None)
+    assert p.stdout=='[]\n', p.stderr
+
+
+@pytest.mark.parametrize('mib,free,code,container', [(64, 64, 'shared_memory_small', True), (64, 64, 'shared_memory_small', False),
+                                                     (8192, 100, 'shared_memory_full', True), (8192, 8000, 'shared_memory_ok', True)])
+def test_shared_memory(machine, mib, free, code, container):
+    "The size of a file system, as the operating system tells Python"
+    if container: machine.is_container()
+    p = machine.run('import json, shutil, sys\nreal = shutil.disk_usage\nclass Disk: total, free = '
+                    f'{mib*2**20}, {free*2**20}\n'
+                    f'shutil.disk_usage = lambda path: Disk if str(path)=={str(machine.root/"dev/shm")!r} else real(path)\n'
+                    f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(machine.root)!r})))')
+    said = Said(json.loads(p.stdout))
+    said.has(code)
+    assert said.exit_code==(code!='shared_memory_ok')
+    remedy = ['--shm-size'] if container else ['sudo mount -o remount', str(machine.root/'dev/shm')]
+    if code=='shared_memory_small': said.one(code, '64 MiB', 'bus error', remedy=[*remedy, 'n_workers=0'])
+
+
+def test_a_kernel_that_points_elsewhere(machine):
+    write(machine.folder, {'other/python': ''})
+    machine.has_kernel(machine.folder/'other/python')
+    machine.look().one('kernel_other', 'starts another Python', 'other/python', remedy=['ipykernel install'])
+
+
+def test_a_kernel_that_points_at_nothing(machine):
+    machine.has_kernel(machine.folder/'gone/python')
+    machine.look().one('kernel_other', 'that is not there', remedy=['ipykernel install'])
+
+
+def test_no_kernel_and_no_jupyter(machine):
+    write(machine.folder, {'jupyter/kernels/python3/kernel.json': '{'})
+    machine.look().one('kernel_missing', remedy=['ipykernel install'])
+    plant(machine.site, 'jupyter_client', '8', 'raise ImportError')
+    machine.look().one('jupyter_missing', remedy=['pip install ipykernel'])
+
+
+def test_data_sets_with_and_without_a_network(machine):
+    (machine.root/'home/data/mnist_png').mkdir(parents=True)
+    write(machine.root, {'home/archive/cifar10.tgz': ''})
+    machine.look().has('data_ok', 'Work without a network: digits, synthetic, birds, mnist, cifar10.', 'Downloaded on first use: imagenette.')
+
+
+def test_data_that_cannot_be_kept(machine):
+    write(machine.root, {'home/data': 'a file'})
+    machine.look().one('data_readonly', 'is no folder', 'digits, synthetic', remedy=['FASTAI_HOME'])
+
+
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='no file system that refuses what it allows')
+def test_a_folder_that_only_says_that_it_may_be_written(machine):
+    machine.env['FASTAI_HOME'] = '/proc/gpubench/fastai'
+    machine.look().one('data_readonly', '/proc may not be written (', remedy=['FASTAI_HOME'])
+
+
+def test_a_folder_that_was_tried_is_as_it_was(machine):
+    machine.env['FASTAI_HOME'] = str(machine.root/'home/new')
+    assert machine.look().by_code['data_ok'] and list((machine.root/'home').iterdir())==[]
+
+
+# ---- a check that cannot be made
+
+def failed(said): return [o['what'] for o in said.said['findings'] if o['code']=='check_failed']
+
+
+@pytest.mark.skipif(os.name=='nt', reason='users of POSIX')
+def test_a_user_without_a_home(machine):
+    "What the operating system says of a number that `docker run --user` gave"
+    machine.env['FASTAI_HOME'] = ''
+    p = machine.run(f"""import os, pwd, sys
+os.environ.pop('HOME')
+def nobody(uid): raise KeyError(uid)
+pwd.getpwuid = nobody
+sys.argv = ['gpubench', 'doctor', '--json']
+from gpubench.cli import main; main()""")
+    said = Said(json.loads(p.stdout))
+    assert p.returncode==said.exit_code==1 and p.stderr==''
+    assert [o for o in ('check_kernel', 'check_data') if o not in ' '.join(failed(said))]==[]
+    said.has('check_failed', 'RuntimeError: Could not determine home directory. ', remedy=['HOME'])
+    assert {'torch_ok', 'fastai_ok', 'cpu_calm'} <= set(said.by_code)
+
+
+def test_fastai_is_not_blamed_for_a_missing_home(machine):
+    write(machine.site/'fastai', {'vision/all.py': 'raise RuntimeError("Could not determine home directory.")'})
+    machine.look().one('fastai_dead', 'home directory.', remedy=['variable HOME'])
+
+
+def test_a_psutil_that_cannot_be_loaded(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    said = machine.look(busy_percent=None)
+    said.one('check_failed', '`cpu_load` could not be made: OSError: libpsutil.so: wrong ELF class. ', remedy=['ask the doctor again'])
+    assert said.by_code['torch_ok'] and said.exit_code==1
+
+
+def test_a_broken_psutil_does_not_hide_who_computes(machine):
+    plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
+    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[7, 1200]]))])
+    machine.look(busy_percent=None).has('gpu_shared', 'a process (process 7) with 1200 MiB')
+
+
+def test_no_single_check_ends_the_run(machine):
+    code = """import json, sys, gpubench.doctor as d
+names = sorted(o for o in vars(d) if o.startswith('check_'))
+def broken(name):
+    def check(*args): raise ValueError('x')
+    check.__name__ = name
+    return check
+said = d.probe_all()
+d.probe_all = lambda: said
+for name in names + ['find_nvidia', 'cpu_load', '_machine']:
+    kept = getattr(d, name)
+    setattr(d, name, broken(name))
+    found = d.examine(ROOT)['findings']
+    print(name, [o.code for o in found if o.level!='ok'], len(found)>5)
+    setattr(d, name, kept)
+""".replace('ROOT', repr(str(machine.root)))
+    p = machine.run(code)
+    lines = p.stdout.splitlines()
+    assert p.returncode==0 and len(lines)>=15, p.stderr
+    assert [o for o in lines if not o.endswith("['check_failed'] True")]==[]
+
+
+# ---- what a script and a student get
+
+def test_the_shape_for_scripts(machine):
+    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))])
+    said = machine.look().said
+    assert set(said)=={'schema', 'level', 'exit_code', 'machine', 'nvml', 'findings'} and said['schema']==1
+    assert [set(o) for o in said['findings']]==[{'level', 'about', 'code', 'what', 'remedy'}]*len(said['findings'])
+    assert said['findings'][0]['code']=='gpu_throttled' and (said['level'], said['exit_code'])==('limit', 1)      # worst first
+
+
+@pytest.mark.parametrize('args', [[], ['--json']])
+def test_the_command_gives_the_exit_code(machine, args):
+    machine.has_gpus([FakeGPU(**RTX)])
+    write(machine.site, {'torchvision/__init__.py': 'raise ImportError("broken")'})
+    p = machine.run(f'import sys; sys.argv = ["gpubench", "doctor", *{args}]\nfrom gpubench.cli import main; main()')
+    assert p.returncode==2 and p.stderr==''
+    if args: assert json.loads(p.stdout)['exit_code']==2
+    else: assert 'BROKEN' in p.stdout and p.stdout.rstrip().endswith('mend what is BROKEN above.')
+    assert max(map(len, p.stdout.splitlines()))<=110 or args
+
+
+def test_doctor_and_monitor_read_the_same_of_a_gpu():
+    "What an answer means stands in `core`, because the doctor must run where what the monitor imports does not"
+    from gpubench.doctor import QUESTIONS
+    from gpubench.nvml import GPU_QUERIES
+    asked = {columns[0]: list(names) for names,_,columns,_ in GPU_QUERIES}
+    pairs = dict(throttle_bits='throttle_bits', busy_percent='gpu_util_frac', memory='gpu_mem_mib')
+    assert [QUESTIONS[o][0] for o in pairs]==[asked[o] for o in pairs.values()]
+    code = "import sys, gpubench.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout=='set()\n'
+
+
+def test_every_code_is_tested_here():
+    "A finding that no test asks for may say anything; those of the packages are tested with the command line and in the notebook"
+    here = Path(__file__).read_text().partition('def test_every_code')[0]
+    assert {o for o in CODES if f"'{o}'" not in here} <= {
+        'python_ok', 'python_old', 'packages_ok', 'packages_missing', 'packages_wrong', 'torch_ok', 'fastai_ok', 'kernel_ok'}

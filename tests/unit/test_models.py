@@ -1,0 +1,170 @@
+"""Models: bad input, the network, and that counting operations leaves a model alone"""
+import copy, hashlib, os, socket, subprocess, sys
+from pathlib import Path
+
+from gpubench.models import MODELS, PRETRAINED, count_params, get_model, train_flops
+import pytest
+import torch
+import torchvision.models as zoo
+from torch import nn
+
+sizes = dict(lenet=54_528, cnn_small=.03e6, cnn_medium=.41e6, cnn_large=6.69e6)
+
+@pytest.mark.parametrize('name', MODELS)
+def test_trains_on_any_usual_image(name):
+    "A gradient for every parameter, whatever the size and channels"
+    shapes = ((1,16), (3,28), (1,33), (3,64)) if name in sizes else ((1,16), (3,33))
+    for n_in,size in shapes:
+        m = get_model(name, 4, n_in)
+        assert m.training
+        nn.functional.cross_entropy(m(torch.randn(3,n_in,size,size)), torch.tensor([0,3,1])).backward()
+        assert all(o.grad is not None for o in m.parameters())
+
+@pytest.mark.parametrize('name', sizes)
+def test_sizes(name):
+    n = count_params(get_model(name, n_in=1 if name=='lenet' else 3))
+    assert n==54_528 if name=='lenet' else abs(n/sizes[name]-1)<.02
+
+def test_count_params_counts_frozen_ones():
+    m = get_model('cnn_small')
+    n = sum(o.numel() for o in m.state_dict().values()) - sum(o.numel() for o in m.buffers())
+    assert count_params(m)==n==count_params(m.requires_grad_(False))
+
+@pytest.mark.parametrize('kwargs,match', [
+    (dict(name='resnet8'), "no model named 'resnet8'. Did you mean 'resnet18'"),
+    (dict(name=None), 'no model named None'), (dict(n_classes=0), 'n_classes must be'),
+    (dict(n_classes=2.), 'n_classes must be .*not 2.0'), (dict(n_in=-1), 'n_in must be'),
+    (dict(name='lenet', pretrained=True), "no pretrained weights for 'lenet', only for resnet18, resnet50"),
+    (dict(name='resnet18_cifar', pretrained=True), 'no pretrained weights'),
+    (dict(name='json:loads', pretrained=True), 'no pretrained weights'),
+    (dict(name='resnet18', pretrained=True, n_in=4), '1 or 3 channels, not 4')], ids=str)
+def test_bad_arguments(kwargs, match):
+    with pytest.raises(ValueError, match=match): get_model(**kwargs)
+
+
+# ---- pretrained weights
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    "An empty folder where torch looks for weights"
+    before = torch.hub.get_dir()
+    torch.hub.set_dir(tmp_path/'hub')
+    yield tmp_path/'hub'
+    torch.hub.set_dir(before)
+
+def no_network(*args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
+
+@pytest.mark.parametrize('name', PRETRAINED)
+def test_weights_without_network(name, hub, monkeypatch):
+    monkeypatch.setattr(socket, 'getaddrinfo', no_network)
+    remedy = "copy of https://.*/checkpoints, or use pretrained=False"
+    with pytest.raises(RuntimeError, match=f"weights of '{name}' could not be loaded.*{remedy}"):
+        get_model(name, pretrained=True)
+    assert not [o for o in hub.rglob('*') if o.is_file()]
+
+def test_weights_from_the_folder(hub, monkeypatch):
+    "A file that lies in torch's folder is used; the head is new, the grey stem is the sum over colours"
+    monkeypatch.setattr(socket, 'getaddrinfo', no_network)
+    source = zoo.resnet18()
+    (hub/'checkpoints').mkdir(parents=True)
+    torch.save(source.state_dict(), hub/'checkpoints'/Path(PRETRAINED['resnet18'].url).name)
+    colour, grey = (get_model('resnet18', 7, n_in, pretrained=True).eval() for n_in in (3,1))
+    for k,v in colour.state_dict().items():
+        if not k.startswith('fc.'): assert torch.equal(v, source.state_dict()[k])
+    assert colour.fc.out_features==grey.fc.out_features==7 and grey.conv1.in_channels==1
+    grey.fc = colour.fc
+    x = torch.randn(2,1,64,64)
+    assert torch.allclose(grey(x), colour(x.expand(-1,3,-1,-1)), atol=1e-4)
+
+def test_broken_weights_file(hub, monkeypatch):
+    monkeypatch.setattr(socket, 'getaddrinfo', no_network)
+    (hub/'checkpoints').mkdir(parents=True)
+    (hub/'checkpoints'/Path(PRETRAINED['resnet18'].url).name).write_bytes(b'half a fi')
+    with pytest.raises(RuntimeError, match="weights of 'resnet18'"): get_model('resnet18', pretrained=True)
+
+
+# ---- a network of one's own
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    "The current folder, with a module of which only this test knows"
+    name = 'own_'+hashlib.sha1(str(tmp_path).encode()).hexdigest()[:8]
+    (tmp_path/f'{name}.py').write_text("""
+from torch import nn
+def net(n_classes, n_in): import helper_of_own; return helper_of_own.make(n_in, n_classes)
+class Net(nn.Linear):
+    def __init__(self, n_classes, n_in): super().__init__(n_in, n_classes)
+def other(classes): return nn.Identity()
+def nothing(n_classes, n_in): return None
+def fails(n_classes, n_in): raise KeyError('mine')
+number = 3
+""")
+    (tmp_path/'helper_of_own.py').write_text('from torch import nn\ndef make(i, o): return nn.Linear(i, o)\n')
+    (tmp_path/f'{name}_needs.py').write_text('import a_package_that_nobody_has\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', [o for o in sys.path if o])
+    yield name
+    for o in (name, 'helper_of_own', f'{name}_needs'): sys.modules.pop(o, None)
+
+def test_own_model(here):
+    before = list(sys.path)
+    for o in ('net', 'Net'):
+        m = get_model(f'{here}:{o}', 5, 2)
+        assert (m.in_features, m.out_features)==(2, 5)
+    assert sys.path==before
+
+@pytest.mark.parametrize('function,match', [
+    ('nett', "no function 'nett'. Did you mean 'net'"), ('number', "no function 'number'"), ('', "write 'module:func"),
+    ('other', r"cannot be called as f\(n_classes=5, n_in=2\)"), ('nothing', 'returned a NoneType, not an nn.Module')])
+def test_bad_own_model(here, function, match):
+    with pytest.raises(ValueError, match=match): get_model(f'{here}:{function}', 5, 2)
+
+def test_own_errors_stay_what_they_are(here):
+    with pytest.raises(KeyError, match='mine'): get_model(f'{here}:fails')
+    with pytest.raises(ModuleNotFoundError, match='a_package_that_nobody_has'): get_model(f'{here}_needs:net')
+    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"):
+        get_model('not_there.at_all:net')
+
+def test_own_model_from_an_installed_command(here):
+    "A command's sys.path has no current folder"
+    code = f"""import sys
+sys.path = [o for o in sys.path if o]
+from gpubench.models import get_model
+print(type(get_model('{here}:Net')).__name__)"""
+    env = os.environ | dict(PYTHONPATH=str(Path(__file__).resolve().parents[2]))
+    res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=env)
+    assert res.stdout.strip()=='Net', res.stderr
+
+
+# ---- operations
+
+class Branchy(nn.Module):
+    "Looks at its input, which works on real tensors only"
+    def __init__(self): super().__init__(); self.linear = nn.Linear(12, 3)
+    def forward(self, x): return self.linear(x.flatten(1)) if x.sum().item()==0 else None
+
+def test_nothing_to_train():
+    with pytest.raises(ValueError, match='no parameter that is trained'):
+        train_flops(get_model('cnn_small').requires_grad_(False), (3,32,32))
+
+@pytest.mark.parametrize('make', [lambda: get_model('cnn_small'), lambda: get_model('resnet18').eval(), Branchy],
+                         ids=['cnn', 'eval', 'branchy'])
+def test_train_flops_changes_nothing(make):
+    m = make()
+    for o in m.parameters(): o.grad = torch.ones_like(o)
+    mode, state, random = m.training, copy.deepcopy(m.state_dict()), torch.get_rng_state()
+    shape = (3,2,2) if isinstance(m, Branchy) else (3,32,32)
+    assert train_flops(m, shape)==train_flops(m, shape)>0
+    assert m.training==mode and torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(v, state[k]) for k,v in m.state_dict().items())
+    assert all(torch.equal(o.grad, torch.ones_like(o)) for o in m.parameters())
+
+def test_resnet50_at_224_px():
+    "4.1 GMAC forward, as is commonly stated, three times that in training"
+    assert abs(train_flops(get_model('resnet50', 1000), (3,224,224))/(3*2*4.09e9)-1)<.02
+
+def test_frozen_body_does_less():
+    m = get_model('resnet18')
+    full = train_flops(m, (3,64,64))
+    m.requires_grad_(False).fc.requires_grad_(True)
+    assert train_flops(m, (3,64,64))<.4*full
