@@ -10,7 +10,6 @@ __all__ = ['KINDS', 'UNITS', 'FIELDS', 'PHASE_NAMES', 'SCHEMA_VERSION', 'OTHER_F
 import json
 import math
 import os
-import reprlib
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('device', 'setting', wording='{}', dtype=str),
     Field('size', 'setting', wording='{} px', default='own size', dtype=int),
     Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
-    Field('max_images', 'setting', wording='at most {} images', default='all images', dtype=int),
+    Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
     Field('loader', 'setting', wording='{} loader', dtype=str), Field('n_workers', 'setting', wording='{} workers', dtype=int),
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
     Field('precision', 'setting', wording='{}', dtype=str),
