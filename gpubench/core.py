@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['KNOWN_WARNINGS', 'THROTTLE_REASONS', 'WAIT_POLICY', 'LASTING', 'hide_known_warnings', 'nearest', 'one_of',
            'is_number', 'check_whole', 'find_devices', 'pick_device', 'wait_for', 'free_memory', 'file_text', 'is_wsl2',
-           'in_container', 'cpu_quota', 'n_cores', 'cpu_name', 'throttle_reasons', 'nvml_number', 'fingerprint',
-           'describe_machine', 'machine_title']
+           'in_container', 'cpu_quota', 'n_cores', 'cpu_name', 'open_nvml', 'throttle_reasons', 'nvml_number',
+           'fingerprint', 'describe_machine', 'machine_title']
 
 # %% ../nbs/00_core.ipynb #bd49ac28
 import difflib
@@ -177,13 +177,19 @@ def _package(name):
     try: return version(name)
     except PackageNotFoundError: return None
 
+def open_nvml():
+    "NVIDIA's library NVML as the module `pynvml`, opened; `.nvmlShutdown()` closes it. Raises what the driver or the package raises"
+    try: import pynvml
+    except Exception as e: raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
+    pynvml.nvmlInit()
+    return pynvml
+
 def _driver():
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-        try: return pynvml.nvmlSystemGetDriverVersion()
-        finally: pynvml.nvmlShutdown()
-    except Exception: return None            # no driver, one that does not fit, a package that is torn: `gpubench doctor` says which
+    try: nvml = open_nvml()
+    except Exception: return None            # no driver, one that does not fit, a package that is torn: `gpubench doctor` reports which
+    try: return nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError: return None
+    finally: nvml.nvmlShutdown()
 
 def _describe_gpu(device=None):
     import torch

@@ -839,13 +839,8 @@ def test_the_command_gives_the_exit_code(machine, args):
     assert max(map(len, p.stdout.splitlines()))<=110 or args
 
 
-def test_doctor_and_monitor_read_the_same_of_a_gpu():
-    "What an answer means stands in `core`, because the doctor must run where what the monitor imports does not"
-    from gpubench.doctor import QUESTIONS
-    from gpubench.nvml import GPU_QUERIES
-    asked = {columns[0]: list(names) for names,_,columns,_ in GPU_QUERIES}
-    pairs = dict(throttle_bits='throttle_bits', busy_percent='gpu_util_frac', memory='gpu_mem_mib')
-    assert [QUESTIONS[o][0] for o in pairs]==[asked[o] for o in pairs.values()]
+def test_the_doctor_imports_little():
+    "It must run where what the monitor imports does not"
     code = "import sys, gpubench.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout=='set()\n'
 
