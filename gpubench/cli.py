@@ -131,6 +131,8 @@ def cli():
 
 def main():
     "What the `gpubench` command runs"
+    from gpubench.core import hide_known_warnings
+    hide_known_warnings()
     cli(prog_name='gpubench')
 
 # %% ../nbs/43_cli.ipynb #a0c40457

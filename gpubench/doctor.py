@@ -31,8 +31,8 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from .core import (cpu_name, cpu_quota, describe_machine, file_text, in_container, is_number, is_wsl2, n_cores,
-                           nvml_number, throttle_reasons)
+from .core import (cpu_name, cpu_quota, describe_machine, file_text, in_container, is_number, is_wsl2, n_cores)
+from .nvml import nvml_number, throttle_words
 from .record import plain_record
 
 # %% ../nbs/40_doctor.ipynb #1e5364c4
@@ -597,8 +597,8 @@ def _split(g, look):
 
 # %% ../nbs/40_doctor.ipynb #d07dac49
 def _slowed(g, look):
-    why = throttle_reasons(g.get('throttle_bits'), full=True)
-    if why: return finding('gpu_throttled', f"GPU {g['index']} is being slowed down at this moment: {'; '.join(why)}. "
+    why = throttle_words(g.get('throttle_bits'))
+    if why: return finding('gpu_throttled', f"GPU {g['index']} is being slowed down at this moment: {why}. "
                            "Times measured now are not those of the card.",
                            "Let it cool, clear its air, plug a laptop in, and run the doctor again. If it stays so, "
                            "`nvidia-smi -q -d PERFORMANCE` tells more.")

@@ -20,6 +20,7 @@ import jinja2
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
+from .core import hide_known_warnings
 from .plot import ON_DARK, ON_LIGHT, PHASES, SETTINGS, STYLE, caption, is_known, need_frame, phase_shares, phases_height_in, plain_value, plot_batch_sizes, plot_images_per_s, plot_memory, plot_phases, plot_speedup, setting_label, speedup_height_in, succeeded
 from .findings import COLUMNS, COST_COLUMNS, _cell, _filled, _the, add_labels, best_batch, compare_devices, sayings, summary_table
 from .compare import _check, _share, add_prices, fmt, fmt_bs, fmt_count, fmt_thousand, load_records
@@ -521,6 +522,7 @@ def write_report(
     price_per_h=None,  # As `add_prices` takes it: one number, or dict(gpu=2.5, cpu=.1)
 )->Path: # `folder`/report.html
     "One self-contained page and its figures, from the records of a run"
+    hide_known_warnings()
     _check('folder', folder, isinstance(folder, (str, Path)), 'the folder of a run, which holds records.jsonl')
     folder, df = Path(folder), load_records(folder)
     others = [others] if isinstance(others, (str, Path, pd.DataFrame)) else others

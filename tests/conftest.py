@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gpubench.core import hide_known_warnings
+
+hide_known_warnings()                                # in the processes that tests start, too
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
 os.environ.setdefault('GPUBENCH_LOCKS', tempfile.mkdtemp(prefix='gpubench-test-locks-'))   # tests wait for nobody else's sweep
 if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)   # a script's `&` leaves it so

@@ -507,7 +507,7 @@ def test_a_driver_that_ends_the_process_leaves_the_other_answers(machine):
 
 # ---- a GPU on which not to measure now
 
-@pytest.mark.parametrize('bit,words', [(0x8, 'heat or lack of power'), (0x20, 'because of heat'), (0x40, 'because of heat'), (0x80, 'power supply')])
+@pytest.mark.parametrize('bit,words', [(0x8, 'hardware slowdown'), (0x20, 'slowed by software'), (0x40, 'slowed by hardware'), (0x80, 'power brake')])
 def test_throttled(machine, bit, words):
     machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=bit|0x4))])
     machine.look().one('gpu_throttled', words, remedy=['Let it cool'])

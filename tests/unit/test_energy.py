@@ -5,7 +5,6 @@ import json, math
 import numpy as np
 import pytest
 
-import gpubench.core   # noqa: F401  first: it hides the warnings that fastai's import raises
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 import pandas as pd
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import torch
-import gpubench.core   # noqa: F401  first: it hides the warnings that fastai's import raises
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 from fastai.callback.core import Callback, CancelFitException
 from fastai.test_utils import synth_learner
@@ -237,7 +236,7 @@ def test_a_query_that_hangs_in_a_fit():
 
 def test_python_ends_although_a_query_hangs():
     "nvitop would wait for it, two minutes"
-    code = """import gpubench.core, fake_nvml, time
+    code = """import fake_nvml, time
 from gpubench.monitor import Monitor
 with Monitor(devices=0) as m:
     fake_nvml.playing.slow['nvmlDeviceGetPowerUsage'] = 100
