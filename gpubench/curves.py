@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NO_INTERVAL', 'ALPHA', 'ODDS', 'TOLD_FRAC', 'DIP_FRAC', 'STEP_NAMES', 'TimeCurve', 'fit_time_curve', 'StepTime',
-           'fit_step_time', 'crossover_bs']
+           'fit_step_time', 'crossover_bs', 'BestBatch', 'best_batch']
 
 # %% ../nbs/03_curves.ipynb #5c6fdbdc
 import math
@@ -15,7 +15,7 @@ from .core import is_number
 import numpy as np
 from scipy import optimize, special
 from scipy import stats as sps
-from .stats import Interval, _check_level, _numbers
+from .stats import Interval, _check_level, _numbers, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
 @dataclass(frozen=True)
@@ -460,3 +460,43 @@ def crossover_bs(
     lo, hi = apart[apart<3000], apart[apart>3000]
     level = min(o.intervals['per_image_ms'].level for o in (slow, fast))
     return Interval(float(mid), float(b[lo[-1]]) if len(lo) else 0., float(b[hi[0]]) if len(hi) else math.inf, level)
+
+# %% ../nbs/03_curves.ipynb #3ffa4be7
+@dataclass(frozen=True)
+class BestBatch:
+    "The smallest batch size that is as fast as the fastest, within `tolerance`"
+    bs:int           # Images
+    fastest_bs:int   # The size with the highest median rate
+    tolerance:float  # How far below the fastest still counts as fast, a fraction
+    rates:dict       # Batch size -> images/s, one value a visit; the sizes to choose from
+    set_aside:dict   # The same for sizes that are compared and never chosen
+
+    def against(self, bs:int)->Interval:
+        "How many times faster batch size `bs` is than the best"
+        return ratio_ci((self.rates|self.set_aside)[bs], self.rates[self.bs])
+    @property
+    def ratio(self)->Interval:
+        "Images/s of the best over those of `fastest_bs`"
+        return ratio_ci(self.rates[self.bs], self.rates[self.fastest_bs])
+    @property
+    def unsettled(self)->dict:
+        "Smaller sizes that may be within the tolerance too -> their images/s over those of the best, an `Interval`"
+        return {o: i for o in self.rates if o<self.bs and (i := self.against(o)).hi>=1-self.tolerance}
+
+def best_batch(
+    rates:dict,          # Batch size -> images/s, one value a visit; NaN for a visit that failed
+    tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
+    set_aside:dict={},   # The same for sizes to compare and never to choose, such as those that leave out many images
+)->BestBatch|None: # None where no size has a rate
+    "The smallest batch size whose median rate is within `tolerance` of the fastest"
+    if not (is_number(tolerance) and 0<=tolerance<1):
+        raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
+    def timed(rates):
+        known = {int(bs): [float(o) for o in x if 0<o<math.inf] for bs,x in sorted(rates.items())}
+        return {bs: x for bs,x in known.items() if x}
+    rates = timed(rates)
+    if not rates: return None
+    medians = {bs: np.median(x) for bs,x in rates.items()}
+    fastest = max(medians, key=medians.get)
+    bs = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
+    return BestBatch(bs, fastest, tolerance, rates, timed(set_aside))
