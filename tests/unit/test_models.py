@@ -2,7 +2,7 @@
 import copy, hashlib, os, socket, subprocess, sys
 from pathlib import Path
 
-from gpubench.models import MODELS, PRETRAINED, count_params, get_model, train_flops
+from gpubench.models import MODELS, PRETRAINED, count_params, find_factory, get_model, train_flops
 import pytest
 import torch
 import torchvision.models as zoo
@@ -83,7 +83,7 @@ def test_broken_weights_file(hub, monkeypatch):
     with pytest.raises(RuntimeError, match="weights of 'resnet18'"): get_model('resnet18', pretrained=True)
 
 
-# ---- a network of one's own
+# ---- a network of your own
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -100,11 +100,10 @@ def fails(n_classes, n_in): raise KeyError('mine')
 number = 3
 """)
     (tmp_path/'helper_of_own.py').write_text('from torch import nn\ndef make(i, o): return nn.Linear(i, o)\n')
-    (tmp_path/f'{name}_needs.py').write_text('import a_package_that_nobody_has\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [o for o in sys.path if o])
     yield name
-    for o in (name, 'helper_of_own', f'{name}_needs'): sys.modules.pop(o, None)
+    for o in (name, 'helper_of_own'): sys.modules.pop(o, None)
 
 def test_own_model(here):
     before = list(sys.path)
@@ -121,9 +120,18 @@ def test_bad_own_model(here, function, match):
 
 def test_own_errors_stay_what_they_are(here):
     with pytest.raises(KeyError, match='mine'): get_model(f'{here}:fails')
-    with pytest.raises(ModuleNotFoundError, match='a_package_that_nobody_has'): get_model(f'{here}_needs:net')
-    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"):
-        get_model('not_there.at_all:net')
+
+def test_find_factory(here):
+    "Whatever keeps the module from being imported is found before a visit, with the line of the user's file"
+    assert find_factory(f'{here}:net').__name__=='net'
+    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"): find_factory('not_there.at_all:net')
+    for name,text,match in (('needs', '\nimport a_package_that_nobody_has\n', rf"fails when it is imported: ModuleNotFoundError: .*has.* \({here}_needs.py:2\)"),
+                            ('wrong', 'x = 1\n\nx.y\n', rf"AttributeError: .* \({here}_wrong.py:3\)"),
+                            ('calls', 'import json\njson.loads("{")\n', rf"JSONDecodeError: .* \({here}_calls.py:2\)"),
+                            ('ends', 'raise SystemExit(3)\n', rf"SystemExit: 3 \({here}_ends.py:1\)"),
+                            ('torn', 'def net(:\n', rf"SyntaxError: .*\({here}_torn.py, line 1\)")):
+        Path(f'{here}_{name}.py').write_text(text)
+        with pytest.raises(ValueError, match=match): find_factory(f'{here}_{name}:net')
 
 def test_own_model_from_an_installed_command(here):
     "A command's sys.path has no current folder"
