@@ -2,13 +2,6 @@
 # The digest decides what the base is (amd64 and arm64 alike); the tag tells people.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 
-# A list of what to install. It is the same file until settings.ini asks for other packages, so no other change installs anything anew.
-FROM ${PYTHON_IMAGE} AS wanted
-WORKDIR /wanted
-COPY settings.ini ./
-COPY tools/set_up.py tools/image.py tools/image_constraints.txt ./tools/
-RUN python tools/image.py requirements > requirements.txt && cp tools/image_constraints.txt constraints.txt
-
 FROM ${PYTHON_IMAGE}
 # torch.compile needs a compiler, notebooks are merged with git, which asks ssh for some addresses, and VS Code asks ps; nvtop (GPU only)
 # is in Debian's contrib. Versions are those of the base's Debian release.
@@ -20,13 +13,15 @@ RUN sed -i 's/^Components: main$/Components: main contrib/' /etc/apt/sources.lis
     && rm -rf /var/lib/apt/lists/*
 
 # `cpu`: CPU builds of torch and torchvision from PyTorch's own index; empty: both, with CUDA, from the default one.
-# Nothing of the installer and of what it fetched stays; modules are compiled now, since nobody may write them later.
+# The same versions as everywhere, without a browser for tests. Nothing of the installer and of what it fetched stays; modules are
+# compiled now, since nobody may write them later.
 ARG TORCH_BACKEND=cpu
-ARG UV_VERSION=0.13.9
-COPY --from=wanted /wanted/requirements.txt /wanted/constraints.txt /usr/local/share/gpubench/
-RUN pip install --no-cache-dir --target /tmp/uv "uv==${UV_VERSION}" \
+COPY constraints.txt /usr/local/share/gpubench/
+WORKDIR /usr/local/share/gpubench
+RUN grep -vE '^(playwright|uv)==' constraints.txt > requirements.txt \
+    && pip install --no-cache-dir --target /tmp/uv --constraint constraints.txt uv \
     && /tmp/uv/bin/uv pip install --system --no-cache --compile-bytecode ${TORCH_BACKEND:+"--torch-backend=${TORCH_BACKEND}"} \
-        --requirements /usr/local/share/gpubench/requirements.txt --constraints /usr/local/share/gpubench/constraints.txt \
+        --requirements requirements.txt \
     && python -c "import torch, torchvision; assert '${TORCH_BACKEND}'!='cpu' or torch.version.cuda is None, torch.version.cuda" \
     && rm -rf /tmp/*
 
@@ -52,7 +47,7 @@ ENV XDG_CACHE_HOME=/cache FASTAI_HOME=/cache/fastai TORCH_HOME=/cache/torch PIP_
 WORKDIR /workspace
 COPY --chown=bench:bench . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
-    && python tools/image.py stamp --venv /usr/local \
+    && python tools/set_up.py image --venv /usr/local \
     && rm -rf ./*.egg-info build
 # a name and no number: VS Code's change of the number must hold for it too
 # hadolint ignore=DL3066

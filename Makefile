@@ -9,7 +9,7 @@ set_up = python=$$(sh tools/find-python) && "$$python" tools/set_up.py
 # a plain `jupyter lab` refuses to run as root, which is who one is in most containers
 as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help bench lab test test-notebooks test-newest export readme clean distclean set-up-plain set-up-lab set-up-int8 set-up-dev
+.PHONY: help bench lab test test-notebooks test-newest export lock readme clean distclean set-up-plain set-up-lab set-up-int8 set-up-dev
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test         everything that proves the kit: notebooks, the same on the newest fastai, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'
+	@echo 'make lock         newer versions for everyone: constraints.txt, within the bounds of settings.ini'
 	@echo 'make clean        remove what was built and cached; make distclean: the environments too. Neither touches runs/'
 
 bench: set-up-plain
@@ -36,14 +37,20 @@ test: test-notebooks test-newest
 test-notebooks: set-up-dev
 	$(bin)/nbdev_test --n_workers 2
 
-test-newest: set-up-dev
-	@$(set_up) newest --venv "$(VENV)-newest" --base "$(VENV)"
+test-newest:
+	@$(set_up) newest --venv "$(VENV)-newest"
 	$(VENV)-newest/bin/python tests/repo/newest.py
 
 export: set-up-dev
 	$(bin)/nbdev_export
 	$(bin)/nbdev_clean
 	$(bin)/python tools/readme.py
+
+# torch brings its own CUDA packages, other ones for another CUDA
+lock: set-up-dev
+	@$(bin)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet --no-header --no-annotate --output-file "$(VENV)/lock.txt" --upgrade
+	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from settings.ini."; \
+		grep -vE '^(cuda-|triton|nvidia-[^m])' "$(VENV)/lock.txt"; } > constraints.txt
 
 readme: set-up-dev
 	$(bin)/python tools/readme.py
@@ -53,7 +60,7 @@ clean:
 	find gpubench nbs tests tools benchmarks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf "$(VENV)" "$(VENV).lock" "$(VENV)-newest" "$(VENV)-newest.lock"
+	rm -rf "$(VENV)" "$(VENV).log" "$(VENV)-newest" "$(VENV)-newest.log"
 
 set-up-plain set-up-lab set-up-int8 set-up-dev:
 	@$(set_up) $(@:set-up-%=%) --venv "$(VENV)"

@@ -1,159 +1,125 @@
-"""Makes the virtual environment that a `make` target needs, or finds in a moment that it is ready
+"""Makes the virtual environment that a `make` target needs; returns at once where it is ready
 
-    set_up.py plain|lab|int8|dev [--venv .venv]                 the library with no extra, with `lab`, with `lab` and `int8`, with `dev`
-    set_up.py newest [--venv .venv-newest] [--base .venv]       the newest fastai over the torch of another environment
+    set_up.py plain|lab|int8|dev [--venv .venv]    the library; with JupyterLab; with ONNX Runtime too; with all that authors need
+    set_up.py newest [--venv .venv-newest]         the newest release of everything, without constraints.txt
+    set_up.py image --venv /usr/local              marks the Python of a container image as ready for all but `newest`
 
-A stamp is written last and taken away first. So an environment whose set-up failed or was interrupted has none, and the
-next call starts it over. The library is installed as editable: after `git pull` the environment serves the new code."""
-import argparse, errno, fcntl, hashlib, json, os, shlex, shutil, subprocess, sys
+uv installs the versions of constraints.txt, or pip does where uv can't. The stamp is removed first and written last, so a set-up
+that failed or was interrupted starts over. The library is editable: after `git pull` the environment runs the new code."""
+import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time
 from configparser import ConfigParser
-from contextlib import contextmanager
 from pathlib import Path
+try: import fcntl
+except ImportError: fcntl = None                     # Windows: a second set-up doesn't wait for the first
 
-root = Path(__file__).resolve().parent.parent
-extras = ['plain', 'lab', 'int8', 'dev', 'newest']  # of the first four, each holds what those before it hold
-pip_extras = dict(plain='', int8='[lab,int8]')      # what pip is asked for; the others go by their own names
-sources = ['settings.ini', 'setup.py', 'pyproject.toml']
-stamp_name = 'gpubench-stamp.json'
-low_disk_gib = 8                                    # torch with its CUDA libraries takes about 6
-image_extra = 'dev'                                 # a container image has it all, but
-image_lacks = ['playwright']                        # 165 MB for tests in a browser, which it does not have; they are skipped
-image_keys = ['image_torch', 'requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements']   # what `dev` holds, torch first
-rebuild = ("The container's image was built for other requirements than those of this checkout. Build it again: «Dev Containers: "
-           "Rebuild Container» in VS Code, or `docker compose -f docker-compose.cpu.yml build` (gpu.yml for a GPU) on the host.")
+root, lock, stamp_name = Path(__file__).resolve().parent.parent, 'constraints.txt', 'gpubench-stamp.json'
+packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', dev='.[dev]', newest='.[lab,int8]')
+order, version = list(packages), '%d.%d' % sys.version_info[:2]         # each holds those before it; `newest` stands alone
+first_import = ("import gpubench, importlib, pkgutil\n"
+                "for o in pkgutil.iter_modules(gpubench.__path__): importlib.import_module('gpubench.'+o.name)")
+rebuild = ("The container's image was built from another constraints.txt or settings.ini. Build it again: \"Dev Containers: "
+           "Rebuild Container\" in VS Code, or `docker compose -f docker-compose.cpu.yml build` (gpu.yml for a GPU) on the host.")
 
-
-def setting(key):
-    "What `settings.ini` says for `key`"
+def settings():
+    "What `settings.ini` asks to install"
     parser = ConfigParser(delimiters=['='], interpolation=None)
     parser.read(root/'settings.ini', encoding='utf-8')
-    return parser['DEFAULT'][key]
+    return {k: v for k,v in parser['DEFAULT'].items() if k.endswith('requirements') or k=='console_scripts'}
 
-def digest(*parts): return hashlib.sha256(b'\0'.join(parts)).hexdigest()[:16]
+def sources():
+    "A hash of what decides which packages are installed"
+    return hashlib.sha256(json.dumps(settings(), sort_keys=True).encode() + (root/lock).read_bytes()).hexdigest()[:16]
 
-def image_requirements():
-    "What is installed into an image"
-    wanted = [o for k in image_keys for o in shlex.split(setting(k), comments=True)]
-    return [o for o in wanted if not o.startswith(tuple(image_lacks))]
-
-def wanted_sources(image, base=None):
-    "One hash over what an environment was made from; contents, since a clone or a checkout gives every file a new time"
-    if image: return digest('\n'.join(image_requirements()).encode(), (root/'tools'/'image_constraints.txt').read_bytes())
-    return digest(*(o.read_bytes() for o in [*(root/o for o in sources), *([base/stamp_name] if base else [])]))
+def python(venv): return venv/('Scripts' if os.name=='nt' else 'bin')/'python'
 
 def read_stamp(venv):
-    "What the last complete set-up of `venv` wrote; empty if there was none"
+    "What the last complete set-up wrote; empty if there was none"
     try: return json.loads((venv/stamp_name).read_text())
     except (OSError, ValueError): return {}
 
-def runs(venv, version):
-    "Whether the environment's own Python runs, is of `version`, and sees pip and the library"
-    code = ("import sys; from importlib.metadata import version as v; v('pip'); v('gpubench'); "
-            "print('%d.%d' % sys.version_info[:2])")
-    try: res = subprocess.run([venv/'bin'/'python', '-c', code], cwd='/', capture_output=True, text=True)
-    except OSError: return False                    # half made, or its Python was removed
-    return res.returncode==0 and res.stdout.strip()==version
+def works(venv, stamp):
+    "Whether the environment is where it was made, its Python runs, sees the library and is of the version that $PYTHON asks for"
+    code = "import sys; from importlib.metadata import version; version('gpubench'); print('%d.%d' % sys.version_info[:2])"
+    try: found = subprocess.run([python(venv), '-c', code], cwd='/', capture_output=True, text=True).stdout.strip()
+    except OSError: return False
+    wanted = version if os.environ.get('PYTHON') else found
+    return stamp.get('venv')==str(venv) and found==stamp['python']==wanted
 
-def state(venv, extra, wanted):
-    "'ready', 'stale' (complete, but made for something else) or 'broken'"
-    stamp = read_stamp(venv)
-    if stamp.get('venv')!=str(venv): return 'broken'   # moved: its scripts name the folder that they were made in
-    if not runs(venv, stamp['python']): return 'broken'
-    if os.environ.get('PYTHON') and stamp['python']!=wanted['python']: return 'broken'  # another one was asked for by name
-    enough = extras.index(stamp['extra']) >= extras.index(extra)
-    return 'ready' if enough and stamp['sources']==wanted['sources'] else 'stale'
+def ready(venv, stamp, extra):
+    "Whether the environment works and has the right packages"
+    return works(venv, stamp) and stamp['sources']==sources() and order.index(stamp['extra'])>=order.index(extra)
 
-def run(*cmd):
-    "Run `cmd` in the checkout; where it fails, leave with a sentence"
-    cmd = [str(o) for o in cmd]
-    env = {**os.environ, 'PIP_USER': '0', 'PIP_DISABLE_PIP_VERSION_CHECK': '1'}  # some hosts set PIP_USER, which no venv allows
-    if code := subprocess.run(cmd, cwd=root, env=env).returncode:
-        sys.exit(f"\nThe set-up failed: `{shlex.join(cmd)}` ended with {code}; the lines above say why. "
-                 "Once that is mended, the same make command starts it over.")
+def write_stamp(venv, **stamp): (venv/stamp_name).write_text(json.dumps(dict(venv=str(venv), sources=sources(), **stamp)))
 
-@contextmanager
-def only_one(venv):
-    "Let a second set-up of the same environment wait for the first"
-    with open(f'{venv}.lock', 'w') as f:
-        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f'Another set-up of {venv.name} is under way; waiting for it.', flush=True)
-            fcntl.flock(f, fcntl.LOCK_EX)
-        yield
+def bar(output, n_bytes):
+    "How much of the announced downloads is on disk; unpacked, packages are about twice as large"
+    expected = 2e6*sum(map(float, re.findall(r'Downloading \S+ \(([\d.]+) ?Mi?B', output)))
+    return f"[{'#'*min(20, int(20*n_bytes/expected)):-<20}] " if expected else ''
 
-def make_venv(venv):
-    "An empty environment in place of whatever lies there"
-    free_gib = shutil.disk_usage(venv.parent).free/2**30
-    if free_gib < low_disk_gib: print(f'Only {free_gib:.1f} GiB are free here; a full set-up takes about 6.', flush=True)
-    run(getattr(sys, '_base_executable', sys.executable), '-m', 'venv', '--clear', venv)
+def run(log, stage, *cmd, **env):
+    "Run `cmd` in the checkout, its output in `log`, one line on the screen; whether it succeeded"
+    print(f'\n$ {shlex.join(map(str, cmd))}', file=log, flush=True)
+    start, n_before, free = time.monotonic(), len(Path(log.name).read_text()), shutil.disk_usage(root).free
+    env = {**os.environ, 'PIP_USER': '0', 'PIP_DISABLE_PIP_VERSION_CHECK': '1', **env}     # no venv allows PIP_USER=1
+    p = subprocess.Popen(cmd, cwd=root, env=env, stdout=log, stderr=log)
+    while p.poll() is None:
+        time.sleep(.1)
+        done = bar(Path(log.name).read_text(errors='replace')[n_before:], free-shutil.disk_usage(root).free)
+        if sys.stdout.isatty(): print(f'\r\033[K  {stage}: {done}{time.monotonic()-start:.0f} s', end='', flush=True)
+    clear = '\r\033[K' if sys.stdout.isatty() else ''
+    print(f"{clear}  {stage}: {time.monotonic()-start:.0f} s{', failed' if p.returncode else ''}", flush=True)
+    return p.returncode==0
 
-def pip(venv, *args):
-    "Install by the environment's own pip"
-    run(venv/'bin'/'python', '-m', 'pip', 'install', *args)
+def uv_env(venv):
+    "The index and certificates that pip is configured for, under uv's names; the system's certificates are trusted too"
+    listed = subprocess.run([python(venv), '-m', 'pip', 'config', 'list'], capture_output=True, text=True).stdout
+    found = dict(reversed(re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", listed, re.M)))         # pip lists the environment's first
+    names = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
+    return {'UV_SYSTEM_CERTS': '1', **{v: found[k] for k,v in names.items() if k in found}, **os.environ}
 
-def pip_install(venv, extra):
-    "The library as editable, with `extra`"
-    pip(venv, '-e', '.'+pip_extras.get(extra, f'[{extra}]'))
+def install(log, venv, extra):
+    "Install by uv, or by pip where that fails; whether one of them succeeded"
+    pip = [python(venv), '-m', 'pip', 'install']
+    uv = [python(venv), '-m', 'uv', 'pip', 'install', '--python', python(venv)]
+    if extra=='newest': what = ['-e', packages[extra], *shlex.split(settings()['newest_requirements'])]
+    else: what, uv = ['-e', packages[extra], '-c', lock], [*uv, '-b', lock]
+    if extra=='dev': uv.append('--compile-bytecode')                                       # tests start many processes
+    if run(log, 'uv', *pip, '-c', lock, 'uv') and run(log, 'packages', *uv, *what, **uv_env(venv)): return True
+    print('uv could not install the packages; pip does, which takes some minutes.', flush=True)
+    return run(log, 'packages', *pip, *what)
 
-def ask(venv, expression):
-    "What the environment's Python prints for `expression`"
-    code = f'import sysconfig; from importlib.metadata import version; print({expression})'
-    res = subprocess.run([venv/'bin'/'python', '-c', code], capture_output=True, text=True)
-    if res.returncode: sys.exit(f'{venv.name} cannot be read:\n{res.stderr}')
-    return res.stdout.strip()
-
-def pip_install_newest(venv, base):
-    "The newest fastai and its own family; everything else, torch above all, is read from `base`"
-    site = "sysconfig.get_path('purelib')"
-    paths = f'{ask(base, site)}\n{root}\n'            # Python puts them after the environment's own packages
-    Path(ask(venv, site), 'gpubench-base.pth').write_text(paths)
-    constraints = venv/'constraints.txt'
-    constraints.write_text('\n'.join(f'{o}=={ask(base, f"version({o!r})")}' for o in ('torch', 'torchvision')))
-    print(f"pip will name conflicts of nbdev's requirements, which it sees in {base.name}; no test here uses nbdev.", flush=True)
-    pip(venv, '--upgrade', '-c', constraints, *shlex.split(setting('newest_requirements')))
-
-def wanted_stamp(venv, extra, base=None, image=False):
-    "What the stamp of `venv` says once it serves `extra`"
-    return dict(venv=str(venv), extra=extra, python='%d.%d' % sys.version_info[:2], sources=wanted_sources(image, base))
-
-def set_up(venv, extra, base=None):
+def set_up(venv, extra):
     "Bring `venv` to a state that serves `extra`"
-    image = read_stamp(venv).get('image', False)
-    wanted = wanted_stamp(venv, extra, base, image)
-    if state(venv, extra, wanted)=='ready': return
-    if image: sys.exit(rebuild)
-    with only_one(venv):
-        found = state(venv, extra, wanted)          # again: another set-up may just have ended
-        if found=='ready': return
-        old = read_stamp(venv)
-        if found=='stale' and not base:             # keep what is there and what it was made for
-            wanted.update(python=old['python'], extra=max(extra, old['extra'], key=extras.index))
-            print(f'Bringing {venv.name} up to date.', flush=True)
-        elif venv.exists(): print(f'{venv.name} is interrupted, moved or outdated; starting it over.', flush=True)
-        else: print(f'Setting up {venv.name} with Python {sys.version.split()[0]}, once'
-                    + ('.' if base else ': a few minutes, about 6 GB.'), flush=True)
+    if ready(venv, stamp := read_stamp(venv), extra): return
+    if stamp.get('image'): sys.exit(rebuild)
+    with open(f'{venv}.log', 'a') as log:
+        try:
+            if fcntl: fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f'Another set-up of {venv.name} is running; waiting for it.', flush=True)
+            fcntl.flock(log, fcntl.LOCK_EX)
+        if ready(venv, stamp := read_stamp(venv), extra): return     # another set-up may just have finished
+        log.truncate(0)
+        if extra=='newest' or not works(venv, stamp): stamp = {}
+        verb = 'Updating' if stamp else 'Starting over with' if venv.exists() else 'Setting up'
+        print(f'{verb} {venv.name}: about a minute and 6 GB where the network is fast. Details: {log.name}', flush=True)
         (venv/stamp_name).unlink(missing_ok=True)
-        if found=='broken' or base: make_venv(venv)
-        if base: pip_install_newest(venv, base)
-        else: pip_install(venv, wanted['extra'])
-        draft = venv/f'{stamp_name}.draft'
-        draft.write_text(json.dumps(wanted))
-        draft.replace(venv/stamp_name)              # whole or not at all
+        extra = max(extra, stamp.get('extra', extra), key=order.index)
+        made = stamp or run(log, 'environment', getattr(sys, '_base_executable', sys.executable), '-m', 'venv', '--clear', venv)
+        if not (made and install(log, venv, extra)):
+            end = '\n'.join(Path(log.name).read_text(errors='replace').splitlines()[-8:])
+            sys.exit(f'{end}\n\nThe set-up failed; {log.name} has all messages. Fix the cause and repeat the command.')
+        if extra!='dev': run(log, 'first import', python(venv), '-c', first_import, PYTHONDONTWRITEBYTECODE='')
+        write_stamp(venv, extra=extra, python=stamp.get('python', version))
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('extra', choices=extras)
-    parser.add_argument('--venv', type=Path, help='the environment to make')
-    parser.add_argument('--base', type=Path, default='.venv', help='for `newest`: whose torch to use')
+    parser.add_argument('extra', choices=[*packages, 'image'])
+    parser.add_argument('--venv', type=Path, help='folder of the environment')
     args = parser.parse_args()
-    newest = args.extra=='newest'
-    venv = root/(args.venv or ('.venv-newest' if newest else '.venv'))
-    base = root/args.base if newest else None
-    if base and not read_stamp(base): sys.exit(f'{base} is not ready; run `set_up.py dev` first.')
-    try: set_up(venv, args.extra, base)
-    except OSError as e:
-        if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS): raise
-        sys.exit(f'{e.filename} may not be written by this user. Name a folder of your own: VENV=/path/to/it')
+    venv = root/(args.venv or ('.venv-newest' if args.extra=='newest' else '.venv'))
+    try: write_stamp(venv, extra='dev', python=version, image=True) if args.extra=='image' else set_up(venv, args.extra)
+    except OSError as e: sys.exit(f'{e}. VENV=/path/to/folder puts the environment elsewhere.')
     except KeyboardInterrupt: sys.exit('\nInterrupted. The next make command starts the set-up over.')
 
 if __name__=='__main__': main()

@@ -1,203 +1,214 @@
-"""Set-up: at once when it is done, mended when it was not, a sentence when it cannot be done. No network: a stand-in for pip"""
-import errno, json, os, shutil, signal, subprocess, sys, time
+"""Set-up: at once when it is done, started over when it was interrupted, one sentence when it can't be done. Stand-ins replace uv, pip and venv"""
+import os, re, shutil, signal, subprocess, sys, time
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-# what `python -m pip install …` becomes: notes the call, waits for as long as `hold` exists, installs the library's name
-fake_pip = '''
+from test_repo import as_module, settings, text
+
+wait_s = 60                                          # far more than any step here takes
+# `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
+fake = '''
 import os, sys, sysconfig, time
 from pathlib import Path
-here = Path(os.environ['FAKE_PIP'])
-with open(here/'calls', 'a') as f: f.write(' '.join(sys.argv[1:])+chr(10))
+name, here, args = Path(__file__).parent.name, Path(os.environ['FAKE']), sys.argv[1:]
+if args==['config', 'list']: sys.exit(print((here/'config').read_text()) if (here/'config').exists() else 0)
+with open(here/'calls', 'a') as f: f.write(' '.join([name, *args]).replace(sys.executable, 'PYTHON')+chr(10))
 while (here/'hold').exists(): time.sleep(.02)
-if (here/'fail').exists(): sys.exit('no such package')
+if (here/f'{name} fails').exists() and args[-1]!='uv': sys.exit(f'no such package for {name}')
+(here/'env').write_text('\\n'.join(f'{k}={v}' for k,v in os.environ.items()))
 info = Path(sysconfig.get_path('purelib'), 'gpubench-0.0.0.dist-info'); info.mkdir(exist_ok=True)
 (info/'METADATA').write_text('Metadata-Version: 2.1\\nName: gpubench\\nVersion: 0.0.0\\n')
 '''
-wait_s = 60                                          # far more than any step here takes
+fake_venv = '''
+import importlib.util, sys, sysconfig
+spec = importlib.util.spec_from_file_location('real', sysconfig.get_path('stdlib')+'/venv/__init__.py')
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+real.EnvBuilder(clear=True, symlinks=True).create(sys.argv[-1])
+'''
+get_uv, by_uv = 'pip install -c constraints.txt uv', 'uv pip install --python PYTHON -b constraints.txt '
 
 
 class Checkout:
-    "A copy of what set-up reads, with a pip that does nothing"
-    def __init__(self, tree, folder):
-        self.tree, self.fake, self.venv = tree, folder, tree/'.venv'
-        (folder/'path'/'pip').mkdir(parents=True)
-        (folder/'path'/'pip'/'__main__.py').write_text(fake_pip)
-        (folder/'path'/'pip'/'__init__.py').touch()
-        self.env = {k: v for k,v in os.environ.items() if k not in ('PYTHON', 'VENV', 'MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'ARGS')}
-        self.env |= dict(PYTHONPATH=str(folder/'path'), FAKE_PIP=str(folder), PATH=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')
-        (folder/'calls').touch()
-    def command(self, extra): return [sys.executable, self.tree/'tools'/'set_up.py', extra]
-    def set_up(self, extra='plain'):
-        return subprocess.run(self.command(extra), env=self.env, capture_output=True, text=True, timeout=wait_s)
-    def start(self, extra='plain'):
-        return subprocess.Popen(self.command(extra), env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                start_new_session=True)
-    def kill(self, process):
-        "As a closed terminal or a lost power cord does it: no chance to tidy up"
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=wait_s)
-    def wait_for(self, path):
+    "What set-up reads of a checkout, in a folder of its own"
+    def __init__(self, repo, folder):
+        self.tree, self.fake, self.venv = folder/'tree', folder/'fake', folder/'tree'/'.venv'
+        (self.tree/'tools').mkdir(parents=True)
+        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
+        for o in ('pip', 'uv'):
+            (self.fake/'path'/o).mkdir(parents=True)
+            (self.fake/'path'/o/'__main__.py').write_text(fake)
+            (self.fake/'path'/o/'__init__.py').touch()
+        (self.fake/'path'/'venv.py').write_text(fake_venv)
+        (self.fake/'calls').touch()
+        drop = 'PYTHON', 'VENV', 'MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'ARGS', 'SSL_CERT_FILE', 'UV_SYSTEM_CERTS', 'UV_DEFAULT_INDEX'
+        self.env = {k: v for k,v in os.environ.items() if k not in drop}
+        self.env |= dict(PYTHONPATH=str(self.fake/'path'), FAKE=str(self.fake), PATH=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')
+    def command(self, *args): return [sys.executable, self.tree/'tools'/'set_up.py', *args]
+    def set_up(self, *args, **env):
+        return subprocess.run(self.command(*(args or ['plain'])), env=self.env | env, capture_output=True, text=True, timeout=wait_s)
+    def start(self):
+        return subprocess.Popen(self.command('plain'), env=self.env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    def wait_for_call(self):
         end = time.monotonic()+wait_s
-        while not path.exists() or not path.stat().st_size:
-            if time.monotonic() > end: raise TimeoutError(f'{path} did not come')
+        while not self.calls:
+            if time.monotonic() > end: raise TimeoutError('nothing was installed')
             time.sleep(.02)
     @property
     def calls(self): return (self.fake/'calls').read_text().splitlines()
     @property
-    def stamp(self):
-        file = self.venv/'gpubench-stamp.json'
-        return json.loads(file.read_text()) if file.exists() else None
+    def installed(self): return [o.split(' -e ')[1].split()[0] for o in self.calls if ' -e ' in o]
 
 @pytest.fixture
-def checkout(tree, tmp_path): return Checkout(tree, tmp_path/'fake')
+def checkout(repo, tmp_path): return Checkout(repo, tmp_path)
 
+
+# ---- the environment
 
 def test_second_call_does_nothing(checkout):
     first = checkout.set_up()
     assert first.returncode==0, first.stderr
-    assert 'Setting up .venv' in first.stdout
-    assert checkout.calls==['install -e .']
+    assert re.fullmatch(r'Setting up \.venv: .*Details: (\S+)\n  environment: \d+ s\n  uv: \d+ s\n  packages: \d+ s\n  first import: .*\n', first.stdout)
+    assert checkout.calls==[get_uv, by_uv+'-e . -c constraints.txt']
     second = checkout.set_up()
-    assert (second.returncode, second.stdout, second.stderr)==(0, '', '')
-    assert checkout.calls==['install -e .']
+    assert (second.returncode, second.stdout, second.stderr)==(0, '', '') and len(checkout.calls)==2
 
 def test_killed_while_installing(checkout):
+    "As a closed terminal or a lost power cord does it: no chance to tidy up"
     (checkout.fake/'hold').touch()
     process = checkout.start()
-    checkout.wait_for(checkout.fake/'calls')
-    checkout.kill(process)
-    assert checkout.stamp is None
+    checkout.wait_for_call()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=wait_s)
     (checkout.fake/'hold').unlink()
     (checkout.venv/'left-behind').touch()
-    res = checkout.set_up()
-    assert res.returncode==0, res.stderr
-    assert 'starting it over' in res.stdout and checkout.stamp['extra']=='plain'
-    assert not (checkout.venv/'left-behind').exists()
+    assert 'Starting over' in checkout.set_up().stdout and not (checkout.venv/'left-behind').exists()
+    assert checkout.set_up().stdout==''
 
-def test_killed_while_making_the_environment(checkout):
-    process = checkout.start()
-    checkout.wait_for(checkout.venv/'pyvenv.cfg')
-    checkout.kill(process)
-    assert checkout.stamp is None and checkout.calls==[]
-    assert checkout.set_up().returncode==0
-    assert checkout.stamp['extra']=='plain'
+def test_failed_update_starts_over(checkout):
+    checkout.set_up()
+    for o in ('uv fails', 'pip fails'): (checkout.fake/o).touch()
+    res = checkout.set_up('lab')
+    assert res.returncode==1 and 'no such package for pip' in res.stderr and 'Traceback' not in res.stderr
+    [log] = set(re.findall(r'\S+\.log', res.stderr))
+    assert 'no such package for uv' in Path(log).read_text()
+    for o in ('uv fails', 'pip fails'): (checkout.fake/o).unlink()
+    assert 'Starting over' in checkout.set_up().stdout       # half of `lab` may lie there
 
-def test_failed_install_then_mended(checkout):
-    (checkout.fake/'fail').touch()
-    res = checkout.set_up()
-    assert res.returncode==1 and 'The set-up failed' in res.stderr and 'Traceback' not in res.stderr
-    (checkout.fake/'fail').unlink()
-    assert checkout.set_up().returncode==0
+def test_pip_installs_where_uv_fails(checkout):
+    (checkout.fake/'uv fails').touch()
+    res = checkout.set_up('lab')
+    assert res.returncode==0 and 'packages: 0 s, failed' in res.stdout and 'uv could not install' in res.stdout
+    assert checkout.calls[1:]==[by_uv+'-e .[lab] -c constraints.txt', 'pip install -e .[lab] -c constraints.txt']
+    assert checkout.set_up('lab').stdout==''
 
-def test_interrupted_update_starts_over(checkout):
-    assert checkout.set_up().returncode==0
-    (checkout.fake/'fail').touch()
-    assert checkout.set_up('lab').returncode==1
-    assert checkout.stamp is None                    # half of `lab` may lie there
-    (checkout.fake/'fail').unlink()
-    assert 'starting it over' in checkout.set_up().stdout
+def test_newest_is_not_locked(checkout):
+    assert checkout.set_up('newest').returncode==0
+    [_, call] = checkout.calls
+    assert 'constraints.txt' not in call and all(o in call for o in settings()['newest_requirements'].split())
+    assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout==''
 
-def test_a_larger_extra_serves_a_smaller_one(checkout):
-    checkout.set_up('lab')
-    checkout.set_up('plain')
-    assert checkout.calls==['install -e .[lab]']
-    checkout.set_up('dev')
-    assert checkout.calls[1:]==['install -e .[dev]']
-    checkout.set_up('int8')
-    assert len(checkout.calls)==2
-    settings = checkout.tree/'settings.ini'
-    settings.write_text(settings.read_text()+'\n# changed\n')
-    assert 'up to date' in checkout.set_up('plain').stdout
-    assert checkout.calls[2:]==['install -e .[dev]'] # keeps what it was made for
+def test_uv_reaches_what_pip_reaches(checkout):
+    (checkout.fake/'config').write_text(":env:.cert='/mine.pem'\n:env:.index-url='https://a.example'\nglobal.index-url='https://b.example'\n")
+    checkout.set_up()
+    got = (checkout.fake/'env').read_text().splitlines()
+    assert {'UV_DEFAULT_INDEX=https://a.example', 'SSL_CERT_FILE=/mine.pem', 'UV_SYSTEM_CERTS=1', 'PIP_USER=0'} <= set(got)
+    shutil.rmtree(checkout.venv)
+    checkout.set_up(UV_DEFAULT_INDEX='https://c.example', UV_SYSTEM_CERTS='0')
+    assert {'UV_DEFAULT_INDEX=https://c.example', 'UV_SYSTEM_CERTS=0'} <= set((checkout.fake/'env').read_text().splitlines())
 
-def test_int8_is_added_to_what_lab_has(checkout):
-    checkout.set_up('lab')
-    res = checkout.set_up('int8')
-    assert res.returncode==0 and 'up to date' in res.stdout
-    assert checkout.calls==['install -e .[lab]', 'install -e .[lab,int8]'] and checkout.stamp['extra']=='int8'
+def test_an_update_keeps_what_is_there(checkout):
+    for o in ('lab', 'plain', 'int8', 'dev', 'lab'): checkout.set_up(o)
+    assert checkout.installed==['.[lab]', '.[lab,int8]', '.[dev]'] and '--compile-bytecode' in checkout.calls[-1]
+    ini, lock = checkout.tree/'settings.ini', checkout.tree/'constraints.txt'
+    ini.write_text('# only a comment\n'+ini.read_text())
+    assert checkout.set_up().stdout==''
+    ini.write_text(ini.read_text().replace('\nrequirements = ', '\nrequirements = another '))
+    assert 'Updating' in checkout.set_up().stdout
+    lock.write_text(lock.read_text()+'another==1.0\n')
+    assert 'Updating' in checkout.set_up().stdout
+    assert checkout.installed[3:]==['.[dev]', '.[dev]']
 
 def test_damage_is_noticed(checkout):
     checkout.set_up()
     moved = checkout.tree.with_name('moved')
     checkout.tree.rename(moved)
     checkout.tree, checkout.venv = moved, moved/'.venv'
-    assert 'starting it over' in checkout.set_up().stdout                    # moved: its scripts name the old folder
+    assert 'Starting over' in checkout.set_up().stdout                       # moved: its scripts name the old folder
     for o in (checkout.venv/'bin').glob('python*'): o.unlink()
     (checkout.venv/'bin'/'python').symlink_to('/nonexistent/python3')        # its Python was removed
-    assert 'starting it over' in checkout.set_up().stdout
+    assert 'Starting over' in checkout.set_up().stdout
     shutil.rmtree(next(checkout.venv.glob('lib/python*/site-packages/gpubench-*')))
-    assert 'starting it over' in checkout.set_up().stdout                    # the library was taken out
+    assert 'Starting over' in checkout.set_up().stdout                       # the library was removed
     (checkout.venv/'gpubench-stamp.json').write_text('{"extra": "pl')        # a torn stamp
-    assert 'starting it over' in checkout.set_up().stdout
+    assert 'Starting over' in checkout.set_up().stdout
     assert checkout.set_up().stdout==''
 
 def test_two_at_once(checkout):
     (checkout.fake/'hold').touch()
     first = checkout.start()
-    checkout.wait_for(checkout.fake/'calls')
+    checkout.wait_for_call()
     second = checkout.start()
     assert 'waiting for it' in second.stdout.readline()
     (checkout.fake/'hold').unlink()
-    assert first.wait(wait_s)==0 and second.wait(wait_s)==0
-    first.communicate(), second.communicate()
-    assert checkout.calls==['install -e .']
+    assert first.communicate(timeout=wait_s) and second.communicate(timeout=wait_s)==('', None)
+    assert (first.returncode, second.returncode, checkout.installed)==(0, 0, ['.'])
 
 def test_the_environment_of_an_image(checkout):
-    "It is ready as it is, and is never started over: what is stale or broken there is mended by building the image again"
+    "It is ready for everything, and never touched: what is outdated or broken there wants a new image"
     checkout.set_up('dev')
-    shutil.rmtree(checkout.fake/'path'/'pip')        # no stand-in any more: a call of pip would fail
-    (checkout.venv/'gpubench-stamp.json').unlink()
-    image = [sys.executable, checkout.tree/'tools'/'image.py']
-    subprocess.run([*image, 'stamp', '--venv', checkout.venv], check=True)
-    assert checkout.stamp['extra']=='dev' and checkout.stamp['image']
+    assert checkout.set_up('image', '--venv', '.venv').returncode==0
+    n_calls, lock = len(checkout.calls), checkout.tree/'constraints.txt'
     for o in ('plain', 'lab', 'dev'): assert (checkout.set_up(o).returncode, checkout.set_up(o).stderr)==(0, '')
-    settings, versions, before = checkout.tree/'settings.ini', checkout.tree/'tools'/'image_constraints.txt', sorted(checkout.venv.rglob('*'))
-    settings.write_text(settings.read_text()+'\n# changed\n')                 # nothing that an image holds
-    assert checkout.set_up('dev').returncode==0
-    stale = []
-    for file,old,new in [(settings, 'image_torch = ', 'image_torch = torch==1.0 '), (versions, 'fastai==', 'fastai==99.')]:
-        text = file.read_text()
-        assert old in text
-        file.write_text(text.replace(old, new))
-        stale.append(checkout.set_up())
-        file.write_text(text)
-    assert checkout.set_up().returncode==0
+    versions = lock.read_text()
+    lock.write_text(versions.replace('fastai==', 'fastai==99.'))
+    outdated = checkout.set_up()
+    lock.write_text(versions)
     for o in (checkout.venv/'bin').glob('python*'): o.unlink()
-    for res in (*stale, checkout.set_up()):
+    for res in (outdated, checkout.set_up()):
         assert res.returncode==1 and 'Rebuild Container' in res.stderr and 'docker compose -f docker-compose.cpu.yml build' in res.stderr
-        assert len(res.stderr.splitlines())==1
-    assert len(sorted(checkout.venv.rglob('*')))==len([o for o in before if not o.name.startswith('python') or o.parent.name!='bin'])
+    assert len(checkout.calls)==n_calls
 
-def test_a_folder_that_may_not_be_written(checkout, monkeypatch):
-    "As in a container, whose environment belongs to root; root itself may write anywhere, so the refusal is planted"
-    sys.path.insert(0, str(checkout.tree/'tools'))
-    monkeypatch.delitem(sys.modules, 'set_up', raising=False)
-    try:
-        import set_up
-        def refuse(code):
-            def raises(venv): raise OSError(code, 'no', f'{venv}.lock')
-            return raises
-        monkeypatch.setattr(sys, 'argv', ['set_up.py', 'plain'])
-        for code in (errno.EACCES, errno.EROFS):
-            monkeypatch.setattr(set_up, 'only_one', refuse(code))
-            with pytest.raises(SystemExit, match=r'\.venv\.lock may not be written by this user'): set_up.main()
-        monkeypatch.setattr(set_up, 'only_one', refuse(errno.ENOSPC))
-        with pytest.raises(OSError, match='no'): set_up.main()
-    finally:
-        sys.path.pop(0)
-        sys.modules.pop('set_up', None)
+def test_a_folder_that_cannot_be_written(checkout):
+    (checkout.tree/'file').touch()
+    res = checkout.set_up('plain', '--venv', 'file/venv')
+    assert res.returncode==1 and 'VENV=' in res.stderr and 'Traceback' not in res.stderr
 
-def find_python(checkout, folder, **env):
-    return subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], cwd=checkout.tree, capture_output=True, text=True,
-                          env=dict(PATH=f'{folder}:/nowhere' if folder else '/nowhere', **env))
+def test_the_bar(repo):
+    bar = as_module(repo/'tools'/'set_up.py').bar
+    uv, pip = 'Downloading torch (500.0MiB)\nDownloading numpy (100.0MiB)\n', 'Downloading torch-2-cp311.whl (600.0 MB)\n'
+    assert bar(uv, 0)==bar(pip, 0)=='[--------------------] ' and bar(uv, 6e8)==bar(pip, 6e8)=='[##########----------] '
+    assert bar(uv, 9e9)=='[####################] ' and bar('Resolved 150 packages', 6e8)==''
 
-def pretend(folder, name, state, version):
-    "A Python that answers the probe as one of that version would"
-    folder.mkdir(exist_ok=True)
-    (folder/name).write_text(f'#!/bin/sh\necho {state} {version}\n')
-    (folder/name).chmod(0o755)
+
+# ---- the lock
+
+def pins(python, platform):
+    "Version by name, for one kind of machine"
+    here = dict(python_version=python, python_full_version=python+'.9', sys_platform=platform, platform_system=platform.title(),
+                platform_machine='x86_64', os_name='nt' if platform=='win32' else 'posix', platform_python_implementation='CPython',
+                implementation_name='cpython')
+    found = [Requirement(o) for o in text('constraints.txt').splitlines() if not o.startswith('#')]
+    found = [o for o in found if not o.marker or o.marker.evaluate(here)]
+    assert len({o.name for o in found})==len(found)          # no package has two versions on one machine
+    return {o.name: str(o.specifier).removeprefix('==') for o in found}
+
+@pytest.mark.parametrize('platform,own', [('linux', 'uvloop'), ('win32', 'pywinpty'), ('darwin', 'appnope')])
+@pytest.mark.parametrize('python', ['3.11', '3.12'])
+def test_the_lock_serves_every_machine(python, platform, own):
+    found = pins(python, platform)
+    cfg = settings()
+    for key in ('requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements'):
+        for o in map(Requirement, cfg[key].split()): assert o.specifier.contains(found[o.name.replace('_', '-')]), o
+    assert own in found
+    assert [o for o in found if re.match('nvidia|cuda|triton', o)]==['nvidia-ml-py']     # torch brings its own, other ones for another CUDA
+
+def test_the_lock_names_no_index(): assert not re.search(r'https?:|^-|@|\+', text('constraints.txt'), re.M)
+
+
+# ---- find-python and make
 
 @pytest.fixture
 def tools_only(tmp_path):
@@ -206,6 +217,14 @@ def tools_only(tmp_path):
     folder.mkdir()
     for o in ('sed', 'dirname'): (folder/o).symlink_to(shutil.which(o))
     return folder
+
+def find_python(checkout, path, **env):
+    return subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], cwd=checkout.tree, capture_output=True, text=True, env=dict(PATH=str(path), **env))
+
+def pretend(folder, name, state, version):
+    "A Python that answers the probe as one of that version would"
+    (folder/name).write_text(f'#!/bin/sh\necho {state} {version}\n')
+    (folder/name).chmod(0o755)
 
 def test_find_python(checkout, tools_only):
     def find(**env): return find_python(checkout, tools_only, **env)
@@ -218,25 +237,28 @@ def test_find_python(checkout, tools_only):
     pretend(tools_only, 'python3.12', 'bare', '3.12.4')
     assert 'sudo apt install python3.12-venv' in find().stderr
     pretend(tools_only, 'python3.11', 'good', '3.11.9')
-    assert find().stdout.strip()==str(tools_only/'python3.11')               # python3 is too old, another one serves
+    assert find().stdout.strip()==str(tools_only/'python3.11')               # python3 is too old, another one will do
     assert 'has python3 3.9.2' in find(PYTHON='python3').stderr              # asked for by name: no other in its place
     assert 'is not a Python that runs here' in find(PYTHON='/no/such/python').stderr
 
 def test_the_probe_is_true_of_this_python(checkout):
-    res = subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], capture_output=True, text=True, cwd=checkout.tree,
-                         env=dict(os.environ, PYTHON=sys.executable))
+    res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.stdout.strip()==sys.executable, res.stderr
-    settings = checkout.tree/'settings.ini'
-    settings.write_text(settings.read_text().replace('min_python = 3.11', 'min_python = 9.9'))
-    res = subprocess.run(['/bin/sh', checkout.tree/'tools'/'find-python'], capture_output=True, text=True, cwd=checkout.tree,
-                         env=dict(os.environ, PYTHON=sys.executable))
+    ini = checkout.tree/'settings.ini'
+    ini.write_text(ini.read_text().replace('min_python = 3.11', 'min_python = 9.9'))
+    res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.returncode==1 and 'needs Python 9.9 or newer' in res.stderr
 
 def test_make_bench_runs_the_main_job(checkout):
     "The whole chain of `make bench`: find Python, set up, run; the second call installs nothing"
-    assert checkout.set_up().returncode==0
+    checkout.set_up()
     (checkout.venv/'bin'/'gpubench').write_text('#!/bin/sh\necho "ran: $*"\n')
     (checkout.venv/'bin'/'gpubench').chmod(0o755)
     res = subprocess.run(['make', 'bench', 'ARGS=--profile quick'], cwd=checkout.tree, env=checkout.env, capture_output=True, text=True)
     assert res.stdout.strip()=='ran: run 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
-    assert len(checkout.calls)==1
+    assert checkout.installed==['.']
+
+def test_the_commands_without_make(repo):
+    extras = as_module(repo/'tools'/'set_up.py').packages
+    named = [o for name in ('README.md', 'CONTRIBUTING.md', '.devcontainer/cpu/devcontainer.json') for o in re.findall(r'tools/set_up\.py (\w+)', text(name))]
+    assert named and set(named) <= extras.keys()
