@@ -11,7 +11,6 @@ import math
 import reprlib
 from dataclasses import dataclass
 from .core import is_number
-from .record import measure_key
 import numpy as np
 from scipy import stats as sps
 
@@ -174,7 +173,7 @@ def aa_pairs(
 )->list: # A tuple for each pair: its rows, and the `Interval` of the twin's times over its sibling's, None where a side has no time
     "The A/A pairs in these records, and the ratios that should be 1"
     if not {'trial_id', 'machine', 'twin'}<=set(df): return []
-    alike = ['trial_id', 'machine', *([df.measure.map(lambda o: measure_key(o) or o)] if 'measure' in df else [])]
+    alike = ['trial_id', 'machine', *{'measure'}.intersection(df)]
     each = [o for _,o in df[df.trial_id.notna() & df.machine.notna()].groupby(alike, dropna=False)]
     return [(o, _pair_ratio(o.assign(twin=o.twin.eq(True)), level)) for o in each if o.twin.eq(True).any()]
 

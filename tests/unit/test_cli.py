@@ -359,10 +359,10 @@ def test_a_network_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize('args,says', [
     (['--dataset', 'digit'], "Did you mean 'digits'?"), (['--model', 'lnet'], "Did you mean 'lenet'?"),
-    (['--bs', '0'], 'bs is 0'), (['--bs', '-16'], 'bs is -16'),
+    (['--bs', '0'], 'bs must be a whole number of at least 1, not 0'), (['--bs', '-16'], 'not -16'),
     (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
-    (['--epochs', '0'], 'n_epoch is 0'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
+    (['--epochs', '0'], 'n_epoch must be'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
     (['--out', 'file'], 'Cannot write'), (['--dataset', 'one'], 'one')])
 def test_a_wrong_sweep_is_refused(tmp_path, call, args, says):
     (tmp_path/'file').write_text('mine')

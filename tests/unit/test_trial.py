@@ -1,0 +1,128 @@
+"""What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
+
+import pytest
+import torch
+from fastai.callback.core import Callback
+from fastai.test_utils import synth_learner
+
+import gpubench.trial as library
+from gpubench.timing import StepTimerCallback
+from gpubench.trial import SeenCallback, Trial, make_learner, run_trial, time_more, train_monitored, warm_up
+
+SMALL = Trial(device='cpu', max_images=500)
+
+
+class Clock(Callback):
+    "Training steps that take the milliseconds of `ms`; `lengths` holds the steps of each epoch"
+    order = 0
+    def __init__(self, ms): self.ms, self.now_s, self.lengths = iter(ms), 0., []
+    def __call__(self, event_name):
+        if event_name=='before_train': self.lengths.append(0)
+        if event_name=='after_pred' and self.learn.training:
+            self.now_s += next(self.ms)/1e3
+            self.lengths[-1] += 1
+    def seconds(self): return self.now_s
+
+def clocked(ms, n_trn, **names):
+    "A Learner with epochs of `n_trn` steps, its clock, and a timer that goes by it"
+    clock = Clock(ms)
+    learn = synth_learner(n_trn=n_trn, cbs=[clock, *names.get('cbs', [])])
+    learn.remove_cb(learn.progress)
+    learn.logger = lambda *_: None
+    return learn, clock, StepTimerCallback(clock.seconds)
+
+
+@pytest.mark.parametrize('ms, n, not_steady', [
+    ([9.]+[2.]*99, 10, False),                          # two steps, then eight: steady
+    ([2.*.8**i for i in range(99)], 40, True),          # ever faster: the cap on steps
+    ([1e3]*99, 3, True),                                # a second a step: the cap on seconds
+    ([9e3]*99, 2, True)])                               # two steps at least
+def test_warm_up_ends(ms, n, not_steady):
+    learn, _, timer = clocked(ms, n_trn=8)
+    found = warm_up(learn, Trial(device='cpu'), timer)
+    assert (found['n_warmup_steps'], found['not_steady'])==(n, not_steady) and learn.dls.train.n==128
+
+@pytest.mark.parametrize('ms, n_trn, max_s, n', [
+    ([1e3]*999, 4, 100., 8),                            # four steps an epoch, the first left out: six after two epochs
+    ([1e3]*999, 1, 100., 6),                            # one step an epoch
+    ([1e3, 2e3]*999, 4, 50., None), ([1e3]*9, 4, 0., 0)])
+def test_further_steps_end(ms, n_trn, max_s, n):
+    learn, clock, timer = clocked(ms, n_trn)
+    learn.add_cb(timer)
+    if not max_s: learn.fit(1)                          # time is up at once
+    before = len(timer.steps)
+    time_more(learn, Trial(device='cpu', bs=16), .05, max_s, clock.seconds)
+    if n is not None: assert len(timer.steps)-before==n
+    else: assert 45<=clock.now_s<=60                    # never tight: time is up
+    assert learn.dls.train.n==n_trn*16
+
+class EnoughCallback(Callback):
+    "A monitor that has seen enough after `n` steps"
+    order, name = 1, 'monitor'
+    def __init__(self, clock, n): self.clock, self.n = clock, n
+    @property
+    def is_enough(self): return sum(self.clock.lengths)>=self.n
+    def summary(self): return dict(energy_j_per_image=2., cpu_energy_j_per_image=None, temperature_start_c=40.)
+
+@pytest.mark.parametrize('step_ms, n_enough, max_s, lengths', [
+    (1., 20, 100., [8, 8, 8]),                          # whole epochs where they are short
+    (1000., 4, 100., [3, 1]),                           # 3.5 s, then 1 s at a time
+    (3000., 4, 100., [1]*4),                            # a step at least
+    (1000., 99, 4.5, [3, 1, 1])])                       # time is up
+def test_the_monitored_stretch_ends(step_ms, n_enough, max_s, lengths, monkeypatch):
+    monkeypatch.setattr(SeenCallback, 'verify', lambda self, trial: None)
+    learn, clock, timer = clocked([step_ms]*999, n_trn=8, cbs=[SeenCallback()])
+    learn.fit(1, cbs=timer)
+    clock.lengths.clear()
+    learn.add_cb(timer)
+    found = train_monitored(learn, Trial(device='cpu'), 10, max_s, EnoughCallback(clock, n_enough), clock.seconds)
+    assert clock.lengths==lengths
+    assert found==dict(energy_j_per_image=2., cpu_energy_j_per_image=None, monitor_temperature_start_c=40., energy_epoch_j=20., cpu_energy_epoch_j=None)
+
+def test_an_error_in_the_warm_up_leaves_the_epoch_its_length():
+    class FailCallback(Callback):
+        order = 58
+        def before_batch(self): raise OSError('before anything was computed')
+    learn = make_learner(SMALL)
+    with learn.no_bar(), learn.no_logging(), learn.added_cbs(FailCallback()), pytest.raises(OSError): warm_up(learn, SMALL)
+    assert learn.dls.train.n==400
+    with learn.no_bar(): assert learn.validate()[0]>0
+    assert len(learn.model._forward_hooks)==0 and learn.seen.dtype=='float32'       # nothing is left that looks
+
+def test_buffers_are_as_before_although_a_model_gets_others_on_its_way_to_a_gpu():
+    class MoveCallback(Callback):
+        order = -9                                      # just after fastai moves the model
+        def before_fit(self): self.model._apply(torch.clone)
+    trial = SMALL.but(model='cnn_small')
+    learn = make_learner(trial)
+    before = {k: v.clone() for k,v in learn.model.state_dict().items()}
+    mean = next(v for k,v in learn.model.named_buffers() if k.endswith('running_mean'))
+    with learn.no_bar(), learn.no_logging(), learn.added_cbs(MoveCallback()): warm_up(learn, trial)
+    assert not any(o is mean for o in learn.model.buffers())                        # they are others
+    assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
+
+def test_the_layout_is_that_of_the_first_product_that_shows_one():
+    learn = make_learner(SMALL)
+    seen = learn.seen
+    seen.before_fit()
+    for o in (torch.ones(2, 1, 4, 4), torch.ones(2, 3, 4, 4).half().to(memory_format=torch.channels_last), torch.ones(2, 3, 4, 4)): seen.saw_product(o)
+    assert (seen.dtype, seen.channels_last)==('float32', True)
+
+def test_workers_that_fastai_takes_back(monkeypatch):
+    "As it does on macOS"
+    real = library.get_dls
+    monkeypatch.setattr(library, 'get_dls', lambda *args, **kwargs: real(*args, **kwargs | dict(n_workers=0)))
+    with pytest.raises(ValueError, match='n_workers=2 became 0'): make_learner(SMALL.but(n_workers=2))
+
+def test_a_loss_that_is_no_number_after_the_training(monkeypatch):
+    def explode(learn, *args): learn.recorder.losses.append(torch.tensor(torch.inf))
+    monkeypatch.setattr(library, 'time_more', explode)
+    record = run_trial(SMALL, half_width=.9, max_s=0.)
+    assert record['status']=='error' and 'The loss is inf' in record['error'] and record['step_ms']>0
+
+def test_an_error_of_a_users_own_network_names_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'ownfault.py').write_text('from torch import nn\nclass Net(nn.Module):\n    def __init__(self, n_classes, n_in): super().__init__()\n'
+                                        '    def forward(self, x): return x.no_such_thing\n')
+    with pytest.raises(AttributeError) as e: run_trial(SMALL, model='ownfault:Net')
+    assert any(str(o.path)==str(tmp_path/'ownfault.py') and o.lineno==3 for o in e.traceback)
