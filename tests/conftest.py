@@ -1,5 +1,5 @@
 """What all tests share"""
-import os, signal, subprocess, sys, tempfile
+import os, signal, subprocess, tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
 os.environ.setdefault('GPUBENCH_LOCKS', tempfile.mkdtemp(prefix='gpubench-test-locks-'))   # tests wait for nobody else's sweep
 if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)   # a script's `&` leaves it so
 root = Path(__file__).resolve().parent.parent
-sys.path += [str(o) for o in Path(__file__).parent.iterdir() if o.is_dir()]   # helpers that live beside tests
 
 @pytest.fixture(scope='session')
 def repo():

@@ -15,7 +15,8 @@ from gpubench.sweep import SweepStopped, noise_floor, sweep
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve, run_trial
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 linux = pytest.mark.skipif(sys.platform!='linux', reason='processes are looked up in /proc, and file systems mounted')
 
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lab_server import lab_server
+from helpers import lab_server
 
 shots = Path(__file__).resolve().parents[2]/'runs'/'browser'
 browsers = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']

@@ -8,9 +8,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from test_repo import as_module
+from helpers import as_module, root
 
-root = Path(__file__).resolve().parents[2]
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
 
 

@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from gpubench.checks import check_guess
 from gpubench.stats import Interval
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # as `find_labs`: a notebook without a number is no lab
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'

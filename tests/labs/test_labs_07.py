@@ -1,7 +1,6 @@
 "What lab 07 claims about rounding, scalers and int8: its own functions, on numbers whose answer is known"
 import sys
 import warnings
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -15,7 +14,8 @@ from torch import nn
 from gpubench.models import get_model
 from test_labs import cell_of, definitions
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 lab = root/'nbs'/'labs'/'07_precision.ipynb'
 constants = {'types', 'precisions', 'INT8', 'LAYERS', 'WANTED', 'low'}    # assigned by name; all else that a cell does is left out
 

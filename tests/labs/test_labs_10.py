@@ -1,7 +1,6 @@
 "What lab 10 claims about batches: its own functions, on planted numbers and on few steps"
 from itertools import product
 from math import inf, isnan
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -12,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from test_labs import definitions
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 lab = root/'nbs'/'labs'/'10_batch_and_accuracy.ipynb'
 CONSTANTS = 'RULES', 'random', 'size', 'hidden', 'warmup_epochs', 'small_bs', 'model'
 

@@ -1,12 +1,12 @@
 "The collected questions point to what is there"
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 folder = root/'nbs'/'labs'
 row = re.compile(r'^\| \[(\w+)\]\((\w+)\.ipynb\) \| (.+?) \| (.+) \|$', re.M)
 

@@ -7,9 +7,8 @@ import pytest
 
 from gpubench.cli import cli
 from gpubench.labs import ONE_DEVICE, Lab, find_labs, prepare_run
-from test_repo import as_module
+from helpers import as_module, root
 
-root = Path(__file__).resolve().parents[2]
 page = root/'nbs'/'labs'/'index.ipynb'
 
 

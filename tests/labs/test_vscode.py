@@ -1,11 +1,11 @@
 """VS Code opens the labs with the right kernel: its settings are known ones, and no lab asks for a kernel that is not there"""
 import json, re
-from pathlib import Path
 
 import nbformat
 import pytest
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 # setting → the extension whose package.json has it under contributes.configuration ('' for VS Code itself), read in November 2026
 known = {'jupyter.notebookFileRoot': 'ms-toolsai.jupyter', 'jupyter.kernels.excludePythonEnvironments': 'ms-toolsai.jupyter',
          'jupyter.widgetScriptSources': 'ms-toolsai.jupyter', 'python.defaultInterpreterPath': 'ms-python.python',

@@ -9,11 +9,8 @@ from urllib.request import Request, urlopen
 
 import jsonschema, pytest, yaml
 
-from lab_server import first_address, free_port, keep_reading, not_a_student_s, wait_s
-from test_lab_server import status
-from test_repo import run, settings, text, tool
+from helpers import first_address, free_port, keep_reading, not_a_student_s, root, run, settings, status, text, tool, wait_s
 
-root = Path(__file__).resolve().parents[2]
 variants = ['cpu', 'gpu']
 compose_files = [f'docker-compose.{o}.yml' for o in variants]
 dev_files = [f'.devcontainer/{o}/devcontainer.json' for o in variants]

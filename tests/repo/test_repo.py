@@ -1,8 +1,6 @@
 """What holds of the whole repository. Each rule is a function from files to complaints, and is shown to fail on a planted fault"""
-import ast, builtins, json, os, re, subprocess, sys, zipfile
-from configparser import ConfigParser
+import ast, builtins, json, os, re, sys, zipfile
 from email.parser import Parser
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -10,28 +8,14 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-root = Path(__file__).resolve().parents[2]
+from helpers import as_module, root, run, settings, text, tool, write_lab
+
 heavy = {'torch', 'torchvision', 'fastai', 'pandas', 'matplotlib'}
 torches = {'torch', 'torchvision', 'fastai', 'fastcore.all'}   # what brings torch with it
 heavier = heavy | {'numpy', 'scipy', 'sklearn', 'papermill', 'nbclient', 'IPython', 'fastcore'}
 
 
 # ---- tools
-
-def settings(tree=root):
-    "The one section of settings.ini"
-    parser = ConfigParser(delimiters=['='], interpolation=None)
-    parser.read(tree/'settings.ini', encoding='utf-8')
-    return parser['DEFAULT']
-
-def run(*cmd, cwd=root, **env):
-    "Run a command; its output where it succeeds, an error with its messages where not"
-    env = {k: v for k,v in os.environ.items() if k!='IN_TEST'} | env      # nbdev does nothing under IN_TEST
-    res = subprocess.run([str(o) for o in cmd], cwd=cwd, env=env, capture_output=True, text=True)
-    if res.returncode: raise RuntimeError(f'{cmd[0]} ended with {res.returncode}:\n{res.stdout}\n{res.stderr}')
-    return res.stdout
-
-def tool(name): return Path(sys.executable).with_name(name)
 
 def contents(folder, *patterns):
     "Bytes of every file that matches, by path from `folder`"
@@ -41,25 +25,10 @@ def differences(old, new):
     "Names of files that are missing, more or not the same"
     return sorted(k for k in old.keys() | new.keys() if old.get(k)!=new.get(k))
 
-def as_module(path):
-    "A script of the checkout as a module"
-    spec = spec_from_file_location(path.stem, path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 def code_cells(path):
     "Parsed code cells of a notebook, magics turned into calls"
     nb = nbformat.read(path, 4)
     return [ast.parse(TransformerManager().transform_cell(o.source)) for o in nb.cells if o.cell_type=='code']
-
-def write_lab(path, *cells, parameters=None):
-    "A small lab to plant faults in; `parameters` are the sources of its `parameters` cells"
-    default = ["device: str = 'auto'  # where\nout: str = ''  # folder\nseed: int = 0  # of the order"]
-    tagged = [new_code_cell(o, metadata=dict(tags=['parameters'])) for o in (default if parameters is None else parameters)]
-    first = new_markdown_cell('# 01 · Why?\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| 1 | any machine | one device |')
-    nbformat.write(new_notebook(cells=[first, *tagged, *[new_code_cell(o) for o in cells]]), path)
-    return path
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
@@ -169,7 +138,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    assert [o for m in ('stats', 'plot') for o in torch_in(m, sources)]==[]
+    assert [o for m in ('record', 'stats', 'curves', 'plot') for o in torch_in(m, sources)]==[]
 
 def test_arrows_fault():
     planted = dict(core='x = 1', stats='from .core import x', data='def f():\n    from gpubench.trial import y\n    import gpubench.plot as p',
@@ -187,7 +156,7 @@ def loaded(statement, of):
 
 def test_what_an_import_loads():
     assert loaded('import gpubench', heavier)==[]
-    assert loaded('import gpubench.stats, gpubench.plot', {'torch', 'torchvision', 'fastai'})==[]
+    assert loaded('import gpubench.record, gpubench.stats, gpubench.curves, gpubench.plot', {'torch', 'torchvision', 'fastai'})==[]
     assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
     assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
 
@@ -264,8 +233,6 @@ def test_labs_have_a_full_profile():
 
 
 # ---- what is said in several places
-
-def text(name): return (root/name).read_text(encoding='utf-8')
 
 def told_minutes(readme, makefile, labs):
     "Where README and Makefile tell other titles or minutes than the labs' own first cells, which are the source"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from test_repo import as_module, settings, text
+from helpers import as_module, settings, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs

@@ -1,7 +1,6 @@
 """The monitor above a faked NVML: pynvml's and nvitop's own code runs. Whatever the hardware does, a real fit finishes,
 nothing that was not measured reads 0, and a sentence says what to do"""
 import gc, os, subprocess, sys, threading, time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,8 @@ from fake_nvml import (DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION
                        FakeGPU, FakeMig, FakeNVML, wsl2)
 from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling
 
-root = Path(__file__).resolve().parents[2]
+from helpers import root
+
 QUERIES = { # function -> the columns that it fills
     'nvmlDeviceGetUtilizationRates': ['gpu_util_frac', 'mem_util_frac'], 'nvmlDeviceGetMemoryInfo': ['gpu_mem_mib'],
     'nvmlDeviceGetPowerUsage': ['power_w'], 'nvmlDeviceGetTemperature': ['temperature_c'],

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,8 +1,54 @@
-"""`make lab` as a student starts it, for the tests that need a running server"""
+"""What several test files use"""
 import os, re, signal, socket, subprocess, sys
+from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from threading import Thread, Timer
+from time import monotonic, sleep
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+root = Path(__file__).resolve().parent.parent
+
+def settings(tree=root):
+    "The one section of settings.ini"
+    parser = ConfigParser(delimiters=['='], interpolation=None)
+    parser.read(tree/'settings.ini', encoding='utf-8')
+    return parser['DEFAULT']
+
+def run(*cmd, cwd=root, **env):
+    "Run a command; its output where it succeeds, an error with its messages where not"
+    env = {k: v for k,v in os.environ.items() if k!='IN_TEST'} | env      # nbdev does nothing under IN_TEST
+    res = subprocess.run([str(o) for o in cmd], cwd=cwd, env=env, capture_output=True, text=True)
+    if res.returncode: raise RuntimeError(f'{cmd[0]} ended with {res.returncode}:\n{res.stdout}\n{res.stderr}')
+    return res.stdout
+
+def tool(name): return Path(sys.executable).with_name(name)
+
+def as_module(path):
+    "A script of the checkout as a module"
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def text(name): return (root/name).read_text(encoding='utf-8')
+
+def write_lab(path, *cells, parameters=None):
+    "A small lab to plant faults in; `parameters` are the sources of its `parameters` cells"
+    default = ["device: str = 'auto'  # where\nout: str = ''  # folder\nseed: int = 0  # of the order"]
+    tagged = [new_code_cell(o, metadata=dict(tags=['parameters'])) for o in (default if parameters is None else parameters)]
+    first = new_markdown_cell('# 01 · Why?\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| 1 | any machine | one device |')
+    nbformat.write(new_notebook(cells=[first, *tagged, *[new_code_cell(o) for o in cells]]), path)
+    return path
+
+
+# ---- `make lab` as a student starts it
 
 wait_s = 90                                          # until the server says where it is
 # variables of whoever runs the tests, and of pytest, that would reach make, the server or its kernels
@@ -57,3 +103,13 @@ def lab_server(tree, config, **env):
         stop.cancel()
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+def status(url):
+    "HTTP status; the address is printed a moment before the server listens, so a refused connection is tried again"
+    end = monotonic()+wait_s
+    while True:
+        try: return urlopen(url, timeout=wait_s).status
+        except HTTPError as e: return e.code
+        except URLError:
+            if monotonic() > end: raise
+            sleep(.1)
