@@ -15,7 +15,7 @@ from .core import is_number
 import numpy as np
 from scipy import optimize, special
 from scipy import stats as sps
-from .stats import Interval, _check_level, _numbers, ratio_ci
+from .stats import Interval, check_level, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def _by_size(bs, times):
 
 # %% ../nbs/03_curves.ipynb #6fd1c531
 def _paired(bs, times, name):
-    bs, times = _numbers(bs, 'bs').ravel(), _numbers(times, name).ravel()
+    bs, times = np.ravel(np.asarray(bs, float)), np.ravel(np.asarray(times, float))
     if len(bs)!=len(times): raise ValueError(f"`bs` holds {len(bs)} values and `{name}` {len(times)}. "
                                              "Give one time for each batch size, and repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
@@ -140,14 +140,14 @@ class _Fit:
         bs, # Images a batch, one or many
     ): # Time, shaped like `bs`; NaN where nothing was fitted
         "The curve's time; outside of `measured_range` it is extrapolation"
-        bs = _numbers(bs, 'bs')
+        bs = np.asarray(bs, float)
         return self._times(bs.ravel(), np.array([self.parameters])).reshape(bs.shape)[()]
 
     def predict_ci(self,
         bs, # Images a batch, one or many
     )->tuple: # Low and high time, each shaped like `bs`; NaN where nothing was fitted
         "Between which times the curve lies, at `level` for each batch size; single visits vary more"
-        bs = _numbers(bs, 'bs')
+        bs = np.asarray(bs, float)
         p = np.full((1, 3), math.nan) if self.plausible is None else self.plausible
         t = self._times(bs.ravel(), p)
         return t.min(0).reshape(bs.shape)[()], t.max(0).reshape(bs.shape)[()]
@@ -247,7 +247,7 @@ def fit_time_curve(
     level:float=.95, # Coverage of the intervals
 )->TimeCurve: # Refused with a reason where the data shows no such curve
     "T(b) = c/b^alpha + T_min by relative errors, with profile intervals, and whether the data tells its parameters"
-    _check_level(level)
+    check_level(level)
     bs, time_s = _paired(bs, time_s, 'time_s')
     refused = partial(_refused, TimeCurve, ('c', 'alpha', 't_min_s'), measured_range=_spread(bs))
     if reason := _unfit(bs, time_s, 4): return refused(reason)
@@ -284,7 +284,7 @@ class StepTime(_Fit):
         bs, # Images a batch, one or many
     ): # Images a second, shaped like `bs`
         "How fast the curve trains; outside of `measured_range` it is extrapolation"
-        return 1e3*_numbers(bs, 'bs')/self.predict(bs)
+        return 1e3*np.asarray(bs, float)/self.predict(bs)
 
     def best_bs(self,
         tolerance:float=.02, # How far above per_image_ms*b the step may stay, as a fraction
@@ -401,7 +401,7 @@ def fit_step_time(
     level:float=.95, # Coverage of the intervals
 )->StepTime: # NaN for a part that the data does not show, and `reason` says which
     "t(b) = max(o, a + k*b) by relative errors, with profile intervals, each part only as far as it shows"
-    _check_level(level)
+    check_level(level)
     bs, step_ms = _paired(bs, step_ms, 'step_ms')
     refused = partial(_refused, StepTime, STEP_NAMES, measured_range=_spread(bs))
     if reason := _unfit(bs, step_ms, 3): return refused(reason)
@@ -461,7 +461,7 @@ def crossover_bs(
     level = min(o.intervals['per_image_ms'].level for o in (slow, fast))
     return Interval(float(mid), float(b[lo[-1]]) if len(lo) else 0., float(b[hi[0]]) if len(hi) else math.inf, level)
 
-# %% ../nbs/03_curves.ipynb #3ffa4be7
+# %% ../nbs/03_curves.ipynb #31175050
 @dataclass(frozen=True)
 class BestBatch:
     "The smallest batch size that is as fast as the fastest, within `tolerance`"
