@@ -7,29 +7,26 @@ __all__ = ['PHASES', 'STEP_COLUMNS', 'EPOCH_COLUMNS', 'HostMarks', 'DeviceMarks'
            'StepTimerCallback']
 
 # %% ../nbs/20_timing.ipynb #466aaf4c
-import sys
 from collections import defaultdict
 from collections.abc import Callable
-from threading import get_ident
+from copy import deepcopy
 from time import perf_counter
 from weakref import finalize
 
+from .core import is_number, wait_for
 from .record import PHASE_NAMES
-from .core import is_number, wait_for# first: it hides the warnings that fastai's import raises
 import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
-from fastai.data.load import DataLoader
-from fastai.torch_core import find_bs
-from fastcore.basics import noop
-from fastai.torch_basics import Pipeline   # fasttransform's, by the name that all versions of fastai have for it
+from fastai.data.load import DataLoader, _loaders
+from fastai.torch_core import find_bs, to_device
 
 # %% ../nbs/20_timing.ipynb #e0bcf2f7
 PHASES = { # column -> the intervals that it adds up, each from one event to another; all of `PHASE_NAMES` but `other_ms`, in its order
-    'wait_ms':      [('after_batch', 'fetched'), ('transformed', 'delivered')], # until a worker or the reader has the batch; what else the loader does
-    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # the loader's copy to the device; the Learner's own, if one is left to do
-    'transform_ms': [('copied', 'transformed')],                            # batch transforms
+    'wait_ms':      [('after_batch', 'fetched')],                           # until a worker or the reader has the batch
+    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # the loader's copy to the device; the Learner's own
+    'transform_ms': [('copied', 'delivered')],                              # batch transforms
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
@@ -48,337 +45,254 @@ class HostMarks:
     def wait(self): pass
     def reuse(self, marks): pass
 
-_unused = defaultdict(list)   # device and stream -> events that belong to nobody now
-
 class DeviceMarks:
     "Marks of a GPU: events on the stream that is current now. None is ever freed; those of marks that are gone serve others"
+    unowned = defaultdict(list)                           # device and stream -> events of marks that are gone
     def __init__(self, device, clock:Callable=perf_counter):
         self.device, self.clock, self.stream, self.free, self.taken = device, clock, torch.cuda.current_stream(device), [], []
-        self.unused = _unused[str(device), self.stream.cuda_stream]
-        finalize(self, self.unused.extend, self.taken).atexit = False
+        self.spare = self.unowned[str(device), self.stream.cuda_stream]
+        finalize(self, self.spare.extend, self.taken).atexit = False
     def mark(self):
         event = self.free.pop() if self.free else self._one_more()
         event.record(self.stream)                         # asking for the stream each time would cost twice as much as this
         return event
     def _one_more(self):
-        self.taken.append(self.unused.pop() if self.unused else torch.cuda.Event(enable_timing=True))
+        self.taken.append(self.spare.pop() if self.spare else torch.cuda.Event(enable_timing=True))
         return self.taken[-1]
-    def seconds(self, mark): return self.clock()          # what the host's clock says as the mark is made
+    def seconds(self, mark): return self.clock()          # the host's time, when it has just made the mark
     def ms(self, a, b): return a.elapsed_time(b) if a is not b else 0.
     def passed(self, mark): return mark.query()
     def wait(self): wait_for(self.device)
     def reuse(self, marks): self.free += marks
 
-# %% ../nbs/20_timing.ipynb #09ff9757
-def _plain(x): return x   # what a worker process gets where it is sent the loader
-
-class _MarkedTransforms(Pipeline):
-    "A loader's batch transforms, with a mark at each end"
-    def __init__(self, at): self.at, self.transforms = at, noop
-    split_idx = property(lambda self: getattr(self.transforms, 'split_idx', None), lambda self, i: setattr(self.transforms, 'split_idx', i))
-    fs = property(lambda self: getattr(self.transforms, 'fs', []))
-    def __call__(self, b):
-        self.at('copied')
-        b = self.transforms(b)
-        self.at('transformed')
-        return b
-    def __reduce__(self): return _plain, (self.transforms,)
-
-class _MarkedPinMemory(int):
-    "A loader's `pin_memory`, which it asks for when it has a batch and before it copies it"
-    def __new__(cls, value, at):
-        self = super().__new__(cls, value)
-        self.value, self.at = value, at
-        return self
-    def __bool__(self):
-        self.at('fetched')
-        return bool(self.value)
-    def __reduce__(self): return bool, (int(self),)
-
-# %% ../nbs/20_timing.ipynb #69ec0844
-class _Marking:
-    "While entered, `dl` marks what it does with a batch; afterwards it is as before"
-    def __init__(self, dl, at):
-        self.dl, self.at, self.transforms, self.pin_memory = dl, at, _MarkedTransforms(at), _MarkedPinMemory(False, at)
-        self.own = vars(dl) if hasattr(dl, 'after_batch') else {}          # torch's own loaders have no batch transforms
-    def __enter__(self):
-        own = self.own
-        if not own: return
-        self.transforms.transforms, pin_memory = self.dl.after_batch, own.get('pin_memory', False)   # those of another timer, perhaps
-        if pin_memory is not self.pin_memory.value: self.pin_memory = _MarkedPinMemory(pin_memory, self.at)
-        self.had = 'pin_memory' in own, 'after_batch' in own
-        own['pin_memory'], own['after_batch'] = self.pin_memory, self.transforms
-    def __exit__(self, *_):
-        own = self.own
-        if not own: return
-        own['pin_memory'], own['after_batch'] = self.pin_memory.value, self.transforms.transforms
-        for name,had in zip(('pin_memory', 'after_batch'), self.had):
-            if not had: del own[name]                                      # it is the class's
-
-# %% ../nbs/20_timing.ipynb #6a08333a
-class _StandIn:
-    "What `learn.dl` is between the end of `before_train` and the loop's first look at it"
-    def __init__(self, learn, timing):
-        self.learn, self.timing, self.dl = learn, timing, learn.dl
-        self.loader = self.dl.loader if isinstance(self.dl, _StandIn) else self.dl     # behind another timer's stand-in
-    def __len__(self): return len(self.dl)
-    def __getattr__(self, k): return getattr(self.dl, k)
-    def __iter__(self):
-        self.learn.dl = self.dl
-        self.timing.hands_on = getattr(type(self.loader), '__iter__', None) is DataLoader.__iter__
-        return self._batches(iter(self.dl), _Marking(self.loader, self.timing.at))
-
-    def _batches(self, batches, marking):
-        while True:
-            try:
-                with marking: b = next(batches)
-            except StopIteration: return
-            self.timing.delivered()
-            yield b
-
-# %% ../nbs/20_timing.ipynb #a33b0c99
-_IN_LOADER = ('fetched', 'copied', 'transformed', 'delivered')
-_LAST = {a: a+', last' for pairs in PHASES.values() for a,_ in pairs if a not in _IN_LOADER}  # an event's last callback opens a phase
-_FIRST = {b for pairs in PHASES.values() for _,b in pairs if b not in _IN_LOADER}             # its first one closes it
-_INNER = {*_FIRST, *_LAST}                                                                    # of a step
-_PAIRS = [(name, [(_LAST.get(a, a), b) for a,b in pairs]) for name,pairs in PHASES.items()]
-
+# %% ../nbs/20_timing.ipynb #6b8f1618
 def _is_pinned(b): # None where there is no batch to look at
     tensors = [o for o in (b if isinstance(b, (list, tuple)) else [b]) if isinstance(o, torch.Tensor)]
     return all(o.is_pinned() for o in tensors) if tensors else None
 
+class _StandIn:
+    "What `learn.dl` is between the end of `before_train` and the loop's first look at it"
+    def __init__(self, learn): self.learn, self.dl, self.parts = learn, learn.dl, []
+    def __len__(self): return len(self.dl)
+    def __getattr__(self, k): return getattr(self.dl, k)
+    def at(self, event, b=None):
+        for o in self.parts: o.at(event, b)
+    def __iter__(self):
+        self.learn.dl = self.dl
+        is_fastais = getattr(type(self.dl), '__iter__', None) is DataLoader.__iter__
+        return self._fastais_iter() if is_fastais else map(self._delivered, self.dl)
+
+    def _fastais_iter(self):
+        "`DataLoader.__iter__` with marks; like that it keeps only the batch that it copied, since memory is measured too"
+        dl = self.dl
+        dl.randomize()
+        dl.before_iter()
+        dl._DataLoader__idxs=dl.get_idxs()
+        for b in _loaders[dl.fake_l.num_workers==0](dl.fake_l):
+            self.at('fetched', b)
+            if dl.pin_memory and type(b) == list: b = tuple(b)
+            if dl.device is not None: b = to_device(b, dl.device)
+            yield self._transformed(b)
+        dl.after_iter()
+        if hasattr(dl, 'it'): del(dl.it)
+
+    def _transformed(self, b):
+        self.at('copied')
+        b = self.dl.after_batch(b)
+        self.at('delivered')
+        return b
+
+    def _delivered(self, b):
+        self.at('fetched')
+        self.at('delivered')
+        return b
+
+# %% ../nbs/20_timing.ipynb #a33b0c99
 def batch_images(
     learn, # A Learner that has a batch
 )->int: # Images
-    "How many images the batch has that is under way"
+    "How many images the current batch has"
     with torch._C.DisableTorchFunctionSubclass():         # fastai's tensors take eight times as long to tell their shape
         return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
-_AT_ONCE = 32   # steps that are read together: one by one takes longer
-
-def _step_row(marks, epoch, step, n_images, start, now, end):
+def _step_row(marks, about, start, opened, closed, end):
     "The marks of a step as a row; they are free for other steps then"
-    ms, row = marks.ms, dict(fit=epoch['fit'], epoch=epoch['epoch'], step=step, n_images=n_images)
-    step_ms = other_ms = ms(start, end)
-    for name,pairs in _PAIRS:
-        row[name] = None
-        if pairs[0][0] not in now: continue                              # an epoch's first batch is no step's wait
-        for a,b in pairs:
-            if a in now and b in now: row[name] = (row[name] or 0.)+ms(now[a], now[b])
-        other_ms -= row[name] or 0.
-    marks.reuse(set(now.values()))                               # `start` is among them; `end` is the next step's start
-    row['other_ms'], row['step_ms'] = other_ms, step_ms
+    row, step_ms = dict(about), marks.ms(start, end)
+    for name,pairs in PHASES.items():
+        found = [marks.ms(opened[a], closed[b]) for a,b in pairs if a in opened and b in closed]
+        row[name] = sum(found) if found else None
+    row['other_ms'], row['step_ms'] = step_ms-sum(row[o] or 0. for o in PHASES), step_ms
+    marks.reuse({start, *opened.values(), *closed.values()})     # `end` is the next step's start
     return row
 
-_SAME = { # an event's end -> the mark before it, and the events at whose callbacks something can happen in between
-    'after_pred': ('after_pred', ['after_pred']), 'before_backward': ('after_loss', ['after_loss', 'before_backward']),
-    'before_step': ('after_backward', ['after_backward', 'before_step']), 'after_step': ('after_step', ['after_step'])}
-
-def _acts(cb, event): return type(cb).__call__ is not Callback.__call__ or hasattr(type(cb), event) or event in vars(cb)
-
-def _one_mark(cbs):
-    "For which ends the mark before will do, since no callback acts in between"
-    return {end: mark for end,(mark,events) in _SAME.items() if not any(_acts(cb, o) for cb in cbs for o in events)}
-
-_UNDER_WAY = 'row', 'marks', 'mark', 'one', 'hands_on', 'thread', 'last', 'n_images', 'now', 'start_s', 'end_s'
-
-class _Timing:
-    "The marks of one fit, and the rows they become"
-    def __init__(self, clock):
-        self.clock, self.marks, self.on_device, self.steps, self.epochs, self.pending, self.row = clock, None, {}, [], [], [], None
-
-    def set_aside(self):
-        "Stop marking; the result is what `take_up` needs to go on"
-        kept, self.row = {o: vars(self).get(o) for o in _UNDER_WAY}, None
-        return kept
-    def take_up(self, kept): vars(self).update(kept)
-
-    def _marks(self, device):
-        "Those of an earlier epoch, if there was one: its events are there to be used again, and making one takes long"
-        if device.type!='cuda': return HostMarks(self.clock)
-        key = device, torch.cuda.current_stream(device).cuda_stream
-        if key not in self.on_device: self.on_device[key] = DeviceMarks(device, self.clock)
-        return self.on_device[key]
-
-    def begin(self, device, cbs, **row):
-        "The training part of an epoch begins"
-        self.one, self.hands_on = _one_mark(cbs) if device.type=='cuda' else {}, False
-        self.marks = self._marks(device)
-        self.mark = self.marks.mark
-        self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(n_steps=0, n_images=0) | row
-        self.epochs.append(self.row)
-        self.last, self.n_images, self.now, self.thread = None, None, {}, get_ident()
-        self.start_s = self.end_s = self.clock()
-
-    def at(self, name):
-        "A mark inside the loader; one that fetches ahead in a thread of its own is not this step's"
-        if get_ident()!=self.thread: return
-        mark = self.now[name] = self.mark()
-        if name=='copied': self.now.setdefault('fetched', mark)            # a loader whose own `__iter__` asks for no `pin_memory`
-        if self.last is None: self._first(mark, sys._getframe(2).f_locals.get('b') if name=='fetched' else None)
-
-    def delivered(self):
-        "The loop gets its batch; of a loader that has no batch transforms this is all there is to see"
-        mark = self.now['delivered'] = (self.hands_on and self.now.get('transformed')) or self.mark()
-        if 'transformed' not in self.now: self.now['fetched'] = mark
-        if self.last is None: self._first(mark)
-
-    def _first(self, mark, b=None):
-        "An epoch's first batch is there: its step starts here, and what came before is start-up"
-        self.last, self.end_s = mark, self.marks.seconds(mark)
-        self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
-        if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
-
-    def opened(self, event):
-        "The last callback of an event that opens a phase is due"
-        earlier = self.now.get(self.one.get(event))
-        self.now[_LAST[event]] = self.mark() if earlier is None else earlier
-
-    def close(self):
-        "A step ends here; what earlier ones left to read is read within its `other_ms`"
-        if len(self.pending)>=_AT_ONCE: self.read()
-        row, end = self.row, self.mark()
-        self.pending.append((self.marks, row, row['n_steps'], self.n_images, self.last, self.now, end))
-        row['n_steps'] += 1
-        row['n_images'] += self.n_images
-        self.last, self.now, self.end_s = end, {_LAST['after_batch']: end}, self.marks.seconds(end)
-
+class _Steps:
+    "The steps that have ended: rows of those that the device has passed, marks of the others"
+    at_once = 32                                                 # one by one takes longer
+    def __init__(self): self.rows, self.pending = [], []
+    def add(self, *step): self.pending.append(step)
     def read(self, wait=False):
         "Turn steps into rows as far as the device has passed them, or wait for it"
         if wait and self.pending: self.pending[-1][0].wait()
         n = next((i for i in range(len(self.pending), 0, -1) if self.pending[i-1][0].passed(self.pending[i-1][-1])), 0)
-        self.steps += [_step_row(*o) for o in self.pending[:n]]             # what a stream has passed, it has passed up to there
+        self.rows += [_step_row(*o) for o in self.pending[:n]]   # what a stream has passed, it has passed up to there
         del self.pending[:n]
 
+# %% ../nbs/20_timing.ipynb #d824d538
+_OPENING = {a for pairs in PHASES.values() for a,_ in pairs}
+_CLOSING = {b for pairs in PHASES.values() for _,b in pairs} | {'after_cancel_batch'}   # which closes no phase, but is kept as well
+_MARK_BEFORE = dict(after_pred='after_pred', before_backward='after_loss', before_step='after_backward', after_step='after_step')
+
+def _acts(cb, event): return type(cb).__call__ is not Callback.__call__ or hasattr(type(cb), event) or event in vars(cb)
+
+class _TrainingPart:
+    "The training part of an epoch, from the end of `before_train`: its row, and the marks of the step that is under way"
+    def __init__(self, row, marks, clock, cbs, steps):
+        self.row, self.marks, self.mark, self.clock, self.steps = row, marks, marks.mark, clock, steps
+        self.counts_cancelled = any(getattr(type(o), 'trains_batches', False) for o in cbs)
+        self.shared = {} if isinstance(marks, HostMarks) else {   # event that opens a phase -> event whose mark serves for it too
+            a: b for a,b in _MARK_BEFORE.items() if not any(_acts(cb, a) or _acts(cb, b) for cb in cbs)}
+        self.start, self.n_images, self.opened, self.closed = None, None, {}, {}
+        self.start_s = self.end_s = clock()                       # the end of the last step; before there is one, the start
+
+    def at(self, event, b=None):
+        "A mark in the loader closes one phase and opens the next"
+        self.opened[event] = self.closed[event] = mark = self.mark()
+        if self.start is None:                                    # the first batch is there: what came before is start-up
+            self.start, self.end_s = mark, self.marks.seconds(mark)
+            self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
+            if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
+
+    def begin_batch(self, n_images):
+        if 'delivered' not in self.closed:                        # a loop that takes its batches from elsewhere
+            self.at('fetched')
+            self.at('delivered')
+        self.close('before_batch')
+        self.n_images = n_images
+
+    def close(self, event): self.closed[event] = self.mark()
+    def open(self, event):
+        earlier = self.closed.get(self.shared.get(event))
+        self.opened[event] = self.mark() if earlier is None else earlier
+
+    @property
+    def is_trained(self): # the batch that is under way
+        if 'after_backward' in self.closed: return True
+        return 'after_batch' in self.closed and (self.counts_cancelled or 'after_cancel_batch' not in self.closed)
+
+    def end_batch(self):
+        "A step ends here, and the next one starts, if the batch was trained; earlier steps are read within its `other_ms`"
+        if len(self.steps.pending)>=self.steps.at_once: self.steps.read()
+        row, end = self.row, self.mark()
+        if self.is_trained:
+            about = dict(fit=row['fit'], epoch=row['epoch'], step=row['n_steps'], n_images=self.n_images)
+            self.steps.add(self.marks, about, self.start, self.opened, self.closed, end)
+            row['n_steps'] += 1
+            row['n_images'] += self.n_images
+            self.start, self.end_s = end, self.marks.seconds(end)
+        else: self.marks.reuse({*self.opened.values(), *self.closed.values()}-{self.start})
+        self.opened, self.closed = {'after_batch': end}, {}
+
     def finish(self):
-        "The training part of an epoch ends, or is cancelled; a batch that the model has seen counts"
-        if 'after_loss' in self.now: self.close()
+        "`after_train`, or what cancels the training part: perhaps before the timer's own `after_batch`"
+        if self.is_trained: self.end_batch()
         self.marks.wait()
-        now, row = self.clock(), self.row
-        row['train_s'], row['closing_ms'] = now-self.start_s, 1e3*(now-self.end_s)
-        self.row = None
+        now_s = self.clock()
+        self.row.update(train_s=now_s-self.start_s, closing_ms=1e3*(now_s-self.end_s))
 
 # %% ../nbs/20_timing.ipynb #82569a35
 _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cancel_fit'}
 
 class StepTimerEdgeCallback(Callback):
-    "Comes first at each event and tells its `StepTimerCallback`, with which it comes and goes"
-    order, _learn = -np.inf, None
+    "Comes first at each event, for its `StepTimerCallback`, with which it joins and leaves the Learner"
+    order = -np.inf
     def __init__(self, timer): self.timer = timer
+    def __call__(self, event):
+        timer = self.timer
+        part = timer.part
+        if timer.is_idle: return
+        if part is None or event not in _CLOSING: timer.first(event)
+        elif event=='before_batch': part.begin_batch(batch_images(timer.learn))
+        else: part.close(event)
+    def __reduce__(self): return Callback, ()
+    def __deepcopy__(self, memo): return deepcopy(self.timer, memo).edge
 
-    @property
-    def learn(self): return self._learn
-    @learn.setter
-    def learn(self, learn):                  # fastai sets it just before it adds a callback, which may be there already
-        if learn is not None and self in learn.cbs: learn.cbs.remove(self)
-        self.__dict__['_learn'] = learn
-
-    def __call__(self, event_name):
-        timing = self.timer.timing
-        if timing.row is None or event_name not in _INNER: self.timer.first(event_name)
-        elif event_name=='before_batch': self._before_batch(timing)
-        elif event_name in _FIRST: timing.now[event_name] = timing.mark()
-
-    def _before_batch(self, timing):
-        if 'delivered' not in timing.now: timing.delivered()                   # a loop that takes its batches from elsewhere
-        timing.now['before_batch'] = timing.mark()
-        timing.n_images = batch_images(self._learn)
-
-# %% ../nbs/20_timing.ipynb #a061382c
-def _callers():
-    "The frames further up the stack, the nearest first"
-    frame = sys._getframe(1)
-    while frame := frame.f_back: yield frame
-
-def _is_within_fit(learn):
-    "Is this called, however indirectly, by the epochs of `learn`? After an error no event tells that a fit is over; the stack does"
-    return any(o.f_code.co_name=='_do_fit' and o.f_locals.get('self') is learn for o in _callers())
-
-def _is_epochs_validation():
-    "Does an epoch validate here, rather than somebody within it?"
-    return next((o.f_back.f_code.co_name=='_do_epoch' for o in _callers() if o.f_code.co_name=='_do_epoch_validate'), False)
-
-# %% ../nbs/20_timing.ipynb #33926e4b
 class StepTimerCallback(Callback):
-    "One row for each training step: how many images it trained, and what its time was spent on"
+    """One row for each batch that was trained: how many images it had, and where its time went
+
+    A batch that a callback cancels counts only if its backward pass has ended, or if that callback's class has `trains_batches = True`.
+    `learn.export()` leaves a `Callback` in the timer's place that does nothing, so the Learner loads where gpubench isn't installed."""
     order, _learn = np.inf, None
     def __init__(self,
         clock:Callable=perf_counter, # Returns seconds; tests pass their own. A GPU's phases are timed by the GPU
     ):
+        self.clock, self.epochs, self.ended, self.on_device = clock, [], _Steps(), {}
         self.edge = StepTimerEdgeCallback(self)
-        self.timing, self.n_fits, self.aside = _Timing(clock), 0, []
-        self._forget()
-
-    def _forget(self): self.n_fit, self.valid_from = None, None   # the number of the fit, once it has trained; when its validation began
+        self.row, self.part, self.valid_from = None, None, None   # the epoch, once it trains; while it trains; while it validates
+        self.outer = []                                           # these three of each fit around this one
 
     @property
     def learn(self): return self._learn
     @learn.setter
-    def learn(self, learn):                  # fastai sets it as the callback is added, and to None as it is removed
-        if self._learn is not None and self.edge in self._learn.cbs: self._learn.cbs.remove(self.edge)
-        self.__dict__['_learn'] = self.edge.learn = learn
+    def learn(self, learn):                                       # fastai sets it to add the callback, and to None to remove it
+        cbs = self._learn.cbs if self._learn is not None else []
+        while self.edge in cbs: cbs.remove(self.edge)
+        self.__dict__['_learn'] = learn
         if learn is not None: learn.cbs.append(self.edge)
 
-    def first(self, event_name):
-        "The first callback is due of an event that begins or ends something larger than a step"
-        if event_name=='before_fit': self._before_fit()
-        elif event_name=='before_validate' and self.timing.row is not None: self._set_aside('after_validate')
-        elif event_name=='after_cancel_validate': self.valid_from = None       # not a whole validation
-        elif event_name=='after_validate': self._after_validate()
-        elif event_name in _ENDS and self.timing.row is not None: self.timing.finish()
+    @property
+    def is_idle(self): return self._learn is None or self._learn.lock.locked() # removed a moment ago; `validate` or `get_preds`
 
-    def __call__(self, event_name):
-        "The event's last callback is due"
-        timing = self.timing
-        if timing.row is not None:
-            if event_name=='after_batch': timing.close()
-            elif event_name in _LAST: timing.opened(event_name)
-        elif event_name=='before_train': self._before_train()
-        elif event_name=='before_validate' and _is_epochs_validation(): self.valid_from = timing.clock()
-        if event_name=='before_fit' and self.edge not in self._learn.cbs: self._fetch_edge()
-        if self.aside and event_name==self.aside[-1][0]: self._take_up()
+    def first(self, event):
+        "The first callback of an event that begins or ends something larger than a step"
+        if event in _ENDS and self.part is not None:
+            self.part.finish()
+            self.part = None
+        elif event=='after_cancel_validate': self.valid_from = None            # not a whole validation
+        elif event=='after_validate' and self.valid_from is not None:
+            self.row['valid_s'], self.valid_from = self.clock()-self.valid_from, None
 
-    def _fetch_edge(self):
-        "Somebody removed the companion alone"
-        self.learn = self._learn
-        self._before_fit()
+    def __call__(self, event):
+        "The last callback of an event"
+        if self.is_idle: return
+        if self.part is not None and event=='after_batch': self.part.end_batch()
+        elif self.part is not None and event in _OPENING: self.part.open(event)
+        elif event=='before_fit': self._begin_fit()
+        elif event=='before_train': self._begin_training()
+        elif event=='before_validate' and self.row is not None and self.row['epoch']==self.learn.epoch: self.valid_from = self.clock()
+        elif event=='after_fit' and self.outer: self.row, self.part, self.valid_from = self.outer.pop()
 
-    def _before_fit(self):
-        if _is_within_fit(self._learn): return self._set_aside('after_fit')
-        self.timing.row = None                   # one is left where the fit before failed
-        self.aside.clear()
-        self._forget()
-        self.timing.read(wait=True)
+    def _begin_fit(self):
+        self.learn = self.learn                        # somebody may have removed the companion alone
+        self.outer.append((self.row, self.part, self.valid_from))
+        self.row = self.part = self.valid_from = None
 
-    def _set_aside(self, until):
-        self.aside.append((until, self.n_fit, self.valid_from, self.timing.set_aside()))
-        self._forget()
+    def _begin_training(self):
+        learn, n_fit = self.learn, len({o['fit'] for o in self.epochs}) if self.row is None else self.row['fit']
+        self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(fit=n_fit, epoch=learn.epoch, n_steps=0, n_images=0)
+        self.epochs.append(self.row)
+        if not isinstance(learn.dl, _StandIn): learn.dl = _StandIn(learn)      # else it is another timer's
+        self.part = _TrainingPart(self.row, self._marks(), self.clock, [o for o in learn.cbs if o not in (self, self.edge)], self.ended)
+        learn.dl.parts.append(self.part)
 
-    def _take_up(self):
-        _, self.n_fit, self.valid_from, kept = self.aside.pop()
-        self.timing.take_up(kept)
+    def _marks(self):
+        "Those of an earlier epoch, if there was one: its events are there to be used again, and making one takes long"
+        device = next((o.device for o in self.learn.model.parameters()), torch.device('cpu'))
+        if device.type!='cuda': return HostMarks(self.clock)
+        key = device, torch.cuda.current_stream(device).cuda_stream
+        if key not in self.on_device: self.on_device[key] = DeviceMarks(device, self.clock)
+        return self.on_device[key]
 
-    def _before_train(self):
-        if self.n_fit is None: self.n_fit, self.n_fits = self.n_fits, self.n_fits+1 # `validate` fires before_fit as well
-        device = next((o.device for o in self._learn.model.parameters()), torch.device('cpu'))
-        self.timing.begin(device, [o for o in self._learn.cbs if o not in (self, self.edge)], fit=self.n_fit, epoch=self._learn.epoch)
-        self._learn.dl = _StandIn(self._learn, self.timing)
-
-    def _after_validate(self):
-        if self.n_fit is None or self.valid_from is None: return
-        self.timing.epochs[-1]['valid_s'] = self.timing.clock()-self.valid_from
-        self.valid_from = None
-
-    def __getstate__(self): return dict(_learn=self._learn, edge=self.edge)
-    def __setstate__(self, state):
-        self.__init__()
-        self.__dict__.update(state)
+    def __reduce__(self): return Callback, ()          # an exported Learner has to load where gpubench isn't installed
+    def __deepcopy__(self, memo):                      # the copy of a Learner has a timer of its own, without rows
+        memo[id(self)] = new = type(self)(self.clock)
+        new.__dict__['_learn'] = memo.get(id(self.learn))
+        return new
 
     @property
     def steps(self)->list: # One dict a step
-        "The steps that the device has finished"
-        self.timing.read(wait=True)
-        return self.timing.steps
+        "The steps so far, after waiting for the device"
+        self.ended.read(wait=True)
+        return self.ended.rows
 
     def to_df(self,
         skip:int=0, # Leave out so many steps at the start of each epoch
@@ -388,7 +302,7 @@ class StepTimerCallback(Callback):
         df = pd.DataFrame(self.steps, columns=STEP_COLUMNS).astype({o: float for o in (*PHASES, 'other_ms', 'step_ms')})
         return df[df.step>=skip].reset_index(drop=True)
 
-    def epochs_df(self)->pd.DataFrame: # One row an epoch: `fit`, `epoch`, `n_steps`, `n_images`, `first_batch_ms`, `closing_ms`, `train_s`, `valid_s`, `pinned`
-        "The epochs of all fits so far; a part that did not run is NaN"
-        df = pd.DataFrame(self.timing.epochs, columns=EPOCH_COLUMNS)
+    def epochs_df(self)->pd.DataFrame: # One row an epoch, columns `EPOCH_COLUMNS`
+        "The epochs of all fits so far; a part that did not run is NaN. `pinned`: was its first batch in pinned memory?"
+        df = pd.DataFrame(self.epochs, columns=EPOCH_COLUMNS)
         return df.astype({o: float for o in ('first_batch_ms', 'closing_ms', 'train_s', 'valid_s')})
