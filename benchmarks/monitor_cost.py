@@ -20,9 +20,9 @@ def run(learn, make, seconds):
     "Milliseconds a step of one fit, and what the monitor says of itself"
     cb, steps = make and make(), UntilCallback(seconds)
     with learn.no_bar(), learn.no_logging(), learn.added_cbs([steps] + [cb]*bool(cb)): learn.fit(10**6)
-    fits = cb.machine.fits if cb else []
+    fits = cb.fits if cb else []
     return 1e3*steps.took_s/steps.n, dict(cb.summary(), n_samples=fits[0].n, sample_cpu_ms=1e3*fits[0].cpu_s/max(1, fits[0].n-2),
-                                          sample_wall_ms=1e3*median(o[1] for o in fits[0].pace.costs), notes=cb.notes) if cb else None
+                                          sample_wall_ms=1e3*median(o[1] for o in fits[0].costs), notes=cb.notes) if cb else None
 
 def measure(device, fields, seconds, rounds):
     "Milliseconds a step of each run of each variant, and what the last monitor said; batch 64, data on the device already"

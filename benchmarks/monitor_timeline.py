@@ -20,7 +20,7 @@ def timeline(device, fields, seconds, rest_s):
         sleep(rest_s)
         with learn.no_bar(), learn.no_logging(): learn.fit(10**6, cbs=[cb, UntilCallback(seconds, validate=True)])
         sleep(rest_s)
-    begun_s = cb.machine.fits[0].start_s-monitor.fits[0].start_s
+    begun_s = cb.fits[0].start_s-monitor.fits[0].start_s
     parts = cb.epochs_df()
     return monitor, parts.assign(start_s=parts.start_s+begun_s, end_s=parts.end_s+begun_s)
 

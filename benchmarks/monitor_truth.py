@@ -91,7 +91,7 @@ def main():
     missing = [o for o in GPU_COLUMNS if df[df.device!='cpu'][o].isna().all()]
     e, later = energy(learn, args.seconds)
     one, gone_s, each_ms = one_multiprocessor(), after_an_error(learn), query_ms()
-    sampling = later.machine.fits[0]
+    sampling = later.fits[0]
     rows = [('columns that stay empty', ', '.join(missing) or 'none', None), ('notes', len(cb.notes), None),
         ('fit until three windows are full', f'{first_s:.2f} s', 3<first_s<8),
         ('energy, monitor / counter at its ticks', f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}", abs(e['monitor_j']/e['truth_j']-1)<.02),
@@ -99,7 +99,7 @@ def main():
         ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}", (one['gpu_util_mean_frac'] or 0)>.95),
         ('power then, and in the fit', f"{one['power_mean_w']:.0f}, {later.summary()['power_mean_w']:.0f} W", None),
         ('real period, and asked for', f"{later.summary()['monitor_interval_s']:.3f}, .25 s", None),
-        ('a sample: CPU, wall', f"{1e3*sampling.cpu_s/(sampling.n-2):.2f}, {1e3*sorted(o[1] for o in sampling.pace.costs)[2]:.2f} ms", None),
+        ('a sample: CPU, wall', f"{1e3*sampling.cpu_s/(sampling.n-2):.2f}, {1e3*sorted(o[1] for o in sampling.costs)[2]:.2f} ms", None),
         ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %", later.summary()['monitor_cost_frac']<=.005),
         ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1), ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
                                                                       abs(len(os.listdir('/proc/self/fd'))-files)<=2)]

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['POWER_CAP', 'THROTTLE_WORDS', 'NO_FUNCTION', 'LOST', 'NVML_ADVICE', 'GPU_QUERIES', 'nvml_number', 'throttle_words',
-           'nvml_code', 'nvml_advice', 'Answer', 'ask_nvml', 'ask_gpu', 'device_name', 'device_names', 'find_gpu']
+           'nvml_code', 'nvml_advice', 'nvml_trouble', 'Answer', 'ask_nvml', 'ask_gpu', 'device_name', 'device_names',
+           'find_gpu']
 
 # %% ../nbs/21_nvml.ipynb #9e154b10
 import os
@@ -67,6 +68,14 @@ def nvml_advice(
 )->str:
     "What to do about an error"
     return NVML_ADVICE.get(code, "Run `gpubench doctor`.")
+
+def nvml_trouble(
+    e:Exception, # What `open_nvml` raised
+)->str:
+    "Why NVML cannot be used, and what to do"
+    if getattr(e, 'value', None) is not None: return f"NVML cannot be used (NVML error {e.value}, {str(e).rstrip('.')}). {nvml_advice(e.value)}"
+    return (f"the package nvidia-ml-py does not work here ({type(e).__name__}: {e}). "
+            "Run: python -m pip install --force-reinstall nvidia-ml-py, after removing the package pynvml if it is there.")
 
 class Answer(NamedTuple):
     "What NVML answers, or why it doesn't"

@@ -35,14 +35,14 @@ class LongEnough(Callback):
     order = 50
     def __init__(self, n): self.n = n
     def after_epoch(self):
-        if self.learn.monitor.machine.fits[-1].n>=self.n or not self.learn.monitor.machine.running: raise CancelFitException()
+        if self.learn.monitor.fits[-1].n>=self.n or not self.learn.monitor.running: raise CancelFitException()
 
 def fitted(devices=(0,), n=3, **kwargs):
     "A callback after a real fit that went on until `n` samples were there; the loss says that it trained"
     cb = MonitorCallback(devices=list(devices), **kwargs)
     learn = synth_learner(n_trn=2, cbs=[cb, LongEnough(n)])
     with learn.no_bar(), learn.no_logging(): learn.fit(10**6)
-    assert learn.recorder.losses[-1].item()>0 and not cb.machine.running
+    assert learn.recorder.losses[-1].item()>0 and not cb.running
     assert samplers()==[]
     return cb
 
@@ -133,7 +133,7 @@ def odd(): raise RuntimeError('odd')
 def test_packages_that_do_not_work(monkeypatch, package):
     monkeypatch.setitem(sys.modules, 'pynvml', package)                   # None: `import pynvml` raises
     cb = fitted()
-    assert set(cb.to_df().device)=={'cpu'} and 'so no GPU was sampled' in cb.notes[0]
+    assert set(cb.to_df().device)=={'cpu'} and 'No GPU was sampled' in cb.notes[0]
 
 
 # ---- single queries do not work
@@ -145,7 +145,7 @@ def test_a_query_that_fails_costs_its_own_columns(function, code):
     assert measured(cb)==[o for o in GPU_COLUMNS if o not in QUERIES[function]] and zeros(cb)==[]
     notes = [o for o in cb.notes if 'cuda:0' in o]
     assert len(notes)==1 and ', '.join(QUERIES[function]) in notes[0] and f'NVML error {code}' in notes[0]
-    assert nvml.calls[function]<=2<cb.machine.fits[0].n                    # asked once for each column or under each name, then left alone
+    assert nvml.calls[function]<=2<cb.fits[0].n                    # asked once for each column or under each name, then left alone
 
 def test_functions_that_an_old_driver_lacks(caplog):
     gone = ['nvmlDeviceGetCurrentClocksEventReasons', 'nvmlDeviceGetTotalEnergyConsumption', 'nvmlDeviceGetMemoryInfo_v2', 'nvmlDeviceGetTemperatureV']
@@ -172,7 +172,7 @@ def test_a_query_that_fails_later():
     gpu = FakeGPU(**BUSY)
     class Fails(Callback):
         def after_epoch(self):
-            if self.learn.monitor.machine.fits[-1].n>=2: gpu.errors['nvmlDeviceGetPowerUsage'] = UNKNOWN
+            if self.learn.monitor.fits[-1].n>=2: gpu.errors['nvmlDeviceGetPowerUsage'] = UNKNOWN
     with FakeNVML([gpu]).installed():
         cb = MonitorCallback(devices=[0])
         learn = synth_learner(n_trn=2, cbs=[cb, LongEnough(5), Fails()])
@@ -214,7 +214,7 @@ def test_a_query_that_hangs_in_a_fit():
     gpu = FakeGPU(**BUSY)
     class Hangs(Callback):
         def after_epoch(self):
-            if self.learn.monitor.machine.fits[-1].n<3: return
+            if self.learn.monitor.fits[-1].n<3: return
             gpu.slow['nvmlDeviceGetPowerUsage'] = 9
             time.sleep(4)
             raise CancelFitException()
@@ -231,7 +231,7 @@ def test_a_query_that_hangs_in_a_fit():
     assert 6<=took_s[0]<20 and s['monitored_s']>4 and s['cpu_mean_frac'] is None and s['gpu_mem_max_mib']==2048
     assert [s[o] for o in ('power_mean_w', 'gpu_util_mean_frac', 'throttled_frac', 'energy_j')]==[None]*4 and zeros(cb)==[]
     assert len(cb.notes)<=2 and 'did not answer for 2 s' in cb.notes[0] and 'Samples end after' in cb.notes[0]
-    assert took_s[1]<10 and cb.machine.fits[1].n>=1 and not cb.machine.fits[1].left
+    assert took_s[1]<10 and cb.fits[1].n>=1 and not cb.fits[1].left
     assert set(cb.to_df().query('fit==1').device)=={'cpu'} and cb.summary()['power_mean_w'] is None
 
 def test_python_ends_although_a_query_hangs():
@@ -307,13 +307,13 @@ def test_gone_within_a_second_of_an_error():
         learn = synth_learner(cbs=[cb, Fails()])
         with learn.no_bar(), learn.no_logging(), pytest.raises(ValueError) as kept: learn.fit(1)   # `kept` holds the frames, as a notebook does
         end = time.monotonic()+20
-        while cb.machine.fits[0].thread.is_alive() and time.monotonic()<end: time.sleep(.01)
+        while cb.fits[0].thread.is_alive() and time.monotonic()<end: time.sleep(.01)
         took_s = time.monotonic()-(end-20)
-    assert not cb.machine.running and kept.value is not None and took_s<10       # at once, as a rule
+    assert not cb.running and kept.value is not None and took_s<10       # at once, as a rule
 
 def test_a_slow_driver_is_asked_less_often():
     with FakeNVML([FakeGPU(**BUSY)], query_s=.03).installed(), Monitor(devices=0) as m: time.sleep(3)
-    assert m.fits[0].pace.period_s>=2*7*.03 and m.fits[0].n<=3/.42+3     # of eight queries one is a counter, and put off
+    assert m.fits[0].period_s>=2*7*.03 and m.fits[0].n<=3/.42+3     # of eight queries one is a counter, and put off
 
 def test_an_interrupt_and_the_end_of_python():
     "Ctrl-C in a fit, with nothing after it: Python ends at once, with no word from the thread"
