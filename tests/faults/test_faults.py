@@ -15,8 +15,7 @@ from gpubench.sweep import SweepStopped, noise_floor, sweep
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve
 
-<<<<<<< ours
-root = Path(__file__).resolve().parents[2]
+from helpers import root
 
 @pytest.fixture(autouse=True)
 def usual_ctrl_c():
@@ -24,9 +23,6 @@ def usual_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-=======
-from helpers import root
->>>>>>> theirs
 
 linux = pytest.mark.skipif(sys.platform!='linux', reason='processes are looked up in /proc, and file systems mounted')
 
