@@ -1,11 +1,11 @@
 """Makes the virtual environment that a `make` target needs; returns at once where it is ready
 
-    set_up.py plain|lab|int8|dev [--venv .venv]    the library; with JupyterLab; with ONNX Runtime too; with all that authors need
+    set_up.py plain|lab|int8|dev [--venv .venv]    the library, JupyterLab, ONNX Runtime, what authors need
     set_up.py newest [--venv .venv-newest]         the newest release of everything, without constraints.txt
     set_up.py image --venv /usr/local              marks the Python of a container image as ready for all but `newest`
 
-uv installs the versions of constraints.txt, or pip does where uv can't. The stamp is removed first and written last, so a set-up
-that failed or was interrupted starts over. The library is editable: after `git pull` the environment runs the new code."""
+uv installs the versions of constraints.txt, or pip does where uv can't. The stamp is removed first and written last, so
+a set-up that failed or was interrupted starts over. The library is editable: `git pull` updates it."""
 import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time
 from configparser import ConfigParser
 from pathlib import Path
@@ -14,11 +14,12 @@ except ImportError: fcntl = None                     # Windows: a second set-up 
 
 root, lock, stamp_name = Path(__file__).resolve().parent.parent, 'constraints.txt', 'gpubench-stamp.json'
 packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', dev='.[dev]', newest='.[lab,int8]')
-order, version = list(packages), '%d.%d' % sys.version_info[:2]         # each holds those before it; `newest` stands alone
+order = list(packages)                               # each includes those before it; `newest` stands alone
+version = '%d.%d' % sys.version_info[:2]
 first_import = ("import gpubench, importlib, pkgutil\n"
                 "for o in pkgutil.iter_modules(gpubench.__path__): importlib.import_module('gpubench.'+o.name)")
-rebuild = ("The container's image was built from another constraints.txt or settings.ini. Build it again: \"Dev Containers: "
-           "Rebuild Container\" in VS Code, or `docker compose -f docker-compose.cpu.yml build` (gpu.yml for a GPU) on the host.")
+rebuild = ("The container's image was built from another constraints.txt or settings.ini. Build it again: "
+           "\"Dev Containers: Rebuild Container\" in VS Code, or on the host `docker compose -f docker-compose.cpu.yml build` (or gpu).")
 
 def settings():
     "What `settings.ini` asks to install"
@@ -38,8 +39,8 @@ def read_stamp(venv):
     except (OSError, ValueError): return {}
 
 def works(venv, stamp):
-    "Whether the environment is where it was made, its Python runs, sees the library and is of the version that $PYTHON asks for"
-    code = "import sys; from importlib.metadata import version; version('gpubench'); print('%d.%d' % sys.version_info[:2])"
+    "Whether the environment was made here, its Python runs, finds the library, and has the version of $PYTHON"
+    code = "import sys, importlib.metadata as m; m.version('gpubench'); print('%d.%d' % sys.version_info[:2])"
     try: found = subprocess.run([python(venv), '-c', code], cwd='/', capture_output=True, text=True).stdout.strip()
     except OSError: return False
     wanted = version if os.environ.get('PYTHON') else found
@@ -49,7 +50,8 @@ def ready(venv, stamp, extra):
     "Whether the environment works and has the right packages"
     return works(venv, stamp) and stamp['sources']==sources() and order.index(stamp['extra'])>=order.index(extra)
 
-def write_stamp(venv, **stamp): (venv/stamp_name).write_text(json.dumps(dict(venv=str(venv), sources=sources(), **stamp)))
+def write_stamp(venv, **stamp):
+    (venv/stamp_name).write_text(json.dumps(dict(venv=str(venv), sources=sources(), **stamp)))
 
 def bar(output, n_bytes):
     "How much of the announced downloads is on disk; unpacked, packages are about twice as large"
@@ -59,21 +61,22 @@ def bar(output, n_bytes):
 def run(log, stage, *cmd, **env):
     "Run `cmd` in the checkout, its output in `log`, one line on the screen; whether it succeeded"
     print(f'\n$ {shlex.join(map(str, cmd))}', file=log, flush=True)
-    start, n_before, free = time.monotonic(), len(Path(log.name).read_text()), shutil.disk_usage(root).free
+    def free(): return shutil.disk_usage(root).free
+    def output(): return Path(log.name).read_text(errors='replace').rpartition('\n$ ')[2]   # of this command
+    clear, start, before = '\r\033[K' if sys.stdout.isatty() else '', time.monotonic(), free()
     env = {**os.environ, 'PIP_USER': '0', 'PIP_DISABLE_PIP_VERSION_CHECK': '1', **env}     # no venv allows PIP_USER=1
     p = subprocess.Popen(cmd, cwd=root, env=env, stdout=log, stderr=log)
     while p.poll() is None:
         time.sleep(.1)
-        done = bar(Path(log.name).read_text(errors='replace')[n_before:], free-shutil.disk_usage(root).free)
-        if sys.stdout.isatty(): print(f'\r\033[K  {stage}: {done}{time.monotonic()-start:.0f} s', end='', flush=True)
-    clear = '\r\033[K' if sys.stdout.isatty() else ''
+        line = f'{clear}  {stage}: {bar(output(), before-free())}{time.monotonic()-start:.0f} s'
+        if clear: print(line, end='', flush=True)
     print(f"{clear}  {stage}: {time.monotonic()-start:.0f} s{', failed' if p.returncode else ''}", flush=True)
     return p.returncode==0
 
 def uv_env(venv):
     "The index and certificates that pip is configured for, under uv's names; the system's certificates are trusted too"
     listed = subprocess.run([python(venv), '-m', 'pip', 'config', 'list'], capture_output=True, text=True).stdout
-    found = dict(reversed(re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", listed, re.M)))         # pip lists the environment's first
+    found = dict(re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", listed, re.M)[::-1])     # pip lists variables before files
     names = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
     return {'UV_SYSTEM_CERTS': '1', **{v: found[k] for k,v in names.items() if k in found}, **os.environ}
 
@@ -102,10 +105,11 @@ def set_up(venv, extra):
         log.truncate(0)
         if extra=='newest' or not works(venv, stamp): stamp = {}
         verb = 'Updating' if stamp else 'Starting over with' if venv.exists() else 'Setting up'
-        print(f'{verb} {venv.name}: about a minute and 6 GB where the network is fast. Details: {log.name}', flush=True)
+        print(f'{verb} {venv.name}: about a minute on a fast network, up to 6 GB. Details: {log.name}', flush=True)
         (venv/stamp_name).unlink(missing_ok=True)
         extra = max(extra, stamp.get('extra', extra), key=order.index)
-        made = stamp or run(log, 'environment', getattr(sys, '_base_executable', sys.executable), '-m', 'venv', '--clear', venv)
+        base = getattr(sys, '_base_executable', sys.executable)      # this Python may be the one of `venv`
+        made = stamp or run(log, 'environment', base, '-m', 'venv', '--clear', venv)
         if not (made and install(log, venv, extra)):
             end = '\n'.join(Path(log.name).read_text(errors='replace').splitlines()[-8:])
             sys.exit(f'{end}\n\nThe set-up failed; {log.name} has all messages. Fix the cause and repeat the command.')
