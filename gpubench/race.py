@@ -54,19 +54,20 @@ class _Race:
     "What both stages of a race share"
     def __init__(self, trial, sizes, tolerance):
         self.trial, self.tolerance, sizes = trial, tolerance, [o['bs'] for o in grid(bs=sizes)]
-        if not sizes or any(not is_number(o, whole=True) or o<1 for o in sizes):
-            raise ValueError(f"sizes is {sizes!r}, but it has to be a list of whole numbers above 0, such as [16, 64, 256].")
+        if not sizes or any(not is_number(o, whole=True) or o<1 for o in sizes): raise ValueError(
+            f"sizes is {sizes!r}, but it has to be a list of whole numbers above 0, such as [16, 64, 256].")
         self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
         self.n_train = len(self.images.split()[0])
-        self.sizes, self.too_large = sorted({o for o in sizes if o<=self.n_train}), sorted({o for o in sizes if o>self.n_train})
-        if not self.sizes:
-            raise ValueError(f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use smaller ones.")
+        self.sizes = sorted({o for o in sizes if o<=self.n_train})
+        self.too_large = sorted({*sizes}-{*self.sizes})
+        if not self.sizes: raise ValueError(
+            f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use smaller ones.")
 
     def part(self, bs):
         "The trial at that size, on no more images than its steps need: what is not loaded costs no time"
         n, n_workers = len(self.images), self.trial.n_workers
         n_needed = bs*(4+4*max(1, n_workers)*self.trial.accumulate+2*n_workers)
-        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab))      # two of each class on either side
+        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class on either side
         return self.trial.but(bs=bs, max_images=self.trial.max_images if n_needed>=.9*n else n_needed)
 
     def rate(self, row):
@@ -88,17 +89,20 @@ class _Race:
             bad = rows[rows.rate.isna()]
             if not len(bad): continue
             how = 'has no time' if len(bad)==len(rows) else f'failed in {len(bad)} of {len(rows)} visits'
-            why = next(iter(bad.error.dropna()), f"its record lacks one of {', '.join(_PARTS)}").split('\n')[0].split('. ')[0].rstrip('. :')
+            why = next(iter(bad.error.dropna()), f"its record lacks one of {', '.join(_PARTS)}")
+            why = why.split('\n')[0].split('. ')[0].rstrip('. :')
             words += f" Batch {bs} {how}: {why if len(why)<=120 else why[:120]+' …'}."
         if not self.too_large: return words
-        return f"{words} Larger than the {self.n_train} training images, so not tried: {', '.join(map(str, self.too_large))}."
+        sizes = ', '.join(map(str, self.too_large))
+        return f"{words} Larger than the {self.n_train} training images, so not tried: {sizes}."
 
     def comparison(self, df, bs, fastest, ratio):
         "How the answer compares with the fastest and with the smaller sizes"
         smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
         timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*self.tolerance:g} % of'
-        if bs!=fastest: return (f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its images "
-            f"a second ({ratio.lo:.3f} to {ratio.hi:.3f}), {'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
+        if bs!=fastest: return (
+            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its images a second "
+            f"({ratio.lo:.3f} to {ratio.hi:.3f}), {'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
         most = f"Batch {bs} passes the most images a second"
         if not len(smaller): return f"{most}, and it is the smallest size."
         if not smaller.gt(0).any(): return f"{most}; no smaller size gave a time."
@@ -107,17 +111,19 @@ class _Race:
     def answer(self, df, finalists):
         "The answer from the records of both stages"
         best = best_batch(df[df.stage.eq('fine')].groupby('bs').rate.apply(list).to_dict(), self.tolerance)
-        if best is None: raise RuntimeError(f"No finalist of {finalists} gave a time in the fine rounds.{self.left_out(df)}")
+        left_out = self.left_out(df)
+        if best is None: raise RuntimeError(f"No finalist of {finalists} gave a time in the fine rounds.{left_out}")
         n_steps, n_left = divmod(self.n_train, best.bs)
         reason = self.comparison(df, best.bs, best.fastest_bs, best.ratio)
-        if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the {self.n_train} training images "
-                              f"({100*n_left/self.n_train:.2g} %).")
+        if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the {self.n_train} "
+                              f"training images ({100*n_left/self.n_train:.2g} %).")
         if best.unsettled:
-            each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})' for o,i in best.unsettled.items())
+            each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})'
+                             for o,i in best.unsettled.items())
             reason += f" Not settled by visits that differ so much: {each}. More `fine_rounds` would settle it."
         device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
         rate = float(df.rate[df.stage.eq('fine') & df.bs.eq(best.bs)].median())
-        return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled, reason+self.left_out(df))
+        return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled, reason+left_out)
 
 # %% ../nbs/28_race.ipynb #5ec1facc
 def find_best_bs(
@@ -129,17 +135,18 @@ def find_best_bs(
     coarse:dict=dict(half_width=.05, max_s=.5),  # How well and how long to time a coarse visit, as `run_trial` takes it
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
     fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
-    run:Callable=run_trial, # Or a function of a `Trial`'s fields, `half_width`, `max_s` and `whole_epoch` that returns `step_ms`, `first_batch_ms`, `closing_ms`
+    run:Callable=run_trial, # Or a function of a trial's fields and `run_trial`'s options; returns the parts of an epoch's time
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
-    if not isinstance(trial, Trial): raise ValueError(f"trial is {trial!r}, but it has to be a `Trial`, such as Trial(model='lenet').")
-    if not (is_number(tolerance) and 0<=tolerance<1):
-        raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
+    def check(name, value, is_fit, wanted):
+        if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
+    check('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
+    check('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     check_whole('finalists', finalists, 2)
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
-        if not isinstance(v, Mapping): raise ValueError(f"{k} is {v!r}, but it has to be a dict such as dict(half_width=.05, max_s=.5).")
+        check(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
     if out is not None: records_path(out)            # which refuses what is no place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)

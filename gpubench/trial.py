@@ -9,9 +9,11 @@ __all__ = ['PRECISIONS', 'Trial', 'resolve', 'check_found', 'tf32_set', 'look_on
 
 # %% ../nbs/25_trial.ipynb #57381b51
 import hashlib
+import inspect
 import json
 import math
 import multiprocessing
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -46,7 +48,7 @@ PRECISIONS = { # name -> what it means
     'ieee': 'float32 with TF32 off everywhere',
     'tf32': 'float32 with TF32 allowed everywhere (NVIDIA Ampere and newer)',
     'fp16': 'mixed precision with float16 and a gradient scaler, as `Learner.to_fp16`; GPU only',
-    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU by torch.autocast, since `to_bf16` changes nothing there'}
+    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; by torch.autocast on a CPU, where that changes nothing'}
 
 @dataclass(frozen=True)
 class Trial:
@@ -78,16 +80,15 @@ class Trial:
 
     def _checked(self, declared, value):
         "The value as Python's own type, so that equal trials compare, hash and travel alike"
+        name, kind = declared.name, declared.type
         if isinstance(value, np.generic): value = value.item()
-        def refuse(what): raise ValueError(f"{declared.name} is {value!r}, but it has to be {what}.")
-        if declared.type is str and not isinstance(value, str): refuse('text in quotes')
-        if declared.type is bool and not isinstance(value, bool): refuse('True or False')
-        if declared.type is float:
-            if not (is_number(value) and 0<value<math.inf): refuse('a number above 0, such as .001')
-            return float(value)
-        if declared.type in (int, int|None) and not (value is None and declared.default is None):
-            check_whole(declared.name, value, 0 if declared.name in ('n_workers', 'seed') else 1)
-        return value
+        if kind in (int, int|None):
+            if value is not None or kind is int: check_whole(name, value, 0 if name in ('n_workers', 'seed') else 1)
+            return value
+        fits = is_number(value) and 0<value<math.inf if kind is float else isinstance(value, kind)
+        if fits: return kind(value)
+        wanted = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}[kind]
+        raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
 
     def but(self, **changed)->'Trial':
         "This trial with other values in some fields; names that no trial has raise a `ValueError`"
@@ -97,9 +98,22 @@ class Trial:
         raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}There are: {', '.join(known)}.")
 
     @property
+    def model_source(self)->str|None: # 10 hexadecimal digits; None for gpubench's models, and where there is no source
+        "A hash of the file of a network of one's own, which tells its versions apart"
+        def source(module):
+            try: return inspect.getsource(sys.modules.get(module))
+            except (OSError, TypeError): return ''
+        if ':' not in self.model: return None
+        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)}     # one may import the other
+        except ValueError: return None
+        text = ''.join(map(source, sorted(modules)))
+        return hashlib.sha1(text.encode()).hexdigest()[:10] if text else None
+
+    @property
     def trial_id(self)->str: # 10 hexadecimal digits
         "A name from the fields that differ from their defaults, so that a field added later changes no name"
         changed = {o.name: getattr(self, o.name) for o in fields(self) if getattr(self, o.name)!=o.default}
+        if self.model_source: changed['model_source'] = self.model_source
         return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 # %% ../nbs/25_trial.ipynb #2b32e923
@@ -108,27 +122,24 @@ def resolve(
 )->Trial: # With a device that exists
     "`trial` on this machine, or a `ValueError` where it asks for what is not there"
     trial = trial.but(device=str(pick_device(trial.device)))
-    if trial.device=='cpu':
-        if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 leaves everything "
-                                                     "in float32 there. Use 'bf16' or 'fp32', or a GPU.")
-        if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
-        if trial.pin_memory: raise ValueError("pin_memory=True prepares copies to a GPU, and a CPU makes none. Use pin_memory=False.")
+    if trial.device!='cpu': return trial
+    if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 leaves everything "
+                                                 "in float32 there. Use 'bf16' or 'fp32', or a GPU.")
+    if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
+    if trial.pin_memory: raise ValueError("pin_memory=True speeds up copies to a GPU. Use pin_memory=False on a CPU.")
     return trial
 
-def check_found(
-    trial:Trial,
-):
-    "A `ValueError` where its folder of images, or its model's module or function, is not there, before a sweep meets it in each visit"
+def check_found(trial:Trial):
+    "A `ValueError` where its folder of images, or its model's module or function, is not there"
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
 
 # %% ../nbs/25_trial.ipynb #297bac2c
-_SWITCHES = (torch.backends.cuda.matmul, 'allow_tf32'), (torch.backends.cudnn, 'allow_tf32'), (torch.backends.cudnn, 'benchmark')
+_CUDNN = torch.backends.cudnn
+_SWITCHES = (torch.backends.cuda.matmul, 'allow_tf32'), (_CUDNN, 'allow_tf32'), (_CUDNN, 'benchmark')
+_WANTED = {o: (False, True, False) for o in PRECISIONS} | dict(ieee=(False, False, False), tf32=(True, True, False))
 
 def _kernel_switches(): return tuple(getattr(o, name) for o,name in _SWITCHES)
-
-def _wanted_switches(precision): # torch ships fp32's; fastai never lets cuDNN search for the fastest kernel
-    return dict(ieee=(False, False, False), tf32=(True, True, False)).get(precision, (False, True, False))
 
 @contextmanager
 def tf32_set(
@@ -139,7 +150,7 @@ def tf32_set(
     def put(values):
         for (o,name),v in zip(_SWITCHES, values): setattr(o, name, v)
     before = _kernel_switches()
-    put(_wanted_switches(precision))
+    put(_WANTED[precision])
     try: yield
     finally: put(before)
 
@@ -158,17 +169,18 @@ def look_once(
     saw:Callable, # Gets the result of each convolution and matrix product, as computed below autocast
 ):
     "Look into the next forward pass of `model`, also one that fails, and into no other"
-    products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}    # what precision is about; a linear layer is an mm or addmm
+    products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}           # a linear layer is an mm or an addmm
     class ProductMode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             if func.overloadpacket.__name__ in products: saw(out)
             return out
+    def before(*_): mode.__enter__()
     def after(*_):
         mode.__exit__(None, None, None)
         for o in hooks: o.remove()
-    mode = ProductMode()
-    hooks = [model.register_forward_pre_hook(lambda *_: (mode.__enter__(), None)[1]), model.register_forward_hook(after, always_call=True)]
+    mode, hook = ProductMode(), model.register_forward_hook
+    hooks = model.register_forward_pre_hook(before), hook(after, always_call=True)
 
 # %% ../nbs/25_trial.ipynb #3194db5f
 class SeenCallback(Callback):
@@ -188,22 +200,23 @@ class SeenCallback(Callback):
     def after_step(self): self.n_opt_steps += 1
     def after_batch(self): self.n_batches += self.training
 
-    def verify(self,
-        trial:Trial, # What was asked for
-    ):
+    def verify(self, trial:Trial):
         "A `RuntimeError` that names what was asked for and did not happen in the last fit"
         timer, dtype = self.learn.step_timer, dict(fp16='float16', bf16='bfloat16').get(trial.precision, 'float32')
         pinned = timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
-        wrong = [f"{name} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}" for name,asked,ran in [
-            ('the type in the forward pass', dtype, self.dtype),
-            ('the switches for TF32 (matrix products, convolutions) and the search for kernels', _wanted_switches(trial.precision), self.switches),
-            ('channels_last', trial.channels_last, self.channels_last), ('the number of workers', trial.n_workers, self.n_workers),
-            ('pinned memory', trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
-            ('the device of the weights', torch.device(trial.device).type, ', '.join(sorted(devices))),
-            ('the batch size', [trial.bs], sorted({o['n_images'] for o in timer.steps})),
-            ("the number of the optimizer's steps", self.n_batches//trial.accumulate, self.n_opt_steps)]
-            if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))]    # else what is unseen is believed
+        table = { # what -> as asked for, as it ran; None where that could not be seen
+            'the type in the forward pass': (dtype, self.dtype),
+            'TF32 in products and convolutions, and the search for kernels': (_WANTED[trial.precision], self.switches),
+            'channels_last': (trial.channels_last, self.channels_last),
+            'the number of workers': (trial.n_workers, self.n_workers),
+            'pinned memory': (trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
+            'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
+            'the batch size': ([trial.bs], sorted({o['n_images'] for o in timer.steps})),
+            "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
+        wrong = [f"{what} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}"
+                 for what,(asked,ran) in table.items()
+                 if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))]  # the usual is believed unseen
         if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. "
                                      "The times would carry the wrong label, so none are given.")
 
@@ -241,7 +254,7 @@ def warm_up(
     before = [o.detach().clone() for o in tensors()]
     cb.train(learn, trial, timer)
     with torch.no_grad():
-        for o,b in zip(tensors(), before): o.copy_(b)           # asked anew: on its way to a GPU the model gets other buffers
+        for o,b in zip(tensors(), before): o.copy_(b)    # asked anew: on its way to a GPU the model gets other buffers
     learn.model.zero_grad()          # accumulation may have left some
     learn.opt = None
     set_seed(trial.seed)
@@ -250,31 +263,32 @@ def warm_up(
 
 # %% ../nbs/25_trial.ipynb #45a761f6
 def _check_model(trial, model, dls):
-    "One pass over two empty images, which gives lazy layers their shape; `ValueError` for what would fail in the middle of a visit"
-    x = torch.zeros(2, dls.n_in, dls.size, dls.size)
-    with torch.no_grad(): y = model.eval()(x)
+    "One pass over two empty images, which gives lazy layers their shape and shows what would fail later"
+    with torch.no_grad(): y = model.eval()(torch.zeros(2, dls.n_in, dls.size, dls.size))
     shape = tuple(y.shape) if isinstance(y, torch.Tensor) else f'a {type(y).__name__}'
-    if shape!=(2, dls.c): raise ValueError(f"{trial.model} returned {shape} for two images, but this data set needs a tensor of shape (2, {dls.c}): "
-                                           "one score for each class.")
+    if shape!=(2, dls.c): raise ValueError(f"{trial.model} returned {shape} for two images, but this data set needs "
+                                           f"a tensor of shape (2, {dls.c}): one score for each class.")
     if not any(o.requires_grad for o in model.parameters()):
-        raise ValueError(f"{trial.model} has no parameters that are trained, so there is nothing to time. Unfreeze some: requires_grad_(True).")
+        raise ValueError(f"{trial.model} has no parameters that are trained. Unfreeze some: requires_grad_(True).")
 
 def make_learner(
     trial:Trial, # Resolved
 )->Learner:
     "Data, network and `Learner` of a trial, as a fastai user would write them; `ValueError` for what cannot be trained"
     set_seed(trial.seed)
-    dls = get_dls(trial.dataset, bs=trial.bs, loader=trial.loader, n_workers=trial.n_workers, size=trial.size, device=trial.device,
-                  seed=trial.seed, pin_memory=trial.pin_memory, n_channels=trial.n_channels, max_images=trial.max_images)
+    names = 'dataset bs loader n_workers size device seed pin_memory n_channels max_images'.split()
+    dls = get_dls(**{o: getattr(trial, o) for o in names})
     n_workers, n_batches = dls.train.fake_l.num_workers, len(dls.train)*trial.n_epoch
-    if n_workers!=trial.n_workers: raise ValueError(f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, "
-        f"fastai makes its batches in the main process. Use n_workers={n_workers}, or Linux (WSL2 on Windows).")
-    if trial.accumulate>n_batches: raise ValueError(f"accumulate={trial.accumulate} adds up more batches than the {n_batches} of the whole "
-        f"training, so the optimizer would never step. Use accumulate={n_batches} or less, a smaller bs or more epochs.")
+    if n_workers!=trial.n_workers: raise ValueError(
+        f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, fastai makes its "
+        f"batches in the main process. Use n_workers={n_workers}, or Linux (WSL2 on Windows).")
+    if trial.accumulate>n_batches: raise ValueError(
+        f"accumulate={trial.accumulate} adds up more batches than the {n_batches} of the whole training, so the "
+        f"optimizer would never step. Use accumulate={n_batches} or less, a smaller bs or more epochs.")
     model = get_model(trial.model, n_classes=dls.c, n_in=dls.n_in, pretrained=trial.pretrained)
     if ':' in trial.model: _check_model(trial, model, dls)
-    if trial.channels_last and not any(o.ndim==4 for o in model.parameters()):
-        raise ValueError(f"channels_last=True orders the weights of convolutions, and {trial.model} has none. Use channels_last=False.")
+    if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise ValueError(
+        f"channels_last=True orders the weights of convolutions, and {trial.model} has none. Use channels_last=False.")
     cbs = [SeenCallback()]
     if trial.channels_last: cbs.append(ChannelsLast())
     if trial.precision in ('fp16', 'bf16'):
@@ -287,7 +301,7 @@ _TIMES = [*PHASE_NAMES, 'step_ms']
 
 def steady_rounds(
     df:pd.DataFrame, # `StepTimerCallback.to_df()`
-    trial:Trial,     # Each worker makes two batches ahead, so 1 + 2·n_workers steps of an epoch are its start, or half of a short one
+    trial:Trial,     # A worker makes two batches ahead, so 1 + 2·n_workers steps are the start, or half of a short epoch
 )->pd.DataFrame: # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
     "Average steps after the start of each epoch over whole rounds; over what there is if no epoch holds a whole one"
     length = max(1, trial.n_workers)*trial.accumulate
@@ -301,9 +315,11 @@ def steady_rounds(
 
 # %% ../nbs/25_trial.ipynb #e5f31c59
 class _MoreStepsCallback(_ShortEpochsCallback):
-    "Until the interval of the median round reaches no further than `half_width` to either side, or until `end_s` on the clock"
-    def __init__(self, trial, half_width, end_s, clock): self.trial, self.half_width, self.end_s, self.clock, self.look_at = trial, half_width, end_s, clock, 0
-    def is_enough(self): # asked at each epoch, of a step perhaps: an interval that is looked at too often is tight too early
+    "Until the interval of the median round is within `half_width` on either side, or until `end_s` on the clock"
+    look_at = 0 # rounds; an interval that is looked at too often is tight too early
+    def __init__(self, trial, half_width, end_s, clock):
+        self.trial, self.half_width, self.end_s, self.clock = trial, half_width, end_s, clock
+    def is_enough(self):
         step_ms = steady_rounds(self.step_timer.to_df(), self.trial).step_ms
         if len(step_ms)<self.look_at: return False
         self.look_at = next_look(len(step_ms))
@@ -313,43 +329,29 @@ class _MoreStepsCallback(_ShortEpochsCallback):
         n = (1+2*w+8*max(1, w)*self.trial.accumulate)*(1+len(self.step_timer.epochs_df()))
         return int(min(n, 1e3*(self.end_s-self.clock())/np.median(ms))) if ms else n
 
-def time_more(
-    learn:Learner,      # With the `StepTimerCallback` that holds all steps
-    trial:Trial,        # Resolved
-    half_width:float,   # Of the interval of the median, a fraction
-    max_s:float,        # Seconds at most
-    clock:Callable=perf_counter, # Returns seconds; tests pass their own
-):
-    "Train on until the step time is known well enough"
+def time_more(learn, trial, half_width, max_s, clock=perf_counter):
+    "Train on until `learn.step_timer`, which holds all steps, knows the step time well enough, or for `max_s` seconds"
     cb = _MoreStepsCallback(trial, half_width, clock()+max_s, clock)
     with learn.added_cbs(cb): over = cb.is_over()
     if not over: cb.train(learn, trial)
 
 # %% ../nbs/25_trial.ipynb #95695eb4
-def epoch_ms(
-    n_steps:int,    # Of the epoch
-    step_ms,        # The median step
-    first_batch_ms, # Start-up
-    closing_ms,     # From the last step to the end
-)->float: # Milliseconds
-    "An epoch put together from what was measured"
+def epoch_ms(n_steps, step_ms, first_batch_ms, closing_ms):
+    "An epoch put together from what was measured: start-up, steps at their median, from the last step to the end"
     return first_batch_ms+n_steps*step_ms+closing_ms
 
-def epoch_times(
-    timer,           # A `StepTimerCallback` after its fits
-    trial:Trial,     # What it timed
-    n_steps:int,     # Of a whole epoch
-)->dict: # `epoch_s` put together, `epoch_whole_s` as whole epochs took it (median), and how far the first is off, `epoch_check_frac`
-    "What an epoch takes: start-up + steps × median + closing; the median step with its interval, and its phases"
+def epoch_times(timer, trial, n_steps):
+    "What a step took and what a whole epoch of `n_steps` takes, from a `StepTimerCallback` after its fits"
     df, epochs = timer.to_df(), timer.epochs_df()
-    steady = steady_rounds(df, trial)
+    steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s = epoch_ms(n_steps, step.mid, first, closing)/1e3
-    whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
-    return steady.median().to_dict() | dict(step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level,
-        half_width_frac=step.half_width_frac, n_rounds=len(steady), epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
-        first_batch_ms=first, closing_ms=closing, step_mean_ms=df.step_ms.mean(), n_steps=n_steps, n_images=n_steps*trial.bs,
-        images_per_s=n_steps*trial.bs/epoch_s, n_timed_steps=len(df), n_timed_epochs=len(epochs))
+    epoch_s, whole_s = epoch_ms(n_steps, step.mid, first, closing)/1e3, epochs.train_s[epochs.n_steps==n_steps].median()
+    return steady.median().to_dict() | dict(
+        step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level, step_mean_ms=df.step_ms.mean(),
+        half_width_frac=step.half_width_frac, n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
+        epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
+        first_batch_ms=first, closing_ms=closing, valid_s=epochs.valid_s.median(),
+        n_steps=n_steps, n_images=n_images, images_per_s=n_images/epoch_s)
 
 # %% ../nbs/25_trial.ipynb #84f8573f
 _START = 'temperature_start_c', 'sm_clock_start_mhz'
@@ -370,36 +372,35 @@ class _LongEnoughCallback(_ShortEpochsCallback):
     def __init__(self, max_s, clock): self.max_s, self.clock, self.end_s = max_s, clock, None
     def is_enough(self): return self.monitor.is_enough
     def n_next(self): # 3.5 s of steps fill the windows, then 1 s at a time
-        if self.end_s is None: self.end_s = self.clock()+self.max_s         # the monitor begins with the first epoch, and finds its sensors
+        if self.end_s is None: self.end_s = self.clock()+self.max_s      # now that the monitor has found its sensors
         left_s, ms = self.end_s-self.clock(), np.median([o['step_ms'] for o in self.step_timer.steps])
         return max(1, int(1e3*min(left_s, 1. if self.epoch else 3.5)/max(ms, 1e-3))) if left_s>0 else 0
 
 def train_monitored(
-    learn:Learner,      # After its timing, with the `StepTimerCallback` of it, which goes on: what it timed has to be read before
+    learn:Learner,      # After its timing; its `StepTimerCallback` goes on, so what it timed has to be read before
     trial:Trial,        # Resolved
     n_images:int,       # Of a whole epoch
     max_s:float=20.,    # Seconds at most
     monitor=None,       # A `MonitorCallback`; one for the devices of the model by default
     clock:Callable=perf_counter, # Returns seconds; tests pass their own
-)->dict: # `MonitorCallback.summary()` with `energy_epoch_j` and `cpu_energy_epoch_j`: joules an image of this stretch times the images of an epoch
+)->dict: # `MonitorCallback.summary()`, and the energy of an epoch: joules an image of this stretch times `n_images`
     "Train on as it was timed, with the monitor, until the windows of the sensors are full"
     monitor = monitor or MonitorCallback()
     _LongEnoughCallback(max_s, clock).train(learn, trial, monitor)
     learn.seen.verify(trial)
-    found = {f'monitor_{k}' if k in (*_START, 'warm_at_start') else k: v for k,v in monitor.summary().items()}  # a visit has its own start
+    at_start = *_START, 'warm_at_start'                                   # which a visit notes for itself
+    found = {f'monitor_{k}' if k in at_start else k: v for k,v in monitor.summary().items()}
     for o in ('energy', 'cpu_energy'):
         image_j = found[f'{o}_j_per_image']
         found[f'{o}_epoch_j'] = None if image_j is None else image_j*n_images
     return found
 
 # %% ../nbs/25_trial.ipynb #ab07d8f4
-def about(
-    trial:Trial, # Resolved
-)->dict:
+def about(trial:Trial)->dict:
     "The part of a record that is known before anything runs: trial, machine, time of day"
     machine = describe_machine(trial.device)
     return dict(trial_id=trial.trial_id, machine=machine.pop('fingerprint'), status='ok', error=None,
-                time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds')) | asdict(trial) | machine
+                time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds'), model_source=trial.model_source) | asdict(trial) | machine
 
 def _train(learn, trial, half_width, max_s, whole_epoch):
     "Train and time, and verify all settings after either; what was learned, nothing where no whole epoch was asked for"
@@ -410,38 +411,41 @@ def _train(learn, trial, half_width, max_s, whole_epoch):
         learn.seen.verify(trial)
     time_more(learn, trial, half_width, end_s-perf_counter())
     learn.seen.verify(trial)
-    losses = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None and not math.isfinite(o)]
-    if not losses: return learned
-    return learned | dict(status='error', error=f"The loss is {losses[0]}. Try a smaller learning rate than {trial.lr:g}.")
+    lost = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None and not math.isfinite(o)]
+    error = f"The loss is {lost[0]}. Try a smaller learning rate than {trial.lr:g}." if lost else None
+    return learned | (dict(status='error', error=error) if lost else {})
 
 def _results(learn, trial, half_width):
     "What was timed, seen and counted"
-    times, n_train, found = epoch_times(learn.step_timer, trial, len(learn.dls.train)), len(learn.dls.train_ds), learn.seen
+    timer, found, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
+    times = epoch_times(timer, trial, len(learn.dls.train))
     memory = dict.fromkeys(('peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'))
     if trial.device!='cpu':
-        free, total = torch.cuda.mem_get_info(trial.device)
-        n_bytes = torch.cuda.max_memory_allocated(trial.device), torch.cuda.max_memory_reserved(trial.device), total-free
+        (free, total), cuda = torch.cuda.mem_get_info(trial.device), torch.cuda
+        n_bytes = cuda.max_memory_allocated(trial.device), cuda.max_memory_reserved(trial.device), total-free
         memory = {k: v/2**20 for k,v in zip(memory, n_bytes)}
-    return times | memory | dict(dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.channels_last,
-        not_tight=not is_tight(steady_rounds(learn.step_timer.to_df(), trial).step_ms, half_width), valid_s=learn.step_timer.epochs_df().valid_s.median(),
-        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'], n_params=count_params(learn.model))
+    return times | memory | dict(
+        dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.channels_last,
+        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width), n_params=count_params(learn.model),
+        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'])
 
 def run_trial(
     trial:Trial=None,       # What to run; the defaults of `Trial` if not given
-    half_width:float=.05,   # Time until the median step's interval reaches no further to either side; fraction. 5 % for a quick look, 1 % in full
+    half_width:float=.05,   # Time until the median step is known to this fraction: .05 for a quick look, .01 in full
     max_s:float=10.,        # Or until so many seconds have been timed; the epochs asked for are trained in any case
-    whole_epoch:bool=True,  # Train `n_epoch` whole epochs; False times steps only, so that nothing is learned and no accuracy is given
-    monitor:bool=False,     # Train on after the timing, 4 to 20 s, with the monitor: energy, power, load (`train_monitored`)
+    whole_epoch:bool=True,  # Train `n_epoch` whole epochs; False times steps only, so that there is no accuracy
+    monitor:bool=False,     # Train on after the timing, 4 to 20 s, with the monitor: energy, power, load
     **kwargs,               # Or fields of a `Trial`
 )->dict: # The record of one visit
     "Train one configuration once; `ValueError` for what cannot be asked, `RuntimeError` for what did not happen"
     trial = Trial() if trial is None else trial
-    if not isinstance(trial, Trial): raise ValueError(f"trial is {trial!r}, but it has to be a `Trial`, such as Trial(model='lenet', bs=64).")
-    if not (is_number(half_width) and 0<half_width<1):
-        raise ValueError(f"half_width is {half_width!r}, but it has to be a fraction between 0 and 1, such as .05 for 5 %.")
-    if not (is_number(max_s) and max_s>=0): raise ValueError(f"max_s is {max_s!r}, but it has to be a number of seconds, 0 or more.")
-    for k,v in dict(whole_epoch=whole_epoch, monitor=monitor).items():
-        if not isinstance(v, bool): raise ValueError(f"{k} is {v!r}, but it has to be True or False.")
+    def check(name, value, is_fit, wanted):
+        if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
+    check('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
+    check('half_width', half_width, is_number(half_width) and 0<half_width<1, 'a fraction between 0 and 1, such as .05')
+    check('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
+    check('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
+    check('monitor', monitor, isinstance(monitor, bool), 'True or False')
     trial = resolve(trial.but(**kwargs))
     with tf32_set(trial.precision): record = _measure(trial, half_width, max_s, whole_epoch, monitor)
     free_memory()
@@ -457,5 +461,5 @@ def _measure(trial, half_width, max_s, whole_epoch, monitor):
         learn.add_cb(StepTimerCallback())
         record |= _train(learn, trial, half_width, max_s, whole_epoch)
         record |= _results(learn, trial, half_width)
-        if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, so that all else is as without it
+        if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last: all else is as without it
     return record

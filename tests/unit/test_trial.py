@@ -1,13 +1,16 @@
 """What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
 
+import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
+from gpubench.record import PHASE_NAMES
 from gpubench.timing import StepTimerCallback
-from gpubench.trial import SeenCallback, Trial, make_learner, run_trial, time_more, train_monitored, warm_up
+from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, run_trial, steady_rounds, time_more,
+                            train_monitored, warm_up)
 
 SMALL = Trial(device='cpu', max_images=500)
 
@@ -126,3 +129,16 @@ def test_an_error_of_a_users_own_network_names_its_file(tmp_path, monkeypatch):
                                         '    def forward(self, x): return x.no_such_thing\n')
     with pytest.raises(AttributeError) as e: run_trial(SMALL, model='ownfault:Net')
     assert any(str(o.path)==str(tmp_path/'ownfault.py') and o.lineno==3 for o in e.traceback)
+
+def test_only_whole_epochs_count_as_such():
+    "Batches that come in bursts, an epoch of six steps and one that was left after three"
+    class Timer:
+        def to_df(self):
+            df = pd.DataFrame(dict(fit=0, epoch=[0]*6+[1]*6, step=[*range(6)]*2, step_ms=[3., 0., 0., 0., 0., 8.]*2), dtype=float)
+            return df.reindex(columns=['fit', 'epoch', 'step', *PHASE_NAMES, 'step_ms'])
+        def epochs_df(self): return pd.DataFrame(dict(n_steps=[6, 3], first_batch_ms=20., closing_ms=5., train_s=[.040, .030], valid_s=None), dtype=float)
+    trial = Trial(n_workers=1, bs=10)
+    assert steady_rounds(Timer().to_df(), trial).step_ms.tolist()==[0., 0., 8.]*2      # 1 + 2 steps are the start
+    times = epoch_times(Timer(), trial, 6)
+    assert [times[o] for o in ('step_ms', 'epoch_s', 'epoch_whole_s', 'n_images', 'n_timed_steps')]==[0., .025, .040, 60, 12]
+    assert times['epoch_check_frac']==pytest.approx(.025/.040-1)
