@@ -4,9 +4,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench import data
-from gpubench.data import LOADERS, OFFICIAL, cache_folder, get_dls, get_images, make_once, read_mark
-from gpubench.made import draw_wood
+from gpubench import data, made
+from gpubench.data import LOADERS, OFFICIAL, download, get_dls, get_images, load_pixels, write_out
+from gpubench.made import draw_birds, draw_wood, fastai_folder, make_once, read_mark
 import numpy as np
 import pytest
 import torch
@@ -52,6 +52,8 @@ def animals(tmp_path):
         (folder := tmp_path/'animals'/('cat','dog')[i%2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.random.default_rng(i).integers(0, 255, (20+i,30,3), dtype=np.uint8)).save(folder/f'{i}.jpg')
     return tmp_path/'animals'
+
+def cache(): return fastai_folder('data')/'gpubench'
 
 def two_epochs(dls): return [[(xb.cpu(),yb.cpu()) for xb,yb in dl] for dl in (dls.train, dls.train, dls.valid)]
 
@@ -207,7 +209,7 @@ def test_birds_need_more_than_colour():
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     images = get_images('birds', size=48)
-    x = data.load_pixels(images).float()
+    x = load_pixels(images).float()
     regression = make_pipeline(StandardScaler(), LogisticRegression())
     assert abs(cross_val_score(regression, x.mean((2,3)).numpy(), images.labels, cv=10).mean()-.5)<.08
     torch.manual_seed(0)
@@ -216,10 +218,8 @@ def test_birds_need_more_than_colour():
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(10, 1e-2)
     assert learn.final_record[-1]>=.85
 
-def test_birds_are_announced_once(home, capsys, monkeypatch):
-    monkeypatch.setattr(data, 'N_BIRDS', 20)
-    monkeypatch.setattr(data.make_birds, '__defaults__', (20,))
-    for _ in range(2): get_images('birds')
+def test_birds_are_announced_once(home, capsys):
+    for _ in range(2): assert len(get_images(draw_birds(20)))==20
     assert capsys.readouterr().out.count('Drawing the 20 pictures')==1
 
 
@@ -227,29 +227,30 @@ def test_birds_are_announced_once(home, capsys, monkeypatch):
 
 def test_cache_is_reused_and_mended(home):
     before = get_images('digits', max_images=100)
-    files = data.write_out(before).files
+    files = write_out(before).files
     stamp = files[0].stat().st_mtime_ns
-    assert data.write_out(before).files[0].stat().st_mtime_ns==stamp
+    assert write_out(before).files[0].stat().st_mtime_ns==stamp
     files[5].unlink()                                                # no longer complete: written again
-    assert all(o.exists() for o in data.write_out(before).files)
+    assert all(o.exists() for o in write_out(before).files)
     assert files[0].stat().st_mtime_ns!=stamp
 
 def test_killed_while_writing(home):
     "A process killed in the middle leaves nothing that is taken for the set"
-    code = "from gpubench.data import *; write_out(get_images('synthetic', size=64, n_channels=3, max_images=30000))"
+    code = ("from gpubench.data import get_images, write_out\n"
+            "write_out(get_images('synthetic', size=64, n_channels=3, max_images=30000))")
     env = os.environ | dict(FASTAI_HOME=str(home), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
     process = subprocess.Popen([sys.executable, '-c', code], env=env, stdout=subprocess.DEVNULL)
-    place = cache_folder()/'synthetic_30000x3x64x64'
+    place = cache()/'synthetic_30000x3x64x64'
     try:
         end = time.monotonic()+120
         pattern = f'.{place.name}.*/3/*.png'
-        while not (found := any(cache_folder().glob(pattern))) and time.monotonic()<end: time.sleep(.05)
+        while not (found := any(cache().glob(pattern))) and time.monotonic()<end: time.sleep(.05)
         assert found and process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert read_mark(place) is None and not place.exists()
-    left = next(cache_folder().glob(f'.{place.name}.*'))
+    left = next(cache().glob(f'.{place.name}.*'))
     os.utime(left, (0,0))                              # a day later, whoever writes this set next clears it away
     def write(folder): (folder/'a').mkdir(); return dict(n_files=0)
     assert make_once(place.name, write)==place and not left.exists()
@@ -267,9 +268,9 @@ def test_two_write_at_once(home):
     threads = [threading.Thread(target=make) for _ in range(2)]
     for o in threads: o.start()
     for o in threads: o.join()
-    place = cache_folder()/'both'
+    place = cache()/'both'
     assert made==[(place, place.stat().st_ino)]*2 and read_mark(place)['n_files']==1
-    assert {o.name for o in cache_folder().iterdir()}-{'.lock'}=={'both'}
+    assert {o.name for o in cache().iterdir()}-{'.lock'}=={'both'}
 
 def test_two_look_at_once(home, monkeypatch):
     "Both see that nothing is there before either has put its set in place; the slower one leaves that of the faster alone"
@@ -277,7 +278,7 @@ def test_two_look_at_once(home, monkeypatch):
     def slow(folder, read=read_mark):
         try: return read(folder)
         finally: time.sleep(.2*next(n))
-    monkeypatch.setattr(data, 'read_mark', slow)
+    monkeypatch.setattr(made, 'read_mark', slow)
     test_two_write_at_once(home)
 
 def test_settings_that_another_process_is_writing(home, monkeypatch):
@@ -290,10 +291,10 @@ def test_settings_that_another_process_is_writing(home, monkeypatch):
         use(monkeypatch, url)
         assert len(get_images('mnist'))==20 and (home/'data'/'mnist_png').is_dir()
 
-def test_settings_of_ones_own(home, tmp_path):
+def test_settings_of_your_own(home, tmp_path):
     home.mkdir()
     (home/'config.ini').write_text(f'[DEFAULT]\ndata = {tmp_path}/elsewhere\n')
-    assert cache_folder()==tmp_path/'elsewhere'/'gpubench' and data.fastai_folder('archive')==home/'archive'
+    assert cache()==tmp_path/'elsewhere'/'gpubench' and fastai_folder('archive')==home/'archive'
 
 def test_unwritable_cache(tmp_path):
     (tmp_path/'file').touch()
@@ -307,7 +308,7 @@ def test_full_disk(home, monkeypatch):
     def no_room(*args, **kwargs): raise OSError(28, 'No space left on device')
     monkeypatch.setattr(Image.Image, 'save', no_room)
     with pytest.raises(RuntimeError, match="No space left on device"): get_dls(loader='files', device='cpu')
-    assert not list(cache_folder().iterdir())
+    assert not list(cache().iterdir())
 
 
 # ---- the network
@@ -372,7 +373,7 @@ def test_failed_download_leaves_nothing(reply, home, monkeypatch):
 def test_silent_server(home, monkeypatch):
     with server(lambda h: time.sleep(3)) as url:
         use(monkeypatch, url)
-        with pytest.raises(RuntimeError, match='timed out'): data.download('mnist', patience_s=.3)
+        with pytest.raises(RuntimeError, match='timed out'): download('mnist', patience_s=.3)
     assert what_is_left(home)==[]
 
 def test_interrupted_download(home, monkeypatch):
@@ -412,6 +413,22 @@ def test_folder_forms(animals, tmp_path, monkeypatch):
     (animals/'.ipynb_checkpoints').mkdir()
     Image.new('RGB', (9,9)).save(animals/'.ipynb_checkpoints'/'1.png')
     assert len(get_images(animals))==12
+
+def test_links(animals, tmp_path):
+    "Links to folders above, beside and outside multiply nothing, and leak nothing across the split"
+    root, outside = tmp_path/'split', tmp_path/'outside'
+    for part in ('train', 'valid'): shutil.copytree(animals, root/part)
+    shutil.move(root/'train'/'dog', outside)
+    (root/'train'/'dog').symlink_to(outside)                          # a link that brings its own images counts
+    files = get_images(root).files
+    assert len(files)==24 and root/'train'/'dog'/'1.jpg' in files
+    for place,target in (('train/again', root), ('train/cat/twice', root), ('valid/dog/up', tmp_path), ('train/cat/held_out', root/'valid'),
+                         ('train/dog/cats', root/'valid'/'cat'), ('train/cat/self', root/'train'/'cat'/'self'), ('valid/dogs', outside)):
+        (root/place).symlink_to(target)
+        assert get_images(root).files==files
+    shutil.rmtree(root/'valid')
+    (root/'valid').symlink_to(root/'train')
+    with pytest.raises(ValueError, match='held-out images in .* has none of its own'): get_images(root)
 
 @pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
 def test_folder_with_split(valid, animals, tmp_path):
