@@ -17,7 +17,7 @@ from gpubench.record import append_record
 from gpubench.core import find_devices
 from gpubench.labs import (EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, copy_labs, find_labs, lab_parameters,
                            labs_folder, pick_labs, prepare_run,
-                           read_lab, run_folder, run_labs, why_again)
+                           read_lab, run_folder, run_labs, earlier_run)
 from gpubench.process import device_locks
 
 STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
@@ -167,7 +167,7 @@ def test_another_machine_or_version_runs_again(labs, tmp_path, monkeypatch, othe
     monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here | other)
     run(labs, tmp_path, device='cpu')
     monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here)
-    assert why_again(job, tmp_path/'out')==says
+    assert earlier_run(job, tmp_path/'out')==says
     assert [o.before for o in run(labs, tmp_path, device='cpu')]==[not says]
     assert [o.before for o in run(labs, tmp_path, device='cpu')]==[True]     # now it was made here
 
@@ -331,7 +331,7 @@ def test_cuda_where_there_is_none(labs, tmp_path):
 @pytest.mark.parametrize('source,says', [
     ('', 'must have one cell tagged'), ('n = 3', 'Line 1'), (STANDARD+'\nn: "int" = 3', 'Line 4'),
     (STANDARD+'\nn: np.ndarray = 3', 'Line 4'),
-    (STANDARD+'\nn: int = 3.5', 'Line 4'), ("device: str = 'auto'", 'lacks out, seed'), ('n: int =', 'is no Python')])
+    (STANDARD+'\nn: int = 3.5', 'Line 4'), ("device: str = 'auto'", 'lacks out, seed'), ('n: int =', "isn't Python")])
 def test_broken_parameter_cells(labs, tmp_path, source, says):
     head = nbformat.read(write_lab(labs, '01_odd'), 4).cells[0]
     cell = new_code_cell(source, metadata=dict(tags=['parameters'] if source else []))
@@ -430,7 +430,7 @@ def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
 def test_a_slip_in_the_full_profile_is_told(labs):
     "Else the lab would run with the quick one, and nobody would know"
     write_lab(labs, '01_good', 'print(1)')
-    for text,says in (('01_god: {seed: 3}', "no such lab. Did you mean '01_good'?"), ('seed: 3', "says something of 'seed'")):
+    for text,says in (('01_god: {seed: 3}', "no such lab. Did you mean '01_good'?"), ('seed: 3', "mentions 'seed'")):
         (labs/'full.yaml').write_text(text)
         with pytest.raises(ValueError) as e: prepare_run(profile='full', folder=labs)
         assert says in str(e.value)
