@@ -273,7 +273,8 @@ def test_readme_shows_every_verb_and_module():
     shown = text('README.md')
     assert [o for o in cli.commands if f'\ngpubench {o} ' not in shown]==[]
     assert [o for o in ('--monitor', '--price-per-hour', 'MonitorCallback(', 'StepTimerCallback(') if o not in shown]==[]
-    assert [o.stem for o in modules if o.stem not in ('__init__', '_modidx') and f'`gpubench.{o.stem}`' not in shown]==[]
+    rows = re.findall(r'^\| `(\d\d)_(\w+)` → `(\w+)` \|', text('CONTRIBUTING.md'), re.M)
+    assert [f'{n}_{a}' for n,a,b in rows if a==b]==[o.stem for o in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
 
 # ---- what no file may say
 
