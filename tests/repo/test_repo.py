@@ -335,7 +335,7 @@ def wheel(repo_files, tmp_path_factory):
 
 def wrong_files(names, labs, extras):
     "Files of a wheel that should not be there, and those that are missing"
-    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py']} | {f'gpubench/{o.name}' for o in modules}
+    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py', 'page.html', 'page.css']} | {f'gpubench/{o.name}' for o in modules}
     want |= {f'gpubench/notebooks/{o}' for o in [*labs, *extras]}
     return differences(dict.fromkeys(want, 1), {o: 1 for o in names if '.dist-info/' not in o})
 

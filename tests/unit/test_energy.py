@@ -10,8 +10,11 @@ import pandas as pd
 
 from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, FakeNVML,
                        wsl2)
-from gpubench import plot, report
+from gpubench import plot
+from gpubench.compare import add_prices, load_records
+from gpubench.findings import add_labels, compare_devices, recommend, summary_table, summary_text
 from gpubench.record import append_record, plain_record, read_records
+from gpubench.report import render_page, write_report
 from gpubench.monitor import MonitorCallback
 from gpubench.sweep import sweep
 from gpubench.timing import StepTimerCallback
@@ -117,7 +120,7 @@ def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
     settings = {*plot.SETTINGS, 'bs', 'seed', 'device', 'machine'}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
-    assert plot.own_settings(pd.DataFrame(rows))==[]
+    assert plot.varied_settings(pd.DataFrame(rows))==[]
 
 
 # ---- the page, from records that are made up
@@ -134,7 +137,7 @@ def visit(bs=64, device='cpu', n=0, **kw):
 def visits(sizes=(64, 256), devices=('cpu', 'cuda'), n=3, **kw): return [visit(bs, d, v, **kw) for v in range(n) for bs in sizes for d in devices]
 def page_of(folder, rows, **kw):
     for o in rows: append_record(folder, o)
-    return report.write_report(folder, **kw).read_text(encoding='utf-8')
+    return write_report(folder, **kw).read_text(encoding='utf-8')
 def texts(html):
     import html as library, re
     return library.unescape(re.sub(r'<(style|svg).*?</\1>|<[^>]+>', '\n', html, flags=re.S))
@@ -142,7 +145,7 @@ def texts(html):
 def test_the_page_shows_energy_money_and_what_was_not_read(tmp_path):
     text = texts(page_of(tmp_path/'run', visits(), price_per_h=dict(gpu=2., cpu=.1)))
     for o in ('Cost and benefit', 'GPU: epoch (J)', 'CPU: price of 1,000 epochs', '5.69', '300', 'Energy, load and price',
-              'In 6 of 6 monitored visits the energy of the CPU could not be read', 'On the GPU at batch'): assert o in text, o
+              'In 6 of 6 monitored visits, the energy of the CPU could not be read', 'On the GPU at batch'): assert o in text, o
     assert text.count('could not be read,')==1 and 'CPU: epoch (J)' not in text       # said once, and no column that would be empty
 
 def test_a_cost_that_nobody_knows_is_nowhere(tmp_path):
@@ -151,22 +154,22 @@ def test_a_cost_that_nobody_knows_is_nowhere(tmp_path):
     for o in ('Cost and benefit', '(J)', 'price', 'monitored'): assert o not in text, o
 
 def test_energy_of_zero_or_less_is_unknown():
-    df = report.load_records(visits(energy_j_per_image=0., cpu_energy_j_per_image=-1.))
+    df = load_records(visits(energy_j_per_image=0., cpu_energy_j_per_image=-1.))
     assert df[['image_j', 'epoch_j', 'beside_image_j']].isna().all(axis=None)
 
 def test_ratios_of_energy_and_money_hold_the_truth():
     rows = visits((64,), cpu_energy_j_per_image=.01)
-    c = report.compare_devices(report.add_prices(report.load_records(rows), dict(gpu=2., cpu=.5))).iloc[0]
+    c = compare_devices(add_prices(load_records(rows), dict(gpu=2., cpu=.5))).iloc[0]
     both = np.array([.01+.004*(1+.01*n) for n in range(3)])                # the GPU, and the CPU that feeds it
     assert c.energy_ratio==pytest.approx(float(np.exp(np.mean(np.log(.01/both)))), rel=.01) and c.energy_hi<1
     assert c.epoch_j_b==pytest.approx(np.median(both)*1408) and 'more' in c.energy_verdict
     assert c.money_ratio==pytest.approx(c.speedup/4) and c.money_lo==pytest.approx(c.lo/4) and c.epoch_price_b==pytest.approx(c.epoch_s_b*2/3600)
 
 def test_prices_only_where_they_were_given():
-    df = report.add_labels(report.add_prices(report.load_records(visits()), dict(gpu=2.)))
-    t = report.summary_table(df)
+    df = add_labels(add_prices(load_records(visits()), dict(gpu=2.)))
+    t = summary_table(df)
     assert t.epoch_price[t['where']=='CPU'].isna().all() and (t.epoch_price[t['where']=='GPU']>0).all()
-    c = report.compare_devices(df)
+    c = compare_devices(df)
     assert c.money_ratio.isna().all() and c.epoch_price_a.isna().all() and (c.money_verdict=='–').all()
 
 def heat(n, per_degree, noise=0., seed=0, **kw):
@@ -177,7 +180,7 @@ def heat(n, per_degree, noise=0., seed=0, **kw):
             for bs_s in [1437/o['bs']/100]]
 
 def test_heat_is_said_where_it_explains_a_difference_and_not_otherwise():
-    def said(rows): return [o for o in report.recommend(rows) if 'visits that started warmer were slower' in o]
+    def said(rows): return [o for o in recommend(rows) if 'visits that started warmer were slower' in o]
     assert len(said(heat(4, .01, .005)))==1 and '6 °C' in said(heat(4, .01))[0]
     assert said(heat(4, 0., .01))==said(heat(4, -.01))==said(heat(2, .01))==said(heat(4, .0002))==[]
     assert said([o | dict(temperature_start_c=None) for o in heat(4, .01)])==[]
@@ -186,20 +189,20 @@ def test_heat_is_said_where_it_explains_a_difference_and_not_otherwise():
 
 def test_heat_alone_of_one_gpu_is_said_of_that_one():
     other = [o | dict(machine='madeup02', gpu='Other made-up GPU', temperature_start_c=50.) for o in heat(4, 0., .01)]
-    told = [o for o in report.recommend(heat(4, .01) + other) if 'started warmer' in o]
+    told = [o for o in recommend(heat(4, .01) + other) if 'started warmer' in o]
     assert len(told)==1 and 'On Made-up GPU' in told[0]
 
 def test_throttling_that_was_seen_is_said():
     seen = [o | dict(throttle_seen='heat (slowed by software)', throttled_frac=.25) if o['visit']==2 and o['device']=='cuda' else o for o in visits()]
-    told = ' '.join(report.recommend(seen))
-    assert 'In 2 of 6 monitored visits the GPU was slowed down, up to 25 % of the time: heat (slowed by software).' in told
-    assert 'slowed down' not in ' '.join(report.recommend(visits()))
+    told = ' '.join(recommend(seen))
+    assert 'In 2 of 6 monitored visits, the GPU was throttled, up to 25 % of the time: heat (slowed by software).' in told
+    assert 'was throttled' not in ' '.join(recommend(visits()))
 
 @pytest.mark.parametrize('change', [dict(energy_j_per_image='much'), dict(energy_j_per_image=math.inf), dict(throttle_seen=None), dict(monitored_s='4'),
                                     dict(price_per_h='a'), dict(temperature_start_c='warm'), dict(n_images=0), dict(bs=None), dict(device=None)])
 def test_odd_values_break_neither_page_nor_comparison(change):
-    df = report.add_labels(report.add_prices(report.load_records(visits() + [visit(64, 'cuda', 3) | change]), 1.))
-    text = texts(report.render_page(df, {}, 'odd')).split('How to read')[0] + report.summary_text(df)
+    df = add_labels(add_prices(load_records(visits() + [visit(64, 'cuda', 3) | change]), 1.))
+    text = texts(render_page(df, 'odd', figures=False)[0]).split('How to read')[0] + summary_text(df)
     assert 'nan' not in text.lower() and 'inf' not in text.lower()
 
 # ---- the command line

@@ -1,0 +1,164 @@
+"Two sets of records side by side, from records that are made up"
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_records import NOT_MEASURED, failed, folder_of, visit, visits
+
+from gpubench.compare import compare, comparison_text, load_records
+from gpubench.findings import summary_table, summary_text
+
+
+def test_cpu_beside_gpu():
+    c = compare(visits(devices=['cpu']), visits(devices=['cuda']))
+    assert (c.bs.tolist(), c.where_a.unique().tolist(), c.where_b.unique().tolist())==([16, 64], ['CPU'], ['GPU'])
+    assert c.same_work.all() and (c.warning=='').all() and (c.ratio_of=='epoch_s').all()
+    assert (c.lo<c.speedup).all() and (c.speedup<c.hi).all() and (c.level==.95).all()
+    assert re.fullmatch(r'[\d.]+ times faster \([\d.]+ to [\d.]+\)', c.verdict[1])
+
+
+def test_the_other_way_round_is_the_inverse():
+    a, b = visits(devices=['cpu']), visits(devices=['cuda'])
+    there, back = compare(a, b), compare(b, a)
+    np.testing.assert_allclose(there.speedup*back.speedup, 1)
+    np.testing.assert_allclose(there.lo*back.hi, 1)
+    assert 'slower' in back.verdict[1]
+
+
+def test_folders_files_frames_and_lists_are_the_same(tmp_path):
+    rows = visits()
+    folder = folder_of(tmp_path/'a', rows)
+    forms = [folder, str(folder), folder/'records.jsonl', pd.DataFrame(rows), rows, [pd.DataFrame(rows)]]
+    wanted = compare(rows, visits(devices=['cuda']))
+    for o in forms:
+        pd.testing.assert_frame_equal(compare(o, visits(devices=['cuda'])), wanted, check_dtype=False)
+
+
+def test_a_run_beside_itself_is_not_distinguishable():
+    c = compare(visits(), visits())
+    assert c.verdict.tolist()==['not distinguishable']*4
+    assert set(c.where_a)=={'CPU (A)', 'GPU (A)'}
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(n_images=1024, n_steps=16, n_dropped=413), 'An epoch trained 1,408 and 1,024 images'),
+    (dict(n_params=1000), 'The networks have 54,528 and 1,000 parameters'),
+    (dict(n_train=2000), 'The training sets hold 1,437 and 2,000 images'),
+    (dict(accuracy=.3), 'they did not learn the same'),
+    (dict(dtype_seen='bfloat16'), 'computed in float32 and bfloat16')])
+def test_other_work_is_warned_of(change, says):
+    c = compare(visits((64,), ['cpu'], dtype_seen='float32'),
+                       visits((64,), ['cuda'], **dict(dtype_seen='float32') | change))
+    assert says in c.warning[0] and not c.same_work[0]
+    assert says in comparison_text(c)
+
+
+def test_where_the_images_differ_the_ratio_is_of_images_a_second():
+    few = dict(n_images=64, epoch_s=.001, images_per_s=3000.)
+    c = compare(visits((64,), ['cpu'], images_per_s=1000.), visits((64,), ['cuda'], **few))
+    assert (c.ratio_of[0], round(c.speedup[0], 6))==('images_per_s', 3.)
+    assert 'The ratio is of images per second' in c.warning[0]
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(n_images=0, n_steps=0), 'no image was trained on GPU'),
+    (dict(loss=float('nan')), 'the loss is not a number on GPU'),
+    (NOT_MEASURED | dict(status='oom'), 'every visit failed on GPU (oom)'),
+    (NOT_MEASURED | dict(loss=.1), 'nothing was timed on GPU')])
+def test_no_ratio_of_a_broken_side(change, says):
+    c = compare(visits((64,), ['cpu']), visits((64,), ['cuda'], **change))
+    assert c.verdict[0]==f'no ratio: {says}'
+    assert np.isnan(c.speedup[0]) and not c.same_work[0]
+
+
+def test_some_visits_failed():
+    c = compare(visits((64,), ['cpu']), visits((64,), ['cuda']) + [failed('error')])
+    assert (c.n_b[0], c.n_failed_b[0], c.warning[0])==(3, 1, '1 of 4 visits failed on GPU (error).')
+    assert c.speedup.notna()[0] and not c.same_work[0]
+
+
+def test_versions_are_a_note_and_no_warning():
+    c = compare(visits((64,), ['cpu']), visits((64,), ['cuda'], torch='9.9'))
+    assert c.same_work[0] and 'torch 0.0 and 9.9' in c.note[0]
+
+
+def test_one_visit_a_side():
+    c = compare(visits((64,), ['cpu'], 1), visits((64,), ['cuda'], 1))
+    assert c.verdict[0].endswith('one visit on each side: no interval') and np.isnan(c.lo[0])
+
+
+def test_what_only_one_side_ran_comes_last_and_without_a_ratio():
+    c = compare(visits((64, 16), ['cpu']), visits((64, 256), ['cuda']))
+    assert c.bs.tolist()==[64, 16, 256]
+    assert c.verdict.tolist()[1:]==['no ratio: run on CPU only', 'no ratio: run on GPU only']
+
+
+def test_nothing_in_common():
+    with pytest.raises(ValueError, match='differ in .*loader: memory loader against files loader'):
+        compare(visits(), visits(loader='files'))
+
+
+def test_default_and_explicit_size_are_two_configurations():
+    with pytest.raises(ValueError, match='size: own size against 224 px'):
+        compare(visits(), visits(size=224))
+
+
+def test_several_machines_on_each_side():
+    a = visits((64,)) + visits((64,), machine='m2', gpu='GPU 2', cpu='CPU 2')
+    c = compare(a, visits((64,), ['cuda'], machine='m3', gpu='GPU 3'))
+    assert set(c.where_a)=={'Made-up GPU', 'GPU 2', 'Made-up CPU, 4 cores', 'CPU 2, 4 cores'}
+    assert (len(c), set(c.where_b))==(4, {'GPU 3'})
+
+
+def test_columns_of_ones_own():
+    a = [visit(64, n=v, hidden=h) for v in range(3) for h in (8, 16)]
+    assert compare(a, a, by=['hidden']).hidden.tolist()==[8, 16]
+
+
+def test_settings_of_ones_own_are_found():
+    "A sweep of another function: the settings are whatever its points hold"
+    rows = [dict(trial_id=f'{h}', hidden=h, bs=8, visit=v, machine='m', epoch_s=h+v/100, settings=['bs', 'hidden'])
+            for h in (1, 2) for v in range(3)]
+    assert summary_table(rows).n_visits.tolist()==[3, 3]
+    assert compare(rows, rows).hidden.tolist()==[1, 2]
+
+
+def test_no_ratio_is_not_the_same_work():
+    c = compare(visits((64,), ['cpu'], epoch_s=0., images_per_s=None), visits((64,), ['cuda'], epoch_s=0., images_per_s=None))
+    assert c.verdict[0]=='no ratio: no time above 0 on both' and not c.same_work[0]
+
+
+def test_two_runs_of_one_machine_are_called_so():
+    again = [o | dict(visit=o['visit']+3) for o in visits()]
+    text = comparison_text(compare(visits(), again))
+    assert text.count('the same machine, so each ratio is how much two of its runs differ')==2      # once for each device
+    assert 'the same machine' not in comparison_text(compare(visits(), visits(machine='m2')))
+    assert 'the same machine' not in comparison_text(compare(visits(devices=['cpu']), visits(devices=['cuda'])))
+
+
+def test_a_run_compared_with_itself_is_noticed(tmp_path):
+    folder = folder_of(tmp_path/'a', visits((16, 64)))
+    c = compare(folder, folder/'records.jsonl')
+    assert c.same_records.all() and comparison_text(c).count('the same records on both sides, so this compares a run with itself')==2
+    assert not compare(visits(), [o | dict(visit=o['visit']+3) for o in visits()]).same_records.any()
+
+
+def test_settings_that_one_side_does_not_know_are_never_pooled():
+    some = [{k: v for k,v in o.items() if k!='precision'} for o in visits((64,), ['cuda'])]
+    both = visits((64,), ['cuda'], precision='fp32') + visits((64,), ['cuda'], precision='bf16')
+    assert compare(visits((64,), ['cuda'], precision='bf16'), some).n_a.tolist()==[3]
+    with pytest.raises(ValueError, match='precision: bf16 and fp32 against default precision'): compare(both, some)
+    c = compare(visits((64,), ['cpu'], max_images=None) + visits((64,), ['cpu'], max_images=100), visits((64,), ['cpu']))
+    assert c.n_a.tolist()[0]==3 and c.verdict[1]=='no ratio: run on CPU (A) only'
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(status=200), 'status is 200, not text'), (dict(status=['ok']), 'status is a list'), (dict(bs=[64]), 'bs is a list'),
+    (dict(machine=dict(a=1)), 'machine is a dict'), (dict(trial_id=3), 'trial_id is 3, not text'),
+    (dict(wait_ms=[1.]), 'wait_ms is a list'), (dict(size=[28, 28]), 'size is a list'), (dict(device=0), 'device is 0')])
+def test_damaged_records_are_set_aside_in_words(change, says):
+    odd = visit(64) | change
+    with pytest.warns(UserWarning, match=re.escape(says)): assert len(load_records([*visits(), odd]))==12
+    with pytest.warns(UserWarning, match='1 of 13 records are damaged'): assert len(compare([*visits(), odd], visits()))==4
+    with pytest.raises(RuntimeError, match='nothing to report'): load_records([odd])

@@ -1,0 +1,169 @@
+"What records show, in sentences, from records that are made up"
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_records import PARTS, failed, visit, visits
+
+from gpubench.compare import compare, comparison_text, fmt, load_records
+from gpubench.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table, summary_text
+from gpubench.sweep import noise_floor, sweep
+
+
+def said(rows): return ' '.join(recommend(rows))
+
+
+def rates(bs, *values): return [visit(bs, 'cuda', i, images_per_s=o, n_dropped=0) for i,o in enumerate(values)]
+
+
+def test_smallest_batch_within_two_per_cent():
+    rows = rates(64, 90, 91, 92) + rates(128, 100, 101, 99) + rates(256, 101, 100, 99.5)
+    assert ('The smallest batch within 2 % of the fastest on the GPU: 128. Batch 256 gains nothing measurable. '
+            'Batch 64 is 9.8') in said(rows)
+
+
+def test_a_larger_batch_that_does_gain_is_named():
+    rows = rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
+    assert 'on the GPU: 128.' in said(rows) and 'Batch 256 is 1.01 % faster (' in said(rows)
+
+
+def test_a_batch_size_that_the_visits_do_not_tell_is_not_recommended_as_if():
+    rows = rates(64, 80, 100, 120) + rates(128, 82, 101, 118) + rates(256, 40, 41, 42)
+    text = said(rows)
+    assert 'By the medians, the smallest batch within 2 % of the fastest on the GPU is 64, but it is not distinguishable from batch 128 (' in text
+    assert 'The smallest batch within' not in text and 'Batch 128 gains nothing' not in text and 'Batch 256 gains nothing' in text
+
+
+def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
+    again = visits((16, 64), ['cuda'], n=2, visit=7)
+    df = add_labels(load_records(visits((16, 64), ['cuda']) + again))
+    assert {bs: len(o) for bs,o in Workload(df).best['GPU'].rates.items()}=={16: 5, 64: 5} and df.workload.nunique()==1
+    for other in (dict(max_images=500), dict(n_train=2000), dict(size=28)):
+        df = add_labels(load_records(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], **other)))
+        assert df.workload.nunique()==2
+        for _,rows in df.groupby('workload'): assert {len(o) for best in Workload(rows).best.values() for o in best.rates.values()}=={3}
+    assert said(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], max_images=500)).count('mallest batch within')==2
+
+
+def pair(ratio, n=3):
+    return [visit(64, 'cpu', i, twin=bool(t), step_ms=10*(1+.02*i)*(ratio if t else 1)) for i in range(n) for t in (0, 1)]
+
+
+@pytest.mark.parametrize('ratio', [.8, 1., 1.03, 1.5])
+def test_the_noise_floor_is_that_of_the_sweep(ratio):
+    rows, floor = pair(ratio), noise_floor(pd.DataFrame(pair(ratio)))
+    text = said(rows)
+    assert f'took {fmt(floor.mid)} times as long as the other ({fmt(floor.lo)} to {fmt(floor.hi)}, 95 %). The true ratio is 1.' in text
+    assert 'by its own interval, not by this one.' in text and ('excludes 1' in text)==(ratio in (.8, 1.5))
+
+
+def test_the_noise_floor_of_real_records():
+    "As a sweep really writes them: two trials and an A/A pair"
+    real = sweep(dict(dataset='digits', model='lenet', bs=[64, 128], device='cpu', max_images=300), repeats=2, isolate=False, progress=False, max_s=0.)
+    assert 'the same configuration was visited twice in each round (batch 128 on the CPU)' in said(real)
+
+
+def test_left_out_images_disqualify_an_epoch_time():
+    text = said(visits((64, 128, 1024), ['cuda']))
+    assert 'fastest on the GPU: 128' in text
+    assert 'Batch 1024 leaves out 413 of the 1,437 training images in each epoch: its time is not comparable.' in text
+
+
+def test_where_the_gpu_loses():
+    rows = visits((8, 16, 64), ['cpu'], epoch_s=1., images_per_s=100.)
+    for bs,s in ((8, 2.), (16, 1.5), (64, .5)):
+        rows += [visit(bs, 'cuda', n, epoch_s=s+n/100, images_per_s=100/(s+n/100)) for n in range(3)]
+    assert 'The GPU is slower than the CPU below batch 64.' in said(rows)
+
+
+def test_one_run_says_so():
+    assert said([visit()]).startswith('Only one run exists')
+    assert 'Each configuration has one visit' in said(visits(n=1))
+    assert '1 of 3 configurations have a single visit' in said(visits((16,)) + [visit(64)])
+
+
+def test_only_failures():
+    text = said([failed(n=n) for n in range(2)])
+    assert 'Batch 64 ran out of memory on the GPU (2 of 2 visits).' in text and 'No visit succeeded' in text
+
+
+def test_nothing_is_said_of_numbers_that_are_not_there():
+    bare = [dict(bs=o['bs'], device=o['device'], epoch_s=o['epoch_s'], status='ok') for o in visits()]
+    assert 'accuracy' not in said(bare) and 'GiB' not in said(bare)
+
+
+def test_tables_never_make_up_a_number():
+    t = summary_table([failed()])
+    assert t[['epoch_s', 'images_per_s', 'n_images', 'accuracy', 'peak_allocated_mib']].isna().all(axis=None)
+
+
+# ---- what is put together
+
+def timed(s, device='cuda', more={}, **kw): return visits((16, 64), [device], measure=dict(max_s=s) | more, **kw)
+
+
+def test_epochs_are_no_knob_of_speed():
+    "Three times the epochs at nine times the speed: neither a ranking nor one median"
+    rows = timed(1, n_epoch=1) + [o | dict(images_per_s=9*o['images_per_s'], epoch_s=o['epoch_s']/9) for o in timed(1, n_epoch=3)]
+    text = said(rows)
+    assert 'the fastest is' not in text and '9 times' not in text and text.count('mallest batch within 2 %')==2
+    table = summary_table(rows)
+    assert table.n_visits.tolist()==[3]*4 and [*table.series.unique()]==['GPU']
+    assert [*table.workload.unique()]==[f'made-up net on made-up images, {o}' for o in ('1 epoch', '3 epochs')]
+
+
+def test_visits_measured_in_another_way_are_never_put_together():
+    rows = timed(1) + timed(9)
+    assert summary_table(rows).n_visits.tolist()==[3]*4
+    assert [*summary_table(rows).workload.unique()]==[f'made-up net on made-up images, measured with max_s={o}' for o in (1, 9)]
+    assert compare(rows, timed(1, 'cpu')).n_a.dropna().tolist()==[3, 3]
+    assert set(compare_devices(rows + timed(1, 'cpu')).n_b)=={3}
+    with pytest.raises(ValueError, match='measured with max_s=1 against measured with max_s=9'): compare(timed(1), timed(9))
+
+
+def test_with_or_without_the_monitor_times_are_put_together():
+    rows = timed(1) + timed(1, more=dict(monitor=True))
+    assert summary_table(rows).n_visits.tolist()==[6, 6]
+    assert compare(timed(1), timed(1, more=dict(monitor=True))).n_b.tolist()==[3, 3]
+
+
+def test_records_that_do_not_say_how_they_were_measured():
+    assert compare(visits(devices=['cuda']), timed(9)).n_a.tolist()==[3, 3]              # an older gpubench beside a newer
+    assert summary_table(visits(devices=['cuda']) + timed(9)).n_visits.tolist()==[3]*4  # within one folder: unknown is not the same
+
+
+def test_the_records_of_labs_1_and_2_on_one_page(repo, tmp_path):
+    names = ('01_cpu_vs_gpu', '02_batch_size')
+    rows = [o for name in names for o in load_records(repo/f'nbs/labs/records/{name}.jsonl').to_dict('records')]
+    assert not re.search(r'fastest is \d+ epoch', said(rows)) and findings(rows)
+    df = add_labels(load_records(rows))
+    for _,o in df.groupby(['workload', 'series', 'bs']): assert o.n_epoch.nunique()==o.measure.nunique()==1
+
+
+# ---- in short, and once
+
+def test_the_most_important_comes_first_and_nothing_is_lost():
+    rows = [o | PARTS | dict(step_ms=15.) for m in 'abcde' for o in visits((16, 64, 256, 512), model=m)] + [failed(model=m) for m in 'abcde']
+    found = findings(rows)
+    assert [o.rank for o in found]==[*range(len(found))] and {o.workload for o in found}=={*(f'{o} on made-up images' for o in 'abcde'), ''}
+    assert found[0].text.startswith('5 of 125 visits failed') and sum('against the CPU (95 % intervals)' in o.text for o in found[:6])==1
+    assert len({o.text for o in found})==len(found) and recommend(rows)==[o.text for o in found]
+
+
+def restless(**kw): return [o | dict(epoch_s=o['epoch_s']*(3 if o['visit']==2 else 1)) | kw for o in visits((16, 64))]
+
+
+def test_the_warning_of_noise_comes_once_with_what_it_is_of():
+    rows = restless() + restless(model='b') + visits((16, 64), model='quiet')
+    for o in (said(rows), summary_text(rows)):
+        assert o.count('busy with something else')==1 and 'In 8 of 12 configurations' in o and '(b on made-up images)' in o and 'and 4 more' in o
+    text = comparison_text(compare([o for o in rows if o['device']=='cpu'], [o for o in rows if o['device']=='cuda']))
+    assert text.count('WARNING')==1 and text.splitlines()[-1].startswith('WARNING: In')
+    quiet = visits((16, 64))
+    assert 'WARNING' not in summary_text(quiet) + comparison_text(compare(quiet, quiet))
+
+
+def test_no_percentage_is_called_the_threshold():
+    text = next(o for o in recommend(pair(1.03)) if o.startswith('Noise check'))
+    assert re.findall(r'[\d.]+ %', text)==['95 %']

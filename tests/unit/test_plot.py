@@ -1,0 +1,191 @@
+"Figures, from records that are made up: none of the numbers here was measured"
+from dataclasses import fields
+
+import matplotlib
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_records import HOSTILE, PARTS, failed, visit, visits
+
+from gpubench import plot, timing
+from gpubench.compare import compare
+from gpubench.curves import fit_step_time, fit_time_curve
+from gpubench.record import FIELDS, PHASE_NAMES
+from gpubench.sweep import sweep
+from gpubench.trial import Trial
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close('all')
+
+
+def test_every_setting_of_a_trial_has_words():
+    assert {o.name for o in fields(Trial)} == {o.name for o in FIELDS.values() if o.kind=='setting'}, \
+        'A field of Trial is missing in FIELDS: without it, medians would mix configurations.'
+
+
+def test_every_phase_of_a_step_has_words():
+    assert [*PHASE_NAMES]==[*timing.PHASES, 'other_ms']
+
+
+@pytest.fixture(scope='module')
+def real():
+    "Records as a sweep really writes them: two trials and an A/A pair"
+    trials = dict(dataset='digits', model='lenet', bs=[64, 128], device='cpu', max_images=300)
+    return sweep(trials, repeats=2, isolate=False, progress=False, max_s=0.)
+
+
+def test_nothing_measured_is_taken_for_a_setting(real):
+    "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
+    settings = {*plot.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
+    assert plot.varied_settings(pd.DataFrame(rows))==plot.varied_settings(real)==[]
+    assert plot.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
+
+
+# ---- figures
+
+def dots(ax):
+    lines = [o for o in ax.lines if o.get_linestyle()=='None' and o.get_marker()!='x']
+    return [xy for o in lines for xy in zip(*o.get_data())]
+
+
+def test_every_visit_is_a_dot_and_the_axis_starts_at_zero():
+    rows = visits((16, 64, 256), n=4)
+    ax = plot.plot_batch_sizes(pd.DataFrame(rows))
+    assert sorted(dots(ax)) == sorted((o['bs'], o['epoch_s']) for o in rows)
+    assert ax.get_ylim()[0]==0
+    assert [o.get_text() for o in ax.get_xticklabels()]==['16', '64', '256']
+    assert '(s)' in ax.get_ylabel()
+    ax.figure.canvas.draw()
+
+
+def test_lines_are_medians():
+    times = (1., 2., 9.)
+    ax = plot.plot_batch_sizes(pd.DataFrame([visit(bs, n=i, epoch_s=t) for bs in (16, 64) for i,t in enumerate(times)]))
+    line = next(o for o in ax.lines if o.get_linestyle()=='-' and len(o.get_xdata()))
+    assert list(line.get_ydata())==[2., 2.]
+
+
+
+
+def test_every_visit_is_a_dot_in_each_phase():
+    rows = visits((64,), n=4, transform_ms=None, **PARTS)
+    ax = plot.plot_phases(pd.DataFrame(rows))
+    assert sorted(x for x,_ in dots(ax))==sorted([*PARTS.values()]*8)
+    assert [o.get_text() for o in ax.get_yticklabels()]==[v for k,v in PHASE_NAMES.items() if k!='transform_ms']
+    assert ax.get_xlim()[0]==0 and '(ms)' in ax.get_xlabel() and 'Made-up GPU' in ax.texts[-1].get_text()
+    ax.figure.canvas.draw()
+
+
+def test_phases_of_steps_and_of_real_records(real):
+    steps = pd.DataFrame([PARTS | dict(fit=0, epoch=0, step=i, step_ms=15., transform_ms=np.nan) for i in range(30)])
+    ax = plot.plot_phases(steps)
+    assert len(dots(ax))==7*30 and [o.get_text() for o in ax.texts if o.get_gid()=='share'][0]=='33 %'
+    ax = plot.plot_phases(real)
+    assert [o.get_text() for o in ax.get_legend().get_texts()]==['CPU · batch 64', 'CPU · batch 128']
+    assert len(plot.plot_phases(real, by='bs').get_yticklabels())==8
+
+
+def test_series_differ_in_colour_and_marker():
+    ax = plot.plot_batch_sizes(pd.DataFrame(visits(precision='fp32') + visits(precision='bf16')))
+    handles = ax.get_legend_handles_labels()[0]
+    assert len({o.get_color() for o in handles})==len({o.get_marker() for o in handles})==4
+
+
+@pytest.mark.parametrize('status', ['oom', 'error', 'skipped'])
+def test_failures_are_marked_with_their_reason(status):
+    ax = plot.plot_batch_sizes(pd.DataFrame(visits() + [failed(status, 1024, n) for n in range(3)]))
+    assert [o.get_text() for o in ax.texts if o.get_gid()=='failure']==[f'{status} (GPU)']
+    assert '1024' in [o.get_text() for o in ax.get_xticklabels()]
+
+
+def test_a_median_never_mixes_configurations():
+    df = pd.DataFrame(visits(n_workers=0) + visits(n_workers=4) + visits(model='other made-up net'))
+    labels = plot.series_labels(df)
+    for _,rows in df.groupby(labels): assert rows[['device', 'n_workers', 'model']].drop_duplicates().shape[0]==1
+
+
+def test_seeds_are_visits_of_one_series():
+    assert plot.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
+
+
+@pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_images_per_s, plot.plot_memory])
+def test_an_empty_frame_is_refused(f):
+    n = len(plt.get_fignums())
+    with pytest.raises(ValueError, match='no rows'): f(pd.DataFrame(visits())[:0])
+    with pytest.raises(ValueError, match='no rows'): f(pd.DataFrame())
+    assert len(plt.get_fignums())==n                    # no blank figure left behind
+
+
+def test_missing_columns_are_named():
+    df = pd.DataFrame(visits())
+    with pytest.raises(ValueError, match=r"lacks 'time'\. Its columns are: .*epoch_s"):
+        plot.plot_batch_sizes(df, y='time')
+    with pytest.raises(ValueError, match="lacks 'bs', 'epoch_s'"): plot.plot_batch_sizes(df[['device']])
+    with pytest.raises(ValueError, match="lacks 'speedup'"): plot.plot_speedup(df)
+
+
+def test_figures_leave_the_style_alone():
+    before = dict(matplotlib.rcParams)
+    plot.plot_batch_sizes(pd.DataFrame(visits()))
+    assert dict(matplotlib.rcParams)==before
+
+
+def test_a_given_axes_is_used():
+    fig, axs = plt.subplots(1, 3, figsize=(15, 4))
+    df = pd.DataFrame(visits())
+    assert plot.plot_batch_sizes(df, ax=axs[0]) is axs[0]
+    assert plot.plot_memory(df, ax=axs[1]) is axs[1]
+    assert plot.plot_speedup(compare(df[df.device=='cpu'], df[df.device=='cuda']), ax=axs[2]) is axs[2]
+    assert fig.get_size_inches().tolist()==[15, 4]
+    fig.canvas.draw()
+
+
+def test_hostile_names_can_be_drawn():
+    df = pd.DataFrame(visits(model=HOSTILE) + visits(model='_hidden $'))
+    plot.plot_batch_sizes(df, by='model').figure.canvas.draw()
+    assert len(plot.plot_batch_sizes(df, by='model').get_legend().get_texts())==4
+    plot.plot_speedup(compare(df[df.device=='cpu'], df[df.device=='cuda'])).figure.canvas.draw()
+
+
+# ---- captions, fits and ways of measuring
+
+WORDY = dict(gpu='Made-up GPU of a maker with a long name 9000', cpu='Made-up CPU of a maker with a long name 7000 v2', torch='2.11.0+cu130',
+             fastai='2.8.12', container=True)
+
+
+def inside(ax):
+    "Does the caption lie within its figure?"
+    ax.figure.canvas.draw()
+    box, edge = next(o for o in ax.texts if o.get_gid()=='caption').get_window_extent(), ax.figure.bbox
+    return edge.x0<=box.x0 and box.x1<=edge.x1 and edge.y0<=box.y0 and box.y1<=edge.y1
+
+
+def test_captions_are_whole():
+    df = pd.DataFrame(visits((16, 64, 256, 512), transform_ms=None, **PARTS, **WORDY))
+    gpu = df[df.device=='cuda']
+    for rows in (gpu[gpu.bs==64], gpu, df): assert inside(plot.plot_phases(rows))
+    for ax in (plot.plot_batch_sizes(df), plot.plot_memory(df), plot.plot_fit(gpu, fit_step_time(gpu.bs, gpu.step_ms)),
+               plot.plot_speedup(compare(df[df.device=='cpu'], gpu))): assert inside(ax)
+
+
+def test_a_caption_of_a_fit_says_off_by_in_one_meaning_and_doubts_what_is_shown():
+    times = [42.8, 34.5, 29.0, 24.2, 23.8]                       # every parameter has an interval with two ends, and the fit is in doubt
+    df = pd.DataFrame(dict(bs=[16, 32, 64, 128, 256], epoch_s=times))
+    text = ' '.join(plot.plot_fit(df, fit_time_curve(df.bs, df.epoch_s)).texts[-1].get_text().split())
+    assert 'Doubtful: alpha and T_min' in text and 'Not shown by the data' not in text
+    assert 'off by' not in text.split('Doubtful')[0]
+
+
+@pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_phases, plot.plot_memory])
+def test_visits_that_were_measured_in_another_way_are_another_series(f):
+    def timed(s, **kw): return visits(measure=dict(half_width=.05, max_s=s) | kw, **PARTS)
+    def names(rows): return [o.get_text() for o in f(pd.DataFrame(rows)).get_legend().get_texts()]
+    assert any('max_s=9' in o for o in names(timed(1)+timed(9))) and not any('half_width' in o for o in names(timed(1)+timed(9)))
+    assert names(timed(1)+timed(1, monitor=True))==names(timed(1))     # the monitor comes after the timing
