@@ -52,7 +52,8 @@ def one_of(
 )->str: # `name`
     "`name` if it is one of `names`, else a `ValueError` that lists them"
     if name in list(names): return name                # a list asks for no hash, which not everything has
-    raise ValueError(f"There is no {kind} named {name!r}. {nearest(name, names)}There are: {', '.join(map(str, names))}.")
+    listed = ', '.join(map(str, names))
+    raise ValueError(f"There is no {kind} named {name!r}. {nearest(name, names)}There are: {listed}.")
 
 # %% ../nbs/00_core.ipynb #5a14d876
 def is_number(
@@ -87,14 +88,16 @@ def pick_device(
     import torch
     name = find_devices()[-1] if str(name)=='auto' else str(name)
     if not re.fullmatch(r'cpu|cuda(:\d+)?', name):
-        hint = "Did you mean 'cuda'? " if re.match('gpu|nvidia', name.lower()) else nearest(name, ['auto', 'cpu', 'cuda'])   # 'gpu' is spelt like 'cpu'
+        hint = "Did you mean 'cuda'? " if re.match('(?i)gpu|nvidia', name) else nearest(name, ['auto', 'cpu', 'cuda'])
         raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda' or 'cuda:1'.")
     device, n = torch.device(name), torch.cuda.device_count()
     if name!='cpu' and not torch.cuda.is_available():
-        why = (f"this torch ({torch.__version__}) was built for the CPU only. Install a CUDA build of torch and torchvision, both from the same "
-               "index" if torch.version.cuda is None else "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which")
+        why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
+        if torch.version.cuda is None: why = (f"this torch ({torch.__version__}) was built for the CPU only. "
+            "Install a CUDA build of torch and torchvision, both from the same index")
         raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' meanwhile.")
-    if (device.index or 0)>=max(1, n): raise ValueError(f"There is no device {name!r}: this machine shows {n} GPU(s), numbered from 0.")
+    if (device.index or 0)>=max(1, n):
+        raise ValueError(f"There is no device {name!r}: this machine shows {n} GPU(s), numbered from 0.")
     return device
 
 # %% ../nbs/00_core.ipynb #7adbc789
@@ -110,7 +113,7 @@ def free_memory():
     "Free memory that nothing refers to any more, and reset the peaks of GPU memory"
     import torch
     gc.collect()
-    if not torch.cuda.is_initialized(): return   # asking CUDA for anything would start it, and a forked process must not
+    if not torch.cuda.is_initialized(): return   # asking CUDA for anything starts it, and a forked process must not
     torch.cuda.empty_cache()
     for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
 
@@ -144,8 +147,9 @@ def cpu_quota(
     root='/', # Where the file system starts
 )->float|None: # Cores, with fractions; None where there is no limit
     "How many cores the control group (version 2 or 1) grants, as `docker run --cpus` sets it"
-    quota, _, period = file_text(Path(root)/'sys/fs/cgroup/cpu.max').partition(' ')
-    if not quota: quota, period = (file_text(Path(root)/f'sys/fs/cgroup/cpu/cpu.cfs_{o}_us') for o in ('quota', 'period'))
+    cgroup = Path(root)/'sys/fs/cgroup'
+    quota, _, period = file_text(cgroup/'cpu.max').partition(' ')
+    if not quota: quota, period = (file_text(cgroup/f'cpu/cpu.cfs_{o}_us') for o in ('quota', 'period'))
     try: return int(quota)/int(period) if int(quota)>0 else None
     except (ValueError, ZeroDivisionError): return None          # 'max', or no control group
 
@@ -161,18 +165,18 @@ def cpu_name(
     root='/', # Where the file system starts
 )->str|None:
     "The CPU's model"
-    lines = [o.partition(':')[2].strip() for o in file_text(Path(root)/'proc/cpuinfo').splitlines() if o.startswith('model name')]
-    return lines[0] if lines else platform.processor() or None
+    found = re.search(r'(?m)^model name\s*:(.*)$', file_text(Path(root)/'proc/cpuinfo'))
+    return found[1].strip() if found else platform.processor() or None
 
 # %% ../nbs/00_core.ipynb #d0905f8c
 def open_nvml():
-    "NVIDIA's library NVML as the module `pynvml`, opened; `.nvmlShutdown()` closes it. Raises what the driver or the package raises"
+    "NVIDIA's library NVML as the module `pynvml`; `.nvmlShutdown()` closes it. Raises what driver or package raise"
     try: import pynvml
     except Exception as e: raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
     pynvml.nvmlInit()
     return pynvml
 
-def driver_version()->str|None: # None without a driver, or with one that does not answer: `gpubench doctor` finds out why
+def driver_version()->str|None: # None without one that answers; `gpubench doctor` finds out why
     "The NVIDIA driver's version"
     try: nvml = open_nvml()
     except Exception: return None                    # NVML's errors, and whatever a torn package raises
@@ -188,7 +192,7 @@ def package_version(
     except PackageNotFoundError: return None
 
 # %% ../nbs/00_core.ipynb #996bb115
-_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None   # as torch finds it, which reads it once, when it is imported
+_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None    # torch reads it once, when it is imported
 
 def _describe_gpu(device):
     import torch
@@ -207,14 +211,16 @@ def describe_machine(
 )->dict: # Flat; None where unknown; sizes in GiB
     "What the numbers of this machine depend on: hardware, system, versions, switches"
     import psutil, torch
-    python, system, cuda, cudnn = platform.python_version(), platform.system(), torch.backends.cuda, torch.backends.cudnn
+    python, system, cudnn = platform.python_version(), platform.system(), torch.backends.cudnn
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(), container=in_container(),
                    torch=torch.__version__, fastai=package_version('fastai'))
     name = fingerprint(lasting | dict(python='.'.join(python.split('.')[:2]), os=system))
-    return dict(fingerprint=name) | lasting | dict(ram_gib=round(psutil.virtual_memory().total/2**30, 1), os=f'{system} {platform.release()}',
-        driver=driver_version(), cuda=torch.version.cuda, cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None), python=python,
-        gpubench=__version__, torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
-        tf32_matmul=cuda.matmul.allow_tf32, tf32_cudnn=cudnn.allow_tf32, cudnn_benchmark=cudnn.benchmark, omp_wait_policy=_WAIT_POLICY)
+    return dict(fingerprint=name) | lasting | dict(
+        ram_gib=round(psutil.virtual_memory().total/2**30, 1), os=f'{system} {platform.release()}',
+        driver=driver_version(), cuda=torch.version.cuda, cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None),
+        python=python, gpubench=__version__, torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
+        tf32_matmul=torch.backends.cuda.matmul.allow_tf32, tf32_cudnn=cudnn.allow_tf32, cudnn_benchmark=cudnn.benchmark,
+        omp_wait_policy=_WAIT_POLICY)
 
 def cudnn_text(
     number:int|None, # As cuDNN gives it: 92600, or 8902 before version 9
@@ -229,7 +235,8 @@ def machine_title(
     machine, # Dict or row of a frame with `describe_machine`'s keys; where it has a `device`, that one is named
 )->str:
     "One line: on which machine and with which versions something was measured"
-    known = {o: x for o in 'gpu cpu n_cores device wsl2 container torch fastai'.split() if (x := machine.get(o)) not in (None, '') and x==x}
+    values = {o: machine.get(o) for o in 'gpu cpu n_cores device wsl2 container torch fastai'.split()}
+    known = {k: x for k,x in values.items() if x not in (None, '') and x==x}
     on_gpu = 'gpu' in known and str(known.get('device', 'cuda')).startswith('cuda')
     cores = f", {known['n_cores']:.0f} cores" if 'n_cores' in known else ''
     where = [o for o,key in (('WSL2', 'wsl2'), ('container', 'container')) if known.get(key)]
