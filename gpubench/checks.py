@@ -26,7 +26,8 @@ def lab_records(
     found = [o for o in tries if o.is_file()]
     if found: return found[0]
     there = sorted({p.name for o in tries if o.parent.is_dir() for p in o.parent.glob('*.jsonl')})
-    raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: {', '.join(there) or 'none'}.")
+    raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: "
+                     f"{', '.join(there) or 'none'}.")
 
 class LabSession:
     "What a lab works with: its machine and devices, its folder, its notes, and the records of a GPU that ship with it"
@@ -79,7 +80,8 @@ class LabSession:
 
     def of_gpu(self, part:str)->dict: # Empty where there is none
         "The note of a part from a GPU, this one or the recorded one"
-        return next((o for o in (self.mine if self.on_gpu else self.theirs) if o['part']==part and o['device']!='cpu'), {})
+        return next((o for o in (self.mine if self.on_gpu else self.theirs) if o['part']==part and o['device']!='cpu'),
+                    {})
 
     def recorded(self,
         file:str,        # Name of a file that ships with the labs
@@ -137,7 +139,8 @@ def check_guess(
     if g is None: return Reply(False, f"A guess is a number{f' of {unit}' if unit else ''}, and this is {guess!r}.")
     if m is None: return Reply(None, f"You guessed {_show(g, unit)}. There is no measurement to compare it with.")
     said = f"You guessed {_show(g, unit)}, measured were {_show(m, unit)}"
-    if within and within[0]<=g<=within[1]: return Reply(True, f"{said}, with an interval from {within[0]:.3g} to {within[1]:.3g}. "
+    if within and within[0]<=g<=within[1]:
+        return Reply(True, f"{said}, with an interval from {within[0]:.3g} to {within[1]:.3g}. "
         "Your guess lies in it: these visits know no better.")
     if unit=='%': is_close, off = abs(g-m)<=CLOSE_POINTS, f'{abs(g-m):.3g} points'
     elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
@@ -181,7 +184,9 @@ def check_number(
     "Is this number right?"
     if answer is None: return NOT_YET
     a, c = _number(answer), _number(correct)
-    if a is None: return Reply(False, f"A number{f' of {unit}' if unit else ''} is asked for, without quotes, and this is {answer!r}.")
+    if a is None:
+        return Reply(False, f"A number{f' of {unit}' if unit else ''} is asked for, without quotes, and this is "
+                            f"{answer!r}.")
     if c is None: return Reply(None, f"You answered {_show(a, unit)}. There is no measurement to compare it with.")
     if _close(a, c, tolerance): return Reply(True, f"Right: {_show(c, unit)}. {why}".strip())
     wrong = {_number(k): v for k,v in (hints or {}).items() if _number(k) is not None}

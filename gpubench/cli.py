@@ -25,13 +25,15 @@ from . import __version__
 from .core import hide_known_warnings
 
 # %% ../nbs/43_cli.ipynb #f3d6e214
-OK, FAILED, UNUSABLE, DIED, TIMEOUT, HUNG_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 129, 130, 143   # from 129 on: 128 and the signal's number
+# from 129 on: 128 and the signal's number
+OK, FAILED, UNUSABLE, DIED, TIMEOUT, HUNG_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 129, 130, 143
 EXIT_CODES = """\b
 Exit codes: 0 success; 1 something failed, or this machine has limits;
 2 the request is wrong or this machine cannot run it; 3 a lab's kernel died;
 4 a lab's cell took too long; 130 stopped with Ctrl-C, 143 by SIGTERM,
 129 by SIGHUP, as when the terminal is closed."""
-STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT, 'interrupted': INTERRUPTED,
+STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,
+                'interrupted': INTERRUPTED,
                 'terminated': TERMINATED, 'hung up': HUNG_UP}   # of a lab
 
 def _print(words, err=False):
@@ -50,9 +52,11 @@ class OurError(click.ClickException):
         "The message of an error that gpubench or the system raised, or of a package that is broken; None for any other"
         tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
         while tb and tb.tb_next: tb = tb.tb_next
-        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:      # a library that torch needs cannot be loaded
+        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:
+            # a library that torch needs cannot be loaded
             return f"{name} cannot be loaded ({e}). Run `gpubench doctor`: it finds out what is broken and what to do."
-        return str(e) if isinstance(e, OSError) or tb and tb.tb_frame.f_globals.get('__name__', '').startswith('gpubench.') else None
+        return str(e) if isinstance(e, OSError) or tb and tb.tb_frame.f_globals.get('__name__',
+                                                                                    '').startswith('gpubench.') else None
 
 # %% ../nbs/43_cli.ipynb #0b24efc3
 class Verbs(click.Group):
@@ -73,7 +77,8 @@ class Verbs(click.Group):
 def _debug_on(ctx, param, value):
     if value: ctx.find_root().meta['gpubench.debug'] = True
 
-debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_debug_on, help='Show the traceback of an error.')
+debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_debug_on,
+                         help='Show the traceback of an error.')
 
 def verb(group, name, examples): # Name of the command, and the lines of its examples
     "A command of `group` with --debug, examples and exit codes in its help"
@@ -122,7 +127,8 @@ def print_at_once(words, terminal=None):
     if terminal: _print(words, err=True)
 
 # %% ../nbs/43_cli.ipynb #ebe91ce5
-@click.group(cls=Verbs, context_settings=dict(help_option_names=['-h', '--help'], max_content_width=100), epilog=EXIT_CODES)
+@click.group(cls=Verbs, context_settings=dict(help_option_names=['-h', '--help'], max_content_width=100),
+             epilog=EXIT_CODES)
 @click.version_option(__version__, message='gpubench %(version)s')
 @debugging
 def cli():
@@ -165,7 +171,8 @@ gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs""")
 @click.argument('names', nargs=-1, metavar='[LAB]...')
-@click.option('--copy', 'to', metavar='FOLDER', help='Copy the labs into FOLDER, best outside of the checkout. A file that you changed is kept.')
+@click.option('--copy', 'to', metavar='FOLDER',
+              help='Copy the labs into FOLDER, best outside of the checkout. A file that you changed is kept.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Take the labs in FOLDER instead of those that ship.')
 def labs(names, to, folder):
     """List the labs, show the parameters of some, or copy them; without a LAB, all of them."""
@@ -177,8 +184,10 @@ def labs(names, to, folder):
         if found['kept']: _print('To get the original of such a file, rename yours and copy again.')
         return
     for lab in pick_labs(names, folder):
-        _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} · measures {lab.measures}')
-        rows = [(f'{o.name}: {o.written} = {o.default!r}', o.meaning) for o in lab_parameters(lab).values()] if names else []
+        _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} · measures '
+               f'{lab.measures}')
+        rows = [(f'{o.name}: {o.written} = {o.default!r}', o.meaning)
+                for o in lab_parameters(lab).values()] if names else []
         for left,right in rows: _print(f'    {left:{max(len(o[0]) for o in rows)}}  {right}'.rstrip())
 
 # %% ../nbs/43_cli.ipynb #6627ea5b
@@ -217,8 +226,10 @@ class RunLines:
 
     def write(self, words):
         self.written_s = self.clock()
-        if self.file is None: return                                            # stderr is closed, and stdout is for others
-        with suppress(OSError, ValueError): print(f'{words}, {self.left}', file=self.file, flush=True)   # no reason to end a run
+        if self.file is None:
+            return                                            # stderr is closed, and stdout is for others
+        with suppress(OSError, ValueError):
+            print(f'{words}, {self.left}', file=self.file, flush=True)   # no reason to end a run
 
     def name(self, words):
         "Show what runs now"
@@ -261,7 +272,8 @@ class RunProgress(RunLines):
     def __init__(self, jobs, clock=perf_counter, file=None, **kwargs): # the last for tqdm
         from tqdm import tqdm
         super().__init__(jobs, clock, file)
-        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True, file=self.file, **kwargs)
+        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True,
+                        file=self.file, **kwargs)
 
     def name(self, words): self.bar.set_description_str(words, refresh=False)
 
@@ -306,7 +318,8 @@ def show_report(
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_text
     from gpubench.report import write_report
-    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()                 # first: whoever reads the table may go
+    # first: whoever reads the table may go
+    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()
     _print('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
     _print(f'\nReport: {page}\n        {page.as_uri()}')
 
@@ -343,7 +356,8 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
     from gpubench.record import records_path
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
     with StopSignals(), filled_folder(out) as out:           # the report, too: a signal ends it as cleanly
-        _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick profile. Results go to {out}')
+        _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
+               f'profile. Results go to {out}')
         for o in jobs:
             if why := earlier_run(o, out): _print(f'{o.notebook} exists and runs again. What differs: {why}')
         progress = None if no_progress else run_progress(jobs)
@@ -351,7 +365,8 @@ def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_pro
         finally:
             if progress: progress.close()
         for o in done: show_outcome(o, out)
-        if any(o.status!='ok' for o in done): _print(f'To run the rest, give the same command with --out {shlex.quote(str(out))}')
+        if any(o.status!='ok' for o in done):
+            _print(f'To run the rest, give the same command with --out {shlex.quote(str(out))}')
         is_stopped = any(o.stopped for o in done)            # figures would take longer than a cancelled job has left
         try:
             if not is_stopped: show_report(out)
@@ -387,7 +402,8 @@ gpubench sweep --bs 64,1024 --monitor""")
               help='For each visit.')
 @click.option('--monitor', is_flag=True, help='Measure energy, power and load, too: after its timing each visit trains '
               'on for 4 to 20 s.')
-@click.option('--retry-failed', is_flag=True, help='Run visits again that failed, were skipped, were killed or took too long.')
+@click.option('--retry-failed', is_flag=True,
+              help='Run visits again that failed, were skipped, were killed or took too long.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
 @click.pass_context
 def sweep(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, **lists):
@@ -405,14 +421,16 @@ def sweep(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
     start_server()                                           # it loads while the data is fetched
-    for o in dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo): get_images(*o)   # no visit waits for a download
+    for o in dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo):
+        get_images(*o)   # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out:
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         df = library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
                            retry_failed=retry_failed, monitor=monitor)
     bad = df[df.status!='ok'] if len(df) else df
-    for error,n in bad.error.value_counts(sort=False).items() if len(bad) else (): _print(f'{n} of {len(df)} visits failed: {error}', err=True)
+    for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
+        _print(f'{n} of {len(df)} visits failed: {error}', err=True)
     show_report(out)
     ctx.exit(FAILED if len(bad) else OK)
 
@@ -423,7 +441,8 @@ gpubench compare runs/cpu runs/gpu --price-per-hour gpu=2.50 --price-per-hour cp
 gpubench compare runs/cpu runs/gpu colleague/records.jsonl --strict""")
 @click.argument('folders', nargs=-1, required=True, metavar='RUN...')
 @prices
-@click.option('--strict', is_flag=True, help='Exit code 1 where two sides did different work, or no ratio could be made.')
+@click.option('--strict', is_flag=True,
+              help='Exit code 1 where two sides did different work, or no ratio could be made.')
 @click.pass_context
 def compare(ctx, folders, price_per_h, strict):
     """Compare runs: speed-up with its interval, and a warning where the work was not the same.

@@ -55,7 +55,8 @@ def _notebook(path):
     try: return nbformat.read(path, as_version=4)
     except (FileNotFoundError, IsADirectoryError):
         raise ValueError(f"There is no lab {path}. `gpubench labs` lists the labs.") from None
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, AttributeError, RecursionError) as e:
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, AttributeError,
+            RecursionError) as e:
         raise ValueError(f"{path} is not a readable notebook ({type(e).__name__}). Copy it again.") from None
 
 def read_lab(
@@ -112,7 +113,8 @@ def pick_labs(
         if str(name).endswith('.ipynb') and Path(name).is_file(): return read_lab(name)
         if same(name) in nicknames: return nicknames[same(name)]
         near = re.search(r"'(.*)'", nearest(same(name), nicknames))
-        raise ValueError(f"There is no lab {str(name)!r}. " + (f"Did you mean {nicknames[near[1]].name!r}? " if near else '') +
+        raise ValueError(f"There is no lab {str(name)!r}. " +
+                         (f"Did you mean {nicknames[near[1]].name!r}? " if near else '') +
                          f"There are: {', '.join(o.name for o in labs)}.")
     return list({o.path.resolve(): o for o in map(pick, names)}.values()) or labs
 
@@ -132,7 +134,9 @@ def _yaml_loader():
             node, lines = super().compose_mapping_node(anchor), {}
             for key,_ in node.value:
                 name, line = (key.tag, str(key.value)), key.start_mark.line+1
-                if name in lines: raise ValueError(f"{key.value!r} twice in one place, in lines {lines[name]} and {line}. Remove one of the two.")
+                if name in lines:
+                    raise ValueError(f"{key.value!r} twice in one place, in lines {lines[name]} and {line}. Remove "
+                                     f"one of the two.")
                 lines[name] = line
             return node
     usual = yaml.SafeLoader.yaml_implicit_resolvers
@@ -150,7 +154,8 @@ def _fit_text(text, kind):
     return _fit(text, kind)
 
 # %% ../nbs/41_labs.ipynb #c7314b64
-TYPES = dict(int=int, float=float, str=str, bool=bool, list=list, tuple=tuple, dict=dict, Literal=Literal, Optional=Optional, Union=Union)
+TYPES = dict(int=int, float=float, str=str, bool=bool, list=list, tuple=tuple, dict=dict, Literal=Literal,
+             Optional=Optional, Union=Union)
 REQUIRED = ('device', 'out', 'seed')  # what every lab has
 
 @dataclass(frozen=True)
@@ -165,9 +170,11 @@ class Parameter:
     @classmethod
     def from_line(cls, node, source, meaning):
         "From an annotated literal on a line of its own; a TypeError or ValueError where it is none"
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value and node.lineno==node.end_lineno):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
+                and node.lineno==node.end_lineno):
             raise TypeError
-        harmless = (ast.Name, ast.Load, ast.Subscript, ast.Constant, ast.Tuple, ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub)
+        harmless = (ast.Name, ast.Load, ast.Subscript, ast.Constant, ast.Tuple, ast.BinOp, ast.BitOr, ast.UnaryOp,
+                    ast.USub)
         for o in ast.walk(node.annotation):
             if not isinstance(o, harmless) or isinstance(o, ast.Name) and o.id not in TYPES: raise TypeError
         kind = eval(compile(ast.Expression(node.annotation), '<annotation>', 'eval'), {'__builtins__': {}}, TYPES)
@@ -186,19 +193,24 @@ def lab_parameters(
     if len(cells)!=1: raise ValueError(f"{path} must have one cell tagged `parameters`, and has {len(cells)}.")
     source, found, last = cells[0].source, {}, 0
     try: nodes = ast.parse(source).body
-    except SyntaxError as e: raise ValueError(f"The parameters cell of {path} isn't Python: {e.msg} in line {e.lineno}.") from None
+    except SyntaxError as e:
+        raise ValueError(f"The parameters cell of {path} isn't Python: {e.msg} in line {e.lineno}.") from None
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     meanings = {o.start[0]: o.string.lstrip('# ').rstrip() for o in tokens if o.type==tokenize.COMMENT}
     for node in nodes:
         try: o = Parameter.from_line(node, source, meanings.get(node.lineno, ''))
         except (TypeError, ValueError): o = None
         if o is None or o.name in found or node.lineno==last: raise ValueError(
-            f"Line {node.lineno} of the parameters cell of {path} cannot be used: {source.splitlines()[node.lineno-1].strip()!r}. "
-            f"Each line must be `name: type = value  # meaning` with a name used once, a type made of {', '.join(TYPES)}, "
+            f"Line {node.lineno} of the parameters cell of {path} cannot be used: "
+            f"{source.splitlines()[node.lineno-1].strip()!r}. "
+            f"Each line must be `name: type = value  # meaning` with a name used once, a type made of "
+            f"{', '.join(TYPES)}, "
             "and a literal of that type.")
         found[o.name], last = o, node.lineno
     missing = [o for o in REQUIRED if o not in found]
-    if missing: raise ValueError(f"The parameters cell of {path} lacks {', '.join(missing)}: every lab has {', '.join(REQUIRED)}.")
+    if missing:
+        raise ValueError(f"The parameters cell of {path} lacks {', '.join(missing)}: every lab has "
+                         f"{', '.join(REQUIRED)}.")
     return found
 
 # %% ../nbs/41_labs.ipynb #fd96e4b0
@@ -206,7 +218,8 @@ def _check_named(name, x):
     "A ValueError where `x`, the value of a parameter of that name, names nothing that exists"
     if name=='device': pick_device(x)
     elif name=='runs' and not records_path(x).is_file():
-        raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds records.jsonl, or a file of records.")
+        raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds records.jsonl, or a "
+                         f"file of records.")
     elif name=='dataset':
         from gpubench.data import check_dataset, find_folder, is_path
         check_dataset(x)
@@ -214,13 +227,15 @@ def _check_named(name, x):
     elif name=='loader':
         from gpubench.data import LOADERS
         one_of('loader', x, LOADERS)
-    elif name in ('model', 'models', 'larger', 'int8_model') and ':' not in x:   # module:function is a user's own network
+    elif name in ('model', 'models', 'larger', 'int8_model') and ':' not in x:
+        # module:function is a user's own network
         from gpubench.models import MODELS
         one_of('model', x, MODELS)
 
 NAMED = 'device dataset loader runs model models larger int8_model'.split()      # parameters that name something
 LIMITS = [ # names of parameters that are numbers -> which numbers make sense, in words
-    (r'bs|\w+_bs|batch_sizes|max_images|n_images|n_epoch|n_steps|n_seeds|repeats|rounds|draws|size', lambda x: x>=1, '1 or more'),
+    (r'bs|\w+_bs|batch_sizes|max_images|n_images|n_epoch|n_steps|n_seeds|repeats|rounds|draws|size', lambda x: x>=1,
+     '1 or more'),
     (r'n_workers|seed|transfer_epochs', lambda x: x>=0, '0 or more'),
     (r'\w+_s|lr|rates|price_per_h', lambda x: 0<x<float('inf'), 'above 0'),
     (r'half_width|goal', lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')]
@@ -229,17 +244,20 @@ def check_values(
     values:dict, # Name → value; a lab passes its `globals()`. Names without a rule are left alone, None and '' are the lab's choice
 ):
     "A ValueError where a parameter has a value that no lab can use"
-    if not isinstance(values, dict): raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
+    if not isinstance(values, dict):
+        raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
     kinds = values.get('__annotations__') or {}                     # of a lab's `globals()`
     for name,x in list(values.items()):
         limit = next((o for o in LIMITS if re.fullmatch(o[0], name)), None)
         if not (limit or name in NAMED) or not isinstance(x, (str, int, float, list, tuple, dict)) or x=='': continue
         if get_origin(kinds.get(name)) in (list, tuple) and isinstance(x, (str, int, float)): raise ValueError(
             f"Parameter {name} is {x!r}. It has to be a list, such as [{x!r}]; with papermill: -y '{name}: [{x}]'.")
-        if limit and isinstance(x, (list, tuple)) and not x: raise ValueError(f"Parameter {name} is {x!r}. It needs at least one number.")
+        if limit and isinstance(x, (list, tuple)) and not x:
+            raise ValueError(f"Parameter {name} is {x!r}. It needs at least one number.")
         for o in x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else [x]:
             try:
-                if limit and not (isinstance(o, (int, float)) and limit[1](o)): raise ValueError(f"It must be a number, {limit[2]}.")
+                if limit and not (isinstance(o, (int, float)) and limit[1](o)):
+                    raise ValueError(f"It must be a number, {limit[2]}.")
                 if not limit and not isinstance(o, str): raise ValueError("It must be text in quotes.")
                 if not limit: _check_named(name, o)
             except ValueError as e: raise ValueError(f"Parameter {name} is {x!r}. {e}") from None
@@ -253,16 +271,19 @@ def check_parameters(
     "`values` as the lab wants them, or a ValueError"
     params, lab, checked = lab_parameters(lab), Path(getattr(lab, 'path', lab)).stem, {}
     for name,value in values.items():
-        if name not in params: raise ValueError(f"Lab {lab} has no parameter {name!r}. {nearest(name, params)}It has: {', '.join(params)}.")
+        if name not in params:
+            raise ValueError(f"Lab {lab} has no parameter {name!r}. {nearest(name, params)}It has: {', '.join(params)}.")
         p = params[name]
         about = f" ({p.meaning})" if p.meaning else ''
         try: x = checked[name] = _fit_text(value, p.kind) if text and isinstance(value, str) else _fit(value, p.kind)
         except (TypeError, ValueError):
-            raise ValueError(f"Lab {lab}: parameter {name}{about} must be {p.written}, and {value!r} is not. Its default is {p.default!r}.") from None
+            raise ValueError(f"Lab {lab}: parameter {name}{about} must be {p.written}, and {value!r} is not. Its "
+                             f"default is {p.default!r}.") from None
         try: check_values({name: x})
         except ValueError as e:
             try: check_values({name: p.default})
-            except ValueError: continue              # in this lab the name means something else: its own default breaks the rule
+            except ValueError:
+                continue              # in this lab the name means something else: its own default breaks the rule
             said = str(e).replace(f'Parameter {name} is', f'parameter {name}{about} is', 1)
             raise ValueError(f"Lab {lab}: {said} Its default is {p.default!r}.") from None
     return checked
@@ -275,12 +296,14 @@ def spread_parameters(
     text:bool=False, # Are the values as typed on a command line?
 )->dict: # Lab's name → checked parameters
     "Which lab gets which value; what is given to one lab wins over what is given to all"
-    if not isinstance(values, dict): raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
+    if not isinstance(values, dict):
+        raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
     owners, plan = {o.name: lab_parameters(o) for o in labs}, {o.name: {} for o in labs}
     def parts(key, value): # the lab, '' for all, and the values by name
         if key not in (*plan, *known): return str(key).rpartition('.')[0], {str(key).rpartition('.')[2]: value}
         if not isinstance(value, dict|None): raise ValueError(
-            f"{key!r} is a lab, and gets {value!r}. Write {key}.seed=3 on the command line, and {key}: {{seed: 3}} in a file.")
+            f"{key!r} is a lab, and gets {value!r}. Write {key}.seed=3 on the command line, and {key}: {{seed: 3}} in "
+            f"a file.")
         return key, value or {}                      # a lab below which all lines are comments
     for lab,inner in sorted((parts(*o) for o in values.items()), key=lambda o: o[0]!=''):
         if lab and lab not in (*plan, *known):
@@ -303,8 +326,10 @@ def read_parameters(
     "Parameters from a file"
     import yaml
     try: values = yaml.load(Path(path).read_text(encoding='utf-8'), _yaml_loader())
-    except (OSError, TypeError) as e: raise ValueError(f"Cannot read the parameters in {path}: {getattr(e, 'strerror', e)}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e: raise ValueError(f"{path} isn't YAML: {' '.join(str(e).split())}.") from None
+    except (OSError, TypeError) as e:
+        raise ValueError(f"Cannot read the parameters in {path}: {getattr(e, 'strerror', e)}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} isn't YAML: {' '.join(str(e).split())}.") from None
     except ValueError as e: raise ValueError(f"{path} has {e}") from None      # a name twice
     if not isinstance(values, dict|None):
         raise ValueError(f"{path} must map names to values, as in `seed: 3`, and holds a {type(values).__name__}.")
@@ -323,14 +348,16 @@ def profile_parameters(
         values = read_parameters(file)
         there = sorted({p.stem for o in (file.parent, lab.path.parent, labs_folder()) for p in o.glob('*.ipynb')})
         slip = next((o for o in values if o not in there), None)
-        if slip is not None: raise ValueError(f"{file} mentions {str(slip)!r}, and there is no such lab. {nearest(slip, there)}".rstrip())
+        if slip is not None:
+            raise ValueError(f"{file} mentions {str(slip)!r}, and there is no such lab. {nearest(slip, there)}".rstrip())
         plan |= spread_parameters({k: v for k,v in values.items() if k==lab.name}, [lab])
     return plan
 
 # %% ../nbs/41_labs.ipynb #f4ed1dc3
 def _folder_path(out, what=''):
     "The folder that `out` names, or a new one, runs/<time> or runs/<time>-<what>"
-    if not isinstance(out, (str, os.PathLike)): raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
+    if not isinstance(out, (str, os.PathLike)):
+        raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
     if str(out): return Path(os.path.abspath(os.path.expanduser(out)))
     path = Path(os.path.abspath('runs'), '-'.join(o for o in (f'{datetime.now():%Y-%m-%d-%H%M%S}', what) if o))
     return next(o for o in (path, *(path.with_name(f'{path.name}-{i}') for i in range(2, 100))) if not o.exists())
@@ -345,7 +372,8 @@ def run_folder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder): pass
     except OSError as e:
-        raise ValueError(f"Cannot write to the output folder {folder}: {e.strerror or e}. Name another one, with --out FOLDER or out='…'.") from None
+        raise ValueError(f"Cannot write to the output folder {folder}: {e.strerror or e}. Name another one, with "
+                         f"--out FOLDER or out='…'.") from None
     return folder
 
 @contextmanager
@@ -377,8 +405,10 @@ def plan_jobs(
 )->list[Job]:
     "Each execution that a run needs; a ValueError where a device is missing"
     asked = [device] if isinstance(device, str) or device and not hasattr(device, '__iter__') else list(device or ())
-    asked, found = list(dict.fromkeys(pick_device(o).type if o=='auto' else str(pick_device(o)) for o in asked)), find_devices()
-    def job(lab, device, suffix=''): return Job(lab, device, f"{lab.name}{suffix.replace(':', '')}.ipynb", (params or {}).get(lab.name, {}))
+    asked, found = list(dict.fromkeys(pick_device(o).type if o=='auto' else str(pick_device(o))
+                                      for o in asked)), find_devices()
+    def job(lab, device, suffix=''):
+        return Job(lab, device, f"{lab.name}{suffix.replace(':', '')}.ipynb", (params or {}).get(lab.name, {}))
     jobs = []
     for lab in labs:
         if lab.measures==ONE_DEVICE: jobs += [job(lab, o, f'-{o}') for o in asked or found]
@@ -398,7 +428,8 @@ def own_kernel(
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
     from traitlets import default
-    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')                   # older ipykernels load the debugger in this process, too
+    # older ipykernels load the debugger in this process, too
+    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')
 
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
@@ -407,7 +438,8 @@ def own_kernel(
             return spec
 
     class OwnKernelManager(AsyncKernelManager):
-        started = []                                                               # every one of them, to end what is left
+        # every one of them, to end what is left
+        started = []
 
         @default('kernel_spec_manager')
         def _own_specs(self): return OwnKernelSpecs(parent=self, kernel_dirs=[])   # ipykernel's own remains
@@ -433,7 +465,8 @@ def own_kernel(
 
 # %% ../nbs/41_labs.ipynb #90e2ed56
 STOPS = dict( # signal → status of a lab that it stopped, and its words
-    SIGINT=('interrupted', 'stopped from the keyboard'), SIGTERM=('terminated', 'stopped by SIGTERM, as when a job is cancelled'),
+    SIGINT=('interrupted', 'stopped from the keyboard'),
+    SIGTERM=('terminated', 'stopped by SIGTERM, as when a job is cancelled'),
     SIGHUP=('hung up', 'stopped by SIGHUP, as when the terminal is closed'))
 # a crash then names its line
 CRASH_REPORT = '--IPKernelApp.exec_lines=import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'
@@ -463,7 +496,8 @@ def merge_streams(
         if o.output_type=='stream': texts.setdefault(o.name, []).append(o)
     for first,*more in texts.values():
         lines = ''.join(o.text for o in (first, *more)).split('\n')
-        first.text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)   # what a terminal leaves of lines that are written over
+        # what a terminal leaves of lines that are written over
+        first.text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
     firsts = [o for o in cell.outputs if o.output_type!='stream' or o is texts[o.name][0]]
     for i,o in enumerate(firsts[1:]):                # which comes first is chance
         if [p.get('name') for p in firsts[i:i+2]]==['stderr', 'stdout']: firsts[i:i+2] = o, firsts[i]
@@ -472,12 +506,14 @@ def merge_streams(
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
     def literally(path): return str(path).replace('{', '{{').replace('}', '}}')   # papermill formats paths
-    params, manager, logger = job.params | dict(device=job.device, out=str(target.parent)), own_kernel(log), logging.getLogger('papermill')
+    params, manager, logger = job.params | dict(device=job.device,
+                                                out=str(target.parent)), own_kernel(log), logging.getLogger('papermill')
     level = logger.level
     logger.setLevel(logging.CRITICAL+1)              # our own messages are better
     try: return papermill.execute_notebook(
         literally(job.lab.path), literally(target), parameters=params, kernel_name='python3', language='python',
-        progress_bar=False, kernel_manager_class=manager, extra_arguments=[CRASH_REPORT], on_cell_executed=merge_streams,
+        progress_bar=False, kernel_manager_class=manager, extra_arguments=[CRASH_REPORT],
+        on_cell_executed=merge_streams,
         execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, on_cell_start=on_cell)
     finally:
         logger.setLevel(level)
@@ -489,11 +525,14 @@ def _ending(e, i, source, timeout_s):
     from nbclient.exceptions import CellTimeoutError
     from papermill.exceptions import PapermillExecutionError
     ours = isinstance(e, PapermillExecutionError)
-    code = [o.strip() for o in (e.source if ours else source).splitlines() if o.strip() and not o.strip().startswith('#')]
+    code = [o.strip() for o in (e.source if ours else source).splitlines() if o.strip()
+            and not o.strip().startswith('#')]
     cell = f'cell {(e.cell_index if ours else i)+1}' + (f' (`{code[0][:60]}`)' if code else '')
     if ours: return 'error', f"{cell}: {e.ename}: {(e.evalue.strip().splitlines() or [''])[0]}"
-    if isinstance(e, CellTimeoutError): return 'timeout', f"{cell} took longer than {timeout_s} s. Allow more with --timeout, or ask for less work."
-    if isinstance(e, KeyboardInterrupt): return STOPS.get(str(e), STOPS['SIGINT'])[0], f"{STOPS.get(str(e), STOPS['SIGINT'])[1]}, in {cell}"
+    if isinstance(e, CellTimeoutError):
+        return 'timeout', f"{cell} took longer than {timeout_s} s. Allow more with --timeout, or ask for less work."
+    if isinstance(e, KeyboardInterrupt):
+        return STOPS.get(str(e), STOPS['SIGINT'])[0], f"{STOPS.get(str(e), STOPS['SIGINT'])[1]}, in {cell}"
     return ('error', f'{cell} ended the lab with sys.exit') if e is None else ('died', f"the kernel died in {cell}.")
 
 def _mark_stopped(path, error, i):
@@ -502,19 +541,22 @@ def _mark_stopped(path, error, i):
     nb = nbformat.read(path, as_version=4)
     words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
              'Cells below it did not run, whatever their status is.')
-    here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'   # tall: JupyterLab hides its top
+    # tall: JupyterLab hides its top
+    here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'
     nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
     nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
-MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU') # what another run must share to count -> its name
+# what another run must share to count -> its name
+MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')
 
 def _mark_ok(path):
     "A notebook without this mark runs again: papermill calls 'completed' also a cell that Ctrl-C or a power cut stopped"
     import nbformat
     nb = nbformat.read(path, as_version=4)
-    nb.metadata['gpubench'] = dict(status='ok', made_with={k: v for k,v in describe_machine().items() if k in MADE_WITH})
+    nb.metadata['gpubench'] = dict(status='ok',
+                                   made_with={k: v for k,v in describe_machine().items() if k in MADE_WITH})
     nbformat.write(nb, path)
 
 # %% ../nbs/41_labs.ipynb #27a12724
@@ -526,19 +568,23 @@ def run_job(
 )->Outcome:
     "Execute a lab once; its failure is an outcome, not an exception. What stops it is raised, with the notebook as far as it came"
     from papermill.exceptions import PapermillExecutionError
-    target, start, at = Path(folder)/job.notebook, perf_counter(), [0, '']         # `at`: index and source of the cell that runs
+    # `at`: index and source of the cell that runs
+    target, start, at = Path(folder)/job.notebook, perf_counter(), [0, '']
     log = target.with_suffix('.log')                 # what the kernel itself writes
     def started(cell, cell_index):
         at[:] = cell_index, cell.source
         if on_cell: on_cell(cell_index)
     def drop_log():
-        with suppress(PermissionError): log.unlink(missing_ok=True)                # Windows keeps it while a child of the kernel lives
+        with suppress(PermissionError):
+            log.unlink(missing_ok=True)                # Windows keeps it while a child of the kernel lives
     try:
         with open(log, 'wb') as f: nb = _papermill(job, target, timeout_s, started, f)
-        status, error = _ending(None, *at, timeout_s) if nb.metadata.papermill.get('exception') else ('ok', '')   # it lets `sys.exit(0)` pass
+        # it lets `sys.exit(0)` pass
+        status, error = _ending(None, *at, timeout_s) if nb.metadata.papermill.get('exception') else ('ok', '')
     except (PapermillExecutionError, RuntimeError, TimeoutError) as e: status, error = _ending(e, *at, timeout_s)
     except KeyboardInterrupt as e:
-        with suppress(FileNotFoundError, ValueError): _mark_stopped(target, _ending(e, *at, timeout_s)[1], at[0])  # it may be half written
+        with suppress(FileNotFoundError, ValueError):
+            _mark_stopped(target, _ending(e, *at, timeout_s)[1], at[0])  # it may be half written
         drop_log()
         raise
     duration_s = perf_counter()-start
@@ -561,11 +607,15 @@ def earlier_run(
     try: nb = _notebook(Path(folder)/job.notebook)
     except ValueError: return None
     if nb.metadata.get('gpubench', {}).get('status')!='ok': return None
-    def code(nb): return [o.source for o in nb.cells if o.cell_type=='code' and 'injected-parameters' not in o.metadata.get('tags', [])]
+    def code(nb):
+        return [o.source for o in nb.cells if o.cell_type=='code'
+                and 'injected-parameters' not in o.metadata.get('tags', [])]
     params = {k: v for k,v in nb.metadata.get('papermill', {}).get('parameters', {}).items() if k!='out'}
     then, now = nb.metadata.gpubench.get('made_with', {}), machine or describe_machine()
-    differs = ['its code']*(code(nb)!=code(_notebook(job.lab.path))) + ['its parameters']*(params!=job.params | dict(device=job.device))
-    differs += [f"{word} ({then.get(k, 'not known')} then, {now[k]} now)" for k,word in MADE_WITH.items() if then.get(k, '')!=now[k]]
+    differs = ['its code']*(code(nb)!=code(_notebook(job.lab.path))) + ['its parameters']*(params!=job.params |
+                                                                                           dict(device=job.device))
+    differs += [f"{word} ({then.get(k, 'not known')} then, {now[k]} now)" for k,word in MADE_WITH.items()
+                if then.get(k, '')!=now[k]]
     return ', '.join(differs)
 
 # %% ../nbs/41_labs.ipynb #899e8a80
@@ -579,7 +629,8 @@ def prepare_run(
 )->list[Job]: # Checked: nothing of the request is wrong
     "What a run will execute"
     picked = pick_labs(labs, folder)
-    plans = (profile_parameters(profile, picked), spread_parameters(params or {}, picked, [o.name for o in find_labs(folder)]),
+    plans = (profile_parameters(profile, picked),
+             spread_parameters(params or {}, picked, [o.name for o in find_labs(folder)]),
              spread_parameters(texts or {}, picked, text=True))
     return plan_jobs(picked, device, {o.name: plans[0][o.name]|plans[1][o.name]|plans[2][o.name] for o in picked})
 
@@ -588,12 +639,17 @@ def _check_targets(jobs, folder):
     "A ValueError where a run would write over a student's work, or over its own"
     names = [o.notebook for o in jobs]
     for o in jobs:
-        if names.count(o.notebook)>1: raise ValueError(f"Several labs of this run are named {o.lab.name}, and one would be written over the other. "
+        if names.count(o.notebook)>1:
+            raise ValueError(f"Several labs of this run are named {o.lab.name}, and one would be written over the "
+                             f"other. "
                                                        "Run them one at a time, each with an --out of its own.")
         target = folder/o.notebook
-        try: is_ours = not target.is_file() or not target.samefile(o.lab.path) and 'papermill' in _notebook(target).metadata
+        try:
+            is_ours = not target.is_file() or not target.samefile(o.lab.path) and 'papermill' in _notebook(target).metadata
         except ValueError: is_ours = True            # half of one
-        if not is_ours: raise ValueError(f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be written over. "
+        if not is_ours:
+            raise ValueError(f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be "
+                             f"written over. "
                                          "Name another folder, with --out FOLDER or out='…'.")
 
 def run_jobs(
@@ -611,11 +667,13 @@ def run_jobs(
             for job in jobs:
                 if earlier_run(job, folder)=='': done.append(Outcome(job, 'ok', 0., folder/job.notebook, before=True))
                 else:
-                    if progress: progress.begin(job, len(_notebook(job.lab.path).cells)+1)         # papermill adds a cell
+                    if progress:
+                        progress.begin(job, len(_notebook(job.lab.path).cells)+1)         # papermill adds a cell
                     done.append(run_job(job, folder, timeout_s, progress.cell if progress else None))
                 if progress: progress.end(done[-1].status=='ok' and not done[-1].before)
         except KeyboardInterrupt as e:
-            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)    # nbclient's abandoned tasks complain, even at exit
+            # nbclient's abandoned tasks complain, even at exit
+            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)
             status, words = STOPS.get(str(e), STOPS['SIGINT'])           # a plain KeyboardInterrupt has no name
             done += [Outcome(o, status, 0., folder/o.notebook, words) for o in jobs[len(done):][:1]]
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run was stopped before') for o in jobs[len(done):]]
@@ -632,7 +690,8 @@ def run_labs(
     folder=None,
 )->list[Outcome]: # One an execution, in order
     "Check everything, then execute labs on devices"
-    if not (is_number(timeout_s) and timeout_s>0): raise ValueError(f"timeout_s is {timeout_s!r}, but it has to be a number of seconds above 0.")
+    if not (is_number(timeout_s) and timeout_s>0):
+        raise ValueError(f"timeout_s is {timeout_s!r}, but it has to be a number of seconds above 0.")
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress)
 

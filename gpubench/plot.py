@@ -37,10 +37,14 @@ def need_columns(
 ):
     "Raise a `ValueError` in words where `df` is no frame, has no rows or lacks a column"
     if not isinstance(df, pd.DataFrame): raise ValueError(
-        f"A frame is needed, not {df!r:.60}, which is a {type(df).__name__}. Give what `sweep` returns or `read_records(folder)` reads.")
-    if not len(df): raise ValueError("The frame has no rows, so there is nothing to draw. Give the records of at least one visit.")
+        f"A frame is needed, not {df!r:.60}, which is a {type(df).__name__}. Give what `sweep` returns or "
+        f"`read_records(folder)` reads.")
+    if not len(df):
+        raise ValueError("The frame has no rows, so there is nothing to draw. Give the records of at least one visit.")
     lacking = [o for o in names if o not in list(df)]
-    if lacking: raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. Its columns are: {', '.join(map(str, df.columns))}.")
+    if lacking:
+        raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. Its columns are: "
+                         f"{', '.join(map(str, df.columns))}.")
 
 # %% ../nbs/30_plot.ipynb #28020e03
 LEFT_OUT_FRAC = .05 # above this share of images left out of an epoch, its time is not that of the whole set
@@ -59,7 +63,8 @@ def leaves_out(
     return pd.to_numeric(df.n_dropped) > LEFT_OUT_FRAC*pd.to_numeric(df.n_train)
 
 # %% ../nbs/30_plot.ipynb #df57ad7b
-SETTINGS = [o.name for o in FIELDS.values() if o.kind=='setting' and o.name not in ('bs', 'device', 'seed')] # what splits series
+# what splits series
+SETTINGS = [o.name for o in FIELDS.values() if o.kind=='setting' and o.name not in ('bs', 'device', 'seed')]
 
 def plain_value(x):
     "`x` as it was before a frame made it a float or a NaN: 4.0 is 4, NaN is None"
@@ -98,7 +103,8 @@ def way_labels(
 )->pd.Series: # Texts, one a row: 'max_s=2'; empty where all were measured alike
     "In what the ways of measuring differ"
     ways = [o if isinstance(o, dict) else {} for o in df.measure] if 'measure' in df else [{}]*len(df)
-    names = [o for o in dict.fromkeys(k for w in ways for k in w) if o!='monitor' and len({str(w.get(o)) for w in ways})>1]
+    names = [o for o in dict.fromkeys(k for w in ways for k in w) if o!='monitor'
+             and len({str(w.get(o)) for w in ways})>1]
     texts = [', '.join(f'{o}={w[o]}' for o in names if o in w) for w in ways]
     return pd.Series([o or 'unknown options'*bool(names) for o in texts], df.index, dtype=object)
 
@@ -112,7 +118,8 @@ def varied_settings(
         if name=='lr' and 'bs' in df:                         # a rate that follows the batch size makes one series
             return df.lr.groupby(df.bs).nunique(dropna=False).max()>1
         return df[name].map(str).nunique()>1
-    own = dict.fromkeys(o for names in df.get('settings', ()) if isinstance(names, list) for o in names if o not in FIELDS)
+    own = dict.fromkeys(o for names in df.get('settings', ()) if isinstance(names, list) for o in names
+                        if o not in FIELDS)
     return [o for o in (*SETTINGS, *own) if varies(o)] + ['measure']*(way_labels(df).nunique()>1)
 
 def series_labels(
@@ -185,13 +192,17 @@ def _finish(ax, title, lines, n_spare=2, width=52):
     if len(names)>1 and ax.get_legend() is None:                        # over the axes it hides nothing
         n_columns = max(1, min(len(names), 54//(7+max(map(len, names)))))
         n_rows = -(-len(names)//n_columns)
-        ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=n_columns, frameon=False, borderaxespad=.2, handlelength=1.6, columnspacing=1.2)
+        ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=n_columns, frameon=False, borderaxespad=.2,
+                  handlelength=1.6, columnspacing=1.2)
     if title: ax.set_title(textwrap.fill(title, width), pad=6+17*n_rows)
     cell, labels = ax.get_subplotspec(), ax.yaxis.get_tightbbox()
     width_in = size[0]/(cell.get_gridspec().ncols if cell else 1) - (labels.width/ax.figure.dpi if labels else 0)
-    n_letters = max(20, int(13*(width_in-.15)))                         # of 9 points, from the left end of the axes to the edge
-    lines = [part for o in lines if o for line in _as_is(o).split('\n') for part in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
-    ax.annotate('\n'.join(lines), (0, 0), (0, -8), xycoords=('axes fraction', ax.xaxis.label), textcoords='offset points',
+    # of 9 points, from the left end of the axes to the edge
+    n_letters = max(20, int(13*(width_in-.15)))
+    lines = [part for o in lines if o for line in _as_is(o).split('\n')
+             for part in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
+    ax.annotate('\n'.join(lines), (0, 0), (0, -8), xycoords=('axes fraction', ax.xaxis.label),
+                textcoords='offset points',
                 va='top', fontsize=9, gid='caption')
     more_in = .23*max(0, n_rows-1)+.14*(len(lines)-n_spare)
     if len(ax.figure.axes)==1 and more_in>0: ax.figure.set_figheight(size[1]+more_in)
@@ -200,7 +211,8 @@ def _finish(ax, title, lines, n_spare=2, width=52):
 def _draw_dots(ax, df, y, style):
     "Every visit a dot; hollow for those that left images out"
     for hollow,rows in df.groupby(leaves_out(df)):
-        ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=style['color'], mfc='none' if hollow else style['color'], alpha=.75, zorder=3)
+        ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=style['color'], mfc='none' if hollow
+                else style['color'], alpha=.75, zorder=3)
 
 def _draw_series(ax, df, y, label, style):
     "Dots and the line through the medians of one series"
@@ -213,7 +225,8 @@ def _draw_series(ax, df, y, label, style):
 def _draw_failures(ax, df, labels):
     "A cross on the axis for each batch size that failed, with the reason and, among several series, whose it was"
     failed = df[~succeeded(df)]
-    texts = failed.status + (' ('+labels[failed.index]+')' if labels.nunique()>1 else '') if len(failed) else pd.Series(dtype=object)
+    texts = failed.status + (' ('+labels[failed.index]+')' if labels.nunique()>1
+                             else '') if len(failed) else pd.Series(dtype=object)
     at_axis, ink = ax.get_xaxis_transform(), mpl.rcParams['text.color']
     for bs,found in texts.groupby(failed.bs):
         ax.plot([bs], [0], 'x', color=ink, ms=9, mew=2, transform=at_axis, clip_on=False, zorder=5)
@@ -229,12 +242,14 @@ def _finish_sizes(ax, df, y, labels, title, notes=()):
     ax.set_xscale('log', base=2)
     ax.set_xticks(sizes, labels=[str(o) for o in sizes], rotation=90 if crowded else 0)
     ax.set_xticks([], minor=True)
-    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=(0, _top(values)), ylabel=field(y).words())
+    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=(0, _top(values)),
+           ylabel=field(y).words())
     if not len(values): ax.text(.5, .6, 'no visit gave a value', transform=ax.transAxes, ha='center'); ax.set_yticks([])
     ax.yaxis.set_major_formatter('{x:,.10g}')
     hollow = f"Hollow: that batch leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the training images."
     silent = sorted(set(labels[succeeded(df)]) - set(labels[ok]))
-    _finish(ax, title, [caption(df), *notes, hollow*bool(leaves_out(df[ok]).any()), silent and f"Not measured: {', '.join(silent)}."], 3)
+    _finish(ax, title, [caption(df), *notes, hollow*bool(leaves_out(df[ok]).any()), silent
+                        and f"Not measured: {', '.join(silent)}."], 3)
 
 # %% ../nbs/30_plot.ipynb #1407056c
 @drawing()
@@ -276,7 +291,8 @@ def plot_fit(
 )->Axes:
     "Visits, medians and the fitted curve with its band; the reason instead of the curve where the fit was refused"
     if not hasattr(fit, 'measures'):
-        raise ValueError(f"fit is {fit!r:.60}, but it has to be what `fit_time_curve` or `fit_step_time` returns, of these visits.")
+        raise ValueError(f"fit is {fit!r:.60}, but it has to be what `fit_time_curve` or `fit_step_time` returns, of "
+                         f"these visits.")
     y = y or fit.measures
     need_columns(df, 'bs', y)
     df = _numeric(df, y)
@@ -296,7 +312,8 @@ def plot_fit(
             if a<z: ax.plot(b:=np.geomspace(a, z, 200), fit.predict(b), line, color=ink, lw=1.3, label=label, zorder=2)
         ax.fill_between(b:=np.geomspace(first, last, 400), *fit.predict_ci(b), color=ink, alpha=.13, lw=0, zorder=1)
         all_shown = all(np.isfinite([o.mid, o.lo, o.hi]).all() for o in fit.intervals.values())
-        notes = [f'The visits scatter about the curve by {100*fit.rms_frac:.2g} % (root mean square); through the other sizes '
+        notes = [f'The visits scatter about the curve by {100*fit.rms_frac:.2g} % (root mean square); through the '
+                 f'other sizes '
                  f'alone it would miss a batch size by {100*fit.check_frac:.2g} %. Band: where the curve may lie.',
                  fit.reason and f"{'Doubtful' if all_shown else 'Not shown by the data'}: {fit.reason}"]
     _draw_failures(ax, df, labels)
@@ -365,7 +382,8 @@ def plot_phases(
     values = df[[*PHASES]].apply(pd.to_numeric, errors='coerce').clip(lower=0)
     top, usual = values.max().max(), values.quantile(.98).max()
     end_ms = 1. if not is_known(top) or top<=0 else 1.08*top if top<=FAR*usual else 1.5*usual
-    found, height, n_beyond = [o for o in PHASES if any(o in shares[k].index for k in styles)], .8/max(1, len(styles)), 0
+    found, height, n_beyond = [o for o in PHASES
+                               if any(o in shares[k].index for k in styles)], .8/max(1, len(styles)), 0
     for i,(name,style) in enumerate(styles.items()):
         for phase,row in shares[name].iterrows():
             y = found.index(phase)+(i-(len(styles)-1)/2)*height
@@ -377,10 +395,13 @@ def plot_phases(
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
     if not styles: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
-    what, empty = 'step' if {'fit', 'epoch', 'step'} <= set(df) else 'visit', sorted(set(shares)-set(styles), key=_by_number)
+    what, empty = 'step' if {'fit', 'epoch', 'step'} <= set(df) else 'visit', sorted(set(shares)-set(styles),
+                                                                                     key=_by_number)
     _finish(ax, title, [caption(df),
-        f'Every dot is a {what}, the bar ends at the median; at the right its share of the median step.' if styles else '',
-        f"{n_beyond} {what}{'s lie' if n_beyond>1 else ' lies'} further to the right than the axis reaches (marks at the edge)." if n_beyond else '',
+        f'Every dot is a {what}, the bar ends at the median; at the right its share of the median step.' if styles
+        else '',
+        f"{n_beyond} {what}{'s lie' if n_beyond>1 else ' lies'} further to the right than the axis reaches (marks at "
+        f"the edge)." if n_beyond else '',
         f"Phases not measured: {', '.join(empty)}." if empty else ''], 3)
     return ax
 
@@ -396,17 +417,24 @@ def plot_workers(
     "Workers against `y`: every visit a dot, the median a line, predictions crosses, the axis from 0"
     need_columns(df, 'n_workers', 'loader', y)
     df = _numeric(df[succeeded(df)], y).dropna(subset=[y])
-    if not len(df): raise ValueError(f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
-    ax, labels, predicted, dashes = _new_axes(ax), series_labels(df, 'loader', leave_out=['n_workers']), predicted or {}, (0, (5, 2))
+    if not len(df):
+        raise ValueError(f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
+    ax, labels, predicted, dashes = _new_axes(ax), series_labels(df, 'loader',
+                                                                 leave_out=['n_workers']), predicted or {}, (0, (5, 2))
     for i,name in enumerate(sorted(labels.unique())):
         rows, style = df[labels==name], series_style(i)
         medians = rows.groupby('n_workers')[y].median()
         if len(medians)>1: ax.plot(medians.index, medians, color=style['color'], zorder=2)
-        else: ax.axhline(medians.iloc[0], color=style['color'], ls=dashes, lw=1.3, zorder=2)     # a level, where one number was tried
-        ax.plot(rows.n_workers, rows[y], ls='none', marker=style['marker'], mew=0, color=style['color'], alpha=.75, zorder=3)
+        else:
+            # a level, where one number was tried
+            ax.axhline(medians.iloc[0], color=style['color'], ls=dashes, lw=1.3, zorder=2)
+        ax.plot(rows.n_workers, rows[y], ls='none', marker=style['marker'], mew=0, color=style['color'], alpha=.75,
+                zorder=3)
         ax.plot([], [], label=_as_is(name), ls='-' if len(medians)>1 else dashes, **style)
     at = sorted(predicted)
-    if at: ax.plot(at, [predicted[o] for o in at], 'x', ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5, label='predicted')
+    if at:
+        ax.plot(at, [predicted[o] for o in at], 'x', ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5,
+                label='predicted')
     most = df.n_workers.max() or 1
     ax.set(xlabel='workers (processes)', xticks=sorted(df.n_workers.unique()), xlim=(-.06*most, 1.06*most),
            ylabel=field(y).words(), ylim=(0, 1.1*max([df[y].max(), *predicted.values()])))
@@ -416,10 +444,13 @@ def plot_workers(
 
 # %% ../nbs/30_plot.ipynb #369bf5ba
 MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names
-    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory busy'), 'power\n(W)': dict(power_w='power'),
+    'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory busy'),
+    'power\n(W)': dict(power_w='power'),
     'temperature\n(°C)': dict(temperature_c='temperature'), 'SM clock\n(MHz)': dict(sm_clock_mhz='clock'),
-    'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'), 'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
-WINDOWED = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'worker_frac'}   # columns that describe the time before their sample
+    'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'),
+    'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
+# columns that describe the time before their sample
+WINDOWED = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'worker_frac'}
 LINES = ('-', (0, (2, 1.2)))           # of the first and the second column in a panel
 HOT = dict(light='#B00020', dark='#FF8A80')
 
@@ -431,7 +462,8 @@ class _Timeline:
         self.colors = {o: series_style(i)['color'] for i,o in enumerate(['cpu', *self.gpus])}
         self.spans = self.spans_of(df, epochs, fit)
         every = max(1, -(-len({o[0] for o in self.spans})//14))             # epochs whose number finds room
-        self.numbered = [(int(e), (a+b)/2) for e,phase,a,b in self.spans if phase=='train' and int(e)%every==0 and (b-a)>.02*self.end_s]
+        self.numbered = [(int(e), (a+b)/2) for e,phase,a,b in self.spans if phase=='train' and int(e)%every==0
+                         and (b-a)>.02*self.end_s]
         def drawn(o): return o in df and pd.to_numeric(df[o], errors='coerce').notna().any()
         panels = {k: {o: v[o] for o in v if drawn(o)} for k,v in MONITOR_PANELS.items()}
         self.panels = {k: v for k,v in panels.items() if v}
@@ -463,9 +495,11 @@ class _Timeline:
             for device,rows in self.df.groupby('device'):
                 y, color = pd.to_numeric(rows[column], errors='coerce'), self.colors[device]
                 if not y.notna().any(): continue
-                ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle='steps-pre' if column in WINDOWED else 'default', zorder=3)
+                ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle='steps-pre' if column in WINDOWED
+                        else 'default', zorder=3)
                 end_s = rows.time_s.iloc[-1]
-                if end_s<.9*self.end_s: ax.plot(end_s, y.dropna().iloc[-1], 'x', color=color, ms=8, mew=2, zorder=4, gid='end')
+                if end_s<.9*self.end_s:
+                    ax.plot(end_s, y.dropna().iloc[-1], 'x', color=color, ms=8, mew=2, zorder=4, gid='end')
             if len(columns)>1: ax.plot([], [], ls=line, color=ink, lw=1.5, label=name)
         for _,phase,a,b in self.spans:
             if phase=='train': ax.axvspan(a, b, color=ink, alpha=.09, lw=0, zorder=0)
@@ -483,7 +517,8 @@ class _Timeline:
         yield f"Grey: training of an epoch{', its number on top'*bool(self.numbered)}." if self.spans else ''
         if self.slowed: yield f"Red: the GPU was slowed. Reason: {'; '.join(sorted({o[2] for o in self.slowed}))}."
         elif self.throttling_known: yield 'The GPU was not slowed for a reason that matters.'
-        for o,t in self.df.groupby('device').time_s.max().items(): yield f'{o}: rows end at {t:.1f} s (cross).' if t<.9*self.end_s else ''
+        for o,t in self.df.groupby('device').time_s.max().items():
+            yield f'{o}: rows end at {t:.1f} s (cross).' if t<.9*self.end_s else ''
         absent = self.absent + ['throttling']*(bool(self.gpus) and not self.throttling_known)
         yield f"Not measured, so not drawn: {', '.join(absent)}." if absent else ''
 
@@ -501,7 +536,8 @@ def plot_monitor(
     n_fits, fit = df.fit.nunique(), df.fit.max() if fit is None else fit
     df = df[df.fit==fit].reindex(columns=[*df.columns, *({'throttle_words'}-set(df))])
     if not len(df): raise ValueError(f"There is no fit {fit!r} in the frame, which holds {n_fits}, counted from 0.")
-    line, beside = _Timeline(df, epochs, fit), dict(loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.5, borderaxespad=.3)
+    line, beside = _Timeline(df, epochs, fit), dict(loc='center left', bbox_to_anchor=(1, .5), frameon=False,
+                                                    fontsize=9, handlelength=1.5, borderaxespad=.3)
     n_panels = max(1, len(line.panels))
     axes = list(plt.subplots(n_panels, sharex=True, squeeze=False, figsize=(6.6, .9+1.02*n_panels))[1][:,0])
     for ax,(label,columns) in zip(axes, line.panels.items()): line.draw_panel(ax, label, columns)
@@ -509,13 +545,15 @@ def plot_monitor(
     for ax in axes:
         if ax.get_legend_handles_labels()[1]: ax.legend(**beside)
     for number,middle in line.numbered:
-        axes[0].annotate(f'{number}', (middle, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2), textcoords='offset points',
+        axes[0].annotate(f'{number}', (middle, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2),
+                         textcoords='offset points',
                          ha='center', fontsize=9, gid='epoch')
     axes[0].set_xlim(0, line.end_s or 1)
     axes[-1].set_xlabel('time since the fit began (s)' if line.spans else 'time (s)')
     if title: axes[0].set_title(textwrap.fill(title, 60), pad=18 if line.spans else 6)
     if not line.panels: axes[0].text(.5, .5, 'nothing was measured', transform=axes[0].transAxes, ha='center')
-    _finish(axes[-1], None, [machine_title(machine) if machine is not None else '', *line.notes(n_fits, fit)], 0)   # room for a lone panel
+    # room for a lone panel
+    _finish(axes[-1], None, [machine_title(machine) if machine is not None else '', *line.notes(n_fits, fit)], 0)
     return axes
 
 # %% ../nbs/30_plot.ipynb #ec614090
@@ -532,7 +570,9 @@ def plot_memory(
     need_columns(df, 'bs')
     if 'device' in df: df = df[df.device.ne('cpu')].reset_index(drop=True)
     columns = [o for o in MEMORY if o in df and pd.to_numeric(df[o], errors='coerce').notna().any()]
-    if not columns: raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Give records of device 'cuda'.")
+    if not columns:
+        raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Give records of device "
+                         "'cuda'.")
     long = pd.concat([df.assign(memory=MEMORY[o], memory_mib=pd.to_numeric(df[o])) for o in columns], ignore_index=True)
     ax, labels = _new_axes(ax), series_labels(long)
     names = long.memory + (' · '+labels if labels.nunique()>1 else '')
@@ -571,10 +611,13 @@ def plot_speedup(
     ax, (labels, pair), ink = _new_axes(ax, figsize=(5.4, speedup_height_in(comparison))), _ratio_labels(comparison), mpl.rcParams['text.color']
     for i,(label,ratio,lo,hi) in enumerate(zip(labels, *comparison[['speedup', 'lo', 'hi']].to_numpy(float).T)):
         is_sure = is_known(lo) and not lo<=1<=hi
-        if is_known(ratio): ax.barh(i, ratio-1, left=1, height=.32, color=series_style(1)['color'], alpha=.85 if is_sure else .3, zorder=2)
+        if is_known(ratio):
+            ax.barh(i, ratio-1, left=1, height=.32, color=series_style(1)['color'], alpha=.85 if is_sure else .3,
+                    zorder=2)
         if is_known(lo): ax.plot([lo, hi], [i, i], '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
         ax.plot([1, 1], [i-.24, i+.24], color=ink, lw=1.5, zorder=4)
-        text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5, linespacing=1.1, gid='verdict')
+        text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5,
+                           linespacing=1.1, gid='verdict')
         text.set_in_layout(False)                                          # long words must not press the axes together
     values = comparison[['speedup', 'lo', 'hi']].to_numpy(float).ravel()
     values = [1., *values[np.isfinite(values) & (values>0)]]
@@ -584,7 +627,8 @@ def plot_speedup(
     ax.set_xscale('log')
     ax.set_xticks(ticks, labels=[f'{o:g}' for o in ticks])
     ax.set_xticks([], minor=True)
-    ax.set(xlim=(start, end), ylim=(len(labels)-.5, -.85), yticks=[], xlabel='times faster (right of 1) or slower (left of 1)')
+    ax.set(xlim=(start, end), ylim=(len(labels)-.5, -.85), yticks=[],
+           xlabel='times faster (right of 1) or slower (left of 1)')
     ax.grid(False, axis='y')
     ax.spines['left'].set_visible(False)
     machines = {o for c in ('machine_a', 'machine_b') if c in comparison for o in comparison[c] if is_known(o)}
@@ -608,10 +652,13 @@ def plot_visits(
     ax = _new_axes(ax, figsize=(5.4, 1.5+.34*len(names)))
     for i,name in enumerate(names):
         values = df[y][df[by]==name].dropna()
-        if not len(values): ax.annotate('no visit gave a value', (.02, i), xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
-        ax.plot(values, [i]*len(values), ls='none', marker=style['marker'], color=style['color'], alpha=.75, zorder=3, gid='visits')
+        if not len(values):
+            ax.annotate('no visit gave a value', (.02, i), xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
+        ax.plot(values, [i]*len(values), ls='none', marker=style['marker'], color=style['color'], alpha=.75, zorder=3,
+                gid='visits')
         ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
-    ax.set_yticks(range(len(names)), labels=[_as_is(textwrap.fill(setting_label(by, o) if by in SETTINGS else str(o), 30)) for o in names])
+    ax.set_yticks(range(len(names)),
+                  labels=[_as_is(textwrap.fill(setting_label(by, o) if by in SETTINGS else str(o), 30)) for o in names])
     ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(df[y].dropna())), xlabel=field(y).words())
     ax.grid(False, axis='y')
     _finish(ax, title, [caption(df)])
@@ -632,7 +679,8 @@ def plot_losses(
     names = list(dict.fromkeys(df[by]))
     for i,name in enumerate(names):
         rows = df[df[by]==name].sort_values('step')
-        look = dict(color=series_style(i)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1, ls=LINES[i%2])
+        look = dict(color=series_style(i)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1,
+                    ls=LINES[i%2])
         ax.plot(rows.step, rows[y], label=_as_is(name), zorder=2+i, **look)
     ax.set(xlabel='step', ylabel=field(y).words(), ylim=(0, _top(df[y].dropna())))
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))

@@ -19,7 +19,8 @@ from pathlib import Path
 KINDS = 'about', 'setting', 'machine', 'measured'
 
 UNITS = dict( # end of a field's name -> unit; an end that holds another comes first
-    _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction', _mhz='MHz', _c='°C')
+    _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction', _mhz='MHz',
+    _c='°C')
 
 @dataclass(frozen=True)
 class Field:
@@ -53,7 +54,8 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('machine', 'about', heading='name in the records', dtype=str),
     *_fields('about', 'visit schema', int), Field('twin', 'about', dtype=bool),
     Field('measure', 'about', wording='measured with {}', dtype=dict), Field('settings', 'about', dtype=list),
-    Field('visit_s', 'about', 'a visit with everything around it'), Field('process_s', 'about', 'start of a fresh process'),
+    Field('visit_s', 'about', 'a visit with everything around it'),
+    Field('process_s', 'about', 'start of a fresh process'),
     Field('setup_s', 'about'), Field('warmup_s', 'about'),
     # what was asked for
     Field('dataset', 'setting', wording='{}', dtype=str), Field('model', 'setting', wording='{}', dtype=str),
@@ -62,7 +64,8 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('size', 'setting', wording='{} px', default='own size', dtype=int),
     Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
     Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
-    Field('loader', 'setting', wording='{} loader', dtype=str), Field('n_workers', 'setting', wording='{} workers', dtype=int),
+    Field('loader', 'setting', wording='{} loader', dtype=str),
+    Field('n_workers', 'setting', wording='{} workers', dtype=int),
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
     Field('precision', 'setting', wording='{}', dtype=str),
     Field('channels_last', 'setting', wording=('channels first', 'channels last'), dtype=bool),
@@ -85,25 +88,30 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('omp_wait_policy', 'machine', heading='OMP_WAIT_POLICY', dtype=str),
     # the time of an epoch and of a step
     Field('epoch_s', 'measured', 'training part of an epoch', 'epoch', meaning=
-          'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, and its end. '
+          'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, '
+          'and its end. '
           'It leaves out the warm-up and the validation. Records of an older gpubench hold the time of whole epochs.'),
     Field('epoch_whole_s', 'measured', 'training part of a whole epoch'), Field('epoch_check_frac', 'measured'),
     Field('images_per_s', 'measured', 'images', 'images'),
     Field('step_ms', 'measured', 'one step', 'step', meaning=
-          'Median of the steady steps. The first batch of each epoch is kept apart, because the loader starts once an epoch.'),
+          'Median of the steady steps. The first batch of each epoch is kept apart, because the loader starts once an '
+          'epoch.'),
     *_fields('measured', 'step_lo_ms step_hi_ms step_level step_mean_ms'),
     Field('half_width_frac', 'measured', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_timed_epochs n_warmup_steps n_opt_steps', int),
     *_fields('measured', 'not_steady not_tight', bool),
     Field('n_images', 'measured', heading='images trained', dtype=int, meaning=
-          'How many of the training images an epoch really used. fastai drops a last batch that is not full, so large batches leave '
-          'more out. A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. Images per second stay comparable.'),
+          'How many of the training images an epoch really used. fastai drops a last batch that is not full, so large '
+          'batches leave '
+          'more out. A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. Images per '
+          'second stay comparable.'),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
     Field('first_batch_ms', 'measured', 'first batch of an epoch', 'first batch'),
     Field('closing_ms', 'measured', 'end of an epoch after its last step'), Field('valid_s', 'measured'),
     # the phases of a step, in their order; together they are `step_ms`
     Field('wait_ms', 'measured', 'waiting for data in a step', 'wait for data', table='phases'),
-    *[Field(f'{o}_ms', 'measured', heading=h, table='phases') for o,h in dict(copy='copy', transform='transforms', forward='forward',
+    *[Field(f'{o}_ms', 'measured', heading=h, table='phases') for o,
+      h in dict(copy='copy', transform='transforms', forward='forward',
       loss='loss', backward='backward', optimizer='optimizer', other='other').items()],
     # what it learned
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
@@ -112,20 +120,28 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('dtype_seen', 'measured', dtype=str), Field('n_workers_seen', 'measured', dtype=int),
     Field('channels_last_seen', 'measured', dtype=bool),
     # memory
-    Field('peak_allocated_mib', 'measured', heading='allocated', meaning='The most GPU memory that tensors held at once.'),
+    Field('peak_allocated_mib', 'measured', heading='allocated',
+          meaning='The most GPU memory that tensors held at once.'),
     Field('peak_reserved_mib', 'measured', heading='reserved', meaning='The most GPU memory that torch kept for them.'),
-    Field('device_used_mib', 'measured', heading='on device', meaning='GPU memory in use as the driver reports it, other programs included.'),
+    Field('device_used_mib', 'measured', heading='on device',
+          meaning='GPU memory in use as the driver reports it, other programs included.'),
     # what the monitor saw
-    *_fields('measured', 'temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib temperature_end_c '
-             'monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j mem_util_mean_frac power_capped_frac '
-             'energy_epoch_j cpu_energy_epoch_j energy_j_per_image cpu_energy_j_per_image energy_train_j cpu_energy_train_j cpu_energy_error_j '
-             'cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s monitor_n_samples '
+    *_fields('measured', 'temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib '
+                         'temperature_end_c '
+             'monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j '
+             'mem_util_mean_frac power_capped_frac '
+             'energy_epoch_j cpu_energy_epoch_j energy_j_per_image cpu_energy_j_per_image energy_train_j '
+             'cpu_energy_train_j cpu_energy_error_j '
+             'cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s '
+             'monitor_n_samples '
              'monitor_interval_s monitor_n_images monitor_cost_frac'),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source cpu_energy_source throttle_seen monitor_note', str),
     Field('epoch_j', 'measured', 'energy of an epoch', 'epoch', table='costs', meaning=
-          'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training went on after the timing. An epoch is the '
-          'energy per image times its images, without validation. A GPU is compared with a CPU by the energy of both together, where both could be read.'),
+          'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training went on after '
+          'the timing. An epoch is the '
+          'energy per image times its images, without validation. A GPU is compared with a CPU by the energy of both '
+          'together, where both could be read.'),
     Field('image_j', 'measured', 'energy of an image', 'image', table='costs'),
     Field('beside_image_j', 'measured', 'energy of the CPU for an image', 'CPU, image', table='costs'),
     Field('power_mean_w', 'measured', heading='power', table='costs'),
@@ -137,7 +153,8 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     # what labs measure
     Field('memory_mib', 'measured', 'GPU memory'), Field('goal_steps', 'measured', 'steps to the goal', dtype=int)]}
 
-PHASE_NAMES = {o.name: o.heading for o in FIELDS.values() if o.table=='phases'} # of a step, in order -> name; together they are `step_ms`
+# of a step, in order -> name; together they are `step_ms`
+PHASE_NAMES = {o.name: o.heading for o in FIELDS.values() if o.table=='phases'}
 
 def field(
     name:str, # Of a column
@@ -207,14 +224,16 @@ def append_record(
     "Add one line to the records and have it on the disk before returning; on an OSError the file is as before"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode('utf-8', 'backslashreplace')  # a file's name may be no text
+    # a file's name may be no text
+    line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode('utf-8', 'backslashreplace')
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
         torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
         _add_all(f, b'\n'*torn + line + b'\n')       # a torn line stays alone
 
 # %% ../nbs/01_record.ipynb #f0cf1458
-OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split() # what somebody names a file who expects no folder
+# what somebody names a file who expects no folder
+OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()
 
 def check_writable(
     path, # A folder for records, or a file that ends in .jsonl
@@ -224,12 +243,16 @@ def check_writable(
     use = "Use a folder, which need not exist yet, or a file that ends in .jsonl."
     try:
         file = next((o for o in (path, *path.parents) if o.is_file()), path)
-        if file!=path: raise ValueError(f"Records cannot go to {str(asked)!r}, because {str(file)!r} is a file of another kind. {use}")
-        if path.is_dir(): raise ValueError(f"Records cannot go to {str(asked)!r}, which is a folder with a file's name. {use}")
+        if file!=path:
+            raise ValueError(f"Records cannot go to {str(asked)!r}, because {str(file)!r} is a file of another kind. "
+                             f"{use}")
+        if path.is_dir():
+            raise ValueError(f"Records cannot go to {str(asked)!r}, which is a folder with a file's name. {use}")
         if asked.suffix.lower() in OTHER_FILES and not asked.is_dir():
             raise ValueError(f"Records are lines of JSON, so {str(asked)!r} is the wrong kind of file. {use}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records' worth
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f:
+            _add_all(f, bytes(2**14))   # some records' worth
         if path.exists(): open(path, 'ab').close()
     except OSError as e: raise RuntimeError(f"Records cannot be written to {path}: {e.strerror or e}. "
                                             "Free some space there or name another folder; nothing was measured yet.") from None
@@ -239,7 +262,9 @@ def check_writable(
 def _parse(line):
     "The record in a line, None where there is none"
     def number(text): return x if abs(x := float(text))<math.inf else None
-    try: row = json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o), parse_constant=lambda _: None)
+    try:
+        row = json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o),
+                         parse_constant=lambda _: None)
     except (ValueError, RecursionError): return None
     def shown(x): return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
     return {shown(k): shown(v) for k,v in row.items()} if isinstance(row, dict) else None
@@ -249,7 +274,8 @@ def _set_torn_aside(path):
     with _open_locked(path) as f:
         f.seek(0)
         lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()]      # again, now that nobody adds to it
-        with open(path.with_suffix('.jsonl.torn'), 'ab') as aside: aside.writelines(o for o in lines if _parse(o) is None)
+        with open(path.with_suffix('.jsonl.torn'), 'ab') as aside:
+            aside.writelines(o for o in lines if _parse(o) is None)
         with open(path.with_suffix('.jsonl.new'), 'wb') as new:
             new.writelines(o for o in lines if _parse(o) is not None)
             new.flush()
@@ -260,11 +286,15 @@ def _upgrade(row):
     "A record of an older schema in the words of the present one"
     if row['schema']==SCHEMA_VERSION: return row
     new = row | dict(schema=SCHEMA_VERSION)
-    if row['schema']==1 and 'epoch_s' in row: new.setdefault('epoch_whole_s', row['epoch_s'])  # it was the wall time of the whole epoch
-    if isinstance(row.get('measure'), str):                                                    # JSON within JSON, up to schema 2
+    if row['schema']==1 and 'epoch_s' in row:
+        new.setdefault('epoch_whole_s', row['epoch_s'])  # it was the wall time of the whole epoch
+    if isinstance(row.get('measure'), str):
+        # JSON within JSON, up to schema 2
         new['measure'] = _parse(row['measure'])
-        if not set(row) & {'loader', 'n_workers'}:                                             # from a function of somebody's own
-            before = list(row)[:list(row).index('trial_id')] if 'trial_id' in row else []      # its arguments came first
+        if not set(row) & {'loader', 'n_workers'}:
+            # from a function of somebody's own
+            # its arguments came first
+            before = list(row)[:list(row).index('trial_id')] if 'trial_id' in row else []
             new['settings'] = [o for o in before if o not in FIELDS]
     return new
 
@@ -273,7 +303,9 @@ def record_rows(
 )->list[dict]: # One a visit, in the order in which they were written
     "The records of a run as dicts, torn lines set aside"
     path = records_path(path)
-    if not path.exists(): raise RuntimeError(f"There are no records in {path}. Run `gpubench run` or a sweep with out={str(path.parent)!r} first.")
+    if not path.exists():
+        raise RuntimeError(f"There are no records in {path}. Run `gpubench run` or a sweep with "
+                           f"out={str(path.parent)!r} first.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
     if len(rows)<len(found):
@@ -282,10 +314,15 @@ def record_rows(
             _set_torn_aside(path)
             where = f"set aside in {path.name}.torn"
         except OSError: pass                                               # a read-only folder: still readable
-        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} records are whole.", stacklevel=3)
-    odd = sorted({str(o.get('schema')) for o in rows if o.get('schema') not in [*range(1, SCHEMA_VERSION+1)] or o['schema'] is True})
-    if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}; this gpubench reads schemas 1 to {SCHEMA_VERSION}. " + (
-        "Update gpubench." if all(o.isdigit() for o in odd) else "They are damaged or another program's; move them away."))
+        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} records are "
+                      f"whole.", stacklevel=3)
+    odd = sorted({str(o.get('schema')) for o in rows if o.get('schema') not in [*range(1, SCHEMA_VERSION+1)]
+                  or o['schema'] is True})
+    if odd:
+        raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}; this gpubench reads schemas 1 to "
+                           f"{SCHEMA_VERSION}. " + (
+        "Update gpubench." if all(o.isdigit() for o in odd)
+        else "They are damaged or another program's; move them away."))
     return [_upgrade(o) for o in rows]
 
 def read_records(
