@@ -10,19 +10,12 @@ from PIL import Image
 from gpubench import sweep as library
 from gpubench.record import append_record, read_records
 from gpubench.monitor import MonitorCallback
-from gpubench.process import Fresh, device_locks, locks_folder
+from gpubench.process import Fresh, StopSignals, device_locks, locks_folder, pack, run_fresh
 from gpubench.sweep import SweepStopped, noise_floor, sweep
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve
 
 from helpers import root
-
-@pytest.fixture(autouse=True)
-def usual_ctrl_c():
-    "A shell's background jobs ignore it, and what they start inherits that"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 linux = pytest.mark.skipif(sys.platform!='linux', reason='processes are looked up in /proc, and file systems mounted')
 
@@ -94,6 +87,7 @@ def ends_badly(how):
     if how=='exits': os._exit(3)
     if how=='leaves': sys.exit(3)
     if how=='raises': raise KeyError('x')
+    if how=='refuses': raise ValueError('x')             # which makes it 'skipped'
     if how=='list': return [1]
     if how=='nan': return dict(y=float('nan'))
     return dict(y=1)
@@ -127,13 +121,14 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
     assert len(pids)==2
     soon(lambda: not any(map(running, pids)))
 
-def test_failed_visits_are_tried_again_only_on_demand(tmp_path):
-    plan = dict(how=['killed', 'raises', 'fine'])
+def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
+    plan = dict(how=['killed', 'refuses', 'fine'])
     quiet(plan, run=ends_badly, out=tmp_path)
+    assert '2 visits failed. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
     assert len(quiet(plan, run=ends_badly, out=tmp_path))==3 and len(read_records(tmp_path))==3
     again = quiet(plan, run=ends_badly, out=tmp_path, retry_failed=True)
     assert len(again)==3 and len(read_records(tmp_path))==5
-    assert sorted(zip(again.how, again.visit))==[('fine', 0), ('killed', 1), ('raises', 1)]
+    assert sorted(zip(again.how, again.visit))==[('fine', 0), ('killed', 1), ('refuses', 1)]
 
 def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
     def go(**measure): return here(dict(device='cpu', max_images=300), out=tmp_path, **measure)
@@ -287,9 +282,111 @@ def test_a_stale_lock_of_long_ago():
         with pytest.raises(RuntimeError, match=f'process {os.getpid()} since'), device_locks(['old']): pass
 
 def test_the_lock_is_free_after_an_error(monkeypatch):
-    monkeypatch.setattr(library, 'planned_visits', lambda *args: 1/0)
+    monkeypatch.setattr(library, '_planned', lambda *args: 1/0)
     with pytest.raises(ZeroDivisionError): here(dict(x=1), run=same)
     with device_locks(['cpu']): pass
+
+
+class Suspended(StopSignals):
+    "As Ctrl-Z and `fg`: this process does nothing for a while after it has started the other one"
+    n = 0
+    def listening(self):
+        self.n += 1
+        if self.n==2: time.sleep(10)
+        return super().listening()
+
+def test_a_finished_visit_counts_though_its_sweep_was_suspended_beyond_the_time_limit():
+    quiet(dict(x=1), run=same)                           # the server is loaded from here on
+    assert run_fresh(pack(lambda: dict(y=1)), timeout_s=9., signals=Suspended()).value==dict(y=1)
+
+@linux
+def test_ctrl_c_while_the_server_loads(tmp_path):
+    p = start_script(tmp_path, 'import sys\nfrom gpubench.sweep import sweep\nprint("now", flush=True)\n'
+                     'sweep(dict(x=1), run=lambda x: {}, progress=False, twin=None)')
+    assert p.stdout.readline()=='now\n'
+    time.sleep(1.5)                                      # of the nine seconds or so that it takes
+    os.killpg(p.pid, signal.SIGINT)
+    out, err = wait_for_end(p)
+    assert err.count('Traceback')==1 and 'SweepStopped: Stopped by Ctrl-C after 0 of' in err, err
+
+
+# ---- somebody else's locks
+
+@linux
+def test_a_link_or_a_pipe_in_the_folder_of_the_locks_does_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setenv('GPUBENCH_LOCKS', '')
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    mine = tmp_path/'mine'
+    mine.write_text('text')
+    mine.chmod(0o600)
+    folder = locks_folder()
+    assert folder.stat().st_mode & 0o7777==0o1777        # as /tmp has it: nobody replaces another's file
+    name = f'cpu.{os.getuid()}.json'
+    (folder/name).symlink_to(mine)
+    with device_locks(['cpu']): assert json.loads((folder/name).read_text())['pid']==os.getpid()
+    (folder/name).unlink()
+    os.mkfifo(folder/name)
+    with device_locks(['cpu']):
+        os.mkfifo(folder/'cpu.9999.json')
+        os.utime(folder/'cpu.9999.json', (2**32, 2**32)) # the newest: the message knows less, and nobody waits for it
+        with pytest.raises(RuntimeError, match='already: another process'), device_locks(['cpu']): pass
+    (folder/'toy.lock').symlink_to(mine)
+    with pytest.raises(RuntimeError, match='cannot be used.*set GPUBENCH_LOCKS'), device_locks(['toy']): pass
+    assert (mine.read_text(), mine.stat().st_mode & 0o777)==('text', 0o600)
+
+def test_a_folder_of_locks_that_is_a_link_is_not_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv('GPUBENCH_LOCKS', '')
+    (tmp_path/'home').mkdir(mode=0o700)
+    (tmp_path/'gpubench-locks').symlink_to(tmp_path/'home')
+    assert locks_folder(tmp_path).name==f'gpubench-locks-{os.getuid()}'
+    assert (tmp_path/'home').stat().st_mode & 0o777==0o700
+
+
+# ---- the user's own code
+
+NET = 'import torch\ndef make(n_classes, n_in): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(n_classes)) # {}\n'
+
+def test_an_edited_network_is_another_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    def go(text):
+        Path('chg.py').write_text(NET.format(text))
+        return quiet(dict(model='chg:make', device='cpu', max_images=300), out='runs', half_width=.5, max_s=.1)
+    first, again, edited = go('one'), go('one'), go('two')
+    assert (len(first), len(again), len(edited), len(read_records('runs')))==(1, 1, 1, 2)
+    assert first.trial_id.item()==again.trial_id.item()!=edited.trial_id.item()
+    assert '1 visit of chg:make in runs was measured with another version of its source. It stays there' in capsys.readouterr().out
+
+def test_an_error_in_a_users_network_names_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('deep').mkdir()
+    Path('deep/nett.py').write_text('import torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n'
+                                    '        if len(x)>2: raise KeyError("x")\n        return super().forward(x.flatten(1))\n'
+                                    'def make(n_classes, n_in): return Net(64*n_in, n_classes)\n')
+    for isolate in (True, False):
+        df = quiet(dict(model='deep.nett:make', device='cpu', dataset='digits', size=8), isolate=isolate)
+        assert df.error.item()=="KeyError: 'x' (deep/nett.py:4)"
+
+def test_a_module_that_cannot_be_imported_stops_the_sweep_at_its_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('torn.py').write_text('x = 1\nraise RuntimeError("no luck")')
+    with pytest.raises(ValueError, match=r"no luck.*torn.py:2"): quiet(dict(model='torn:net', device='cpu', bs=[16, 32]), out='runs')
+    assert not Path('runs').exists()
+
+@linux
+def test_a_users_file_named_as_a_module_of_python(tmp_path):
+    for o in ('random', 'queue', 'signal'): (tmp_path/f'{o}.py').write_text('raise RuntimeError("a game of dice")')
+    text = ('import sys\nsys.path.remove("")\nfrom gpubench.sweep import sweep\n'
+            'print(sweep(dict(x=1), run=lambda x: {}, repeats=1, progress=False, start_method=sys.argv[1]).status.tolist())')
+    for how in ('forkserver', 'spawn'):
+        p = subprocess.run([sys.executable, '-c', text, how], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(root)), capture_output=True, text=True)
+        assert p.stdout=="['ok']\n", p.stderr
+
+def test_a_torch_that_is_broken(tmp_path):
+    (tmp_path/'torch').mkdir()
+    (tmp_path/'torch'/'__init__.py').write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
+    p = subprocess.run([sys.executable, '-c', 'import gpubench.sweep'], env=os.environ | dict(PYTHONPATH=f'{tmp_path}{os.pathsep}{root}'),
+                       capture_output=True, text=True)
+    assert p.stderr.splitlines()[-1].startswith('ImportError: torch cannot be loaded (libcudart.so.12') and 'gpubench doctor' in p.stderr
 
 
 # ---- the disk
@@ -440,12 +537,12 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 def test_what_is_not_there_stops_a_sweep_before_its_first_visit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path('mine.py').write_text('def net(n_classes, n_in): raise RuntimeError("no luck")')
-    for wrong,says in ((dict(model='mnie:net'), "no module 'mnie'"), (dict(model='mine:nte'), "Did you mean 'net'"), (dict(dataset='./imgs2'), 'no folder')):
+    Path('minenet.py').write_text('def net(n_classes, n_in): raise RuntimeError("no luck")')
+    for wrong,says in ((dict(model='mnie:net'), "no module 'mnie'"), (dict(model='minenet:nte'), "Did you mean 'net'"), (dict(dataset='./imgs2'), 'no folder')):
         with pytest.raises(ValueError, match=says): quiet(wrong | dict(device='cpu'), out='runs')
-    assert not Path('runs').exists() and 'mine' not in sys.modules               # and nothing of the user's has run here
-    df = here(dict(model=['mine:net', 'mnie:net'], device='cpu'), out='runs')
-    assert by(df, 'model')=={'mine:net': 'error', 'mnie:net': 'skipped'} and "no module 'mnie'" in df.error[df.model=='mnie:net'].item()
+    assert not Path('runs').exists()
+    df = here(dict(model=['minenet:net', 'mnie:net'], device='cpu'), out='runs')
+    assert by(df, 'model')=={'minenet:net': 'error', 'mnie:net': 'skipped'} and "no module 'mnie'" in df.error[df.model=='mnie:net'].item()
 
 def test_a_noise_floor_needs_records():
     for wrong in (None, 3, [dict(twin=True)]):
