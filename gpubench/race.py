@@ -101,8 +101,9 @@ class _Race:
         smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
         timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*self.tolerance:g} % of'
         if bs!=fastest: return (
-            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its images a second "
-            f"({ratio.lo:.3f} to {ratio.hi:.3f}), {'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
+            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its "
+            f"images a second ({ratio.lo:.3f} to {ratio.hi:.3f}), "
+            f"{'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
         most = f"Batch {bs} passes the most images a second"
         if not len(smaller): return f"{most}, and it is the smallest size."
         if not smaller.gt(0).any(): return f"{most}; no smaller size gave a time."
@@ -115,15 +116,16 @@ class _Race:
         if best is None: raise RuntimeError(f"No finalist of {finalists} gave a time in the fine rounds.{left_out}")
         n_steps, n_left = divmod(self.n_train, best.bs)
         reason = self.comparison(df, best.bs, best.fastest_bs, best.ratio)
-        if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the {self.n_train} "
-                              f"training images ({100*n_left/self.n_train:.2g} %).")
+        if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the "
+                              f"{self.n_train} training images ({100*n_left/self.n_train:.2g} %).")
         if best.unsettled:
             each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})'
                              for o,i in best.unsettled.items())
             reason += f" Not settled by visits that differ so much: {each}. More `fine_rounds` would settle it."
         device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
         rate = float(df.rate[df.stage.eq('fine') & df.bs.eq(best.bs)].median())
-        return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled, reason+left_out)
+        return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled,
+                             reason+left_out)
 
 # %% ../nbs/28_race.ipynb #5ec1facc
 def find_best_bs(
@@ -135,7 +137,7 @@ def find_best_bs(
     coarse:dict=dict(half_width=.05, max_s=.5),  # How well and how long to time a coarse visit, as `run_trial` takes it
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
     fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
-    run:Callable=run_trial, # Or a function of a trial's fields and `run_trial`'s options; returns the parts of an epoch's time
+    run:Callable=run_trial, # Or one that takes the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"

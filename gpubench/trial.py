@@ -21,7 +21,6 @@ from datetime import datetime, timezone
 from time import perf_counter
 
 import numpy as np
-import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
@@ -48,7 +47,7 @@ PRECISIONS = { # name -> what it means
     'ieee': 'float32 with TF32 off everywhere',
     'tf32': 'float32 with TF32 allowed everywhere (NVIDIA Ampere and newer)',
     'fp16': 'mixed precision with float16 and a gradient scaler, as `Learner.to_fp16`; GPU only',
-    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; by torch.autocast on a CPU, where that changes nothing'}
+    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU, where that does nothing, by torch.autocast'}
 
 @dataclass(frozen=True)
 class Trial:
@@ -104,7 +103,7 @@ class Trial:
             try: return inspect.getsource(sys.modules.get(module))
             except (OSError, TypeError): return ''
         if ':' not in self.model: return None
-        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)}     # one may import the other
+        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)}  # one may import it
         except ValueError: return None
         text = ''.join(map(source, sorted(modules)))
         return hashlib.sha1(text.encode()).hexdigest()[:10] if text else None
@@ -117,14 +116,12 @@ class Trial:
         return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 # %% ../nbs/25_trial.ipynb #2b32e923
-def resolve(
-    trial:Trial, # As the user gave it
-)->Trial: # With a device that exists
+def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine, or a `ValueError` where it asks for what is not there"
     trial = trial.but(device=str(pick_device(trial.device)))
     if trial.device!='cpu': return trial
-    if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 leaves everything "
-                                                 "in float32 there. Use 'bf16' or 'fp32', or a GPU.")
+    if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 "
+                                                 "leaves everything in float32 there. Use 'bf16' or 'fp32', or a GPU.")
     if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
     if trial.pin_memory: raise ValueError("pin_memory=True speeds up copies to a GPU. Use pin_memory=False on a CPU.")
     return trial
@@ -216,7 +213,7 @@ class SeenCallback(Callback):
             "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
         wrong = [f"{what} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}"
                  for what,(asked,ran) in table.items()
-                 if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))]  # the usual is believed unseen
+                 if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))]    # else it is believed
         if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. "
                                      "The times would carry the wrong label, so none are given.")
 
@@ -299,11 +296,9 @@ def make_learner(
 # %% ../nbs/25_trial.ipynb #b721fc23
 _TIMES = [*PHASE_NAMES, 'step_ms']
 
-def steady_rounds(
-    df:pd.DataFrame, # `StepTimerCallback.to_df()`
-    trial:Trial,     # A worker makes two batches ahead, so 1 + 2·n_workers steps are the start, or half of a short epoch
-)->pd.DataFrame: # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
-    "Average steps after the start of each epoch over whole rounds; over what there is if no epoch holds a whole one"
+def steady_rounds(df, trial): # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
+    """Whole rounds of the steps in `df`, a `StepTimerCallback.to_df()`; what there is if no epoch holds a whole round.
+    1 + 2·n_workers steps of an epoch, or half of a short one, are its start: each worker makes two batches ahead"""
     length = max(1, trial.n_workers)*trial.accumulate
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
     rest = df[df.step >= np.minimum(1+2*trial.n_workers, n_steps//2)]
@@ -399,8 +394,9 @@ def train_monitored(
 def about(trial:Trial)->dict:
     "The part of a record that is known before anything runs: trial, machine, time of day"
     machine = describe_machine(trial.device)
-    return dict(trial_id=trial.trial_id, machine=machine.pop('fingerprint'), status='ok', error=None,
-                time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds'), model_source=trial.model_source) | asdict(trial) | machine
+    known = dict(trial_id=trial.trial_id, model_source=trial.model_source, machine=machine.pop('fingerprint'),
+                 status='ok', error=None, time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds'))
+    return known | asdict(trial) | machine
 
 def _train(learn, trial, half_width, max_s, whole_epoch):
     "Train and time, and verify all settings after either; what was learned, nothing where no whole epoch was asked for"
@@ -412,8 +408,9 @@ def _train(learn, trial, half_width, max_s, whole_epoch):
     time_more(learn, trial, half_width, end_s-perf_counter())
     learn.seen.verify(trial)
     lost = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None and not math.isfinite(o)]
-    error = f"The loss is {lost[0]}. Try a smaller learning rate than {trial.lr:g}." if lost else None
-    return learned | (dict(status='error', error=error) if lost else {})
+    if not lost: return learned
+    error = f"The loss is {lost[0]}. Try a smaller learning rate than {trial.lr:g}."
+    return learned | dict(status='error', error=error)
 
 def _results(learn, trial, half_width):
     "What was timed, seen and counted"
@@ -426,8 +423,9 @@ def _results(learn, trial, half_width):
         memory = {k: v/2**20 for k,v in zip(memory, n_bytes)}
     return times | memory | dict(
         dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.channels_last,
-        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width), n_params=count_params(learn.model),
-        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'])
+        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
+        n_params=count_params(learn.model),
+        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
 
 def run_trial(
     trial:Trial=None,       # What to run; the defaults of `Trial` if not given
