@@ -23,7 +23,7 @@ import pandas as pd
 
 from .core import is_number, machine_title, nearest
 from .curves import NO_INTERVAL
-from .plot import SETTINGS, is_known, plain_value, setting_label, succeeded, varied_settings, way_labels, where_labels
+from .series import SETTINGS, is_known, plain_value, setting_label, succeeded, varied_settings, way_labels, where_labels
 from .record import FIELDS, record_rows, records_path
 from .stats import Interval, compare_words, ratio_ci
 

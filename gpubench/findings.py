@@ -23,8 +23,8 @@ from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count
                               load_records, match_sides, noise_warning, speed_ratio, verdict)
 from .core import is_number
 from .curves import best_batch, crossover_bs, fit_step_time
-from .plot import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, phase_shares, plain_value, series_labels, setting_label, succeeded,
-                           varied_settings, way_labels, where_labels)
+from .plot import phase_shares
+from .series import LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, plain_value, series_labels, setting_label, succeeded, varied_settings, way_labels, where_labels
 from .record import FIELDS, PHASE_NAMES, field
 from .stats import Interval, aa_pairs, compare_words, median_ci
 

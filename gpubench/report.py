@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
 from .core import hide_known_warnings
 from .findings import Workload, add_labels, columns_of, compare_devices, device_phrase, findings, start_sentence, summary_table
-from .plot import (ON_DARK, ON_LIGHT, SETTINGS, STYLE, caption, is_known, phase_shares, phases_height_in, plain_value, plot_batch_sizes,
-                           plot_images_per_s, plot_memory, plot_phases, plot_speedup, setting_label, speedup_height_in, succeeded)
+from .plot import ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, phases_height_in, plot_batch_sizes, plot_images_per_s, plot_memory, plot_phases, plot_speedup, speedup_height_in
+from .series import SETTINGS, is_known, plain_value, setting_label, succeeded
 from .record import FIELDS, PHASE_NAMES, records_path
 
 # %% ../nbs/33_report.ipynb #9d28e7da

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, FakeNVML,
                        wsl2)
-from gpubench import plot
+from gpubench import series
 from gpubench.compare import add_prices, load_records
 from gpubench.findings import add_labels, compare_devices, recommend, summary_table, summary_text
 from gpubench.record import append_record, plain_record, read_records
@@ -118,9 +118,9 @@ def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
 def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     "Two visits of trials that the settings cannot tell apart, with other measurements"
     seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
-    settings = {*plot.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
-    assert plot.varied_settings(pd.DataFrame(rows))==[]
+    assert series.varied_settings(pd.DataFrame(rows))==[]
 
 
 # ---- the page, from records that are made up

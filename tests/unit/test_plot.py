@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from made_up_records import HOSTILE, PARTS, failed, visit, visits
 
-from gpubench import plot, timing
+from gpubench import series, timing
 from gpubench.compare import compare
 from gpubench.curves import fit_step_time, fit_time_curve
 from gpubench.record import FIELDS, PHASE_NAMES
@@ -42,10 +42,10 @@ def real():
 
 def test_nothing_measured_is_taken_for_a_setting(real):
     "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
-    settings = {*plot.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
-    assert plot.varied_settings(pd.DataFrame(rows))==plot.varied_settings(real)==[]
-    assert plot.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
+    assert series.varied_settings(pd.DataFrame(rows))==series.varied_settings(real)==[]
+    assert series.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
 
 
 # ---- figures
@@ -107,12 +107,12 @@ def test_failures_are_marked_with_their_reason(status):
 
 def test_a_median_never_mixes_configurations():
     df = pd.DataFrame(visits(n_workers=0) + visits(n_workers=4) + visits(model='other made-up net'))
-    labels = plot.series_labels(df)
+    labels = series.series_labels(df)
     for _,rows in df.groupby(labels): assert rows[['device', 'n_workers', 'model']].drop_duplicates().shape[0]==1
 
 
 def test_seeds_are_visits_of_one_series():
-    assert plot.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
+    assert series.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
 
 
 @pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_images_per_s, plot.plot_memory])
