@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from made_up_records import HOSTILE, PARTS, failed, visit, visits
 
-from gpubench import series, timing
+from gpubench import plot, series, timing
 from gpubench.compare import compare
 from gpubench.curves import fit_step_time, fit_time_curve
 from gpubench.record import FIELDS, PHASE_NAMES
