@@ -461,11 +461,11 @@ def test_doctor_on_this_machine():
 @pytest.mark.parametrize('cuda,v,smi,code,env,says', [
     (None, '2.15.0+cpu', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, 'There is an NVIDIA GPU (RTX 3060 Ti), but this '
      'torch (2.15.0+cpu) was built for the CPU only.'),
-    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, 'but torch 2.15.0 (CUDA 13.0) cannot use it'),
+    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, "but torch 2.15.0 (CUDA 13.0) can't use it"),
     ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, dict(CUDA_VISIBLE_DEVICES='-1'),
      "CUDA_VISIBLE_DEVICES='-1' hides the GPU"),
-    ('13.0', '2.15.0', 'Failed to initialize NVML: Driver/library version mismatch', 18, {}, "driver's two halves "
-     "do not fit"),
+    ('13.0', '2.15.0', 'Failed to initialize NVML: Driver/library version mismatch', 18, {}, "two halves of the "
+     "NVIDIA driver don't match"),
     ('13.0', '2.15.0', "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, {},
      "couldn't communicate")])
 def test_doctor_finds_a_gpu_that_torch_does_not_use(tmp_path, cuda, v, smi, code, env, says):
@@ -491,7 +491,7 @@ def test_doctor_tells_mixed_builds(tmp_path):
                  'not exist")')
     said, found = examine(path=[tmp_path/'site'])
     assert said['exit_code']==2
-    assert 'torch 2.15.0+cpu and torchvision 0.29.2 do not fit together' in found['torchvision']['what']
+    assert "torch 2.15.0+cpu and torchvision 0.29.2 don't fit together" in found['torchvision']['what']
     assert 'same index' in found['torchvision']['remedy']
 
 
@@ -502,7 +502,7 @@ def test_doctor_names_the_broken_pair_and_its_cure(tmp_path):
     fake_package(tmp_path/'site', 'fastcore', '2.2.38')
     said, found = examine(path=[tmp_path/'site'])
     assert said['exit_code']==2 and found['fastai'][
-        'what']=='fastai 2.8.7 with fastcore 2.2.38 is a pair that does not train.'
+        'what']=="fastai 2.8.7 with fastcore 2.2.38 is a pair that doesn't train."
     assert 'fastcore<2' in found['fastai']['remedy']
 
 
@@ -537,11 +537,11 @@ def test_doctor_lists_data_sets_that_work_offline(tmp_path):
 
 @pytest.mark.skipif(sys.platform!='linux' or not hasattr(os, 'geteuid') or os.geteuid()!=0, reason='needs a mount')
 def test_doctor_tells_too_little_shared_memory(tmp_path):
-    from gpubench.doctor import check_shared_memory
-    (tmp_path/'shm').mkdir()
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', tmp_path/'shm'],
+    from gpubench.doctor import Facts, check_shared_memory
+    (tmp_path/'dev/shm').mkdir(parents=True)
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', tmp_path/'dev/shm'],
                       capture_output=True).returncode: pytest.skip('mounting is not allowed here')
-    try: [[inside], [outside]] = [check_shared_memory(tmp_path/'shm', container=o) for o in (True, False)]
-    finally: subprocess.run(['umount', tmp_path/'shm'], check=True)
+    try: [[inside], [outside]] = [check_shared_memory(Facts({}, None, tmp_path, o)) for o in (dict(container='docker'), {})]
+    finally: subprocess.run(['umount', tmp_path/'dev/shm'], check=True)
     assert inside.level==outside.level=='limit' and 'has only 64 MiB' in inside.what
     assert '--shm-size' in inside.remedy and '--shm-size' not in outside.remedy and 'remount' in outside.remedy

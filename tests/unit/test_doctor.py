@@ -12,6 +12,8 @@ from gpubench.doctor import CODES, LEVELS
 RTX = dict(name='NVIDIA GeForce RTX 3060 Ti', memory_total_mib=8192, memory_used_mib=400, power_limit_w=200, default_limit_w=200,
            power_w=15, util_gpu_percent=3, throttle_reasons=0x1)
 
+def rtx(**kwargs): return [FakeGPU(**RTX | kwargs)]
+
 TORCH = '''
 "Says of itself what the environment says, and raises what torch raises"
 import json, os, warnings
@@ -159,12 +161,12 @@ class Said:
 
     def one(self, code, *words, remedy=()):
         "The only thing that is wrong is `code`; these words are in its sentences, and those in its remedy"
-        assert self.wrong==[code] and self.exit_code==LEVELS.index(CODES[code].split()[0])
+        assert self.wrong==[code] and self.exit_code==LEVELS.index(CODES[code][0])
         return self.has(code, *words, remedy=remedy)
 
     def has(self, code, *words, remedy=()):
         o = self.by_code[code]
-        assert [f"{o['level']} {o['about']}", [w for w in words if w not in o['what']], [w for w in remedy if w not in o['remedy']]
+        assert [(o['level'], o['about']), [w for w in words if w not in o['what']], [w for w in remedy if w not in o['remedy']]
                 ]==[CODES[code], [], []], o
         assert o['what'].endswith('.') and (not o['remedy'] or o['remedy'].endswith('.'))         # sentences
         assert o['level']=='ok' or o['remedy']
@@ -178,7 +180,7 @@ def machine(tmp_path): return Machine(tmp_path)
 # ---- machines on which all is well
 
 def test_a_healthy_gpu_machine(machine):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     said = machine.look()
     assert said.exit_code==0 and said.wrong==[]
     said.has('gpu_ok', 'torch computes on 1 GPU: NVIDIA GeForce RTX 3060 Ti (8.0 GiB)')
@@ -205,15 +207,15 @@ def test_what_is_not_answered_is_neither_an_error_nor_zero(machine):
     machine.has_gpus([wsl2(default_limit_w=0)])                       # a limit of 0 W is no limit
     said = machine.look()
     assert said.exit_code==0
-    said.has('nvml_gaps', 'its utilisation, why it throttles', 'its processes', 'its default power limit', 'normal in WSL2')
+    said.has('nvml_gaps', 'its utilization', 'why it throttles', 'its processes', 'its default power limit', 'normal in WSL2')
     gpu = said.said['nvml']['gpus'][0]
-    assert [gpu[o] for o in ('busy_percent', 'throttle_bits', 'processes', 'default_limit_w')]==[None]*4 and gpu['ok']
+    assert [gpu[o] for o in ('gpu_util_frac', 'throttle_bits', 'processes', 'default_limit_w')]==[None]*4 and gpu['ok']
     assert ' 0 %' not in json.dumps(said.said) and ' 0 W' not in json.dumps(said.said)
 
 
 @pytest.mark.parametrize('fake,column', [
     (dict(default_limit_w=4294967.295), 'default_limit_w'), (dict(power_limit_w=4294967.295), 'power_limit_w'),
-    (dict(util_gpu_percent=255), 'busy_percent'), (dict(throttle_reasons=2**64-1), 'throttle_bits')])
+    (dict(util_gpu_percent=255), 'gpu_util_frac'), (dict(throttle_reasons=2**64-1), 'throttle_bits')])
 def test_a_number_of_ones_is_no_answer(machine, fake, column):
     machine.has_gpus([FakeGPU(**RTX | fake)])
     said = machine.look()
@@ -229,7 +231,7 @@ def test_mig_is_no_error(machine):
     assert said.exit_code==0
     said.has('gpu_mig', 'split into parts')
     said.has('gpu_memory_ok', '14.6 of 16.0 GiB free')
-    said.has('nvml_gaps', 'utilisation', 'normal with MIG')
+    said.has('nvml_gaps', 'utilization', 'normal with MIG')
 
 
 def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
@@ -239,18 +241,64 @@ def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
     assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
 
 
+# ---- one thing is wrong: what is planted, its code, words of its sentences, and words of its remedy
+
+ONE_FINDING = {
+    'gpu without a driver': (lambda m: m.has_card(driver='nouveau'),
+        'driver_missing', ['run by nouveau'], ["Install NVIDIA's driver", 'ubuntu-drivers']),
+    'gpu without a driver in a container': (lambda m: (m.has_card(driver=''), m.is_container()),
+        'driver_missing', [], ['on the host', 'docker run --gpus all']),
+    'driver that answers nothing': (lambda m: m.has_gpus(rtx(), torch=False, init_error=UNKNOWN),
+        'driver_dead', ['NVML reports: Unknown Error'], ['Restart', 'reinstall it']),
+    'container without gpu access': (lambda m: (m.has_gpus(rtx(), torch=False, library=False), (m.root/'dev/nvidia0').unlink(),
+        m.is_container()),
+        'gpu_invisible', ['no GPU is visible from here'], ['docker run --gpus all']),
+    'an older driver has older names': (lambda m: m.has_gpus(rtx(throttle_reasons=0x40),
+        missing=['nvmlDeviceGetCurrentClocksEventReasons']),
+        'gpu_throttled', [], []),
+    'torch for the cpu on a gpu machine': (lambda m: (m.has_gpus(rtx(throttle_reasons=0x40), torch=False), m.has_torch('2.15.0+cpu')),
+        'torch_for_cpu', ['RTX 3060 Ti', 'torch (2.15.0+cpu) was built for the CPU only'], ['CUDA build', 'torchvision']),
+    'within a major version a driver is not called old': (lambda m: (m.has_gpus(rtx(), torch=False, cuda_version=12020),
+        m.torch.update(cuda='12.8', warning='CUDA unknown error')),
+        'cuda_dead', [], []),
+    'power limit below the default': (lambda m: m.has_gpus(rtx(power_limit_w=120)),
+        'power_limited', ['may draw 120 W; the default is 200 W'], ['nvidia-smi -i 0 -pl 200']),
+    'busy with nobody listed': (lambda m: (m.has_gpus(rtx(util_gpu_percent=83)), m.is_container()),
+        'gpu_busy', ['83%', "can't be seen from inside a container"], []),
+    'too little memory is free': (lambda m: m.has_gpus(rtx(memory_used_mib=7000)),
+        'gpu_memory_low', ['GPU 0 has 1.2 of 8.0 GiB free'], ['nvidia-smi']),
+    'the unofficial pynvml': (lambda m: plant(m.site, 'pynvml', '11.5.3'),
+        'pynvml_unofficial', ['pynvml 11.5.3 hides'], ['pip uninstall -y pynvml', 'nvidia-ml-py']),
+    'torchvision that refuses torch': (lambda m: write(m.site, {'torchvision/__init__.py': 'raise RuntimeError("Detected that PyTorch and torchvision were compiled with ' 'different CUDA major versions.")'}),
+        'torchvision_dead', ['different CUDA major versions'], ['one command']),
+    'torchvision of another release': (lambda m: plant(m.site, 'torchvision', '0.30.0', '__version__ = "0.30.0"', needs=['torch==2.16.0']),
+        'torchvision_wants', ['torch 2.15.0 (wanted: ==2.16.0)'], ['one command']),
+    'fastai that does not train': (lambda m: write(m.site/'fastai', {'test_utils.py': 'def synth_learner(): raise TypeError("got an unexpected keyword")'}),
+        'fastai_dead', ["fastai 2.8.12 with fastcore 2.2.38 can't train: TypeError: got an unexpected"], ['pip install']),
+    'the pair that does not train': (lambda m: (shutil.rmtree(m.site/'fastai-2.8.12.dist-info'), plant(m.site, 'fastai', '2.8.7')),
+        'fastai_pair', ['fastai 2.8.7 with fastcore 2.2.38'], ['"fastcore<2"']),
+    'a kernel that points elsewhere': (lambda m: (write(m.folder, {'other/python': ''}), m.has_kernel(m.folder/'other/python')),
+        'kernel_other', ['starts another Python', 'other/python'], ['ipykernel install']),
+    'a kernel that points at nothing': (lambda m: m.has_kernel(m.folder/'gone/python'),
+        'kernel_other', ['starts a missing Python'], ['ipykernel install']),
+    'no kernel': (lambda m: write(m.folder, {'jupyter/kernels/python3/kernel.json': '{'}),
+        'kernel_missing', [], ['ipykernel install']),
+    'no jupyter': (lambda m: plant(m.site, 'jupyter_client', '8', 'raise ImportError'),
+        'jupyter_missing', [], ['pip install ipykernel']),
+    'data that cannot be kept': (lambda m: write(m.root, {'home/data': 'a file'}),
+        'data_readonly', ["isn't a folder", 'digits, synthetic'], ['FASTAI_HOME']),
+    'fastai is not blamed for a missing home': (lambda m: write(m.site/'fastai', {'vision/all.py': 'raise RuntimeError("Could not determine home directory.")'}),
+        'fastai_dead', ['home directory.'], ['variable HOME'])}
+
+
+@pytest.mark.parametrize('case', ONE_FINDING)
+def test_the_only_finding(machine, case):
+    plant_it, code, words, remedy = ONE_FINDING[case]
+    plant_it(machine)
+    machine.look().one(code, *words, remedy=remedy)
+
+
 # ---- a GPU that is not used
-
-def test_gpu_without_a_driver(machine):
-    machine.has_card(driver='nouveau')
-    machine.look().one('driver_missing', 'run by nouveau', remedy=["Install NVIDIA's driver", 'ubuntu-drivers'])
-
-
-def test_gpu_without_a_driver_in_a_container(machine):
-    machine.has_card(driver='')
-    machine.is_container()
-    machine.look().one('driver_missing', remedy=['on the host', 'docker run --gpus all'])
-
 
 def test_driver_is_not_loaded(machine):
     machine.has_card(driver='')
@@ -258,21 +306,16 @@ def test_driver_is_not_loaded(machine):
     machine.look().one('driver_asleep', 'NVML error 9', remedy=['Run `sudo modprobe nvidia`'])
 
 
-def test_driver_that_answers_nothing(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, init_error=UNKNOWN)
-    machine.look().one('driver_dead', 'NVML says: Unknown Error', remedy=['Restart', 'install it anew'])
-
-
 @pytest.mark.skipif(os.name=='nt', reason='a shell script')
 def test_what_nvidia_smi_says_where_nvml_has_no_library(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, library=False)
+    machine.has_gpus(rtx(), torch=False, library=False)
     write(machine.folder, {'nvidia-smi': '#!/bin/sh\necho "GPU 0: RTX 3060 Ti (UUID: GPU-1)"\n'})
     (machine.folder/'nvidia-smi').chmod(0o755)
     machine.look().one('cuda_dead', 'an NVIDIA GPU (RTX 3060 Ti)', 'It gives no reason')
 
 
 def test_driver_that_never_answers_is_not_waited_for(machine):
-    machine.has_gpus([FakeGPU(**RTX)], query_s=30)
+    machine.has_gpus(rtx(), query_s=30)
     code = "from gpubench.doctor import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
     assert json.loads(machine.run(code).stdout)['nvml'].items() >= dict(ok=False, error='no answer within 2 s').items()
 
@@ -280,17 +323,17 @@ def test_driver_that_never_answers_is_not_waited_for(machine):
 @pytest.mark.parametrize('query,column,words', [('nvmlDeviceGetEnforcedPowerLimit', 'power_limit_w', 'its power limit'),
                                                 ('nvmlDeviceGetMigMode', 'mig', 'whether it is split')])
 def test_a_question_that_hangs_while_others_are_answered(machine, query, column, words):
-    machine.has_gpus([FakeGPU(**RTX, slow={query: 60})])
+    machine.has_gpus(rtx(slow={query: 60}))
     said = machine.look()
-    said.one('nvml_hangs', f'Asked about GPU 0 ({words}', 'the driver gives no answer', remedy=['Restart'])
+    said.one('nvml_hangs', f'A query of GPU 0 hangs ({words}', 'the driver never answers', remedy=['Restart'])
     gpu = said.said['nvml']['gpus'][0]
-    assert gpu['ok'] and gpu[column] is None and gpu['busy_percent']==3 and gpu['silent']==[column] and gpu['unanswered']==[]
+    assert gpu['ok'] and gpu[column] is None and gpu['gpu_util_frac']==.03 and gpu['silent']==[column] and gpu['unanswered']==[]
 
 
 @pytest.mark.skipif(os.name=='nt', reason='signals')
 def test_a_process_that_cannot_be_ended_is_left_behind(machine):
     "One that waits in a driver outlives any signal: here the system's `kill` does nothing"
-    machine.has_gpus([FakeGPU(**RTX)], query_s=15)
+    machine.has_gpus(rtx(), query_s=15)
     code = """import os, time
 os.kill = lambda pid, number: None
 from gpubench.doctor import probe
@@ -300,37 +343,30 @@ print(probe(['nvml'], timeout_s=2)['nvml']['error'], time.monotonic()-start_s<10
     assert p.stdout=='no answer within 2 s True\n', p.stderr
 
 
-def test_container_without_gpu_access(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, library=False)
-    (machine.root/'dev/nvidia0').unlink()
-    machine.is_container()
-    machine.look().one('gpu_invisible', 'no GPU is visible from here', remedy=['docker run --gpus all'])
-
-
 def test_torch_is_mended_before_the_gpu(machine):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     write(machine.site, {'torch/__init__.py': 'raise ImportError("libcudart.so.13: no such file")'})
     said = machine.look()
     assert said.wrong==['torch_dead', 'torch_first'] and said.exit_code==2
-    said.has('torch_first', 'RTX 3060 Ti', remedy=['Mend torch first'])
+    said.has('torch_first', 'RTX 3060 Ti', remedy=['Repair torch first'])
 
 
 @pytest.mark.parametrize('place,remedy', [((), ['rmmod nvidia_uvm', 'modprobe nvidia']), (('is_wsl2',), ['wsl --shutdown']),
-                                          (('is_container',), ['On the host', 'container anew'])])
+                                          (('is_container',), ['Restart the host', 'restart this container'])])
 def test_driver_and_library_differ(machine, place, remedy):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, init_error=LIB_RM_VERSION_MISMATCH, kernel='535.104.05')
+    machine.has_gpus(rtx(), torch=False, init_error=LIB_RM_VERSION_MISMATCH, kernel='535.104.05')
     for o in place: getattr(machine, o)()
-    machine.look().one('driver_mismatch', 'NVML error 18', 'Memory has nothing to do with it', '535.104.05', remedy=remedy)
+    machine.look().one('driver_mismatch', 'NVML error 18', "Memory isn't the cause", '535.104.05', remedy=remedy)
 
 
 def test_cuda_says_that_they_differ(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.has_gpus(rtx(), torch=False)
     machine.torch['warning'] = 'Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver'
-    machine.look().one('driver_mismatch', "two halves do not fit")
+    machine.look().one('driver_mismatch', "two halves of the NVIDIA driver don't match")
 
 
 def test_nvml_works_and_cuda_does_not(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.has_gpus(rtx(), torch=False)
     machine.torch['warning'] = 'CUDA unknown error - this may be due to an incorrectly set up environment'
     said = machine.look()
     said.one('cuda_dead', 'RTX 3060 Ti', 'NVML sees it', 'CUDA unknown error', remedy=['Restart', 'nvidia_uvm'])
@@ -342,10 +378,10 @@ def test_nvml_works_and_cuda_does_not(machine):
     (dict(library=False), ['is_wsl2'], '/usr/lib/wsl/lib'), (dict(library=False), [], 'libnvidia-compute'),
     (dict(init_error=UNKNOWN), [], 'Restart'), (dict(init_error=NO_PERMISSION), ['is_container'], 'host')])
 def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
-    machine.has_gpus([FakeGPU(**RTX)], **fake)
+    machine.has_gpus(rtx(), **fake)
     for o in place: getattr(machine, o)()
     said = machine.look()
-    said.one('nvml_dead', 'torch uses the GPU, but NVML does not answer', 'Times are measured', remedy=[remedy])
+    said.one('nvml_dead', "torch uses the GPU, but NVML doesn't answer", 'Times are measured', remedy=[remedy])
     said.has('gpu_ok', 'RTX 3060 Ti')
     said.has('gpu_memory_ok', '7.6 of 8.0 GiB')
 
@@ -353,23 +389,23 @@ def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
 @pytest.mark.parametrize('code,words,remedy', [(NO_PERMISSION, 'Insufficient Permissions, NVML error 4', '/dev/nvidia*'),
                                                (UNKNOWN, 'Unknown Error, NVML error 999', 'Restart')])
 def test_nvml_counts_a_gpu_and_cannot_open_it(machine, code, words, remedy):
-    machine.has_gpus([FakeGPU(**RTX)], errors=dict(nvmlDeviceGetHandleByIndex=code))
+    machine.has_gpus(rtx(), errors=dict(nvmlDeviceGetHandleByIndex=code))
     said = machine.look()
-    said.one('nvml_dead', f'NVML counts GPU 0, but cannot open it: {words}. Times are measured', remedy=[remedy])
+    said.one('nvml_dead', f"NVML counts GPU 0, but can't open it: {words}. Times are measured", remedy=[remedy])
     said.has('gpu_ok', 'RTX 3060 Ti')
 
 
 def test_neither_nvml_nor_cuda_can_open_it(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION))
+    machine.has_gpus(rtx(), torch=False, errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION))
     machine.torch['warning'] = 'CUDA unknown error'
     said = machine.look()
     assert said.wrong==['cuda_dead', 'nvml_dead'] and 'NVML sees it' not in json.dumps(said.said)
-    said.has('cuda_dead', 'cannot open it either (Insufficient Permissions, NVML error 4)')
+    said.has('cuda_dead', "can't open it either (Insufficient Permissions)")
     said.has('nvml_dead', 'No sensor can be read', remedy=['/dev/nvidia*'])
 
 
 def test_an_nvml_that_ends_its_process(machine):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     write(machine.site, {'pynvml.py': 'import os\nos.abort()'})
     machine.look().has('nvml_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
 
@@ -377,53 +413,28 @@ def test_an_nvml_that_ends_its_process(machine):
 TORN = 'raise RuntimeError("torn while it was installed")'
 
 
-def test_a_broken_nvitop(machine):
-    plant(machine.site, 'nvitop', '1.7.0', TORN)
-    assert machine.look().wrong==[]                                    # nothing here to watch
-    machine.has_gpus([FakeGPU(**RTX)])
-    said = machine.look()
-    said.one('nvitop_dead', 'RuntimeError: torn while it was installed. ', 'samples no GPU', remedy=['pip install --force-reinstall nvitop'])
-
-
 @pytest.mark.parametrize('torch', [True, False])
 def test_a_broken_pynvml(machine, torch):
-    machine.has_gpus([FakeGPU(**RTX)], torch=torch)
+    machine.has_gpus(rtx(), torch=torch)
     write(machine.site, {'pynvml.py': TORN})
     said = machine.look()
     assert said.wrong==(['nvml_dead'] if torch else ['cuda_dead', 'nvml_dead']) and said.exit_code==1
-    said.has('nvml_dead', 'pynvml cannot be imported: RuntimeError: torn while', remedy=['pip install --force-reinstall nvidia-ml-py'])
-    assert 'NVML says' not in json.dumps(said.said)
+    said.has('nvml_dead', 'pynvml cannot be imported (RuntimeError: torn while', remedy=['pip install --force-reinstall nvidia-ml-py'])
+    assert 'NVML reports' not in json.dumps(said.said)
 
 
 def test_without_pynvml_nobody_knows_of_no_gpu(machine):
     write(machine.site, {'pynvml.py': TORN})
     said = machine.look()
-    said.has('gpu_none', 'NVML could not be asked', 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    said.has('gpu_none', "NVML can't be queried", 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
     assert said.wrong==[] and 'No NVIDIA GPU was found' not in json.dumps(said.said)
-
-
-def test_an_older_driver_has_older_names(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))], missing=['nvmlDeviceGetCurrentClocksEventReasons'])
-    machine.look().one('gpu_throttled')
-
-
-def test_torch_for_the_cpu_on_a_gpu_machine(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))], torch=False)
-    machine.has_torch('2.15.0+cpu')
-    machine.look().one('torch_for_cpu', 'RTX 3060 Ti', 'torch (2.15.0+cpu) was built for the CPU only', remedy=['CUDA build', 'torchvision'])
 
 
 @pytest.mark.parametrize('warning', ['The NVIDIA driver on your system is too old (found version 12020).', None])
 def test_driver_older_than_cuda_of_torch(machine, warning):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, driver='535.104.05', cuda_version=12020)
+    machine.has_gpus(rtx(), torch=False, driver='535.104.05', cuda_version=12020)
     if warning: machine.torch['warning'] = warning
     machine.look().one('driver_old', 'its driver 535.104.05 serves CUDA up to 12.2, and torch 2.15.0 (CUDA 13.0)', remedy=['newer NVIDIA driver'])
-
-
-def test_within_a_major_version_a_driver_is_not_called_old(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False, cuda_version=12020)
-    machine.torch.update(cuda='12.8', warning='CUDA unknown error')
-    machine.look().one('cuda_dead')
 
 
 @pytest.mark.parametrize('error,code,remedy', [
@@ -432,14 +443,14 @@ def test_within_a_major_version_a_driver_is_not_called_old(machine):
     ('CUDA error: CUDA-capable device(s) is/are busy or unavailable', 'gpu_taken', 'Wait'),
     ('cuDNN error: CUDNN_STATUS_NOT_INITIALIZED', 'cuda_dead', 'unset LD_LIBRARY_PATH')])
 def test_a_gpu_that_is_listed_and_cannot_compute(machine, error, code, remedy):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     machine.torch['gpus'][0]['compute_error'] = error
     machine.look().one(code, 'RTX 3060 Ti', error, remedy=[remedy])
 
 
 @pytest.mark.parametrize('value', ['', '-1', '3'])
 def test_hidden_by_a_variable(machine, value):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.has_gpus(rtx(), torch=False)
     machine.env['CUDA_VISIBLE_DEVICES'] = value
     machine.look().one('gpu_hidden', f'CUDA_VISIBLE_DEVICES={value!r}', remedy=['unset CUDA_VISIBLE_DEVICES'])
 
@@ -447,7 +458,7 @@ def test_hidden_by_a_variable(machine, value):
 @pytest.mark.parametrize('value,words', [('MIG-8f2c', 'names none'), ('0,0', 'names one twice'), ('0,00', 'names one twice')])
 @pytest.mark.parametrize('errors', [{}, dict(nvmlDeviceGetMigMode=3)])       # 3: not supported
 def test_hidden_by_a_part_that_is_not_here_or_a_name_given_twice(machine, value, words, errors):
-    machine.has_gpus([FakeGPU(**RTX, errors=errors)], torch=False)
+    machine.has_gpus(rtx(errors=errors), torch=False)
     machine.env['CUDA_VISIBLE_DEVICES'] = value
     machine.look().one('gpu_hidden', words, remedy=['unset CUDA_VISIBLE_DEVICES'])
 
@@ -470,35 +481,35 @@ def test_a_part_of_a_split_card_is_not_called_hidden(machine):
 
 @pytest.mark.parametrize('query', ['nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetUUID'])
 def test_the_only_gpu_needs_a_reset_and_is_not_another_one(machine, query):
-    machine.has_gpus([FakeGPU(**RTX, errors={query: 16})])
+    machine.has_gpus(rtx(errors={query: 16}))
     said = machine.look()
-    said.has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+    said.has('gpu_lost', 'GPU 0 no longer answers', "Don't trust")
     assert 'other GPU' not in json.dumps(said.said)
 
 
 def test_the_one_of_two_that_torch_uses_needs_a_reset(machine):
     machine.has_gpus([FakeGPU(**RTX, errors=dict(nvmlDeviceGetUtilizationRates=16)), FakeGPU(**RTX)])
     machine.torch['gpus'].pop()
-    machine.look().has('gpu_lost', 'GPU 0 does not answer any more', 'not to be trusted')
+    machine.look().has('gpu_lost', 'GPU 0 no longer answers', "Don't trust")
 
 
 def test_one_of_two_gpus_is_lost(machine):
     machine.has_gpus([FakeGPU(**RTX), FakeGPU(**RTX, lost=True)])
     machine.torch['gpus'].pop()
     said = machine.look()
-    said.one('gpu_lost', 'GPU 1 does not answer any more (GPU is lost)', 'torch still uses 1 other', remedy=['Restart', 'Xid'])
+    said.one('gpu_lost', 'GPU 1 no longer answers (GPU is lost)', 'torch still uses 1 other', remedy=['Restart', 'Xid'])
     said.has('gpu_ok', 'torch computes on 1 GPU')
 
 
 def test_a_gpu_lost_between_two_questions(machine):
-    machine.has_gpus([FakeGPU(**RTX, lost_after=3)], torch=False)
+    machine.has_gpus(rtx(lost_after=3), torch=False)
     said = machine.look()
-    said.one('gpu_lost', 'GPU 0 does not answer')
+    said.one('gpu_lost', 'GPU 0 no longer answers')
     assert said.said['nvml']['gpus'][0]['processes'] is None
 
 
 def test_a_driver_that_ends_the_process_leaves_the_other_answers(machine):
-    machine.has_gpus([FakeGPU(**RTX)], torch=False)
+    machine.has_gpus(rtx(), torch=False)
     machine.torch['die'] = True
     said = machine.look()
     said.one('cuda_dead', 'it was ended by SIGABRT' if os.name=='posix' else 'exit code')
@@ -509,18 +520,13 @@ def test_a_driver_that_ends_the_process_leaves_the_other_answers(machine):
 
 @pytest.mark.parametrize('bit,words', [(0x8, 'hardware slowdown'), (0x20, 'slowed by software'), (0x40, 'slowed by hardware'), (0x80, 'power brake')])
 def test_throttled(machine, bit, words):
-    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=bit|0x4))])
+    machine.has_gpus(rtx(throttle_reasons=bit|0x4))
     machine.look().one('gpu_throttled', words, remedy=['Let it cool'])
 
 
 def test_idle_and_power_cap_are_normal(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x1|0x2|0x4|0x10|0x100))])
+    machine.has_gpus(rtx(throttle_reasons=0x1|0x2|0x4|0x10|0x100))
     assert machine.look().exit_code==0
-
-
-def test_power_limit_below_the_default(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(power_limit_w=120))])
-    machine.look().one('power_limited', 'may draw 120 W, by default it is 200 W', remedy=['nvidia-smi -i 0 -pl 200'])
 
 
 def test_the_limit_is_raised_on_the_gpu_that_is_meant(machine):
@@ -534,15 +540,15 @@ def test_the_limit_is_raised_on_the_gpu_that_is_meant(machine):
 def test_another_process(machine):
     sleeper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])
     try:
-        machine.has_gpus([FakeGPU(**RTX | dict(processes=[[sleeper.pid, 1200], [2**22+1, None]]))])
-        o = machine.look().one('gpu_shared', f'(process {sleeper.pid}) with 1200 MiB, a process (process {2**22+1}).', remedy=['kernel'])
+        machine.has_gpus(rtx(processes=[[sleeper.pid, 1200], [2**22+1, None]]))
+        o = machine.look().one('gpu_shared', f'(process {sleeper.pid}) with 1200 MiB, a process (process {2**22+1}).', remedy=['kernels'])
         assert 'python' in o['what']
     finally: sleeper.kill(); sleeper.wait()
 
 
 def test_programs_with_a_window_are_no_computations(machine):
     "As Windows lists them: as computing and as drawing"
-    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[11, None], [12, None]], drawing=[[11, None], [12, None]]))])
+    machine.has_gpus(rtx(processes=[[11, None], [12, None]], drawing=[[11, None], [12, None]]))
     assert machine.look().wrong==[]
     machine.fake.gpus[0].processes.append([2**22+1, 900])
     o = machine.look().one('gpu_shared', f'a process (process {2**22+1}) with 900 MiB.')
@@ -550,29 +556,18 @@ def test_programs_with_a_window_are_no_computations(machine):
 
 
 def test_another_process_in_a_container(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[1, 1200]]))])
+    machine.has_gpus(rtx(processes=[[1, 1200]]))
     machine.is_container()
     o = machine.look().one('gpu_shared', 'a process with 1200 MiB')
     assert 'process 1' not in o['what']                                # a number of another system
 
 
 def test_a_container_does_not_claim_to_be_alone(machine):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     machine.is_container()
     said = machine.look()
     assert said.exit_code==0
-    said.has('gpu_memory_ok', 'cannot be seen from inside a container')
-
-
-def test_busy_with_nobody_listed(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(util_gpu_percent=83))])
-    machine.is_container()
-    machine.look().one('gpu_busy', '83 %', 'cannot be seen from inside a container')
-
-
-def test_too_little_memory_is_free(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(memory_used_mib=7000))])
-    machine.look().one('gpu_memory_low', 'GPU 0 has 1.2 of 8.0 GiB free', remedy=['nvidia-smi'])
+    said.has('gpu_memory_ok', "can't be seen from inside a container")
 
 
 def test_findings_are_about_the_gpu_that_torch_sees(machine):
@@ -587,11 +582,6 @@ def test_findings_are_about_the_gpu_that_torch_sees(machine):
 
 
 # ---- packages, the system, notebooks, data
-
-def test_the_unofficial_pynvml(machine):
-    plant(machine.site, 'pynvml', '11.5.3')
-    machine.look().one('pynvml_unofficial', 'pynvml 11.5.3 hides', remedy=['pip uninstall -y pynvml', 'nvidia-ml-py'])
-
 
 @pytest.mark.parametrize('v', ['0.29.2+cu126', '0.29.2+cpu'])
 def test_torch_and_torchvision_of_different_builds(machine, v):
@@ -626,41 +616,19 @@ def test_an_error_that_carries_what_is_no_number(machine):
     assert said.wrong==['torchvision_dead'] and 'fastai_ok' in said.by_code
 
 
-def test_torchvision_that_refuses_torch(machine):
-    write(machine.site, {'torchvision/__init__.py': 'raise RuntimeError("Detected that PyTorch and torchvision were compiled with '
-                         'different CUDA major versions.")'})
-    machine.look().one('torchvision_dead', 'different CUDA major versions', remedy=['one command'])
-
-
-def test_torchvision_of_another_release(machine):
-    plant(machine.site, 'torchvision', '0.30.0', '__version__ = "0.30.0"', needs=['torch==2.16.0'])
-    machine.look().one('torchvision_wants', 'torch 2.15.0 (wanted: ==2.16.0)', remedy=['one command'])
-
-
 def test_without_torch_fastai_is_not_blamed(machine):
     write(machine.site, {'torch/__init__.py': 'raise ImportError("libcudart.so.13: no such file")',
                          'fastai/__init__.py': 'import torch'})
     said = machine.look()
     assert said.wrong==['fastai_untried', 'torch_dead'] and said.exit_code==2
     said.has('torch_dead', 'libcudart.so.13', remedy=['one command'])
-    said.has('fastai_untried', remedy=['Mend torch first'])
-
-
-def test_fastai_that_does_not_train(machine):
-    write(machine.site/'fastai', {'test_utils.py': 'def synth_learner(): raise TypeError("got an unexpected keyword")'})
-    machine.look().one('fastai_dead', 'fastai 2.8.12 with fastcore 2.2.38 cannot train: TypeError: got an unexpected', remedy=['pip install'])
-
-
-def test_the_pair_that_does_not_train(machine):
-    shutil.rmtree(machine.site/'fastai-2.8.12.dist-info')
-    plant(machine.site, 'fastai', '2.8.7')
-    machine.look().one('fastai_pair', 'fastai 2.8.7 with fastcore 2.2.38', remedy=['"fastcore<2"'])
+    said.has('fastai_untried', remedy=['Repair torch first'])
 
 
 @pytest.mark.parametrize('files', [{'cpu.max': '50000 100000\n'}, {'cpu/cpu.cfs_quota_us': '50000\n', 'cpu/cpu.cfs_period_us': '100000\n'}])
 def test_quota_below_the_core_count(machine, files):
     write(machine.root/'sys/fs/cgroup', files)
-    machine.look().one('cpu_quota', 'only 0.5 may be used', remedy=['OMP_NUM_THREADS=1', '--cpus='])
+    machine.look().one('cpu_quota', "quota allows only 0.5", remedy=['OMP_NUM_THREADS=1', '--cpus='])
 
 
 @pytest.mark.parametrize('files,env', [({'cpu.max': 'max 100000\n'}, {}), ({'cpu.max': '99900000 100000\n'}, {}),
@@ -677,17 +645,17 @@ def test_other_programs_compute(machine):
     before, after = [[1, 'init', 5.], [70, 'shell', 1.], [71, 'make_video', 40.], [72, 'hidden', None]], [
         [1, 'init', 5.], [70, 'shell', 1.01], [71, 'make_video', 40.53], [72, 'hidden', None]]
     said = machine.look(busy_percent=53., processes=[before, after])
-    said.one('cpu_busy', 'use 53 % of the CPU', 'make_video (process 71, 1.1 cores)', 'too long', remedy=['wait', 'ask the doctor again'])
+    said.one('cpu_busy', 'use 53% of the CPU', 'make_video (process 71, 1.1 cores)', 'too long', remedy=['wait', 'run `gpubench doctor` again'])
     assert said.exit_code==1
 
 
 def test_other_programs_that_cannot_be_seen(machine):
-    machine.look(busy_percent=90.).one('cpu_busy', 'use 90 % of the CPU at this moment. Times')
+    machine.look(busy_percent=90.).one('cpu_busy', 'use 90% of the CPU now. Times')
 
 
 def test_a_calm_cpu(machine):
     said = machine.look(busy_percent=9.4, processes=[[[7, 'editor', 1.]], [[7, 'editor', 1.05]]])
-    said.has('cpu_calm', 'use 9 % of the CPU')
+    said.has('cpu_calm', 'use 9% of the CPU')
     assert said.wrong==[] and said.exit_code==0
 
 
@@ -696,7 +664,7 @@ def test_a_cpu_that_does_not_tell(machine):
                     'from gpubench.doctor import cpu_load; print(cpu_load())')
     assert (p.stdout, p.stderr)==('None\n', '')
     plant(machine.site, 'psutil', '7', 'raise ImportError')
-    p = machine.run('from gpubench.doctor import check_load, cpu_load; print(check_load(cpu_load()))', busy_percent=None)
+    p = machine.run('from gpubench.doctor import Facts, check_load, cpu_load; print([*check_load(Facts({}, cpu_load()))])', busy_percent=None)
     assert p.stdout=='[]\n', p.stderr
 
 
@@ -716,39 +684,16 @@ def test_shared_memory(machine, mib, free, code, container):
     if code=='shared_memory_small': said.one(code, '64 MiB', 'bus error', remedy=[*remedy, 'n_workers=0'])
 
 
-def test_a_kernel_that_points_elsewhere(machine):
-    write(machine.folder, {'other/python': ''})
-    machine.has_kernel(machine.folder/'other/python')
-    machine.look().one('kernel_other', 'starts another Python', 'other/python', remedy=['ipykernel install'])
-
-
-def test_a_kernel_that_points_at_nothing(machine):
-    machine.has_kernel(machine.folder/'gone/python')
-    machine.look().one('kernel_other', 'that is not there', remedy=['ipykernel install'])
-
-
-def test_no_kernel_and_no_jupyter(machine):
-    write(machine.folder, {'jupyter/kernels/python3/kernel.json': '{'})
-    machine.look().one('kernel_missing', remedy=['ipykernel install'])
-    plant(machine.site, 'jupyter_client', '8', 'raise ImportError')
-    machine.look().one('jupyter_missing', remedy=['pip install ipykernel'])
-
-
 def test_data_sets_with_and_without_a_network(machine):
     (machine.root/'home/data/mnist_png').mkdir(parents=True)
     write(machine.root, {'home/archive/cifar10.tgz': ''})
     machine.look().has('data_ok', 'Work without a network: digits, synthetic, birds, mnist, cifar10.', 'Downloaded on first use: imagenette.')
 
 
-def test_data_that_cannot_be_kept(machine):
-    write(machine.root, {'home/data': 'a file'})
-    machine.look().one('data_readonly', 'is no folder', 'digits, synthetic', remedy=['FASTAI_HOME'])
-
-
 @pytest.mark.skipif(not Path('/proc/self').exists(), reason='no file system that refuses what it allows')
 def test_a_folder_that_only_says_that_it_may_be_written(machine):
     machine.env['FASTAI_HOME'] = '/proc/gpubench/fastai'
-    machine.look().one('data_readonly', '/proc may not be written (', remedy=['FASTAI_HOME'])
+    machine.look().one('data_readonly', "can't write to /proc (", remedy=['FASTAI_HOME'])
 
 
 def test_a_folder_that_was_tried_is_as_it_was(machine):
@@ -778,64 +723,63 @@ from gpubench.cli import main; main()""")
     assert {'torch_ok', 'fastai_ok', 'cpu_calm'} <= set(said.by_code)
 
 
-def test_fastai_is_not_blamed_for_a_missing_home(machine):
-    write(machine.site/'fastai', {'vision/all.py': 'raise RuntimeError("Could not determine home directory.")'})
-    machine.look().one('fastai_dead', 'home directory.', remedy=['variable HOME'])
-
-
 def test_a_psutil_that_cannot_be_loaded(machine):
     plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
     said = machine.look(busy_percent=None)
-    said.one('check_failed', '`cpu_load` could not be made: OSError: libpsutil.so: wrong ELF class. ', remedy=['ask the doctor again'])
+    said.one('check_failed', '`check_load` failed: OSError: libpsutil.so: wrong ELF class. ', remedy=['run `gpubench doctor` again'])
     assert said.by_code['torch_ok'] and said.exit_code==1
 
 
 def test_a_broken_psutil_does_not_hide_who_computes(machine):
     plant(machine.site, 'psutil', '7', 'raise OSError("libpsutil.so: wrong ELF class")')
-    machine.has_gpus([FakeGPU(**RTX | dict(processes=[[7, 1200]]))])
+    machine.has_gpus(rtx(processes=[[7, 1200]]))
     machine.look(busy_percent=None).has('gpu_shared', 'a process (process 7) with 1200 MiB')
 
 
 def test_no_single_check_ends_the_run(machine):
-    code = """import json, sys, gpubench.doctor as d
-names = sorted(o for o in vars(d) if o.startswith('check_'))
-def broken(name):
-    def check(*args): raise ValueError('x')
-    check.__name__ = name
-    return check
-said = d.probe_all()
-d.probe_all = lambda: said
-for name in names + ['find_nvidia', 'cpu_load', '_machine']:
-    kept = getattr(d, name)
-    setattr(d, name, broken(name))
-    found = d.examine(ROOT)['findings']
-    print(name, [o.code for o in found if o.level!='ok'], len(found)>5)
-    setattr(d, name, kept)
+    code = """import json, gpubench.doctor as d
+checks, kept = d.CHECKS, {}
+d.probe = lambda names, **kwargs: {o: dict(ok=False, error='', code=None) for o in names}
+def broken(facts): raise ValueError('x')
+for i,check in enumerate(checks):
+    d.CHECKS = (*checks[:i], broken, *checks[i+1:])
+    found = [o.code for o in d.examine(ROOT)['findings']]
+    print(found.count('check_failed'), len(found)>=len(checks)-3)
 """.replace('ROOT', repr(str(machine.root)))
     p = machine.run(code)
-    lines = p.stdout.splitlines()
-    assert p.returncode==0 and len(lines)>=15, p.stderr
-    assert [o for o in lines if not o.endswith("['check_failed'] True")]==[]
+    assert p.returncode==0 and set(p.stdout.splitlines())=={'1 True'} and len(p.stdout.splitlines())>=10, p.stdout+p.stderr
+
+
+@pytest.mark.skipif(sys.platform!='linux', reason='a folder name that is no UTF-8')
+def test_a_folder_whose_name_is_not_utf8(machine):
+    folder = os.fsencode(machine.folder)+b'/caf\xe9'
+    os.mkdir(folder)
+    (machine.root/'proc/data').parent.mkdir(exist_ok=True)
+    machine.env |= dict(FASTAI_HOME='/proc/caf\udce9', LC_ALL='C.UTF-8')
+    p = machine.run(f"import os, sys; os.chdir({folder!r}); sys.argv = ['gpubench', 'doctor']\nfrom gpubench.cli import main; main()")
+    machine.has_kernel('/gone/caf\udce9')
+    assert (p.returncode, p.stderr)==(1, '') and 'The labs run' in p.stdout
+    assert machine.look().has('kernel_other', 'caf')
 
 
 # ---- what a script and a student get
 
 def test_the_shape_for_scripts(machine):
-    machine.has_gpus([FakeGPU(**RTX | dict(throttle_reasons=0x40))])
+    machine.has_gpus(rtx(throttle_reasons=0x40))
     said = machine.look().said
-    assert set(said)=={'schema', 'level', 'exit_code', 'machine', 'nvml', 'findings'} and said['schema']==1
+    assert set(said)=={'schema', 'level', 'exit_code', 'machine', 'nvml', 'findings'} and said['schema']==2
     assert [set(o) for o in said['findings']]==[{'level', 'about', 'code', 'what', 'remedy'}]*len(said['findings'])
     assert said['findings'][0]['code']=='gpu_throttled' and (said['level'], said['exit_code'])==('limit', 1)      # worst first
 
 
 @pytest.mark.parametrize('args', [[], ['--json']])
 def test_the_command_gives_the_exit_code(machine, args):
-    machine.has_gpus([FakeGPU(**RTX)])
+    machine.has_gpus(rtx())
     write(machine.site, {'torchvision/__init__.py': 'raise ImportError("broken")'})
     p = machine.run(f'import sys; sys.argv = ["gpubench", "doctor", *{args}]\nfrom gpubench.cli import main; main()')
     assert p.returncode==2 and p.stderr==''
     if args: assert json.loads(p.stdout)['exit_code']==2
-    else: assert 'BROKEN' in p.stdout and p.stdout.rstrip().endswith('mend what is BROKEN above.')
+    else: assert 'BROKEN' in p.stdout and p.stdout.rstrip().endswith('repair what is BROKEN above.')
     assert max(map(len, p.stdout.splitlines()))<=110 or args
 
 
