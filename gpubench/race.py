@@ -141,14 +141,14 @@ def find_best_bs(
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
-    def check(name, value, is_fit, wanted):
+    def expect(name, value, is_fit, wanted):
         if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
-    check('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
-    check('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
+    expect('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
+    expect('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     check_whole('finalists', finalists, 2)
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
-        check(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
+        expect(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
     if out is not None: records_path(out)            # which refuses what is no place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)

@@ -84,8 +84,8 @@ class Trial:
         if kind in (int, int|None):
             if value is not None or kind is int: check_whole(name, value, 0 if name in ('n_workers', 'seed') else 1)
             return value
-        fits = is_number(value) and 0<value<math.inf if kind is float else isinstance(value, kind)
-        if fits: return kind(value)
+        is_fit = is_number(value) and 0<value<math.inf if kind is float else isinstance(value, kind)
+        if is_fit: return kind(value)
         wanted = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}[kind]
         raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
 
@@ -416,12 +416,12 @@ def _results(learn, trial, half_width):
     "What was timed, seen and counted"
     timer, found, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer, trial, len(learn.dls.train))
-    memory = dict.fromkeys(('peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'))
+    peaks = dict.fromkeys(('peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'))
     if trial.device!='cpu':
         (free, total), cuda = torch.cuda.mem_get_info(trial.device), torch.cuda
         n_bytes = cuda.max_memory_allocated(trial.device), cuda.max_memory_reserved(trial.device), total-free
-        memory = {k: v/2**20 for k,v in zip(memory, n_bytes)}
-    return times | memory | dict(
+        peaks = {k: v/2**20 for k,v in zip(peaks, n_bytes)}
+    return times | peaks | dict(
         dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.channels_last,
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
@@ -437,13 +437,13 @@ def run_trial(
 )->dict: # The record of one visit
     "Train one configuration once; `ValueError` for what cannot be asked, `RuntimeError` for what did not happen"
     trial = Trial() if trial is None else trial
-    def check(name, value, is_fit, wanted):
+    def expect(name, value, is_fit, wanted):
         if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
-    check('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
-    check('half_width', half_width, is_number(half_width) and 0<half_width<1, 'a fraction between 0 and 1, such as .05')
-    check('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
-    check('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
-    check('monitor', monitor, isinstance(monitor, bool), 'True or False')
+    expect('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
+    expect('half_width', half_width, is_number(half_width) and 0<half_width<1, 'a fraction between 0 and 1, such as .05')
+    expect('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
+    expect('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
+    expect('monitor', monitor, isinstance(monitor, bool), 'True or False')
     trial = resolve(trial.but(**kwargs))
     with tf32_set(trial.precision): record = _measure(trial, half_width, max_s, whole_epoch, monitor)
     free_memory()
