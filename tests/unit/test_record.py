@@ -1,0 +1,29 @@
+"A new quantity takes one line in one place"
+import pandas as pd
+
+from gpubench.compare import load_records
+from gpubench.findings import recommend
+from gpubench.plot import plot_batch_sizes
+from gpubench.record import FIELDS, Field, append_record
+from gpubench.report import write_report
+
+
+def visit(bs, n, **measured):
+    return dict(trial_id=f'bs{bs}', machine='m1', visit=n, status='ok', error=None, device='cpu', dataset='digits', model='lenet', bs=bs,
+                n_epoch=1, cpu='Made-up CPU', n_cores=4, n_train=1437, n_images=1408, n_steps=22, epoch_s=2.+.01*n, step_ms=9., **measured)
+
+def test_a_declared_field_appears_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setitem(FIELDS, 'frob_ms', Field('frob_ms', 'measured', 'frobbing of a step', 'frobbing', meaning='How long a step frobs.'))
+    rows = [visit(bs, n, frob_ms=4321.) for bs in (16, 64) for n in range(3)]
+    for o in rows: append_record(tmp_path, o)
+    page = write_report(tmp_path).read_text(encoding='utf-8')
+    assert plot_batch_sizes(pd.DataFrame(rows), 'frob_ms').get_ylabel()=='frobbing of a step (ms)'
+    assert 'frobbing (ms)' in page and '4,320' in page          # heading and value of its column
+    assert 'Frobbing (ms)' in page and 'How long a step frobs.' in page             # glossary
+    assert load_records(tmp_path).frob_ms.tolist()==[4321.]*6
+
+def test_what_nobody_declared_is_kept_and_not_shown(tmp_path):
+    rows = [visit(64, n, frob_ms=4321.) for n in range(3)]
+    for o in rows: append_record(tmp_path, o)
+    assert 'frob' not in write_report(tmp_path).read_text(encoding='utf-8')
+    assert load_records(tmp_path).frob_ms.tolist()==[4321.]*3 and recommend(pd.DataFrame(rows)) is not None
