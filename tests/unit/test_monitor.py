@@ -328,3 +328,14 @@ with learn.no_bar(), learn.no_logging(): learn.fit(1)"""
     env['PYTHONPATH'] += os.pathsep + str(root)
     p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
     assert p.stderr.strip().endswith('KeyboardInterrupt') and 'Exception in thread' not in p.stderr and 'Fatal' not in p.stderr, p.stderr
+
+def test_an_exported_learner_loads_without_gpubench(tmp_path):
+    learn = synth_learner(cbs=MonitorCallback(devices=[]))
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    torch.save(learn, tmp_path/'export.pkl')                               # as `learn.export()` does, which wants other data
+    code = """import sys, torch, warnings
+warnings.simplefilter('ignore')
+sys.modules['gpubench'] = None
+print(type(torch.load('export.pkl', weights_only=False).monitor).__name__)"""
+    p = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert p.stdout.strip()=='Callback', p.stderr
