@@ -137,8 +137,8 @@ def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
     "What a fit says of itself, its times and where its curve may lie; `_times(b, parameters)` is the curve's own"
-    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds with a NaN middle, for what the data does not show
-    identifiable:bool             # Does the data show all three parameters, and well enough? A finite interval can be too wide; `reason` says
+    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds with a NaN middle, where it does not show
+    identifiable:bool             # Are all three parameters known well enough? A finite interval can be too wide
     reason:str                    # What it does not show, in words
     rms_frac:float = math.nan     # How far the visits lie from the curve, root mean square of the relative error
     check_frac:float = math.nan   # The same for a size that the curve was not fitted to
@@ -167,7 +167,7 @@ class _Fit:
         t = self._times(bs.ravel(), p)
         return t.min(0).reshape(bs.shape)[()], t.max(0).reshape(bs.shape)[()]
 
-_ALPHA, _ODDS = (.02, 4.), (-12., 12.)   # where the shape is searched; the ends stand for "any smaller" and "any larger"
+_ALPHA, _ODDS = (.02, 4.), (-12., 12.)   # where the shape is searched; the ends stand for any beyond them
 
 @dataclass(frozen=True)
 class TimeCurve(_Fit):
@@ -355,7 +355,7 @@ def dip(self:_Sizes):
 
 @patch
 def dips(self:_Sizes):
-    "Is there a fall worth a word? Where visits were repeated it has to be beyond their noise, whichever two sizes it lies between"
+    "Is there a fall worth a word? Where visits were repeated it has to be beyond their noise"
     (i, j, fall), m, rest = self.dip(), len(self.b), int(self.n.sum())-len(self.b)
     if fall<=-math.log1p(-_DIP_FRAC): return False
     if not rest: return True
@@ -365,8 +365,9 @@ def dips(self:_Sizes):
 @patch
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
-    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % shorter, which no step of the same work "
-            "does. Look for what else changed: warm-up, another program, the order of the visits.")
+    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % shorter, "
+            "which no step of the same work does. Look for what else changed: warm-up, another program, the order of "
+            "the visits.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
 @patch
@@ -386,10 +387,12 @@ def _step_intervals(mid, p, part, level):
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, a, k = (found[name] for name in StepTime.names)
-    if part=='plateau': return (f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: "
-        f"only the overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
-    if part=='rise' and k.mid*b[0]<a.mid/10: return (f"A step takes {a.mid:.3g} ms even for few images, and grows only with many. How much of that is an "
-        f"overhead, and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
+    if part=='plateau': return (
+        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: only the overhead shows. "
+        f"An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+    if part=='rise' and k.mid*b[0]<a.mid/10: return (
+        f"A step takes {a.mid:.3g} ms even for few images, and grows only with many. How much of that is an overhead, "
+        "and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
     if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is "
                              f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the plateau.")
     if len(b)<4: return ("A plateau and a rise through three batch sizes fit any data, so nothing checks them. "
@@ -436,10 +439,11 @@ def fit_step_time(
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
     found = _step_intervals(mid, p, part, level)
-    is_odd = data.dips() and (part!='plateau' or data.n.max()>1)            # single visits on a plateau: that may be noise
+    is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,
-                    rms_frac=math.sqrt((loss[0]+data.within)/data.n.sum()), check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
+                    rms_frac=math.sqrt((loss[0]+data.within)/data.n.sum()),
+                    check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
                     plausible=data.outline(StepTime, p, p[:,:2]/p[:,2:]))
 
 # %% ../nbs/03_curves.ipynb #b877568e
@@ -460,13 +464,14 @@ def crossover_bs(
 )->Interval: # Images; NaN where they never cross, or where the data does not show it
     "From which batch size on `fast` is faster, its interval the sizes at which the two fits cannot be told apart"
     for o in (slow, fast):
-        if not isinstance(o, StepTime): raise ValueError(f"crossover_bs compares the times of a step, so it takes what `fit_step_time` gives, not a "
-                                                         f"{type(o).__name__}.")
+        if not isinstance(o, StepTime): raise ValueError("crossover_bs compares the times of a step, so it takes what "
+                                                         f"`fit_step_time` gives, not a {type(o).__name__}.")
     mid = _crossing(slow, fast)
     if math.isnan(mid) or slow.plausible is None or fast.plausible is None: return replace(NO_INTERVAL, mid=float(mid))
     b = mid*np.geomspace(1e-3, 1e3, 6001)
     t_s, t_f, (lo_s, hi_s), (lo_f, hi_f) = slow.predict(b), fast.predict(b), slow.predict_ci(b), fast.predict_ci(b)
-    facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)), np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
+    facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
+                      np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
     apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals together explain
     lo, hi = apart[apart<3000], apart[apart>3000]
     level = min(o.intervals['per_image_ms'].level for o in (slow, fast))

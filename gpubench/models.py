@@ -127,8 +127,6 @@ def _own_model(name, n_classes, n_in):
     raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a sweep then "
                      "repeats the visit with retry_failed=True (--retry-failed).")
 
-_find_factory = find_factory
-
 # %% ../nbs/12_models.ipynb #60be287d
 MODELS = dict(
     lenet=lenet,
