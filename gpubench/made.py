@@ -141,7 +141,7 @@ class _Shapes:
         flying = self.rng.random()<.35
         tilt = uniform(-.3,.25) if flying else uniform(-.75,.1)
         nod, fat, side = uniform(-.35,.35), uniform(.9,1.2), self.rng.choice([-1,1])
-        sweep, tail = uniform(-.3,.4), uniform(.75,1.15)
+        turn, tail = uniform(-.3,.4), uniform(.75,1.15)
         def place(points): return _turn(points*np.array([1,fat]), tilt)*[side,1]*length
         parts = []
         for name,(points,i,shade) in _BODY.items():
@@ -149,7 +149,7 @@ class _Shapes:
             points = np.array(_RAISED if name=='wing' and flying else points, float)
             if name in ('head','beak'): points = _turn(points, nod, _NECK)
             if name=='tail': points[:,0] = -.22+(points[:,0]+.22)*tail
-            if name in ('wing','far') and flying: points = _turn(points, sweep, (0,-.08))
+            if name in ('wing','far') and flying: points = _turn(points, turn, (0,-.08))
             if name not in ('tail','beak'): points = _smooth(points)
             parts.append((place(points), colours[i]*shade))
         return parts, place(_turn(_EYE, nod, _NECK))[0], [] if flying else place(_LEGS)
