@@ -279,7 +279,7 @@ def unknown_services(source):
         elif (verb=='run' or service) and service not in read_compose(text(file))['services']: found.append(f'{file}: {service}')
     return found
 
-@pytest.mark.parametrize('name', ['README.md', *pages, '.github/workflows/test.yml', *compose_files])
+@pytest.mark.parametrize('name', [*pages, '.github/workflows/test.yml', *compose_files])
 def test_commands_name_what_is_there(name): assert command.findall(text(name)) and unknown_services(text(name))==[]
 
 def test_commands_name_what_is_there_fault():
