@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['OK', 'FAILED', 'UNUSABLE', 'DIED', 'TIMEOUT', 'HUNG_UP', 'INTERRUPTED', 'TERMINATED', 'EXIT_CODES', 'STATUS_CODES',
            'debugging', 'devices', 'prices', 'out_folder', 'QUIET_S', 'OurError', 'Verbs', 'verb', 'CommaList',
-           'print_at_once', 'cli', 'main', 'doctor', 'labs', 'time_left_s', 'RunLines', 'RunProgress', 'run_progress',
-           'show_outcome', 'show_report', 'run', 'sweep', 'compare', 'report']
+           'print_at_once', 'cli', 'main', 'doctor_command', 'labs_command', 'time_left_s', 'RunLines', 'RunProgress',
+           'run_progress', 'show_outcome', 'show_report', 'run_command', 'sweep_command', 'compare_command',
+           'report_command']
 
 # %% ../nbs/43_cli.ipynb #f4e465ea
 import os
@@ -153,7 +154,7 @@ def main():
 gpubench doctor --json""")
 @click.option('--json', 'as_data', is_flag=True, help='Print JSON for scripts.')
 @click.pass_context
-def doctor(ctx, as_data):
+def doctor_command(ctx, as_data):
     """Report what this machine has and what is wrong with it.
 
     Takes about 15 s: it tries NVML, torch and fastai in processes of their own. Exit code 0: ready;
@@ -174,7 +175,7 @@ gpubench labs 02_batch_size --copy ~/labs""")
 @click.option('--copy', 'to', metavar='FOLDER',
               help='Copy the labs into FOLDER, best outside of the checkout. A file that you changed is kept.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Take the labs in FOLDER instead of those that ship.')
-def labs(names, to, folder):
+def labs_command(names, to, folder):
     """List the labs, show the parameters of some, or copy them; without a LAB, all of them."""
     from gpubench.labs import copy_labs, lab_parameters, pick_labs
     if to:
@@ -342,7 +343,7 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
 @click.option('--labs', 'folder', metavar='FOLDER', help='Take the labs in FOLDER instead of those that ship.')
 @click.option('--no-progress', is_flag=True, help='Show no progress, neither bar nor lines.')
 @click.pass_context
-def run(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_progress):
+def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_progress):
     """Execute labs on every device and write a report; a run that is stopped writes none.
 
     LAB is a lab's name or number, or a notebook; without one, all labs run. Names, types and values
@@ -406,7 +407,7 @@ gpubench sweep --bs 64,1024 --monitor""")
               help='Run visits again that failed, were skipped, were killed or took too long.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
 @click.pass_context
-def sweep(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, **lists):
+def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, **lists):
     """Train every combination of the given values and write a report.
 
     Several values are given with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -444,7 +445,7 @@ gpubench compare runs/cpu runs/gpu colleague/records.jsonl --strict""")
 @click.option('--strict', is_flag=True,
               help='Exit code 1 where two sides did different work, or no ratio could be made.')
 @click.pass_context
-def compare(ctx, folders, price_per_h, strict):
+def compare_command(ctx, folders, price_per_h, strict):
     """Compare runs: speed-up with its interval, and a warning where the work was not the same.
 
     Energy is compared where the visits were monitored, cost where prices are given.
@@ -474,7 +475,7 @@ def compare(ctx, folders, price_per_h, strict):
 gpubench report runs/mine --price-per-hour gpu=2.50 --price-per-hour cpu=0.10""")
 @click.argument('folder')
 @prices
-def report(folder, price_per_h):
+def report_command(folder, price_per_h):
     """Write the report of a run again, and print its table.
 
     FOLDER holds records.jsonl, or is such a file; the page is one file, report.html, that opens without a network.

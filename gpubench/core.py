@@ -217,8 +217,10 @@ def describe_machine(
     name = fingerprint(lasting | dict(python='.'.join(python.split('.')[:2]), os=system))
     return dict(fingerprint=name) | lasting | dict(
         ram_gib=round(psutil.virtual_memory().total/2**30, 1), os=f'{system} {platform.release()}',
-        driver=driver_version(), cuda=torch.version.cuda, cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None),
-        python=python, gpubench=__version__, torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
+        driver=driver_version(), cuda=torch.version.cuda,
+        cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None),
+        python=python, gpubench=__version__, torchvision=package_version('torchvision'),
+        fastcore=package_version('fastcore'),
         tf32_matmul=torch.backends.cuda.matmul.allow_tf32, tf32_cudnn=cudnn.allow_tf32, cudnn_benchmark=cudnn.benchmark,
         omp_wait_policy=_WAIT_POLICY)
 

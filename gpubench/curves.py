@@ -388,7 +388,8 @@ def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, a, k = (found[name] for name in StepTime.names)
     if part=='plateau': return (
-        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: only the overhead shows. "
+        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: only the overhead "
+        f"shows. "
         f"An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
         f"A step takes {a.mid:.3g} ms even for few images, and grows only with many. How much of that is an overhead, "

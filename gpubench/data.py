@@ -168,7 +168,8 @@ def download(
         for o in new: shutil.rmtree(o, ignore_errors=True) if o.is_dir() else o.unlink(missing_ok=True)
         if not isinstance(e, Exception): raise
         raise RuntimeError(
-            f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try again with "
+            f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try "
+            f"again with "
             "a network connection. What works offline: 'digits', 'synthetic', 'birds', or a folder of your own.") from e
 
 # %% ../nbs/11_data.ipynb #94870371
@@ -230,7 +231,8 @@ def _file_sizes(files):
     seen = {o: size(o) for o in files}
     bad = [f'{o} ({why})' for o,why in seen.items() if isinstance(why, str)]
     some = ', '.join(bad[:5]) + ' …'*(len(bad)>5)
-    if bad: raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {some}. Delete or replace them{_THEN}.")
+    if bad:
+        raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {some}. Delete or replace them{_THEN}.")
     return set(seen.values())
 
 def _check_classes(root, parts):
@@ -238,7 +240,8 @@ def _check_classes(root, parts):
     sort = "Put the images of each class into a folder of its own."
     if not any(parts): raise ValueError(f"There are no images in class folders below {root}. {sort}")
     if not parts[0]: raise ValueError(f"{root} has held-out images but none to train on. {sort}")
-    if not parts[-1]: raise ValueError(f"The folder for held-out images in {root} has none of its own. Fill it, or remove it.")
+    if not parts[-1]:
+        raise ValueError(f"The folder for held-out images in {root} has none of its own. Fill it, or remove it.")
     if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}. {sort}")
     only = sorted(classes[-1]-classes[0])
     if only: raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
@@ -268,7 +271,8 @@ def check_dataset(
     if is_path(dataset) or isinstance(dataset, str) and dataset in DATASETS: return
     folder = dataset if isinstance(dataset, str) else 'photos'
     raise ValueError(f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: "
-                     f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, such as './{folder}'.")
+                     f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, such as "
+                     f"'./{folder}'.")
 
 def get_images(
     dataset='digits', # A name in `DATASETS` or the path of a folder of class folders

@@ -124,7 +124,8 @@ def _own_model(name, n_classes, n_in):
         raise ValueError(f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
-    raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a sweep then "
+    raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a sweep "
+                     f"then "
                      "repeats the visit with retry_failed=True (--retry-failed).")
 
 # %% ../nbs/12_models.ipynb #60be287d
@@ -185,4 +186,5 @@ def train_flops(
         return counter.get_total_flops()//2
     with torch.random.fork_rng(devices=[]):               # dropout draws no number that the caller would miss
         try: return count(copy.deepcopy(m).to('meta'))
-        except (NotImplementedError, RuntimeError): return count(m)    # it looks at values, which `meta` tensors don't have
+        except (NotImplementedError, RuntimeError):
+            return count(m)    # it looks at values, which `meta` tensors don't have

@@ -42,7 +42,8 @@ class CpuEnergy:
         self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
         if not self.zones: self._stop("is missing, as is usual in virtual machines and outside Linux")
-        elif None in self._numbers('energy_uj'): self._stop("may only be read by root. An administrator allows it until "
+        elif None in self._numbers('energy_uj'):
+            self._stop("may only be read by root. An administrator allows it until "
             f"the next start with: sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
 
     def _numbers(self, file):
@@ -215,7 +216,8 @@ class Sampling:
         if self.thread.ident is not None: self.thread.join(self.patience_s)
         self.left = self.thread.is_alive()
         if self.left: self.own_notes.append(
-            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did not wait for it. Samples end "
+            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did not wait for it. "
+            f"Samples end "
             f"after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so no means are given. "
             "If `nvidia-smi` hangs too, restart the machine.")
 
@@ -329,7 +331,8 @@ def fit_energy(
 
 # %% ../nbs/22_monitor.ipynb #9fe21a01
 _GPU_MEANS = dict(gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
-                  sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled', power_capped_frac='capped')
+                  sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
+                  power_capped_frac='capped')
 _GPU_MAXIMA = dict(power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c')
 _CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores', worker_mean_frac='worker_frac')
 _CPU_MAXIMA = dict(ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
@@ -425,7 +428,8 @@ class Monitor:
     def notes(self)->list[str]: # Sentences
         "What could not be measured and what to do about it, each once"
         on_gpu, shortest_s = any(o.device!='cpu' for s in self.fits for o in s.sources), _SHORTEST_WINDOW_S
-        faster = (f"Samples every {self.interval_s:g} s were asked for; a GPU's utilization is a mean of {shortest_s:.2f} "
+        faster = (f"Samples every {self.interval_s:g} s were asked for; a GPU's utilization is a mean of "
+                  f"{shortest_s:.2f} "
                   f"to {_WINDOW_S:g} s, so it was sampled every {shortest_s:.2f} s.")
         found = [o for s in self.fits for o in s.notes]
         return list(dict.fromkeys([faster, *found] if on_gpu and self.interval_s<shortest_s else found))
@@ -457,7 +461,8 @@ class Monitor:
         "What the machine did during all fits so far, as a record of a trial carries it"
         df, fits, notes, length_s = self.to_df(), self.fits, self.notes, float(sum(o.length_s for o in self.fits))
         if fits and not self.is_enough: notes = [
-            f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on a GPU), so no means "
+            f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on a GPU), so no "
+            f"means "
             "are given. Train longer.", *notes]
         enough = self.is_enough and not any(o.left for o in fits)     # a fit that a driver held up is sampled in part
         for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
@@ -469,7 +474,8 @@ class Monitor:
         for kind in ('energy', 'cpu_energy'):
             train_j = row.pop(f'{kind}_train_j')
             row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
-        times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]                    # without the one at the end
+        # without the one at the end
+        times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]
         gaps = np.concatenate([np.diff(o) for o in times] or [[]])
         return row | dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
             monitor_n_images=n_images or None, monitor_interval_s=float(gaps.mean()) if len(gaps) else None,

@@ -154,7 +154,8 @@ def device_names(
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
         found = re.fullmatch(r'cpu|cuda(:\d+)?|((GPU|MIG)-.*)', name)
         if not found: raise ValueError(
-            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, 'cuda:1', "
+            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, "
+            f"'cuda:1', "
             "or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); [] watches the CPU alone.")
         if name!='cpu': names['cuda:0' if name=='cuda' else name] = True
     return list(names)
@@ -184,7 +185,8 @@ def _keys(i):
 class GpuSource:
     "One GPU. A column that fails at the first sample is not asked for again; one that fails later is"
     slow_s = slow_share = .001  # a counter that never took less is read so seldom that it takes this share of the time,
-    longest_s = 5.              # but after so many seconds at the latest: its first answer may be slower than the others
+    # but after so many seconds at the latest: its first answer may be slower than the others
+    longest_s = 5.
 
     def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)` gives an `Answer`
         self.device, self.ask, self.close, self.clock = device, ask, close, clock

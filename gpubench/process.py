@@ -49,7 +49,8 @@ class Surroundings:
         torch.set_num_threads(self.n_threads)
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = self.cudnn
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        set_start_method(self.start_method, force=True)  # of a loader's workers, which would import everything again if they were spawned
+        # of a loader's workers, which would import everything again if they were spawned
+        set_start_method(self.start_method, force=True)
 
 # %% ../nbs/26_process.ipynb #0581c2c0
 def _end_with(line):
@@ -67,7 +68,8 @@ def _child(line, surroundings, job):
     def send(**words): line.send_bytes(json.dumps(words).encode())
     try: function, args = cloudpickle.loads(job)
     except Exception as e: return send(refused=f'{type(e).__name__}: {e}')   # whatever an object's own code raises
-    gc.freeze()                                      # a collection of all the packages' objects takes .5 s, amid what is timed
+    # a collection of all the packages' objects takes .5 s, amid what is timed
+    gc.freeze()
     send(begins=True)
     value = function(*args)
     sys.stdout.flush(), sys.stderr.flush()
@@ -102,7 +104,8 @@ def start_server(
     from multiprocessing import forkserver
     get_context('forkserver').set_forkserver_preload(['gpubench.sweep'])
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None   # the server inherits it, or Ctrl-C would end it
+    # the server inherits it, or Ctrl-C would end it
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
         with _own_start(): forkserver.ensure_running()
     finally:
@@ -137,7 +140,8 @@ def _end(process):
     process.join(10)
 
 _DEATH_HINTS = dict(SIGKILL=" If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it.",
-    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or with --ipc=host, or use n_workers=0.",
+    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or with --ipc=host, or use "
+           "n_workers=0.",
     SIGSEGV=" A library crashed: n_workers=0 or other versions may help.")
 
 def _how_it_died(code):
@@ -203,7 +207,8 @@ def _listen(line, process, start, timeout_s, signals):
     "What the process sends until it has a result, dies or takes too long, and when its call began"
     begun, sources = float('nan'), [line, process.sentinel]
     while True:
-        alive, left = process.is_alive(), start+timeout_s-perf_counter()   # asked before the line is, so that last words are heard
+        # asked before the line is, so that last words are heard
+        alive, left = process.is_alive(), start+timeout_s-perf_counter()
         with signals.listening(): wait(sources, min(max(left, 0), .5) if alive else 0)
         try: words = json.loads(line.recv_bytes()) if line.poll() else {}
         except (EOFError, OSError): words, sources = {}, [process.sentinel]
@@ -274,7 +279,8 @@ def locks_folder(
                 path.chmod(0o1777)                   # all may add files; only their owners remove them
             there = path.lstat()                     # of a link itself, which may point anywhere
             ours = there.st_uid==USER_ID and S_ISDIR(there.st_mode)
-            if ours and not asked: path.chmod(0o1777)                       # an older gpubench made it without the sticky bit
+            if ours and not asked:
+                path.chmod(0o1777)                       # an older gpubench made it without the sticky bit
             if (asked or ours or there.st_mode & S_ISVTX) and os.access(path, os.W_OK | os.X_OK): return path
     raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder that you can write to.")
 
@@ -299,7 +305,8 @@ def _refusal(device, o):
     where = '' if o.get('host', platform.node())==platform.node() else f" on {o['host']}"
     process = f"process {o.get('pid')}{where}"
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
-    return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would slow each other "
+    return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would slow each "
+            f"other "
             f"and measure neither. Wait for it, end {process if o else 'that process'}, or use another device.")
 
 @contextmanager
@@ -311,17 +318,21 @@ def device_locks(
     "Hold the locks of all `devices`, or a `RuntimeError` that names who has one"
     from filelock import FileLock, Timeout
     folder = locks_folder()
-    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}      # whoever meets the lock learns which device
-    us = dict(pid=os.getpid(), host=platform.node(), since=datetime.now().isoformat(' ', 'seconds'), out=str(out or 'memory only'), what=what)
+    # whoever meets the lock learns which device
+    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}
+    us = dict(pid=os.getpid(), host=platform.node(), since=datetime.now().isoformat(' ', 'seconds'),
+              out=str(out or 'memory only'), what=what)
     with ExitStack() as held:
         for name,device in sorted(names.items()):
-            lock, about = FileLock(folder/f'{name}.lock', timeout=0, mode=0o666, thread_local=False), folder/f'{name}.{USER_ID}.json'
+            lock, about = FileLock(folder/f'{name}.lock', timeout=0, mode=0o666,
+                                   thread_local=False), folder/f'{name}.{USER_ID}.json'
             try: held.enter_context(lock)
             except Timeout:
                 holder = _holder(folder, name)
                 if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue   # for us
                 raise RuntimeError(_refusal(device, holder)) from None
-            except OSError as e: raise RuntimeError(f"The lock {folder/name}.lock cannot be used ({e.strerror or e}). Remove it, or set "
+            except OSError as e:
+                raise RuntimeError(f"The lock {folder/name}.lock cannot be used ({e.strerror or e}). Remove it, or set "
                                                     "GPUBENCH_LOCKS to a folder of your own.") from None
             with suppress(OSError):                  # then the message knows less
                 about.unlink(missing_ok=True)

@@ -107,7 +107,8 @@ def ratio_ci(
     check_level(level)
     def logs(x, name):
         x = np.sort(_finite(x, name))
-        if len(x)==0: raise ValueError(f"`{name}` holds no finite value, so there is no ratio. Give the medians of its visits.")
+        if len(x)==0:
+            raise ValueError(f"`{name}` holds no finite value, so there is no ratio. Give the medians of its visits.")
         if x[0]<=0: raise ValueError(f"`{name}` holds {x[0]:g}; a ratio of times needs values above 0.")
         return np.log(x)
     a, b = logs(a, 'a'), logs(b, 'b')

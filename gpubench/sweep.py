@@ -40,7 +40,8 @@ from .stats import Interval, aa_pairs
 from .trial import Trial, about, check_found, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # of a field; a text or a dict is one value
+# of a field; a text or a dict is one value
+_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)
 
 def plain_number(
     v, # Anything
@@ -69,17 +70,21 @@ def plan(
     run:Callable=run_trial, # What runs a point
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; raises before anything runs where no point can be"
-    if not callable(run): raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
+    if not callable(run):
+        raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
     points = grid(**trials) if isinstance(trials, Mapping) else [trials] if isinstance(trials, Trial) else trials
     if not isinstance(points, Iterable) or isinstance(points, str): raise ValueError(
-        f"trials is {trials!r}, but it has to be a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64]).")
+        f"trials is {trials!r}, but it has to be a list of trials or a dict of lists, such as dict(model=['lenet'], "
+        f"bs=[16, 64]).")
     points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o for o in points]
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
     odd = [o for o in points if not isinstance(o, dict) and not (run is run_trial and isinstance(o, Trial))]
     if odd: raise ValueError(f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {odd[0]!r}.")
     if run is not run_trial:
         taken = sorted(_RESERVED & set().union(*points))
-        if taken: raise ValueError(f"Every record has a field named {' and one named '.join(map(repr, taken))} already, so a trial of "
+        if taken:
+            raise ValueError(f"Every record has a field named {' and one named '.join(map(repr, taken))} already, so "
+                             f"a trial of "
                                    "your own cannot. Rename the argument of your function.")
         return points
     points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
@@ -97,7 +102,8 @@ def _identity(v):
     if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
     try: source = [inspect.getsource(v)]
     except OSError: source = []                              # typed at a prompt
-    if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])   # a line may hold several
+    # a line may hold several
+    if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
     closed = {k: o if isinstance(o, (bool, int, float, str)) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
@@ -111,13 +117,16 @@ def point_id(
     return hashlib.sha1(json.dumps(json.loads(text, parse_int=float)).encode()).hexdigest()[:10]
 
 # %% ../nbs/27_sweep.ipynb #12088644
-_OUT_OF_MEMORY = 'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate'   # CUDA, torch on Windows and Linux, numpy
+# CUDA, torch on Windows and Linux, numpy
+_OUT_OF_MEMORY = 'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate'
 
 _WORKER_HINT = "A worker process died. If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
 
 _ERROR_HINTS = { # part of a message, its type included -> what to do
-    'shared memory': "/dev/shm is too small for the workers: start the container with a larger --shm-size or with --ipc=host, or use n_workers=0.",
-    'unable to write to file </torch': "/dev/shm is full: start the container with a larger --shm-size or with --ipc=host, or use n_workers=0.",
+    'shared memory': "/dev/shm is too small for the workers: start the container with a larger --shm-size or with "
+                     "--ipc=host, or use n_workers=0.",
+    'unable to write to file </torch': "/dev/shm is full: start the container with a larger --shm-size or with "
+                                       "--ipc=host, or use n_workers=0.",
     'exited unexpectedly': _WORKER_HINT, 'killed by signal': _WORKER_HINT,
     'EOFError': _WORKER_HINT, 'ConnectionResetError': _WORKER_HINT}                                     # amid a batch
 
@@ -125,7 +134,8 @@ def _place(e):
     "` (file.py:12)`: where in the user's own code an error was raised; empty if nowhere there"
     libraries, here = [Path(inspect.getfile(o)).resolve().parent for o in (Trial, os)], Path.cwd()
     places = [(Path(f.f_code.co_filename).resolve(), line) for f,line in traceback.walk_tb(e.__traceback__)]
-    own = [(o, line) for o,line in places if o.is_file() and 'site-packages' not in o.parts and not any(map(o.is_relative_to, libraries))]
+    own = [(o, line) for o,line in places if o.is_file() and 'site-packages' not in o.parts
+           and not any(map(o.is_relative_to, libraries))]
     return ''.join(f' ({o.relative_to(here) if o.is_relative_to(here) else o}:{line})' for o,line in own[-1:])
 
 def _fault(e, most=1000):
@@ -151,7 +161,8 @@ def attempt(
     "Run one point once, in this process, whatever happens"
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
-        if not isinstance(result, Mapping): raise TypeError(f'The function returned {type(result).__name__}, but a dict is needed.')
+        if not isinstance(result, Mapping):
+            raise TypeError(f'The function returned {type(result).__name__}, but a dict is needed.')
         if isinstance(result.get('status', 'ok'), str): return dict(result)
         raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
     except (Exception, SystemExit) as e: fault = _fault(e)
@@ -182,7 +193,8 @@ class Visit:
         written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
         lost = sorted(k for k,v in result.items() if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
-            f"The function returned {', '.join(lost)}, but a record has something else by {'those names' if lost[1:] else 'that name'}. "
+            f"The function returned {', '.join(lost)}, but a record has something else by "
+            f"{'those names' if lost[1:] else 'that name'}. "
             "Rename what your function returns.")
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
@@ -192,11 +204,14 @@ def _planned(points, run, repeats, seed, i_twin, measure):
     rows, machine, each = [vars(o) if isinstance(o, Trial) else o for o in points], describe_machine(), []
     machine['machine'] = machine.pop('fingerprint')
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
-    defaults = {k: o.default for k,o in inspect.signature(run).parameters.items() if o.default is not o.empty and k!='trial'}
+    defaults = {k: o.default for k,o in inspect.signature(run).parameters.items() if o.default is not o.empty
+                and k!='trial'}
     for point,row in zip(points, rows):
         fault = _why_not(point) if run is run_trial else ''
         if run is run_trial: known = about(point if fault else resolve(point))
-        else: known = point | dict(trial_id=point_id(run, point), settings=[o for o in point if o not in FIELDS]) | machine
+        else:
+            known = point | dict(trial_id=point_id(run, point),
+                                 settings=[o for o in point if o not in FIELDS]) | machine
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         label = ' '.join(f'{k}={row.get(k)}' for k in varied)
         each.append(Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual, fault))
@@ -205,7 +220,8 @@ def _planned(points, run, repeats, seed, i_twin, measure):
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../nbs/27_sweep.ipynb #e7ada6fd
-FAILED = 'error', 'skipped', 'killed', 'timeout'   # what `retry_failed` runs again; out of memory would only happen again
+# what `retry_failed` runs again; out of memory would only happen again
+FAILED = 'error', 'skipped', 'killed', 'timeout'
 
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
@@ -219,8 +235,10 @@ class Records:
             self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
             rows = self._read()
         usual = {_key(o.about): o.usual for o in visits}
-        for o in rows: o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})         # older ones lack some options
-        self.n = Counter()                                                                      # the next visit's number
+        for o in rows:
+            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})         # older ones lack some options
+        # the next visit's number
+        self.n = Counter()
         for o in rows: self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
@@ -233,8 +251,11 @@ class Records:
             self.spare.unlink()
             rows += back
         good = [o for o in rows if all(type(o.get(k)) in kinds for k,kinds in _IDENTITY.items()) and o['visit']>=0]
-        n_odd = sum('visit' in o for o in rows)-len(good)                       # a lab may keep other records in the same file
-        if n_odd: warnings.warn(f"{n_odd} records in {self.path} do not identify which visit of which trial they are. They stay there "
+        # a lab may keep other records in the same file
+        n_odd = sum('visit' in o for o in rows)-len(good)
+        if n_odd:
+            warnings.warn(f"{n_odd} records in {self.path} do not identify which visit of which trial they are. They "
+                          f"stay there "
                                 "and count for nothing.", stacklevel=4)
         return good
 
@@ -256,18 +277,24 @@ class Records:
         self.rows.append(row)
         if not self.path: return
         try: return append_record(self.path, row)
-        except OSError as e: text = f"{self.path} cannot be written any more ({e.strerror or e}). All earlier visits are there; "
+        except OSError as e:
+            text = f"{self.path} cannot be written any more ({e.strerror or e}). All earlier visits are there; "
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, row)
-        except OSError: raise RuntimeError(f"{text}the last one could not be saved anywhere, it is: {json.dumps(row)}") from None
-        raise RuntimeError(f"{text}the last one is in {self.spare}. Make room and call the same sweep again: it fetches that record "
+        except OSError:
+            raise RuntimeError(f"{text}the last one could not be saved anywhere, it is: {json.dumps(row)}") from None
+        raise RuntimeError(f"{text}the last one is in {self.spare}. Make room and call the same sweep again: it "
+                           f"fetches that record "
                            "and goes on.")
 
     def print_resumed(self):
         "How many of the visits are there already, and which others are like them but do not count"
-        n, n_all, asked, other = len(self.missing()), len(self.visits), {_key(o.about): o.measure for o in self.visits}, Counter()
-        if n<n_all: print(f"{n_all-n} of {n_all} visits are in {self.out} already; {f'{n} to go' if n else 'nothing is left to run'}.")
+        n, n_all, asked, other = len(self.missing()), len(self.visits), {_key(o.about): o.measure
+                                                                         for o in self.visits}, Counter()
+        if n<n_all:
+            print(f"{n_all-n} of {n_all} visits are in {self.out} already; "
+                  f"{f'{n} to go' if n else 'nothing is left to run'}.")
         sources = {o.about.get('model'): o.about.get('model_source') for o in self.visits}
         for row in self.rows:
             was, now, model = row['measure'], asked.get(_key(row), row['measure']), row.get('model')
@@ -276,7 +303,8 @@ class Records:
             elif sources.get(model) not in (None, row.get('model_source')):
                 other[f"of {model} in {self.out}", 'measured with another version of its source'] += 1
         for (of,how),k in other.items():
-            print(f"{k} visit{'s'*(k>1)} {of} {'were' if k>1 else 'was'} {how}. {'They stay' if k>1 else 'It stays'} there and "
+            print(f"{k} visit{'s'*(k>1)} {of} {'were' if k>1 else 'was'} {how}. {'They stay' if k>1 else 'It stays'} "
+                  f"there and "
                   f"{'do' if k>1 else 'does'} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
@@ -291,7 +319,8 @@ def _with_progress(visits, shown=True, every_s=60):
         elif shown and i and perf_counter()-said>=every_s:
             said = perf_counter()
             left_min = max(1, (said-start)/i*(len(visits)-i)/60)
-            print(f'visit {i+1} of {len(visits)}, {o.label}: about {left_min:.0f} min left', file=sys.stderr, flush=True)
+            print(f'visit {i+1} of {len(visits)}, {o.label}: about {left_min:.0f} min left', file=sys.stderr,
+                  flush=True)
         yield o
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
@@ -300,24 +329,29 @@ class SweepStopped(KeyboardInterrupt):
     def __init__(self, records, reason):
         n_all, out = len(records.visits), records.out
         kept = "They are in this exception's `records`." if out is None else f"They are in {out}, and the same call goes on from there."
-        super().__init__(f"Stopped by {str(reason).replace('SIGINT', '') or 'Ctrl-C'} after {n_all-len(records.missing())} of {n_all} visits. {kept}")
+        super().__init__(f"Stopped by {str(reason).replace('SIGINT', '') or 'Ctrl-C'} after "
+                         f"{n_all-len(records.missing())} of {n_all} visits. {kept}")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
 def _check_options(run, points, measure, repeats, seed, twin):
-    if not is_number(repeats, whole=True) or repeats<1: raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
+    if not is_number(repeats, whole=True) or repeats<1:
+        raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
     if not is_number(seed, whole=True): raise ValueError(f"seed is {seed!r}, but it has to be a whole number.")
     if twin not in ('auto', None) and not (is_number(twin, whole=True) and -len(points)<=twin<len(points)):
-        raise ValueError(f"twin is {twin!r}, but it has to be 'auto', None, or the number of one of the {len(points)} trials, from 0.")
+        raise ValueError(f"twin is {twin!r}, but it has to be 'auto', None, or the number of one of the {len(points)} "
+                         f"trials, from 0.")
     signature, fields = inspect.signature(run), Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
     anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in signature.parameters.values())
     unknown = next((o for o in measure if o in fields or not anything and o not in signature.parameters), None)
     if unknown: raise ValueError(
-        f"There is no option {unknown!r}. {nearest(unknown, [*inspect.signature(sweep).parameters, *signature.parameters])}"
+        f"There is no option {unknown!r}. "
+        f"{nearest(unknown, [*inspect.signature(sweep).parameters, *signature.parameters])}"
         "Fields of a trial belong into the first argument.")
     for o in points if run is not run_trial else ():
         try: return signature.bind(**o, **measure)           # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
-    if run is not run_trial: raise ValueError(f"The function that runs the trials cannot be called with the fields {why}")
+    if run is not run_trial:
+        raise ValueError(f"The function that runs the trials cannot be called with the fields {why}")
 
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
@@ -365,7 +399,8 @@ def sweep(
     found = records.frame()
     n = sum(o in FAILED for o in found.get('status', ()))
     if n and out is not None:
-        print(f"{n} visit{'s'*(n>1)} failed. Once the cause is mended, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
+        print(f"{n} visit{'s'*(n>1)} failed. Once the cause is mended, retry_failed=True (--retry-failed) repeats "
+              f"{'them' if n>1 else 'it'}.")
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
@@ -374,12 +409,17 @@ def noise_floor(
     level:float=.95, # Of the interval
 )->Interval: # Of a ratio that should be 1
     "The times of the A/A pair, the twin's over its sibling's; the truth is 1, so it shows how far chance alone moves a ratio"
-    if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
+    if not isinstance(df, pd.DataFrame) or 'status' not in df:
+        raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
-        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, and leave twin='auto'.")
+        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
+                           "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
     names = [o.trial_id.iloc[0] for o,_ in pairs]
-    if len(names)>1: raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials {', '.join(names)}. Give one: "
+    if len(names)>1:
+        raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials {', '.join(names)}. Give "
+                         f"one: "
                                       f"noise_floor(df[df.trial_id=={names[0]!r}]).")
-    if not pairs or pairs[0][1] is None: raise RuntimeError("No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
+    if not pairs or pairs[0][1] is None:
+        raise RuntimeError("No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
     return pairs[0][1]

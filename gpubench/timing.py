@@ -30,7 +30,8 @@ PHASES = { # column -> the intervals that it adds up, each from one event to ano
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
-    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]}     # the step; zeroing the gradients
+    # the step; zeroing the gradients
+    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]}
 
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
 EPOCH_COLUMNS = ['fit', 'epoch', 'n_steps', 'n_images', 'first_batch_ms', 'closing_ms', 'train_s', 'valid_s', 'pinned']

@@ -440,7 +440,8 @@ def run_trial(
     def expect(name, value, is_fit, wanted):
         if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
     expect('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
-    expect('half_width', half_width, is_number(half_width) and 0<half_width<1, 'a fraction between 0 and 1, such as .05')
+    expect('half_width', half_width, is_number(half_width) and 0<half_width<1,
+           'a fraction between 0 and 1, such as .05')
     expect('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
     expect('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
     expect('monitor', monitor, isinstance(monitor, bool), 'True or False')
