@@ -100,6 +100,18 @@ def test_records_of_schema_1_have_no_phases_and_still_draw(tmp_path):
     assert "Where a step's time goes" not in page.text and 'smallest batch' in page.text and 'By a fit' in page.text
 
 
+def test_no_torch_is_imported():
+    code = "import sys, gpubench.plot, gpubench.report; print([o for o in ('torch', 'fastai') if o in sys.modules])"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
+
+
+@pytest.mark.parametrize('junk', [None, 3, 1.5, [1], [None], object(), []])
+@pytest.mark.parametrize('door', [load_records, findings, summary_text, write_report, lambda o: compare(o, visits())])
+def test_what_is_no_record_is_refused_in_words(door, junk):
+    with pytest.raises((ValueError, RuntimeError)) as e: door(junk)
+    assert len(str(e.value))>30 and 'could not convert' not in str(e.value)
+
+
 # ---- the page
 
 def test_the_page_needs_nothing_else(tmp_path):
