@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['load_records', 'add_prices', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_range', 'fmt_interval', 'fmt_list', 'speed_ratio',
-           'verdict', 'Side', 'accuracy_differs', 'work_warnings', 'work_notes', 'Pair', 'group_by_settings',
-           'match_sides', 'compare', 'noise_warning', 'cost_words', 'comparison_text']
+           'verdict', 'Side', 'accuracy_differs', 'group_by_settings', 'match_sides', 'compare', 'noise_warning',
+           'cost_words', 'comparison_text']
 
 # %% ../nbs/31_compare.ipynb #8e34ceb4
 import json
@@ -229,6 +229,7 @@ def accuracy_differs(
     variance = sum(max(p*(1-p), .25/n)/n for p in (a, b))
     return abs(a-b) > max(.02, 3*math.sqrt(variance))
 
+# %% ../nbs/31_compare.ipynb #adf32eb7
 def work_warnings(
     a:Side, # One side
     b:Side, # The other

@@ -81,7 +81,7 @@ def best(self:_Sizes, shape, lo, hi):
 
 # %% ../nbs/03_curves.ipynb #b5f9181b
 @patch
-def noise(self:_Sizes, loss, n_par=3):
+def residual_variance(self:_Sizes, loss, n_par=3):
     "Variance of a logarithm about the curve, and its degrees of freedom"
     m, n = len(self.b), int(self.n.sum())
     if n>m>n_par:
@@ -89,9 +89,10 @@ def noise(self:_Sizes, loss, n_par=3):
         if misfit>pure*sps.f.ppf(.95, m-n_par, n-m): return misfit, m-n_par
     return max((loss+self.within)/(n-n_par), 1e-12), n-n_par   # a clock is not better than a millionth
 
+# %% ../nbs/03_curves.ipynb #15a074c6
 @patch
 def threshold(self:_Sizes, loss, level):
-    var, df = self.noise(loss)
+    var, df = self.residual_variance(loss)
     return loss+var*sps.t.ppf((1+level)/2, df)**2
 
 @patch
@@ -197,7 +198,7 @@ class TimeCurve(_Fit):
 @patch
 def no_better(self:_Sizes, loss):
     "Is the curve no better than a constant? (F test of its two further parameters)"
-    var, df = self.noise(loss)
+    var, df = self.residual_variance(loss)
     return sps.f.sf(max(0, self.constant_loss()-loss)/2/var, 2, df)>.05
 
 # %% ../nbs/03_curves.ipynb #ef22f7e2
@@ -211,6 +212,7 @@ def t_min_at(self:_Sizes, alpha):
     i = loss.argmin()
     return float(TimeCurve._parameters(x[[i]], s[[i]], self.middle)[0,2]), math.sqrt(loss[i]/self.n.sum())
 
+# %% ../nbs/03_curves.ipynb #95242e16
 @patch
 def correlation(self:_Sizes, p):
     "Between the estimates of c and alpha, from the slopes of the curve's logarithm"
@@ -221,6 +223,7 @@ def correlation(self:_Sizes, p):
     cov = np.linalg.pinv((J/scale).T@(J/scale))
     return float(cov[0,1]/math.sqrt(cov[0,0]*cov[1,1])) if min(cov[0,0], cov[1,1])>0 else math.nan
 
+# %% ../nbs/03_curves.ipynb #4e51863f
 @patch
 def trade_off(self:_Sizes, p, alpha):
     "Why alpha and the floor cannot be told apart"
@@ -340,7 +343,7 @@ def falls(self:_Sizes):
     "Do the times fall with the batch size, for certain?"
     line = np.polyfit(np.log(self.b), self.y, 1, w=np.sqrt(self.n))
     loss = float(((self.y-np.polyval(line, np.log(self.b)))**2)@self.n)
-    var, df = self.noise(loss, 2)
+    var, df = self.residual_variance(loss, 2)
     return bool(line[0]<0 and sps.f.sf(max(0, self.constant_loss()-loss)/var, 1, df)<.05)
 
 # %% ../nbs/03_curves.ipynb #805d7573
@@ -362,6 +365,7 @@ def dips(self:_Sizes):
     se = math.sqrt(self.within/rest*(1/self.n[i]+1/self.n[j]))
     return fall>se*sps.t.isf(.05/(m*(m-1)), rest)
 
+# %% ../nbs/03_curves.ipynb #394016ef
 @patch
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
@@ -407,7 +411,7 @@ def _not_shown(found, part, b):
 def why_no_step(self:_Sizes, loss):
     "Why no curve of a step is claimed at all; empty if one is"
     if self.falls(): return self.dip_words()
-    var, df = self.noise(self.constant_loss(), 1)
+    var, df = self.residual_variance(self.constant_loss(), 1)
     half = sps.t.ppf(.975, df)*math.sqrt(var/self.n.sum())
     if self.no_better(loss) and half>math.log(1.5):
         if self.dips(): return self.dip_words()
@@ -415,6 +419,7 @@ def why_no_step(self:_Sizes, loss):
                 f"{math.exp(min(half, 99)):.2g}. Measure more visits.")
     return ''
 
+# %% ../nbs/03_curves.ipynb #d6ec1c77
 @np.errstate(over='ignore')
 def fit_step_time(
     bs,              # Images a batch, one value a visit, in any order
