@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpubench.labs import lab_records
+from gpubench.checks import lab_records
 from gpubench.compare import compare, load_records
 from gpubench.findings import compare_devices
 from test_labs import definitions, eval_last

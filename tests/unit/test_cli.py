@@ -114,11 +114,11 @@ def test_version_and_unknown_verb():
 
 # run
 
-SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c._show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
-RECORD_ONE = 'from gpubench.core import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
+SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c.show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
+RECORD_ONE = 'from gpubench.record import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
 
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
-    write_lab(labs, '01_small', 'from gpubench.core import append_record',
+    write_lab(labs, '01_small', 'from gpubench.record import append_record',
               f'for v in range(n): append_record(out, {made_up_visit()!r} | dict(visit=v, seed=seed))',
               extra='n: int = 1  # visits')
     p = gpubench_command('run', '--labs', labs, '-p', 'n=3', '-p', '01_small.seed=5', '--no-progress', cwd=tmp_path)
@@ -233,7 +233,7 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
     older = 'import gpubench; now, gpubench.__version__ = gpubench.__version__, "0.0.1"; '
     first, p = gpubench_command(*args, before=older), gpubench_command(*args)
     assert (first.returncode, p.returncode)==(0, 0)
-    assert f'01_small.ipynb is there and runs again. What differs: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
+    assert f'01_small.ipynb exists and runs again. What differs: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
     assert re.search('ok +01_small', p.stdout)
     p = gpubench_command(*args)
     assert 'runs again' not in p.stdout and re.search('ok before +01_small', p.stdout)
@@ -334,7 +334,7 @@ def test_a_sweep_writes_records_and_a_report(tmp_path):
 
 def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
     from gpubench import sweep as library
-    def stop(*args, **kwargs): raise library.SweepStopped('Stopped by Ctrl-C after 2 of 6 visits.', None)
+    def stop(*args, **kwargs): raise KeyboardInterrupt('Stopped by Ctrl-C after 2 of 6 visits.')
     monkeypatch.setattr(library, 'sweep', stop)
     said = call('sweep', '--device', 'cpu', '--out', 'mine')
     assert said.exit_code==130 and 'after 2 of 6 visits' in said.stderr and 'Traceback' not in said.stderr

@@ -103,11 +103,14 @@ def test_a_setting_that_turns_back_in_the_stretch_is_an_error():
 def test_a_monitored_sweep_and_the_records_of_before(tmp_path, capsys):
     def go(**measure): return sweep(dict(device='cpu', max_images=300), repeats=1, twin=None, progress=False, isolate=False, out=tmp_path, **QUICK, **measure)
     go()
-    line = '{"half_width": 0.9, "max_s": 0, "whole_epoch": true}'          # what a gpubench without the monitor wrote
-    assert read_records(tmp_path).measure.tolist()==[line]
+    file = tmp_path/'records.jsonl'
+    record = json.loads(file.read_text())
+    assert record['measure']==dict(half_width=.9, max_s=0, whole_epoch=True, monitor=False)
+    before = record | dict(measure='{"half_width": 0.9, "max_s": 0, "whole_epoch": true}', schema=2)   # without the monitor
+    file.write_text(json.dumps(before)+'\n')
     assert len(go(monitor=False))==1 and len(read_records(tmp_path))==1 and 'nothing is left to run' in capsys.readouterr().out
     df = go(monitor=True)
-    assert df.visit.tolist()==[1] and df.monitored_s.item()>0 and json.loads(df.measure.item())['monitor'] is True
+    assert df.visit.tolist()==[1] and df.monitored_s.item()>0 and df.measure.item()['monitor'] is True
     assert 'monitor=False instead of True' in capsys.readouterr().out
     assert go(monitor=True).monitored_s.item()==df.monitored_s.item() and go().visit.tolist()==[0] and len(read_records(tmp_path))==2
 

@@ -47,9 +47,9 @@ def fitted(devices=(0,), n=3, **kwargs):
     return cb
 
 def zeros(cb):
-    "GPU columns and GPU names of the summary in which a 0 stands"
+    "GPU columns and GPU names of the summary in which a 0 stands; that nothing throttled is a measured 0"
     df, s = cb.to_df(), cb.summary()
-    own = [k for k in s if k.removeprefix('cuda0_').removeprefix('cuda1_').startswith(('gpu_', 'mem_', 'power', 'temp', 'sm_', 'energy', 'thrott'))]
+    own = [k for k in s if k!='throttled_frac' and k.removeprefix('cuda0_').removeprefix('cuda1_').startswith(('gpu_', 'mem_', 'power', 'temp', 'sm_', 'energy', 'thrott'))]
     return [o for o in GPU_COLUMNS if (df[o]==0).any()] + [o for o in own if s[o]==0 and s[o] is not False]
 
 def measured(cb, device='cuda:0'):
