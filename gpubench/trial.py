@@ -184,14 +184,14 @@ class SeenCallback(Callback):
     "Sees what a fit really does: type, layout and switches of what is computed, workers, steps of the optimizer"
     order = 59
     def before_fit(self):
-        self.dtype = self.channels_last = self.switches = self.n_workers = None
+        self.dtype = self.is_channels_last = self.switches = self.n_workers = None
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
         look_once(self.model, self.saw_product)
     def saw_product(self, out):
         if self.dtype is None: self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
-        if out.ndim!=4 or self.channels_last is not None: return
+        if out.ndim!=4 or self.is_channels_last is not None: return
         last = out.is_contiguous(memory_format=torch.channels_last)
-        if last!=out.is_contiguous(): self.channels_last = last             # of one channel or one pixel it is both
+        if last!=out.is_contiguous(): self.is_channels_last = last             # of one channel or one pixel it is both
     def before_batch(self):
         if self.training and self.n_batches==0: self.n_workers = len(multiprocessing.active_children())-self.n_others
     def after_step(self): self.n_opt_steps += 1
@@ -205,7 +205,7 @@ class SeenCallback(Callback):
         table = { # what -> as asked for, as it ran; None where that could not be seen
             'the type in the forward pass': (dtype, self.dtype),
             'TF32 in products and convolutions, and the search for kernels': (_WANTED[trial.precision], self.switches),
-            'channels_last': (trial.channels_last, self.channels_last),
+            'channels_last': (trial.channels_last, self.is_channels_last),
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
             'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
@@ -422,7 +422,7 @@ def _results(learn, trial, half_width):
         n_bytes = cuda.max_memory_allocated(trial.device), cuda.max_memory_reserved(trial.device), total-free
         peaks = {k: v/2**20 for k,v in zip(peaks, n_bytes)}
     return times | peaks | dict(
-        dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.channels_last,
+        dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.is_channels_last,
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))

@@ -109,7 +109,7 @@ def test_the_layout_is_that_of_the_first_product_that_shows_one():
     seen = learn.seen
     seen.before_fit()
     for o in (torch.ones(2, 1, 4, 4), torch.ones(2, 3, 4, 4).half().to(memory_format=torch.channels_last), torch.ones(2, 3, 4, 4)): seen.saw_product(o)
-    assert (seen.dtype, seen.channels_last)==('float32', True)
+    assert (seen.dtype, seen.is_channels_last)==('float32', True)
 
 def test_workers_that_fastai_takes_back(monkeypatch):
     "As it does on macOS"
