@@ -208,12 +208,3 @@ def test_sizes_that_say_nothing():
 
 
 # ---- what a GPU left behind
-
-def test_records_of_another_network_are_left_alone(d, monkeypatch):
-    monkeypatch.chdir(root/'nbs'/'labs')
-    def found(on_gpu=False, **fields):
-        monkeypatch.setitem(d, 'about', dict(dataset='digits', size=8, hidden=64) | fields)
-        monkeypatch.setitem(d, 'on_gpu', on_gpu)
-        return d['recorded']('10_steps.jsonl')
-    assert set(found().device)=={'cuda'}                              # those that come with the lab
-    assert [len(o) for o in (found(hidden=32), found(dataset='mnist', size=None), found(on_gpu=True))]==[0, 0, 0]
