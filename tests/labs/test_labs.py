@@ -16,7 +16,7 @@ from helpers import root
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # as `find_labs`: a notebook without a number is no lab
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
-warning = re.compile(r'\w*Warning:|\bWARNING\b|\bdeprecated\b')
+warning = re.compile(r'\w*Warning:|\bWARNING |\bdeprecated\b')
 
 
 def environment(tmp_path):
