@@ -391,7 +391,7 @@ gpubench sweep --bs 64,1024 --monitor""")
 @click.option('--model', type=CommaList(), help="lenet, cnn_small, resnet18, …, or module:function for your own.")
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images a step.')
 @click.option('--n-workers', type=CommaList(int), help='Processes that prepare batches.')
-@click.option('--precision', type=CommaList(), help='fp32, tf32, fp16, bf16.')
+@click.option('--precision', type=CommaList(), help='fp32, ieee, tf32, fp16, bf16.')
 @click.option('--loader', type=CommaList(), help='files, memory, resident.')
 @click.option('--device', type=CommaList(), default='auto', show_default=True, metavar='auto|cpu|cuda',
               help='Where to train.')
@@ -480,7 +480,8 @@ gpubench report runs/mine --price-per-hour gpu=2.50 --price-per-hour cpu=0.10"""
 def report_command(folder, price_per_h):
     """Write the report of a run again, and print its table.
 
-    FOLDER holds records.jsonl, or is such a file; the page is one file, report.html, that opens without a network.
+    FOLDER holds records.jsonl, or is such a file. The page is one file that opens without a network: report.html,
+    or NAME_report.html beside NAME.jsonl.
     """
     print_at_once('Reading the records …')
     from gpubench.record import read_records

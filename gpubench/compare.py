@@ -47,6 +47,9 @@ def _fault(row):
         dtype = FIELDS[name].dtype if name in FIELDS else dict
         if dtype not in (dict, list) and not _is_single(x): return f'{name} is a {type(x).__name__}'
         if dtype is str and is_known(x) and not isinstance(x, str): return f'{name} is {x!r}, not text'
+        is_whole = dtype is int and FIELDS[name].kind in ('setting', 'machine')
+        if is_whole and isinstance(x, str): return f'{name} is {x!r}, not a number'
+        if name=='settings' and is_known(x) and not all(isinstance(o, str) for o in x): return 'settings are not names'
     return ''
 
 def load_records(
@@ -75,14 +78,12 @@ def _completed(df):
     "What follows from other fields: a status, images per second, the energy that an image takes and that of the CPU beside a GPU"
     on_cpu, n_images = df.device.eq('cpu'), df.n_images.where(df.n_images>0)
     gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
-    image_j, versions = gpu_j.where(~on_cpu, cpu_j), df.groupby('model').model_source
-    df = df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
+    image_j = gpu_j.where(~on_cpu, cpu_j)
+    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
                    image_j=image_j,
                    epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
                    images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
-    if not (several := versions.transform('nunique')>1).any(): return df
-    numbers = versions.transform(lambda o: pd.factorize(o)[0]+1)
-    return df.assign(model=df.model.where(~several, df.model+' (version '+numbers.astype(str)+')'))
+
 
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(

@@ -87,7 +87,7 @@ def pick_device(
     "The torch device of that name, or a `ValueError` that says what to do"
     import torch
     name = find_devices()[-1] if str(name)=='auto' else str(name)
-    if not re.fullmatch(r'cpu|cuda(:\d+)?', name):
+    if not re.fullmatch(r'cpu|cuda(:\d{1,3})?', name):
         hint = "Did you mean 'cuda'? " if re.match('(?i)gpu|nvidia', name) else nearest(name, ['auto', 'cpu', 'cuda'])
         raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda' or 'cuda:1'.")
     device, n = torch.device(name), torch.cuda.device_count()

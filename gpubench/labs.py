@@ -359,6 +359,7 @@ def _folder_path(out, what=''):
     "The folder that `out` names, or a new one, runs/<time> or runs/<time>-<what>"
     if not isinstance(out, (str, os.PathLike)):
         raise ValueError(f"out is {out!r}, but it has to be the name of a folder; '' means a new one.")
+    if str(out).endswith('.jsonl'): raise ValueError(f"out is {str(out)!r}, but it has to be a folder's name.")
     if str(out): return Path(os.path.abspath(os.path.expanduser(out)))
     path = Path(os.path.abspath('runs'), '-'.join(o for o in (f'{datetime.now():%Y-%m-%d-%H%M%S}', what) if o))
     return next(o for o in (path, *(path.with_name(f'{path.name}-{i}') for i in range(2, 100))) if not o.exists())
@@ -633,8 +634,9 @@ def prepare_run(
 )->list[Job]: # Checked: nothing of the request is wrong
     "What a run will execute"
     picked = pick_labs(labs, folder)
+    known = [o.stem for o in (labs_folder() if folder is None else Path(folder)).glob('[0-9]*.ipynb')]
     plans = (profile_parameters(profile, picked),
-             spread_parameters(params or {}, picked, [o.name for o in find_labs(folder)]),
+             spread_parameters(params or {}, picked, known),
              spread_parameters(texts or {}, picked, text=True))
     return plan_jobs(picked, device, {o.name: plans[0][o.name]|plans[1][o.name]|plans[2][o.name] for o in picked})
 
@@ -711,7 +713,7 @@ def copy_labs(
     files = [*wanted, *sorted(source.glob('*.yaml')), *(o for o in sorted(source.glob('records/*')) if o.is_file())]
     found = dict(copied=[], same=[], kept=[])
     for file in files:
-        name = file.relative_to(source)
+        name = file.relative_to(source) if file.is_relative_to(source) else Path(file.name)
         target = to/name
         is_same = target.is_file() and target.read_bytes()==file.read_bytes()
         found['same' if is_same else 'kept' if target.exists() else 'copied'].append(name.as_posix())

@@ -392,7 +392,7 @@ def _all_gpus(df, fits, enough):
 class Monitor:
     "Samples the machine while a `with` block runs; GPUs by name, the CPU always"
     def __init__(self,
-        interval_s:float=.25,        # Seconds between samples; longer where they cost more than 0.5 % of that
+        interval_s:float=.25,        # Seconds between samples; longer where they cost more than 0.4 % of that
         devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
         clock:Callable=perf_counter, # Returns seconds; tests pass their own
         powercap='/sys/class/powercap', # Where Linux shows the CPU's energy
@@ -524,7 +524,7 @@ class MonitorCallback(Monitor, Callback):
     `learn.export()` leaves a `Callback` that does nothing in its place, so the Learner loads without gpubench."""
     order = -math.inf
     def __init__(self,
-        interval_s:float=.25, # Seconds between samples; longer where they cost more than 0.5 % of that
+        interval_s:float=.25, # Seconds between samples; longer where they cost more than 0.4 % of that
         devices=None,         # GPUs to watch, as for `Monitor`; by default those that the fit uses
         **kwargs,             # As for `Monitor`
     ):

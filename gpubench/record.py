@@ -268,8 +268,11 @@ def _parse(line):
         row = json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o),
                          parse_constant=lambda _: None)
     except (ValueError, RecursionError): return None
-    def shown(x): return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
-    return {shown(k): shown(v) for k,v in row.items()} if isinstance(row, dict) else None
+    def shown(x):
+        if isinstance(x, dict): return {shown(k): shown(v) for k,v in x.items()}
+        if isinstance(x, list): return [shown(o) for o in x]
+        return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
+    return shown(row) if isinstance(row, dict) else None
 
 def _set_torn_aside(path):
     "Move torn lines out of the records, the rest in one step, so that nothing is lost if this is interrupted"

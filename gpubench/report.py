@@ -8,6 +8,7 @@ __all__ = ['pictures', 'machine_table', 'render_page', 'write_report']
 # %% ../nbs/33_report.ipynb #2731678b
 import base64
 import io
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -271,8 +272,8 @@ def render_page(
     found = findings(df)
     sections = sections_of(df, found[_MAX_SHORT:])
     for o in sections if figures else (): o.figures = pictures(o)
-    links = [dict(name=o.name, href='./'+quote(o.name)) for o in (*sorted(path.parent.glob('*.ipynb')), path)
-             if o.exists()]
+    links = [dict(name=o.name, href='./'+quote(os.fsencode(o.name)))
+             for o in (*sorted(path.parent.glob('*.ipynb')), path) if o.exists()]
     machines = machine_table(df)
     page, css = (files('gpubench').joinpath(f'page.{o}').read_text(encoding='utf-8') for o in ('html', 'css'))
     html = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(page).render(
@@ -305,7 +306,7 @@ def write_report(
             slugs = [re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')[:60] or 'figure'
                      for text in (o.name, workload)]
             (figures/f"report_{i:02d}_{'_'.join(slugs)}.png").write_bytes(o.drawn[0])
-        new.write_text(page, encoding='utf-8')
+        new.write_text(page, encoding='utf-8', errors='backslashreplace')
         return new.replace(new.with_suffix(''))
     except OSError as e: raise RuntimeError(f"The report cannot be written into {path.parent}: {e.strerror}. "
                                             "Make the folder writable, or copy the records to one that is.") from e

@@ -99,12 +99,13 @@ def _identity(v):
     if isinstance(v, partial): return [v.func, v.args, v.keywords]
     if isinstance(v, (set, frozenset)): return sorted(map(str, v))
     if isinstance(v := plain_number(v), (bool, int, float)): return v
+    v = inspect.unwrap(v)                                    # such as what lru_cache made
     if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
     try: source = [inspect.getsource(v)]
     except OSError: source = []                              # typed at a prompt
     # a line may hold several
     if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
-    closed = {k: o if isinstance(o, (bool, int, float, str)) else getattr(o, '__qualname__', None)
+    closed = {k: o if isinstance(o, (bool, int, float, str, tuple, list, dict)) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
 
@@ -134,7 +135,7 @@ def _place(e):
     "` (file.py:12)`: where in the user's own code an error was raised; empty if nowhere there"
     libraries, here = [Path(inspect.getfile(o)).resolve().parent for o in (Trial, os)], Path.cwd()
     places = [(Path(f.f_code.co_filename).resolve(), line) for f,line in traceback.walk_tb(e.__traceback__)]
-    own = [(o, line) for o,line in places if o.is_file() and 'site-packages' not in o.parts
+    own = [(o, line) for o,line in places if o.is_file() and not {'site-packages', 'dist-packages'} & {*o.parts}
            and not any(map(o.is_relative_to, libraries))]
     return ''.join(f' ({o.relative_to(here) if o.is_relative_to(here) else o}:{line})' for o,line in own[-1:])
 
