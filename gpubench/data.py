@@ -112,9 +112,7 @@ def _digits_set(size, n_in):
     return ImageSet('digits', data.target, _TEN, size, n_in, make=lambda rows: np.repeat(x[rows][:,None], n_in, 1))
 
 # %% ../nbs/11_data.ipynb #d885e6c5
-def write_out(
-    images:ImageSet, # Any set
-)->ImageSet:         # The same set with `files` and `stats`
+def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats`
     "Give a set files, if it has none: one PNG an image in a folder for each class, written once into the cache"
     if images.files: return images
     n = len(images)
@@ -148,11 +146,8 @@ OFFICIAL = dict(
     cifar10=Official(URLs.CIFAR, ('train','test'), (50_000,10_000), 32, 3, cifar_stats),
     imagenette=Official(URLs.IMAGENETTE_160, ('train','val'), (9_469,3_925), 160, 3, imagenet_stats, squish=True))
 
-def download(
-    name:str,      # One of `OFFICIAL`
-    patience_s=30, # s without an answer after which to give up
-)->Path:           # The folder with its parts
-    "Download and unpack a set with fastai, or leave nothing behind"
+def download(name:str, patience_s=30)->Path: # The folder with its parts
+    "Download and unpack a set with fastai, or leave nothing behind; give up after `patience_s` without an answer"
     url, new = OFFICIAL[name].url, []
     try:
         archive = fastai_folder('archive')/url.split('/')[-1]
@@ -170,8 +165,7 @@ def download(
         if not isinstance(e, Exception): raise
         raise RuntimeError(
             f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try "
-            f"again with "
-            "a network connection. What works offline: 'digits', 'synthetic', 'birds', or a folder of your own.") from e
+            "again with a network connection. Offline use 'digits', 'synthetic', 'birds' or a folder of your own.") from e
 
 # %% ../nbs/11_data.ipynb #94870371
 def _list_images(parts):
@@ -213,10 +207,8 @@ def _official_set(name, size, n_in):
 # %% ../nbs/11_data.ipynb #c9ad6f6d
 _THEN = "; a sweep then repeats the visit with retry_failed=True (--retry-failed)"
 
-def find_folder(
-    path, # Of a data set of your own
-)->Path:
-    "The folder, or a `ValueError` where there is none"
+def find_folder(path)->Path:
+    "The folder of a data set of your own, or a `ValueError` where there is none"
     root = Path(path).expanduser()
     if root.is_dir(): return root
     raise ValueError(f"There is no folder {str(path)!r}. Give a folder with one folder for each class, or one of: "
@@ -231,10 +223,9 @@ def _file_sizes(files):
         except Exception as e: return type(e).__name__            # Pillow raises half a dozen kinds
     seen = {o: size(o) for o in files}
     bad = [f'{o} ({why})' for o,why in seen.items() if isinstance(why, str)]
-    some = ', '.join(bad[:5]) + ' …'*(len(bad)>5)
-    if bad:
-        raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {some}. Delete or replace them{_THEN}.")
-    return set(seen.values())
+    if not bad: return set(seen.values())
+    raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {', '.join(bad[:5])}{' …'*(len(bad)>5)}. "
+                     f"Delete or replace them{_THEN}.")
 
 def _check_classes(root, parts):
     classes = [{o.parent.name for o in part} for part in parts]
@@ -258,16 +249,12 @@ def _folder_set(path, size, n_in):
     return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish)
 
 # %% ../nbs/11_data.ipynb #3282ba11
-def is_path(
-    dataset, # A name in `DATASETS`, or a folder
-)->bool:
-    "Is it meant as a folder, there or not?"
+def is_path(dataset)->bool:
+    "Is it meant as a folder, there or not, and not as a name in `DATASETS`?"
     return isinstance(dataset, Path) or isinstance(dataset, str) and (
         Path(dataset).expanduser().is_dir() or dataset[:1] in '.~' or '/' in dataset or os.sep in dataset)
 
-def check_dataset(
-    dataset, # What was asked for
-):
+def check_dataset(dataset):
     "A `ValueError` unless it is a name in `DATASETS` or meant as a folder"
     if is_path(dataset) or isinstance(dataset, str) and dataset in DATASETS: return
     folder = dataset if isinstance(dataset, str) else 'photos'
@@ -286,9 +273,8 @@ def get_images(
     if size is not None: check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
     if n_channels not in (None,1,3): raise ValueError(f"n_channels must be 1 (grey) or 3 (colour), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
-    default_size, default_n_in = dict(digits=(28,1), synthetic=(28,1)).get(dataset, (224,3))
-    if dataset in OFFICIAL: default_size, default_n_in = OFFICIAL[dataset].size, OFFICIAL[dataset].n_in
-    shape = size or default_size, n_channels or default_n_in
+    shapes = dict(digits=(28,1), synthetic=(28,1)) | {k: (o.size, o.n_in) for k,o in OFFICIAL.items()}
+    shape = tuple(asked or usual for asked,usual in zip((size, n_channels), shapes.get(dataset, (224,3))))
     if dataset=='synthetic':
         if max_images is not None: check_whole("max_images of 'synthetic'", max_images, 20, hint='It has 10 classes.')
         make = partial(draw_synthetic, size=shape[0], n_in=shape[1])
@@ -338,9 +324,7 @@ def _decode(source, n_in, size):
     x = np.asarray(im)
     return x[None] if n_in==1 else x.transpose(2,0,1)
 
-def load_pixels(
-    images:ImageSet, # Any set
-)->torch.Tensor:     # (n, n_in, size, size) uint8
+def load_pixels(images:ImageSet)->torch.Tensor: # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
     shape = len(images), images.n_in, images.size, images.size
     n_bytes, free = np.prod(shape, dtype=float), psutil.virtual_memory().available
@@ -357,14 +341,10 @@ def load_pixels(
 class PixelSet:
     "Images in one tensor of bytes, with class numbers; give it one row or a tensor of rows"
     n_inp = 1
-    def __init__(self,
-        x,          # (n, n_in, size, size) uint8
-        y,          # (n,) class numbers, or None
-        rows,       # (k,) which of the n images belong to this set
-        vocab,      # Class names
-        split_idx=1,# 0: training, 1: held out; fastai's augmentations ask for it
-    ):
-        self.x, self.y, self.rows, self.vocab, self.split_idx = x, y, rows, vocab, split_idx
+    def __init__(self, x, y, rows, vocab, split_idx=1):
+        self.x, self.y = x, y                        # (n, n_in, size, size) uint8; (n,) class numbers, or None
+        self.rows, self.vocab = rows, vocab          # (k,) which of the n images belong to this set; class names
+        self.split_idx = split_idx                   # 0: training, 1: held out; fastai's augmentations ask
         self.loss_func, self.c = CrossEntropyLossFlat(), len(vocab)
 
     def __len__(self): return len(self.rows)
@@ -377,10 +357,8 @@ class PixelSet:
     def items(self): return self.rows.tolist()
     def decode(self, o, full=True): return (o[0], *(Category(self.vocab[i]) for i in o[1:]))
     def new_empty(self): return self.of([])
-    def of(self,
-        items, # Rows of this set, or images: files, arrays, PIL images
-    )->'PixelSet':
-        "A set of other items, without labels if they are new images"
+    def of(self, items):
+        "A set of these rows, or of images (files, arrays, PIL images) without labels"
         if items and all(isinstance(o, numbers.Integral) for o in items):
             return PixelSet(self.x, self.y, torch.tensor(items, device=self.rows.device), self.vocab)
         x = [_decode(o, *self.x.shape[1:3]) for o in items]

@@ -25,18 +25,14 @@ _MARK = 'complete.json'
 _VERSION = 1      # raised when a set is made differently, so that an old one is made again
 _LEFT_S = 86400   # s; a temporary folder older than a day belongs to nobody
 
-def fastai_folder(
-    what:str, # 'data', 'archive', 'storage' or 'model'
-)->Path:
+def fastai_folder(what:str)->Path: # 'data', 'archive', 'storage' or 'model'
     "Where fastai keeps that, even if its settings are empty"
     cfg = fastai_cfg()
     for k,v in dict(data='data', archive='archive', storage='tmp', model='models').items(): cfg.d.setdefault(k, v)
     return cfg.path(what)
 
-def read_mark(
-    folder:Path, # A set in the cache
-)->dict|None:    # None where the set is not complete
-    "What was noted when the set was complete, if all its files are still there"
+def read_mark(folder:Path)->dict|None:
+    "What was noted when a set of the cache was complete, if all its files are still there"
     try: mark = json.loads((folder/_MARK).read_text())
     except (OSError, ValueError): return None
     n_files = sum(len(os.listdir(o)) for o in folder.iterdir() if o.is_dir())
@@ -74,18 +70,16 @@ def draw_synthetic(
     rows,     # Numbers of the images; the last digit is the class
     size:int, # px
     n_in:int, # Channels
-    block=256,# Images made from one seed
 )->np.ndarray: # (len(rows), n_in, size, size) uint8
     "Noise with a faint stripe pattern for each of 10 classes"
     rows, out = np.asarray(rows), np.empty((len(rows),n_in,size,size), np.uint8)
     y,x = np.mgrid[:size,:size]/size
-    # one wave for each class
-    turns = [(np.cos(o), np.sin(o)) for o in np.arange(10)*np.pi/10]
+    turns = [(np.cos(o), np.sin(o)) for o in np.arange(10)*np.pi/10]     # one wave for each class
     stripes = np.stack([20*(1+np.sin(2*np.pi*3*(a*x+b*y))) for a,b in turns])[:,None].astype(np.uint8)
-    for i in np.unique(rows//block):
-        noise = np.random.default_rng([42,i]).integers(0, 215, (block,n_in,size,size), dtype=np.uint8)
-        here = rows//block==i
-        out[here] = noise[rows[here]%block] + stripes[rows[here]%10]
+    for i in np.unique(rows//256):                                       # one seed for so many images
+        noise = np.random.default_rng([42,i]).integers(0, 215, (256,n_in,size,size), dtype=np.uint8)
+        here = rows//256==i
+        out[here] = noise[rows[here]%256] + stripes[rows[here]%10]
     return out
 
 # %% ../nbs/10_made.ipynb #aa9a67c4
@@ -112,21 +106,14 @@ _RAISED = [(.10,-.08), (.03,-.30), (-.12,-.52), (-.27,-.66), (-.32,-.57), (-.39,
           (-.37,-.28), (-.38,-.20), (-.28,-.10), (-.12,.02)]
 _EYE, _LEGS, _NECK = [(.275,-.205)], [(-.02,.14), (0,.30), (.06,.14), (.08,.30)], (.17,-.1)
 
-def _smooth(
-    points, # (k,2) corners of a closed outline
-    n=6,    # Points drawn for each corner
-):
-    "A round outline through the corners (a closed Catmull-Rom spline)"
+def _smooth(points, n=6):
+    "A round outline through the corners `points` (k,2), a closed Catmull-Rom spline with `n` points for each corner"
     b, t = np.asarray(points, float), np.linspace(0, 1, n, endpoint=False)[:,None,None]
     a,c,d = (np.roll(b, o, 0) for o in (1,-1,-2))
     return (b + .5*t*(c-a) + t**2*(a-2.5*b+2*c-.5*d) + .5*t**3*(3*b-a-3*c+d)).transpose(1,0,2).reshape(-1,2)
 
-def _turn(
-    points,      # (k,2)
-    angle,       # rad, clockwise as seen on the screen
-    about=(0,0), # The point that stays
-):
-    "Points turned about a point"
+def _turn(points, angle, about=(0,0)):
+    "Points (k,2) turned about a point, by an angle in rad, clockwise as seen on the screen"
     c,s = np.cos(angle), np.sin(angle)
     return (np.asarray(points, float)-about)@[[c,s],[-s,c]]+about
 
@@ -326,10 +313,8 @@ def draw_wood(
     return Image.fromarray(np.clip(np.asarray(picture.reduce(_SHARP))+grain, 0, 255).astype(np.uint8))
 
 # %% ../nbs/10_made.ipynb #7662b4ac
-def draw_birds(
-    n:int=600, # Pictures, half of them with a bird
-)->Path:       # A folder in the cache with two class folders
-    "The bird and woodland pictures as files, drawn on first use"
+def draw_birds(n:int=600)->Path: # A folder in the cache with two class folders
+    "The `n` bird and woodland pictures as files, drawn on first use"
     def write(root):
         for o in BIRD_CLASSES: (root/o).mkdir()
         def save(i): draw_wood(i, with_bird=i%2==0).save(root/BIRD_CLASSES[i%2]/f'{i:04d}.jpg', quality=88)

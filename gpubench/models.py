@@ -23,11 +23,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 # %% ../nbs/12_models.ipynb #9fe28a08
-def lenet(
-    n_classes:int=10, # Outputs
-    n_in:int=1,       # Channels of the images
-)->nn.Module:
-    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of grey images"
+def lenet(n_classes:int=10, n_in:int=1)->nn.Module:
+    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of grey images (`n_in` channels)"
     conv = partial(nn.Conv2d, kernel_size=3, bias=False)
     return nn.Sequential(
         conv(n_in, 16), nn.ReLU(), nn.MaxPool2d(2),
@@ -55,13 +52,8 @@ def _new_stem(conv, n_in):
     "The same convolution for another number of channels"
     return nn.Conv2d(n_in, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=conv.bias is not None)
 
-def resnet(
-    n_classes:int=10,      # Outputs
-    n_in:int=3,            # Channels of the images
-    make:Callable=zoo.resnet18, # torchvision's function
-    small_images=False,    # A 3×3 stem of stride 1 and no pooling, as is usual at 32 px
-)->nn.Module:
-    "A ResNet of torchvision for any number of channels and classes"
+def resnet(n_classes=10, n_in=3, make=zoo.resnet18, small_images=False):
+    "A ResNet of torchvision; for small images with a 3×3 stem of stride 1 and no pooling, as is usual at 32 px"
     m = make(num_classes=n_classes)
     if small_images: m.conv1, m.maxpool = nn.Conv2d(n_in, m.conv1.out_channels, 3, padding=1, bias=False), nn.Identity()
     elif n_in!=3: m.conv1 = _new_stem(m.conv1, n_in)
@@ -94,9 +86,7 @@ def _current_folder_first():
     try: yield
     finally: sys.path.remove(here)
 
-def find_factory(
-    name:str, # 'module:function'
-)->Callable: # Takes `n_classes` and `n_in`
+def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` and `n_in`
     "Import the function or class that makes a user's network; `ValueError` if it isn't there or its module fails"
     module, _, function = name.partition(':')
     if not (module and function):
@@ -125,8 +115,7 @@ def _own_model(name, n_classes, n_in):
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
     raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a sweep "
-                     f"then "
-                     "repeats the visit with retry_failed=True (--retry-failed).")
+                     "then repeats the visit with retry_failed=True (--retry-failed).")
 
 # %% ../nbs/12_models.ipynb #60be287d
 MODELS = dict(
@@ -161,9 +150,7 @@ def _check_network(m):
     if isinstance(m, nn.Module): return
     raise ValueError(f"m is {m!r}, but it has to be a network, such as `get_model('lenet')` or `learn.model`.")
 
-def count_params(
-    m:nn.Module, # Any network
-)->int:
+def count_params(m:nn.Module)->int:
     "All parameters, trained or frozen; buffers such as running means are none"
     _check_network(m)
     return sum(o.numel() for o in m.parameters())

@@ -322,7 +322,7 @@ def what_is_left(home): return sorted(o.name for o in home.rglob('*') if o.is_fi
 @pytest.mark.parametrize('name', OFFICIAL)
 def test_no_network(name, home, monkeypatch):
     monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
-    offline = "What works offline: 'digits', 'synthetic', 'birds', or a folder"
+    offline = "Offline use 'digits', 'synthetic', 'birds' or a folder"
     with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
     assert what_is_left(home)==[]
 
