@@ -1,19 +1,21 @@
-"""Each lab from end to end, once, by one of its three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route"""
-import ast, json, os, re, subprocess, sys
+"""Each lab from end to end, once, with what we claim about its functions as its last cells
+
+A lab takes one of three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route. claims/NN.py holds the claims about lab NN:
+cells that begin with `# %%`, plain asserts about the variables and functions that the lab leaves behind; claims/every.py those about every lab."""
+import json, os, re, subprocess, sys
 from pathlib import Path
 
 import nbformat
-import pandas as pd
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from gpubench.checks import check_guess
-from gpubench.stats import Interval
+from gpubench.labs import check_parameters
 
-from helpers import root
+from helpers import root, settings
 
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # as `find_labs`: a notebook without a number is no lab
+claims = Path(__file__).with_name('claims')
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
 warning = re.compile(r'\w*Warning:|\bWARNING |\bdeprecated\b')
@@ -23,7 +25,7 @@ def environment(tmp_path):
     "As a student has it: no nbdev, the checkout's library"
     (tmp_path/'no_nbdev').mkdir(exist_ok=True)
     (tmp_path/'no_nbdev'/'nbdev.py').write_text("raise ImportError('a lab must not need nbdev')\n")
-    path = os.pathsep.join([str(tmp_path/'no_nbdev'), str(root)])
+    path = os.pathsep.join([str(tmp_path/'no_nbdev'), str(root), str(claims)])
     return {k: v for k,v in os.environ.items() if k not in ('IN_TEST', 'PYTHONWARNINGS')} | dict(PYTHONPATH=path)
 
 def call(tmp_path, *args):
@@ -33,6 +35,15 @@ def call(tmp_path, *args):
                          text=True)
     assert res.returncode==0, res.stdout+res.stderr
     return res
+
+def with_claims(lab, to, folder=claims):
+    "A copy of the lab that ends with the claims about every lab and about it"
+    nb, files = nbformat.read(lab, 4), [folder/'every.py', folder/f'{lab.stem[:2]}.py']
+    text = '\n'.join(o.read_text(encoding='utf-8') for o in files if o.is_file())
+    titled = [re.sub('^# %% .*', lambda m: repr(m[0]), o.strip()) for o in re.split('^(?=# %% )', text, flags=re.M)]
+    nb.cells += [new_code_cell(o) for o in titled if o]       # the title as code, since messages quote a cell's first line of code
+    nbformat.write(nb, to/lab.name)
+    return to/lab.name
 
 def by_papermill(lab, tmp_path):
     "Plain papermill: `papermill lab.ipynb done.ipynb -p out FOLDER`"
@@ -83,7 +94,7 @@ def records(folder):
 
 @pytest.mark.parametrize('lab,route', plan(labs, os.environ.get('GPUBENCH_ROUTES')=='all'), ids=lambda o: getattr(o, 'stem', None) or o.__name__)
 def test_lab(lab, route, tmp_path):
-    assert list(faults(route(lab, tmp_path)))==[]
+    assert list(faults(route(with_claims(lab, tmp_path), tmp_path)))==[]
     found = records(tmp_path/'out')
     ran = [o for o in found if o['status']!='skipped']
     assert ran and {o['status'] for o in ran}=={'ok'} and {o['device'] for o in found}=={'cpu'}
@@ -115,7 +126,6 @@ def test_routes(route, tmp_path):
 
 @pytest.mark.parametrize('route', [by_papermill, by_hand])
 def test_routes_fault(route, tmp_path):
-    with pytest.raises(Exception, match='ZeroDivisionError'): route(fake_lab(tmp_path/'01_x.ipynb', '1/0'), tmp_path)
     with pytest.raises(Exception, match='must not need nbdev'): route(fake_lab(tmp_path/'02_x.ipynb', 'import nbdev'), tmp_path)
     noisy = fake_lab(tmp_path/'03_x.ipynb', 'import warnings; warnings.warn("x is old", FutureWarning)')
     assert ['FutureWarning' in o for o in faults(route(noisy, tmp_path))]==[True]
@@ -126,76 +136,40 @@ def test_plan():
     assert names()==[('01_a', 'by_papermill'), ('02_b', 'by_gpubench'), ('04_d', 'by_papermill')]
     assert len(names(every=True))==9
 
+@pytest.mark.parametrize('route', routes)
+def test_a_claim_that_fails_is_shown(route, tmp_path):
+    (tmp_path/'claims').mkdir()
+    (tmp_path/'claims'/'01.py').write_text('# %% Four\nassert n==4\n\n# %% Five\n\nassert n==5\n')
+    lab = with_claims(fake_lab(tmp_path/'01_x.ipynb', record, 'n = 4'), tmp_path, tmp_path/'claims')
+    with pytest.raises(Exception, match='# %% Five') as e: route(lab, tmp_path)
+    assert 'Four' not in str(e.value)
 
-# ---- what lab 02 says where its visits leave the answer open
+def test_claims_belong_to_labs():
+    assert {o.stem for o in claims.glob('[0-9]*.py')} <= {o.stem[:2] for o in labs}
+    assert all(o.read_text(encoding='utf-8').startswith('# %% ') for o in claims.glob('[0-9]*.py'))
 
-def cell_of(lab, start):
-    "The one cell of a lab that has a line with this start"
-    [found] = [o.source for o in nbformat.read(root/'nbs'/'labs'/f'{lab}.ipynb', 4).cells
-               if o.cell_type=='code' and re.search(f'^{re.escape(start)}', o.source, re.M)]
-    return found
 
-def functions(lab, *starts, **known):
-    "What the `def`s of these cells define, without running the rest of them"
-    for source in (cell_of(lab, o) for o in starts):
-        tree = ast.parse(source)
-        tree.body = [o for o in tree.body if isinstance(o, ast.FunctionDef)]
-        exec(compile(tree, lab, 'exec'), known)
-    return known
+# ---- what labs ask for
 
-def definitions(lab, *constants, **known):
-    "Imports, parameters, functions and classes of a whole lab, and what it assigns to names in `constants`; nothing that trains or measures"
-    def wanted(o): return isinstance(o, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) or isinstance(o, ast.Assign) and any(
-        n.id in constants for t in o.targets for n in ast.walk(t) if isinstance(n, ast.Name))
-    for cell in nbformat.read(root/'nbs'/'labs'/f'{lab}.ipynb', 4).cells:
-        if cell.cell_type!='code': continue
-        tree = ast.parse(cell.source)
-        if 'parameters' not in cell.metadata.get('tags', []): tree.body = [o for o in tree.body if wanted(o)]
-        exec(compile(tree, lab, 'exec'), known)
-    return known
+def sources(lab, kind): return [o.source for o in nbformat.read(root/'nbs'/'labs'/f'{lab}.ipynb', 4).cells if o.cell_type==kind]
 
-def meeting():
-    found = functions('02_batch_size', 'def say_meeting', 'def meeting_bs')
-    return found['say_meeting'], found['meeting_bs']
-
-nan, inf = float('nan'), float('inf')
-
-@pytest.mark.parametrize('c', [(nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)], ids=str)
-def test_a_meeting_that_is_not_determined(c):
-    say, bs = meeting()
-    c, verdicts = Interval(*c, .95), pd.Series(['not distinguishable', 'GPU faster'])
-    assert say(c).startswith('not determined')
-    assert bs(c, verdicts) is None
-    reply = check_guess(20, bs(c, verdicts), unit='images')
-    assert reply.ok is None and 'measured were' not in reply.text
-
-def test_a_meeting_that_is_determined():
-    say, bs = meeting()
-    c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
-    assert say(c)=='at batch 30. From 20 to 40 they cannot be told apart.' and bs(c, verdicts)==30
-    assert bs(Interval(nan, nan, nan, 0.), verdicts[1:])==0      # the GPU was faster at every size
-
-def test_a_prediction_without_a_curve():
-    met = pd.DataFrame(dict(lo=[nan], cpu_predicted=[nan], gpu_predicted=[.98765]))
-    shown = eval(cell_of('02_batch_size', 'met.round').splitlines()[-1], dict(met=met))
-    assert shown.iloc[0, 1:].tolist()==['no curve', .988] and shown.lo.isna().all()
+@pytest.mark.parametrize('lab', labs, ids=lambda o: o.stem)
+def test_parameters_are_checked_first(lab):
+    codes = [o for o in nbformat.read(lab, 4).cells if o.cell_type=='code' and 'install' not in o.metadata.get('tags', [])]
+    assert 'parameters' in codes[0].metadata.tags and codes[1].source.startswith('from gpubench.checks import LabSession\nlab = LabSession(')
 
 def test_lab_02_checks_the_guess_that_it_asks_for():
-    "Images a second, though an epoch of the largest size trains fewer and so is shorter still"
-    table = pd.DataFrame(dict(epoch_s=[4., 2., .2], images_per_s=[100., 200., 800.]), index=[8, 16, 512])
-    def reply(guess, sizes=(8, 16, 512)): return eval_last(cell_of('02_batch_size', 'check_guess(my_guess_ratio'), batch_sizes=list(sizes),
-                                                           table=table, my_guess_ratio=guess, check_guess=check_guess)
-    assert (reply(8).ok, reply(20).ok)==(True, False)
-    assert reply(8, sizes=(8, 16, 4096)).ok is None                      # no visit of the largest succeeded
-    asked = next(o.source for o in nbformat.read(root/'nbs'/'labs'/'02_batch_size.ipynb', 4).cells if o.source.startswith('## Guess'))
+    [asked] = [o for o in sources('02_batch_size', 'markdown') if o.startswith('## Guess')]
     assert 'images a second' in asked.split('?')[0]
 
-def eval_last(source, **known):
-    "The value of the last line of a cell"
-    *body, last = ast.parse(source).body
-    exec(compile(ast.Module(body, []), 'cell', 'exec'), known)
-    return eval(compile(ast.Expression(last.value), 'cell', 'eval'), known)
+def test_lab_07_imports_what_its_extra_holds():
+    [line] = [l for o in sources('07_precision', 'code') for l in o.splitlines() if l.startswith('try: import ')]
+    assert sorted(line.removeprefix('try: import ').split(', '))==sorted(o.split('>')[0] for o in settings()['int8_requirements'].split())
 
-def test_lab_02_needs_two_sizes():
-    with pytest.raises(ValueError, match=r'batch_sizes is \[64, 64\], and there is nothing to compare'):
-        exec(cell_of('02_batch_size', 'if len(set(batch_sizes))'), dict(batch_sizes=[64, 64]))
+def test_lab_11_takes_prices_and_runs_as_typed(tmp_path):
+    lab = root/'nbs'/'labs'/'11_compare.ipynb'
+    (tmp_path/'records.jsonl').touch()
+    found = check_parameters(lab, dict(price_per_h='{cpu: .5, gpu: 4}', runs=f'{tmp_path},{tmp_path}'), text=True)
+    assert found==dict(price_per_h=dict(cpu=.5, gpu=4.), runs=[str(tmp_path)]*2)
+    for wrong in (dict(price_per_h='{gpu: 0}'), dict(price_per_h='4'), dict(runs=str(tmp_path/'gone'))):
+        with pytest.raises(ValueError, match='Lab 11_compare: parameter'): check_parameters(lab, wrong, text=True)

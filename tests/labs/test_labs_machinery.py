@@ -570,15 +570,3 @@ def test_what_the_labs_say_themselves_can_be():
     for lab in find_labs():
         check_values({o.name: o.default for o in lab_parameters(lab).values()})
     for job in prepare_run(profile='full'): check_values(job.params)
-
-
-@pytest.mark.parametrize('lab', ['01_cpu_vs_gpu', '02_batch_size'])
-@pytest.mark.parametrize('name,value', [('device', 'gpu'), ('model', 'lenett'), ('repeats', 0)])
-def test_a_lab_checks_its_parameters_first(lab, name, value, monkeypatch):
-    "As papermill gives them or a student writes them: in the first cell that does anything here"
-    monkeypatch.setattr('gpubench.process.start_server', lambda: None)
-    codes = [o for o in nbformat.read(labs_folder()/f'{lab}.ipynb', 4).cells if o.cell_type=='code' and 'install' not in o.metadata.get('tags', [])]
-    assert 'parameters' in codes[0].metadata.tags
-    known = {}
-    exec(codes[0].source, known)
-    with pytest.raises(ValueError, match=f'Parameter {name} is {value!r}'): exec(codes[1].source, known | {name: value})
