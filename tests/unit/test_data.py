@@ -222,6 +222,12 @@ def test_birds_are_announced_once(home, capsys):
     for _ in range(2): assert len(get_images(draw_birds(20)))==20
     assert capsys.readouterr().out.count('Drawing the 20 pictures')==1
 
+def test_pictures_with_a_bird_lie_in_its_folder(home):
+    def off(file, with_bird): return np.abs(np.asarray(Image.open(file), float)-np.asarray(draw_wood(int(file.stem), with_bird), float)).mean()
+    for file in draw_birds(4).rglob('*.jpg'):
+        is_bird = file.parent.name=='bird'
+        assert off(file, is_bird)<.5*off(file, not is_bird), file
+
 
 # ---- the cache
 
