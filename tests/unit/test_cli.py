@@ -388,6 +388,8 @@ def test_compare_warns_where_the_work_differs(tmp_path, call):
     p = gpubench_command('compare', cpu, gpu)
     assert p.returncode==0 and 'NOT THE SAME WORK' in p.stdout and '1,408 and 640 images' in p.stdout
     assert call('compare', cpu, gpu, '--strict').exit_code==1
+    like = write_run(tmp_path/'like', device='cuda')
+    for others in ([gpu, like], [like, gpu]): assert call('compare', cpu, *others, '--strict').exit_code==1      # one is enough
 
 
 def test_strict_fails_where_no_ratio_could_be_made(tmp_path, call):
