@@ -189,3 +189,9 @@ def test_visits_that_were_measured_in_another_way_are_another_series(f):
     def names(rows): return [o.get_text() for o in f(pd.DataFrame(rows)).get_legend().get_texts()]
     assert any('max_s=9' in o for o in names(timed(1)+timed(9))) and not any('half_width' in o for o in names(timed(1)+timed(9)))
     assert names(timed(1)+timed(1, monitor=True))==names(timed(1))     # the monitor comes after the timing
+
+
+def test_hollow_dots_are_those_of_batches_that_leave_images_out():
+    df = pd.DataFrame([dict(device='cpu', bs=bs, epoch_s=1., n_train=1000, n_dropped=n, status='ok') for bs,n in ((16, 8), (64, 50), (512, 488))])
+    dots = {tuple(o.get_xdata()): o.get_markerfacecolor() for o in plot.plot_batch_sizes(df).lines if o.get_linestyle()=='None' and len(o.get_xdata())}
+    assert dots[512,]=='none' and dots[16, 64]!='none'
