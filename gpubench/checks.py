@@ -93,11 +93,9 @@ class LabSession:
         rows = [o for o in rows if o.get('status', 'ok')=='ok' and (with_cpu or o.get('device', 'cpu')!='cpu')]
         return [o for o in rows if {k: o.get(k) for k in about}==about]
 
-def show_failed(
-    df, # Visits with `status` and `error`, as `sweep` returns them
-):
-    "Print each error of visits that failed once; nothing where all went well"
-    print(*df.error[df.status!='ok'].unique(), sep='\n', end='\n'*bool((df.status!='ok').any()))
+def show_failed(df):
+    "Print each error of visits that failed, as `sweep` returns them, once; nothing where all went well"
+    for o in df.error[df.status!='ok'].unique(): print(o)
 
 # %% ../nbs/42_checks.ipynb #24288619
 @dataclass(frozen=True)
@@ -107,9 +105,7 @@ class Reply:
     text: str      # The sentence
     def __str__(self): return self.text
     def __repr__(self): return self.text
-    def _repr_markdown_(self):
-        word = {True: '✅', False: '🤔', None: '✏️'}[self.ok]
-        return f'{word} {self.text}'
+    def _repr_markdown_(self): return f"{ {True: '✅', False: '🤔', None: '✏️'}[self.ok]} {self.text}"
 
 NOT_YET = Reply(None, "Not answered yet: replace `None` by your answer and run this cell again.")
 
@@ -122,29 +118,27 @@ def _number(x):
 
 def _show(x, unit): return f"{f'{x:,.0f}' if float(x).is_integer() else f'{x:.3g}'} {unit}".rstrip()
 
-# %% ../nbs/42_checks.ipynb #f9c0f907
-CLOSE_RATIO, CLOSE_POINTS = 1.25, 3   # a guess that is as close was very close
-
 # %% ../nbs/42_checks.ipynb #d2f27531
+_CLOSE_RATIO, _CLOSE_POINTS = 1.25, 3   # a guess that is as close was very close
+
 def check_guess(
     guess,    # What the student guessed before measuring; None: no guess yet
     measured, # What was measured; None or NaN: not measured here
-    unit='s', # Of both; percentages are compared by their difference, since 90 % is a tenth more than 82 % and half the mistakes
+    unit='s', # Of both; percentages are compared by difference: 90 % is a tenth more than 82 %, and half the mistakes
     within=(), # Ends of the measurement's interval, if there is one
 )->Reply:
     "How far a guess was from the measurement, as far as that tells"
-    if guess is None: return Reply(None, "No guess yet. Write one down before you measure: it makes the "
-                                   "surprise better.")
+    if guess is None: return Reply(None, "No guess yet. Write one down before you measure: it makes "
+                                   "the surprise better.")
     g, m = _number(guess), _number(measured)
     if g is None: return Reply(False, f"A guess is a number{f' of {unit}' if unit else ''}, and this is {guess!r}.")
     if m is None: return Reply(None, f"You guessed {_show(g, unit)}. There is no measurement to compare it with.")
     said = f"You guessed {_show(g, unit)}, measured were {_show(m, unit)}"
     if within and within[0]<=g<=within[1]:
-        return Reply(True, f"{said}, with an interval from {within[0]:.3g} to {within[1]:.3g}. "
-        "Your guess lies in it: these visits know no better.")
-    if unit=='%': is_close, off = abs(g-m)<=CLOSE_POINTS, f'{abs(g-m):.3g} points'
+        return Reply(True, f"{said}, with an interval from {within[0]:.3g} to {within[1]:.3g}. Your guess lies in it.")
+    if unit=='%': is_close, off = abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
     elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
-    else: is_close, off = max(g, m)/min(g, m)<=CLOSE_RATIO, f'{max(g, m)/min(g, m):.3g} times'
+    else: is_close, off = max(g, m)/min(g, m)<=_CLOSE_RATIO, f'{max(g, m)/min(g, m):.3g} times'
     if is_close: return Reply(True, f"{said}: very close.")
     return Reply(False, f"{said}: your guess was {off} too {'high' if m<g else 'low'}. What did you not expect?")
 
@@ -184,16 +178,13 @@ def check_number(
     "Is this number right?"
     if answer is None: return NOT_YET
     a, c = _number(answer), _number(correct)
-    if a is None:
-        return Reply(False, f"A number{f' of {unit}' if unit else ''} is asked for, without quotes, and this is "
-                            f"{answer!r}.")
+    if a is None: return Reply(False, f"Give a number{f' of {unit}'*bool(unit)}, without quotes; this is {answer!r}.")
     if c is None: return Reply(None, f"You answered {_show(a, unit)}. There is no measurement to compare it with.")
-    if _is_close(a, c, tolerance): return Reply(True, f"Right: {_show(c, unit)}. {why}".strip())
+    def is_close(a, b): return abs(a-b)<=tolerance*abs(b)
+    if is_close(a, c): return Reply(True, f"Right: {_show(c, unit)}. {why}".strip())
     wrong = {_number(k): v for k,v in (hints or {}).items() if _number(k) is not None}
-    said = next((v for k,v in wrong.items() if _is_close(a, k, tolerance)), hint)
+    said = next((v for k,v in wrong.items() if is_close(a, k)), hint)
     return Reply(False, f"Not yet: {_show(a, unit)} is too {'large' if a>c else 'small'}. {said}".strip())
-
-def _is_close(a, b, tolerance): return abs(a-b)<=tolerance*abs(b)
 
 # %% ../nbs/42_checks.ipynb #0db6995d
 def check_set(
@@ -207,9 +198,9 @@ def check_set(
     if isinstance(answer, str) or not hasattr(answer, '__iter__'): answer = [answer]
     answer, correct = list(answer), list(correct)
     if not any(isinstance(o, str) for o in correct) and any(isinstance(o, str) for o in answer):
-        return Reply(False, f"Numbers are asked for, without quotes, and this is {answer!r}.")
+        return Reply(False, f"Give numbers, without quotes; this is {answer!r}.")
     missing = [o for o in correct if not any(_same(o, a) for a in answer)]
     extra = [o for o in answer if not any(_same(o, c) for c in correct)]
     if not missing and not extra: return Reply(True, f"Right. {why}".strip())
-    return Reply(False, ' '.join(o for o in ('Not yet.', f"Wrong: {', '.join(map(str, extra))}." if extra else '',
-                                             f"Missing: {len(missing)} more." if missing else '', hint) if o))
+    words = f"Wrong: {', '.join(map(str, extra))}."*bool(extra), f"Missing: {len(missing)} more."*bool(missing)
+    return Reply(False, ' '.join(o for o in ('Not yet.', *words, hint) if o))

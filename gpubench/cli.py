@@ -21,19 +21,17 @@ import click
 from . import __version__
 from .core import hide_known_warnings
 
-# %% ../nbs/43_cli.ipynb #f3d6e214
+# %% ../nbs/43_cli.ipynb #64ed1cfc
 # from 129 on: 128 and the signal's number
 OK, FAILED, UNUSABLE, DIED, TIMEOUT, HUNG_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 129, 130, 143
 
-# %% ../nbs/43_cli.ipynb #64ed1cfc
 EXIT_CODES = """\b
 Exit codes: 0 success; 1 something failed, or this machine has limits;
 2 the request is wrong or this machine cannot run it; 3 a lab's kernel died;
 4 a lab's cell took too long; 130 stopped with Ctrl-C, 143 by SIGTERM,
 129 by SIGHUP, as when the terminal is closed."""
-STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,
-                'interrupted': INTERRUPTED,
-                'terminated': TERMINATED, 'hung up': HUNG_UP}   # of a lab
+STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,       # of a lab
+                'interrupted': INTERRUPTED, 'terminated': TERMINATED, 'hung up': HUNG_UP}
 
 def _print(words, err=False):
     "Print a line; where whoever read has gone, it and all that follows are discarded"
@@ -51,11 +49,10 @@ class OurError(click.ClickException):
         "The message of an error that gpubench or the system raised, or of a package that is broken; None for any other"
         tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
         while tb and tb.tb_next: tb = tb.tb_next
-        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:
-            # a library that torch needs cannot be loaded
+        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:    # such as a library of torch
             return f"{name} cannot be loaded ({e}). Run `gpubench doctor`: it finds out what is broken and what to do."
-        return str(e) if isinstance(e, OSError) or tb and tb.tb_frame.f_globals.get('__name__',
-                                                                                    '').startswith('gpubench.') else None
+        is_ours = tb and tb.tb_frame.f_globals.get('__name__', '').startswith('gpubench.')
+        return str(e) if is_ours or isinstance(e, OSError) else None
 
 # %% ../nbs/43_cli.ipynb #0b24efc3
 class Verbs(click.Group):
@@ -118,10 +115,8 @@ devices = click.option('--device', 'device', type=CommaList(), multiple=True, ca
 prices = click.option('--price-per-hour', 'price_per_h', multiple=True, callback=_prices, metavar='[NAME=]PRICE',
                       help='Price of an hour: one number, or gpu=2.50 and cpu=0.10; a name may also be that of a '
                            'device, a piece of hardware or a machine. May be repeated.')
-
-# %% ../nbs/43_cli.ipynb #365703db
-out_folder = click.option('--out', default='', metavar='FOLDER', help='Folder for the results. Default: a new '
-                          'runs/<time> here.')
+out_folder = click.option('--out', default='', metavar='FOLDER',
+                          help='Folder for the results. Default: a new runs/<time> here.')
 
 # %% ../nbs/43_cli.ipynb #34fb7507
 def print_at_once(words, terminal=None):
@@ -194,13 +189,8 @@ def labs_command(names, to, folder):
         for left,right in rows: _print(f'    {left:{max(len(o[0]) for o in rows)}}  {right}'.rstrip())
 
 # %% ../nbs/43_cli.ipynb #6627ea5b
-def time_left_s(
-    stated_s,     # Stated time of each job
-    taken_s,      # Real time of each finished one, in the same order
-    now_s=0.,     # How long the current one has run
-    cells=(0, 1), # Its cells begun, and all of them
-)->float:
-    "How long the rest of a run will take"
+def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
+    "How long the rest of a run will take, from stated times, those of finished jobs, and where the current one is"
     known = sum(stated_s[:len(taken_s)])
     pace = sum(taken_s)/known if known else 1.
     rest = [o*pace for o in stated_s[len(taken_s):]]
@@ -212,11 +202,7 @@ QUIET_S = 60 # after so long a log gets another line; some CI ends a job that is
 
 class RunLines:
     "A line as each lab of a run starts, and each minute, with the time left: for a file, or the log of CI"
-    def __init__(self,
-        jobs:list,                   # The `Job`s that will run
-        clock:Callable=perf_counter, # Seconds
-        file=None,                   # Where to write; by default stderr
-    ):
+    def __init__(self, jobs, clock:Callable=perf_counter, file=None):  # The clock gives seconds; by default stderr
         self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
         self.stop = threading.Event()
@@ -225,14 +211,13 @@ class RunLines:
     def left(self):
         "The time left, in words"
         left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
-        return 'done' if self.done==self.n else f'about {left_s:.0f} s left' if left_s<99 else f'about {left_s/60:.0f} min left'
+        if self.done==self.n: return 'done'
+        return f'about {left_s:.0f} s left' if left_s<99 else f'about {left_s/60:.0f} min left'
 
     def write(self, words):
         self.written_s = self.clock()
-        if self.file is None:
-            return                                            # stderr is closed, and stdout is for others
-        with suppress(OSError, ValueError):
-            print(f'{words}, {self.left}', file=self.file, flush=True)   # no reason to end a run
+        if self.file is None: return                         # stderr is closed, and stdout is for others
+        with suppress(OSError, ValueError): print(f'{words}, {self.left}', file=self.file, flush=True)
 
     def name(self, words):
         "Show what runs now"
@@ -288,41 +273,28 @@ class RunProgress(RunLines):
         super().close()
         self.bar.close()
 
-def run_progress(
-    jobs:list, # The `Job`s that will run
-    file=None, # Where to; by default stderr
-)->RunLines:
-    "A bar on a terminal that has a size; lines elsewhere"
-    file, can_redraw = file or sys.stderr, False
-    with suppress(AttributeError, ValueError): can_redraw = file.isatty()       # None, or closed
-    if can_redraw:
-        with suppress(OSError): can_redraw = 0 not in os.get_terminal_size(file.fileno())
-    progress = (RunProgress if can_redraw else RunLines)(jobs, file=file)
+def run_progress(jobs, file=None):
+    "A bar for these `Job`s on a terminal that has a size; lines elsewhere"
+    from gpubench.process import can_redraw
+    progress = (RunProgress if can_redraw(file or sys.stderr) else RunLines)(jobs, file=file)
     progress.tick()
     return progress
 
 # %% ../nbs/43_cli.ipynb #e97a0bda
-def show_outcome(
-    o,      # An `Outcome` of a lab
-    folder, # Of the run
-):
-    "Print how a lab ended"
+def show_outcome(o, folder):
+    "Print how a lab ended: an `Outcome`, in the folder of its run"
     if o.before: _print(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
     elif o.status=='ok': _print(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
     else: _print(f'  {o.status.upper():12} {o.job}: {o.error}')
 
-def show_report(
-    folder,           # Of a run, or a file of records
-    price_per_h=None, # Name -> price of an hour
-):
+def show_report(folder, price_per_h=None):
     "Write the page of a folder's records, print their table and where the page is"
     from gpubench.record import records_path
     if not records_path(folder).is_file(): return _print(f'No records in {folder}, so no report.', err=True)
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_text
     from gpubench.report import write_report
-    # first: whoever reads the table may go
-    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()
+    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()    # first: whoever reads the table may go
     _print('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
     _print(f'\nReport: {page}\n        {page.as_uri()}')
 
@@ -424,8 +396,8 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
     start_server()                                           # it loads while the data is fetched
-    for o in dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo):
-        get_images(*o)   # no visit waits for a download
+    sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
+    for o in sets: get_images(*o)                            # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out:
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')

@@ -48,10 +48,8 @@ CODES = {code: (level, about) for level,about,codes in [ # code -> level and top
     ('ok', 'nvml', 'nvml_gaps'), ('limit', 'nvml', 'nvml_dead nvml_hangs'),
     ('ok', 'gpu_memory', 'gpu_memory_ok gpu_mig'), ('limit', 'gpu_memory', 'gpu_memory_low'),
     ('limit', 'gpu_shared', 'gpu_shared gpu_busy'), ('limit', 'gpu_throttled', 'gpu_throttled'),
-    ('limit', 'gpu_power', 'power_limited'),
-    ('ok', 'cpu', 'cpu_ok'), ('limit', 'cpu', 'cpu_quota'), ('ok', 'cpu_load', 'cpu_calm'),
-    ('limit', 'cpu_load', 'cpu_busy'),
-    ('ok', 'shared_memory', 'shared_memory_ok'),
+    ('limit', 'gpu_power', 'power_limited'), ('ok', 'cpu', 'cpu_ok'), ('limit', 'cpu', 'cpu_quota'),
+    ('ok', 'cpu_load', 'cpu_calm'), ('limit', 'cpu_load', 'cpu_busy'), ('ok', 'shared_memory', 'shared_memory_ok'),
     ('limit', 'shared_memory', 'shared_memory_small shared_memory_full'),
     ('ok', 'kernel', 'kernel_ok'), ('limit', 'kernel', 'kernel_missing kernel_other'),
     ('broken', 'kernel', 'jupyter_missing'),
@@ -69,9 +67,7 @@ class Finding:
     def level(self)->str: return CODES[self.code][0]
     def as_dict(self)->dict: return dict(zip(('level', 'about'), CODES[self.code])) | asdict(self)
 
-def exit_code(
-    findings:list[Finding],
-)->int: # 0: all is well; 1: something limits; 2: something is broken
+def exit_code(findings:list[Finding])->int: # 0: all is well; 1: something limits; 2: something is broken
     "The worst level as a number for scripts"
     return max((LEVELS.index(o.level) for o in findings), default=0)
 
@@ -238,28 +234,17 @@ class Facts:
     def __getattr__(self, name):         # `facts.torch` is the result of that step
         if name in _STEPS: return self.tried[name]
         raise AttributeError(name)
-    @cached_property
-    def traces(self)->dict: return find_nvidia(self.root, run_smi=not self.nvml['ok'])
-    @cached_property
-    def wsl2(self)->bool: return is_wsl2(self.root)
-    @cached_property
-    def container(self)->bool: return in_container(self.root, self.env)
-    @property
-    def rows(self)->list: return self.nvml.get('gpus', [])       # NVML's
-    @property
-    def listed(self)->list: return self.cuda.get('gpus', [])     # torch's
-    @property
-    def used(self)->list: return [o for o in self.listed if o['ok']]
-    @property
-    def lost(self)->list: return [o for o in self.rows if o['code'] in LOST]
-    @property
-    def unopened(self)->list: return [o for o in self.rows if not o['ok'] and o['code'] not in LOST]
-    @property
-    def no_pynvml(self)->bool: return not self.nvml['ok'] and 'pynvml' in self.nvml['error']
-    @property
-    def names(self)->list: return [o['name'] or 'one without a name' for o in self.rows] or self.traces['names']
-    @property
-    def torch_name(self)->str: return f"torch {self.torch['version']} (CUDA {self.torch['cuda']})"
+    traces = cached_property(lambda self: find_nvidia(self.root, run_smi=not self.nvml['ok']))
+    wsl2 = cached_property(lambda self: is_wsl2(self.root))
+    container = cached_property(lambda self: in_container(self.root, self.env))
+    rows = property(lambda self: self.nvml.get('gpus', []))      # NVML's
+    listed = property(lambda self: self.cuda.get('gpus', []))    # torch's
+    used = property(lambda self: [o for o in self.listed if o['ok']])
+    lost = property(lambda self: [o for o in self.rows if o['code'] in LOST])
+    unopened = property(lambda self: [o for o in self.rows if not o['ok'] and o['code'] not in LOST])
+    no_pynvml = property(lambda self: not self.nvml['ok'] and 'pynvml' in self.nvml['error'])
+    names = property(lambda self: [o['name'] or 'one without a name' for o in self.rows] or self.traces['names'])
+    torch_name = property(lambda self: f"torch {self.torch['version']} (CUDA {self.torch['cuda']})")
     @property
     def cuda_error(self)->str:
         "CUDA's errors and warnings, of the whole and of each GPU"
@@ -295,12 +280,9 @@ class Facts:
         return [one(*o) for o in pairs]
 
 # %% ../nbs/40_doctor.ipynb #1c393983
-_HOME = ("Set the environment variable HOME to a folder that you may write to. This user has none, as in a container "
-         "that was started with a user ID of its own.")
-_SAME_BUILD = ("Reinstall torch and torchvision, both from the same index and in one command: "
-               "`pip install --force-reinstall torch torchvision`.")
-_FASTAI_PAIR = ("Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest of both, "
-                "or `pip install \"fastai<2.8.8\" \"fastcore<2\"`.")
+_HOME = "Set the environment variable HOME to a folder that you may write to, such as /tmp: this user has none."
+_SAME_BUILD = "Reinstall both from the same index in one command: `pip install --force-reinstall torch torchvision`."
+_FASTAI_PAIR = 'Run `pip install --upgrade fastai fastcore`, or `pip install "fastai<2.8.8" "fastcore<2"`.'
 
 def cure(error, remedy):
     "The remedy, except where the error names a missing home directory"
@@ -382,10 +364,9 @@ def why_driver(facts):
     if code==18 or 'mismatch' in t['complaint'].lower() or re.search(
         r'\b803\b|unsupported display driver', facts.cuda_error):                                # CUDA's error
         loaded = f" ({t['kernel']})" if t['kernel'] not in (None, 'unknown') else ''
-        yield Finding('driver_mismatch', f"The two halves of the NVIDIA driver don't match: the one in the "
-                      f"kernel{loaded} and its library are of different versions (NVML error 18). It was updated while "
-                      f"the machine was running. Memory isn't the cause, so a smaller batch won't help. {_ON_CPU}",
-                      facts.restart)
+        yield Finding('driver_mismatch', f"The two halves of the NVIDIA driver don't match: kernel{loaded} and library "
+                      "are of different versions (NVML error 18). It was updated while the machine was running. Memory "
+                      f"isn't the cause, so a smaller batch won't help. {_ON_CPU}", facts.restart)
     if code==9 and not t['kernel']:
         yield Finding('driver_asleep', f"The NVIDIA driver is installed, but not loaded (NVML error 9). {_ON_CPU}",
                       f"{'On the host, run' if inside else 'Run'} `sudo modprobe nvidia`. If that fails, a new kernel "
@@ -415,9 +396,8 @@ def why_torch(facts):
         yield Finding('torch_first', f"{there_is(facts)} torch can't be imported.", "Repair torch first.")
     elif facts.torch['cuda'] is None:
         yield Finding('torch_for_cpu', f"{there_is(facts)} this torch ({facts.torch['version']}) was built for the CPU "
-                      f"only. {_ON_CPU}", "Install a CUDA build of torch and of torchvision, both from the same index "
-                      "and in one command. On Linux: `pip install --force-reinstall torch torchvision`; on Windows the "
-                      "command that pytorch.org gives.")
+                      f"only. {_ON_CPU}", "Install a CUDA build of torch and of torchvision. On Linux: `pip install "
+                      "--force-reinstall torch torchvision`; on Windows the command that pytorch.org gives.")
 
 def why_hidden(facts):
     "CUDA_VISIBLE_DEVICES hides it: CUDA ignores what follows a wrong name, and shows no GPU where one is named twice"
@@ -434,8 +414,7 @@ def why_hidden(facts):
     if right and len(set(right))==len(right): return
     why = "it names one twice, and CUDA then shows none" if right else "it names none that is here"
     yield Finding('gpu_hidden', f"CUDA_VISIBLE_DEVICES={value!r} hides the GPU: {why}. {_ON_CPU}",
-                  "Run `unset CUDA_VISIBLE_DEVICES` (in Windows `set CUDA_VISIBLE_DEVICES=`), and find the file that "
-                  "sets it.")
+                  "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`); find what sets it.")
 
 # %% ../nbs/40_doctor.ipynb #abc363f8
 def why_no_access(facts):
@@ -451,9 +430,8 @@ def why_no_access(facts):
         yield Finding('driver_dead', f"There is an NVIDIA driver, but {who} reports: {error.rstrip('.')}. {_ON_CPU}",
                       f"{facts.restart} {more}")
     for o in facts.rows:
-        if o['mig']: yield Finding('mig_empty', f"GPU {o['index']} is in MIG mode, which splits it into parts, but "
-            "none of them is given to you.", "Ask the administrator for a part, and name it in CUDA_VISIBLE_DEVICES; "
-            "`nvidia-smi -L` lists the parts.")
+        if o['mig']: yield Finding('mig_empty', f"GPU {o['index']} is in MIG mode, and none of its parts is yours.",
+            "Ask the administrator for a part, and name it in CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists the parts.")
 
 def why_old_driver(facts):
     "The driver's newest CUDA is of an older major version than torch's. Within one major version, newer builds run"
@@ -464,14 +442,12 @@ def why_old_driver(facts):
     driver = f"its driver {facts.nvml['driver']} serves CUDA up to {newest}" if newest else 'its driver is older'
     where = ' (in Windows, never inside WSL2)' if facts.wsl2 else ' (on the host)' if facts.container else ''
     yield Finding('driver_old', f"{there_is(facts)} {driver}, and {facts.torch_name} requires a newer one. {_ON_CPU}",
-                  f"Install a newer NVIDIA driver{where}. Or install torch and torchvision for an older CUDA, both in "
-                  "one command, which pytorch.org gives.")
+                  f"Install a newer NVIDIA driver{where}, or torch and torchvision for an older CUDA; see pytorch.org.")
 
 # %% ../nbs/40_doctor.ipynb #680eadcc
 _CUDA_ERRORS = ( # what CUDA's message contains → code, what it means, what to do
     ('no kernel image|not compatible with the current', 'gpu_too_old', "has no code for a card of this age.",
-     "For an old card install a torch built for an older CUDA, for a very new one the newest torch, torchvision with "
-     "it; pytorch.org gives the command."),
+     "Install torch and torchvision for an older CUDA; for a very new card the newest. See pytorch.org."),
     ('out of memory', 'gpu_full', "finds no free memory on it: other programs hold all of it.",
      "End them: notebooks whose kernel still runs, games, other trainings. `nvidia-smi` lists them."),
     ('busy or unavailable', 'gpu_taken', "may not use it: another process has it for itself.",
@@ -505,8 +481,8 @@ _REASONS = why_driver, why_lost, why_torch, why_hidden, why_no_access, why_old_d
 def check_no_gpu(facts):
     "There is no sign of an NVIDIA GPU"
     if facts.nvml.get('code') is None:
-        yield Finding('gpu_none', f"NVML can't be queried for an NVIDIA GPU ({facts.nvml['error']}), and nothing else "
-            f"shows one. {_ON_CPU}", f"If there is one: {nvml_remedy(facts)}")
+        yield Finding('gpu_none', f"NVML can't be queried ({facts.nvml['error']}), and nothing else shows an NVIDIA "
+            f"GPU. {_ON_CPU}", f"If there is one: {nvml_remedy(facts)}")
     elif not facts.traces['wsl_gpu']: yield Finding('gpu_none', "No NVIDIA GPU was found. Labs measure the CPU and "
         "explain the GPU part from records of a real one.")
     else: yield Finding('gpu_none', f"WSL2 shows a GPU, but none by NVIDIA that it could name. {_ON_CPU}",
@@ -546,7 +522,8 @@ def check_nvml(facts):
                       f"{closed[0]['error']}{number}. {times if facts.used else 'No sensor can be read.'}",
                       remedy if closed[0]['code']==4 else facts.restart)
     elif facts.no_pynvml and not facts.used and facts.any_gpu:
-        yield Finding('nvml_dead', f"NVML can't be queried: {nvml['error']}. The monitor samples no GPU.", nvml_remedy(facts))
+        yield Finding('nvml_dead', f"NVML can't be queried: {nvml['error']}. The monitor samples no GPU.",
+                      nvml_remedy(facts))
     elif not nvml['ok'] and facts.used and facts.torch['cuda']:       # others aren't by NVIDIA
         yield Finding('nvml_dead', f"torch uses the GPU, but NVML doesn't answer: {nvml['error']}. {times}",
                       nvml_remedy(facts))
@@ -560,9 +537,9 @@ def gpu_memory(facts, g):
         has = f"GPU {g['index']} has {g['free_mib']/1024:.1f} of {g['total_mib']/1024:.1f} GiB free"
         unseen = " Other users can't be seen from inside a container."*(facts.container and not g.get('processes'))
         if g['free_mib']>=_LAB_MIB: yield Finding('gpu_memory_ok', f"{has}.{unseen}")
-        else: yield Finding('gpu_memory_low', f"{has}, and the labs take up to {_LAB_MIB/1024:.0f} GiB: large batches "
-            "would run out of memory.", "End other programs that use the GPU: notebooks whose kernel still runs, "
-            "games, browsers. `nvidia-smi` lists them. On a small card take smaller batches.")
+        else: yield Finding('gpu_memory_low', f"{has}, and the labs take up to {_LAB_MIB/1024:.0f} GiB.",
+            "End other programs that use the GPU: notebooks whose kernel still runs, games, browsers. `nvidia-smi` "
+            "lists them. On a small card take smaller batches.")
     if g.get('mig') and facts.used: yield Finding('gpu_mig', f"GPU {g['index']} is split into parts (MIG), and you "
         "compute on one. NVML's values for the whole card aren't about your part alone.")
 
@@ -578,26 +555,24 @@ def gpu_processes(facts, g):
     others = [words(o) for o in g.get('processes') or [] if o['pid'] not in (g.get('drawing') or [])]
     more, busy = f" and {len(others)-4} more"*(len(others)>4), g.get('gpu_util_frac') or 0
     if others: yield Finding('gpu_shared', f"Others compute on GPU {g['index']}: {', '.join(others[:4])}{more}. Your "
-        "times would include their work.",
-        "Wait for them or end them. Your own notebooks count too: shut down their kernels.")
+        "times would include their work.", "Wait for them or end them, your own notebooks' kernels, too.")
     elif busy>=.25:                                              # a desktop that is drawn stays below that
         unseen = ": those of others can't be seen from inside a container." if facts.container else "."
         yield Finding('gpu_busy', f"GPU {g['index']} was {busy:.0%} busy a moment ago, and not with our work. No "
-            f"process that computes is listed{unseen} Your times would include that work.", "Close what draws much, "
-            "such as games and videos; ask who shares the GPU; run `gpubench doctor` again.")
+            f"process that computes is listed{unseen} Your times would include that work.",
+            "Close games and videos; ask who shares the GPU; run `gpubench doctor` again.")
 
 def gpu_speed(facts, g):
     "Is it slowed down now, or limited in its power?"
     limit, usual, where = g.get('power_limit_w'), g.get('default_limit_w'), ' on the host'*facts.container
     if why := throttle_words(g.get('throttle_bits')):
-        yield Finding('gpu_throttled', f"GPU {g['index']} is being slowed down now: {why}. Times measured now are "
-            "longer than usual for this card.", "Let it cool, clear its air, plug a laptop in, and run `gpubench "
-            "doctor` again. If it stays so, `nvidia-smi -q -d PERFORMANCE` shows more.")
+        yield Finding('gpu_throttled', f"GPU {g['index']} is being slowed down now: {why}. Times are too long.",
+            "Let it cool, clear its air, plug a laptop in, and run `gpubench doctor` again. If it stays so, "
+            "`nvidia-smi -q -d PERFORMANCE` shows more.")
     if limit and usual and limit<.98*usual:
         yield Finding('power_limited', f"GPU {g['index']} may draw {limit:.0f} W; the default is {usual:.0f} W. It is "
-            "slower than others of its kind.", "Plug a laptop in. On another machine ask the administrator, or run "
-            f"`sudo nvidia-smi -i {g['nvml_index']} -pl {usual:.0f}`{where}. "
-            "If it must stay, name the limit beside your times.")
+            "slower than others of its kind.", "Plug a laptop in. Else ask the administrator, run `sudo nvidia-smi -i "
+            f"{g['nvml_index']} -pl {usual:.0f}`{where}, or name the limit beside your times.")
 
 def gpu_sensors(facts, g):
     "Which sensors don't answer?"
@@ -627,8 +602,7 @@ def check_cpu(facts, n=None):
     elif threads.isdigit() and 0<int(threads)<=m: yield Finding(
         'cpu_ok', f"{seen}; OMP_NUM_THREADS={threads} stays within it.")
     else: yield Finding('cpu_quota', f"{seen}. torch starts too many threads, and CPU times scatter.",
-                        f"Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}`, "
-                        f"`cpus: {n}` in a compose file.")
+        f"Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose: `cpus: {n}`).")
 
 def check_load(facts):
     "Do other programs compute meanwhile?"
@@ -638,44 +612,43 @@ def check_load(facts):
     who = f", most of all {top[1]} (process {top[0]}, {top[2]:.1f} cores)" if top and top[2]>=.1 else ''
     if frac<_BUSY_FRAC: yield Finding('cpu_calm', f"Other programs use {frac:.0%} of the CPU now.")
     else: yield Finding('cpu_busy', f"Other programs use {frac:.0%} of the CPU now{who}. Times measured meanwhile are "
-        "too long, perhaps by factors, and differ from visit to visit.", "End them or wait for them, and run `gpubench "
-        "doctor` again. If none is yours, another user, container or virtual machine shares the CPU: wait for it.")
+        "too long, perhaps by factors, and differ from visit to visit.", "End them or wait for them (another user, "
+        "container or virtual machine may share the CPU), and run `gpubench doctor` again.")
 
 def check_shared_memory(facts):
     "Is there room for loader workers?"
     path = Path(facts.root)/'dev/shm'
     if not path.is_dir(): return
-    total, free = (o/2**20 for o in (shutil.disk_usage(path).total, shutil.disk_usage(path).free))
-    more = ("Start the container with more: `docker run --shm-size=8g`, or `shm_size: 8g` in a compose file; or use "
-            "n_workers=0." if facts.container else
-            f"Use n_workers=0, or enlarge it until the next start: `sudo mount -o remount,size=2G {path}`.")
-    if total<1024: yield Finding('shared_memory_small', f"Shared memory ({path}) has only {total:.0f} MiB: loader "
-                                 "workers may die with a bus error.", more)
-    elif free<512: yield Finding('shared_memory_full', f"Shared memory ({path}) is nearly full: {free:.0f} MiB of "
-        f"{total/1024:.1f} GiB are free, and loader workers may die with a bus error.",
+    (total, _, free), risk = (o/2**20 for o in shutil.disk_usage(path)), "loader workers may die with a bus error."
+    more = ("start the container with more: `docker run --shm-size=8g`, or `shm_size: 8g` in a compose file."
+            if facts.container else f"enlarge it until the next start: `sudo mount -o remount,size=2G {path}`.")
+    if total<1024: yield Finding('shared_memory_small', f"Shared memory ({path}) has only {total:.0f} MiB: {risk}",
+                                 f"Use n_workers=0, or {more}")
+    elif free<512: yield Finding('shared_memory_full', f"Shared memory ({path}) is nearly full ({free:.0f} MiB of "
+        f"{total/1024:.1f} GiB are free): {risk}",
         f"List its contents with `ls -lh {path}`. You may delete what a crashed program left.")
     else: yield Finding('shared_memory_ok', f"{total/1024:.1f} GiB of shared memory for loader workers.")
 
 # %% ../nbs/40_doctor.ipynb #4014791e
-def check_kernel(facts, python=sys.executable):
+def check_kernel(facts):
     "Does the Jupyter kernel named python3 start this Python?"
-    first, remedy = None, (f"Run `{python} -m ipykernel install --sys-prefix`, or choose this Python as the kernel in "
-                           "the editor. `gpubench run` is not affected.")
+    first, remedy = None, (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as the "
+                           "kernel in the editor. `gpubench run` is not affected.")
     try: from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
     except ImportError:
-        yield Finding('jupyter_missing', "jupyter_client is missing: notebooks can't run.",
-                      "Run `pip install ipykernel`.")
+        yield Finding('jupyter_missing', "jupyter_client is missing: no notebook runs.", "Run `pip install ipykernel`.")
         return
     try: first = KernelSpecManager().get_kernel_spec('python3').argv[0]
     except (NoSuchKernel, OSError, ValueError, IndexError): pass         # there is none, or its file is damaged
     def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)   # links lead out of a venv
     if first is None: yield Finding('kernel_missing', "No usable Jupyter kernel named python3 is registered.", remedy)
-    elif first in ('python', 'python3', f'python3.{sys.version_info[1]}') or places(first)==places(python):
+    elif first in ('python', 'python3', f'python3.{sys.version_info[1]}') or places(first)==places(sys.executable):
         yield Finding('kernel_ok', "The kernel python3 is this Python.")
-    elif os.path.isabs(first) and not os.path.exists(first): yield Finding(
-        'kernel_other', f"The kernel python3 starts a missing Python: {first}. Notebooks won't start.", remedy)
-    else: yield Finding('kernel_other', f"The kernel python3 starts another Python: {first}. Notebooks opened by hand "
-                        "wouldn't see the packages installed here.", remedy)
+    else:
+        gone = os.path.isabs(first) and not os.path.exists(first)
+        which, effect = (('a missing', "Notebooks won't start.") if gone else
+                         ('another', "Notebooks opened by hand wouldn't see the packages installed here."))
+        yield Finding('kernel_other', f"The kernel python3 starts {which} Python: {first}. {effect}", remedy)
 
 def check_data(facts):
     "Which data sets are there without a network, and can others be kept?"
@@ -685,25 +658,22 @@ def check_data(facts):
     folder, archives = (home/cfg.get('DEFAULT', o, fallback=o) for o in ('data', 'archive'))
     names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')       # ours -> fastai's folder
     here = [k for k,v in names.items() if (folder/v).is_dir() or (archives/f'{v}.tgz').is_file()]
-    missing = [o for o in names if o not in here]
+    missing, own = [o for o in names if o not in here], ''.join(f', {o}' for o in here)
     there = next(o for o in (folder, *folder.parents) if os.path.exists(o))
     try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))   # a system may allow what it then refuses
     except OSError as e:
         why = f"you can't write to {there} ({e.strerror})" if there.is_dir() else f"{there} isn't a folder"
-        yield Finding('data_readonly', f"Data can't be kept: {why}. Data sets that still work: "
-                      f"{', '.join(['digits', 'synthetic', *here])}.",
+        yield Finding('data_readonly', f"Data can't be kept: {why}. Data sets that still work: digits, synthetic{own}.",
                       "Set the environment variable FASTAI_HOME to a folder that you may write to.")
-    else: yield Finding('data_ok', f"Work without a network: {', '.join(['digits', 'synthetic', 'birds', *here])}." +
+    else: yield Finding('data_ok', f"Work without a network: digits, synthetic, birds{own}." +
                         (f" Downloaded on first use: {', '.join(missing)}." if missing else ''))
 
 # %% ../nbs/40_doctor.ipynb #a7f509b4
 CHECKS = (check_python, check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states, check_cpu,
           check_load, check_shared_memory, check_kernel, check_data)
 
-def examine(
-    root='/', # Where the file system starts; a test passes a folder
-)->dict: # `machine`: as `describe_machine` returns it; `nvml`: what it reported; `findings`: worst first
-    "Examine this machine"
+def examine(root='/')->dict: # `machine` as of `describe_machine`, `nvml`: what it reported, `findings`: worst first
+    "Examine this machine, whose file system starts at `root`"
     try: load = cpu_load()                                       # first, while nothing of ours computes
     except Exception as e: load = e                              # `check_load` reports it
     tried, found = probe(['nvml'], timeout_s=30) | probe([*_STEPS][1:]), []
@@ -721,10 +691,8 @@ def examine(
                 findings=sorted(found, key=lambda o: -LEVELS.index(o.level)))
 
 # %% ../nbs/40_doctor.ipynb #ed516f7a
-def as_text(
-    exam:dict, # As `examine` returns it
-)->str: # Lines of 110 characters at most, except where a command is longer
-    "The examination for people"
+def as_text(exam:dict)->str: # Lines of 110 characters at most, except where a command is longer
+    "The result of `examine` for people"
     def show(x): return 'yes' if x is True else 'no' if x is False else '-' if x is None else str(x)
     def fold(text, start):
         whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)         # a command stays on one line
@@ -741,10 +709,8 @@ def as_text(
            'The labs cannot run: repair what is BROKEN above.')[exit_code(exam['findings'])]
     return '\n'.join([*lines, '', end]).encode('utf-8', 'backslashreplace').decode()     # a path may not be UTF-8
 
-def as_json(
-    exam:dict, # As `examine` returns it
-)->str: # Keys: schema, level, exit_code, machine, nvml, findings (each with level, about, code, what, remedy)
-    "The examination for scripts"
+def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings with level, about, code, …
+    "The result of `examine` for scripts"
     code = exit_code(exam['findings'])
     whole = dict(schema=2, level=LEVELS[code], exit_code=code, machine=exam['machine'], nvml=exam['nvml'],
                  findings=[o.as_dict() for o in exam['findings']])

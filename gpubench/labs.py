@@ -57,10 +57,8 @@ def _notebook(path):
             RecursionError) as e:
         raise ValueError(f"{path} is not a readable notebook ({type(e).__name__}). Copy it again.") from None
 
-def read_lab(
-    path, # The notebook
-)->Lab:
-    "A lab as its first cell describes it"
+def read_lab(path)->Lab:
+    "A lab as the first cell of its notebook describes it"
     path = Path(path)
     words = ''.join(o.source for o in _notebook(path).cells[:1] if o.cell_type=='markdown')
     title = re.search(r'^# +(?:\d+ *· *)?(.+?) *$', words, re.M)
@@ -74,18 +72,14 @@ def read_lab(
     return Lab(path.stem, path, title[1], float(row[0]), row[1], row[2])
 
 # %% ../nbs/41_labs.ipynb #aaf346a2
-def labs_folder(
-    package=None, # Folder of the package; by default that of this module
-)->Path:
-    "The labs of the checkout, or those inside the installed package"
+def labs_folder(package=None)->Path:
+    "The labs of the checkout, or those inside the installed package; a test passes the folder of another package"
     package = Path(__file__).parent if package is None else Path(package)
     checkout = package.parent/'nbs'/'labs'
     return checkout if checkout.is_dir() and (package.parent/'settings.ini').is_file() else package/'notebooks'
 
-def find_labs(
-    folder=None, # Where to look; by default `labs_folder()`
-)->list[Lab]: # In the order of their numbers
-    "The labs in a folder"
+def find_labs(folder=None)->list[Lab]: # In the order of their numbers
+    "The labs in a folder, by default `labs_folder()`"
     folder, found = labs_folder() if folder is None else Path(folder), []
     for path in sorted(folder.glob('[0-9]*.ipynb')):
         try: found.append(read_lab(path))
@@ -132,9 +126,8 @@ def _yaml_loader():
             node, lines = super().compose_mapping_node(anchor), {}
             for key,_ in node.value:
                 name, line = (key.tag, str(key.value)), key.start_mark.line+1
-                if name in lines:
-                    raise ValueError(f"{key.value!r} twice in one place, in lines {lines[name]} and {line}. Remove "
-                                     f"one of the two.")
+                if name in lines: raise ValueError(
+                    f"{key.value!r} twice in one place, in lines {lines[name]} and {line}. Remove one of the two.")
                 lines[name] = line
             return node
     usual = yaml.SafeLoader.yaml_implicit_resolvers
@@ -152,11 +145,10 @@ def _fit_text(text, kind):
     return _fit(text, kind)
 
 # %% ../nbs/41_labs.ipynb #c7314b64
-TYPES = dict(int=int, float=float, str=str, bool=bool, list=list, tuple=tuple, dict=dict, Literal=Literal,
+_TYPES = dict(int=int, float=float, str=str, bool=bool, list=list, tuple=tuple, dict=dict, Literal=Literal,
              Optional=Optional, Union=Union)
-REQUIRED = ('device', 'out', 'seed')  # what every lab has
+_REQUIRED = ('device', 'out', 'seed')  # what every lab has
 
-# %% ../nbs/41_labs.ipynb #27f00191
 @dataclass(frozen=True)
 class Parameter:
     "One line of a `parameters` cell"
@@ -175,18 +167,16 @@ class Parameter:
         harmless = (ast.Name, ast.Load, ast.Subscript, ast.Constant, ast.Tuple, ast.BinOp, ast.BitOr, ast.UnaryOp,
                     ast.USub)
         for o in ast.walk(node.annotation):
-            if not isinstance(o, harmless) or isinstance(o, ast.Name) and o.id not in TYPES: raise TypeError
-        kind = eval(compile(ast.Expression(node.annotation), '<annotation>', 'eval'), {'__builtins__': {}}, TYPES)
+            if not isinstance(o, harmless) or isinstance(o, ast.Name) and o.id not in _TYPES: raise TypeError
+        kind = eval(compile(ast.Expression(node.annotation), '<annotation>', 'eval'), {'__builtins__': {}}, _TYPES)
         if isinstance(kind, (str, int)): raise TypeError
         default = ast.literal_eval(node.value)
         _fit(default, kind)
         return cls(node.target.id, kind, default, meaning, ast.get_source_segment(source, node.annotation))
 
 # %% ../nbs/41_labs.ipynb #bfb31a58
-def lab_parameters(
-    path, # A `Lab` or the path of one
-)->dict[str, Parameter]: # By name, in the order of the cell
-    "The parameters of a lab"
+def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the cell
+    "The parameters of a `Lab` or of the path of one"
     path = Path(getattr(path, 'path', path))
     cells = [o for o in _notebook(path).cells if o.cell_type=='code' and 'parameters' in o.metadata.get('tags', [])]
     if len(cells)!=1: raise ValueError(f"{path} must have one cell tagged `parameters`, and has {len(cells)}.")
@@ -201,15 +191,11 @@ def lab_parameters(
         except (TypeError, ValueError): o = None
         if o is None or o.name in found or node.lineno==last: raise ValueError(
             f"Line {node.lineno} of the parameters cell of {path} cannot be used: "
-            f"{source.splitlines()[node.lineno-1].strip()!r}. "
-            f"Each line must be `name: type = value  # meaning` with a name used once, a type made of "
-            f"{', '.join(TYPES)}, "
-            "and a literal of that type.")
+            f"{source.splitlines()[node.lineno-1].strip()!r}. Each line must be `name: type = value  # meaning` with a "
+            f"name used once, a type made of {', '.join(_TYPES)}, and a literal of that type.")
         found[o.name], last = o, node.lineno
-    missing = [o for o in REQUIRED if o not in found]
-    if missing:
-        raise ValueError(f"The parameters cell of {path} lacks {', '.join(missing)}: every lab has "
-                         f"{', '.join(REQUIRED)}.")
+    missing = ', '.join(o for o in _REQUIRED if o not in found)
+    if missing: raise ValueError(f"The parameters cell of {path} lacks {missing}: each has {', '.join(_REQUIRED)}.")
     return found
 
 # %% ../nbs/41_labs.ipynb #fd96e4b0
@@ -217,8 +203,7 @@ def _check_named(name, x):
     "A ValueError where `x`, the value of a parameter of that name, names nothing that exists"
     if name=='device': pick_device(x)
     elif name=='runs' and not records_path(x).is_file():
-        raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds records.jsonl, or a "
-                         f"file of records.")
+        raise ValueError(f"There are no records in {x!r}. Name the folder of a run or a file of records.")
     elif name=='dataset':
         from gpubench.data import check_dataset, find_folder, is_path
         check_dataset(x)
@@ -226,8 +211,7 @@ def _check_named(name, x):
     elif name=='loader':
         from gpubench.data import LOADERS
         one_of('loader', x, LOADERS)
-    elif name in ('model', 'models', 'larger', 'int8_model') and ':' not in x:
-        # module:function is a user's own network
+    elif name!='runs' and ':' not in x:              # a model; module:function is a user's own network
         from gpubench.models import MODELS
         one_of('model', x, MODELS)
 
@@ -240,10 +224,8 @@ LIMITS = [ # names of parameters that are numbers -> which numbers make sense, i
     (r'half_width|goal', lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')]
 
 # %% ../nbs/41_labs.ipynb #dca3009e
-def check_values(
-    values:dict, # Name → value; a lab passes its `globals()`. Names without a rule are left alone, None and '' are the lab's choice
-):
-    "A ValueError where a parameter has a value that no lab can use"
+def check_values(values:dict): # Name → value; a lab passes its `globals()`
+    "A ValueError where a parameter has a value that no lab can use. Names without a rule, None and '' are left alone"
     if not isinstance(values, dict):
         raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
     kinds = values.get('__annotations__') or {}                     # of a lab's `globals()`
@@ -271,8 +253,8 @@ def check_parameters(
     "`values` as the lab wants them, or a ValueError"
     params, lab, checked = lab_parameters(lab), Path(getattr(lab, 'path', lab)).stem, {}
     for name,value in values.items():
-        if name not in params:
-            raise ValueError(f"Lab {lab} has no parameter {name!r}. {nearest(name, params)}It has: {', '.join(params)}.")
+        if name not in params: raise ValueError(
+            f"Lab {lab} has no parameter {name!r}. {nearest(name, params)}It has: {', '.join(params)}.")
         p = params[name]
         about = f" ({p.meaning})" if p.meaning else ''
         try: x = checked[name] = _fit_text(value, p.kind) if text and isinstance(value, str) else _fit(value, p.kind)
@@ -282,28 +264,22 @@ def check_parameters(
         try: check_values({name: x})
         except ValueError as e:
             try: check_values({name: p.default})
-            except ValueError:
-                continue              # in this lab the name means something else: its own default breaks the rule
+            except ValueError: continue   # in this lab the name means something else: its default breaks the rule
             said = str(e).replace(f'Parameter {name} is', f'parameter {name}{about} is', 1)
             raise ValueError(f"Lab {lab}: {said} Its default is {p.default!r}.") from None
     return checked
 
 # %% ../nbs/41_labs.ipynb #d5915cd8
-def spread_parameters(
-    values:dict,     # Name, 'lab.name', or lab → {name: value}
-    labs:list[Lab],  # Those that will run
-    known=(),        # Names of further labs that may be mentioned though they do not run
-    text:bool=False, # Are the values as typed on a command line?
-)->dict: # Lab's name → checked parameters
-    "Which lab gets which value; what is given to one lab wins over what is given to all"
+def spread_parameters(values:dict, labs, known=(), text=False)->dict: # Lab's name → checked parameters
+    """Which lab gets which value. Keys are names, 'lab.name', or labs with a dict; what is given to one lab wins. Labs
+    in `known` may be mentioned, too. `text`: values are as typed on a command line"""
     if not isinstance(values, dict):
         raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
     owners, plan = {o.name: lab_parameters(o) for o in labs}, {o.name: {} for o in labs}
     def parts(key, value): # the lab, '' for all, and the values by name
         if key not in (*plan, *known): return str(key).rpartition('.')[0], {str(key).rpartition('.')[2]: value}
         if not isinstance(value, dict|None): raise ValueError(
-            f"{key!r} is a lab, and gets {value!r}. Write {key}.seed=3 on the command line, and {key}: {{seed: 3}} in "
-            f"a file.")
+            f"{key!r} is a lab, and gets {value!r}. Write {key}.seed=3 in the command, {key}: {{seed: 3}} in a file.")
         return key, value or {}                      # a lab below which all lines are comments
     for lab,inner in sorted((parts(*o) for o in values.items()), key=lambda o: o[0]!=''):
         if lab and lab not in (*plan, *known):
@@ -320,10 +296,8 @@ def spread_parameters(
     return {o.name: check_parameters(o, plan[o.name], text) for o in labs}
 
 # %% ../nbs/41_labs.ipynb #6c82bdcd
-def read_parameters(
-    path, # A YAML file: name → value, or lab → {name: value}
-)->dict:
-    "Parameters from a file"
+def read_parameters(path)->dict: # Name → value, or lab → {name: value}
+    "Parameters from a YAML file"
     import yaml
     try: values = yaml.load(Path(path).read_text(encoding='utf-8'), _yaml_loader())
     except (OSError, TypeError) as e:
@@ -336,11 +310,8 @@ def read_parameters(
     return values or {}
 
 # %% ../nbs/41_labs.ipynb #1feda2a3
-def profile_parameters(
-    profile:str,     # 'quick': the values in the labs' own cells; 'full': those in full.yaml beside them
-    labs:list[Lab],  # Those that will run
-)->dict: # Lab's name → parameters
-    "The parameters of a profile"
+def profile_parameters(profile:str, labs:list[Lab])->dict: # Lab's name → parameters
+    "The parameters of 'quick': the values in the labs' own cells, or 'full': those in full.yaml beside them"
     if profile not in ('quick', 'full'): raise ValueError(f"There is no profile {profile!r}. Use 'quick' or 'full'.")
     plan = {o.name: {} for o in labs}
     for lab in labs if profile=='full' else ():
@@ -350,7 +321,7 @@ def profile_parameters(
         there = sorted({p.stem for o in (file.parent, lab.path.parent, labs_folder()) for p in o.glob('*.ipynb')})
         slip = next((o for o in values if o not in there), None)
         if slip is not None:
-            raise ValueError(f"{file} mentions {str(slip)!r}, and there is no such lab. {nearest(slip, there)}".rstrip())
+            raise ValueError(f"{file} mentions {str(slip)!r}: there is no such lab. {nearest(slip, there)}".rstrip())
         plan |= spread_parameters({k: v for k,v in values.items() if k==lab.name}, [lab])
     return plan
 
@@ -365,8 +336,8 @@ def _folder_path(out, what=''):
     return next(o for o in (path, *(path.with_name(f'{path.name}-{i}') for i in range(2, 100))) if not o.exists())
 
 def run_folder(
-    out='',            # Where results go; '' means a new folder runs/<time> below the current one
-    what='',           # What follows the time in a new folder's name
+    out='',  # Where results go; '' means a new folder runs/<time> below the current one
+    what='', # What follows the time in a new folder's name
 )->Path: # Absolute; exists and can be written to
     "The folder of a run, or a ValueError where nothing can be written there"
     folder = _folder_path(out, what)
@@ -379,10 +350,8 @@ def run_folder(
     return folder
 
 @contextmanager
-def filled_folder(
-    out='', # As for `run_folder`
-):
-    "The folder of a run. If it was made for this and is still empty at the end, it is removed: a refused run leaves nothing"
+def filled_folder(out=''): # As for `run_folder`
+    "The folder of a run. If it was made for this and is empty at the end, it is removed: a refused run leaves nothing"
     folder = _folder_path(out)
     new = [o for o in (folder, *folder.parents) if not o.exists()]
     try: yield run_folder(folder)
@@ -401,15 +370,11 @@ class Job:
     def __str__(self): return f"{self.lab.name} on {'every device' if self.device=='auto' else self.device}"
 
 # %% ../nbs/41_labs.ipynb #426ddf9e
-def plan_jobs(
-    labs:list[Lab],    # What to run
-    device=(),         # 'cpu', 'cuda', 'cuda:1' or 'auto' (the best one), or several; none means every device found
-    params:dict=None,  # Lab's name → checked parameters
-)->list[Job]:
-    "Each execution that a run needs; a ValueError where a device is missing"
+def plan_jobs(labs, device=(), params:dict=None)->list[Job]:     # by lab's name
+    "Each execution that a run needs on one device or several, or on every one found; a ValueError where one is missing"
     asked = [device] if isinstance(device, str) or device and not hasattr(device, '__iter__') else list(device or ())
-    asked, found = list(dict.fromkeys(pick_device(o).type if o=='auto' else str(pick_device(o))
-                                      for o in asked)), find_devices()
+    asked, found = [pick_device(o).type if o=='auto' else str(pick_device(o)) for o in asked], find_devices()
+    asked = list(dict.fromkeys(asked))
     def job(lab, device, suffix=''):
         return Job(lab, device, f"{lab.name}{suffix.replace(':', '')}.ipynb", (params or {}).get(lab.name, {}))
     jobs = []
@@ -423,16 +388,13 @@ def plan_jobs(
 # %% ../nbs/41_labs.ipynb #4bee757b
 KERNEL_ENV = dict(PYDEVD_DISABLE_FILE_VALIDATION='1', MPLBACKEND='module://matplotlib_inline.backend_inline')
 
-def own_kernel(
-    log=None, # File for what the kernel itself writes to stderr; None leaves it on ours
-)->type:
-    "A class of kernel manager that starts this very Python, whatever kernels are registered"
+def own_kernel(log=None)->type:
+    "A class of kernel manager that starts this very Python, whatever kernels are registered; its stderr goes to `log`"
     import zmq
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
     from traitlets import default
-    # older ipykernels load the debugger in this process, too
-    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')
+    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')     # older ipykernels load the debugger here, too
 
     class OwnKernelSpecs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
@@ -441,8 +403,7 @@ def own_kernel(
             return spec
 
     class OwnKernelManager(AsyncKernelManager):
-        # every one of them, to end what is left
-        started = []
+        started = []                                 # every one of them, to end what is left
 
         @default('kernel_spec_manager')
         def _own_specs(self): return OwnKernelSpecs(parent=self, kernel_dirs=[])   # ipykernel's own remains
@@ -467,19 +428,16 @@ def own_kernel(
     return OwnKernelManager
 
 # %% ../nbs/41_labs.ipynb #90e2ed56
-STOPS = dict( # signal → status of a lab that it stopped, and its words
+_STOPS = dict( # signal → status of a lab that it stopped, and its words
     SIGINT=('interrupted', 'stopped from the keyboard'),
     SIGTERM=('terminated', 'stopped by SIGTERM, as when a job is cancelled'),
     SIGHUP=('hung up', 'stopped by SIGHUP, as when the terminal is closed'))
-# a crash then names its line
-CRASH_REPORT = '--IPKernelApp.exec_lines=import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'
 
-# %% ../nbs/41_labs.ipynb #ae35a27e
 @dataclass(frozen=True)
 class Outcome:
     "How one execution ended"
     job: Job
-    status: str         # 'ok', 'error', 'died', 'timeout', one of `STOPS`, or 'not run'
+    status: str         # 'ok', 'error', 'died', 'timeout', one of `_STOPS`, or 'not run'
     duration_s: float   # How long it took
     notebook: Path      # The executed notebook, as far as it came
     error: str = ''     # What went wrong, in one line
@@ -488,21 +446,17 @@ class Outcome:
     @property
     def stopped(self):
         "Did a signal end it?"
-        return any(self.status==o for o,_ in STOPS.values())
+        return any(self.status==o for o,_ in _STOPS.values())
 
 # %% ../nbs/41_labs.ipynb #45dc4f29
-def merge_streams(
-    cell, # Of a notebook
-    **_,
-):
-    "One text for each stream of a cell. nbclient's own takes half an hour for a line of a million letters, and no timeout ends it"
+def merge_streams(cell, **_):
+    "One text for each stream of a cell; nbclient's own takes half an hour for a line of a million letters"
     texts = {}
     for o in cell.outputs:
         if o.output_type=='stream': texts.setdefault(o.name, []).append(o)
-    for first,*more in texts.values():
-        lines = ''.join(o.text for o in (first, *more)).split('\n')
-        # what a terminal leaves of lines that are written over
-        first.text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
+    for outputs in texts.values():                   # as a terminal leaves lines that are written over
+        lines = ''.join(o.text for o in outputs).split('\n')
+        outputs[0].text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
     firsts = [o for o in cell.outputs if o.output_type!='stream' or o is texts[o.name][0]]
     for i,o in enumerate(firsts[1:]):                # which comes first is chance
         if [p.get('name') for p in firsts[i:i+2]]==['stderr', 'stdout']: firsts[i:i+2] = o, firsts[i]
@@ -511,14 +465,14 @@ def merge_streams(
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
     def literally(path): return str(path).replace('{', '{{').replace('}', '}}')   # papermill formats paths
-    params, manager, logger = job.params | dict(device=job.device,
-                                                out=str(target.parent)), own_kernel(log), logging.getLogger('papermill')
+    faults = '--IPKernelApp.exec_lines=import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'   # in `log`
+    params, manager = job.params | dict(device=job.device, out=str(target.parent)), own_kernel(log)
+    logger = logging.getLogger('papermill')
     level = logger.level
     logger.setLevel(logging.CRITICAL+1)              # our own messages are better
     try: return papermill.execute_notebook(
         literally(job.lab.path), literally(target), parameters=params, kernel_name='python3', language='python',
-        progress_bar=False, kernel_manager_class=manager, extra_arguments=[CRASH_REPORT],
-        on_cell_executed=merge_streams,
+        progress_bar=False, kernel_manager_class=manager, extra_arguments=[faults], on_cell_executed=merge_streams,
         execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, on_cell_start=on_cell)
     finally:
         logger.setLevel(level)
@@ -526,7 +480,7 @@ def _papermill(job, target, timeout_s, on_cell, log):
 
 # %% ../nbs/41_labs.ipynb #d177bcbe
 def _ending(e, i, source, timeout_s):
-    "Status and one line for an exception of an execution, None for none; `i` and `source` are those of the last cell that began"
+    "Status and one line for an exception (None: none) of an execution; `i` and `source`: of the last cell that began"
     from nbclient.exceptions import CellTimeoutError
     from papermill.exceptions import PapermillExecutionError
     ours = isinstance(e, PapermillExecutionError)
@@ -537,7 +491,7 @@ def _ending(e, i, source, timeout_s):
     if isinstance(e, CellTimeoutError):
         return 'timeout', f"{cell} took longer than {timeout_s} s. Allow more with --timeout, or ask for less work."
     if isinstance(e, KeyboardInterrupt):
-        return STOPS.get(str(e), STOPS['SIGINT'])[0], f"{STOPS.get(str(e), STOPS['SIGINT'])[1]}, in {cell}"
+        return _STOPS.get(str(e), _STOPS['SIGINT'])[0], f"{_STOPS.get(str(e), _STOPS['SIGINT'])[1]}, in {cell}"
     return ('error', f'{cell} ended the lab with sys.exit') if e is None else ('died', f"the kernel died in {cell}.")
 
 def _mark_stopped(path, error, i):
@@ -546,42 +500,39 @@ def _mark_stopped(path, error, i):
     nb = nbformat.read(path, as_version=4)
     words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
              'Cells below it did not run, whatever their status is.')
-    # tall: JupyterLab hides its top
     here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'
     nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
     nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
-# what another run must share to count -> its name
-MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')
+MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')  # what a rerun must share
 
 def _mark_ok(path):
-    "A notebook without this mark runs again: papermill calls 'completed' also a cell that Ctrl-C or a power cut stopped"
+    "A notebook without this mark runs again: papermill calls a cell 'completed' that Ctrl-C or a power cut stopped"
     import nbformat
-    nb = nbformat.read(path, as_version=4)
-    nb.metadata['gpubench'] = dict(status='ok',
-                                   made_with={k: v for k,v in describe_machine().items() if k in MADE_WITH})
+    nb, here = nbformat.read(path, as_version=4), describe_machine()
+    nb.metadata['gpubench'] = dict(status='ok', made_with={k: here[k] for k in MADE_WITH if k in here})
     nbformat.write(nb, path)
 
 # %% ../nbs/41_labs.ipynb #27a12724
-def run_job(
-    job:Job,             # What to execute
-    folder,              # Folder of the run
-    timeout_s:int=3600,  # For each cell
-    on_cell=None,        # Called with the index of each cell as it starts
-)->Outcome:
-    "Execute a lab once; its failure is an outcome, not an exception. What stops it is raised, with the notebook as far as it came"
+def _last_words(log):
+    "Why a kernel died, from its log"
+    lines = [o.strip() for o in log.read_text(encoding='utf-8', errors='replace').splitlines() if o.strip()]
+    why = [o for o in lines if re.search('error|abort|fault|killed|terminate', o, re.I)] or lines[-1:]
+    if not why: return 'It left no message; often the system ended it for lack of memory.'
+    return f'Its log ({log.name}): {why[0][:200]}'
+
+def run_job(job:Job, folder, timeout_s=3600, on_cell=None)->Outcome:
+    "Execute a lab once. Its failure is an outcome, not an exception; what stops it is raised, with the notebook so far"
     from papermill.exceptions import PapermillExecutionError
-    # `at`: index and source of the cell that runs
-    target, start, at = Path(folder)/job.notebook, perf_counter(), [0, '']
+    target, start, at = Path(folder)/job.notebook, perf_counter(), [0, '']     # index and source of the cell that runs
     log = target.with_suffix('.log')                 # what the kernel itself writes
     def started(cell, cell_index):
         at[:] = cell_index, cell.source
         if on_cell: on_cell(cell_index)
     def drop_log():
-        with suppress(PermissionError):
-            log.unlink(missing_ok=True)                # Windows keeps it while a child of the kernel lives
+        with suppress(PermissionError): log.unlink(missing_ok=True) # Windows keeps it while a child of the kernel lives
     try:
         with open(log, 'wb') as f: nb = _papermill(job, target, timeout_s, started, f)
         # it lets `sys.exit(0)` pass
@@ -593,10 +544,7 @@ def run_job(
         drop_log()
         raise
     duration_s = perf_counter()-start
-    if status=='died':
-        lines = [o.strip() for o in log.read_text(encoding='utf-8', errors='replace').splitlines() if o.strip()]
-        why = [o for o in lines if re.search('error|abort|fault|killed|terminate', o, re.I)] or lines[-1:]
-        error += f' Its log ({log.name}): {why[0][:200]}' if why else ' It left no message; often the system ended it for lack of memory.'
+    if status=='died': error += f' {_last_words(log)}'
     if status in ('died', 'timeout') and target.is_file(): _mark_stopped(target, error, at[0])
     if status=='ok': _mark_ok(target)
     if status!='died' or not log.stat().st_size: drop_log()
@@ -607,7 +555,7 @@ def earlier_run(
     job:Job,           # What to execute
     folder,            # Folder of the run
     machine:dict=None, # As `describe_machine` returns it; by default this one
-)->str|None: # '' where nothing differs, so that it can be left; 'torch (2.8.0 then, 2.9.0 now)'; None where it did not end well here before
+)->str|None: # '': nothing differs; 'torch (2.8.0 then, 2.9.0 now)'; None: it did not end well here before
     "How code, parameters, versions and machine differ from those with which this was executed here to its end"
     try: nb = _notebook(Path(folder)/job.notebook)
     except ValueError: return None
@@ -617,8 +565,8 @@ def earlier_run(
                 and 'injected-parameters' not in o.metadata.get('tags', [])]
     params = {k: v for k,v in nb.metadata.get('papermill', {}).get('parameters', {}).items() if k!='out'}
     then, now = nb.metadata.gpubench.get('made_with', {}), machine or describe_machine()
-    differs = ['its code']*(code(nb)!=code(_notebook(job.lab.path))) + ['its parameters']*(params!=job.params |
-                                                                                           dict(device=job.device))
+    differs = ['its code']*(code(nb)!=code(_notebook(job.lab.path)))
+    differs += ['its parameters']*(params!=job.params | dict(device=job.device))
     differs += [f"{word} ({then.get(k, 'not known')} then, {now[k]} now)" for k,word in MADE_WITH.items()
                 if then.get(k, '')!=now[k]]
     return ', '.join(differs)
@@ -646,17 +594,15 @@ def _check_targets(jobs, folder):
     names = [o.notebook for o in jobs]
     for o in jobs:
         if names.count(o.notebook)>1:
-            raise ValueError(f"Several labs of this run are named {o.lab.name}, and one would be written over the "
-                             f"other. "
-                                                       "Run them one at a time, each with an --out of its own.")
+            raise ValueError(f"Several labs of this run are named {o.lab.name}, and one would overwrite the other. "
+                             "Run them one at a time, each with an --out of its own.")
         target = folder/o.notebook
-        try:
-            is_ours = not target.is_file() or not target.samefile(o.lab.path) and 'papermill' in _notebook(target).metadata
+        if not target.is_file(): continue
+        try: is_ours = not target.samefile(o.lab.path) and 'papermill' in _notebook(target).metadata
         except ValueError: is_ours = True            # half of one
-        if not is_ours:
-            raise ValueError(f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be "
-                             f"written over. "
-                                         "Name another folder, with --out FOLDER or out='…'.")
+        if not is_ours: raise ValueError(
+            f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be written over. Name "
+            "another folder, with --out FOLDER or out='…'.")
 
 def run_jobs(
     jobs:list[Job],     # From `prepare_run`
@@ -664,7 +610,7 @@ def run_jobs(
     timeout_s:int=3600, # For each cell
     progress=None,      # An object with `begin(job, n_cells)`, `cell(i)`, `end(ok)`, as the command has one
 )->list[Outcome]: # One a job, in order
-    "Execute jobs one after the other. A failed one does not stop the others; Ctrl-C, SIGTERM and SIGHUP do. What ended well here before is left"
+    "Execute jobs in order. A failed one does not stop the others; a signal does. What ended well here before is left"
     folder, done = Path(folder), []
     _check_targets(jobs, folder)
     devices = sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
@@ -673,14 +619,12 @@ def run_jobs(
             for job in jobs:
                 if earlier_run(job, folder)=='': done.append(Outcome(job, 'ok', 0., folder/job.notebook, before=True))
                 else:
-                    if progress:
-                        progress.begin(job, len(_notebook(job.lab.path).cells)+1)         # papermill adds a cell
+                    if progress: progress.begin(job, len(_notebook(job.lab.path).cells)+1)    # papermill adds a cell
                     done.append(run_job(job, folder, timeout_s, progress.cell if progress else None))
                 if progress: progress.end(done[-1].status=='ok' and not done[-1].before)
         except KeyboardInterrupt as e:
-            # nbclient's abandoned tasks complain, even at exit
-            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)
-            status, words = STOPS.get(str(e), STOPS['SIGINT'])           # a plain KeyboardInterrupt has no name
+            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)  # nbclient's abandoned tasks complain at exit
+            status, words = _STOPS.get(str(e), _STOPS['SIGINT'])           # a plain KeyboardInterrupt has no name
             done += [Outcome(o, status, 0., folder/o.notebook, words) for o in jobs[len(done):][:1]]
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run was stopped before') for o in jobs[len(done):]]
 

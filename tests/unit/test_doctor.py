@@ -237,7 +237,7 @@ def test_mig_is_no_error(machine):
 def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
     said = machine.look()
-    said.one('mig_empty', 'none of them is given to you', remedy=['CUDA_VISIBLE_DEVICES'])
+    said.one('mig_empty', 'none of its parts is yours', remedy=['CUDA_VISIBLE_DEVICES'])
     assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
 
 
