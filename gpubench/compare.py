@@ -84,7 +84,6 @@ def _completed(df):
                    epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
                    images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
 
-
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(
     df:pd.DataFrame, # As `load_records` returns it
@@ -217,7 +216,7 @@ class Side:
 _SAME_WORK = dict( # what has to be equal -> the warning where it is not
     n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters",
     n_steps="An epoch took {} and {} steps", n_images="An epoch trained {} and {} images",
-    dtype_seen="The forward pass computed in {} and {}", model_source="The networks' source code differs: {} and {}")
+    dtype_seen="The forward pass computed in {} and {}", model_source="The source code that was run differs: {} and {}")
 _SOFTWARE = 'python torch torchvision fastai fastcore gpubench cuda cudnn driver tf32_matmul tf32_cudnn cudnn_benchmark'.split()
 
 def accuracy_differs(

@@ -9,11 +9,11 @@ __all__ = ['NO_INTERVAL', 'TimeCurve', 'fit_time_curve', 'StepTime', 'fit_step_t
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
-from .core import is_number
 import numpy as np
 from fastcore.basics import patch
 from scipy import optimize, special
 from scipy import stats as sps
+from .core import check_value, is_number
 from .stats import Interval, check_level, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
@@ -49,13 +49,10 @@ def _unfit(bs, times, fewest):
     "Why no curve can be fitted; empty if one can be tried"
     n = len(np.unique(bs))
     if n==0: return "There is no finite time to fit."
-    if min(bs.min(), times.min())<=0: return (f"A batch size or time is {min(bs.min(), times.min()):g}, and both are "
-                                              "above 0. Leave out the visits that failed.")
-    if n<fewest: return (f"The times cover {n} batch size{'s'*(n>1)}; three parameters and a check of the curve take "
-                         f"at least {fewest}.")
-    if len(bs)<4: return (f"There are {len(bs)} times for three parameters, so none is left to tell their error. "
-                          "Add visits.")
-    return ''
+    least = min(bs.min(), times.min())
+    if least<=0: return f"A batch size or time is {least:g}, and both are above 0. Leave out the visits that failed."
+    if n<fewest: return f"The times cover {n} batch size{'s'*(n>1)}; a curve and its check take {fewest} or more."
+    return f"{len(bs)} times for three parameters leave none to tell their error. Add visits." if len(bs)<4 else ''
 
 # %% ../nbs/03_curves.ipynb #44029036
 @patch
@@ -65,8 +62,7 @@ def profile(self:_Sizes, shape, x):
     s = r@self.n/self.n.sum()
     return s, ((r-s[:,None])**2)@self.n
 
-def _grid(lo, hi, n=41):
-    return np.stack(np.meshgrid(*np.linspace(lo, hi, n).T, indexing='ij'), -1).reshape(-1, 2)
+def _grid(lo, hi, n=41): return np.stack(np.meshgrid(*np.linspace(lo, hi, n).T, indexing='ij'), -1).reshape(-1, 2)
 
 @patch
 def best(self:_Sizes, shape, lo, hi):
@@ -89,7 +85,6 @@ def residual_variance(self:_Sizes, loss, n_par=3):
         if misfit>pure*sps.f.ppf(.95, m-n_par, n-m): return misfit, m-n_par
     return max((loss+self.within)/(n-n_par), 1e-12), n-n_par   # a clock is not better than a millionth
 
-# %% ../nbs/03_curves.ipynb #15a074c6
 @patch
 def threshold(self:_Sizes, loss, level):
     var, df = self.residual_variance(loss)
@@ -98,16 +93,15 @@ def threshold(self:_Sizes, loss, level):
 @patch
 def plausible(self:_Sizes, shape, lo, hi, best, threshold):
     "Coordinates whose squares stay below `threshold`, each with the two ends of its log scale"
+    def kept(*box):
+        x = np.vstack([best, _grid(*box)])
+        s, loss = self.profile(shape, x)
+        return [o[loss<=threshold] for o in (x, s, loss)]
     a, z = lo, hi
     for _ in range(16):                                        # the box shrinks to the set, or grows where they touch
-        x = np.vstack([best, _grid(a, z)])
-        s, loss = self.profile(shape, x)
-        x, s, loss = (o[loss<=threshold] for o in (x, s, loss))
-        pad = (z-a)/8
+        x, pad = kept(a, z)[0], (z-a)/8
         a, z = np.maximum(lo, x.min(0)-pad), np.minimum(hi, x.max(0)+pad)
-    x = np.vstack([best, _grid(a, z, 121)])
-    s, loss = self.profile(shape, x)
-    x, s, loss = (o[loss<=threshold] for o in (x, s, loss))
+    x, s, loss = kept(a, z, 121)
     half = np.sqrt((threshold-loss)/self.n.sum())
     return np.vstack([x, x]), np.concatenate([s-half, s+half])
 
@@ -121,7 +115,8 @@ def outline(self:_Sizes, curve, p, *seen):
     seen = np.hstack([p, curve._times(far, p), *seen])
     return p[np.unique(np.concatenate([seen.argmin(0), seen.argmax(0)]))]
 
-def _range(mid, values, level): return Interval(float(mid), float(values.min()), float(values.max()), level)
+def _intervals(curve, mid, p, level): # by the names of the curve's parameters
+    return {o: Interval(float(m), float(v.min()), float(v.max()), level) for o,m,v in zip(curve.names, mid, p.T)}
 
 @patch
 def left_out_frac(self:_Sizes, shape, lo, hi):
@@ -152,16 +147,12 @@ class _Fit:
         return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), identifiable=False, reason=reason,
                    measured_range=_spread(bs))
 
-    def predict(self,
-        bs, # Images a batch, one or many
-    ): # Time, shaped like `bs`; NaN where nothing was fitted
-        "The curve's time; outside of `measured_range` it is extrapolation"
+    def predict(self, bs): # Shaped like `bs`; NaN where nothing was fitted
+        "The curve's time for one batch size or many; outside of `measured_range` it is extrapolation"
         bs = np.asarray(bs, float)
         return self._times(bs.ravel(), np.array([self.parameters])).reshape(bs.shape)[()]
 
-    def predict_ci(self,
-        bs, # Images a batch, one or many
-    )->tuple: # Low and high time, each shaped like `bs`; NaN where nothing was fitted
+    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN where nothing was fitted
         "Between which times the curve lies, at `level` for each batch size; single visits vary more"
         bs = np.asarray(bs, float)
         p = np.full((1, 3), math.nan) if self.plausible is None else self.plausible
@@ -212,7 +203,6 @@ def t_min_at(self:_Sizes, alpha):
     i = loss.argmin()
     return float(TimeCurve._parameters(x[[i]], s[[i]], self.middle)[0,2]), math.sqrt(loss[i]/self.n.sum())
 
-# %% ../nbs/03_curves.ipynb #95242e16
 @patch
 def correlation(self:_Sizes, p):
     "Between the estimates of c and alpha, from the slopes of the curve's logarithm"
@@ -223,22 +213,19 @@ def correlation(self:_Sizes, p):
     cov = np.linalg.pinv((J/scale).T@(J/scale))
     return float(cov[0,1]/math.sqrt(cov[0,0]*cov[1,1])) if min(cov[0,0], cov[1,1])>0 else math.nan
 
-# %% ../nbs/03_curves.ipynb #4e51863f
 @patch
 def trade_off(self:_Sizes, p, alpha):
     "Why alpha and the floor cannot be told apart"
     ends = sorted({min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)}) if alpha.lo<1 and alpha.hi>.3 else []
     ends = ends if len(ends)==2 else [alpha.lo or _ALPHA[0], min(alpha.hi, _ALPHA[1])]
     at = [(o, *self.t_min_at(o)) for o in ends]
-    held = ' and '.join(f'with alpha held at {a:.2g} the best T_min is {t:.3g} s (off by {100*e:.2g} %)'
-                        for a,t,e in at)
+    held = ' and '.join(f'at alpha = {a:.2g} the best T_min is {t:.3g} s (off by {100*e:.2g} %)' for a,t,e in at)
     return (f"alpha and T_min cannot be told apart: {held}; corr(c, alpha) = {self.correlation(p):.2f}. "
             "Measure more batch sizes, over a wider range, in several visits.")
 
 # %% ../nbs/03_curves.ipynb #3cb4f24f
 def _curve_intervals(best, p, level):
-    names = dict(zip(('c', 'alpha', 't_min_s'), range(3)))
-    found = {o: _range(best[i], p[:,i], level) for o,i in names.items()}
+    found = _intervals(TimeCurve, best, p, level)
     lo, hi = found['alpha'].lo, found['alpha'].hi
     if lo<=_ALPHA[0]*1.01: found['alpha'] = replace(found['alpha'], lo=0.)
     if hi>=_ALPHA[1]*.99: found['alpha'], found['c'] = (replace(found[o], hi=math.inf) for o in ('alpha', 'c'))
@@ -248,9 +235,8 @@ def _curve_intervals(best, p, level):
 def why_no_curve(self:_Sizes, loss):
     "Why no curve is claimed at all; empty if one is"
     if not self.no_better(loss): return ''
-    slope = float(np.polyfit(np.log(self.b), self.y, 1)[0])
-    if slope>-1e-9: return ("The times do not fall with the batch size, so there is no such curve in them. "
-                            "A constant describes them as well.")
+    slope = np.polyfit(np.log(self.b), self.y, 1)[0]
+    if slope>-1e-9: return "The times do not fall with the batch size, so a constant describes them as well."
     explained = 1-loss/self.constant_loss()
     return (f"The curve is no better than a constant: it explains {100*explained:.0f} % of how the times vary, "
             f"which chance does easily with {len(self.b)} batch sizes. Measure each size in at least three visits.")
@@ -312,24 +298,17 @@ class StepTime(_Fit):
     def _parameters(x, s, lo):
         g, k = StepTime._fixed_images(x[:,0], lo), np.exp(s)
         return np.stack([k*(g+np.exp(x[:,1])), k*g, k], 1)
-    def images_per_s(self,
-        bs, # Images a batch, one or many
-    ): # Images a second, shaped like `bs`
+    def images_per_s(self, bs): # Shaped like `bs`
         "How fast the curve trains; outside of `measured_range` it is extrapolation"
         return 1e3*np.asarray(bs, float)/self.predict(bs)
 
-    def best_bs(self,
-        tolerance:float=.02, # How far above per_image_ms*b the step may stay, as a fraction
-    )->int|None: # Images; None where the data does not show the rise (`reason` says so)
-        "The smallest batch size whose images a second come within `tolerance` of what no batch size exceeds"
+    def best_bs(self, tolerance:float=.02)->int|None: # Images; None where the data does not show the rise
+        "The smallest batch size whose images a second come within that fraction of what no batch size exceeds"
         b = self.best_bs_ci(tolerance).mid
         return None if math.isnan(b) else math.ceil(b-1e-6)
-    def best_bs_ci(self,
-        tolerance:float=.02, # As in `best_bs`
-    )->Interval: # Images; the high end is infinite where the data cannot exclude it
+    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end is infinite if not excluded
         "The same with its profile interval; beyond `measured_range` it is a forecast"
-        if not (is_number(tolerance) and tolerance>0):
-            raise ValueError(f"`tolerance` is {tolerance!r}; no batch size comes within nothing. Use .02, for 2 %.")
+        check_value('tolerance', tolerance, is_number(tolerance) and tolerance>0, 'above 0, such as .02 for 2 %')
         if math.isnan(self.per_image_ms): return NO_INTERVAL
         p = np.array([self.parameters]) if self.plausible is None else np.vstack([self.parameters, self.plausible])
         b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]
@@ -365,25 +344,23 @@ def dips(self:_Sizes):
     se = math.sqrt(self.within/rest*(1/self.n[i]+1/self.n[j]))
     return fall>se*sps.t.isf(.05/(m*(m-1)), rest)
 
-# %% ../nbs/03_curves.ipynb #394016ef
 @patch
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
-    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % shorter, "
-            "which no step of the same work does. Look for what else changed: warm-up, another program, the order of "
-            "the visits.")
+    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % shorter, which "
+            "no step of the same work does. Look for what else changed: warm-up, another program, the visits' order.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
 @patch
 def shown_part(self:_Sizes, lo, hi, loss, cut):
-    "Which part of the step's curve the self shows: 'plateau', 'rise' or 'both'"
+    "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
     shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
     line = self.profile(shape, self.best(shape, *bounds)[None])[1][0]
     return 'rise' if line<=cut else 'both'
 
 def _step_intervals(mid, p, part, level):
-    found = {o: _range(m, v, level) for o,m,v in zip(StepTime.names, mid, p.T)}
+    found = _intervals(StepTime, mid, p, level)
     for o in dict(plateau=StepTime.names[1:], rise=StepTime.names[:1], both=())[part]:
         found[o] = Interval(math.nan, 0., found[o].hi, level)
     return found
@@ -392,18 +369,16 @@ def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, a, k = (found[name] for name in StepTime.names)
     if part=='plateau': return (
-        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more of the times than a constant: only the overhead "
-        f"shows. "
-        f"An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more than a constant: only the overhead shows. An image "
+        f"takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
         f"A step takes {a.mid:.3g} ms even for few images, and grows only with many. How much of that is an overhead, "
         "and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
     if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is "
                              f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the plateau.")
-    if len(b)<4: return ("A plateau and a rise through three batch sizes fit any data, so nothing checks them. "
-                         "Measure a fourth size.")
-    if k.half_width_frac>_TOLD_FRAC: return ("The rise shows at too few batch sizes: an image may take "
-        f"{k.lo:.2g} to {k.hi:.2g} ms. Measure larger batch sizes, or more visits.")
+    if len(b)<4: return "A plateau and a rise fit any three batch sizes, so nothing checks them. Measure a fourth size."
+    if k.half_width_frac>_TOLD_FRAC:
+        return f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. Measure larger."
     return ''
 
 # %% ../nbs/03_curves.ipynb #091ecdfe
@@ -415,8 +390,8 @@ def why_no_step(self:_Sizes, loss):
     half = sps.t.ppf(.975, df)*math.sqrt(var/self.n.sum())
     if self.no_better(loss) and half>math.log(1.5):
         if self.dips(): return self.dip_words()
-        return (f"The times vary so much that even their mean is uncertain by a factor of "
-                f"{math.exp(min(half, 99)):.2g}. Measure more visits.")
+        factor = math.exp(min(half, 99))
+        return f"The times vary so much that their mean is uncertain by a factor of {factor:.2g}. Measure more visits."
     return ''
 
 # %% ../nbs/03_curves.ipynb #d6ec1c77
@@ -464,10 +439,7 @@ def _crossing(slow, fast):
     b = (a_f-a)/(k-k_f)
     return b if b>0 and a_f+k_f*b>=o_f and a+k*b>=o else math.nan
 
-def crossover_bs(
-    slow:StepTime, # Of the CPU, say: fast for small batches, slow for large ones
-    fast:StepTime, # Of the GPU
-)->Interval: # Images; NaN where they never cross, or where the data does not show it
+def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN where no crossing shows
     "From which batch size on `fast` is faster, its interval the sizes at which the two fits cannot be told apart"
     for o in (slow, fast):
         if not isinstance(o, StepTime): raise ValueError("crossover_bs compares the times of a step, so it takes what "
@@ -511,8 +483,7 @@ def best_batch(
     set_aside:dict={},   # The same for sizes to compare and never to choose, such as those that leave out many images
 )->BestBatch|None: # None where no size has a rate
     "The smallest batch size whose median rate is within `tolerance` of the fastest"
-    if not (is_number(tolerance) and 0<=tolerance<1):
-        raise ValueError(f"tolerance is {tolerance!r}, but it has to be a fraction from 0 to 1, such as .02.")
+    check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     def timed(rates):
         known = {int(bs): [float(o) for o in x if 0<o<math.inf] for bs,x in sorted(rates.items())}
         return {bs: x for bs,x in known.items() if x}

@@ -37,10 +37,11 @@ def add_labels(
     "Name what each visit belongs to; names that are there already stay, so that a part is called as in the whole"
     if isinstance(records, pd.DataFrame) and {'workload', 'image_j'}<=set(records): return records
     df = load_records(records)
-    versions = df.groupby('model').model_source                        # of a user's own network, edited in between
+    names = df.model.astype(object).fillna('this run')                 # without a model: a function of a user's own
+    versions = df.groupby(names).model_source                          # of either, edited in between
     if (several := (versions.transform('nunique')>1) & df.model_source.notna()).any():
         numbers = versions.transform(lambda o: pd.factorize(o)[0]+1).astype(str)
-        df['model'] = df.model.where(~several, df.model+' (version '+numbers+')')
+        df['model'] = df.model.where(~several, names+' (version '+numbers+')')
     df = df.assign(measure=way_labels(df).tolist(), workload='')
     for (model,dataset),rows in df.groupby([df[o].astype(object).fillna('') for o in ('model', 'dataset')]):
         varied = varied_settings(rows) + ['measure']*(rows.measure.nunique()>1)

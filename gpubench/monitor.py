@@ -21,18 +21,16 @@ import pandas as pd
 import psutil
 from fastai.callback.core import Callback
 
-from .core import file_text, is_number
+from .core import check_value, file_text, is_number
 from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, device_names, gpu_sources, throttle_words
 from .timing import batch_images
 
 # %% ../nbs/22_monitor.ipynb #53bcf55a
 CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib cpu_energy_counter_j'.split()
+SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 
 # %% ../nbs/22_monitor.ipynb #4680de92
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device', *GPU_COLUMNS, *CPU_COLUMNS]
-
-# %% ../nbs/22_monitor.ipynb #b05b6a94
-SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 
 # %% ../nbs/22_monitor.ipynb #bcb7dd4a
 class CpuEnergy:
@@ -45,9 +43,9 @@ class CpuEnergy:
         self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
         if not self.zones: self._stop("is missing, as is usual in virtual machines and outside Linux")
-        elif None in self._numbers('energy_uj'):
-            self._stop("may only be read by root. An administrator allows it until "
-            f"the next start with: sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
+        elif None in self._numbers('energy_uj'): self._stop(
+            f"may only be read by root. Until the next start an administrator allows it with: "
+            f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
 
     def _numbers(self, file):
         texts = [file_text(o/file) for o in self.zones]
@@ -167,8 +165,7 @@ class Sampling:
             self.late = not self.ready.wait(patience_s)
         except RuntimeError as e:
             self.end_s = 0.
-            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or raise the limit of "
-                                  "threads (ulimit -u).")
+            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or raise `ulimit -u`.")
         except BaseException:                              # Ctrl-C: nobody will call `stop`
             self.stopping.set()
             raise
@@ -220,8 +217,7 @@ class Sampling:
         self.left = self.thread.is_alive()
         if self.left: self.own_notes.append(
             f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did not wait for it. "
-            f"Samples end "
-            f"after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so no means are given. "
+            f"Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so no means are given. "
             "If `nvidia-smi` hangs too, restart the machine.")
 
     def begin(self, phase, epoch):
@@ -248,12 +244,8 @@ _WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                   # means of the t
 def _hole_s(t): # seconds; two samples further apart leave a hole, which would be guessed
     return max(1., 3*np.median(np.diff(t))) if len(t)>1 else 1.
 
-def time_mean(
-    df:pd.DataFrame,  # Rows of one device, as `to_df` gives them
-    column:str,       # What to average
-    from_s:float=0.,  # Leave out what lies before that time of each fit
-)->float|None: # None where nothing was measured
-    "Mean of `column`, weighted with time"
+def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None where nothing was measured
+    "Mean of a column over one device's rows, weighted with time, from `from_s` of each fit on"
     total = seconds = 0.
     for _,o in df.groupby('fit'):
         t, x = o.time_s.to_numpy(float), o[column].to_numpy(float)
@@ -398,8 +390,7 @@ class Monitor:
         powercap='/sys/class/powercap', # Where Linux shows the CPU's energy
         sources:Callable=None,       # Returns sources and notes, given the GPUs' names; tests pass their own
     ):
-        if not is_number(interval_s) or not 0<interval_s<1e9: raise ValueError(
-            f"interval_s is {interval_s!r}, but has to be a number of seconds above 0, such as .25.")
+        check_value('interval_s', interval_s, is_number(interval_s) and 0<interval_s<1e9, 'above 0, such as .25 s')
         self.interval_s, self.devices, self.clock = float(interval_s), device_names(devices), clock
         self.powercap, self.sources, self.fits = powercap, sources or self._sources, []
 
@@ -432,8 +423,7 @@ class Monitor:
         "What could not be measured and what to do about it, each once"
         on_gpu, shortest_s = any(o.device!='cpu' for s in self.fits for o in s.sources), _SHORTEST_WINDOW_S
         faster = (f"Samples every {self.interval_s:g} s were asked for; a GPU's utilization is a mean of "
-                  f"{shortest_s:.2f} "
-                  f"to {_WINDOW_S:g} s, so it was sampled every {shortest_s:.2f} s.")
+                  f"{shortest_s:.2f} to {_WINDOW_S:g} s, so it was sampled every {shortest_s:.2f} s.")
         found = [o for s in self.fits for o in s.notes]
         return list(dict.fromkeys([faster, *found] if on_gpu and self.interval_s<shortest_s else found))
 
@@ -465,8 +455,7 @@ class Monitor:
         df, fits, notes, length_s = self.to_df(), self.fits, self.notes, float(sum(o.length_s for o in self.fits))
         if fits and not self.is_enough: notes = [
             f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on a GPU), so no "
-            f"means "
-            "are given. Train longer.", *notes]
+            "means are given. Train longer.", *notes]
         enough = self.is_enough and not any(o.left for o in fits)     # a fit that a driver held up is sampled in part
         for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
             df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
@@ -477,8 +466,7 @@ class Monitor:
         for kind in ('energy', 'cpu_energy'):
             train_j = row.pop(f'{kind}_train_j')
             row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
-        # without the one at the end
-        times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]
+        times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]    # without the one at the end
         gaps = np.concatenate([np.diff(o) for o in times] or [[]])
         return row | dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
             monitor_n_images=n_images or None, monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
@@ -510,10 +498,8 @@ class EpochWatch:
     def __reduce__(self): return partial, (type(self.learn)._with_events, self.learn)   # exported within a fit
 
 # %% ../nbs/22_monitor.ipynb #03f09b87
-def fit_devices(
-    learn, # A Learner before its fit
-)->list[str]:
-    "The GPUs that a fit will use: those of the model, and the loaders' device, to which fastai moves the model"
+def fit_devices(learn)->list[str]:
+    "The GPUs that a Learner's fit will use: the model's, and the loaders' device, to which fastai moves the model"
     devices = [*(o.device for o in learn.model.parameters()), getattr(learn.dls, 'device', None)]
     names = {str(o) for o in devices} | {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
     return sorted(device_names([o for o in names if o.startswith('cuda')]))

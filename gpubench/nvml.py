@@ -17,10 +17,8 @@ from typing import NamedTuple
 from .core import is_number, nearest, open_nvml
 
 # %% ../nbs/21_nvml.ipynb #008c66a7
-def nvml_number(
-    n:int, # NVML's answer
-)->int|None:
-    "The number; None where NVML filled it with ones, of 32 or 64 bits"
+def nvml_number(n:int)->int|None:
+    "NVML's answer; None where it is filled with ones, of 32 or 64 bits"
     return n if 0<=n<2**63 and n!=2**32-1 else None
 
 def _sensor(n, per=1): return n/per if nvml_number(n) else None
@@ -34,9 +32,7 @@ POWER_CAP = 0x4
 THROTTLE_WORDS = { # bit -> what slows the GPU
     0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)', 0x40: 'heat (slowed by hardware)', 0x80: 'power brake'}
 
-def throttle_words(
-    bits:int|None, # As the driver gives them; None where not measured
-)->str|None: # '' where nothing slows the GPU that should not
+def throttle_words(bits:int|None)->str|None: # '' where nothing slows the GPU that should not
     "The throttle reasons that matter, in words"
     return None if bits is None else ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
 
@@ -44,12 +40,11 @@ def throttle_words(
 NO_FUNCTION, LOST = 13, (15, 16)   # the driver lacks the function; the GPU is lost, or lost until it is reset
 
 # %% ../nbs/21_nvml.ipynb #28a76770
-NVML_ADVICE = { # error code -> what to do
+_ADVICE = { # error code -> what to do
     3: "Nothing is broken: this GPU, a part of one (MIG), WSL2 or a virtual machine has no such sensor. "
        "Measure on a whole GPU under Linux if you need it.",
     4: "Ask an administrator for permission; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
-    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then restart, or run "
-       "`gpubench doctor`.",
+    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then restart.",
     12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver; "
         "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
     13: "The driver is older than this query. A newer NVIDIA driver would answer it.",
@@ -61,23 +56,15 @@ NVML_ADVICE = { # error code -> what to do
     999: "The driver gives no reason; this is usual in WSL2 and MIG. If `nvidia-smi` fails too, restart the machine "
          "(in WSL2 `wsl --shutdown`)."}
 
-def nvml_code(
-    e:Exception,
-)->int|None:
+def nvml_code(e:Exception)->int|None:
     "NVML's number of an error; None for other errors. A `pynvml` without the function counts as a driver without it"
     code = NO_FUNCTION if isinstance(e, AttributeError) else getattr(e, 'value', None)
     return code if is_number(code, whole=True) else None
 
-def nvml_advice(
-    code:int|None, # As `nvml_code` gives it
-)->str:
-    "What to do about an error"
-    return NVML_ADVICE.get(code, "Run `gpubench doctor`.")
+def nvml_advice(code:int|None)->str: return _ADVICE.get(code, "Run `gpubench doctor`.")
 
-def nvml_trouble(
-    e:Exception, # What `open_nvml` raised
-)->str:
-    "Why NVML cannot be used, and what to do"
+def nvml_trouble(e:Exception)->str:
+    "Why NVML cannot be used, given what `open_nvml` raised, and what to do"
     code, text = nvml_code(e), str(e).rstrip('.')
     if hasattr(e, 'value'): return f"NVML cannot be used (NVML error {code}, {text}). {nvml_advice(code)}"
     return (f"the package nvidia-ml-py does not work here ({type(e).__name__}: {text}). Run: python -m pip install "
@@ -136,37 +123,27 @@ GPU_QUERIES = { # column -> functions, what makes the column of their answer, an
     'processes': ('nvmlDeviceGetComputeRunningProcesses', _processes),
     'drawing': ('nvmlDeviceGetGraphicsRunningProcesses', lambda found: [o.pid for o in found])}
 
-def ask_gpu(
-    nvml,       # The open library
-    gpu,        # NVML's handle
-    column:str, # One of `GPU_QUERIES`
-)->Answer:
-    "The value of one column; never raises"
+def ask_gpu(nvml, gpu, column:str)->Answer:
+    "The value of one of `GPU_QUERIES`, given NVML's handle of the GPU; never raises"
     functions, read, *args = GPU_QUERIES[column]
     return ask_nvml(nvml, functions, gpu, *args, read=read)
 
 # %% ../nbs/21_nvml.ipynb #6dd11f2d
-def device_names(
-    devices, # One or several: 1, 'cuda:1', a torch device, a UUID
-)->list[str]: # 'cuda:1' or the UUID, each once; without CPUs
-    "GPUs to watch, by name, or a `ValueError` that says what to do"
+def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without CPUs
+    "GPUs to watch by name, given one or several of 1, 'cuda:1', a torch device, a UUID"
     names = {}
     for o in devices if isinstance(devices, (list, tuple, set)) else [devices]:
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
         found = re.fullmatch(r'cpu|cuda(:\d+)?|((GPU|MIG)-.*)', name)
         if not found: raise ValueError(
-            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, "
-            f"'cuda:1', "
+            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, 'cuda:1' "
             "or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); [] watches the CPU alone.")
         if name!='cpu': names['cuda:0' if name=='cuda' else name] = True
     return list(names)
 
 # %% ../nbs/21_nvml.ipynb #5baae491
-def find_gpu(
-    nvml,     # The open library
-    name:str, # As `device_names` gives it
-): # NVML's handle
-    "The GPU of that name; raises NVML's error, or a `RuntimeError`, where there is none"
+def find_gpu(nvml, name:str):
+    "NVML's handle of a GPU, named as `device_names` does; raises NVML's error, or a `RuntimeError`, without one"
     keys = _keys(int(name.partition(':')[2])) if name.startswith('cuda:') else [name]
     for i,o in enumerate(keys):
         try: return nvml.nvmlDeviceGetHandleByIndex(int(o)) if o.isdigit() else nvml.nvmlDeviceGetHandleByUUID(o)
@@ -234,10 +211,8 @@ class GpuSource:
                         f"its means and energy are not given. {nvml_advice(answer.code)}"]
 
 # %% ../nbs/21_nvml.ipynb #1e3812a8
-def gpu_sources(
-    names, # As `device_names` gives them
-)->tuple[list, list]: # Sources, and sentences about what is missing
-    "A source for each GPU that NVML knows; never raises"
+def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about what is missing
+    "A source for each GPU that NVML knows, named as `device_names` does; never raises"
     sources, notes = [], []
     for o in names:
         try: nvml = open_nvml()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['USER_ID', 'HOLDER', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'Stopped', 'StopSignals', 'can_redraw',
-           'check_timeout', 'run_fresh', 'locks_folder', 'this_process', 'device_locks']
+           'run_fresh', 'locks_folder', 'this_process', 'device_locks']
 
 # %% ../nbs/26_process.ipynb #4ca2cf81
 import gc
@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter
 
-from .core import is_number, one_of, pick_device
+from .core import one_of, pick_device
 from .record import plain_record
 
 # %% ../nbs/26_process.ipynb #9f8b9c99
@@ -49,12 +49,11 @@ class Surroundings:
         torch.set_num_threads(self.n_threads)
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = self.cudnn
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        # of a loader's workers, which would import everything again if they were spawned
-        set_start_method(self.start_method, force=True)
+        set_start_method(self.start_method, force=True)    # of a loader's workers; spawned ones import everything again
 
 # %% ../nbs/26_process.ipynb #0581c2c0
 def _end_with(line):
-    "Wait until the other end of `line` is closed, as the system does when its process dies; then end this process and its workers"
+    "Wait until the other end of `line` is closed, as when its process dies; then end this process and its workers"
     with suppress(OSError): line.poll(None)          # nothing is ever sent this way
     if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)   # nobody else's group
     os._exit(1)
@@ -68,18 +67,15 @@ def _child(line, surroundings, job):
     def send(**words): line.send_bytes(json.dumps(words).encode())
     try: function, args = cloudpickle.loads(job)
     except Exception as e: return send(refused=f'{type(e).__name__}: {e}')   # whatever an object's own code raises
-    # a collection of all the packages' objects takes .5 s, amid what is timed
-    gc.freeze()
+    gc.freeze()                                      # a collection of all packages' objects takes .5 s amid the timing
     send(begins=True)
     value = function(*args)
     sys.stdout.flush(), sys.stderr.flush()
     send(value=plain_record(value))
 
 # %% ../nbs/26_process.ipynb #3f80d585
-def pick_start_method(
-    name=None, # 'forkserver', 'spawn', or None for the first of them that this system has
-)->str:
-    "How fresh processes are made"
+def pick_start_method(name=None)->str:
+    "How fresh processes are made: 'forkserver', 'spawn', or by default the first of them that this system has"
     there = [o for o in ('forkserver', 'spawn') if o in get_all_start_methods()]
     return there[0] if name is None else one_of('start method', name, there)
 
@@ -96,16 +92,13 @@ def _own_start():
         if safe is None: del os.environ['PYTHONSAFEPATH']
         else: os.environ['PYTHONSAFEPATH'] = safe
 
-def start_server(
-    start_method=None, # As `pick_start_method` takes it
-):
-    "Start the server of fresh processes, which then loads its packages while you do something else; does nothing if it runs"
+def start_server(start_method=None):
+    "Start the server of fresh processes, which loads its packages while you do something else; does nothing if it runs"
     if pick_start_method(start_method)!='forkserver': return
     from multiprocessing import forkserver
     get_context('forkserver').set_forkserver_preload(['gpubench.sweep'])
     in_main = threading.current_thread() is threading.main_thread()
-    # the server inherits it, or Ctrl-C would end it
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None   # which the server inherits
     try:
         with _own_start(): forkserver.ensure_running()
     finally:
@@ -119,17 +112,13 @@ class Fresh:
     fault:dict|None     # `status` ('killed' or 'timeout') and `error`, or None
     process_s:float     # Seconds from asking for the process until the call began there; NaN if it never did
 
-def pack(
-    function:Callable, # Also one that a notebook or script defines
-    *args,             # Its arguments
-)->bytes:
-    "A call as bytes, or a `ValueError` where it cannot travel to another process"
+def pack(function:Callable, *args)->bytes:
+    "A call as bytes, also of a function that a notebook defines; a `ValueError` where it cannot travel to a process"
     import cloudpickle
     try: return cloudpickle.dumps((function, args))
-    except Exception as e:                           # whatever an object's own code raises
-        raise ValueError(
-            f"This cannot be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, generators and "
-            "the like out of the function and its values, or use isolate=False to run in this process.") from None
+    except Exception as e: raise ValueError(         # whatever an object's own code raises
+        f"This cannot be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, generators and "
+        "the like out of the function and its values, or use isolate=False to run in this process.") from None
 
 def _end(process):
     "End a process with all that it started"
@@ -139,9 +128,9 @@ def _end(process):
     except (OSError, AttributeError): process.kill() # it is not alone in its group yet, or the system has no groups
     process.join(10)
 
-_DEATH_HINTS = dict(SIGKILL=" If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it.",
-    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or with --ipc=host, or use "
-           "n_workers=0.",
+_DEATH_HINTS = dict(
+    SIGKILL=" If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it.",
+    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or --ipc=host, or use n_workers=0.",
     SIGSEGV=" A library crashed: n_workers=0 or other versions may help.")
 
 def _how_it_died(code):
@@ -160,11 +149,8 @@ class Stopped(KeyboardInterrupt):
 
 class StopSignals:
     """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; those of the next 10 s are the same request again.
-    Other handlers stay, as do `nohup`'s"""
-    def __init__(self,
-        anywhere:bool=True,          # False: only in a `listening` block, or at the next one
-        clock:Callable=perf_counter, # Returns seconds; tests pass their own
-    ):
+    Unless `anywhere`, only in a `listening` block or at the next one. Other handlers stay, as do `nohup`'s"""
+    def __init__(self, anywhere:bool=True, clock:Callable=perf_counter):
         self.open = self.anywhere = anywhere
         self.clock, self.last, self.asked = clock, float('-inf'), None
     def __enter__(self):
@@ -195,10 +181,8 @@ class StopSignals:
         finally: self.open = self.anywhere
 
 # %% ../nbs/26_process.ipynb #26f918e2
-def can_redraw(
-    file, # Such as `sys.stderr`; None where that is closed
-)->bool:
-    "Is it a notebook's output, or a terminal with a size, so that a bar can be drawn there?"
+def can_redraw(file)->bool:
+    "Can a bar be drawn there, on a notebook's output or a terminal with a size? None is a closed `sys.stderr`"
     try: return file.isatty() and 0 not in os.get_terminal_size(file.fileno()) or hasattr(file, 'pub_thread')
     except (AttributeError, ValueError, OSError): return hasattr(file, 'pub_thread')
 
@@ -207,8 +191,7 @@ def _listen(line, process, start, timeout_s, signals):
     "What the process sends until it has a result, dies or takes too long, and when its call began"
     begun, sources = float('nan'), [line, process.sentinel]
     while True:
-        # asked before the line is, so that last words are heard
-        alive, left = process.is_alive(), start+timeout_s-perf_counter()
+        alive, left = process.is_alive(), start+timeout_s-perf_counter()    # before the line is: last words are heard
         with signals.listening(): wait(sources, min(max(left, 0), .5) if alive else 0)
         try: words = json.loads(line.recv_bytes()) if line.poll() else {}
         except (EOFError, OSError): words, sources = {}, [process.sentinel]
@@ -217,13 +200,6 @@ def _listen(line, process, start, timeout_s, signals):
         elif not alive: return dict(fault=dict(status='killed', error=_how_it_died(process.exitcode))), begun
         elif left<=0: return dict(fault=dict(status='timeout',
             error=f'The visit took longer than timeout_s={timeout_s:g} s and was stopped.')), begun
-
-def check_timeout(
-    timeout_s, # Seconds
-):
-    "A `ValueError` unless it is a number above 0"
-    if not (is_number(timeout_s) and timeout_s>0):
-        raise ValueError(f"timeout_s is {timeout_s!r}, but it has to be a number of seconds above 0.")
 
 def run_fresh(
     job:bytes,               # As `pack` makes it; the function returns a dict
@@ -258,9 +234,7 @@ def run_fresh(
 USER_ID = getattr(os, 'getuid', lambda: 0)()         # Windows has none
 
 # %% ../nbs/26_process.ipynb #e5d280a3
-def lock_name(
-    device:str, # As a trial names it, or whatever a function of your own understands
-)->str: # For a file
+def lock_name(device:str)->str: # For a file
     "What the lock of a device is called: the same for one GPU whatever CUDA_VISIBLE_DEVICES calls it"
     try: device = pick_device(device)
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
@@ -269,9 +243,7 @@ def lock_name(
     return f"gpu-{getattr(torch.cuda.get_device_properties(device), 'uuid', None) or device.index or 0}"
 
 # %% ../nbs/26_process.ipynb #b9ad1478
-def locks_folder(
-    root=None, # Where it lies; the system's folder for temporary files by default
-)->Path:
+def locks_folder(root=None)->Path: # In `root`, by default the system's folder for temporary files
     "The folder of the locks: GPUBENCH_LOCKS if that is set, else one that all users share, else one of our own"
     asked, root = os.environ.get('GPUBENCH_LOCKS'), Path(root or tempfile.gettempdir())
     for path in [Path(asked)] if asked else [root/'gpubench-locks', root/f'gpubench-locks-{USER_ID}']:
@@ -281,8 +253,7 @@ def locks_folder(
                 path.chmod(0o1777)                   # all may add files; only their owners remove them
             there = path.lstat()                     # of a link itself, which may point anywhere
             ours = there.st_uid==USER_ID and S_ISDIR(there.st_mode)
-            if ours and not asked:
-                path.chmod(0o1777)                       # an older gpubench made it without the sticky bit
+            if ours and not asked: path.chmod(0o1777)    # an older gpubench made it without the sticky bit
             if (asked or ours or there.st_mode & S_ISVTX) and os.access(path, os.W_OK | os.X_OK): return path
     raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder that you can write to.")
 
@@ -290,7 +261,7 @@ def locks_folder(
 HOLDER = 'GPUBENCH_HOLDER'   # environment variable: the process that holds locks for those that it started
 
 def this_process()->str: # For that variable
-    "Number and machine: containers that share their locks count their processes each for itself, so several have a number 7"
+    "Number and machine: containers that share their locks each count their own processes, so several have a number 7"
     return f'{os.getpid()} on {platform.node()}'
 
 # %% ../nbs/26_process.ipynb #82c17c81
@@ -304,38 +275,35 @@ def _holder(folder, name):
 
 def _refusal(device, o):
     "The message for the second on a device"
-    where = '' if o.get('host', platform.node())==platform.node() else f" on {o['host']}"
-    process = f"process {o.get('pid')}{where}"
+    host = o.get('host', platform.node())
+    process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
-    return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would slow each "
-            f"other "
-            f"and measure neither. Wait for it, end {process if o else 'that process'}, or use another device.")
+    return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would measure "
+            f"neither. Wait for it, end {process if o else 'that process'}, or use another device.")
 
 @contextmanager
 def device_locks(
-    devices, # Their names
-    out=None,# Where the records go, for whoever meets the lock
+    devices,      # Their names
+    out=None,     # Where the records go, for whoever meets the lock
     what='sweep', # What is under way, for the same
 ):
     "Hold the locks of all `devices`, or a `RuntimeError` that names who has one"
     from filelock import FileLock, Timeout
     folder = locks_folder()
-    # whoever meets the lock learns which device
-    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}
+    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}     # a message names the device
     us = dict(pid=os.getpid(), host=platform.node(), since=datetime.now().isoformat(' ', 'seconds'),
               out=str(out or 'memory only'), what=what)
     with ExitStack() as held:
         for name,device in sorted(names.items()):
-            lock, about = FileLock(folder/f'{name}.lock', timeout=0, mode=0o666,
-                                   thread_local=False), folder/f'{name}.{USER_ID}.json'
-            try: held.enter_context(lock)
+            about = folder/f'{name}.{USER_ID}.json'
+            try: held.enter_context(FileLock(folder/f'{name}.lock', timeout=0, mode=0o666, thread_local=False))
             except Timeout:
                 holder = _holder(folder, name)
                 if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue   # for us
                 raise RuntimeError(_refusal(device, holder)) from None
             except OSError as e:
                 raise RuntimeError(f"The lock {folder/name}.lock cannot be used ({e.strerror or e}). Remove it, or set "
-                                                    "GPUBENCH_LOCKS to a folder of your own.") from None
+                                   "GPUBENCH_LOCKS to a folder of your own.") from None
             with suppress(OSError):                  # then the message knows less
                 about.unlink(missing_ok=True)
                 with about.open('x') as f: json.dump(us, f)    # a new file: no link of somebody else's is followed

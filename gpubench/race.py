@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .core import check_whole, is_number
+from .core import check_value, check_whole, is_number
 from .record import records_path
 from .stats import Interval
 from .curves import best_batch
@@ -22,16 +22,11 @@ from .trial import Trial, epoch_ms, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
-def pick_finalists(
-    rates:dict,       # Batch size -> images a second, of one coarse visit each; NaN where it failed
-    tolerance:float,  # How far below the fastest is as good, a fraction
-    most:int=3,       # Finalists
-    noise:float=.05,  # How well a coarse visit is known, a fraction
-)->list: # Batch sizes, ascending
-    "The sizes worth a closer look: the fastest ones, and the smallest that can still be as good"
+def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes, ascending
+    "The sizes worth a closer look: the fastest ones, and the smallest that can still be as good, visits known to 5 %"
     ranked = sorted((o for o in rates if rates[o]==rates[o]), key=lambda o: -rates[o])
     if len(ranked)<=most: return sorted(ranked)
-    smallest = min(o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-noise))
+    smallest = min(o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-.05))
     return sorted(ranked[:most] if smallest in ranked[:most] else [*ranked[:most-1], smallest])
 
 # %% ../nbs/28_race.ipynb #f92ba320
@@ -54,8 +49,8 @@ class _Race:
     "What both stages of a race share"
     def __init__(self, trial, sizes, tolerance):
         self.trial, self.tolerance, sizes = trial, tolerance, [o['bs'] for o in grid(bs=sizes)]
-        if not sizes or any(not is_number(o, whole=True) or o<1 for o in sizes): raise ValueError(
-            f"sizes is {sizes!r}, but it has to be a list of whole numbers above 0, such as [16, 64, 256].")
+        check_value('sizes', sizes, sizes and all(is_number(o, whole=True) and o>=1 for o in sizes),
+                    'a list of whole numbers above 0, such as [16, 64, 256]')
         self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
         self.n_train = len(self.images.split()[0])
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
@@ -84,17 +79,14 @@ class _Race:
 
     def left_out(self, df):
         "Which sizes were not timed, or not in all visits, and why; a space before each sentence"
-        words = ''
-        for bs,rows in df.groupby('bs'):
-            bad = rows[rows.rate.isna()]
-            if not len(bad): continue
-            how = 'has no time' if len(bad)==len(rows) else f'failed in {len(bad)} of {len(rows)} visits'
+        words, n = '', df.bs.value_counts()
+        for bs,bad in df[df.rate.isna()].groupby('bs'):
+            how = 'has no time' if len(bad)==n[bs] else f'failed in {len(bad)} of {n[bs]} visits'
             why = next(iter(bad.error.dropna()), f"its record lacks one of {', '.join(_PARTS)}")
             why = why.split('\n')[0].split('. ')[0].rstrip('. :')
             words += f" Batch {bs} {how}: {why if len(why)<=120 else why[:120]+' …'}."
-        if not self.too_large: return words
         sizes = ', '.join(map(str, self.too_large))
-        return f"{words} Larger than the {self.n_train} training images, so not tried: {sizes}."
+        return words + f" Larger than the {self.n_train} training images, so not tried: {sizes}."*bool(sizes)
 
     def comparison(self, df, bs, fastest, ratio):
         "How the answer compares with the fastest and with the smaller sizes"
@@ -141,14 +133,12 @@ def find_best_bs(
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # With `RuntimeError` where no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
-    def expect(name, value, is_fit, wanted):
-        if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
-    expect('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
-    expect('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
+    check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
+    check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     check_whole('finalists', finalists, 2)
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
-        expect(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
+        check_value(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
     if out is not None: records_path(out)            # which refuses what is no place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # %% ../nbs/01_record.ipynb #3e6d20c4
-KINDS = 'about', 'setting', 'machine', 'measured'
-
 UNITS = dict( # end of a field's name -> unit; an end that holds another comes first
     _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction', _mhz='MHz',
     _c='°C')
@@ -29,7 +27,7 @@ class Field:
     name:str            # As in the record; a measured quantity ends in its unit
     kind:str            # 'about' the visit, 'setting' of its trial, 'machine' or 'measured'
     label:str=''        # On an axis, without the unit
-    heading:str=''      # Of its column in the report's tables, without the unit, or of its row in the machine's table; none if empty
+    heading:str=''      # Of its column in the report's tables, without the unit, or row in the machine's; none if empty
     meaning:str=''      # In the glossary; not listed if empty
     table:str='results' # Of the report, where it has a heading: 'results', 'costs' or 'phases'
     wording:str|tuple='' # Of a setting's value in a legend: '{} workers', or one text each for False and True
@@ -89,31 +87,27 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('omp_wait_policy', 'machine', heading='OMP_WAIT_POLICY', dtype=str),
     # the time of an epoch and of a step
     Field('epoch_s', 'measured', 'training part of an epoch', 'epoch', meaning=
-          'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, '
-          'and its end. '
-          'It leaves out the warm-up and the validation. Records of an older gpubench hold the time of whole epochs.'),
+          'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, and '
+          'its end, without warm-up and validation. Records of an older gpubench hold the time of whole epochs.'),
     Field('epoch_whole_s', 'measured', 'training part of a whole epoch'), Field('epoch_check_frac', 'measured'),
     Field('images_per_s', 'measured', 'images', 'images'),
     Field('step_ms', 'measured', 'one step', 'step', meaning=
-          'Median of the steady steps. The first batch of each epoch is kept apart, because the loader starts once an '
-          'epoch.'),
+          'Median of the steady steps. The first batch of an epoch is kept apart: the loader starts once an epoch.'),
     *_fields('measured', 'step_lo_ms step_hi_ms step_level step_mean_ms'),
     Field('half_width_frac', 'measured', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_timed_epochs n_warmup_steps n_opt_steps', int),
     *_fields('measured', 'not_steady not_tight', bool),
     Field('n_images', 'measured', heading='images trained', dtype=int, meaning=
           'How many of the training images an epoch really used. fastai drops a last batch that is not full, so large '
-          'batches leave '
-          'more out. A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. Images per '
-          'second stay comparable.'),
+          'batches leave more out. A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. '
+          'Images per second stay comparable.'),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
     Field('first_batch_ms', 'measured', 'first batch of an epoch', 'first batch'),
     Field('closing_ms', 'measured', 'end of an epoch after its last step'), Field('valid_s', 'measured'),
     # the phases of a step, in their order; together they are `step_ms`
     Field('wait_ms', 'measured', 'waiting for data in a step', 'wait for data', table='phases'),
-    *[Field(f'{o}_ms', 'measured', heading=h, table='phases') for o,
-      h in dict(copy='copy', transform='transforms', forward='forward',
-      loss='loss', backward='backward', optimizer='optimizer', other='other').items()],
+    *[Field(f'{o}_ms', 'measured', heading='transforms' if o=='transform' else o, table='phases')
+      for o in 'copy transform forward loss backward optimizer other'.split()],
     # what it learned
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
           'Share of held-out images recognized after the last epoch, the median over visits.'),
@@ -121,28 +115,23 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('dtype_seen', 'measured', dtype=str), Field('n_workers_seen', 'measured', dtype=int),
     Field('channels_last_seen', 'measured', dtype=bool),
     # memory
-    Field('peak_allocated_mib', 'measured', heading='allocated',
-          meaning='The most GPU memory that tensors held at once.'),
+    Field('peak_allocated_mib', 'measured', heading='allocated', meaning='Most GPU memory that tensors held at once.'),
     Field('peak_reserved_mib', 'measured', heading='reserved', meaning='The most GPU memory that torch kept for them.'),
     Field('device_used_mib', 'measured', heading='on device',
           meaning='GPU memory in use as the driver reports it, other programs included.'),
     # what the monitor saw
     *_fields('measured', 'temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib '
-                         'temperature_end_c '
-             'monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j '
-             'mem_util_mean_frac power_capped_frac '
-             'energy_epoch_j cpu_energy_epoch_j energy_j_per_image cpu_energy_j_per_image energy_train_j '
-             'cpu_energy_train_j cpu_energy_error_j '
-             'cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s '
-             'monitor_n_samples '
+             'temperature_end_c monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j '
+             'cpu_energy_j mem_util_mean_frac power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image '
+             'cpu_energy_j_per_image energy_train_j cpu_energy_train_j cpu_energy_error_j cpu_mean_frac '
+             'process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s monitor_n_samples '
              'monitor_interval_s monitor_n_images monitor_cost_frac'),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source cpu_energy_source throttle_seen monitor_note', str),
     Field('epoch_j', 'measured', 'energy of an epoch', 'epoch', table='costs', meaning=
           'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training went on after '
-          'the timing. An epoch is the '
-          'energy per image times its images, without validation. A GPU is compared with a CPU by the energy of both '
-          'together, where both could be read.'),
+          'the timing. An epoch is the energy per image times its images, without validation. A GPU is compared with '
+          'a CPU by the energy of both together, where both could be read.'),
     Field('image_j', 'measured', 'energy of an image', 'image', table='costs'),
     Field('beside_image_j', 'measured', 'energy of the CPU for an image', 'CPU, image', table='costs'),
     Field('power_mean_w', 'measured', heading='power', table='costs'),
@@ -154,21 +143,16 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     # what labs measure
     Field('memory_mib', 'measured', 'GPU memory'), Field('goal_steps', 'measured', 'steps to the goal', dtype=int)]}
 
-# of a step, in order -> name; together they are `step_ms`
-PHASE_NAMES = {o.name: o.heading for o in FIELDS.values() if o.table=='phases'}
+PHASE_NAMES = {o.name: o.heading for o in FIELDS.values() if o.table=='phases'}   # in order; their sum is `step_ms`
 
-def field(
-    name:str, # Of a column
-)->Field: # One made from the name alone where none is declared
-    "The field that a column holds"
+def field(name:str)->Field:
+    "The field that a column holds, made from the name alone where none is declared"
     return FIELDS.get(name) or Field(name, 'measured')
 
 # %% ../nbs/01_record.ipynb #a12aac23
 SCHEMA_VERSION = 3   # raised when a field changes its meaning
 
-def plain_record(
-    record:dict, # Whatever a visit found
-)->dict: # Numbers, strings, booleans, None, and dicts and lists of these; NaN and infinity are None
+def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts and lists; NaN and infinity are None
     "A record as its line of JSON gives it back"
     def plain(x):
         if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
@@ -179,16 +163,12 @@ def plain_record(
         return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
     return plain(dict(record))
 
-def measure_key(
-    measure, # The `measure` of a record: how it was measured, a dict
-)->str:
-    "One line of JSON, to group by and to compare; '' where it is not known"
+def measure_key(measure)->str:
+    "The `measure` of a record as one line of JSON, to group by and to compare; '' where it is not known"
     return json.dumps(measure, sort_keys=True) if isinstance(measure, dict) else ''
 
-def records_path(
-    path, # A file of records, or the folder of a run
-)->Path:
-    "`records.jsonl` below a folder, or the file itself"
+def records_path(path)->Path:
+    "`records.jsonl` below the folder of a run, or a file of records itself"
     if not isinstance(path, (str, os.PathLike)):
         raise ValueError(f"{path!r} is no place for records. Use a folder, or a file that ends in .jsonl.")
     path = Path(path)
@@ -196,7 +176,7 @@ def records_path(
 
 # %% ../nbs/01_record.ipynb #b12fb302
 def _open_locked(path):
-    "The file at `path`, to be read and added to, locked until it is closed; unbuffered, since a buffer would write again on closing"
+    "The file at `path`, to read and add to, locked until closed; unbuffered, since closing would write a buffer again"
     while True:
         f = open(path, 'ab+', buffering=0)
         try:
@@ -218,14 +198,10 @@ def _add_all(f, data):
         f.truncate(size)
         raise
 
-def append_record(
-    path,        # A file that ends in .jsonl, or a folder, made if missing
-    record:dict, # As `plain_record` takes it
-):
-    "Add one line to the records and have it on the disk before returning; on an OSError the file is as before"
+def append_record(path, record:dict):
+    "Add one line to the records at `records_path(path)` and have it on the disk; on an OSError the file is as before"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # a file's name may be no text
+    path.parent.mkdir(parents=True, exist_ok=True)       # below: a file's name may be no text
     line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode('utf-8', 'backslashreplace')
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
@@ -233,31 +209,23 @@ def append_record(
         _add_all(f, b'\n'*torn + line + b'\n')       # a torn line stays alone
 
 # %% ../nbs/01_record.ipynb #f0cf1458
-# what somebody names a file who expects no folder
-OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()
+_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()  # no folder's name
 
-# %% ../nbs/01_record.ipynb #20a29831
-def check_writable(
-    path, # A folder for records, or a file that ends in .jsonl
-)->Path: # The file of the records; its folder exists
+def check_writable(path)->Path: # The file of the records; its folder exists
     "Raise, with what to do, where records could not be added at `path`"
     path, asked = records_path(path), Path(path)
-    use = "Use a folder, which need not exist yet, or a file that ends in .jsonl."
     try:
         file = next((o for o in (path, *path.parents) if o.is_file()), path)
-        if file!=path:
-            raise ValueError(f"Records cannot go to {str(asked)!r}, because {str(file)!r} is a file of another kind. "
-                             f"{use}")
-        if path.is_dir():
-            raise ValueError(f"Records cannot go to {str(asked)!r}, which is a folder with a file's name. {use}")
-        if asked.suffix.lower() in OTHER_FILES and not asked.is_dir():
-            raise ValueError(f"Records are lines of JSON, so {str(asked)!r} is the wrong kind of file. {use}")
+        why = (f'{str(file)!r} is a file of another kind' if file!=path else
+               "it is a folder with a file's name" if path.is_dir() else
+               'it is the wrong kind of file' if asked.suffix.lower() in _OTHER_FILES and not asked.is_dir() else '')
+        if why: raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
+                                 "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f:
-            _add_all(f, bytes(2**14))   # some records' worth
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
         if path.exists(): open(path, 'ab').close()
-    except OSError as e: raise RuntimeError(f"Records cannot be written to {path}: {e.strerror or e}. "
-                                            "Free some space there or name another folder; nothing was measured yet.") from None
+    except OSError as e: raise RuntimeError(f"Records cannot be written to {path} ({e.strerror or e}). Free some space "
+                                            "there or name another folder; nothing was measured yet.") from None
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd
@@ -293,46 +261,33 @@ def _upgrade(row):
     new = row | dict(schema=SCHEMA_VERSION)
     if row['schema']==1 and 'epoch_s' in row:
         new.setdefault('epoch_whole_s', row['epoch_s'])  # it was the wall time of the whole epoch
-    if isinstance(row.get('measure'), str):
-        # JSON within JSON, up to schema 2
+    if isinstance(row.get('measure'), str):                # JSON within JSON, up to schema 2
         new['measure'] = _parse(row['measure'])
-        if not set(row) & {'loader', 'n_workers'}:
-            # from a function of somebody's own
-            # its arguments came first
+        if not set(row) & {'loader', 'n_workers'}:         # from a function of a user's own, whose arguments came first
             before = list(row)[:list(row).index('trial_id')] if 'trial_id' in row else []
             new['settings'] = [o for o in before if o not in FIELDS]
     return new
 
-def record_rows(
-    path, # A file of records, or the folder of a run
-)->list[dict]: # One a visit, in the order in which they were written
-    "The records of a run as dicts, torn lines set aside"
+def record_rows(path)->list[dict]: # One a visit, in the order in which they were written
+    "The records of a file or of the folder of a run as dicts, torn lines set aside"
     path = records_path(path)
-    if not path.exists():
-        raise RuntimeError(f"There are no records in {path}. Run `gpubench run` or a sweep with "
-                           f"out={str(path.parent)!r} first.")
+    if not path.exists(): raise RuntimeError(
+        f"There are no records in {path}. Run `gpubench run` or a sweep with out={str(path.parent)!r} first.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
     if len(rows)<len(found):
-        where = 'left out'
-        try:
-            _set_torn_aside(path)
-            where = f"set aside in {path.name}.torn"
-        except OSError: pass                                               # a read-only folder: still readable
-        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} records are "
-                      f"whole.", stacklevel=3)
-    odd = sorted({str(o.get('schema')) for o in rows if o.get('schema') not in [*range(1, SCHEMA_VERSION+1)]
-                  or o['schema'] is True})
-    if odd:
-        raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}; this gpubench reads schemas 1 to "
-                           f"{SCHEMA_VERSION}. " + (
-        "Update gpubench." if all(o.isdigit() for o in odd)
-        else "They are damaged or another program's; move them away."))
+        where = f'set aside in {path.name}.torn'
+        try: _set_torn_aside(path)
+        except OSError: where = 'left out'                                 # a read-only folder: still readable
+        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
+                      stacklevel=3)
+    known = {*map(str, range(1, SCHEMA_VERSION+1))}
+    odd = sorted({json.dumps(o.get('schema')) for o in rows}-known)
+    todo = 'Update gpubench' if all(map(str.isdigit, odd)) else "They are damaged or another program's; move them away"
+    if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not 1 to {SCHEMA_VERSION}. {todo}.")
     return [_upgrade(o) for o in rows]
 
-def read_records(
-    path, # A file of records, or the folder of a run
-)->'pd.DataFrame': # One row a visit; NaN or None where nothing was measured
-    "The records of a run as a tidy frame"
+def read_records(path)->'pd.DataFrame': # One row a visit; NaN or None where nothing was measured
+    "`record_rows` as a tidy frame"
     import pandas as pd
     return pd.DataFrame(record_rows(path))

@@ -9,7 +9,7 @@ __all__ = ['Interval', 'check_level', 'median_ci', 'is_tight', 'next_look', 'rat
 import math
 import reprlib
 from dataclasses import dataclass
-from .core import is_number
+from .core import check_value, is_number
 from .record import measure_key
 import numpy as np
 from scipy import stats as sps
@@ -27,9 +27,7 @@ class Interval:
         "Is `value` compatible with what was measured?"
         return not (value<self.lo or value>self.hi)
 
-    def is_distinct(self,
-        value:float=1., # What to tell it from; 1 for a ratio
-    )->bool:
+    def is_distinct(self, value:float=1.)->bool:
         "Is there an interval, and does it leave `value` out?"
         return not (math.isnan(self.lo) or self.holds(value))
 
@@ -46,12 +44,8 @@ class Interval:
         return f'{self.mid:.3g} ({self.lo:.3g} to {self.hi:.3g}, {self.level:.0%})'
 
 # %% ../nbs/02_stats.ipynb #0832f34b
-def check_level(
-    level, # Of an interval
-):
-    "A `ValueError` unless it is a fraction, such as .95"
-    if is_number(level) and 0<level<1: return
-    raise ValueError(f"level is {level!r}, but it has to be a fraction between 0 and 1, such as .95 for 95 %.")
+def check_level(level):
+    check_value('level', level, is_number(level) and 0<level<1, 'a fraction between 0 and 1, such as .95 for 95 %')
 
 def _finite(x, name='x'):
     try: x = np.asarray(x, float).ravel()
@@ -70,7 +64,7 @@ def median_ci(
     x,               # Values, in any unit; NaN is left out
     level:float=.95, # The coverage wanted
 )->Interval: # `level` is what so many values really attain
-    "Median with an interval from order statistics (David & Nagaraja, Order Statistics, 2003, §7.1; Hoefler & Belli, SC 2015)"
+    "Median with an interval from order statistics (David & Nagaraja, Order Statistics, 2003, §7.1)"
     check_level(level)
     x = np.sort(_finite(x))
     if len(x)==0: return Interval(math.nan, math.nan, math.nan, 0.)
@@ -79,23 +73,15 @@ def median_ci(
     return Interval(float(np.median(x)), float(x[k-1]), float(x[-k]), attained)
 
 # %% ../nbs/02_stats.ipynb #a717cd4f
-def is_tight(
-    x,                     # Values so far, in any unit
-    half_width_frac:float, # How narrow, as a fraction of the median: .01 or .05
-    level:float=.95,       # The coverage that has to be attained
-)->bool:
-    "Does the interval of the median reach both its level and its half width?"
-    i = median_ci(x, level)
-    return bool(i.level>=level and i.half_width_frac<=half_width_frac)
+def is_tight(x, half_width_frac:float)->bool:
+    "Does the interval of the median attain 95 %, and is it so narrow as a fraction of the median, such as .01?"
+    i = median_ci(x)
+    return bool(i.level>=.95 and i.half_width_frac<=half_width_frac)
 
 # %% ../nbs/02_stats.ipynb #e34355f9
-def next_look(
-    n:int,           # Values at the last look; 0 before the first
-    level:float=.95, # As `is_tight` takes it
-)->int: # Values
-    "How many values to have before `is_tight` is asked again: half as many again"
-    fewest = math.ceil(1-math.log2(1-level)-1e-9)    # smallest to largest of n values covers 1-2**(1-n)
-    return max(fewest, math.ceil(1.5*n))
+def next_look(n:int)->int:
+    "How many values to have before `is_tight` is asked again, after a look at `n`: half as many again, six at first"
+    return max(6, math.ceil(1.5*n))  # the smallest to the largest of n values covers 1-2**(1-n), so six attain 95 %
 
 # %% ../nbs/02_stats.ipynb #1beadd9f
 def ratio_ci(
@@ -103,12 +89,11 @@ def ratio_ci(
     b,               # The medians of the other side's visits, in the same unit
     level:float=.95, # The coverage wanted
 )->Interval: # Of a/b; no interval with fewer than two visits on a side
-    "a/b with an interval: Welch's t (1947) on the logarithms of visit medians (Kalibera & Jones, ISMM 2013, compare visits)"
+    "a/b with an interval: Welch's t (1947) on the logarithms of visits' medians (Kalibera & Jones, ISMM 2013)"
     check_level(level)
     def logs(x, name):
         x = np.sort(_finite(x, name))
-        if len(x)==0:
-            raise ValueError(f"`{name}` holds no finite value, so there is no ratio. Give the medians of its visits.")
+        if not len(x): raise ValueError(f"`{name}` holds no finite value. Give the medians of its visits.")
         if x[0]<=0: raise ValueError(f"`{name}` holds {x[0]:g}; a ratio of times needs values above 0.")
         return np.log(x)
     a, b = logs(a, 'a'), logs(b, 'b')
@@ -121,44 +106,39 @@ def ratio_ci(
 
 # %% ../nbs/02_stats.ipynb #3dc910e3
 def compare_words(
-    ratio:Interval,                # As `ratio_ci` gives it
-    faster:str='faster',           # What it means to lie above 1
-    slower:str='slower',           # Below 1
-    same:str='not distinguishable', # The interval holds 1
-    unknown:str='no interval',     # Fewer than two visits on a side
-)->str: # One of the four
-    "What a ratio says, in words"
-    if math.isnan(ratio.lo): return unknown
-    return same if not ratio.is_distinct(1.) else faster if ratio.mid>1 else slower
+    ratio:Interval,       # As `ratio_ci` gives it
+    faster:str='faster',  # What it means to lie above 1
+    slower:str='slower',  # Below 1
+)->str: # One of these, 'not distinguishable' where the interval holds 1, or 'no interval'
+    "A ratio in words"
+    if math.isnan(ratio.lo): return 'no interval'
+    return 'not distinguishable' if not ratio.is_distinct(1.) else faster if ratio.mid>1 else slower
 
 # %% ../nbs/02_stats.ipynb #f3fc80e7
 def aa_pairs(
-    df,              # Records to count, one row a visit: `trial_id`, `machine`, `twin`, `step_ms` or `epoch_s`; `measure`, if known
+    df,              # Records to count: `trial_id`, `machine`, `twin`, `step_ms` or `epoch_s`; `measure`, if known
     level:float=.95, # Of the intervals
-)->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None where a side has no time
+)->list: # For each pair its rows and an `Interval`, the twin's times over its sibling's; None where a side has no time
     "The A/A pairs in these records, and the ratios that should be 1"
     if not {'trial_id', 'machine', 'twin'}<=set(df): return []
     def ratio(rows):
         time = next((o for o in ('step_ms', 'epoch_s') if o in rows and rows[o].notna().any()), None)
         if time is None: return None
-        a, b = (x[x>0] for x in (_finite(rows[time][rows.twin.eq(o)]) for o in (True, False)))
+        a, b = (x[x>0] for x in (_finite(rows[time][rows.twin.eq(True)==o]) for o in (True, False)))
         return ratio_ci(a, b, level) if len(a) and len(b) else None
     df = df[df.trial_id.notna() & df.machine.notna()]
     alike = ['trial_id', 'machine']
     if 'measure' in df: alike.append(df.measure.map(lambda o: measure_key(o) if isinstance(o, dict) else o))
     each = [o for _,o in df.groupby(alike, dropna=False)]
-    return [(o, ratio(o.assign(twin=o.twin.eq(True)))) for o in each if o.twin.eq(True).any()]
+    return [(o, ratio(o)) for o in each if o.twin.eq(True).any()]
 
 # %% ../nbs/02_stats.ipynb #e9e6e5c7
 def is_steady(
-    x,                    # Step times in the order in which they were taken
-    level:float=.8,       # How sure to be of a drift before it counts
-    tolerance:float=.01,  # A drift over the window below this fraction of the median never counts
-    min_n:int=8,          # Fewer values than this prove nothing
+    x,              # Step times in the order in which they were taken
+    level:float=.8, # How sure to be of a drift before it counts
 )->bool:
-    "Do the values drift no more than their noise? (slope by Theil 1950 and Sen 1968)"
-    check_level(level)
+    "Do eight values or more drift no more than their noise, or than 1 % of their median? (slope: Theil 1950, Sen 1968)"
     x = _finite(x)
-    if len(x)<min_n: return False
+    if len(x)<8: return False
     slope, _, lo, hi = sps.theilslopes(x, alpha=level)
-    return bool(lo<=0<=hi or abs(slope)*(len(x)-1) <= tolerance*abs(np.median(x)))
+    return bool(lo<=0<=hi or abs(slope)*(len(x)-1) <= .01*abs(np.median(x)))

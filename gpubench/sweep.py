@@ -32,27 +32,22 @@ except (ImportError, OSError) as e:
     raise ImportError(f"torch cannot be loaded ({e}). Run `gpubench doctor` to see what is wrong with it.") from e
 from tqdm.auto import tqdm
 
-from .core import describe_machine, free_memory, is_number, nearest, pick_device
-from .process import USER_ID, StopSignals, can_redraw, check_timeout, device_locks, pack, run_fresh, start_server
+from .core import check_value, describe_machine, free_memory, is_number, nearest, pick_device
+from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
 from .trial import Trial, about, check_found, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
-# of a field; a text or a dict is one value
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)
+_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # values; a text or a dict is one
 
-def plain_number(
-    v, # Anything
-):
+def plain_number(v):
     "A number of numpy's or torch's as Python's own; all else as it is"
     return v.item() if isinstance(v, (np.generic, np.ndarray, torch.Tensor)) and v.ndim==0 else v
 
 # %% ../nbs/27_sweep.ipynb #965ead74
-def grid(
-    **lists, # For each field one value or several: a list, a range, an array, a generator
-)->list[dict]: # One dict a combination, the last field varying fastest
-    "Every combination of the values"
+def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
+    "Every combination of the fields' values, each one value or several: a list, a range, an array, a generator"
     def listed(v): return v if isinstance(v, _SEVERAL) or getattr(v, 'ndim', 0) else [v]
     return [dict(zip(lists, map(plain_number, o))) for o in product(*map(listed, lists.values()))]
 
@@ -70,23 +65,18 @@ def plan(
     run:Callable=run_trial, # What runs a point
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; raises before anything runs where no point can be"
-    if not callable(run):
-        raise ValueError(f"run is {run!r}, but it has to be a function of a trial's fields that returns a dict.")
+    check_value('run', run, callable(run), "a function of a trial's fields that returns a dict")
     points = grid(**trials) if isinstance(trials, Mapping) else [trials] if isinstance(trials, Trial) else trials
-    if not isinstance(points, Iterable) or isinstance(points, str): raise ValueError(
-        f"trials is {trials!r}, but it has to be a list of trials or a dict of lists, such as dict(model=['lenet'], "
-        f"bs=[16, 64]).")
+    check_value('trials', trials, isinstance(points, Iterable) and not isinstance(points, str),
+                "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
     points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o for o in points]
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
     odd = [o for o in points if not isinstance(o, dict) and not (run is run_trial and isinstance(o, Trial))]
     if odd: raise ValueError(f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {odd[0]!r}.")
     if run is not run_trial:
         taken = sorted(_RESERVED & set().union(*points))
-        if taken:
-            raise ValueError(f"Every record has a field named {' and one named '.join(map(repr, taken))} already, so "
-                             f"a trial of "
-                                   "your own cannot. Rename the argument of your function.")
-        return points
+        if not taken: return points
+        raise ValueError(f"Every record has a field named {taken[0]!r} already. Rename the argument of your function.")
     points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
     for o in {o.device for o in points}: pick_device(o)      # a device that is missing stops the sweep at its start
     faults = [_why_not(o) for o in points]
@@ -101,35 +91,26 @@ def _identity(v):
     if isinstance(v := plain_number(v), (bool, int, float)): return v
     v = inspect.unwrap(v)                                    # such as what lru_cache made
     if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
-    try: source = [inspect.getsource(v)]
+    try: source = [inspect.getsource(v)]                     # a line of it may hold several lambdas
     except OSError: source = []                              # typed at a prompt
-    # a line may hold several
     if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
     closed = {k: o if isinstance(o, (bool, int, float, str, tuple, list, dict)) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
 
-def point_id(
-    run:Callable, # A function of a user's own
-    point:dict,   # What it is called with
-)->str: # 10 hexadecimal digits
-    "The same in every session, for 1 and 1., and for a list and a tuple; another for another function"
+def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
+    "The same in every session, for 1 and 1., and for a list and a tuple; another for another function of a user's own"
     text = re.sub(' at 0x[0-9a-fA-F]+', '', json.dumps([run, point], default=_identity, sort_keys=True))
     return hashlib.sha1(json.dumps(json.loads(text, parse_int=float)).encode()).hexdigest()[:10]
 
 # %% ../nbs/27_sweep.ipynb #12088644
-# CUDA, torch on Windows and Linux, numpy
-_OUT_OF_MEMORY = 'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate'
-
-_WORKER_HINT = "A worker process died. If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
-
-_ERROR_HINTS = { # part of a message, its type included -> what to do
-    'shared memory': "/dev/shm is too small for the workers: start the container with a larger --shm-size or with "
-                     "--ipc=host, or use n_workers=0.",
-    'unable to write to file </torch': "/dev/shm is full: start the container with a larger --shm-size or with "
-                                       "--ipc=host, or use n_workers=0.",
-    'exited unexpectedly': _WORKER_HINT, 'killed by signal': _WORKER_HINT,
-    'EOFError': _WORKER_HINT, 'ConnectionResetError': _WORKER_HINT}                                     # amid a batch
+_OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
+    'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
+_SHM_HINT = "/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, or use n_workers=0."
+_WORKER_HINT = "A worker process died. Perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
+_ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT} | dict.fromkeys(
+    # parts of a message, its type included; the last two come amid a batch
+    ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
 
 def _place(e):
     "` (file.py:12)`: where in the user's own code an error was raised; empty if nowhere there"
@@ -139,7 +120,7 @@ def _place(e):
            and not any(map(o.is_relative_to, libraries))]
     return ''.join(f' ({o.relative_to(here) if o.is_relative_to(here) else o}:{line})' for o,line in own[-1:])
 
-def _fault(e, most=1000):
+def _fault(e):
     "How a visit ended, in one short message with its type, a hint and the place in the user's code"
     text = str(e).split('\nException raised from')[0]       # the frames of C++
     if 'Traceback (most recent call last)' in text:          # those of a worker
@@ -150,7 +131,7 @@ def _fault(e, most=1000):
     text = text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
     oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
-    short = text if len(text)<=most else text[:most]+' …'
+    short = text if len(text)<=1000 else text[:1000]+' …'
     return dict(status='oom' if oom else 'skipped' if isinstance(e, ValueError) else 'error',
                 error=short + (f"{'' if text.endswith('.') else '.'} {hint}" if hint else '') + _place(e))
 
@@ -194,35 +175,45 @@ class Visit:
         written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
         lost = sorted(k for k,v in result.items() if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
-            f"The function returned {', '.join(lost)}, but a record has something else by "
-            f"{'those names' if lost[1:] else 'that name'}. "
-            "Rename what your function returns.")
+            f"The function returned {', '.join(lost)}, but a record has something else there. Rename what it returns.")
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
+    def run_once(self, measure, signals, isolate, timeout_s, start_method):
+        "Its record, measured in this process or in one of its own"
+        start, time_utc, process_s = perf_counter(), datetime.now(timezone.utc).isoformat(timespec='seconds'), None
+        if self.fault: result = dict(status='skipped', error=f'ValueError: {self.fault}')   # that needs no process
+        elif isolate:
+            fresh = run_fresh(pack(attempt, self.run, self.point, measure), timeout_s, start_method, signals)
+            result, process_s = fresh.fault or fresh.value, fresh.process_s
+        else:
+            with signals.listening(): result = plain_record(attempt(self.run, self.point, measure))
+        return self.record(dict(time_utc=time_utc) | result, process_s=process_s, visit_s=perf_counter()-start)
+
+def _about_own(run, point):
+    "What `trial.about` is for a trial: the part of a record that is known before a function of a user's own runs"
+    machine = describe_machine()
+    ids = dict(trial_id=point_id(run, point), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
+    return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
+
 def _planned(points, run, repeats, seed, i_twin, measure):
     "All visits in their order: rounds, each with every point once, shuffled anew; point `i_twin` twice"
-    rows, machine, each = [vars(o) if isinstance(o, Trial) else o for o in points], describe_machine(), []
-    machine['machine'] = machine.pop('fingerprint')
+    rows, options = [vars(o) if isinstance(o, Trial) else o for o in points], inspect.signature(run).parameters.values()
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
-    defaults = {k: o.default for k,o in inspect.signature(run).parameters.items() if o.default is not o.empty
-                and k!='trial'}
-    for point,row in zip(points, rows):
+    defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
+    def visit(point, row):
         fault = _why_not(point) if run is run_trial else ''
-        if run is run_trial: known = about(point if fault else resolve(point))
-        else:
-            known = point | dict(trial_id=point_id(run, point),
-                                 settings=[o for o in point if o not in FIELDS]) | machine
+        known = _about_own(run, point) if run is not run_trial else about(point if fault else resolve(point))
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         label = ' '.join(f'{k}={row.get(k)}' for k in varied)
-        each.append(Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual, fault))
+        return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual, fault)
+    each = [visit(*o) for o in zip(points, rows)]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../nbs/27_sweep.ipynb #e7ada6fd
-# what `retry_failed` runs again; out of memory would only happen again
-FAILED = 'error', 'skipped', 'killed', 'timeout'
+FAILED = 'error', 'skipped', 'killed', 'timeout'   # what `retry_failed` runs again; 'oom' would only happen again
 
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
@@ -236,11 +227,10 @@ class Records:
             self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
             rows = self._read()
         usual = {_key(o.about): o.usual for o in visits}
+        self.n = Counter()                                                           # the next visit's number
         for o in rows:
             o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})         # older ones lack some options
-        # the next visit's number
-        self.n = Counter()
-        for o in rows: self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
+            self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
     def _read(self):
@@ -252,12 +242,9 @@ class Records:
             self.spare.unlink()
             rows += back
         good = [o for o in rows if all(type(o.get(k)) in kinds for k,kinds in _IDENTITY.items()) and o['visit']>=0]
-        # a lab may keep other records in the same file
-        n_odd = sum('visit' in o for o in rows)-len(good)
-        if n_odd:
-            warnings.warn(f"{n_odd} records in {self.path} do not identify which visit of which trial they are. They "
-                          f"stay there "
-                                "and count for nothing.", stacklevel=4)
+        n_odd = sum('visit' in o for o in rows)-len(good)     # a lab may keep other records in the same file
+        if n_odd: warnings.warn(
+            f"{n_odd} records in {self.path} do not identify their trial and visit. They do not count.", stacklevel=4)
         return good
 
     def missing(self):
@@ -278,25 +265,19 @@ class Records:
         self.rows.append(row)
         if not self.path: return
         try: return append_record(self.path, row)
-        except OSError as e:
-            text = f"{self.path} cannot be written any more ({e.strerror or e}). All earlier visits are there; "
+        except OSError as e: why = f"{self.path} cannot be written ({e.strerror or e}). It has all earlier visits"
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, row)
-        except OSError:
-            raise RuntimeError(f"{text}the last one could not be saved anywhere, it is: {json.dumps(row)}") from None
-        raise RuntimeError(f"{text}the last one is in {self.spare}. Make room and call the same sweep again: it "
-                           f"fetches that record "
-                           "and goes on.")
+        except OSError: raise RuntimeError(f"{why}, but not the last one, which is: {json.dumps(row)}") from None
+        raise RuntimeError(f"{why}; the last one is in {self.spare}. Make room, and the same sweep goes on.")
 
     def print_resumed(self):
         "How many of the visits are there already, and which others are like them but do not count"
-        n, n_all, asked, other = len(self.missing()), len(self.visits), {_key(o.about): o.measure
-                                                                         for o in self.visits}, Counter()
-        if n<n_all:
-            print(f"{n_all-n} of {n_all} visits are in {self.out} already; "
-                  f"{f'{n} to go' if n else 'nothing is left to run'}.")
-        sources = {o.about.get('model'): o.about.get('model_source') for o in self.visits}
+        n, n_all, other, to_go = len(self.missing()), len(self.visits), Counter(), 'nothing is left to run'
+        if n<n_all: print(f"{n_all-n} of {n_all} visits are in {self.out} already; {f'{n} to go' if n else to_go}.")
+        asked = {_key(o.about): o.measure for o in self.visits}
+        sources = {o.about['model']: o.about['model_source'] for o in self.visits if o.run is run_trial}
         for row in self.rows:
             was, now, model = row['measure'], asked.get(_key(row), row['measure']), row.get('model')
             how = [f'{k}={was.get(k)} instead of {now.get(k)}' for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
@@ -304,55 +285,53 @@ class Records:
             elif sources.get(model) not in (None, row.get('model_source')):
                 other[f"of {model} in {self.out}", 'measured with another version of its source'] += 1
         for (of,how),k in other.items():
-            print(f"{k} visit{'s'*(k>1)} {of} {'were' if k>1 else 'was'} {how}. {'They stay' if k>1 else 'It stays'} "
-                  f"there and "
-                  f"{'do' if k>1 else 'does'} not count.")
+            were, stay = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
+            print(f"{k} visit{'s'*(k>1)} {of} {were} {how}. {stay} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
-def _with_progress(visits, shown=True, every_s=60):
-    "The visits one by one: with a bar, or where none can be drawn with a line at once and then now and then"
+def _with_progress(visits, shown=True):
+    "The visits one by one: with a bar, or where none can be drawn with a line at once and then once a minute"
     shown = shown and bool(visits)                           # where nothing is left, a sentence has told so
     bar = tqdm(visits, unit='visit') if shown and can_redraw(sys.stderr) else None
-    start = said = perf_counter()
+    start = shown_s = perf_counter()
     if shown and bar is None: print(f'{len(visits)} visits to go', file=sys.stderr, flush=True)
     for i,o in enumerate(visits if bar is None else bar):
         if bar is not None: bar.set_postfix_str(o.label)
-        elif shown and i and perf_counter()-said>=every_s:
-            said = perf_counter()
-            left_min = max(1, (said-start)/i*(len(visits)-i)/60)
-            print(f'visit {i+1} of {len(visits)}, {o.label}: about {left_min:.0f} min left', file=sys.stderr,
-                  flush=True)
+        elif shown and i and perf_counter()-shown_s>=60:
+            shown_s = perf_counter()
+            left = f'about {max(1, (shown_s-start)/i*(len(visits)-i)/60):.0f} min left'
+            print(f'visit {i+1} of {len(visits)}, {o.label}: {left}', file=sys.stderr, flush=True)
         yield o
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
 class SweepStopped(KeyboardInterrupt):
     "Ctrl-C or another signal ended a sweep; `records` holds its visits so far"
     def __init__(self, records, reason):
-        n_all, out = len(records.visits), records.out
-        kept = "They are in this exception's `records`." if out is None else f"They are in {out}, and the same call goes on from there."
-        super().__init__(f"Stopped by {str(reason).replace('SIGINT', '') or 'Ctrl-C'} after "
-                         f"{n_all-len(records.missing())} of {n_all} visits. {kept}")
+        n_all, out, why = len(records.visits), records.out, str(reason).replace('SIGINT', '') or 'Ctrl-C'
+        kept = f"in {out}, and the same call goes on from there" if out is not None else "in this exception's `records`"
+        super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
-def _check_options(run, points, measure, repeats, seed, twin):
-    if not is_number(repeats, whole=True) or repeats<1:
-        raise ValueError(f"repeats is {repeats!r}, but it has to be 1 or more.")
-    if not is_number(seed, whole=True): raise ValueError(f"seed is {seed!r}, but it has to be a whole number.")
-    if twin not in ('auto', None) and not (is_number(twin, whole=True) and -len(points)<=twin<len(points)):
-        raise ValueError(f"twin is {twin!r}, but it has to be 'auto', None, or the number of one of the {len(points)} "
-                         f"trials, from 0.")
+def _check_options(n, repeats, seed, twin, timeout_s): # of `n` points
+    check_value('repeats', repeats, is_number(repeats, whole=True) and repeats>=1, 'a whole number, 1 or more')
+    check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
+    check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
+    check_value('twin', twin, twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n,
+                f"'auto', None, or the number of one of the {n} trials, from 0")
+
+def _check_measure(run, points, measure):
+    "A `ValueError` where `run` cannot be called with these options, or a function of a user's own with any point"
     signature, fields = inspect.signature(run), Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
-    anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in signature.parameters.values())
-    unknown = next((o for o in measure if o in fields or not anything and o not in signature.parameters), None)
-    if unknown: raise ValueError(
-        f"There is no option {unknown!r}. "
-        f"{nearest(unknown, [*inspect.signature(sweep).parameters, *signature.parameters])}"
-        "Fields of a trial belong into the first argument.")
-    for o in points if run is not run_trial else ():
+    takes, options = signature.parameters, inspect.signature(sweep).parameters
+    anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in takes.values())
+    unknown = next((o for o in measure if o in fields or not anything and o not in takes), None)
+    if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}"
+                                 "Fields of a trial belong into the first argument.")
+    if run is run_trial: return
+    for o in points:
         try: return signature.bind(**o, **measure)           # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
-    if run is not run_trial:
-        raise ValueError(f"The function that runs the trials cannot be called with the fields {why}")
+    raise ValueError(f"The function that runs the trials cannot be called with the fields {why}")
 
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
@@ -361,66 +340,47 @@ def sweep(
     run:Callable=run_trial,  # Or any `run(**point) -> dict` of your own
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
-    twin='auto',             # Which trial is visited twice in each round: its number, 'auto' for the middle one, or None
+    twin='auto',             # Which trial each round visits twice: its number, 'auto' for the middle one, or None
     isolate:bool=True,       # Each visit in a fresh process; False runs all in this one, where one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a process of its own is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or took too long
     start_method=None,       # How fresh processes are made, as `pick_start_method` takes it
-    **measure,               # How to measure, such as half_width=.01 or monitor=True: `run` gets it, and each record keeps it in `measure`
+    **measure,               # How to measure, such as half_width=.01: `run` gets it, each record keeps it in `measure`
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what is missing in `out`"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = plan(trials, run)
-    _check_options(run, points, measure, repeats, seed, twin)
-    check_timeout(timeout_s)
+    _check_options(len(points), repeats, seed, twin, timeout_s)
+    _check_measure(run, points, measure)
     if isolate: start_server(start_method), pack(run, points, measure)    # it loads while we look around
     if out is not None: check_writable(out)
     if twin=='auto': twin = len(points)//2 if len(points)>1 and repeats>1 else None
     devices = {str(o.device if isinstance(o, Trial) else o.get('device', 'cpu')) for o in points}
-
-    def result_of(o):
-        "The record of a visit, run here or in a process of its own"
-        start, time_utc, process_s = perf_counter(), datetime.now(timezone.utc).isoformat(timespec='seconds'), None
-        if o.fault: result = dict(status='skipped', error=f'ValueError: {o.fault}')        # that needs no process
-        elif isolate:
-            fresh = run_fresh(pack(attempt, run, o.point, measure), timeout_s, start_method, signals)
-            result, process_s = fresh.fault or fresh.value, fresh.process_s
-        else:
-            with signals.listening(): result = plain_record(attempt(run, o.point, measure))
-        return o.record(dict(time_utc=time_utc) | result, process_s=process_s, visit_s=perf_counter()-start)
-
     with device_locks(devices, out), StopSignals(anywhere=False) as signals:
         records = Records(out, _planned(points, run, repeats, seed, twin, measure), retry_failed)
         records.print_resumed()
         try:
-            for o in _with_progress(records.missing(), progress): records.add(result_of(o))
+            for o in _with_progress(records.missing(), progress):
+                records.add(o.run_once(measure, signals, isolate, timeout_s, start_method))
             with signals.listening(): pass                                # a signal during the last visit
-        except KeyboardInterrupt as e:
-            raise SweepStopped(records, e) from None
+        except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
     found = records.frame()
     n = sum(o in FAILED for o in found.get('status', ()))
     if n and out is not None:
-        print(f"{n} visit{'s'*(n>1)} failed. Once the cause is mended, retry_failed=True (--retry-failed) repeats "
-              f"{'them' if n>1 else 'it'}.")
+        print(f"Failed visits: {n}. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.")
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
-def noise_floor(
-    df:pd.DataFrame, # Records of a sweep with an A/A pair
-    level:float=.95, # Of the interval
-)->Interval: # Of a ratio that should be 1
-    "The times of the A/A pair, the twin's over its sibling's; the truth is 1, so it shows how far chance alone moves a ratio"
+def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1
+    "The times of a sweep's A/A pair, the twin's over its sibling's: how far chance alone moves a ratio"
     if not isinstance(df, pd.DataFrame) or 'status' not in df:
         raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
-        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
-                           "and leave twin='auto'.")
+        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
     names = [o.trial_id.iloc[0] for o,_ in pairs]
-    if len(names)>1:
-        raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials {', '.join(names)}. Give "
-                         f"one: "
-                                      f"noise_floor(df[df.trial_id=={names[0]!r}]).")
+    if len(names)>1: raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials "
+                                      f"{', '.join(names)}. Give one: noise_floor(df[df.trial_id=={names[0]!r}]).")
     if not pairs or pairs[0][1] is None:
         raise RuntimeError("No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
     return pairs[0][1]

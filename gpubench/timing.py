@@ -12,7 +12,7 @@ from copy import deepcopy
 from time import perf_counter
 from weakref import finalize
 
-from .core import is_number, wait_for
+from .core import check_value, is_number, wait_for
 from .record import PHASE_NAMES
 import numpy as np
 import pandas as pd
@@ -29,8 +29,7 @@ PHASES = { # column -> the intervals that it adds up, each from one event to ano
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
-    # the step; zeroing the gradients
-    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]}
+    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]} # the step; zeroing the gradients
 
 # %% ../nbs/20_timing.ipynb #944746b6
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
@@ -110,10 +109,8 @@ class _StandIn:
         return b
 
 # %% ../nbs/20_timing.ipynb #a33b0c99
-def batch_images(
-    learn, # A Learner that has a batch
-)->int: # Images
-    "How many images the current batch has"
+def batch_images(learn)->int:
+    "How many images a Learner's current batch has"
     with torch._C.DisableTorchFunctionSubclass():         # else asking fastai's tensors takes eight times as long
         return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
@@ -306,8 +303,7 @@ class StepTimerCallback(Callback):
         skip:int=0, # Leave out so many steps at the start of each epoch
     )->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, the phases, `other_ms`, `step_ms`
         "The training steps of all fits so far; a phase that did not happen is NaN"
-        if not is_number(skip, whole=True) or skip<0:
-            raise ValueError(f'skip is a number of steps, 0 or more; this is {skip!r}.')
+        check_value('skip', skip, is_number(skip, whole=True) and skip>=0, 'a number of steps, 0 or more')
         df = pd.DataFrame(self.steps, columns=STEP_COLUMNS).astype({o: float for o in (*PHASES, 'other_ms', 'step_ms')})
         return df[df.step>=skip].reset_index(drop=True)
 

@@ -32,7 +32,8 @@ from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .core import check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device
+from .core import (
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device)
 from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
 from .data import LOADERS, check_dataset, find_folder, get_dls, is_path
@@ -85,9 +86,9 @@ class Trial:
             if value is not None or kind is int: check_whole(name, value, 0 if name in ('n_workers', 'seed') else 1)
             return value
         is_fit = is_number(value) and 0<value<math.inf if kind is float else isinstance(value, kind)
-        if is_fit: return kind(value)
-        wanted = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}[kind]
-        raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
+        wanted = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}
+        check_value(name, value, is_fit, wanted[kind])
+        return kind(value)
 
     def but(self, **changed)->'Trial':
         "This trial with other values in some fields; names that no trial has raise a `ValueError`"
@@ -139,9 +140,7 @@ _WANTED = {o: (False, True, False) for o in PRECISIONS} | dict(ieee=(False, Fals
 def _kernel_switches(): return tuple(getattr(o, name) for o,name in _SWITCHES)
 
 @contextmanager
-def tf32_set(
-    precision:str, # A name from `PRECISIONS`
-):
+def tf32_set(precision:str):
     "TF32 as `precision` wants it and cuDNN's search off, as fastai leaves it; all as before afterwards"
     one_of('precision', precision, PRECISIONS)
     def put(values):
@@ -161,11 +160,8 @@ class _CPUAutocastCallback(Callback):
     def after_loss(self): self._autocast.__exit__(None, None, None)
 
 # %% ../nbs/25_trial.ipynb #b050be62
-def look_once(
-    model:torch.nn.Module,
-    saw:Callable, # Gets the result of each convolution and matrix product, as computed below autocast
-):
-    "Look into the next forward pass of `model`, also one that fails, and into no other"
+def look_once(model:torch.nn.Module, saw:Callable):
+    "`saw` gets the result of each convolution and matrix product, below autocast, of the next forward pass alone"
     products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}           # a linear layer is an mm or an addmm
     class ProductMode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -176,8 +172,8 @@ def look_once(
     def after(*_):
         mode.__exit__(None, None, None)
         for o in hooks: o.remove()
-    mode, hook = ProductMode(), model.register_forward_hook
-    hooks = model.register_forward_pre_hook(before), hook(after, always_call=True)
+    mode = ProductMode()
+    hooks = model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)
 
 # %% ../nbs/25_trial.ipynb #3194db5f
 class SeenCallback(Callback):
@@ -268,10 +264,8 @@ def _check_model(trial, model, dls):
     if not any(o.requires_grad for o in model.parameters()):
         raise ValueError(f"{trial.model} has no parameters that are trained. Unfreeze some: requires_grad_(True).")
 
-def make_learner(
-    trial:Trial, # Resolved
-)->Learner:
-    "Data, network and `Learner` of a trial, as a fastai user would write them; `ValueError` for what cannot be trained"
+def make_learner(trial:Trial)->Learner:
+    "Data, network and `Learner` of a resolved trial, as a fastai user writes them; refused if it cannot be trained"
     set_seed(trial.seed)
     names = 'dataset bs loader n_workers size device seed pin_memory n_channels max_images'.split()
     dls = get_dls(**{o: getattr(trial, o) for o in names})
@@ -351,11 +345,8 @@ def epoch_times(timer, trial, n_steps):
 # %% ../nbs/25_trial.ipynb #84f8573f
 _START = 'temperature_start_c', 'sm_clock_start_mhz'
 
-def look_at_start(
-    device:str, # 'cpu', 'cuda', 'cuda:1'
-    **kwargs,   # For `Monitor`; tests pass their own `sources`
-)->dict: # `temperature_start_c`, `sm_clock_start_mhz`; None where not answered
-    "How warm and how fast a GPU is now; never raises for what a driver does"
+def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answered
+    "How warm and how fast a GPU is now, by a `Monitor(**kwargs)`; never raises for what a driver does"
     if not device_names(device): return dict.fromkeys(_START)
     with Monitor(devices=device, **kwargs) as monitor: pass                 # a sample at its start
     found = monitor.summary()
@@ -409,8 +400,7 @@ def _train(learn, trial, half_width, max_s, whole_epoch):
     learn.seen.verify(trial)
     lost = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None and not math.isfinite(o)]
     if not lost: return learned
-    error = f"The loss is {lost[0]}. Try a smaller learning rate than {trial.lr:g}."
-    return learned | dict(status='error', error=error)
+    return learned | dict(status='error', error=f'The loss is {lost[0]}. Try a smaller learning rate than {trial.lr}.')
 
 def _results(learn, trial, half_width):
     "What was timed, seen and counted"
@@ -437,14 +427,11 @@ def run_trial(
 )->dict: # The record of one visit
     "Train one configuration once; `ValueError` for what cannot be asked, `RuntimeError` for what did not happen"
     trial = Trial() if trial is None else trial
-    def expect(name, value, is_fit, wanted):
-        if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
-    expect('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
-    expect('half_width', half_width, is_number(half_width) and 0<half_width<1,
-           'a fraction between 0 and 1, such as .05')
-    expect('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
-    expect('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
-    expect('monitor', monitor, isinstance(monitor, bool), 'True or False')
+    check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
+    check_value('half_width', half_width, is_number(half_width) and 0<half_width<1, 'between 0 and 1, such as .05')
+    check_value('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
+    check_value('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
+    check_value('monitor', monitor, isinstance(monitor, bool), 'True or False')
     trial = resolve(trial.but(**kwargs))
     with tf32_set(trial.precision): record = _measure(trial, half_width, max_s, whole_epoch, monitor)
     free_memory()

@@ -124,7 +124,7 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
 def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
     plan = dict(how=['killed', 'refuses', 'fine'])
     quiet(plan, run=ends_badly, out=tmp_path)
-    assert '2 visits failed. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
+    assert 'Failed visits: 2. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
     assert len(quiet(plan, run=ends_badly, out=tmp_path))==3 and len(read_records(tmp_path))==3
     again = quiet(plan, run=ends_badly, out=tmp_path, retry_failed=True)
     assert len(again)==3 and len(read_records(tmp_path))==5
@@ -142,7 +142,7 @@ def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
 
 def test_what_a_function_returns_is_never_lost_in_silence():
     df = here(dict(x=[1, 2]), run=lambda x: dict(n_cores=-x, y=x) if x==1 else dict(y=x))
-    assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what your function returns' in df[df.x==1].error.item()
+    assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what it returns' in df[df.x==1].error.item()
     with pytest.raises(ValueError, match="a field named 'visit' already"): here(dict(visit=[1, 2]), run=lambda visit: {})
 
 def test_nan_loss():
@@ -518,7 +518,7 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
     p = subprocess.run([*command, sys.executable, 'mounts.py', str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
     assert p.returncode==0, p.stderr
     said = json.loads(p.stdout.splitlines()[-1])
-    assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'call the same sweep again' in said['full']
+    assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'the same sweep goes on' in said['full']
     assert said['whole']==[5000, 5000] and said['spare']==1                    # no torn line; the third is elsewhere
     assert 'nothing was measured' in said['still full'] and said['ran']==3
     assert said['after']==[[1, 2, 3, 4], 4, 4, False]                          # it came back, and only the fourth ran
