@@ -1,6 +1,7 @@
 """The monitor above a faked NVML: pynvml's and nvitop's own code runs. Whatever the hardware does, a real fit finishes,
 nothing that was not measured reads 0, and a sentence says what to do"""
 import gc, os, subprocess, sys, threading, time
+from types import SimpleNamespace
 
 import pytest
 
@@ -339,3 +340,18 @@ sys.modules['gpubench'] = None
 print(type(torch.load('export.pkl', weights_only=False).monitor).__name__)"""
     p = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert p.stdout.strip()=='Callback', p.stderr
+
+
+# ---- warm at the start
+
+@pytest.mark.parametrize('temperature_c, clock_mhz, is_warm', [(58., 1980., True), (52., 1980., False), (58., 1400., False)])
+def test_what_warm_at_the_start_means(temperature_c, clock_mhz, is_warm):
+    "60 °C and 1,980 MHz on average: no more than 5 °C cooler and 20 % slower"
+    monitor, fit = Monitor(), Sampling(None)
+    fit.sources = [SimpleNamespace(device='cuda:0', alive=True, windowed=True, notes=[])]
+    for i in range(1001):
+        hot = dict(temperature_c=60., sm_clock_mhz=1980.) if i else dict(temperature_c=temperature_c, sm_clock_mhz=clock_mhz)
+        fit.rows.append(dict(sample=i, time_s=.1*i, device='cuda:0') | hot)
+    fit.n, fit.end_s = len(fit.rows), 100.
+    monitor.fits.append(fit)
+    assert monitor.summary()['warm_at_start'] is is_warm

@@ -1,0 +1,12 @@
+"Images a second are those of the images that are trained"
+import pytest
+
+from gpubench.race import find_best_bs
+from gpubench.trial import Trial
+
+
+def test_a_size_that_leaves_images_out_gains_nothing_by_it():
+    "1,437 images: a step of 1,000 is one an epoch, and 437 images are left out"
+    def run(bs, half_width, max_s, whole_epoch, **point): return dict(step_ms=float(bs), first_batch_ms=0., closing_ms=0.)
+    best = find_best_bs(Trial(device='cpu'), [64, 1000], run=run, isolate=False, progress=False)
+    assert best.records.rate.tolist()==pytest.approx([1000.]*len(best.records)) and (best.bs, best.images_per_s)==(64, pytest.approx(1000.))
