@@ -340,6 +340,18 @@ def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
     assert said.exit_code==130 and 'after 2 of 6 visits' in said.stderr and 'Traceback' not in said.stderr
 
 
+def test_every_option_reaches_the_sweep(tmp_path, call, monkeypatch):
+    from gpubench import sweep as library
+    given = {}
+    def stop(todo, **kwargs):
+        given.update(kwargs, seeds={o.seed for o in todo})
+        raise KeyboardInterrupt
+    monkeypatch.setattr(library, 'sweep', stop)
+    call('sweep', '--device', 'cpu', '--seed', 3, '--repeats', 4, '--timeout', 60, '--retry-failed', '--monitor', '--no-progress', '--out', 'mine')
+    assert Path(given.pop('out')).name=='mine'
+    assert given==dict(seeds={3}, seed=3, repeats=4, timeout_s=60, retry_failed=True, monitor=True, progress=False)
+
+
 def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
     p = gpubench_command('sweep', '--bs', '4000', '--repeats', 1, '--device', 'cpu', '--no-progress', '--out', 'mine',
                          cwd=tmp_path)
