@@ -75,14 +75,13 @@ def load_records(
     return _completed(df.copy())                                                     # one block of memory again
 
 def _completed(df):
-    "What follows from other fields: a status, images per second, the energy that an image takes and that of the CPU beside a GPU"
+    "What follows from other fields: a status, images per second, the energy of an image and of the CPU beside a GPU"
     on_cpu, n_images = df.device.eq('cpu'), df.n_images.where(df.n_images>0)
     gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
     image_j = gpu_j.where(~on_cpu, cpu_j)
     return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
-                   image_j=image_j,
-                   epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
-                   images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
+                     image_j=image_j, epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
+                     images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
 
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(
@@ -102,20 +101,15 @@ def add_prices(
     known = {o for row in called for o in row}
     for o,price in prices.items():
         if not (is_number(price) and 0<price<math.inf):
-            raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, for an hour, such "
-                             f"as 2.5.")
-        if o not in ('all', 'cpu', 'gpu', 'cuda', *known): raise ValueError(
-            f"No visit ran on {o!r}, so it cannot have a price. {nearest(o, known)}There are: "
-            f"{', '.join(sorted(known))}.")
-    return df.assign(price_per_h=[next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan)
-                                  for row in called])
+            raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
+        if o not in ('all', 'cpu', 'gpu', 'cuda', *known):
+            there = ', '.join(sorted(known))
+            raise ValueError(f"No visit ran on {o!r}, so it has no price. {nearest(o, known)}There are: {there}.")
+    def price(row): return next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan)
+    return df.assign(price_per_h=[*map(price, called)])
 
 # %% ../nbs/31_compare.ipynb #a8c870eb
-def fmt(
-    x,       # A measured number; None or NaN where there is none
-    unit='', # Put behind it
-    times=1, # What to multiply it by
-)->str: # Three significant digits and no exponent, or a dash
+def fmt(x, unit='', times=1)->str: # Three significant digits and no exponent, or a dash; `times` multiplies `x`
     "A measured number as text"
     return f"{Decimal(f'{times*x:.3g}'):,f} {unit}".strip() if is_known(x) else '–'
 
@@ -136,16 +130,11 @@ def fmt_range(
     "The ends of an interval as text"
     return f"{fmt(i.lo, times=times)} to {fmt(i.hi, unit, times)}" + f', {100*i.level:.0f} %'*level
 
-def fmt_interval(
-    i:Interval, # As `stats` returns it
-    unit='',    # Of the middle
-)->str: # '0.412 s (0.405 to 0.43, 75 %)'
+def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
     "A middle with its interval and the level that was reached"
     return fmt(i.mid, unit) + (f' ({fmt_range(i)})' if is_known(i.lo) else '')
 
-def fmt_list(
-    items, # Texts
-)->str: # '1', '1 and 2', '1, 2 and 3'
+def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
     "A list as it stands in a sentence"
     items = [*map(str, items)]
     return ' and '.join(filter(None, [', '.join(items[:-1]), *items[-1:]]))
@@ -175,7 +164,8 @@ def verdict(
         x = Interval(x.mid-1, x.lo-1, x.hi-1, x.level)
         size, ends = fmt(x.mid, '%', 100), fmt_range(x, '%', 100, with_level)
     if is_known(r.lo): return f'{size} {word} ({ends})'
-    return f"{size} {word}; {'one visit on each side' if max(n_visits)==1 else 'a single visit on one side'}: no interval"
+    few = 'one visit on each side' if max(n_visits)==1 else 'a single visit on one side'
+    return f'{size} {word}; {few}: no interval'
 
 # %% ../nbs/31_compare.ipynb #6b5e1a61
 @dataclass(frozen=True)
@@ -188,6 +178,8 @@ class Side:
     def ok(self)->pd.DataFrame: return self.visits[succeeded(self.visits)]
     @cached_property
     def failed(self)->pd.DataFrame: return self.visits[~succeeded(self.visits)]
+    @cached_property
+    def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
 
     def seen(self, name)->list: # Each value once
         return sorted({plain_value(o) for o in self.ok[name] if is_known(o)}, key=str) if name in self.ok else []
@@ -217,47 +209,43 @@ _SAME_WORK = dict( # what has to be equal -> the warning where it is not
     n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters",
     n_steps="An epoch took {} and {} steps", n_images="An epoch trained {} and {} images",
     dtype_seen="The forward pass computed in {} and {}", model_source="The source code that was run differs: {} and {}")
-_SOFTWARE = 'python torch torchvision fastai fastcore gpubench cuda cudnn driver tf32_matmul tf32_cudnn cudnn_benchmark'.split()
+_SOFTWARE = ('python', 'torch', 'torchvision', 'fastai', 'fastcore', 'gpubench', 'cuda', 'cudnn', 'driver',
+             'tf32_matmul', 'tf32_cudnn', 'cudnn_benchmark')
 
 def accuracy_differs(
     a:float, # Fraction right on one side
     b:float, # On the other
     n:int,   # Held-out images
 )->bool:
-    "Is the difference more than three standard errors of two shares of `n` images, and more than two percentage points?"
+    "Is the difference above three standard errors of two shares of `n` images, and above two percentage points?"
     if not all(map(is_known, (a, b, n))) or n<1: return False
     variance = sum(max(p*(1-p), .25/n)/n for p in (a, b))
     return abs(a-b) > max(.02, 3*math.sqrt(variance))
 
 # %% ../nbs/31_compare.ipynb #adf32eb7
-def work_warnings(
-    a:Side, # One side
-    b:Side, # The other
-)->list[str]: # Sentences; empty if they did the same
+def work_warnings(a:Side, b:Side)->list[str]: # Sentences; empty if they did the same
     "Where the two sides did not do the same work"
     found, sides = [], f'({a.name} and {b.name})'
+    def listed(values): return fmt_list(f'{o:,}' if isinstance(o, int) else o for o in values)
     for name,words in _SAME_WORK.items():
         x, y = a.seen(name), b.seen(name)
-        if x and y and x!=y: found.append(words.format(*(fmt_list(f'{o:,}' if isinstance(o, int) else o for o in v)
-                                                         for v in (x, y))) + f' {sides}.')
+        if x and y and x!=y: found.append(f'{words.format(listed(x), listed(y))} {sides}.')
     found += [f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({fmt_list(o.failed.status.unique())})."
               for o in (a, b) if len(o.failed)]
     x, y, n = a.median('accuracy'), b.median('accuracy'), min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)
     if accuracy_differs(x, y, n): found.append(
         f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more than chance "
-        f"explains: they did not learn the same.")
+        "explains: they did not learn the same.")
     return found
 
-def work_notes(
-    a:Side, # One side
-    b:Side, # The other
-)->list[str]: # Sentences
+def work_notes(a:Side, b:Side)->list[str]: # Sentences
     "What else differs: versions, switches, seeds"
     def differing(names):
         seen = [(o, a.seen(o), b.seen(o)) for o in names]
         return ', '.join(f'{o} {fmt_list(x)} and {fmt_list(y)}' for o,x,y in seen if x and y and x!=y)
-    software, seeds = differing(_SOFTWARE), differing(['seed'])
-    return [f"Versions and switches differ ({a.name} and {b.name}): {software}."]*bool(software) + [f"The seeds differ: {seeds}."]*bool(seeds)
+    found = {f'Versions and switches differ ({a.name} and {b.name})': differing(_SOFTWARE),
+             'The seeds differ': differing(['seed'])}
+    return [f'{what}: {o}.' for what,o in found.items() if o]
 
 # %% ../nbs/31_compare.ipynb #34ff05da
 @dataclass(frozen=True)
@@ -269,8 +257,8 @@ class Pair:
 
     def time(self)->dict:
         "How many times faster `b` is, of what, and whether the ratio is fair"
-        a, b, warned = self.a, self.b, work_warnings(self.a, self.b)
-        why_none, r, of = ' and '.join(filter(None, [a.why_unusable(b), b.why_unusable(a)])), NO_INTERVAL, None
+        a, b, warned, r, of = self.a, self.b, work_warnings(self.a, self.b), NO_INTERVAL, None
+        why_none = ' and '.join(filter(None, [a.why_unusable(b), b.why_unusable(a)]))
         if not why_none:
             timed = a.seen('epoch_s') and b.seen('epoch_s') and a.seen('n_images')==b.seen('n_images')
             of = 'epoch_s' if timed else 'images_per_s'
@@ -279,8 +267,7 @@ class Pair:
         known = is_known(r.mid)
         words = verdict(r, (len(a.ok), len(b.ok))) if known else f"no ratio: {why_none or 'no time above 0 on both'}"
         return dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
-                    same_work=known and not warned,
-                    warning=' '.join(warned), note=' '.join(work_notes(a, b)))
+                    same_work=known and not warned, warning=' '.join(warned), note=' '.join(work_notes(a, b)))
 
     def energy(self)->dict:
         "Joules of an epoch on both sides, and their ratio"
@@ -292,9 +279,7 @@ class Pair:
                     energy_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–',
                     energy_with_cpu=with_cpu)
 
-    def money(self,
-        time:dict, # As `time` returns it
-    )->dict:
+    def money(self, time:dict)->dict: # As `time` returns it
         "What an epoch costs on both sides, and its ratio, from the ratio of the times"
         price_a, price_b = (o.ok.price_per_h.median() for o in (self.a, self.b))
         epoch_a, epoch_b = (o.ok.epoch_s.median() for o in (self.a, self.b))
@@ -317,16 +302,13 @@ class Pair:
                          spread=side.spread())
             found |= {o: side.median(o) for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
             return {f'{o}_{end}': v for o,v in found.items()}
-        time = self.time()
-        return measured(self.a, 'a') | measured(self.b, 'b') | time | dict(
-            same_machine=self.same('machine', 'device') and self.a.visits.device.nunique()==1,
-            same_records=self.same('machine', 'device', 'visit', 'time_utc', 'epoch_s')) | self.energy() | self.money(time)
+        time, machine = self.time(), ('machine', 'device')
+        same = dict(same_machine=self.same(*machine) and self.a.visits.device.nunique()==1,
+                    same_records=self.same(*machine, 'visit', 'time_utc', 'epoch_s'))
+        return measured(self.a, 'a') | measured(self.b, 'b') | time | same | self.energy() | self.money(time)
 
 # %% ../nbs/31_compare.ipynb #c2b78425
-def group_by_settings(
-    df:pd.DataFrame, # Records
-    names:list,      # Columns
-)->dict: # A text that holds the configuration -> its rows, in the order of their first visits
+def group_by_settings(df:pd.DataFrame, names:list)->dict: # Configuration as text -> its rows, by first visit
     "The visits of each configuration; None and NaN are one value, and so are 4 and 4.0"
     keys = [json.dumps([plain_value(o) for o in row], default=str) for row in df[names].astype(object).to_numpy()]
     return {key: rows for key,rows in df.groupby(pd.Series(keys, df.index, dtype=object), sort=False)}
@@ -339,19 +321,23 @@ def match_sides(
 )->tuple[list, list]: # Rows as `compare` returns them: of pairs, and of what only one side ran
     "Every pair of devices that ran the same configuration"
     in_a, in_b, found, alone = group_by_settings(a, names), group_by_settings(b, names), [], []
+    def sides(groups, key): return [Side(o, rows) for o,rows in groups[key].groupby('where')] if key in groups else []
     for key in dict.fromkeys([*in_a, *in_b]):
-        xs, ys = ([Side(where, rows) for where,rows in o[key].groupby('where')] if key in o else []
-                  for o in (in_a, in_b))
+        xs, ys = sides(in_a, key), sides(in_b, key)
         asked = {o: plain_value((xs+ys)[0].visits[o].iloc[0]) for o in names}
-        kinds = {id(o): str(o.visits.device.iloc[0]).partition(':')[0] for o in xs+ys}
-        def has_like(o, others): return kinds[id(o)] in [kinds[id(p)] for p in others]
-        pairs = [(x, y) for x in xs for y in ys if kinds[id(x)]==kinds[id(y)]
-                 or not (has_like(x, ys) and has_like(y, xs))]
-        pairs = sorted(pairs, key=lambda o: kinds[id(o[0])]!=kinds[id(o[1])])         # its like comes first
+        both = {o.kind for o in xs} & {o.kind for o in ys}
+        pairs = [(x, y) for x in xs for y in ys if x.kind==y.kind or not {x.kind, y.kind}<=both]
+        pairs = sorted(pairs, key=lambda o: o[0].kind!=o[1].kind)                     # its like comes first
         found += [asked | Pair(x, y, level).row() for x,y in pairs]
         if not pairs: alone.append(asked | dict(verdict=f'no ratio: run on {fmt_list(o.name for o in xs+ys)} only',
                                                 same_work=False, warning='', note=''))
     return found, alone
+
+def _differences(a, b, names):
+    "Where two sides have no value in common, in words"
+    def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
+    apart = [o for o in names if not set(a[o].map(plain_value)) & set(b[o].map(plain_value))]
+    return '; '.join(f'{o}: {values(a, o)} against {values(b, o)}' for o in apart) or 'the combination of settings'
 
 def compare(
     records_a,           # What to compare with: a frame, a folder or a file of records
@@ -366,21 +352,17 @@ def compare(
         raise ValueError(f"by is {by!r}, but it has to be a list of columns, such as ['hidden'].")
     a, b = load_records(records_a), load_records(records_b)
     both = add_prices(load_records([a, b]), price_per_h)
-    apart = all(o.measure.notna().any() for o in (a, b))     # an older gpubench did not record how it measured
-    both = both.assign(where=where_labels(both), measure=way_labels(both) if apart
-                       else [*way_labels(a), *way_labels(b)])
+    recorded = all(o.measure.notna().any() for o in (a, b))  # an older gpubench did not record how it measured
+    ways = way_labels(both) if recorded else [*way_labels(a), *way_labels(b)]
+    both = both.assign(where=where_labels(both), measure=ways)
     own = [o for names in both.settings if isinstance(names, list) for o in names if o not in FIELDS]
     known, (a, b) = set(a) & set(b), (both[:len(a)], both[len(a):])
     names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
              if o in both and (o in known or any(x[o].map(plain_value).nunique(dropna=False)>1 for x in (a, b)))]
     if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     found, alone = match_sides(a, b, names, level)
-    if not found:
-        differ = [o for o in names if not set(a[o].map(plain_value)) & set(b[o].map(plain_value))]
-        def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
-        differ = [f'{o}: {values(a, o)} against {values(b, o)}' for o in differ]
-        raise ValueError("No configuration was run on both sides, so there is nothing to compare. They differ in "
-                         f"{'; '.join(differ) or 'the combination of settings'}. Run both with the same settings.")
+    if not found: raise ValueError("No configuration was run on both sides, so there is nothing to compare. They "
+                                   f"differ in {_differences(a, b, names)}. Run both with the same settings.")
     def place(row): return [(str(type(row.get(o))), row.get(o) or 0) for o in ('dataset', 'model', 'bs')]
     return pd.DataFrame([*sorted(found, key=place), *sorted(alone, key=place)])
 
@@ -388,45 +370,40 @@ def compare(
 _MAX_SPREAD = 2    # times that epochs of one configuration may differ before the machine is suspected
 _MAX_LISTED = 4    # configurations that a warning lists
 
-def noise_warning(
-    spreads:dict,     # Configuration -> its slowest epoch over its fastest
-)->list[str]: # One sentence, or none
+def noise_warning(spreads:dict)->list[str]: # One sentence, or none
     "The warning that visits of one configuration lie too far apart to be relied on"
     far = sorted(((x, o) for o,x in spreads.items() if x>_MAX_SPREAD), reverse=True, key=lambda o: o[0])
     if not far: return []
     each = [f'{fmt(x)} times at {o}' for x,o in far[:_MAX_LISTED]]
     each += [f'{len(far)-_MAX_LISTED} more']*(len(far)>_MAX_LISTED)
     return [f"In {len(far)} of {len(spreads)} configurations, visits of the same thing differ more than {_MAX_SPREAD} "
-            f"times: {fmt_list(each)}. "
-            "This machine was busy with something else, or the epochs are too short. Close other programs and run "
-            "again before you rely on these numbers."]
+            f"times: {fmt_list(each)}. This machine was busy with something else, or the epochs are too short. Close "
+            "other programs and run again before you rely on these numbers."]
 
-def cost_words(
-    row:dict, # Of a comparison
-)->list[str]:
+def cost_words(row:dict)->list[str]:
     "Energy and money of a row, as far as they are known"
     energy = 'energy (GPU and CPU together)' if row.get('energy_with_cpu') is True else 'energy'
     return [f"{what}: {row[f'{o}_verdict']}" for what,o in ((energy, 'energy'), ('money', 'money'))
             if is_known(row.get(f'{o}_ratio'))]
 
-def comparison_text(
-    comparison:pd.DataFrame, # As `compare` returns it
-)->str:
+def _heading(row):
+    "Which sides a row of a comparison is about"
+    if not is_known(row.get('where_a')): return 'Run on one side only'
+    pair = f"{row['where_b']} against {row['where_a']}"
+    if row['same_records']: return f'{pair}: the same records on both sides, so this compares a run with itself'
+    return pair + ': the same machine, so each ratio is how much two of its runs differ'*bool(row['same_machine'])
+
+def comparison_text(comparison:pd.DataFrame)->str:
     "A comparison for the terminal: two lines a configuration, warnings of work that was not the same, and of noise"
     varied, lines, spreads = varied_settings(comparison), {}, {}
     for row in comparison.to_dict('records'):
-        what = ', '.join(setting_label(o, row[o]) for o in [*varied, 'bs'])
-        heading, about = 'Run on one side only', []
+        what, heading, about = ', '.join(setting_label(o, row[o]) for o in [*varied, 'bs']), _heading(row), []
         if is_known(row.get('where_a')):
-            heading = f"{row['where_b']} against {row['where_a']}"
-            if row['same_records']: heading += ': the same records on both sides, so this compares a run with itself'
-            elif row['same_machine']: heading += ': the same machine, so each ratio is how much two of its runs differ'
             sides = [f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({row[f'n_{o}']:.0f} visits)" for o in 'ab']
             about = [f"an epoch: {', '.join(sides)}"]*(is_known(row['epoch_s_a']) or is_known(row['epoch_s_b']))
-            spreads |= {f"{what} on {row[f'where_{o}']}": row[f'spread_{o}'] for o in 'ab'
-                        if is_known(row[f'spread_{o}'])}
+            spreads |= {f"{what} on {row[f'where_{o}']}": row[f'spread_{o}'] for o in 'ab'}
         about += ['; '.join(cost_words(row)), f"NOT THE SAME WORK: {row['warning']}"*bool(row['warning']),
                   f"Note: {row['note']}"*bool(row['note'])]
         lines.setdefault(heading, []).extend([f"  {what}: {row['verdict']}", *(f'      {o}' for o in about if o)])
     return '\n'.join([o for heading,rows in lines.items() for o in (heading, *rows)]
-                     + [f'WARNING: {o}' for o in noise_warning(spreads)])
+                     + [f'WARNING: {o}' for o in noise_warning({k: x for k,x in spreads.items() if is_known(x)})])

@@ -17,8 +17,8 @@ import pandas as pd
 from fastcore.basics import patch
 
 from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_interval, fmt_list,
-                              fmt_range, group_by_settings,
-                              load_records, match_sides, noise_warning, speed_ratio, verdict)
+                              fmt_range, group_by_settings, load_records, match_sides, noise_warning, speed_ratio,
+                              verdict)
 from .core import is_number
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
@@ -31,9 +31,7 @@ from .stats import Interval, aa_pairs, compare_words, median_ci
 # what is trained, and what was asked of it; the other settings are about how
 _WORKLOAD_SETTINGS = 'dataset', 'model', 'size', 'n_channels', 'max_images', 'n_epoch', 'measure'
 
-def add_labels(
-    records, # As `load_records` takes them
-)->pd.DataFrame: # With `where`, `how`, `series` (where and how) and `workload`; `measure` describes in words what differs
+def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `workload`, and `measure` in words
     "Name what each visit belongs to; names that are there already stay, so that a part is called as in the whole"
     if isinstance(records, pd.DataFrame) and {'workload', 'image_j'}<=set(records): return records
     df = load_records(records)
@@ -50,43 +48,41 @@ def add_labels(
         df.loc[rows.index, 'workload'] = [', '.join(o) for o in zip([stem]*len(rows), *extra)]
     where, series = where_labels(df), series_labels(df, leave_out=_WORKLOAD_SETTINGS)
     df = df.assign(where=where, series=series, how=[s[len(w)+3:] for s,w in zip(series, where)])
-    n_sets = df.n_train.groupby([df.workload, series, df.bs.fillna(-1)]).transform('nunique')           # a folder of images may grow
+    n_sets = df.n_train.groupby([df.workload, series, df.bs.fillna(-1)]).transform('nunique')   # a folder may grow
     several = n_sets.gt(1).groupby(df.workload).transform('any')
-    return df.assign(workload=df.workload.where(~several,
-                                                df.workload+', '+df.n_train.map(fmt_count)+' training images'))
+    sized = df.workload+', '+df.n_train.map(fmt_count)+' training images'
+    return df.assign(workload=df.workload.where(~several, sized))
 
 # %% ../nbs/32_findings.ipynb #7aa894e3
-def summary_table(
-    records, # As `load_records` takes them
-)->pd.DataFrame: # One row a configuration and device: medians over visits, and the intervals of `epoch_s` and `epoch_j` with their levels
-    "What was measured, a row a configuration"
+def summary_table(records)->pd.DataFrame: # Medians over visits, and the intervals of `epoch_s` and `epoch_j`
+    "What was measured, a row a configuration and device"
     df, rows = add_labels(records), []
     asked = [o for o in ('bs', *SETTINGS) if o in df]
-    shown = [o.name for o in FIELDS.values() if o.kind=='measured' and o.heading and o.dtype in (int, float)
-             and o.name in df] + ['n_train']
+    shown = [o.name for o in FIELDS.values() if o.kind=='measured' and o.heading and o.dtype in (int, float)]
     for o in group_by_settings(df, ['workload', 'series', *asked]).values():
         side, first = Side('', o), o.iloc[0]
         row = {k: plain_value(first[k]) for k in ('workload', 'where', 'how', 'series', *asked)}
-        row |= {k: side.median(k) for k in shown}
-        for stem,unit in (('epoch', 's'), ('epoch', 'j')):
-            i = median_ci(side.ok[f'{stem}_{unit}'])
-            row |= {f'{stem}_{unit}': i.mid, f'{stem}_lo_{unit}': i.lo, f'{stem}_hi_{unit}': i.hi,
-                    f'{stem}_{unit}_level': i.level}
-        row |= dict(n_visits=len(side.ok), n_failed=len(side.failed),
-                    failed=', '.join(sorted(side.failed.status.unique())))
-        rows.append(row | dict(epoch_price=row['epoch_s']*side.ok.price_per_h.median()/3600))
+        row |= {k: side.median(k) for k in (*shown, 'n_train')}
+        for u in 'sj':
+            i = median_ci(side.ok[f'epoch_{u}'])
+            row |= {f'epoch_{u}': i.mid, f'epoch_lo_{u}': i.lo, f'epoch_hi_{u}': i.hi, f'epoch_{u}_level': i.level}
+        statuses, price_per_h = sorted(side.failed.status.unique()), side.ok.price_per_h.median()
+        rows.append(row | dict(n_visits=len(side.ok), n_failed=len(side.failed), failed=', '.join(statuses),
+                               epoch_price=row['epoch_s']*price_per_h/3600))
     return pd.DataFrame(sorted(rows, key=lambda o: (o['workload'], o['series'], o['bs'] or 0)))
 
 # %% ../nbs/32_findings.ipynb #03f2b6b1
-def _interval_cell(stem, unit):
-    names = [f'{stem}_{unit}', f'{stem}_lo_{unit}', f'{stem}_hi_{unit}', f'{stem}_{unit}_level']
-    return lambda row: fmt_interval(Interval(*(row[o] for o in names)))
+def _epoch_cell(row, unit):
+    return fmt_interval(Interval(*(row[f'epoch_{o}'] for o in (unit, f'lo_{unit}', f'hi_{unit}', f'{unit}_level'))))
+
+def _images_cell(row):
+    n = [row[o] for o in ('n_images', 'n_train')]
+    return ' of '.join(fmt_count(o) for o in n if is_known(o)) if is_known(n[0]) else '–'
 
 _CELLS = { # name -> the text of a row of `summary_table`
-    'bs': lambda row: fmt_bs(row['bs']), 'epoch_s': _interval_cell('epoch', 's'),
-    'epoch_j': _interval_cell('epoch', 'j'),
+    'bs': lambda row: fmt_bs(row['bs']), 'n_images': _images_cell,
+    'epoch_s': lambda row: _epoch_cell(row, 's'), 'epoch_j': lambda row: _epoch_cell(row, 'j'),
     'visits': lambda row: str(row['n_visits']) + (f", {row['n_failed']} {row['failed']}" if row['n_failed'] else ''),
-    'n_images': lambda row: ' of '.join(fmt_count(row[o]) for o in ('n_images', 'n_train') if is_known(row['n_images']) and is_known(row[o])) or '–',
     'accuracy': lambda row: fmt(row['accuracy'], '%', 100),
     'epoch_price': lambda row: fmt(row['epoch_price'], times=1000)}
 
@@ -100,11 +96,10 @@ def columns_of(
     columns = {other.get(o) or field(o).words(long=False): [cell(o)(row) for row in rows] for o in names}
     return {heading: texts for heading,texts in columns.items() if set(texts)-{'–'}}
 
-_NOTE_ON_LEVELS = 'In brackets: the interval of a median, and how often such intervals are right. Ranks of 3 visits reach 75 %, of 6 visits 97 %.'
+_NOTE_ON_LEVELS = ('In brackets: the interval of a median, and how often such intervals are right. '
+                   'Ranks of 3 visits reach 75 %, of 6 visits 97 %.')
 
-def summary_text(
-    records, # As `load_records` takes them
-)->str:
+def summary_text(records)->str:
     "The summary for a terminal: a block for each workload and device, and a warning where visits lie far apart"
     df, out = add_labels(records), []
     for (workload,series),rows in summary_table(df).groupby(['workload', 'series']):
@@ -125,8 +120,9 @@ class AllVisits:
     def configurations(self)->list: # Tuples of a name and its rows
         "The visits that succeeded, by workload, series and batch size"
         several = self.df.workload.nunique()>1
-        def name(rows): return f"{setting_label('bs', rows.bs.iloc[0])} on {rows.series.iloc[0]}" + f' ({rows.workload.iloc[0]})'*several
-        return [(name(rows), rows) for _,rows in self.ok.groupby(['workload', 'series', self.ok.bs.fillna(-1)])]
+        def name(o): return f"{setting_label('bs', o.bs)} on {o.series}" + f' ({o.workload})'*several
+        groups = self.ok.groupby(['workload', 'series', self.ok.bs.fillna(-1)])
+        return [(name(rows.iloc[0]), rows) for _,rows in groups]
 
     def noise(self)->list[str]:
         "Visits of one configuration that lie so far apart that they show nothing: one warning for all"
@@ -153,9 +149,7 @@ class Workload(AllVisits):
             if len(rates)>1: found[series] = best_batch(rates, set_aside=aside)
         return found
 
-def device_phrase(
-    series:str, # 'GPU · 4 workers'
-)->str: # 'the GPU (4 workers)'
+def device_phrase(series:str)->str: # 'the GPU (4 workers)'
     "A series as it stands in a sentence"
     where, _, how = series.partition(' · ')
     name = f'the {where}' if re.fullmatch(r'[CG]PU( \d+)?', where) else where
@@ -180,24 +174,23 @@ def _rivals(best):
 
 def _best_paragraph(series, best):
     "The best batch size, what larger and smaller ones give, and what is not ranked"
-    goal, rivals, r = f'the smallest batch within {100*best.tolerance:.0f} % of the fastest', _rivals(best), best.against
+    goal, rivals = f'the smallest batch within {100*best.tolerance:.0f} % of the fastest', _rivals(best)
+    r = best.against
+    start = f'{start_sentence(goal)} on {device_phrase(series)}: {best.bs}.'
     each = [f"batch {o} ({fmt_range(r(o), 'times as fast', level=False)}, {100*r(o).level:.0f} %)" for o in rivals]
     out = [f"By the medians, {goal} on {device_phrase(series)} is {best.bs}, but it is not distinguishable from "
-           f"{fmt_list(each)}; more repeats would settle it."
-           if rivals else f"{start_sentence(goal)} on {device_phrase(series)}: {best.bs}."]
+           f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
-    if not larger: out.append(f"It is the largest that leaves out no more than {100*LEFT_OUT_FRAC:.0f} % of the images."
-                              if best.set_aside else
-                              "It is the largest that was tried: a larger one may be faster still.")
+    reason = (f'leaves out no more than {100*LEFT_OUT_FRAC:.0f} % of the images' if best.set_aside
+              else 'was tried: a larger one may be faster still')
+    out += [f'It is the largest that {reason}.']*(not larger)
     idle = [o for o in larger if o not in rivals and compare_words(r(o)) not in ('faster', 'no interval')]
-    if idle: out.append(f"{start_sentence(_batch_phrase(idle))} {'gain' if len(idle)>1 else 'gains'} nothing "
-                        f"measurable.")
+    if idle: out.append(f"{start_sentence(_batch_phrase(idle))} gain{'s'*(len(idle)==1)} nothing measurable.")
     out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in larger if compare_words(r(o))=='faster']
     out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in smaller[-1:] if is_known(r(o).lo)]
     beyond = [o for o in best.set_aside if r(o).mid>1+best.tolerance and not r(o).holds(1)]
     return ' '.join(out + [f"In images per second, batch {o} is {verdict(r(o), with_level=True)}, but it leaves out "
-                           f"too many images of this set; try it on a larger one."
-                           for o in beyond[-1:]])
+                           "too many images of this set; try it on a larger one." for o in beyond[-1:]])
 
 @patch
 def best_batches(self:Workload)->list[str]:
@@ -211,19 +204,17 @@ def best_batches(self:Workload)->list[str]:
             + f" Not distinguishable from its neighbors on {fmt_list(unsure)}."*bool(unsure)]
 
 # %% ../nbs/32_findings.ipynb #38f951f2
-def compare_devices(
-    records, # As `load_records` takes them
-)->pd.DataFrame: # As `compare` returns it, matched rows only; no rows where there is nothing to compare
+def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched rows only; perhaps none
     "The devices within one set of records: each against the slowest CPU that ran the same"
     df, found = add_labels(records), []
     names = [o for o in ['workload', 'how', 'bs', *SETTINGS] if o in df]
     ok = df[succeeded(df) & df.images_per_s.notna()]
     rates = ok.assign(other=ok.device.ne('cpu')).groupby('where').agg(dict(other='max', images_per_s='max'))
-    for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index:       # the CPUs from the slowest to the fastest, then the others
+    for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index: # CPUs from the slowest, then others
         ours = df[df['where']==base]
         for where in sorted({*df['where']}-{base}): found += match_sides(ours, df[df['where']==where], names)[0]
         done = [o for o in group_by_settings(df, names).values() if (o['where']==base).any()]
-        df = df.drop([i for o in done for i in o.index])                                 # what it did not run has the next one for a baseline
+        df = df.drop([i for o in done for i in o.index])         # what it did not run has the next one for a baseline
     if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning'])
     return pd.DataFrame(found).sort_values(['workload', 'where_b', 'how', 'bs'], ignore_index=True)
 
@@ -231,16 +222,15 @@ def compare_devices(
 def _speed_sentence(r, n_visits, a, b, workload, when):
     "'At batch 64, B trains W 3 times faster (2.9 to 3.1, 95 %) than A.'"
     words, _, why = verdict(r, n_visits, True).partition('; ')
-    if words=='not distinguishable': return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_range(r, 'times')})."
+    if words=='not distinguishable':
+        return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_range(r, 'times')})."
     return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
 
 def _row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
 
 @patch
-def at_own_best(self:Workload,
-    rows:pd.DataFrame, # Of `comparison`: one pair of devices
-):
-    "Of two devices the ratio of each at its best batch size, with the visits, and the two sizes; None where one has none"
+def at_own_best(self:Workload, rows):
+    "Of a pair of devices the ratio of each at its best batch size, with the visits, and the two sizes; None without"
     best = [self.best.get(' · '.join(filter(None, [rows[o].iloc[0], rows.how.iloc[0]])))
             for o in ('where_a', 'where_b')]
     if None in best or rows.bs.nunique()<2: return None
@@ -248,31 +238,32 @@ def at_own_best(self:Workload,
     return speed_ratio(b, a), (len(a), len(b)), tuple(o.bs for o in best)
 
 # %% ../nbs/32_findings.ipynb #1047f8e0
+def _same_size_sentences(rows, a, b):
+    "The largest and the smallest ratio at one batch size, and where `b` is slower"
+    ends = [(o, verdict(*_row_ratio(o))) for o in (rows.loc[rows.speedup.idxmax()], rows.loc[rows.speedup.idxmin()])]
+    out = [f"At the same batch size: {', '.join(f'{words} at {fmt_bs(o.bs)}' for o,words in ends)}."]
+    slower, other = rows[rows.hi<1], rows[~(rows.hi<1)]
+    if not len(slower): return out
+    sizes = 'at every batch size that was tried' if not len(other) else f'below batch {fmt_bs(other.bs.min())}'
+    if len(other) and slower.bs.max()>other.bs.min(): sizes = f'at {_batch_phrase(slower.bs.unique())}'
+    return out + [f'{start_sentence(b)} is slower than {a} {sizes}.']
+
+def _pairs(comparison): # No columns without rows
+    return [o for _,o in comparison.groupby(['where_a', 'where_b', 'how'])] if len(comparison) else []
+
 @patch
 def speedups(self:Workload)->list[str]:
     "How much faster each device is than the baseline, and where it is not"
-    out, c = [], self.comparison
-    pairs = [o for _,o in c.groupby(['where_a', 'where_b', 'how'])] if len(c) else []
+    out, pairs = [], _pairs(self.comparison)
     for rows in pairs:
         first, own = rows.iloc[0], self.at_own_best(rows)
         a, b = device_phrase(first.where_a), device_phrase(first.where_b + f' · {first.how}'*bool(first.how))
-        if rows.bs.nunique()<2:
-            when = f'At batch {fmt_bs(first.bs)}' if is_known(first.bs) else 'Here'
-            out.append(_speed_sentence(*_row_ratio(first), a, b, self.name, when))
-            continue
-        ends = [(o, verdict(*_row_ratio(o))) for o in (rows.loc[rows.speedup.idxmax()],
-                                                       rows.loc[rows.speedup.idxmin()])]
-        parts = [f"At the same batch size: {', '.join(f'{words} at {fmt_bs(o.bs)}' for o,words in ends)}."]
-        slower, other = rows[rows.hi<1], rows[~(rows.hi<1)]
-        if len(slower):
-            sizes = 'at every batch size that was tried' if not len(other) else f'below batch {fmt_bs(other.bs.min())}'
-            if len(other) and slower.bs.max()>other.bs.min(): sizes = f'at {_batch_phrase(slower.bs.unique())}'
-            parts.append(f'{start_sentence(b)} is slower than {a} {sizes}.')
+        parts, when = [], f'At batch {fmt_bs(first.bs)}' if is_known(first.bs) else 'Here'
+        if rows.bs.nunique()<2: parts.append(_speed_sentence(*_row_ratio(first), a, b, self.name, when))
         if own:
-            r, n, (bs_a, bs_b) = own
-            paragraph = _speed_sentence(r, n, f'{a} (at {bs_a})', f'{b} (at {bs_b})', self.name,
-                                        'Each at its best batch size')
-            parts = [paragraph] if len(pairs)>_FEW else [paragraph, *parts]
+            at_a, at_b = (f'{o} (at {bs})' for o,bs in zip((a, b), own[2]))
+            parts.append(_speed_sentence(*own[:2], at_a, at_b, self.name, 'Each at its best batch size'))
+        if not parts or own and len(pairs)<=_FEW: parts += _same_size_sentences(rows, a, b)
         out.append(' '.join(parts))
     return out
 
@@ -285,16 +276,18 @@ def all_speedups(self:AllVisits)->list[str]:
     found, out = {}, []
     for _,df in self.df.groupby('workload'):
         w = Workload(df)
-        for (a,b,how),rows in w.comparison.groupby(['where_a', 'where_b', 'how']) if len(w.comparison) else ():
+        for rows in _pairs(w.comparison):
             row = rows.loc[rows.speedup.idxmax()]
             r, n, sizes = w.at_own_best(rows) or (*_row_ratio(row), (row.bs,))
             words = verdict(r, n)
             if words=='not distinguishable': words += f" ({fmt_range(r, 'times', level=False)})"
             at = fmt_list(dict.fromkeys(map(fmt_bs, sizes)))
             at = f'at batch {at}' if len({*sizes})==1 else f'each at its best batch size ({at})'
-            found.setdefault((a, b), []).append((r.mid, f"{w.name}{f' ({how})' if how else ''}: {words} {at}"))
+            text = f'{w.name}' + f' ({row.how})'*bool(row.how) + f': {words} {at}'
+            found.setdefault((row.where_a, row.where_b), []).append((r.mid, text))
     for (a,b),ratios in found.items():
-        start, each = f'{start_sentence(device_phrase(b))} against {device_phrase(a)}', [text for _,text in sorted(ratios, reverse=True)]
+        start = f'{start_sentence(device_phrase(b))} against {device_phrase(a)}'
+        each = [text for _,text in sorted(ratios, reverse=True)]
         out.append(f"{start} (95 % intervals): {'; '.join(each)}." if len(each)<=_MAX_RATIOS else
                    f'{start} in {len(each)} cases, from {each[0]} to {each[-1]} (95 % intervals).')
     return out
@@ -314,17 +307,17 @@ def settings(self:Workload)->list[str]:
         fast, slow = (pick(rates, key=lambda o: rates[o].median()) for pick in (max, min))
         r, at = speed_ratio(rates[fast], rates[slow]), f'On {device_phrase(where)} at batch {fmt_bs(max(sizes))}'
         words = verdict(r, (len(rates[fast]), len(rates[slow])), True)
-        out.append(f"{at}, {fmt_list(rates)} are not distinguishable: the fastest against the slowest is "
-                   f"{fmt_range(r, 'times')}."
-                   if words=='not distinguishable' else f"{at}, the fastest is {fast}: {words} than {slow}, the "
-                                                        f"slowest that was tried.")
+        same = f"{fmt_list(rates)} are not distinguishable: the fastest against the slowest is {fmt_range(r, 'times')}."
+        out.append(f'{at}, {same}' if words=='not distinguishable' else
+                   f'{at}, the fastest is {fast}: {words} than {slow}, the slowest that was tried.')
     return out
 
 # %% ../nbs/32_findings.ipynb #40e0e941
 @patch
 def different_work(self:Workload)->list[str]:
     "Warnings of the comparison between devices, other than failed visits"
-    warned = self.comparison[self.comparison.warning.ne('') & ~self.comparison.warning.astype(str).str.contains(' visits failed on ')]
+    warnings = self.comparison.warning
+    warned = self.comparison[warnings.ne('') & ~warnings.astype(str).str.contains(' visits failed on ')]
     return [f'Batch {fmt_bs(o.bs)}, {device_phrase(o.where_b)} against {device_phrase(o.where_a)}: {o.warning}'
             for o in warned.itertuples()]
 
@@ -333,9 +326,9 @@ def different_work(self:Workload)->list[str]:
 def epoch_costs(self:Workload)->list[str]:
     "Time, energy and money of two devices, at the batch size with the largest speed-up"
     out = []
-    for _,rows in self.comparison.groupby(['where_a', 'where_b', 'how']) if len(self.comparison) else ():
+    for rows in _pairs(self.comparison):
         row = rows.loc[rows.speedup.idxmax()]
-        where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}' + (f' ({row.how})' if row.how else '')
+        where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}' + f' ({row.how})'*bool(row.how)
         words = [f'time: {row.verdict}', *cost_words(row.to_dict())]
         if len(words)>1: out.append(f"{start_sentence(where)} at batch {fmt_bs(row.bs)}: {'; '.join(words)}.")
     return out
@@ -350,7 +343,7 @@ def images_left_out(self:Workload)->list[str]:
         parts = fmt_list(clause(n, o.bs.unique()) for n,o in rows.groupby('n_dropped'))
         verb = 'their times are' if rows.bs.nunique()>1 else 'its time is'
         out.append(f"{start_sentence(parts)} of the {fmt_count(n_train)} training images in each epoch: {verb} not "
-                   f"comparable.")
+                   "comparable.")
     return out
 
 @patch
@@ -361,8 +354,7 @@ def accuracies(self:Workload)->list[str]:
     if not len(medians) or not accuracy_differs(medians.iloc[-1], medians.iloc[0], rows.n_valid.min()): return []
     high, low = (f"{fmt(medians[o], '%', 100)} at batch {fmt_bs(o)}" for o in (medians.index[-1], medians.index[0]))
     return [f"Held-out accuracy of {self.name} is {high} and {low}. The same number of epochs is not the same "
-            f"learning, "
-            "so the fastest epoch may not be the best choice."]
+            "learning, so the fastest epoch may not be the best choice."]
 
 _MIN_STARTUP_FRAC = .1 # of an epoch, from which on the wait for the first batch is reported
 
@@ -377,8 +369,7 @@ def startup(self:Workload)->list[str]:
         bs, has_workers = shares.idxmax(), bool('n_workers' in rows and rows.n_workers.max()>0)
         why = ' Workers start anew in every epoch, so short epochs do better with fewer of them.'*has_workers
         out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(shares.max(), '%', 100)} of an epoch is "
-                   f"the wait for its first batch "
-                   f"({fmt(rows.first_batch_ms[rows.bs==bs].median(), 'ms')}).{why}")
+                   f"the wait for its first batch ({fmt(rows.first_batch_ms[rows.bs==bs].median(), 'ms')}).{why}")
     return out
 
 @patch
@@ -394,18 +385,17 @@ def memory(self:AllVisits)->list[str]:
 # %% ../nbs/32_findings.ipynb #2f83000a
 @patch
 def energy_uses(self:Workload)->list[str]:
-    "What an epoch takes in joules, series by series: at the batch size with the least energy an image, and at the one with the most"
+    "What an epoch takes in joules, series by series: at the batch sizes with the least and the most an image"
     out, known = [], self.ok[self.ok.epoch_j.notna() & self.ok.bs.notna()]
     for series,rows in known.groupby('series'):
         image_j = rows.groupby('bs').image_j.median()
         best, worst = image_j.idxmin(), image_j.idxmax()
         at, rest = rows[rows.bs==best], rows[rows.bs==worst]
         text = (f"On {device_phrase(series)} at batch {fmt_bs(best)}, an epoch takes "
-                f"{fmt_interval(median_ci(at.epoch_j), 'J')}, "
-                f"an image {fmt(image_j[best], 'mJ', 1e3)}")
+                f"{fmt_interval(median_ci(at.epoch_j), 'J')}, an image {fmt(image_j[best], 'mJ', 1e3)}")
         more = verdict(speed_ratio(at.image_j, rest.image_j), (len(at), len(rest)), True, words=('less', 'more'))
-        if best!=worst: text += f", the least measured; at batch {fmt_bs(worst)}, an image takes {fmt(image_j[worst], 'mJ', 1e3)}: {more}"
-        out.append(f'{text}.')
+        most = f"at batch {fmt_bs(worst)}, an image takes {fmt(image_j[worst], 'mJ', 1e3)}: {more}"
+        out.append(text + f', the least measured; {most}'*bool(best!=worst) + '.')
     return out
 
 # %% ../nbs/32_findings.ipynb #06dd3342
@@ -417,20 +407,16 @@ def no_energy(self:AllVisits)->list[str]:
         n = int(rows.image_j.isna().sum())
         usual = ', which is usual for a CPU in a virtual machine or a container'*bool((rows.device=='cpu').all())
         if n: out.append(f"In {n} of {len(rows)} monitored visits, the energy of {device_phrase(where)} could not be "
-                         f"read{usual}. "
-                         "The field monitor_note of the records gives the reason.")
+                         f"read{usual}. The field monitor_note of the records gives the reason.")
     return out
 
 # %% ../nbs/32_findings.ipynb #b6e2a4e2
 _MIN_HEAT_Z, _MIN_HEAT_FRAC = 2.33, .01   # 1 % by chance; and a slow-down worth a sentence
 
 @patch
-def slow_down(self:AllVisits,
-    where:str,  # The device
-    column:str, # What the visits started with
-    sign=1,     # -1 where a lower value is slower
-)->tuple: # Slow-down over the widest range of `column` in a configuration, a fraction; that range; visits. None where chance may do it
-    "How much longer visits take that started warmer, by Kendall's test within each configuration"
+def slow_down(self:AllVisits, where, column, sign=1): # -1 where a lower value is slower
+    """How much longer visits take that started warmer, by Kendall's test within each configuration: a fraction, over
+    the widest range of `column` in a configuration; that range; visits. None where chance may do it"""
     parts = [o[o['where'].eq(where) & o[column].notna() & o.epoch_s.gt(0)] for _,o in self.configurations()]
     pairs = [(sign*o[column].to_numpy(float), np.log(o.epoch_s.to_numpy(float))) for o in parts
              if o[column].nunique()>1]
@@ -439,7 +425,7 @@ def slow_down(self:AllVisits,
     for x,y in pairs:
         i, j = np.triu_indices(n := len(x), 1)
         score += (np.sign(x[j]-x[i])*np.sign(y[j]-y[i])).sum()         # pairs that grow together less those that do not
-        variance += n*(n-1)*(2*n+5)/18                                 # of that by chance (Kendall 1938); less with ties
+        variance += n*(n-1)*(2*n+5)/18                           # of that by chance (Kendall 1938); less with ties
     x, y = (np.concatenate([o[k]-o[k].mean() for o in pairs]) for k in (0, 1))
     span = max(np.ptp(o) for o,_ in pairs)
     slower = math.expm1((x*y).sum()/(x*x).sum()*span)
@@ -456,9 +442,8 @@ def heat(self:AllVisits)->list[str]:
         slower, span, n = warm or clock
         how, over = ('warmer', fmt(span, '°C')) if warm else ('with a lower clock', fmt(span, 'MHz'))
         out.append(f"On {device_phrase(where)}, visits that started {how} were slower: {fmt(slower, '%', 100)} over "
-                   f"{over} within one configuration "
-                   f"({n} visits, more than chance explains). Heat left by the visit before may cause differences of "
-                   f"that size; more repeats would show it.")
+                   f"{over} within one configuration ({n} visits, more than chance explains). Heat left by the visit "
+                   "before may cause differences of that size; more repeats would show it.")
     return out
 
 @patch
@@ -470,8 +455,7 @@ def throttling(self:AllVisits)->list[str]:
         reasons, most = sorted({w for o in rows.throttle_seen for w in o.split(', ')}), rows.throttled_frac.max()
         up_to = f", up to {fmt(most, '%', 100)} of the time"*bool(most>0)
         out.append(f"In {len(rows)} of {n[where]} monitored visits, {device_phrase(where)} was throttled{up_to}: "
-                   f"{fmt_list(reasons)}. "
-                   "With good cooling and its full power it would be faster.")
+                   f"{fmt_list(reasons)}. With good cooling and its full power it would be faster.")
     return out
 
 # %% ../nbs/32_findings.ipynb #393e0b59
@@ -484,14 +468,18 @@ def noise_floor(self:AllVisits)->list[str]:
     found = [(rows, r) for o in parts for rows,r in aa_pairs(o) if r is not None]
     if not found: return []
     rows, r = max(found, key=lambda o: o[1].width if is_known(o[1].lo) else -math.inf)
-    which = f'batch {fmt_bs(rows.bs.iloc[0])} on {device_phrase(rows.series.iloc[0])}' + f', {rows.workload.iloc[0]}'*(self.df.workload.nunique()>1)
+    first = rows.iloc[0]
+    which = f'batch {fmt_bs(first.bs)} on {device_phrase(first.series)}'
+    which += f', {first.workload}'*(self.df.workload.nunique()>1)
     which += f'; the widest of {len(found)} such pairs'*(len(found)>1)
-    text = f"Noise check: the same configuration was visited twice in each round ({which}), and one set of visits took {fmt(r.mid)} times as long as the other"
+    text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set of visits '
+            f'took {fmt(r.mid)} times as long as the other')
     if not is_known(r.lo): return [f"{text}. So few visits have no interval."]
-    text += f" ({fmt_range(r)}). The true ratio is 1. Judge every other difference by its own interval, not by this one."
+    text += (f' ({fmt_range(r)}). The true ratio is 1. Judge every other difference by its own interval, not by this '
+             'one.')
     disturbed = max(r.lo, 1/r.hi)-1>_MAX_FLOOR_FRAC
-    return [text + " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary "
-                   "of other differences of this size."*bool(disturbed)]
+    return [text + " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary of "
+                   "other differences of this size."*bool(disturbed)]
 
 # %% ../nbs/32_findings.ipynb #5a194024
 @patch
@@ -500,9 +488,10 @@ def few_visits(self:AllVisits)->list[str]:
     n, again = np.array([len(o) for _,o in self.configurations()]), 'Run again with repeats=3.'
     if not len(n): return ['No visit succeeded, so nothing was measured. The table of failed visits gives the reasons.']
     if n.sum()==1: return [f'Only one run exists, so there is no interval and nothing to compare with. {again}']
-    if n.max()==1: return [f'Each configuration has one visit, so there is no interval and no difference was checked '
+    if n.max()==1: return ['Each configuration has one visit, so there is no interval and no difference was checked '
                            f'against the noise. {again}']
-    return [f'{(n==1).sum()} of {len(n)} configurations have a single visit and so no interval. {again}']*bool(n.min()==1)
+    if n.min()>1: return []
+    return [f'{(n==1).sum()} of {len(n)} configurations have a single visit and so no interval. {again}']
 
 # %% ../nbs/32_findings.ipynb #6717aea0
 @patch
@@ -527,8 +516,8 @@ def check(self:Workload)->list[str]:
     series, bs = worst = far.epoch_check_frac.abs().idxmax()
     row, many = far.loc[worst], f', the largest gap of {len(far)} in {len(off)} configurations'*(len(far)>1)
     return [f"A whole epoch took {fmt(row.epoch_whole_s, 's')}, but its start-up, its steps at their median and its "
-            f"end add up to {fmt(row.epoch_s, 's')} "
-            f"(batch {fmt_bs(bs)} on {device_phrase(series)}{many}): {_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
+            f"end add up to {fmt(row.epoch_s, 's')} (batch {fmt_bs(bs)} on {device_phrase(series)}{many}): "
+            f"{_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
 
 @patch
 def not_tight(self:AllVisits)->list[str]:
@@ -538,28 +527,29 @@ def not_tight(self:AllVisits)->list[str]:
     wide, how = loose.half_width_frac.dropna(), ''
     if len(wide):
         worst = loose.loc[wide.idxmax()]
-        how = f": at worst within {fmt(worst.half_width_frac, '%', 100)} either way (batch {fmt_bs(worst.bs)} on {device_phrase(worst.series)})"
-    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as precisely "
-            f"as requested{how}. "
-            "A larger max_s gives them more."]
+        at = f'batch {fmt_bs(worst.bs)} on {device_phrase(worst.series)}'
+        how = f": at worst within {fmt(worst.half_width_frac, '%', 100)} either way ({at})"
+    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as precisely as "
+            f"requested{how}. A larger max_s gives them more."]
 
 @patch
 def not_steady(self:AllVisits)->list[str]:
     "Visits whose warm-up ended before the steps were steady"
     n = int(self.ok.not_steady.eq(True).sum())
     return [f"In {n} of {len(self.ok)} visits, the steps still drifted when the warm-up ended, so these times may be "
-            f"slightly too long."]*bool(n)
+            "slightly too long."]*bool(n)
 
 @patch
 def process_starts(self:AllVisits)->list[str]:
     "What fresh processes cost, beside the times that were measured in them"
     known = self.df[self.df.process_s.notna()]
     if not len(known): return []
-    both, times = known[known.visit_s>0], known.process_s
-    share = f"; in all {fmt(both.process_s.sum()/both.visit_s.sum(), '%', 100)} of the {fmt(both.visit_s.sum(), 's')} of these visits" if len(both) else ''
-    return [f"Each visit ran in a fresh process. Starting one took {fmt(times.median(), 's')} (median of "
-            f"{len(known)}; the longest {fmt(times.max(), 's')}{share}). "
-            "No other time here includes it."]
+    both, times, share = known[known.visit_s>0], known.process_s, ''
+    if len(both):
+        visits_s = both.visit_s.sum()
+        share = f"; in all {fmt(both.process_s.sum()/visits_s, '%', 100)} of the {fmt(visits_s, 's')} of these visits"
+    return [f"Each visit ran in a fresh process. Starting one took {fmt(times.median(), 's')} (median of {len(known)}; "
+            f"the longest {fmt(times.max(), 's')}{share}). No other time here includes it."]
 
 # %% ../nbs/32_findings.ipynb #deffca7e
 _LARGE_SHARES = dict( # phase -> from which fraction of a step on it is reported, what it is, what to do about it
@@ -588,11 +578,7 @@ def phases(self:Workload)->list[str]:
 _MIN_FIT_SIZES = 4    # batch sizes for a fit of the step time
 _MAX_ENDS_RATIO = 3   # a batch size is named where the ends of its interval are no further apart than this factor
 
-def fit_sentence(
-    series:str, # As `add_labels` names it
-    fit,        # Its `StepTime`
-    short=False # Leave out the best batch size and the fit's reason
-)->str:
+def fit_sentence(series, fit, short=False)->str: # Short: without the best batch size and the fit's reason
     "What a step is made of, as far as the fit shows it"
     def ends(name, unit, times=1):
         i = fit.intervals[name]
@@ -601,13 +587,13 @@ def fit_sentence(
     parts = [f"{ends('overhead_ms', 'ms')} {'at least' if rise else 'at every size'}"]*plateau
     parts += [f"{ends('fixed_ms', 'ms')} and {ends('per_image_ms', 'µs', 1e3)} an image"]*rise
     if not parts: return f"The step times of {where} make no curve. {fit.reason}"
-    text, i, goal = f"By a fit (95 % intervals), a step on {where} takes {', or '.join(parts)}.", fit.best_bs_ci(), 'within 2 % of the most images per second'
+    text, i = f"By a fit (95 % intervals), a step on {where} takes {', or '.join(parts)}.", fit.best_bs_ci()
     if short: return text
     if is_known(i.mid):
-        sizes, beyond = _bs_range(i), ', beyond the measured sizes'*bool(fit.best_bs()>fit.measured_range[1])
-        text += (f' It trains {goal} from batch {fit.best_bs()} ({sizes}) on{beyond}.' if i.lo*_MAX_ENDS_RATIO>=i.hi
-                 else
-                 f' The times do not show from which batch size on it trains {goal} ({sizes}).')
+        goal, beyond = 'within 2 % of the most images per second', fit.best_bs()>fit.measured_range[1]
+        seen = f'from batch {fit.best_bs()} ({_bs_range(i)}) on' + ', beyond the measured sizes'*bool(beyond)
+        text += (f' It trains {goal} {seen}.' if i.lo*_MAX_ENDS_RATIO>=i.hi else
+                 f' The times do not show from which batch size on it trains {goal} ({_bs_range(i)}).')
     return f'{text} {fit.reason}'.rstrip()
 
 # %% ../nbs/32_findings.ipynb #6188cc33
@@ -625,8 +611,8 @@ def step_fits(self:Workload)->list[str]:
     pairs = [(a, b) for a in found for b in found if kind(a)==('cpu', kind(b)[1]) and kind(b)[0]=='cuda']
     shown = [o for o,fit in found.items() if is_known(fit.overhead_ms) or is_known(fit.per_image_ms)]
     return [fit_sentence(o, fit, len(found)>_FEW) for o,fit in found.items()] + [
-        _crossing_sentence(rows[a], rows[b], crossover_bs(found[a], found[b])) for a,b in pairs[:_FEW] if a in shown
-        and b in shown]
+        _crossing_sentence(rows[a], rows[b], crossover_bs(found[a], found[b]))
+        for a,b in pairs[:_FEW] if {a, b}<=set(shown)]
 
 def _crossing_sentence(cpu, gpu, i):
     "From which batch size on a step on the GPU is shorter: by the fits, and as measured"
@@ -665,18 +651,17 @@ def all_failures(self:AllVisits)->list[str]:
     n = len(failed.groupby(['workload', 'series', failed.bs.fillna(-1)]))
     each = fmt_list(f"{k} {_FAILED.get(o, f'ended as {o}')}" for o,k in failed.status.value_counts().items())
     return [f"{len(failed)} of {len(self.df)} visits failed, in {n} configuration{'s'*(n>1)}: {each}. The table of "
-            f"failed visits gives the reasons."]
+            "failed visits gives the reasons."]
 
 # %% ../nbs/32_findings.ipynb #47a18660
 _KINDS = ( # the most important first
     AllVisits.noise, AllVisits.few_visits, Workload.failures, Workload.speedups, Workload.best_batches,
-    Workload.settings, Workload.different_work,
-    Workload.epoch_costs, AllVisits.no_gpu, Workload.images_left_out, Workload.accuracies, AllVisits.noise_floor, AllVisits.throttling,
-    Workload.energy_uses,
-    Workload.startup, Workload.check, AllVisits.heat, Workload.phases, Workload.step_fits, AllVisits.memory,
-    AllVisits.no_energy, AllVisits.not_steady,
-    AllVisits.not_tight, AllVisits.process_starts)
-_FOR_ALL = {Workload.speedups: AllVisits.all_speedups, Workload.failures: AllVisits.all_failures} # kind -> all its findings in one sentence
+    Workload.settings, Workload.different_work, Workload.epoch_costs, AllVisits.no_gpu, Workload.images_left_out,
+    Workload.accuracies, AllVisits.noise_floor, AllVisits.throttling, Workload.energy_uses, Workload.startup,
+    Workload.check, AllVisits.heat, Workload.phases, Workload.step_fits, AllVisits.memory, AllVisits.no_energy,
+    AllVisits.not_steady, AllVisits.not_tight, AllVisits.process_starts)
+# kind -> all its findings in one sentence
+_FOR_ALL = {Workload.speedups: AllVisits.all_speedups, Workload.failures: AllVisits.all_failures}
 
 @dataclass(frozen=True)
 class Finding:
@@ -685,25 +670,22 @@ class Finding:
     workload:str # '' for a finding about all visits
     text:str
 
-def findings(
-    records, # As `load_records` takes them
-)->list[Finding]: # The most important first
+def findings(records)->list[Finding]: # The most important first
     "What the records show, in plain words with its uncertainty"
     df = add_labels(records)
-    workloads, everything, first, rest = {w: Workload(rows) for w,rows in df.groupby('workload')}, AllVisits(df), [], []
+    workloads, everything = {w: Workload(rows) for w,rows in df.groupby('workload')}, AllVisits(df)
+    first, rest = [], []
     def named(w, text): return text if w in text or len(workloads)<2 else f'{w}: {text}'
     for kind in _KINDS:
         about_all = kind.__name__ in vars(AllVisits)
         found = [('', o) for o in kind(everything)] if about_all else [
             (w, named(w, o)) for w,rows in workloads.items() for o in kind(rows)]
-        n_first = _FEW
-        if kind in _FOR_ALL and len(found)>_FEW: found, n_first = [('', o) for o in _FOR_ALL[kind](everything)] + found, 1
-        first += found[:n_first]
-        rest += found[n_first:]
+        is_long = kind in _FOR_ALL and len(found)>_FEW
+        if is_long: found = [('', o) for o in _FOR_ALL[kind](everything)] + found
+        n_first = 1 if is_long else _FEW
+        first, rest = first+found[:n_first], rest+found[n_first:]
     return [Finding(i, *o) for i,o in enumerate(first+rest)]
 
-def recommend(
-    records, # As `load_records` takes them
-)->list[str]:
+def recommend(records)->list[str]:
     "The findings as sentences, the most important first"
     return [o.text for o in findings(records)]

@@ -24,20 +24,16 @@ from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, series_label
                              varied_settings, where_labels)
 
 # %% ../nbs/30_plot.ipynb #aade5137
-def need_columns(
-    df:pd.DataFrame, # Records, one row a visit
-    *names:str,      # Columns that must be there
-):
+def need_columns(df:pd.DataFrame, *names:str):
     "Raise a `ValueError` in words where `df` is no frame, has no rows or lacks a column"
-    if not isinstance(df, pd.DataFrame): raise ValueError(
-        f"A frame is needed, not {df!r:.60}, which is a {type(df).__name__}. Give what `sweep` returns or "
-        f"`read_records(folder)` reads.")
+    if not isinstance(df, pd.DataFrame):
+        raise ValueError(f"{df!r:.60} is no frame. Give what `sweep` returns or `read_records(folder)` reads.")
     if not len(df):
         raise ValueError("The frame has no rows, so there is nothing to draw. Give the records of at least one visit.")
     lacking = [o for o in names if o not in list(df)]
     if lacking:
-        raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. Its columns are: "
-                         f"{', '.join(map(str, df.columns))}.")
+        columns = ', '.join(map(str, df.columns))
+        raise ValueError(f"The frame lacks {', '.join(map(repr, lacking))}. Its columns are: {columns}.")
 
 # %% ../nbs/30_plot.ipynb #f90f75ac
 STYLE = {'font.size': 11, 'axes.titlesize': 11.5, 'axes.titlelocation': 'left', 'axes.spines.top': False,
@@ -45,12 +41,10 @@ STYLE = {'font.size': 11, 'axes.titlesize': 11.5, 'axes.titlelocation': 'left', 
          'lines.linewidth': 1.7, 'lines.markersize': 6.5, 'legend.fontsize': 10,
          'figure.figsize': (5.4, 3.7), 'figure.dpi': 100, 'figure.constrained_layout.use': True}
 
-# %% ../nbs/30_plot.ipynb #1b382750
-MARKERS = 'osD^vPhX'
-
 # %% ../nbs/30_plot.ipynb #ebd80f34
 # after Okabe & Ito (2008); purple, yellow and grey darkened
 ON_LIGHT = ['#0072B2', '#D55E00', '#009E73', '#AA4499', '#8C6D00', '#5B5B5B']
+_MARKERS = 'osD^vPhX'
 ON_DARK = ['#56B4E9', '#E69F00', '#2FCFA0', '#E79FC7', '#F0E442', '#C8C8C8']
 
 @contextmanager
@@ -60,13 +54,11 @@ def drawing():
     with mpl.rc_context(STYLE): yield
 
 # %% ../nbs/30_plot.ipynb #b190bae2
-def series_style(
-    i:int, # Number of the series, from 0
-)->dict: # `color` and `marker`, as matplotlib's `plot` takes them
+def series_style(i:int)->dict: # `color` and `marker`, as matplotlib's `plot` takes them
     "Color and marker of a series; together they repeat after 24"
     dark = sum(mpl.colors.to_rgb(mpl.rcParams['text.color']))>1.5
     colors = ON_DARK if dark else ON_LIGHT
-    return dict(color=colors[i%len(colors)], marker=MARKERS[i%len(MARKERS)])
+    return dict(color=colors[i%len(colors)], marker=_MARKERS[i%len(_MARKERS)])
 
 # %% ../nbs/30_plot.ipynb #c5990805
 def _as_is(text):
@@ -82,11 +74,9 @@ def _by_number(text): return [int(o) if o.isdigit() else o for o in re.split('([
 def _series_styles(labels):
     "Label -> color and marker; the first color is the CPU's, also where no CPU is drawn"
     names = sorted(labels.unique(), key=_by_number)
-    return {name: series_style(i+names[0].startswith('GPU')) for i,name in enumerate(names)}
+    return {name: series_style(i + names[0].startswith('GPU')) for i,name in enumerate(names)}
 
-def caption(
-    df:pd.DataFrame, # The records that are drawn
-)->str: # One line a kind of hardware; empty where the frame holds nothing about its machine
+def caption(df:pd.DataFrame)->str: # One line a kind of hardware; empty where the frame holds nothing about its machine
     "On which machines the records were made"
     if not {'cpu', 'gpu'} & set(df): return ''
     titles, where = pd.Series([machine_title(o) for o in df.to_dict('records')], df.index), where_labels(df)
@@ -96,7 +86,7 @@ def caption(
     return '\n'.join(sorted(titles.unique()))
 
 def _finish(ax, title, lines, n_spare=2, width=52):
-    "Legend and title over the axes, caption below, and more height for long ones where the figure holds these axes alone"
+    "Legend and title over the axes, caption below, and more height for long ones of lone axes"
     names, n_rows, size = ax.get_legend_handles_labels()[1], 0, ax.figure.get_size_inches()
     if len(names)>1 and ax.get_legend() is None:                        # over the axes it hides nothing
         n_columns = max(1, min(len(names), 54//(7+max(map(len, names)))))
@@ -104,24 +94,27 @@ def _finish(ax, title, lines, n_spare=2, width=52):
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=n_columns, frameon=False, borderaxespad=.2,
                   handlelength=1.6, columnspacing=1.2)
     if title: ax.set_title(textwrap.fill(title, width), pad=6+17*n_rows)
-    cell, labels = ax.get_subplotspec(), ax.yaxis.get_tightbbox()
-    width_in = size[0]/(cell.get_gridspec().ncols if cell else 1) - (labels.width/ax.figure.dpi if labels else 0)
-    # of 9 points, from the left end of the axes to the edge
-    n_letters = max(20, int(13*(width_in-.15)))
-    lines = [part for o in lines if o for line in _as_is(o).split('\n')
-             for part in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
-    ax.annotate('\n'.join(lines), (0, 0), (0, -8), xycoords=('axes fraction', ax.xaxis.label),
-                textcoords='offset points',
-                va='top', fontsize=9, gid='caption')
+    lines = _wrapped_to(ax, lines)
+    ax.annotate('\n'.join(lines), (0, 0), (0, -8), xycoords=('axes fraction', ax.xaxis.label), va='top', fontsize=9,
+                textcoords='offset points', gid='caption')
     more_in = .23*max(0, n_rows-1)+.14*(len(lines)-n_spare)
     if len(ax.figure.axes)==1 and more_in>0: ax.figure.set_figheight(size[1]+more_in)
+
+def _wrapped_to(ax, texts):
+    "Lines of 9 points that fit from the left end of the axes to the edge of the figure"
+    cell, labels, fig = ax.get_subplotspec(), ax.yaxis.get_tightbbox(), ax.figure
+    width_in = fig.get_figwidth()/(cell.get_gridspec().ncols if cell else 1) - (labels.width/fig.dpi if labels else 0)
+    n_letters = max(20, int(13*(width_in-.15)))
+    return [part for o in texts if o for line in _as_is(o).split('\n')
+            for part in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
 
 # %% ../nbs/30_plot.ipynb #ff90b046
 def _draw_dots(ax, df, y, style):
     "Every visit a dot; hollow for those that left images out"
+    marker, color = style['marker'], style['color']
     for hollow,rows in df.groupby(leaves_out(df)):
-        ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=style['color'], mfc='none' if hollow
-                else style['color'], alpha=.75, zorder=3)
+        inside = 'none' if hollow else color
+        ax.plot(rows.bs, rows[y], ls='none', marker=marker, mec=color, mfc=inside, alpha=.75, zorder=3)
 
 def _draw_series(ax, df, y, label, style):
     "Dots and the line through the medians of one series"
@@ -134,8 +127,9 @@ def _draw_series(ax, df, y, label, style):
 def _draw_failures(ax, df, labels):
     "A cross on the axis for each batch size that failed, with the reason and, among several series, whose it was"
     failed = df[~succeeded(df)]
-    texts = failed.status + (' ('+labels[failed.index]+')' if labels.nunique()>1
-                             else '') if len(failed) else pd.Series(dtype=object)
+    if not len(failed): return
+    texts = failed.status
+    if labels.nunique()>1: texts = texts+' ('+labels[failed.index]+')'
     at_axis, ink = ax.get_xaxis_transform(), mpl.rcParams['text.color']
     for bs,found in texts.groupby(failed.bs):
         ax.plot([bs], [0], 'x', color=ink, ms=9, mew=2, transform=at_axis, clip_on=False, zorder=5)
@@ -144,21 +138,22 @@ def _draw_failures(ax, df, labels):
 
 def _finish_sizes(ax, df, y, labels, title, notes=()):
     "Axes, legend and caption of a figure over batch sizes"
-    sizes, values, ok = sorted({int(o) for o in df.bs.dropna()}), df[y][succeeded(df)].dropna(), succeeded(df) & df[y].notna()
+    sizes, ok = sorted({int(o) for o in df.bs.dropna()}), succeeded(df) & df[y].notna()
     gaps, span = np.diff(np.log2(sizes)), np.log2(sizes[-1]/sizes[0])+.76
     width = 72*ax.figure.get_figwidth()*ax.get_position().width         # points; a digit takes about 7
     crowded = any(gap/span*width < 7*len(str(size))+4 for gap,size in zip(gaps, sizes[1:]))
     ax.set_xscale('log', base=2)
     ax.set_xticks(sizes, labels=[str(o) for o in sizes], rotation=90 if crowded else 0)
     ax.set_xticks([], minor=True)
-    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=(0, _top(values)),
+    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=(0, _top(df[y][ok])),
            ylabel=field(y).words())
-    if not len(values): ax.text(.5, .6, 'no visit gave a value', transform=ax.transAxes, ha='center'); ax.set_yticks([])
+    if not ok.any(): ax.text(.5, .6, 'no visit gave a value', transform=ax.transAxes, ha='center')
+    if not ok.any(): ax.set_yticks([])
     ax.yaxis.set_major_formatter('{x:,.10g}')
     hollow = f"Hollow: that batch leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the training images."
     silent = sorted(set(labels[succeeded(df)]) - set(labels[ok]))
-    _finish(ax, title, [caption(df), *notes, hollow*bool(leaves_out(df[ok]).any()), silent
-                        and f"Not measured: {', '.join(silent)}."], 3)
+    unseen = f"Not measured: {', '.join(silent)}."*bool(silent)
+    _finish(ax, title, [caption(df), *notes, hollow*bool(leaves_out(df[ok]).any()), unseen], 3)
 
 # %% ../nbs/30_plot.ipynb #1407056c
 @drawing()
@@ -190,6 +185,18 @@ def plot_images_per_s(
     return plot_batch_sizes(df, 'images_per_s', by, ax, title)
 
 # %% ../nbs/30_plot.ipynb #b2a49b0a
+def _draw_curve(ax, fit, sizes):
+    "A fitted curve with its band, dashed where it is extrapolated; returns what the caption adds"
+    if not is_known(fit.predict(sizes.median())): return [f'No curve: {fit.reason}']
+    (lo, hi), first, last, ink = fit.measured_range, min(sizes)/1.3, max(sizes)*1.3, mpl.rcParams['text.color']
+    for label,a,z,line in (('fit', lo, hi, '-'), ('extrapolated', first, lo, '--'), ('_more', hi, last, '--')):
+        if a<z: ax.plot(b:=np.geomspace(a, z, 200), fit.predict(b), line, color=ink, lw=1.3, label=label, zorder=2)
+    ax.fill_between(b:=np.geomspace(first, last, 400), *fit.predict_ci(b), color=ink, alpha=.13, lw=0, zorder=1)
+    all_shown = all(np.isfinite([o.mid, o.lo, o.hi]).all() for o in fit.intervals.values())
+    return [f'The visits scatter about the curve by {100*fit.rms_frac:.2g} % (root mean square); through the other '
+            f'sizes alone it would miss a batch size by {100*fit.check_frac:.2g} %. Band: where the curve may lie.',
+            fit.reason and f"{'Doubtful' if all_shown else 'Not shown by the data'}: {fit.reason}"]
+
 @drawing()
 def plot_fit(
     df:pd.DataFrame,      # Records of one configuration, one row a visit, with `bs` (images) and `y`
@@ -200,31 +207,20 @@ def plot_fit(
 )->Axes:
     "Visits, medians and the fitted curve with its band; the reason instead of the curve where the fit was refused"
     if not hasattr(fit, 'measures'):
-        raise ValueError(f"fit is {fit!r:.60}, but it has to be what `fit_time_curve` or `fit_step_time` returns, of "
-                         f"these visits.")
+        raise ValueError(f"fit is {fit!r:.60}. Give what `fit_time_curve` or `fit_step_time` returns, of these visits.")
     y = y or fit.measures
     need_columns(df, 'bs', y)
     df = _numeric(df, y)
-    labels, sizes, ink = series_labels(df), df.bs.dropna(), mpl.rcParams['text.color']
+    labels = series_labels(df)
     names = sorted(labels.unique())
-    if len(names)>1: raise ValueError(f"The frame holds {len(names)} series ({'; '.join(names)}) and one fit describes "
-                                      "one of them. Give the rows of that one.")
+    if len(names)>1:
+        raise ValueError(f"The frame holds {len(names)} series ({'; '.join(names)}). Give the rows of one.")
     ax, style, ok = _new_axes(ax), _series_styles(labels)[names[0]], df[succeeded(df) & df[y].notna()]
     _draw_dots(ax, ok, y, style)
     ax.plot([], [], ls='none', label='visit', **style)
     medians = ok.groupby('bs')[y].median()[ok.groupby('bs').size()>1]
     if len(medians): ax.plot(medians.index, medians, '_', ms=15, mew=2, color=style['color'], label='median', zorder=4)
-    notes = [f'No curve: {fit.reason}']
-    if is_known(fit.predict(df.bs.median())):
-        (lo, hi), (first, last) = fit.measured_range, (min(sizes)/1.3, max(sizes)*1.3)
-        for label,a,z,line in (('fit', lo, hi, '-'), ('extrapolated', first, lo, '--'), ('_more', hi, last, '--')):
-            if a<z: ax.plot(b:=np.geomspace(a, z, 200), fit.predict(b), line, color=ink, lw=1.3, label=label, zorder=2)
-        ax.fill_between(b:=np.geomspace(first, last, 400), *fit.predict_ci(b), color=ink, alpha=.13, lw=0, zorder=1)
-        all_shown = all(np.isfinite([o.mid, o.lo, o.hi]).all() for o in fit.intervals.values())
-        notes = [f'The visits scatter about the curve by {100*fit.rms_frac:.2g} % (root mean square); through the '
-                 f'other sizes '
-                 f'alone it would miss a batch size by {100*fit.check_frac:.2g} %. Band: where the curve may lie.',
-                 fit.reason and f"{'Doubtful' if all_shown else 'Not shown by the data'}: {fit.reason}"]
+    notes = _draw_curve(ax, fit, df.bs.dropna())
     _draw_failures(ax, df, labels)
     _finish_sizes(ax, df, y, labels, title, notes)
     return ax
@@ -258,12 +254,9 @@ def phases_height_in(
     "How high a figure of phases has to be"
     return 1.5+len(PHASES)*max(.27, .17*_phase_labels(df, by).nunique())
 
-# %% ../nbs/30_plot.ipynb #c4047adb
-FAR = 3 # times the 98th percentile of the longest phase: where dots lie beyond it, the axis ends before them
-
 # %% ../nbs/30_plot.ipynb #8a8d0e84
 def _draw_phase(ax, ms, row, y, height, style, end_ms):
-    "A bar to the median of a phase, a dot for each value, a mark at the edge for each beyond it; returns how many these are"
+    "A bar to the median of a phase, a dot for each value, a mark at the edge for each beyond it"
     share = f'{100*row.share_frac:.0f} %' if row.share_frac>=.005 else '<1 %'
     ax.barh(y, row.ms, height=height, color=style['color'], alpha=.25, lw=0, zorder=1)
     ax.plot([row.ms]*2, [y-height/2, y+height/2], color=style['color'], lw=2, zorder=4)
@@ -273,7 +266,12 @@ def _draw_phase(ax, ms, row, y, height, style, end_ms):
     look = dict(ls='none', color=style['color'], mew=0, zorder=3)
     ax.plot(ms[~far], at[~far], marker=style['marker'], **look, **size)
     ax.plot([end_ms]*int(far.sum()), at[far], marker='>', ms=6, clip_on=False, **look)
-    return int(far.sum())
+
+def _phases_end_ms(values):
+    "Where the axis of phases ends: before dots that lie beyond 3 times the 98th percentile of the longest phase"
+    top, usual = values.max().max(), values.quantile(.98).max()
+    if not is_known(top) or top<=0: return 1.
+    return 1.08*top if top<=3*usual else 1.5*usual
 
 @drawing()
 def plot_phases(
@@ -285,19 +283,16 @@ def plot_phases(
     "What a step's time is spent on: each phase from 0, every step or visit a dot, the median a bar"
     need_columns(df, 'step_ms', *[by]*bool(by))
     df = df.reindex(columns=[*df.columns, *(o for o in PHASES if o not in df)])[succeeded(df)].reset_index(drop=True)
-    ax = _new_axes(ax, figsize=(5.4, phases_height_in(df, by) if len(df) else 2))
-    labels = _phase_labels(df, by) if len(df) else pd.Series(dtype=object)
+    ax, labels = _new_axes(ax, figsize=(5.4, phases_height_in(df, by))), _phase_labels(df, by)
     shares = {o: phase_shares(df[labels==o]) for o in labels.unique()}
-    styles = {o: s for o,s in (_series_styles(labels) if len(df) else {}).items() if len(shares[o])}
+    styles = {o: s for o,s in _series_styles(labels).items() if len(shares[o])}
     values = df[[*PHASES]].apply(pd.to_numeric, errors='coerce').clip(lower=0)
-    top, usual = values.max().max(), values.quantile(.98).max()
-    end_ms = 1. if not is_known(top) or top<=0 else 1.08*top if top<=FAR*usual else 1.5*usual
-    found, height, n_beyond = [o for o in PHASES
-                               if any(o in shares[k].index for k in styles)], .8/max(1, len(styles)), 0
+    end_ms, height = _phases_end_ms(values), .8/max(1, len(styles))
+    found = [o for o in PHASES if any(o in shares[k].index for k in styles)]
     for i,(name,style) in enumerate(styles.items()):
         for phase,row in shares[name].iterrows():
             y = found.index(phase)+(i-(len(styles)-1)/2)*height
-            n_beyond += _draw_phase(ax, values[phase][labels==name].dropna(), row, y, .85*height, style, end_ms)
+            _draw_phase(ax, values[phase][labels==name].dropna(), row, y, .85*height, style, end_ms)
         ax.plot([], [], label=_as_is(textwrap.fill(name, 60)), **style)
     ax.set(yticks=range(len(found)), yticklabels=[PHASES[o] for o in found], ylim=(max(1, len(found))-.5, -.5),
            xlim=(0, end_ms), xlabel='time in a step (ms)')
@@ -305,17 +300,26 @@ def plot_phases(
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
     if not styles: ax.text(.5, .5, 'no phase was measured', transform=ax.transAxes, ha='center')
-    what, empty = 'step' if {'fit', 'epoch', 'step'} <= set(df) else 'visit', sorted(set(shares)-set(styles),
-                                                                                     key=_by_number)
+    what = 'step' if {'fit', 'epoch', 'step'} <= set(df) else 'visit'
+    empty = sorted({*shares}-{*styles}, key=_by_number)
+    n = int((values[labels.isin(list(styles))]>end_ms).to_numpy().sum())
+    lie = f"{what}s lie" if n>1 else f'{what} lies'
     _finish(ax, title, [caption(df),
-        f'Every dot is a {what}, the bar ends at the median; at the right its share of the median step.' if styles
-        else '',
-        f"{n_beyond} {what}{'s lie' if n_beyond>1 else ' lies'} further to the right than the axis reaches (marks at "
-        f"the edge)." if n_beyond else '',
-        f"Phases not measured: {', '.join(empty)}." if empty else ''], 3)
+        f'Every dot is a {what}, the bar ends at the median; at the right its share of the median step.'*bool(styles),
+        f'{n} {lie} further to the right than the axis reaches (marks at the edge).'*bool(n),
+        f"Phases not measured: {', '.join(empty)}."*bool(empty)], 3)
     return ax
 
 # %% ../nbs/30_plot.ipynb #279555bd
+def _draw_workers(ax, rows, y, name, style):
+    "Dots and the line through the medians of one loader; a dashed level where one number of workers was tried"
+    medians, color = rows.groupby('n_workers')[y].median(), style['color']
+    line = '-' if len(medians)>1 else (0, (5, 2))
+    if len(medians)>1: ax.plot(medians.index, medians, color=color, zorder=2)
+    else: ax.axhline(medians.iloc[0], color=color, ls=line, lw=1.3, zorder=2)
+    ax.plot(rows.n_workers, rows[y], ls='none', marker=style['marker'], mew=0, color=color, alpha=.75, zorder=3)
+    ax.plot([], [], label=_as_is(name), ls=line, **style)
+
 @drawing()
 def plot_workers(
     df:pd.DataFrame,       # Records, one row a visit, with `n_workers`, `loader` and `y`
@@ -329,22 +333,10 @@ def plot_workers(
     df = _numeric(df[succeeded(df)], y).dropna(subset=[y])
     if not len(df):
         raise ValueError(f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
-    ax, labels, predicted, dashes = _new_axes(ax), series_labels(df, 'loader',
-                                                                 leave_out=['n_workers']), predicted or {}, (0, (5, 2))
-    for i,name in enumerate(sorted(labels.unique())):
-        rows, style = df[labels==name], series_style(i)
-        medians = rows.groupby('n_workers')[y].median()
-        if len(medians)>1: ax.plot(medians.index, medians, color=style['color'], zorder=2)
-        else:
-            # a level, where one number was tried
-            ax.axhline(medians.iloc[0], color=style['color'], ls=dashes, lw=1.3, zorder=2)
-        ax.plot(rows.n_workers, rows[y], ls='none', marker=style['marker'], mew=0, color=style['color'], alpha=.75,
-                zorder=3)
-        ax.plot([], [], label=_as_is(name), ls='-' if len(medians)>1 else dashes, **style)
-    at = sorted(predicted)
-    if at:
-        ax.plot(at, [predicted[o] for o in at], 'x', ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5,
-                label='predicted')
+    ax, labels, predicted = _new_axes(ax), series_labels(df, 'loader', leave_out=['n_workers']), predicted or {}
+    for i,name in enumerate(sorted(labels.unique())): _draw_workers(ax, df[labels==name], y, name, series_style(i))
+    cross = dict(ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5, label='predicted')
+    if predicted: ax.plot(*zip(*sorted(predicted.items())), 'x', **cross)
     most = df.n_workers.max() or 1
     ax.set(xlabel='workers (processes)', xticks=sorted(df.n_workers.unique()), xlim=(-.06*most, 1.06*most),
            ylabel=field(y).words(), ylim=(0, 1.1*max([df[y].max(), *predicted.values()])))
@@ -393,7 +385,7 @@ class _Timeline:
 
     @staticmethod
     def slowed_of(rows):
-        "When a GPU was slowed for a reason that matters, as (start, end, words); half way to the samples before and after"
+        "When a GPU was slowed for a reason that matters, as (start, end, words); half way to the samples beside"
         t = rows.time_s.to_numpy(float)
         edges = np.concatenate([t[:1], (t[1:]+t[:-1])/2, t[-1:]])
         return [(edges[i], edges[i+1], o) for i,o in enumerate(rows.throttle_words) if is_known(o) and o]
@@ -405,8 +397,8 @@ class _Timeline:
             for device,rows in self.df.groupby('device'):
                 y, color = pd.to_numeric(rows[column], errors='coerce'), self.colors[device]
                 if not y.notna().any(): continue
-                ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle='steps-pre' if column in WINDOWED
-                        else 'default', zorder=3)
+                shape = 'steps-pre' if column in WINDOWED else 'default'
+                ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle=shape, zorder=3)
                 end_s = rows.time_s.iloc[-1]
                 if end_s<.9*self.end_s:
                     ax.plot(end_s, y.dropna().iloc[-1], 'x', color=color, ms=8, mew=2, zorder=4, gid='end')
@@ -436,7 +428,7 @@ class _Timeline:
 @drawing()
 def plot_monitor(
     df:pd.DataFrame,             # `MonitorCallback.to_df()`
-    epochs:pd.DataFrame|None=None, # `MonitorCallback.epochs_df()`: where epochs begin and end exactly; by default as the samples saw them
+    epochs:pd.DataFrame|None=None, # `MonitorCallback.epochs_df()`, exact bounds of epochs; by default from the samples
     fit:int|None=None,           # Which fit; the last by default
     machine=None,                # Record or `describe_machine()`, for the caption
     title:str|None=None,         # Over the panels
@@ -456,19 +448,18 @@ def plot_monitor(
         if ax.get_legend_handles_labels()[1]: ax.legend(**beside)
     for number,middle in line.numbered:
         axes[0].annotate(f'{number}', (middle, 1), xycoords=axes[0].get_xaxis_transform(), xytext=(0, 2),
-                         textcoords='offset points',
-                         ha='center', fontsize=9, gid='epoch')
+                         textcoords='offset points', ha='center', fontsize=9, gid='epoch')
     axes[0].set_xlim(0, line.end_s or 1)
     axes[-1].set_xlabel('time since the fit began (s)' if line.spans else 'time (s)')
     if title: axes[0].set_title(textwrap.fill(title, 60), pad=18 if line.spans else 6)
     if not line.panels: axes[0].text(.5, .5, 'nothing was measured', transform=axes[0].transAxes, ha='center')
-    # room for a lone panel
     _finish(axes[-1], None, [machine_title(machine) if machine is not None else '', *line.notes(n_fits, fit)], 0)
     return axes
 
 # %% ../nbs/30_plot.ipynb #ec614090
-MEMORY = dict( # column -> its name in the legend; largest first
-    device_used_mib='used on the device', peak_reserved_mib='peak reserved', peak_allocated_mib='peak allocated')
+# column -> its name in the legend; largest first
+MEMORY = dict(device_used_mib='used on the device', peak_reserved_mib='peak reserved',
+              peak_allocated_mib='peak allocated')
 
 # %% ../nbs/30_plot.ipynb #0fdccda8
 @drawing()
@@ -482,8 +473,7 @@ def plot_memory(
     if 'device' in df: df = df[df.device.ne('cpu')].reset_index(drop=True)
     columns = [o for o in MEMORY if o in df and pd.to_numeric(df[o], errors='coerce').notna().any()]
     if not columns:
-        raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Give records of device "
-                         "'cuda'.")
+        raise ValueError("No GPU memory was measured in these records. Give records of device 'cuda'.")
     long = pd.concat([df.assign(memory=MEMORY[o], memory_mib=pd.to_numeric(df[o])) for o in columns], ignore_index=True)
     ax, labels = _new_axes(ax), series_labels(long)
     names = long.memory + (' · '+labels if labels.nunique()>1 else '')
@@ -493,12 +483,9 @@ def plot_memory(
     _finish_sizes(ax, long, 'memory_mib', names, title)
     return ax
 
-# %% ../nbs/30_plot.ipynb #bf437774
-RATIO_TICKS = [m*10.**e for e in range(-4, 6) for m in (1, 2, 5)]
-
 # %% ../nbs/30_plot.ipynb #b0266e57
 def _ratio_labels(df):
-    "What each row compares: the settings that vary, the batch size, and the verdict; and the pair of sides, where it is one"
+    "What each row compares: settings that vary, batch size, verdict; and the pair of sides, where it is one"
     varied, rows = varied_settings(df), df.to_dict('records')
     what = [[setting_label(o, row[o]) for o in varied] + [setting_label('bs', row['bs'])]*('bs' in row) for row in rows]
     pair = df.where_b+' against '+df.where_a if {'where_a', 'where_b'} <= set(df) else pd.Series('', df.index)
@@ -506,11 +493,19 @@ def _ratio_labels(df):
     labels = [textwrap.fill(f"{', '.join(o)}: {v}", 70) for o,v in zip(what, df.verdict)]
     return labels, pair.iloc[0] if pair.nunique()==1 else ''
 
-def speedup_height_in(
-    comparison:pd.DataFrame, # As `plot_speedup` takes it
-)->float: # Inches
+def speedup_height_in(comparison:pd.DataFrame)->float: # Inches
     "How high a figure of speed-ups has to be for its rows"
     return 1.7+(.52+.17*max(o.count('\n') for o in _ratio_labels(comparison)[0]))*len(comparison)
+
+def _draw_ratio(ax, i, label, ratio, lo, hi):
+    "Row `i`: a bar from 1, pale where it may be 1, its interval, and the words above"
+    ink, alpha = mpl.rcParams['text.color'], .85 if is_known(lo) and not lo<=1<=hi else .3
+    if is_known(ratio): ax.barh(i, ratio-1, left=1, height=.32, color=series_style(1)['color'], alpha=alpha, zorder=2)
+    if is_known(lo): ax.plot([lo, hi], [i, i], '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
+    ax.plot([1, 1], [i-.24, i+.24], color=ink, lw=1.5, zorder=4)
+    text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5,
+                       linespacing=1.1, gid='verdict')
+    text.set_in_layout(False)                                              # long words must not press the axes together
 
 @drawing()
 def plot_speedup(
@@ -520,21 +515,12 @@ def plot_speedup(
 )->Axes:
     "How many times faster: one bar a configuration with its interval, from the line at 1"
     need_columns(comparison, 'speedup', 'lo', 'hi', 'verdict')
-    ax, (labels, pair), ink = _new_axes(ax, figsize=(5.4, speedup_height_in(comparison))), _ratio_labels(comparison), mpl.rcParams['text.color']
-    for i,(label,ratio,lo,hi) in enumerate(zip(labels, *comparison[['speedup', 'lo', 'hi']].to_numpy(float).T)):
-        is_sure = is_known(lo) and not lo<=1<=hi
-        if is_known(ratio):
-            ax.barh(i, ratio-1, left=1, height=.32, color=series_style(1)['color'], alpha=.85 if is_sure else .3,
-                    zorder=2)
-        if is_known(lo): ax.plot([lo, hi], [i, i], '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
-        ax.plot([1, 1], [i-.24, i+.24], color=ink, lw=1.5, zorder=4)
-        text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5,
-                           linespacing=1.1, gid='verdict')
-        text.set_in_layout(False)                                          # long words must not press the axes together
-    values = comparison[['speedup', 'lo', 'hi']].to_numpy(float).ravel()
-    values = [1., *values[np.isfinite(values) & (values>0)]]
-    start, end = min(values)/1.25, max(values)*1.25
-    ticks = [o for o in RATIO_TICKS if start<=o<=end]
+    ax, (labels, pair) = _new_axes(ax, figsize=(5.4, speedup_height_in(comparison))), _ratio_labels(comparison)
+    values = comparison[['speedup', 'lo', 'hi']].to_numpy(float)
+    for i,(label,row) in enumerate(zip(labels, values)): _draw_ratio(ax, i, label, *row)
+    shown = [1., *values[np.isfinite(values) & (values>0)]]
+    start, end = min(shown)/1.25, max(shown)*1.25
+    ticks = [o for e in range(-4, 6) for m in (1, 2, 5) if start<=(o := m*10.**e)<=end]
     if len(ticks)>6: ticks = [o for o in ticks if np.isclose(np.log10(o)%1, 0)]
     ax.set_xscale('log')
     ax.set_xticks(ticks, labels=[f'{o:g}' for o in ticks])
@@ -556,22 +542,20 @@ def plot_visits(
     ax:Axes|None=None,    # Where to draw; a new figure by default, as high as the rows need
     title:str|None=None,  # Over the axes
 )->Axes:
-    "What has no batch size to be drawn over: a row for each name, every visit a dot, the median a dash, the axis from 0"
+    "Without a batch size: a row for each name, every visit a dot, the median a dash, the axis from 0"
     need_columns(df, y, by)
     df = _numeric(df, y)
-    df[y] = df[y].where(succeeded(df))
     names, style = list(dict.fromkeys(df[by].dropna())), series_style(0)
     ax = _new_axes(ax, figsize=(5.4, 1.5+.34*len(names)))
+    ok, nothing = df[succeeded(df) & df[y].notna()], dict(xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
     for i,name in enumerate(names):
-        values = df[y][df[by]==name].dropna()
-        if not len(values):
-            ax.annotate('no visit gave a value', (.02, i), xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
-        ax.plot(values, [i]*len(values), ls='none', marker=style['marker'], color=style['color'], alpha=.75, zorder=3,
-                gid='visits')
+        values = ok[y][ok[by]==name]
+        if not len(values): ax.annotate('no visit gave a value', (.02, i), **nothing)
+        ax.plot(values, [i]*len(values), ls='none', **style, alpha=.75, zorder=3, gid='visits')
         ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
-    ax.set_yticks(range(len(names)),
-                  labels=[_as_is(textwrap.fill(setting_label(by, o) if by in SETTINGS else str(o), 30)) for o in names])
-    ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(df[y].dropna())), xlabel=field(y).words())
+    words = [setting_label(by, o) if by in SETTINGS else str(o) for o in names]
+    ax.set_yticks(range(len(names)), labels=[_as_is(textwrap.fill(o, 30)) for o in words])
+    ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(ok[y])), xlabel=field(y).words())
     ax.grid(False, axis='y')
     _finish(ax, title, [caption(df)])
     return ax
@@ -624,23 +608,24 @@ def plot_curves(
 
 # %% ../nbs/30_plot.ipynb #4a357789
 ROOF = dict( # column -> its place in a roofline; the last two are the device's ceilings
-    flop_per_byte='arithmetic intensity (FLOP per byte)', flop_per_s='FLOP per second',
-    peak_flop_per_s='product', peak_bytes_per_s='copy')
+    flop_per_byte='arithmetic intensity (FLOP per byte)', flop_per_s='FLOP per second', peak_flop_per_s='product',
+    peak_bytes_per_s='copy')
 
 # %% ../nbs/30_plot.ipynb #3d062296
 def _draw_roof(ax, rows, name, color):
-    "Both ceilings of a device over all intensities drawn (Williams, Waterman & Patterson, Roofline, CACM 2009); their words in the caption"
+    "Both ceilings of a device (Williams, Waterman & Patterson, Roofline, CACM 2009); returns words for the caption"
     peak, copy = rows.peak_flop_per_s.median(), rows.peak_bytes_per_s.median()
     if not (is_known(peak) and is_known(copy)): return f'{name}: its ceilings were not measured.'
     lo, hi = ax.get_xlim()
     x = np.sort([lo, *[peak/copy]*bool(lo<=peak/copy<=hi), hi])
     ax.plot(x, np.minimum(peak, copy*x), color=color, label=_as_is(f'most on {name}'), zorder=2)
     tflop, gb, ridge = (f'{o:,.0f}' if o>=100 else f'{o:.3g}' for o in (peak/1e12, copy/1e9, peak/copy))
-    return f'{name}: a large product reaches {tflop} TFLOP/s, a large copy {gb} GB/s; they meet at {ridge} FLOP per byte.'
+    return f'{name}: a large product reaches {tflop} TFLOP/s, a large copy {gb} GB/s; they '\
+           f'meet at {ridge} FLOP per byte.'
 
 @drawing()
 def plot_roofline(
-    df:pd.DataFrame,      # One row a visit or a round of steps, with the columns in `ROOF`: two of the work, two of its device
+    df:pd.DataFrame,      # One row a visit or a round of steps, with the columns in `ROOF`: of the work and its device
     by:str='model',       # Column that tells the dots apart; several batch sizes do too
     ax:Axes|None=None,    # Where to draw; a new figure by default
     title:str|None=None,  # Over the axes
@@ -655,8 +640,8 @@ def plot_roofline(
     if not len(df): ax.text(.5, .5, 'no visit gave a value', transform=ax.transAxes, ha='center')
     names, where, notes = df[by].map(lambda o: setting_label(by, o)), where_labels(df), []
     if 'bs' in df and df.bs.nunique()>1: names += ' · '+df.bs.map(lambda o: setting_label('bs', o))
-    look = {o: dict(ls='none', marker=MARKERS[i%len(MARKERS)], alpha=.75) for i,o in enumerate(names.unique())}
-    for device,style in (_series_styles(where) if len(df) else {}).items():
+    look = {o: dict(ls='none', marker=_MARKERS[i%len(_MARKERS)], alpha=.75) for i,o in enumerate(names.unique())}
+    for device,style in _series_styles(where).items():
         notes.append(_draw_roof(ax, df[where==device], device, style['color']))
         for (x,name),rows in df[where==device].groupby(['flop_per_byte', names]):
             ax.plot([x]*len(rows), rows.flop_per_s, mec=style['color'], mfc=style['color'], zorder=3, **look[name])

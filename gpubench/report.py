@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
@@ -24,7 +24,8 @@ from matplotlib.figure import Figure
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
 from .core import hide_known_warnings
-from .findings import Workload, add_labels, columns_of, compare_devices, device_phrase, findings, start_sentence, summary_table
+from .findings import (Workload, add_labels, columns_of, compare_devices, device_phrase, findings, start_sentence,
+                               summary_table)
 from .plot import (ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, phases_height_in, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, speedup_height_in)
 from .record import FIELDS, PHASE_NAMES, records_path
@@ -35,7 +36,8 @@ _INK, _GRID = '#1c1e21', '#b4bac1'
 _ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans', 'grid.color': _GRID,
             'figure.facecolor': 'none', 'axes.facecolor': 'none', 'text.color': _INK, 'axes.edgecolor': _INK,
             'axes.labelcolor': _INK, 'axes.titlecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK}
-_IN_THE_DARK = dict(zip([_INK, _GRID, *(o.lower() for o in ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK])) # color of a figure -> color on a dark page
+# color of a figure -> color on a dark page
+_IN_THE_DARK = dict(zip([_INK, _GRID, *(o.lower() for o in ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK]))
 
 @dataclass
 class Picture:
@@ -51,24 +53,19 @@ class Picture:
         png, svg = io.BytesIO(), io.BytesIO()
         with mpl.rc_context(STYLE | _ON_PAPER):
             fig = Figure(figsize=(5.4, self.height_in), layout='constrained')
-            self.plot(fig.subplots())
+            self.plot(ax=fig.subplots())
             fig.savefig(png, format='png', dpi=200, facecolor='white')
             fig.savefig(svg, format='svg', metadata=dict(Date=None))
         return png.getvalue(), svg.getvalue().decode()
 
-    def uri(self,
-        dark=False, # With the colors for a dark page
-    )->str:
+    def uri(self, dark=False)->str:
         "The figure as an address that holds all of it"
         svg = self.drawn[1]
         if dark: svg = re.sub('|'.join(_IN_THE_DARK), lambda o: _IN_THE_DARK[o[0]], svg)
         return 'data:image/svg+xml;base64,' + base64.b64encode(svg.encode()).decode()
 
 # %% ../nbs/33_report.ipynb #070c1424
-def _table_of(
-    columns:dict, # Heading -> texts
-    names,        # Of the block that each row belongs to
-)->dict: # `head`, and `blocks`: name -> rows; no blocks where there are no rows
+def _table_of(columns, names)->dict: # `head`, and `blocks`: name -> rows; no blocks where there are no rows
     "A table as the template shows it, without the columns that hold nothing"
     columns, blocks = {heading: [*texts] for heading,texts in columns.items() if {*texts}-{'–'}}, {}
     for name,row in zip(names, zip(*columns.values())): blocks.setdefault(name, []).append(row)
@@ -93,9 +90,7 @@ class Section:
                  and self.df[o].map(is_known).any()]
         return ', '.join(' / '.join(dict.fromkeys(setting_label(o, v) for v in self.df[o])) for o in known)
 
-    def table(self,
-        kind:str, # 'results', 'costs' or 'phases'
-    )->dict:
+    def table(self, kind:str)->dict: # 'results', 'costs' or 'phases'
         "The medians, a block a series; a row where anything is known"
         names = [o.name for o in FIELDS.values() if o.table==kind and o.heading and o.kind=='measured']
         names += ['epoch_price']*(kind=='costs')
@@ -116,47 +111,39 @@ class Section:
         "The ratios, a block a pair of devices"
         c, (a, b), of = self.comparison, self.sides(), dict(epoch_s='epochs', images_per_s='images per second')
         if not len(c): return _table_of({}, [])
-        remarks = [' '.join(filter(None, [w, n])) or ('yes' if same else '–') for w,n,
-                   same in zip(c.warning, c.note, c.same_work)]
-        return _table_of({'batch': c.bs.map(fmt_bs), 'verdict': c.verdict, f'{a}: epoch (s)': c.epoch_s_a.map(fmt),
-                          f'{b}: epoch (s)': c.epoch_s_b.map(fmt),
-                         'ratio of': [of.get(o, '–') for o in c.ratio_of], 'same work?': remarks}, self.pairs())
+        remarks = [f'{o.warning} {o.note}'.strip() or ('yes' if o.same_work else '–') for o in c.itertuples()]
+        columns = {'batch': c.bs.map(fmt_bs), 'verdict': c.verdict, f'{a}: epoch (s)': c.epoch_s_a.map(fmt),
+                   f'{b}: epoch (s)': c.epoch_s_b.map(fmt), 'ratio of': [of.get(o, '–') for o in c.ratio_of]}
+        return _table_of(columns | {'same work?': remarks}, self.pairs())
 
     def benefits(self)->dict:
         "Time, energy and money side by side; no blocks where neither energy nor money is known"
-        c, (a, b) = self.comparison, self.sides()
-        if not len(c) or c[['epoch_j_a', 'epoch_j_b', 'epoch_price_a',
-                            'epoch_price_b']].isna().all(axis=None): return _table_of({}, [])
-        joules, price = {a: 'epoch_j_a',
-                         b+' + CPU'*bool(c.energy_with_cpu.any()): 'epoch_j_b'}, {a: 'epoch_price_a', b: 'epoch_price_b'}
-        return _table_of({'batch': c.bs.map(fmt_bs), 'time': c.verdict, **{f'{k}: epoch (J)': c[o].map(fmt) for k,
-                                                                           o in joules.items()},
-                                                                           'energy': c.energy_verdict,
-                         **{f'{k}: price of 1,000 epochs': [fmt(x, times=1000) for x in c[o]] for k,o in price.items()},
-                         'money': c.money_verdict}, self.pairs())
+        c, (a, b), known = self.comparison, self.sides(), ['epoch_j_a', 'epoch_j_b', 'epoch_price_a', 'epoch_price_b']
+        if not len(c) or c[known].isna().all(axis=None): return _table_of({}, [])
+        columns = {'batch': c.bs.map(fmt_bs), 'time': c.verdict, f'{a}: epoch (J)': c.epoch_j_a.map(fmt)}
+        columns[b + ' + CPU'*bool(c.energy_with_cpu.any()) + ': epoch (J)'] = c.epoch_j_b.map(fmt)
+        columns['energy'] = c.energy_verdict
+        for name,prices in ((a, c.epoch_price_a), (b, c.epoch_price_b)):
+            columns[f'{name}: price of 1,000 epochs'] = [fmt(x, times=1000) for x in prices]
+        return _table_of(columns | {'money': c.money_verdict}, self.pairs())
 
-def sections_of(
-    df:pd.DataFrame, # Labelled records
-    more:list=(),    # `Finding`s that are not among the first
-)->list[Section]:
+def sections_of(df, more=())->list[Section]: # More: `Finding`s that are not among the first
     "A section for each workload"
     c = compare_devices(df)
-    return [Section(rows, c[c.workload==w], [o.text.removeprefix(f'{w}: ') for o in more if o.workload==w]) for w,
-            rows in df.groupby('workload')]
+    return [Section(rows, c[c.workload==w], [o.text.removeprefix(f'{w}: ') for o in more if o.workload==w])
+            for w,rows in df.groupby('workload')]
 
 # %% ../nbs/33_report.ipynb #b421c43c
 _MAX_TIME_RATIO = 5 # above this ratio of slowest to fastest, one axis from 0 cannot show both
 
-def _curve_alt(
-    df:pd.DataFrame, # Labelled records
-    y:str,           # Column
-    what:str,        # What the figure shows
-)->str:
+def _curve_alt(df, y, what):
     "A figure over batch sizes in words: its medians"
-    def numbers(rows): return ', '.join(f'{setting_label("bs", bs)} {fmt(v)}' for bs,
-                                        v in rows.groupby('bs')[y].median().items())
+    def numbers(rows):
+        return ', '.join(f'{setting_label("bs", bs)} {fmt(v)}' for bs,v in rows.groupby('bs')[y].median().items())
     series = [f'{name}: {numbers(rows)}' for name,rows in df[succeeded(df) & df[y].notna()].groupby('series')]
     return f"{what}. {'; '.join(series) or 'No visit gave a value'}."
+
+def _title(text): return text.replace('$', r'\$')   # no formula
 
 def _time_pictures(df)->list[Picture]:
     "Time of an epoch against batch size: one figure, or one for each device"
@@ -164,8 +151,7 @@ def _time_pictures(df)->list[Picture]:
     ratio = medians.groupby('bs').agg(lambda o: o.max()/o.min()).max()
     parts = {f' on {device_phrase(w)}': rows for w,rows in df.groupby('where')} if ratio>_MAX_TIME_RATIO else {'': df}
     return [Picture(f'time{name}', _curve_alt(rows, 'epoch_s', f'Batch size against seconds per epoch{name}'),
-                    lambda ax, rows=rows, name=name: plot_batch_sizes(rows, ax=ax,
-                                                                      title=f'Time of an epoch{name}'.replace('$', r'\$')))
+                    partial(plot_batch_sizes, rows, title=_title(f'Time of an epoch{name}')))
             for name,rows in parts.items()]
 
 def _memory_pictures(df)->list[Picture]:
@@ -175,9 +161,7 @@ def _memory_pictures(df)->list[Picture]:
     gpus = {device_phrase(w): rows for w,rows in df.groupby('where')
             if rows.loc[succeeded(rows), names].notna().any(axis=None)}
     return [Picture(f'memory of {gpu}', _curve_alt(rows, names[0], f'Batch size against memory of {gpu} in MiB'),
-                    lambda ax, rows=rows, gpu=gpu: plot_memory(rows, ax=ax,
-                                                               title=f'Memory of {gpu}'.replace('$', r'\$')))
-            for gpu,rows in gpus.items()]
+                    partial(plot_memory, rows, title=_title(f'Memory of {gpu}'))) for gpu,rows in gpus.items()]
 
 def _phase_pictures(df)->list[Picture]:
     "One figure for each device"
@@ -188,50 +172,42 @@ def _phase_pictures(df)->list[Picture]:
         rows = rows[rows.bs==(next(iter(best.values())).bs if best else max(common or {rows.bs.max()}))]
         def alt(visits): return ', '.join(f"{PHASE_NAMES[o.Index]} {fmt(o.ms, 'ms')} ({fmt(o.share_frac, '%', 100)})"
                                           for o in phase_shares(visits).itertuples())
-        at, each = f"{device_phrase(where)} at {setting_label('bs', rows.bs.iloc[0])}", [f"{how or 'medians'}: "
-                                                                                         f"{alt(o)}" for how,o in rows.groupby('how')]
+        at = f"{device_phrase(where)} at {setting_label('bs', rows.bs.iloc[0])}"
+        each = [f"{how or 'medians'}: {alt(o)}" for how,o in rows.groupby('how')]
         out.append(Picture(f'phases on {device_phrase(where)}', f"Parts of a step on {at}. {'; '.join(each)}.",
-                           lambda ax, rows=rows, at=at: plot_phases(rows, ax=ax,
-                                                                    title=f'A step on {at}'.replace('$', r'\$')),
-                                                                    phases_height_in(rows)))
+                           partial(plot_phases, rows, title=_title(f'A step on {at}')), phases_height_in(rows)))
     return out
 
-def pictures(
-    section:Section,
-)->list[Picture]:
+def pictures(section:Section)->list[Picture]:
     "The figures that these records can fill"
     df, c, out = section.df, section.comparison, []
     ok, curves = df[succeeded(df)], df.bs.nunique()>1
     if curves and ok.epoch_s.notna().any(): out += _time_pictures(df)
-    if curves and ok.images_per_s.notna().any(): out.append(Picture('images per second',
-                                                                    _curve_alt(df, 'images_per_s', 'Batch size against images per second'),
-        lambda ax: plot_images_per_s(df, ax=ax, title='Images per second')))
+    if curves and ok.images_per_s.notna().any():
+        alt = _curve_alt(df, 'images_per_s', 'Batch size against images per second')
+        out.append(Picture('images per second', alt, partial(plot_images_per_s, df, title='Images per second')))
     if curves: out += _memory_pictures(df)
     for pair,rows in c[c.speedup.notna()].groupby(pd.Series(section.pairs(), c.index, dtype=object), sort=False):
         numbers = '; '.join(f"{setting_label('bs', o.bs)} {o.verdict}" for o in rows.itertuples())
-        out.append(Picture(f'speed-up of {pair}', f'{pair}: {numbers}.', lambda ax,
-                           rows=rows: plot_speedup(rows, ax=ax), speedup_height_in(rows)))
+        out.append(Picture(f'speed-up of {pair}', f'{pair}: {numbers}.', partial(plot_speedup, rows),
+                           speedup_height_in(rows)))
     return out + _phase_pictures(df)
 
 # %% ../nbs/33_report.ipynb #4d5e35c5
-def _value_text(
-    x,       # One value of a record
-    unit='', # Put behind a number
-)->str:
+def _value_text(x, unit=''):
     "A value as text, whole and unrounded"
     x = plain_value(x)
     if x is None: return '–'
     if isinstance(x, bool): return 'yes' if x else 'no'
     return f'{x:,} {unit}'.strip() if isinstance(x, (int, float)) else str(x)
 
-def machine_table(
-    records, # As `load_records` takes them
-)->dict: # `head` and `rows`, texts
+def machine_table(records)->dict: # `head` and `rows`, texts
     "What is known of each machine, a column a machine"
     df, head, rows = add_labels(records), [''], []
     machines = [o for _,o in df.groupby('machine', dropna=False, sort=False)]
-    for o in machines: head.append(next((str(o[k].iloc[0]) for k in ('gpu', 'cpu') if k in o
-                                         and is_known(o[k].iloc[0])), 'unknown machine'))
+    for o in machines:
+        names = [o[k].iloc[0] for k in ('gpu', 'cpu') if k in o]
+        head.append(next((str(name) for name in names if is_known(name)), 'unknown machine'))
     for f in FIELDS.values():
         if f.name not in df or not (f.kind=='machine' and f.heading or f.name=='machine'): continue
         row = [' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name])) for o in machines]
@@ -247,17 +223,16 @@ def failures_table(df)->dict: # `head` and `blocks`
     columns = dict(zip(['batch', 'status', 'where', 'workload', 'reason'], zip(*dict.fromkeys(found))))
     return _table_of(columns | dict(visits=[str(found.count(o)) for o in dict.fromkeys(found)]), ['']*len(found))
 
-def what_text(
-    df:pd.DataFrame, # Labelled records; `time_utc` is ISO 8601
-)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 to 10:58 UTC'
+def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 to 10:58 UTC'
     "What was run, and when"
     n, n_failed, n_configurations = len(df), int((~succeeded(df)).sum()), len(summary_table(df))
-    text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(n_configurations)} configuration{'s'*(n_configurations!=1)}" + f', {n_failed} of them failed'*bool(n_failed)
+    text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(n_configurations)} configuration{'s'*(n_configurations!=1)}"
+    text += f', {n_failed} of them failed'*bool(n_failed)
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()
     if not len(times): return text
-    days = [f'{o.day} {o:%B %Y}, {o:%H:%M}' for o in (times.min(), times.max())]
-    if days[0].split(',')[0]==days[1].split(',')[0]: days[1] = days[1].split(', ')[1]
-    return f"{text} · {' to '.join(dict.fromkeys([days[0], days[1]] if not days[0].endswith(f', {days[1]}') else days[:1]))} UTC"
+    (day, start), (last_day, end) = ((f'{o.day} {o:%B %Y}', f'{o:%H:%M}') for o in (times.min(), times.max()))
+    until = f' to {end}' if day==last_day else f' to {last_day}, {end}'
+    return f'{text} · {day}, {start}' + until*((day, start)!=(last_day, end)) + ' UTC'
 
 # %% ../nbs/33_report.ipynb #8270c8f3
 _MAX_SHORT = 6 # findings that the page begins with
@@ -308,5 +283,5 @@ def write_report(
             (figures/f"report_{i:02d}_{'_'.join(slugs)}.png").write_bytes(o.drawn[0])
         new.write_text(page, encoding='utf-8', errors='backslashreplace')
         return new.replace(new.with_suffix(''))
-    except OSError as e: raise RuntimeError(f"The report cannot be written into {path.parent}: {e.strerror}. "
-                                            "Make the folder writable, or copy the records to one that is.") from e
+    except OSError as e: raise RuntimeError(f"The report cannot be written into {path.parent}: {e.strerror}. Make the "
+                                            "folder writable, or copy the records to one that is.") from e

@@ -16,24 +16,18 @@ from .core import machine_title
 from .record import FIELDS, field
 
 # %% ../nbs/04_series.ipynb #21f7638e
-def is_known(
-    x, # One value of a frame
-)->bool:
+def is_known(x)->bool:
     "Was `x` measured? None and NaN mean that it was not"
     return x is not None and x==x
 
 # %% ../nbs/04_series.ipynb #28020e03
 LEFT_OUT_FRAC = .05 # above this share of images left out of an epoch, its time is not that of the whole set
 
-def succeeded(
-    df:pd.DataFrame, # Records, one row a visit
-)->pd.Series: # Booleans, one a row; all true where there is no `status`
+def succeeded(df:pd.DataFrame)->pd.Series: # Booleans, one a row; all true where there is no `status`
     "Which visits ended well"
     return df.status.eq('ok') if 'status' in df else pd.Series(True, df.index)
 
-def leaves_out(
-    df:pd.DataFrame, # Records, one row a visit
-)->pd.Series: # Booleans, one a row
+def leaves_out(df:pd.DataFrame)->pd.Series: # Booleans, one a row
     "Which visits left out more than `LEFT_OUT_FRAC` of the training images of every epoch"
     if not {'n_dropped', 'n_train'} <= set(df): return pd.Series(False, df.index)
     return pd.to_numeric(df.n_dropped) > LEFT_OUT_FRAC*pd.to_numeric(df.n_train)
@@ -48,10 +42,7 @@ def plain_value(x):
     if isinstance(x, (bool, np.bool_)): return bool(x)
     return int(x) if isinstance(x, (float, np.floating, np.integer)) and np.isfinite(x) and x==int(x) else x
 
-def setting_label(
-    name:str, # Of a setting
-    value,    # Its value
-)->str:
+def setting_label(name:str, value)->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
     value, f = plain_value(value), field(name)
     if value is None: return f.default or f"default {name.replace('_', ' ')}"
@@ -59,9 +50,7 @@ def setting_label(
     return re.sub(r'^1 (\w+)s\b', r'1 \1', (f.wording or f'{name} {{}}').format(value))
 
 # %% ../nbs/04_series.ipynb #126eab3c
-def where_labels(
-    df:pd.DataFrame, # Records, one row a visit: `device`, and `machine` where there are several
-)->pd.Series: # One label a row
+def where_labels(df:pd.DataFrame)->pd.Series: # One label a row
     "Where each visit ran: 'CPU' or 'GPU', and the hardware's name where the frame holds several machines"
     kinds = dict(cpu='CPU', cuda='GPU', auto='no device')          # 'auto' stays where a visit failed before that
     def kind(o): return kinds.get(o) or (str(o).replace('cuda:', 'GPU ') if is_known(o) else 'this machine')
@@ -74,28 +63,24 @@ def where_labels(
     return names.where(~same, names+' ('+df.machine.astype(str).str[:4]+')')
 
 # %% ../nbs/04_series.ipynb #25fe447f
-def way_labels(
-    df:pd.DataFrame, # Records, one row a visit
-)->pd.Series: # Texts, one a row: 'max_s=2'; empty where all were measured alike
+def way_labels(df:pd.DataFrame)->pd.Series: # Texts, one a row: 'max_s=2'; empty where all were measured alike
     "In what the ways of measuring differ"
     ways = [o if isinstance(o, dict) else {} for o in df.measure] if 'measure' in df else [{}]*len(df)
-    names = [o for o in dict.fromkeys(k for w in ways for k in w) if o!='monitor'
-             and len({str(w.get(o)) for w in ways})>1]
+    names = dict.fromkeys(k for w in ways for k in w if k!='monitor')
+    names = [o for o in names if len({str(w.get(o)) for w in ways})>1]
     texts = [', '.join(f'{o}={w[o]}' for o in names if o in w) for w in ways]
     return pd.Series([o or 'unknown options'*bool(names) for o in texts], df.index, dtype=object)
 
 # %% ../nbs/04_series.ipynb #02b855d8
-def varied_settings(
-    df:pd.DataFrame, # Records, one row a visit
-)->list[str]: # Names of settings, a user's own included, and 'measure' where visits were measured in different ways
+def varied_settings(df:pd.DataFrame)->list[str]: # A user's own settings too, and 'measure' where the ways differ
     "What was varied besides batch size, device and seed"
     def varies(name):
         if name not in df: return False
         if name=='lr' and 'bs' in df:                         # a rate that follows the batch size makes one series
             return df.lr.groupby(df.bs).nunique(dropna=False).max()>1
         return df[name].map(str).nunique()>1
-    own = dict.fromkeys(o for names in df.get('settings', ()) if isinstance(names, list) for o in names
-                        if o not in FIELDS)
+    given = [o for names in df.get('settings', ()) if isinstance(names, list) for o in names]
+    own = dict.fromkeys(o for o in given if o not in FIELDS)
     return [o for o in (*SETTINGS, *own) if varies(o)] + ['measure']*(way_labels(df).nunique()>1)
 
 def series_labels(
