@@ -103,8 +103,8 @@ def add_prices(
         if not (is_number(price) and 0<price<math.inf):
             raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
         if o not in ('all', 'cpu', 'gpu', 'cuda', *known):
-            there = ', '.join(sorted(known))
-            raise ValueError(f"No visit ran on {o!r}, so it has no price. {nearest(o, known)}There are: {there}.")
+            there = f"{nearest(o, known)}There are: {', '.join(sorted(known))}."
+            raise ValueError(f"No visit ran on {o!r}, so it cannot have a price. {there}")
     def price(row): return next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan)
     return df.assign(price_per_h=[*map(price, called)])
 
