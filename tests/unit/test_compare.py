@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from made_up_records import NOT_MEASURED, failed, folder_of, visit, visits
 
-from gpubench.compare import compare, comparison_text, load_records
+from gpubench.compare import accuracy_differs, compare, comparison_text, load_records
 from gpubench.findings import summary_table, summary_text
 
 
@@ -162,3 +162,10 @@ def test_damaged_records_are_set_aside_in_words(change, says):
     with pytest.warns(UserWarning, match=re.escape(says)): assert len(load_records([*visits(), odd]))==12
     with pytest.warns(UserWarning, match='1 of 13 records are damaged'): assert len(compare([*visits(), odd], visits()))==4
     with pytest.raises(RuntimeError, match='nothing to report'): load_records([odd])
+
+
+@pytest.mark.parametrize('a, b, n, differs', [
+    (.98, .995, 60_000, False),                         # sure, and no more than two points
+    (.90, .95, 100, False), (.90, .95, 10_000, True),   # five points: within chance, beyond it
+    (.95, .90, 10_000, True), (None, .9, 10_000, False)])
+def test_accuracies_differ_where_it_is_sure_and_matters(a, b, n, differs): assert accuracy_differs(a, b, n) is differs
