@@ -392,7 +392,6 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     from gpubench.data import get_images
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
-    if '' not in sys.path: sys.path.insert(0, '')            # `module:function` is found in the current folder
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
     start_server()                                           # it loads while the data is fetched

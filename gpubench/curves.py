@@ -356,8 +356,7 @@ def shown_part(self:_Sizes, lo, hi, loss, cut):
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
     shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
-    line = self.profile(shape, self.best(shape, *bounds)[None])[1][0]
-    return 'rise' if line<=cut else 'both'
+    return 'rise' if self.profile(shape, self.best(shape, *bounds)[None])[1][0]<=cut else 'both'
 
 def _step_intervals(mid, p, part, level):
     found = _intervals(StepTime, mid, p, level)

@@ -11,12 +11,11 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
-from .core import check_whole, nearest, one_of
+from .core import check_whole, nearest, one_of, user_place
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -97,11 +96,8 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
         if isinstance(e, ModuleNotFoundError) and e.name and (module+'.').startswith(e.name+'.'): raise ValueError(
             f"There is no module {module!r} for the model {name!r}: neither {module.replace('.', '/')}.py "
             f"in the current folder ({os.getcwd()}) nor an installed one.") from e
-        frames = [o for o in traceback.extract_tb(e.__traceback__)[1:]             # the first is this function
-                  if o.filename.startswith(os.getcwd()) and 'site-packages' not in o.filename]
-        place = f' ({os.path.relpath(frames[-1].filename)}:{frames[-1].lineno})' if frames else ''
         raise ValueError(f"The module {module!r} for the model {name!r} fails when it is imported: "
-                         f"{type(e).__name__}: {e}{place}.") from e
+                         f"{type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
     names = [o for o,f in vars(found).items() if callable(f) and not o.startswith('_')]

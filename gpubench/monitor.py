@@ -48,8 +48,7 @@ class CpuEnergy:
             f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
 
     def _numbers(self, file):
-        texts = [file_text(o/file) for o in self.zones]
-        return [int(o) if o.isdigit() else None for o in texts]
+        return [int(o) if o.isdigit() else None for o in (file_text(zone/file) for zone in self.zones)]
 
     def _stop(self, why): self.zones, self.note = [], f"cpu_energy_counter_j is empty: the CPU's energy counter {why}."
 

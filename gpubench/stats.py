@@ -129,8 +129,7 @@ def aa_pairs(
     df = df[df.trial_id.notna() & df.machine.notna()]
     alike = ['trial_id', 'machine']
     if 'measure' in df: alike.append(df.measure.map(lambda o: measure_key(o) if isinstance(o, dict) else o))
-    each = [o for _,o in df.groupby(alike, dropna=False)]
-    return [(o, ratio(o)) for o in each if o.twin.eq(True).any()]
+    return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]
 
 # %% ../nbs/02_stats.ipynb #e9e6e5c7
 def is_steady(

@@ -14,7 +14,6 @@ import random
 import re
 import sys
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +31,7 @@ except (ImportError, OSError) as e:
     raise ImportError(f"torch cannot be loaded ({e}). Run `gpubench doctor` to see what is wrong with it.") from e
 from tqdm.auto import tqdm
 
-from .core import check_value, describe_machine, free_memory, is_number, nearest, pick_device
+from .core import check_value, describe_machine, free_memory, is_number, nearest, pick_device, user_place
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
@@ -112,14 +111,6 @@ _ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _
     # parts of a message, its type included; the last two come amid a batch
     ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
 
-def _place(e):
-    "` (file.py:12)`: where in the user's own code an error was raised; empty if nowhere there"
-    libraries, here = [Path(inspect.getfile(o)).resolve().parent for o in (Trial, os)], Path.cwd()
-    places = [(Path(f.f_code.co_filename).resolve(), line) for f,line in traceback.walk_tb(e.__traceback__)]
-    own = [(o, line) for o,line in places if o.is_file() and not {'site-packages', 'dist-packages'} & {*o.parts}
-           and not any(map(o.is_relative_to, libraries))]
-    return ''.join(f' ({o.relative_to(here) if o.is_relative_to(here) else o}:{line})' for o,line in own[-1:])
-
 def _fault(e):
     "How a visit ended, in one short message with its type, a hint and the place in the user's code"
     text = str(e).split('\nException raised from')[0]       # the frames of C++
@@ -133,7 +124,7 @@ def _fault(e):
     oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
     short = text if len(text)<=1000 else text[:1000]+' …'
     return dict(status='oom' if oom else 'skipped' if isinstance(e, ValueError) else 'error',
-                error=short + (f"{'' if text.endswith('.') else '.'} {hint}" if hint else '') + _place(e))
+                error=short + (f"{'' if text.endswith('.') else '.'} {hint}" if hint else '') + user_place(e))
 
 def attempt(
     run:Callable, # `run_trial`, or any function of a point's fields that returns a dict
