@@ -673,9 +673,9 @@ def test_a_cpu_that_does_not_tell(machine):
 def test_shared_memory(machine, mib, free, code, container):
     "The size of a file system, as the operating system tells Python"
     if container: machine.is_container()
-    p = machine.run('import json, shutil, sys\nreal = shutil.disk_usage\nclass Disk: total, free = '
-                    f'{mib*2**20}, {free*2**20}\n'
-                    f'shutil.disk_usage = lambda path: Disk if str(path)=={str(machine.root/"dev/shm")!r} else real(path)\n'
+    p = machine.run('import json, shutil, sys\nreal = shutil.disk_usage\n'
+                    f'disk = type(real("/"))({mib*2**20}, {(mib-free)*2**20}, {free*2**20})\n'
+                    f'shutil.disk_usage = lambda path: disk if str(path)=={str(machine.root/"dev/shm")!r} else real(path)\n'
                     f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(machine.root)!r})))')
     said = Said(json.loads(p.stdout))
     said.has(code)
