@@ -14,9 +14,9 @@ as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
-	@echo 'make lab          follow the labs by hand in JupyterLab, on this machine only'
+	@echo 'make lab          work through the labs in JupyterLab, on this machine only'
 	@echo 'make set-up-int8  add what lab 07 needs for int8: ONNX Runtime and two packages beside it, about 40 MB'
-	@echo 'make test         everything that proves the kit: notebooks, the same on the newest fastai, then pytest'
+	@echo 'make test         all tests: notebooks, the same on the newest fastai, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'
 	@echo 'make lock         newer versions for everyone: constraints.txt, within the bounds of settings.ini'
