@@ -141,7 +141,7 @@ def probe_nvml():
     nvml = open_nvml()
     v = ask_nvml(nvml, 'nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetCudaDriverVersion').value
     return dict(driver=ask_nvml(nvml, 'nvmlSystemGetDriverVersion').value,
-                cuda=f'{v//1000}.{v%1000//10}' if v else None,      # the newest CUDA that the driver serves
+                cuda=f'{v//1000}.{v%1000//10}' if v else None,      # the newest CUDA that the driver supports
                 gpus=[query_gpu(nvml, i) for i in range(nvml.nvmlDeviceGetCount())])
 
 # %% ../nbs/40_doctor.ipynb #16e9283a
@@ -280,9 +280,12 @@ class Facts:
         return [one(*o) for o in pairs]
 
 # %% ../nbs/40_doctor.ipynb #1c393983
-_HOME = "Set the environment variable HOME to a folder that you may write to, such as /tmp: this user has none."
-_SAME_BUILD = "Reinstall both from the same index in one command: `pip install --force-reinstall torch torchvision`."
-_FASTAI_PAIR = 'Run `pip install --upgrade fastai fastcore`, or `pip install "fastai<2.8.8" "fastcore<2"`.'
+_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This user has none, as in "
+         "a container that was started with another user ID.")
+_SAME_BUILD = ("Reinstall torch and torchvision from the same index in one command: "
+               "`pip install --force-reinstall torch torchvision`.")
+_FASTAI_PAIR = ("Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, "
+                "or `pip install \"fastai<2.8.8\" \"fastcore<2\"`.")
 
 def cure(error, remedy):
     "The remedy, except where the error names a missing home directory"
@@ -364,9 +367,9 @@ def why_driver(facts):
     if code==18 or 'mismatch' in t['complaint'].lower() or re.search(
         r'\b803\b|unsupported display driver', facts.cuda_error):                                # CUDA's error
         loaded = f" ({t['kernel']})" if t['kernel'] not in (None, 'unknown') else ''
-        yield Finding('driver_mismatch', f"The two halves of the NVIDIA driver don't match: kernel{loaded} and library "
-                      "are of different versions (NVML error 18). It was updated while the machine was running. Memory "
-                      f"isn't the cause, so a smaller batch won't help. {_ON_CPU}", facts.restart)
+        yield Finding('driver_mismatch', f"The two halves of the NVIDIA driver don't match: its kernel module{loaded} "
+                      "and its library have different versions (NVML error 18). It was updated while the machine was "
+                      f"running. Memory isn't the cause, so a smaller batch won't help. {_ON_CPU}", facts.restart)
     if code==9 and not t['kernel']:
         yield Finding('driver_asleep', f"The NVIDIA driver is installed, but not loaded (NVML error 9). {_ON_CPU}",
                       f"{'On the host, run' if inside else 'Run'} `sudo modprobe nvidia`. If that fails, a new kernel "
@@ -387,8 +390,8 @@ def why_lost(facts):
             else _ON_CPU)
     numbers = ', '.join(str(o['index']) for o in facts.lost)
     yield Finding('gpu_lost', f"GPU {numbers} no longer answers ({facts.lost[0]['error']}). {left}",
-                  "Restart the machine. If it happens again, check heat, power supply and the card's seat; "
-                  "`sudo dmesg | grep Xid` shows more.")
+                  "Restart the machine. If it happens again, check the temperature, the power supply and the card's "
+                  "seating; `sudo dmesg | grep Xid` shows more.")
 
 def why_torch(facts):
     "torch can't use any GPU"
@@ -396,8 +399,9 @@ def why_torch(facts):
         yield Finding('torch_first', f"{there_is(facts)} torch can't be imported.", "Repair torch first.")
     elif facts.torch['cuda'] is None:
         yield Finding('torch_for_cpu', f"{there_is(facts)} this torch ({facts.torch['version']}) was built for the CPU "
-                      f"only. {_ON_CPU}", "Install a CUDA build of torch and of torchvision. On Linux: `pip install "
-                      "--force-reinstall torch torchvision`; on Windows the command that pytorch.org gives.")
+                      f"only. {_ON_CPU}", "Install a CUDA build of torch and torchvision, both from the same index in "
+                      "one command. On Linux: `pip install --force-reinstall torch torchvision`; on Windows, use the "
+                      "command from pytorch.org.")
 
 def why_hidden(facts):
     "CUDA_VISIBLE_DEVICES hides it: CUDA ignores what follows a wrong name, and shows no GPU where one is named twice"
@@ -414,7 +418,8 @@ def why_hidden(facts):
     if right and len(set(right))==len(right): return
     why = "it names one twice, and CUDA then shows none" if right else "it names none that is here"
     yield Finding('gpu_hidden', f"CUDA_VISIBLE_DEVICES={value!r} hides the GPU: {why}. {_ON_CPU}",
-                  "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`); find what sets it.")
+                  "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find the file that "
+                  "sets it, such as ~/.bashrc.")
 
 # %% ../nbs/40_doctor.ipynb #abc363f8
 def why_no_access(facts):
@@ -430,8 +435,9 @@ def why_no_access(facts):
         yield Finding('driver_dead', f"There is an NVIDIA driver, but {who} reports: {error.rstrip('.')}. {_ON_CPU}",
                       f"{facts.restart} {more}")
     for o in facts.rows:
-        if o['mig']: yield Finding('mig_empty', f"GPU {o['index']} is in MIG mode, and none of its parts is yours.",
-            "Ask the administrator for a part, and name it in CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists the parts.")
+        if o['mig']: yield Finding('mig_empty', f"GPU {o['index']} is in MIG mode, which splits it into parts, "
+            "and none of them is assigned to you.", "Ask the administrator for a part, and set CUDA_VISIBLE_DEVICES to "
+            "its `MIG-…` ID, which `nvidia-smi -L` lists.")
 
 def why_old_driver(facts):
     "The driver's newest CUDA is of an older major version than torch's. Within one major version, newer builds run"
@@ -439,19 +445,21 @@ def why_old_driver(facts):
     major = [(o or '').partition('.')[0] for o in (newest, facts.torch['cuda'])]
     older = all(o.isdigit() for o in major) and int(major[0])<int(major[1])
     if not older and not re.search('too old|insufficient', facts.cuda_error): return
-    driver = f"its driver {facts.nvml['driver']} serves CUDA up to {newest}" if newest else 'its driver is older'
+    driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}" if newest else 'its driver is too old'
     where = ' (in Windows, never inside WSL2)' if facts.wsl2 else ' (on the host)' if facts.container else ''
     yield Finding('driver_old', f"{there_is(facts)} {driver}, and {facts.torch_name} requires a newer one. {_ON_CPU}",
-                  f"Install a newer NVIDIA driver{where}, or torch and torchvision for an older CUDA; see pytorch.org.")
+                  f"Install a newer NVIDIA driver{where}. Or install torch and torchvision for an older CUDA, both in "
+                  "one command, which pytorch.org lists.")
 
 # %% ../nbs/40_doctor.ipynb #680eadcc
 _CUDA_ERRORS = ( # what CUDA's message contains → code, what it means, what to do
-    ('no kernel image|not compatible with the current', 'gpu_too_old', "has no code for a card of this age.",
-     "Install torch and torchvision for an older CUDA; for a very new card the newest. See pytorch.org."),
+    ('no kernel image|not compatible with the current', 'gpu_too_old', "has no code for a card of this generation.",
+     "For an old card, install torch and torchvision for an older CUDA; for a very new one, the newest of both. "
+     "pytorch.org lists the commands."),
     ('out of memory', 'gpu_full', "finds no free memory on it: other programs hold all of it.",
-     "End them: notebooks whose kernel still runs, games, other trainings. `nvidia-smi` lists them."),
-    ('busy or unavailable', 'gpu_taken', "may not use it: another process has it for itself.",
-     "Wait for that process or end it. `nvidia-smi -q -d COMPUTE` shows whether the card admits one process only."),
+     "End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists them."),
+    ('busy or unavailable', 'gpu_taken', "can't use it: another process has exclusive use of it.",
+     "Wait for that process or end it. `nvidia-smi -q -d COMPUTE` shows whether the card allows only one process."),
     (r'\b802\b|not yet initialized', 'cuda_dead', "waits for a service: linked cards need the fabric manager.",
      "Run `sudo systemctl start nvidia-fabricmanager`, on the host if this is a container."),
     (r'\b804\b|forward compatibility', 'cuda_dead', "meets a compatibility library that this card doesn't support.",
@@ -507,8 +515,8 @@ def nvml_remedy(facts):
     if facts.nvml.get('code')!=12: return facts.restart
     if facts.wsl2: return "Its library is in `/usr/lib/wsl/lib`: add that folder to LD_LIBRARY_PATH."
     if facts.container: return "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`."
-    return ("Install the part of the driver that contains libnvidia-ml.so.1: in Ubuntu `libnvidia-compute-` and the "
-            "driver's first number.")
+    return ("Install the part of the driver that contains libnvidia-ml.so.1: on Ubuntu `libnvidia-compute-` plus the "
+            "driver's major version, as in `libnvidia-compute-580`.")
 
 def check_nvml(facts):
     "Can the GPU be watched?"
@@ -537,9 +545,9 @@ def gpu_memory(facts, g):
         has = f"GPU {g['index']} has {g['free_mib']/1024:.1f} of {g['total_mib']/1024:.1f} GiB free"
         unseen = " Other users can't be seen from inside a container."*(facts.container and not g.get('processes'))
         if g['free_mib']>=_LAB_MIB: yield Finding('gpu_memory_ok', f"{has}.{unseen}")
-        else: yield Finding('gpu_memory_low', f"{has}, and the labs take up to {_LAB_MIB/1024:.0f} GiB.",
-            "End other programs that use the GPU: notebooks whose kernel still runs, games, browsers. `nvidia-smi` "
-            "lists them. On a small card take smaller batches.")
+        else: yield Finding('gpu_memory_low', f"{has}, but the labs need up to {_LAB_MIB/1024:.0f} GiB: large batches "
+            "would run out of memory.", "End other programs that use the GPU: notebooks whose kernel still runs, "
+            "games, browsers. `nvidia-smi` lists them. On a small card, use smaller batches.")
     if g.get('mig') and facts.used: yield Finding('gpu_mig', f"GPU {g['index']} is split into parts (MIG), and you "
         "compute on one. NVML's values for the whole card aren't about your part alone.")
 
@@ -554,32 +562,34 @@ def gpu_processes(facts, g):
                 (f" with {o['used_mib']:.0f} MiB" if o['used_mib'] else ''))
     others = [words(o) for o in g.get('processes') or [] if o['pid'] not in (g.get('drawing') or [])]
     more, busy = f" and {len(others)-4} more"*(len(others)>4), g.get('gpu_util_frac') or 0
-    if others: yield Finding('gpu_shared', f"Others compute on GPU {g['index']}: {', '.join(others[:4])}{more}. Your "
-        "times would include their work.", "Wait for them or end them, your own notebooks' kernels, too.")
+    if others: yield Finding('gpu_shared', f"Other programs compute on GPU {g['index']}: {', '.join(others[:4])}"
+        f"{more}. Your times would include their work.",
+        "Wait for them or end them. Your own notebooks count too: shut down their kernels.")
     elif busy>=.25:                                              # a desktop that is drawn stays below that
         unseen = ": those of others can't be seen from inside a container." if facts.container else "."
         yield Finding('gpu_busy', f"GPU {g['index']} was {busy:.0%} busy a moment ago, and not with our work. No "
             f"process that computes is listed{unseen} Your times would include that work.",
-            "Close games and videos; ask who shares the GPU; run `gpubench doctor` again.")
+            "Close games, videos and whatever else draws; ask who shares the GPU; run `gpubench doctor` again.")
 
 def gpu_speed(facts, g):
     "Is it slowed down now, or limited in its power?"
     limit, usual, where = g.get('power_limit_w'), g.get('default_limit_w'), ' on the host'*facts.container
     if why := throttle_words(g.get('throttle_bits')):
-        yield Finding('gpu_throttled', f"GPU {g['index']} is being slowed down now: {why}. Times are too long.",
-            "Let it cool, clear its air, plug a laptop in, and run `gpubench doctor` again. If it stays so, "
-            "`nvidia-smi -q -d PERFORMANCE` shows more.")
+        yield Finding('gpu_throttled', f"GPU {g['index']} is being slowed down now: {why}. Times measured now are "
+            "longer than usual for this card.", "Let it cool, clear its vents, plug in a laptop, and run `gpubench "
+            "doctor` again. If it persists, `nvidia-smi -q -d PERFORMANCE` shows more.")
     if limit and usual and limit<.98*usual:
         yield Finding('power_limited', f"GPU {g['index']} may draw {limit:.0f} W; the default is {usual:.0f} W. It is "
-            "slower than others of its kind.", "Plug a laptop in. Else ask the administrator, run `sudo nvidia-smi -i "
-            f"{g['nvml_index']} -pl {usual:.0f}`{where}, or name the limit beside your times.")
+            "slower than others of its kind.", "Plug in a laptop. On another machine ask the administrator, or run "
+            f"`sudo nvidia-smi -i {g['nvml_index']} -pl {usual:.0f}`{where}. "
+            "If the limit stays, report it with your times.")
 
 def gpu_sensors(facts, g):
     "Which sensors don't answer?"
     def words(key): return ', '.join(dict.fromkeys(_SENSORS[o] for o in g.get(key) or []))
-    why = "normal in WSL2" if facts.wsl2 else "normal with MIG" if g.get('mig') else "so with some cards and drivers"
+    why = 'in WSL2' if facts.wsl2 else 'with MIG' if g.get('mig') else 'with some cards and drivers'
     if words('unanswered'): yield Finding('nvml_gaps', f"GPU {g['index']} doesn't report {words('unanswered')}. That "
-        f"is {why}; these columns stay empty.")
+        f"is normal {why}; these columns stay empty.")
     if words('silent'): yield Finding('nvml_hangs', f"A query of GPU {g['index']} hangs ({words('silent')}): the "
         "driver never answers. A fit with the monitor goes on, without its sensors.", facts.restart)
 

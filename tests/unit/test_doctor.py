@@ -237,7 +237,7 @@ def test_mig_is_no_error(machine):
 def test_mig_on_a_card_of_which_torch_gets_nothing(machine):
     machine.has_gpus([FakeGPU(mig=[FakeMig()])], torch=False)
     said = machine.look()
-    said.one('mig_empty', 'none of its parts is yours', remedy=['CUDA_VISIBLE_DEVICES'])
+    said.one('mig_empty', 'none of them is assigned to you', remedy=['CUDA_VISIBLE_DEVICES'])
     assert 'gpu_mig' not in said.by_code                               # "you compute on one" would contradict it
 
 
@@ -434,7 +434,7 @@ def test_without_pynvml_nobody_knows_of_no_gpu(machine):
 def test_driver_older_than_cuda_of_torch(machine, warning):
     machine.has_gpus(rtx(), torch=False, driver='535.104.05', cuda_version=12020)
     if warning: machine.torch['warning'] = warning
-    machine.look().one('driver_old', 'its driver 535.104.05 serves CUDA up to 12.2, and torch 2.15.0 (CUDA 13.0)', remedy=['newer NVIDIA driver'])
+    machine.look().one('driver_old', 'its driver 535.104.05 supports CUDA up to 12.2, and torch 2.15.0 (CUDA 13.0)', remedy=['newer NVIDIA driver'])
 
 
 @pytest.mark.parametrize('error,code,remedy', [
