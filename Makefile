@@ -32,7 +32,7 @@ lab: set-up-lab
 test test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE
 
 test: test-notebooks test-newest
-	$(bin)/python -m pytest $(ARGS)
+	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-notebooks: set-up-dev
 	$(bin)/nbdev_test --n_workers 2
