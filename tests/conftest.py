@@ -8,7 +8,8 @@ from gpubench.core import hide_known_warnings
 
 hide_known_warnings()                                # in the processes that tests start, too
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
-os.environ.setdefault('GPUBENCH_LOCKS', tempfile.mkdtemp(prefix='gpubench-test-locks-'))   # tests wait for nobody else's sweep
+os.environ['GPUBENCH_LOCKS'] = tempfile.mkdtemp(prefix='gpubench-test-locks-')   # no test, on no worker, waits for another one's sweep
+if 'PYTEST_XDIST_WORKER' in os.environ: os.environ.setdefault('OMP_NUM_THREADS', '1')   # workers share the cores
 if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)   # a script's `&` leaves it so
 root = Path(__file__).resolve().parent.parent
 
