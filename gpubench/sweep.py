@@ -138,7 +138,9 @@ def attempt(
             raise TypeError(f'The function returned {type(result).__name__}, but a dict is needed.')
         if isinstance(result.get('status', 'ok'), str): return dict(result)
         raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
-    except (Exception, SystemExit) as e: fault = _fault(e)
+    except (Exception, SystemExit) as e:
+        try: fault = _fault(e)
+        except RuntimeError as late: fault = _fault(late)      # PyTorch reports a dead worker between any two lines
     free_memory()                                    # outside `except`, whose traceback would keep everything alive
     return fault
 

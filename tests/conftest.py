@@ -10,7 +10,8 @@ hide_known_warnings()                                # in the processes that tes
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
 os.environ['GPUBENCH_LOCKS'] = tempfile.mkdtemp(prefix='gpubench-test-locks-')   # no test, on no worker, waits for another one's sweep
 if 'PYTEST_XDIST_WORKER' in os.environ: os.environ.setdefault('OMP_NUM_THREADS', '1')   # workers share the cores
-if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)   # a script's `&` leaves it so
+for o in signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGINT):                    # a script's `&` and nohup leave them ignored
+    if signal.getsignal(o)==signal.SIG_IGN: signal.signal(o, signal.default_int_handler if o==signal.SIGINT else signal.SIG_DFL)
 root = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope='session')

@@ -11,7 +11,7 @@ from gpubench import sweep as library
 from gpubench.record import append_record, read_records
 from gpubench.monitor import MonitorCallback
 from gpubench.process import Fresh, StopSignals, device_locks, locks_folder, pack, run_fresh
-from gpubench.sweep import SweepStopped, noise_floor, sweep
+from gpubench.sweep import SweepStopped, attempt, noise_floor, sweep
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve
 
@@ -180,6 +180,15 @@ def test_a_worker_dies():
     df = quiet(dict(bs=2), run=with_worker)
     assert df.status.tolist()==['error']
     assert 'n_workers=0' in df.error[0] and 'dmesg' in df.error[0] and 'Traceback' not in df.error[0]
+
+class Reset(ConnectionResetError):
+    "What reading from a worker that died raises; the signal of its death comes while it is being read"
+    def __str__(self): raise RuntimeError('DataLoader worker (pid 1) is killed by signal: Killed.')
+def reset(bs): raise Reset()
+
+def test_a_workers_death_is_reported_while_its_error_is_read():
+    fault = attempt(reset, dict(bs=2), {})
+    assert fault['status']=='error' and 'killed by signal' in fault['error'] and 'n_workers=0' in fault['error']
 
 def test_a_truncated_image_is_one_sentence(tmp_path):
     rng = np.random.default_rng(0)
