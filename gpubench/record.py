@@ -107,7 +107,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     # the phases of a step, in their order; together they are `step_ms`
     Field('wait_ms', 'measured', 'waiting for data in a step', 'wait for data', table='phases'),
     *[Field(f'{o}_ms', 'measured', heading='transforms' if o=='transform' else o, table='phases')
-      for o in 'copy transform forward loss backward optimizer other'.split()],
+      for o in 'copy transform forward loss backward optimizer graph other'.split()],
     # what it learned
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
           'Share of held-out images recognized after the last epoch, the median over visits.'),

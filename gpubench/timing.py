@@ -29,7 +29,8 @@ PHASES = { # column -> the intervals that it adds up, each from one event to ano
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
-    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')]} # the step; zeroing the gradients
+    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')], # the step; zeroing the gradients
+    'graph_ms':     [('before_replay', 'after_replay')]}                    # the four before it, as one CUDA graph
 
 # %% ../nbs/20_timing.ipynb #944746b6
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
@@ -176,7 +177,7 @@ class _TrainingPart:
 
     @property
     def is_trained(self): # the batch that is under way
-        if 'after_backward' in self.closed: return True
+        if {'after_backward', 'after_replay'} & {*self.closed}: return True
         return 'after_batch' in self.closed and (self.counts_cancelled or 'after_cancel_batch' not in self.closed)
 
     def end_batch(self):

@@ -178,7 +178,7 @@ def look_once(model:torch.nn.Module, saw:Callable):
 # %% ../nbs/25_trial.ipynb #3194db5f
 class SeenCallback(Callback):
     "Sees what a fit really does: type, layout and switches of what is computed, workers, steps of the optimizer"
-    order = 59
+    order, leaves_the_loss, sees_replays = 59, True, True
     def before_fit(self):
         self.dtype = self.is_channels_last = self.switches = self.n_workers = None
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
