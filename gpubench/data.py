@@ -307,6 +307,10 @@ class NamedImageBW(PILImageBW):
 
 _NAMED = {1: NamedImageBW, 3: NamedImage}   # by number of channels
 
+class _ShuffledDL(TfmdDL):
+    "Draws the order of an epoch at once, not image by image"
+    def shuffle_fn(self, idxs): return np.random.default_rng(self.rng.getrandbits(64)).permutation(idxs).tolist()
+
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
 def _file_dls(images, device, **kwargs):
@@ -314,7 +318,7 @@ def _file_dls(images, device, **kwargs):
     block = DataBlock((ImageBlock(_NAMED[images.n_in]), CategoryBlock(vocab=images.vocab)), get_y=parent_label,
         splitter=IndexSplitter(images.split()[1]), item_tfms=_squish(images.size) if images.squish else None,
         batch_tfms=Normalize.from_stats(*images.stats, cuda=False))
-    return block.dataloaders(images.files, device=device, **kwargs)
+    return block.dataloaders(images.files, device=device, dl_type=_ShuffledDL, **kwargs)
 
 # %% ../nbs/11_data.ipynb #6fb8f889
 def _decode(source, n_in, size):
@@ -366,8 +370,23 @@ class PixelSet:
         return PixelSet(x, None, torch.arange(len(x)), self.vocab)
 
 # %% ../nbs/11_data.ipynb #885c7267
-class PixelDL(TfmdDL):
+class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
+    @property
+    def is_plain(self):
+        "Is a batch nothing but pixels, normalized, so that `begin` and `batch` can replace its iteration?"
+        tfms = [type(o) for o in self.after_batch.fs]
+        return not self.fake_l.num_workers and tfms==[IntToFloatTensor, Normalize] and type(self).__iter__ is TfmdDL.__iter__
+    def begin(self): # Positions in the data set, on its device, in the order of an epoch
+        "What an iterator does first"
+        self.randomize()
+        self.before_iter()
+        torch.empty((), dtype=torch.int64).random_()       # as the seed of the workers, which an iterator draws
+        return torch.as_tensor(np.asarray(self.get_idxs()), device=self.dataset.rows.device)
+    def batch(self, i): # (k,) positions
+        "A batch on the device"
+        return self.after_batch(self.dataset[i])
+
     def create_batches(self, samps):
         rows = torch.tensor(list(samps), dtype=torch.long, device=self.dataset.rows.device)  # one copy an epoch
         for o in rows.split(self.bs):

@@ -10,7 +10,8 @@ import warnings
 from functools import lru_cache, partial
 import numpy as np
 import torch
-from fastai.optimizer import Adam, Optimizer
+from fastai.optimizer import (Adam, Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg, momentum_step,
+                              sgd_step, step_stat, weight_decay)
 
 try: import triton, triton.language as tl
 except ImportError: triton = tl = None                 # CPU builds of torch, Windows
@@ -33,18 +34,19 @@ def step_coefs(
             -lr/(1-mom**step) if is_adam else -lr]
 
 # %% ../nbs/13_optim.ipynb #1e76b014
+_KINDS = dict(adam=[average_grad, average_sqr_grad, step_stat, adam_step], momentum=[average_grad, momentum_step],
+              sgd=[sgd_step])
+
 def find_recipe(
     opt, # A fastai `Optimizer`
 ):       # (is the weight decay decoupled?, 'adam', 'momentum' or 'sgd'); None: it is neither Adam nor SGD
     "What an optimizer's steps do, from the functions that it is made of"
-    cbs = getattr(opt, 'cbs', [])
-    names = [getattr(o, 'func', o).__name__ for o in cbs]
-    damped = [o.keywords.get('dampening', False) for o in cbs if isinstance(o, partial)]
-    kinds = {('average_grad', 'average_sqr_grad', 'step_stat', 'adam_step'): 'adam',
-             ('average_grad', 'momentum_step'): 'momentum', ('sgd_step',): 'sgd'}
-    kind = kinds.get(tuple(names[1:]))
-    if names[:1] not in (['weight_decay'], ['l2_reg']) or damped!=[True]*(kind=='adam'): return None
-    return kind and (names[0]=='weight_decay', kind)
+    cbs = list(getattr(opt, 'cbs', []))
+    decay, *funcs = [getattr(o, 'func', o) for o in cbs] or [None]
+    kind = next((k for k,o in _KINDS.items() if o==funcs), None)
+    bound = [o.keywords for o in cbs if isinstance(o, partial)]
+    if decay not in (weight_decay, l2_reg) or bound!=[dict(dampening=True)]*(kind=='adam'): return None
+    return kind and (decay is weight_decay, kind)
 
 # %% ../nbs/13_optim.ipynb #ccb9eded
 def update_foreach(recipe, params, grads, avgs, sqr_avgs, coefs):
@@ -114,8 +116,7 @@ class HostRows:
         if self.is_cuda:
             self.rows = torch.zeros((64, *shape), pin_memory=True)
             self.rows_np, self.passed = self.rows.numpy(), [torch.cuda.Event() for _ in range(64)]
-    def fill(self, values): # An array of that shape
-        values = np.asarray(values, np.float32)
+    def fill(self, values): # A float32 array of that shape
         if self.last is not None and np.array_equal(values, self.last): return
         self.last = values
         if not self.is_cuda: return self.on_device.copy_(torch.from_numpy(values))
@@ -125,59 +126,70 @@ class HostRows:
         self.on_device.copy_(self.rows[i], non_blocking=True)
         self.passed[i].record()
 
+def place(o): # A tensor or None
+    "What a kernel that was given its address relies on"
+    return o is not None and (o.data_ptr(), o.stride(), o.dtype)
+
 class StepPlan:
-    "The parameters that a step of `opt` updates, in buckets that share their numbers"
-    def __init__(self, opt, params):
-        self.opt, self.recipe, self.state, self.params = opt, find_recipe(opt), opt.state, params
-        group_of = {p: i for i,ps in enumerate(opt.param_lists) for p in ps}
-        self.states, keys = [], []
-        for p in params:
-            state = self.state.setdefault(p, {})
+    "The parameters of `opt` that have a gradient, in buckets that share their numbers"
+    def __init__(self, opt):
+        self.opt, self.recipe = opt, find_recipe(opt)
+        self.is_adam = self.recipe[1]=='adam'
+        for p,state in zip(*self._look()[:2]):
             for name in dict(adam=('grad_avg', 'sqr_avg'), momentum=('grad_avg',), sgd=())[self.recipe[1]]:
                 old = state.get(name)
                 if old is None: state[name] = torch.zeros_like(p)
                 elif old.stride()!=p.stride(): state[name] = torch.empty_like(p).copy_(old)
-            self.states.append(state)
-            keys.append((group_of[p], state.get('do_wd', True), state.get('step', 0)))
-        self.buckets = {k: [i for i,o in enumerate(keys) if o==k] for k in dict.fromkeys(keys)}
-        self.steps = [k[2] for k in self.buckets]
-        self.rows = HostRows((len(self.buckets), len(COEFS)), params[0].device)
+        self.params, self.states, keys, self.places = self._look()
+        self.buckets = [list(o) for o in dict.fromkeys(keys)]                     # group, is decayed, steps so far
+        self.bucket_of = [self.buckets.index(list(o)) for o in keys]
+        if self.params: self.rows = HostRows((len(self.buckets), len(COEFS)), self.params[0].device)
         self.avgs, self.sqr_avgs = [[o.get(n) for o in self.states] for n in ('grad_avg', 'sqr_avg')]
 
-    def is_current(self, opt): return opt.state is self.state and all(
-        s.get('grad_avg') is a and s.get('sqr_avg') is b for s,a,b in zip(self.states, self.avgs, self.sqr_avgs))
+    def _look(self):
+        found = [(p, self.opt.state.setdefault(p, {}), g)
+                 for g,ps in enumerate(self.opt.param_lists) for p in ps if p.grad is not None]
+        keys = [(g, s.get('do_wd', True), s.get('step', 0)) for _,s,g in found]
+        places = [[place(o) for o in (p, s.get('grad_avg'), s.get('sqr_avg'))] for p,s,_ in found]
+        return [o[0] for o in found], [o[1] for o in found], keys, places
 
-    def advance(self):
-        "Count a step and put its numbers where the update reads them"
-        self.steps = [o+1 for o in self.steps]
-        if self.recipe[1]=='adam':
-            for step,rows in zip(self.steps, self.buckets.values()):
-                for i in rows: self.states[i]['step'] = step
-        self.rows.fill([step_coefs(self.recipe, self.opt.hypers[g], wd, n)
-                        for (g,wd,_),n in zip(self.buckets, self.steps)])
+    def is_current(self):
+        "Does the optimizer still have these parameters, moments and steps, where they were?"
+        params, self.states, keys, places = self._look()
+        return places==self.places and keys==[tuple(self.buckets[o]) for o in self.bucket_of]
+
+    def advance(self): # An array (buckets, 9)
+        "Count a step; the numbers that it needs"
+        if self.is_adam:
+            for o in self.buckets: o[2] += 1
+            for state,i in zip(self.states, self.bucket_of): state['step'] = self.buckets[i][2]
+        return np.array([step_coefs(self.recipe, self.opt.hypers[g], wd, n) for g,wd,n in self.buckets], np.float32)
+
+    def in_buckets(self, *lists):
+        "For each bucket, these lists of one tensor a parameter without those of other buckets"
+        for i in range(len(self.buckets)):
+            yield [[o for o,b in zip(tensors, self.bucket_of) if b==i] for tensors in lists]
 
 # %% ../nbs/13_optim.ipynb #5f1c3059
 class ForeachUpdate:
     "A plan's update by operations of torch"
-    def __init__(self, plan, grads): self.plan, self.grads = plan, grads
+    def __init__(self, plan, grads): self.plan, self.grads, self.places = plan, grads, [place(o) for o in grads]
+    def point(self): "Called before it runs with other tensors"
     def __call__(self):
         plan = self.plan
-        for row,rows in zip(plan.rows.on_device, plan.buckets.values()):
-            lists = [[o[i] for i in rows] for o in (plan.params, self.grads, plan.avgs, plan.sqr_avgs)]
-            update_foreach(plan.recipe, *lists, row.unbind())
-    def point(self): pass
+        lists = plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
+        for row,tensors in zip(plan.rows.on_device, lists): update_foreach(plan.recipe, *tensors, row.unbind())
 
-class TritonUpdate:
-    "A plan's update in one launch; `point` has to be called before it runs"
+class TritonUpdate(ForeachUpdate):
+    "A plan's update in one launch"
     def __init__(self, plan, grads):
-        self.plan, self.grads, device = plan, grads, plan.params[0].device
-        sizes = [o.numel() for o in plan.params]
+        super().__init__(plan, grads)
+        sizes, device = [o.numel() for o in plan.params], plan.params[0].device
         chunks = [(i, j) for i,n in enumerate(sizes) for j in range(-(-n//BLOCK))]
-        bucket_of = {i: b for b,rows in enumerate(plan.buckets.values()) for i in rows}
-        self.chunks = torch.tensor(chunks, dtype=torch.int32, device=device)
-        self.sizes, self.buckets = (torch.tensor(o, dtype=torch.int32, device=device)
-                                    for o in (sizes, [bucket_of[i] for i in range(len(sizes))]))
+        self.chunks, self.sizes, self.buckets = (torch.tensor(o, dtype=torch.int32, device=device)
+                                                 for o in (chunks, sizes, plan.bucket_of))
         self.table = torch.zeros((len(sizes), 4), dtype=torch.int64, device=device)
+        self.point()
     def point(self):
         "Look up where the tensors lie: gradients that a captured step makes have their places once it is captured"
         lists = zip(self.plan.params, self.grads, self.plan.avgs, self.plan.sqr_avgs)
@@ -188,19 +200,17 @@ class TritonUpdate:
             self.chunks, self.table, self.sizes, self.buckets, self.plan.rows.on_device,
             L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
 
-class NativeUpdate:
+class NativeUpdate(ForeachUpdate):
     "A plan's Adam by torch's fused step, on a CPU"
-    def __init__(self, plan, grads): self.plan, self.grads = plan, grads
     def __call__(self):
         plan = self.plan
         step = torch._fused_adamw_ if plan.recipe[0] else torch._fused_adam_
-        for (group,do_wd,_),n,rows in zip(plan.buckets, plan.steps, plan.buckets.values()):
+        lists = plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
+        for (group,do_wd,n),tensors in zip(plan.buckets, lists):
             h = plan.opt.hypers[group]
-            lists = [[o[i] for i in rows] for o in (plan.params, self.grads, plan.avgs, plan.sqr_avgs)]
-            step(*lists, [], [torch.tensor(float(n))]*len(rows), lr=float(h['lr']), beta1=float(h['mom']),
+            step(*tensors, [], [torch.tensor(float(n))]*len(tensors[0]), lr=float(h['lr']), beta1=float(h['mom']),
                  beta2=float(h['sqr_mom']), weight_decay=float(h['wd']*do_wd), eps=float(h['eps']),
                  amsgrad=False, maximize=False)
-    def point(self): pass
 
 # %% ../nbs/13_optim.ipynb #dafcb1ac
 def make_update(
@@ -220,26 +230,22 @@ def make_update(
 # %% ../nbs/13_optim.ipynb #62b6a549
 class FusedOptimizer(Optimizer):
     "A fastai Adam or SGD that steps in one launch; made by `fuse`"
-    capturable = False          # will its steps be captured?
-    def _grown(self): return [p for ps in self.param_lists for p in ps if p.grad is not None]
-    def plan_for(self, params): # The `StepPlan` of these parameters
-        plan = self.__dict__.get('_plan')
-        if plan is None or not plan.is_current(self) or list(map(id, plan.params))!=list(map(id, params)):
-            self._plan, self._update = StepPlan(self, params), None
+    capturable, _plan, _update = False, None, None          # will its steps be captured?
+    def plan(self):
+        if self._plan is None or not self._plan.is_current(): self._plan, self._update = StepPlan(self), None
         return self._plan
 
     def step(self, closure=None):
         if closure is not None: raise NotImplementedError("fastai optimizers currently do not support closure")
-        if not (params := self._grown()): return
-        plan, grads = self.plan_for(params), [p.grad for p in params]
-        plan.advance()
-        if self._update is None or list(map(id, self._update.grads))!=list(map(id, grads)):
+        if not (plan := self.plan()).params: return
+        grads = [p.grad for p in plan.params]
+        if self._update is None or self._update.places!=[place(o) for o in grads]:
             self._update = make_update(plan, grads, self.capturable)
-            self._update.point()
+        plan.rows.fill(plan.advance())
         with torch.no_grad(): self._update()
 
     def zero_grad(self):
-        grads = [p.grad for p in self._grown()]
+        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
         for o in grads:
             if o.grad_fn is not None: o.detach_()
         if grads: torch._foreach_zero_(grads)
@@ -251,7 +257,7 @@ def unfuse(
 ):
     "Make it fastai's own again; it keeps its state"
     opt.__class__ = Optimizer
-    for o in ('_plan', '_update'): opt.__dict__.pop(o, None)
+    for o in ('_plan', '_update', 'capturable'): opt.__dict__.pop(o, None)
     return opt
 
 # %% ../nbs/13_optim.ipynb #b26dbc77
@@ -261,6 +267,9 @@ def fuse(
     "Let an optimizer step in one launch"
     if type(opt) not in (Optimizer, FusedOptimizer) or find_recipe(opt) is None: raise ValueError(
         "The step of this optimizer cannot be fused, only those of fastai's Adam and SGD: use one of them as opt_func.")
+    params = [p for ps in opt.param_lists for p in ps]
+    if len(set(params))<len(params): raise ValueError(
+        "The step of this optimizer cannot be fused: a parameter is in two of its groups, and is stepped twice.")
     opt.__class__ = FusedOptimizer
     return opt
 

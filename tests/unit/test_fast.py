@@ -1,5 +1,6 @@
 """The captured step against the eager one, on a CPU: the tape repeats a step's operations with the tensors and numbers of the
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -13,14 +14,15 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam, RAdam
+from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
 from fastai.torch_core import params, set_seed
 from torch import nn
 
 from gpubench import fast, optim
 from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, GraphedStepCallback, TapeCapture, keep_pages, loss_readers, speed_up, swap_recorder
-from gpubench.optim import FusedOptimizer, fuse
+from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, TapeCapture, keep_pages, loss_readers, speed_up,
+                           swap_recorder)
+from gpubench.optim import FusedOptimizer, fuse, fused_adam
 from gpubench.timing import StepTimerCallback
 
 
@@ -36,14 +38,16 @@ class FuseCallback(Callback):
     def before_fit(self): fuse(self.learn.opt).capturable = True
 
 
-def learner(graph, cbs=(), drop_last=True, model=network, path='.', **kwargs):
+def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
+def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=False, loss_func=CrossEntropyLossFlat,
+            metrics=lambda: accuracy, **kwargs):
     set_seed(0)
     dls = get_dls('digits', bs=32, loader='resident', device='cpu', max_images=230, size=8)
     dls.train.drop_last = drop_last
     cb = GraphedStepCallback(capture=TapeCapture()) if graph else FuseCallback()
-    learn = Learner(dls, model(), cbs=[cb, *cbs], loss_func=CrossEntropyLossFlat(), metrics=accuracy, path=path,
-                    splitter=lambda m: [params(m[0]), params(m[1])], **kwargs)
+    learn = Learner(dls, model(), cbs=[cb, *cbs], loss_func=loss_func(), metrics=metrics(), path=path, **dict(splitter=split)|kwargs)
     learn.remove_cb(learn.progress)
+    if gathered: swap_recorder(learn, DeferredRecorder())
     learn.logger = lambda *args: None
     return learn
 
@@ -105,33 +109,108 @@ CASES = dict(
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])))
 
 
+def compare(act, path='.', **kwargs):
+    "The same training by eager steps, by a graph, and by a graph that gathers its batches: everything is equal, bit by bit"
+    learners = []
+    for how in dict(graph=False), dict(graph=True), dict(graph=True, gathered=True):
+        cbs = kwargs.get('cbs', list)()
+        learners.append(learner(path=path, **how, **kwargs | dict(cbs=cbs)))
+        set_seed(1)
+        learners[-1].dls.train.rng.seed(1)
+        act(learners[-1])
+    for o in learners[1:]: assert_same(learners[0], o)
+    grads = [[p.grad if p.grad is not None else torch.zeros_like(p) for p in o.model.parameters()] for o in learners]
+    assert all(torch.equal(a, b) for o in grads[1:] for a,b in zip(grads[0], o))
+    return learners
+
+
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('case', CASES)
 def test_a_captured_step_trains_as_the_eager_one_does_bit_by_bit(case, tmp_path):
     act, kwargs = CASES[case]
-    learners = [learner(graph, path=tmp_path, **kwargs | dict(cbs=kwargs.get('cbs', list)())) for graph in (False, True)]
-    for o in learners:
-        set_seed(1)
-        o.dls.train.rng.seed(1)
-        act(o)
-    assert learners[1].graphed_step.why_not=='' and learners[1].graphed_step.n_replays>=4
-    assert_same(*learners)
-    assert '_do_one_batch' not in vars(learners[1])
-    grads = [[p.grad if p.grad is not None else torch.zeros_like(p) for p in o.model.parameters()] for o in learners]
-    assert all(torch.equal(a, b) for a,b in zip(*grads))
+    for o in compare(act, tmp_path, **kwargs)[1:]: assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
+
+
+# what a user may do to a Learner between two steps, and a graph has to notice
+def then(change, act=lambda learn: learn.fit(1, 1e-2)):
+    def both(learn):
+        learn.fit(2, 1e-2)
+        change(learn)
+        act(learn)
+    return both
+
+class At(Callback):
+    "Calls a function at an event of training, which leaves the loss alone"
+    leaves_the_loss = True
+    def __init__(self, event, do): setattr(self, event, lambda: do(self) if self.training else None)
+class Sometimes(nn.Module):
+    "Reaches one of its parameters in short batches only"
+    def __init__(self):
+        super().__init__()
+        self.body, self.q = network(), nn.Parameter(torch.ones(10))
+    def forward(self, x): return self.body(x) if len(x)==32 else self.body(x)*self.q
+    def __getitem__(self, i): return self.body[i]
+class Smoothed(nn.Module):
+    eps = .1
+    def forward(self, pred, y): return nn.functional.cross_entropy(pred, y, label_smoothing=self.eps)
+class Pair(nn.Module):
+    "Returns two things"
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+    def forward(self, x): return self.body(x), x.mean()
+    def __getitem__(self, i): return self.body[i]
+def of_the_first(pred, y): return nn.functional.cross_entropy(pred[0], y)
+def own_step(learn):
+    def step():
+        learn.loss_grad.backward()
+        for p in learn.model.parameters(): p.grad.mul_(.5)
+        learn.opt.step()
+        learn.opt.zero_grad()
+    learn._do_grad_opt = step
+def unfrozen_and_reset(learn):
+    learn.freeze()
+    learn.model.zero_grad()
+def spared(learn):
+    for p in learn.model.parameters(): learn.opt.state[p]['do_wd'] = False
+
+CHANGES = dict(
+    layout=(then(lambda o: o.model.to(memory_format=torch.channels_last)), {}),
+    clear_state=(then(lambda o: o.opt.clear_state()), {}), no_gradients=(then(unfrozen_and_reset), {}), decay=(then(spared), dict(wd=.5)),
+    dropout=(then(lambda o: setattr(o.model[0][3], 'p', .7)), {}), own_step=(then(own_step), {}),
+    forward_hook=(then(lambda o: o.model[0].register_forward_hook(lambda m, i, out: 2*out)), {}),
+    gradient_hook=(then(lambda o: next(o.model.parameters()).register_hook(lambda g: g*(1+len(o.recorder.losses)))), {}),
+    loss=(then(lambda o: setattr(o.loss_func, 'eps', .5)), dict(loss_func=lambda: Smoothed())),
+    batch_norm=(lambda o: o.fit(3, 1e-2), dict(cbs=lambda: [At('before_epoch', lambda cb: setattr(cb.model[0][1], 'momentum', .1/(1+cb.epoch)))])),
+    max_norm=(lambda o: o.fit(2, 1e-2), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [
+        GradientClip(.1), At('before_batch', lambda cb: setattr(cb.learn.gradient_clip, 'max_norm', .01*(1+cb.train_iter)))])),
+    frozen_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].requires_grad_(cb.iter<4))])),
+    eval_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].train(cb.iter!=4))])),
+    reached_late=(lambda o: o.fit(4, 1e-2), dict(model=Sometimes, drop_last=False, wd=.1)),
+    two_outputs=(lambda o: o.fit(2, 1e-2), dict(model=Pair, loss_func=lambda: of_the_first, metrics=lambda: [])))
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('case', CHANGES)
+def test_a_graph_follows_what_changes_between_two_steps(case, tmp_path):
+    act, kwargs = CHANGES[case]
+    for o in compare(act, tmp_path, **kwargs)[1:]: assert o.graphed_step.n_replays or case=='max_norm'    # another number in each batch
 
 
 # each a mistake that is easily made in a captured step, planted: what the graph trains then differs from the eager step
 def frozen_numbers(mp):
-    advance = optim.StepPlan.advance
-    mp.setattr(optim.StepPlan, 'advance', lambda o: advance(o) if not max(o.steps) else setattr(o, 'steps', [n+1 for n in o.steps]))
+    advance, first = optim.StepPlan.advance, []
+    def frozen(self):
+        first.append(advance(self))
+        return first[0]
+    mp.setattr(optim.StepPlan, 'advance', frozen)
 def frozen_rate(mp): freeze_hyper(mp, 'lr')
 def frozen_beta(mp): freeze_hyper(mp, 'mom')
 def freeze_hyper(mp, name):
     coefs, first = optim.step_coefs, {}
     mp.setattr(optim, 'step_coefs', lambda recipe, hyper, *args:
                coefs(recipe, hyper | {name: first.setdefault(name, hyper[name])}, *args))
-def missed_copy(mp): mp.setattr(fast._Step, 'fill', lambda self, learn: None)
+def missed_copy(mp): mp.setattr(fast._Step, 'fill', lambda self, xb, yb: None)
 def kept_gradients(mp):
     mp.setattr(FusedOptimizer, 'zero_grad', lambda self: None)
     capture = fast._Step.capture
@@ -143,13 +222,13 @@ def kept_gradients(mp):
 def trained_twice(mp): mp.setattr(TapeCapture, 'warm_up', lambda self, step: (step(), step())[1])
 def norms_updated_twice(mp):
     backward = fast._Step.backward
-    def twice(self):
-        with torch.no_grad(): self.forward(self.xb, self.yb)
-        return backward(self)
+    def twice(self, xb, yb):
+        with torch.no_grad(): self.forward(xb, yb)
+        return backward(self, xb, yb)
     mp.setattr(fast._Step, 'backward', twice)
 def stale_moments(mp):
     mp.setattr(optim.StepPlan, 'is_current', lambda *args: True)
-    mp.setattr(GraphedStepCallback, '_is_same', lambda self: True)
+    mp.setattr(fast, '_facts', lambda *args: (0, 0))
 def decayed_norms(mp):
     coefs = optim.step_coefs
     mp.setattr(optim, 'step_coefs', lambda recipe, hyper, do_wd, step: coefs(recipe, hyper, True, step))
@@ -203,19 +282,44 @@ class Inside(Callback):
     def after_pred(self): pass
 
 
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+    def forward(self, x): return x*self.rng.random()
+class Counting(nn.Module):
+    n = 0
+    def forward(self, x):
+        self.n += 1
+        return x*self.n
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.b.weight = self.a.weight
+    def forward(self, x): return self.a(x.flatten(1))+self.b(x.flatten(1))
+def adam_step(p, lr, **kwargs): p.data.add_(p.grad.data, alpha=lr)            # a user's own, of the same name
+def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(average_grad, dampening=True), average_sqr_grad, step_stat,
+                                                    adam_step], lr=lr, wd=0., eps=1e-5, mom=.9, sqr_mom=.99)
+
+
 @pytest.mark.parametrize('says, kwargs', [
+    ('random generator of its own', dict(model=lambda: nn.Sequential(network(), Generator()))),
+    ('numbers of its own at each step', dict(model=lambda: nn.Sequential(network(), Counting()))),
+    ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
+    ("only those of fastai's Adam and SGD", dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
     ('was read on the host', dict(model=lambda: nn.Sequential(network(), Item()))),
     ('inside acts within the step', dict(cbs=[Inside()])),
-    ("isn't fastai's Adam or SGD", dict(opt_func=RAdam)),
+    ("only those of fastai's Adam and SGD", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('A callback computes the loss', dict(cbs=[OwnLoss()])),
     ('fp16 looks at the gradients', dict(cbs=[MixedPrecision()]))])
 def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(says, kwargs):
-    learn = learner(True, **kwargs)
-    with pytest.warns(UserWarning, match='run eagerly instead of as a graph') as caught: learn.fit(1, 1e-3)
+    learn = learner(True, gathered=says in ('random generator of its own', 'numbers of its own at each step'), **kwargs)
+    with pytest.warns(UserWarning, match='run eagerly instead of as a graph') as caught: learn.fit(2, 1e-3)
     assert says in learn.graphed_step.why_not and sum('as a graph' in str(o.message) for o in caught)==1
-    assert len(learn.recorder.losses)==5 and all(torch.isfinite(o) for o in learn.recorder.losses)
+    assert len(learn.recorder.losses)==10 and all(torch.isfinite(o) for o in learn.recorder.losses)
 
 
 def test_poison_in_the_static_batch_after_a_replay_changes_nothing():
@@ -268,28 +372,79 @@ def test_a_deferred_recorder_records_the_same(tmp_path):
     assert loss_readers(late)==['terminate_on_na_n']
 
 
-def test_a_learner_that_was_sped_up_is_exported_without_gpubench(tmp_path):
-    learn = learner(True, path=tmp_path)
-    swap_recorder(learn, DeferredRecorder())
+class Keep(Callback):
+    "Looks at the losses of batches, before the next one starts"
+    def before_fit(self): self.kept, self.seen = [], []
+    def before_batch(self): self.seen.append(float(getattr(self.learn, 'smooth_loss', 0.)))
+    def after_batch(self): self.kept.append(self.learn.loss)
+
+
+def test_who_looks_at_losses_gets_each_of_them(tmp_path):
+    kept = [(o.keep.kept, o.keep.seen) for o in compare(lambda o: o.fit(2, 1e-2), tmp_path, cbs=lambda: [Keep()])]
+    assert kept[0]==kept[1]==kept[2] and len(set(map(float, kept[0][0])))>9
+    early = learner(False)
+    early.add_cb(At('before_batch', lambda cb: None))
+    assert loss_readers(early)==[]                                           # it says that it leaves the loss alone
+    early.add_cb(Keep())
+    assert loss_readers(early)==['keep']
+
+
+def ended(learn): learn.fit(1)
+def after_lr_find(learn):
     learn.fit(1)
+    learn.lr_find(num_it=5, show_plot=False)
+def interrupted(learn):
+    learn.fit(1)
+    def stop(cb): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=At('after_batch', stop))
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('gathered', [False, True])
+@pytest.mark.parametrize('act', [ended, after_lr_find, interrupted])
+def test_a_learner_that_was_sped_up_is_exported_and_copied_without_gpubench(act, gathered, tmp_path):
+    learn = learner(True, path=tmp_path, gathered=gathered, cbs=[FusedStepCallback()])
+    act(learn)
     learn.export('a.pkl')
     data = (tmp_path/'a.pkl').read_bytes()
-    assert b'gpubench.fast' not in data and b'gpubench.optim' not in data
-    assert load_learner(tmp_path/'a.pkl').model is not None
+    assert not any(o in data for o in (b'gpubench.fast', b'gpubench.optim', b'gpubench.timing'))
+    loaded, item = load_learner(tmp_path/'a.pkl'), np.zeros((8, 8), np.uint8)
+    assert torch.equal(loaded.predict(item)[2], learn.predict(item)[2])
+    copied = deepcopy(learn)
+    for o in (learn, copied): o.fit(1)
+    assert len(copied.recorder.losses)==5 and type(copied.opt) is FusedOptimizer
 
 
 def test_speed_up_on_a_cpu_and_back():
     learn = learner(False)
     learn.remove_cbs([FuseCallback])
-    before = [type(o) for o in learn.cbs]
+    learn.validate()                                                      # no optimizer yet: nothing to say
+    before, strides = [type(o) for o in learn.cbs], [p.stride() for p in learn.model.parameters()]
     with speed_up(learn) as fast:
         learn.fit(1)
         assert type(learn.opt) is FusedOptimizer
+        n = len(learn.cbs)
+        again = speed_up(learn)                                           # changes nothing, and undoes nothing
+        again.undo()
+        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
     assert found=={'channels_last': True, 'recorder': False, 'fused step': True, 'CUDA graph': False, 'pages': True}
-    assert next(learn.model.parameters()).is_contiguous()
+    assert [p.stride() for p in learn.model.parameters()]==strides
+    learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
+
+
+def test_speed_up_leaves_what_a_user_chose():
+    learn = learner(False, opt_func=fused_adam)
+    learn.model.to(memory_format=torch.channels_last)
+    strides = [p.stride() for p in learn.model.parameters()]
+    with speed_up(learn): learn.fit(1)
+    assert [p.stride() for p in learn.model.parameters()]==strides and type(learn.opt) is FusedOptimizer
+    other = learner(False, opt_func=RAdam)
+    other.remove_cbs([FuseCallback])
+    fast = speed_up(other)
+    with pytest.warns(UserWarning, match='cannot be fused'): other.fit(1)
+    assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
 
 
 def test_only_glibc_keeps_its_pages(): assert keep_pages('Darwin').startswith('Only glibc') and keep_pages()==''
