@@ -309,7 +309,8 @@ _NAMED = {1: NamedImageBW, 3: NamedImage}   # by number of channels
 
 class _ShuffledDL(TfmdDL):
     "Draws the order of an epoch at once, not image by image"
-    def shuffle_fn(self, idxs): return np.random.default_rng(self.rng.getrandbits(64)).permutation(idxs).tolist()
+    def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
+    def draw(self, n): return torch.randperm(n, generator=torch.Generator().manual_seed(self.rng.getrandbits(63)))
 
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
@@ -375,14 +376,14 @@ class PixelDL(_ShuffledDL):
     @property
     def is_plain(self):
         "Is a batch nothing but pixels, normalized, so that `begin` and `batch` can replace its iteration?"
-        tfms = [type(o) for o in self.after_batch.fs]
-        return not self.fake_l.num_workers and tfms==[IntToFloatTensor, Normalize] and type(self).__iter__ is TfmdDL.__iter__
+        own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys() or self.fake_l.num_workers
+        return not own and [type(o) for o in self.after_batch.fs]==[IntToFloatTensor, Normalize]
     def begin(self): # Positions in the data set, on its device, in the order of an epoch
         "What an iterator does first"
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # as the seed of the workers, which an iterator draws
-        return torch.as_tensor(np.asarray(self.get_idxs()), device=self.dataset.rows.device)
+        return (self.draw(self.n) if self.shuffle else torch.arange(self.n)).to(self.dataset.rows.device)
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])

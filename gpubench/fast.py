@@ -215,8 +215,8 @@ class TapeCapture:
 N_WARM_UP = 3    # batches of a shape that train eagerly, on the stream of the captures, before one is captured
 MAX_SHAPES = 4   # that get a graph of their own
 N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
-_VALUES = bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None)
-_GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+_VALUES = {bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None)}
+_GENERATORS = {random.Random, np.random.Generator, np.random.RandomState, torch.Generator}
 
 def _parts(o):
     "An object, the modules in it, and what it wraps"
@@ -225,52 +225,43 @@ def _parts(o):
     if isinstance(o, torch.nn.Module): yield from list(o.modules())[1:]
     for name in 'func', '__self__': yield from _parts(getattr(o, name, None))
 
-def _held(o): # What the code of an object or a function looks up in it
-    cells = [c.cell_contents for c in getattr(o, '__closure__', None) or ()]
-    return [*getattr(o, '__dict__', {}).values(), *(getattr(o, 'keywords', None) or {}).values(), *cells]
+def _held(o): # What the code of an object or a function looks up in it, by name
+    cells = [('', c.cell_contents) for c in getattr(o, '__closure__', None) or ()]
+    return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells]
 
-def _facts(learn, built_in):
-    "All that a captured step relies on and that can change without it: where tensors are, layouts, modes, numbers"
-    b, model = torch.backends, learn.model
+def _value(o):
+    is_value = type(o) in _VALUES or type(o) is tuple and all(type(v) in _VALUES for v in o)
+    return o if is_value else id(o)
+
+def look(
+    learn,    # A Learner with an optimizer
+    built_in, # The callbacks that become a part of the step
+):            # A sentence, empty if nothing stands against a captured step; all that one relies on
+    "Find out whether a step can be captured, and what it depends on that may change without it: places, modes, numbers"
+    b, model, loss_func = torch.backends, learn.model, learn.loss_func
+    held = [o for root in (model, loss_func) for part in _parts(root) for o in _held(part)]
     tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
-    held = [o for root in (model, learn.loss_func) for part in _parts(root) for o in _held(part)]
     settings = [o.max_norm if isinstance(o, GradientClip) else getattr(o, 'n_acc', None) for o in built_in.values()]
-    objects = model, learn.opt, learn.opt.state, learn.loss_func
-    def is_value(o): return all(map(is_value, o)) if isinstance(o, tuple) else isinstance(o, _VALUES)
-    return (tensors, [o if is_value(o) else id(o) for o in held], settings, list(map(id, objects)),
-            learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, b.cudnn.allow_tf32,
-            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
+    everywhere = vars(torch.nn.modules.module).items()
+    hooks = [v for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict) and v]
+    why = ''
+    if isinstance(getattr(loss_func, '__self__', None), Callback):
+        why = 'A callback computes the loss, with numbers that a graph would not see change.'
+    elif hooks or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in model.parameters()):
+        why = 'The network has hooks, and a graph runs no Python.'
+    elif any(type(o) in _GENERATORS for _,o in held):
+        why = 'The network has a random generator of its own, and a graph would repeat its numbers.'
+    for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
+        own = vars(learn).get(name)
+        if getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, _Hook):
+            why = f"The Learner has its own {name}."
+    return why, (tensors, [_value(o) for _,o in held], settings, list(map(id, (model, learn.opt, learn.opt.state, loss_func))),
+                 learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, b.cudnn.allow_tf32,
+                 torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
 
 def _host_random(with_torch):
     _, key, at, *_ = np.random.get_state()
     return random.getstate(), key.tolist(), at, torch.get_rng_state().tolist() if with_torch else None
-
-def _has_hooks(model):
-    hooks = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
-    everywhere = [v for k,v in vars(torch.nn.modules.module).items() if k.startswith('_global_') and k.endswith('hooks')]
-    return (any(map(bool, everywhere)) or any(getattr(o, name) for o in model.modules() for name in hooks)
-            or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in model.parameters()))
-
-def why_not_captured(
-    learn, # A Learner with an optimizer
-)->str:    # A sentence; empty if nothing is known against it
-    "What stands against a captured step"
-    for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
-        own = vars(learn).get(name)
-        if getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, _Hook):
-            return f"The Learner has its own {name}."
-    for cb in learn.cbs:
-        if type(cb) not in _KNOWN and not getattr(cb, 'sees_replays', False) and acts(cb, _INNER):
-            return f"{cb.name} acts within the step."
-        if isinstance(cb, MixedPrecision) and AMPMode(cb.amp_mode)==AMPMode.FP16:
-            return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
-    if isinstance(getattr(learn.loss_func, '__self__', None), Callback):
-        return 'A callback computes the loss, with numbers that a graph would not see change.'
-    if _has_hooks(learn.model): return 'The network has hooks, and a graph runs no Python.'
-    held = [o for root in (learn.model, learn.loss_func) for part in _parts(root) for o in _held(part)]
-    if any(isinstance(o, _GENERATORS) for o in held):
-        return 'The network has a random generator of its own, and a graph would repeat its numbers.'
-    return ''
 
 # %% ../nbs/23_fast.ipynb #5464bccc
 def _plain_loss(loss_func):
@@ -392,6 +383,7 @@ class _EpochStep(_Step):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         self.numbers, self.losses = plan.rows.on_device.new_zeros((self.n, *plan.rows.on_device.shape)), loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
+        self.make(self.order[0])                                  # compiled before it is captured
     def batch(self):
         xb, yb = self.make(self.order.index_select(0, self.at)[0])
         return (_plain(xb),), (_plain(yb),)
@@ -403,7 +395,7 @@ class _EpochStep(_Step):
     def start(self, order, i):
         self.order.copy_(order[:self.order.numel()].view_as(self.order))
         self.at.fill_(i)
-    def run(self, first, last, count):
+    def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
         replay, out, plan, _ = self.replays[True]
         numbers = self.host_numbers.numpy()
@@ -411,6 +403,7 @@ class _EpochStep(_Step):
             count(i)
             numbers[i] = plan.advance()
         self.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
+        for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
         for _ in range(first, last): replay()
         self.host_losses[first:last].copy_(self.losses[first:last], non_blocking=True)
         return out
@@ -480,13 +473,21 @@ class GraphedStepCallback(FusedStepCallback):
         super().before_fit()
         if learn.opt is None or self.why_not: return
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-        self.give_up(why_not_captured(learn) if self.capture else 'A CPU has no launches to save.')
+        self.give_up(self._why_not())
         learn.opt.capturable = True
         self.built_in = {type(o): o for o in learn.cbs if type(o) in _BUILT_IN}
         self.timers = [o for o in learn.cbs if isinstance(o, StepTimerCallback)]
         self.watchers = [o for o in learn.cbs if getattr(o, 'sees_replays', False)]
         self.strangers, self.gathered = strangers(learn), None
         self._settle()                                                    # an earlier fit may have ended by an error
+    def _why_not(self):
+        if not self.capture: return 'A CPU has no launches to save.'
+        for cb in self.learn.cbs:
+            if type(cb) not in _KNOWN and not getattr(cb, 'sees_replays', False) and acts(cb, _INNER):
+                return f"{cb.name} acts within the step."
+            if isinstance(cb, MixedPrecision) and AMPMode(cb.amp_mode)==AMPMode.FP16:
+                return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
+        return ''
     def give_up(self, why): super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
 
     def before_train(self): self.must_check = True
@@ -498,10 +499,11 @@ class GraphedStepCallback(FusedStepCallback):
         if self.is_stale: self.learn.opt.zero_grad()
         self.is_stale = False
 
+    def _look(self): return look(self.learn, self.built_in)
     def _check(self):
         "Forget the graphs if anything that they rely on has changed"
-        if (why := why_not_captured(self.learn)): self.give_up(why)
-        now, plans = _facts(self.learn, self.built_in), [o[2] for s in self.steps.values() for o in s.replays.values()]
+        (why, now), plans = self._look(), [o[2] for s in self.steps.values() for o in s.replays.values()]
+        if why: self.give_up(why)
         if now!=self.known or not all(o.is_current() for o in plans):
             if plans: self._forget()
             for o in self.steps.values(): o.look(self)
@@ -544,11 +546,12 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _warm_up(self, step, is_last):
         self._settle()
-        look = step.n_seen==N_WARM_UP-1       # what changes at each step shows in the last of them
-        before = look and (_host_random(not self.capture.draws_on_cpu), _facts(self.learn, self.built_in)[1])
+        is_third = step.n_seen==N_WARM_UP-1   # what changes at each step shows in the last of them
+        def random_and_held(): return is_third and (_host_random(not self.capture.draws_on_cpu), self._look()[1][1])
+        before = random_and_held()
         step.n_seen += 1
         out = self.capture.warm_up(lambda: step.eager(self.learn.xb, self.learn.yb, is_last))
-        after = look and (_host_random(not self.capture.draws_on_cpu), _facts(self.learn, self.built_in)[1])
+        after = random_and_held()
         if before!=after: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.'
             if before[0]!=after[0] else 'The network or the loss changes numbers of its own at each step.')
         self.must_check = True                # the first gradients, and moments, are there now
@@ -559,7 +562,7 @@ class GraphedStepCallback(FusedStepCallback):
         self._settle()
         try: step.capture(is_last, self.capture, self.learn.loss)
         except Exception as e: self.give_up(f'{type(e).__name__}: {e}'.splitlines()[0])
-        self.known = _facts(self.learn, self.built_in)                   # the gradients are others
+        self.known = self._look()[1]
 
     def _replay(self, step, is_last):
         for o in self.timers: o('before_replay')
@@ -570,16 +573,16 @@ class GraphedStepCallback(FusedStepCallback):
         self.n_replays += 1
         return tree_map(lambda o: o.clone() if isinstance(o, torch.Tensor) else o, out) if self.strangers else out
 
-    def _can_gather(self):
-        learn, dl = self.learn, self.learn.dl
-        others = self.why_not or self.strangers or self.timers or GradientAccumulation in self.built_in
+    def _can_gather(self, dl):
+        learn = self.learn
+        others = self.why_not or self.strangers or GradientAccumulation in self.built_in
         return (not others and isinstance(dl, PixelDL) and dl.is_plain and isinstance(learn.recorder, DeferredRecorder)
                 and learn.recorder.is_late and dl.dataset.x.device==next(learn.model.parameters()).device)
 
     def _all_batches(self):
-        learn, dl = self.learn, self.learn.dl
-        if not (learn.training and self._can_gather()): return Learner.all_batches(learn)
-        learn.n_iter, order, i = len(dl), dl.begin(), 0
+        learn, dl = self.learn, getattr(self.learn.dl, 'dl', self.learn.dl)         # a timer stands in for its loader
+        if not (learn.training and self._can_gather(dl)): return Learner.all_batches(learn)
+        learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
         def train(i): learn.one_batch(i, dl.batch(order[i*dl.bs:(i+1)*dl.bs]))
         self.gathered = dl, dl.bs, n, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows))
@@ -595,8 +598,9 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _is_ready(self):
         step = self.steps.get(self.gathered)
-        if step and step.n_seen>=N_WARM_UP and not self.why_not and not step.replays: self._capture(step, True)
-        return step and step.replays
+        if self.why_not or not step or step.n_seen<N_WARM_UP: return False
+        if not step.replays: self._capture(step, True)
+        return not self.why_not
 
     def _replay_rest(self, step, order, i, n):
         "The batches from `i` up to `n`; the host stays a few dozen of them ahead of the device"
@@ -617,9 +621,10 @@ class GraphedStepCallback(FusedStepCallback):
         recorder.read()
         step.start(order, i)
         self.is_stale = True
-        for first in range(i, n, N_AT_ONCE):
-            last = min(first+N_AT_ONCE, n)
-            learn.pred, learn.loss = step.run(first, last, count)
+        last = i
+        while last<n:
+            first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))             # the device starts after the first
+            learn.pred, learn.loss = step.run(first, last, count, self.timers)
             self.n_replays += last-first
             waiting.append((first, last, self.capture.mark()))
             if len(waiting)>2: finish(*waiting.pop(0))

@@ -122,7 +122,7 @@ def _step_row(marks, about, start, opened, closed, end):
         found = [marks.ms(opened[a], closed[b]) for a,b in pairs if a in opened and b in closed]
         row[name] = sum(found) if found else None
     row['other_ms'], row['step_ms'] = step_ms-sum(row[o] or 0. for o in PHASES), step_ms
-    marks.reuse({start, *opened.values(), *closed.values()})     # `end` is the next step's start
+    marks.reuse({start, *opened.values(), *closed.values()}-{end})     # which is the next step's start
     return row
 
 class _Steps:
@@ -180,10 +180,19 @@ class _TrainingPart:
         if {'after_backward', 'after_replay'} & {*self.closed}: return True
         return 'after_batch' in self.closed and (self.counts_cancelled or 'after_cancel_batch' not in self.closed)
 
-    def end_batch(self):
+    def replay(self, step, n_images):
+        "A step of which nothing is seen but a graph's replay"
+        if self.start is None: self.at('fetched')
+        self.n_images = n_images
+        self.open('before_replay')
+        step()
+        self.close('after_replay')
+        self.end_batch(self.closed['after_replay'])
+
+    def end_batch(self, end=None):
         "If the batch was trained, a step ends here and the next one starts. Reading earlier ones is its `other_ms`"
         if len(self.steps.pending)>=self.steps.at_once: self.steps.read()
-        row, end = self.row, self.mark()
+        row, end = self.row, self.mark() if end is None else end
         if self.is_trained:
             about = dict(fit=row['fit'], epoch=row['epoch'], step=row['n_steps'], n_images=self.n_images)
             self.steps.add(self.marks, about, self.start, self.opened, self.closed, end)
