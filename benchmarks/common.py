@@ -26,6 +26,7 @@ def write_json(path, machine=None, indent=1, **found):
     with open(path, 'w') as f: json.dump(dict(machine=machine, **found), f, indent=indent)
 
 class NoValidationCallback(Callback):
+    sees_replays = True                        # it acts in no batch
     def before_validate(self): raise CancelValidException()
 
 class UntilCallback(Callback):

@@ -36,13 +36,13 @@ CASES = dict(
     resnet18_224px_b256=('resnet18', 256, 224, 3, True, 6_000, 18), resnet50_224px_b128=('resnet50', 128, 224, 3, True, 6_000, 36))
 
 class StartCallback(Callback):
-    order, leaves_the_loss = -1e9, True
+    order, sees_replays = -1e9, True
     def before_train(self):
         wait_for(self.learn.dls.device)
         self.start_s = perf_counter()
 
 class EndCallback(Callback):
-    order, leaves_the_loss = 1e9, True
+    order, sees_replays = 1e9, True
     def after_train(self):
         wait_for(self.learn.dls.device)
         self.took_s = perf_counter()-self.learn.start.start_s
@@ -62,7 +62,7 @@ def rungs(is_bf16):
     return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], graph=[*last, graph],
                         compiled_graph=[*last, lambda learn: graph(learn, True)])
 
-SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused'  # rungs that take a tenth of the steps, at least 12 of them
+SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused'  # rungs that take a twentieth of the steps, at least 12 of them
 
 def make_learner(case, changes, device):
     "A Learner that has trained for a few steps"
@@ -121,7 +121,7 @@ def by_hand(case, device):
 
 def measure(case, device, rounds):
     learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items()}
-    runs = {k: lambda k=k, learn=learn: step_us(learn, min(case[6], max(12, case[6]//10)) if k in SLOW else case[6]) for k,learn in learners.items()}
+    runs = {k: lambda k=k, learn=learn: step_us(learn, min(case[6], max(12, case[6]//20)) if k in SLOW else case[6]) for k,learn in learners.items()}
     runs['hand'] = by_hand(case, device)
     times = alternate(runs, rounds, lambda run: run())
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}

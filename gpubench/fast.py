@@ -7,6 +7,7 @@ __all__ = ['DeferredRecorder', 'TapeCapture', 'FusedStepCallback', 'GraphedStepC
 
 # %% ../nbs/23_fast.ipynb #772e52a3
 import ctypes
+import gc
 import platform
 import random
 import warnings
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import Callback, CancelBatchException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelBatchException, TrainEvalCallback, event
 from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler
@@ -49,11 +50,12 @@ def acts(
     return type(cb).__call__ is not Callback.__call__ or any(hasattr(type(cb), o) or o in vars(cb) for o in events)
 
 def strangers(
-    learn, # A Learner
+    learn,         # A Learner
+    events=_BATCH, # Names of events
 )->list: # Callbacks
-    "Callbacks that may look at a batch, or change what trains it, in a way that isn't known here"
+    "Callbacks that do something at one of these events that isn't known here"
     return [cb for cb in learn.cbs if type(cb) not in _KNOWN and not getattr(cb, 'sees_replays', False)
-            and acts(cb, _BATCH)]
+            and acts(cb, events)]
 
 def loss_readers(
     learn, # A Learner
@@ -157,12 +159,29 @@ class CUDACapture:
         now.wait_stream(self.stream)
         return out
     def record(self, step): # (what repeats it, what it returned)
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self.device)
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode='thread_local'):
-            out = step()
-        self.held_bytes += torch.cuda.memory_reserved(self.device)-before
+        graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
+        generator = torch.cuda.default_generators[device.index]
+        kept, self.pool = generator.clone_state(), self.pool or torch.cuda.graph_pool_handle()
+        free_memory()                                   # to free a graph during the capture of another one is an error
+        gc.disable()
+        before = torch.cuda.memory_reserved(device)
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+                try: out = step()
+                except Exception:
+                    self._abandon(graph, generator, kept)
+                    raise
+                graph.capture_end()
+        finally: gc.enable() if was_on else None
+        self.held_bytes += torch.cuda.memory_reserved(device)-before
         return graph.replay, out
+    def _abandon(self, graph, generator, kept):
+        "Leave a capture that failed; PyTorch leaves its allocator and its random numbers behind as if it went on"
+        try: graph.capture_end()
+        except RuntimeError: torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
+        generator.graphsafe_set_state(kept)
+        self.pool = None
 
 # %% ../nbs/23_fast.ipynb #43aaec76
 class _Tape(TorchDispatchMode):
@@ -452,7 +471,8 @@ class GraphedStepCallback(FusedStepCallback):
         compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
     ):
-        self.compile, self.capture, self.n_replays, self.is_stale = compile, capture, 0, False
+        self.compile, self.capture, self.n_replays = compile, capture, 0
+        self.is_stale = self.must_check = self.has_others = False
         self._forget()
 
     def _forget(self): self.steps, self.known = {}, None
@@ -478,7 +498,8 @@ class GraphedStepCallback(FusedStepCallback):
         self.built_in = {type(o): o for o in learn.cbs if type(o) in _BUILT_IN}
         self.timers = [o for o in learn.cbs if isinstance(o, StepTimerCallback)]
         self.watchers = [o for o in learn.cbs if getattr(o, 'sees_replays', False)]
-        self.strangers, self.gathered = strangers(learn), None
+        self.strangers, self.gathered, self.must_check = strangers(learn), None, True
+        self.has_others = bool(strangers(learn, [o for o in vars(event) if o[0]!='_']))
         self._settle()                                                    # an earlier fit may have ended by an error
     def _why_not(self):
         if not self.capture: return 'A CPU has no launches to save.'
@@ -490,7 +511,11 @@ class GraphedStepCallback(FusedStepCallback):
         return ''
     def give_up(self, why): super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
 
-    def before_train(self): self.must_check = True
+    def before_epoch(self):
+        if not self.must_check or self.why_not: return
+        self.learn.model.train()              # as `TrainEvalCallback` does next
+        self._check()
+    def before_train(self): self.must_check = self.must_check or self.has_others
     def after_train(self): self._settle()
     def after_cancel_train(self): self._settle()
     def after_fit(self): self._settle()

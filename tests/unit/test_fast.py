@@ -321,8 +321,10 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('A callback computes the loss', dict(cbs=[OwnLoss()])),
     ('fp16 looks at the gradients', dict(cbs=[MixedPrecision()]))])
-def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(says, kwargs):
-    learn = learner(True, gathered=says in ('random generator of its own', 'numbers of its own at each step'), **kwargs)
+@pytest.mark.parametrize('device', DEVICES)
+def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(device, says, kwargs):
+    says = 'capturing' if device=='cuda' and 'on the host' in says else says                      # in CUDA's words
+    learn = learner(True, device=device, gathered=says in ('random generator of its own', 'numbers of its own at each step'), **kwargs)
     with pytest.warns(UserWarning, match='run eagerly instead of as a graph') as caught: learn.fit(2, 1e-3)
     assert says in learn.graphed_step.why_not and sum('as a graph' in str(o.message) for o in caught)==1
     assert len(learn.recorder.losses)==10 and all(torch.isfinite(o) for o in learn.recorder.losses)
