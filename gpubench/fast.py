@@ -11,7 +11,7 @@ import gc
 import platform
 import random
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 import numpy as np
 import pandas as pd
@@ -167,8 +167,9 @@ class CUDACapture:
         before = torch.cuda.memory_reserved(device)
         try:
             with torch.cuda.stream(self.stream):
-                graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-                try: out = step()
+                try:
+                    graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+                    out = step()
                 except Exception:
                     self._abandon(graph, generator, kept)
                     raise
@@ -179,7 +180,8 @@ class CUDACapture:
     def _abandon(self, graph, generator, kept):
         "Leave a capture that failed; PyTorch leaves its allocator and its random numbers behind as if it went on"
         try: graph.capture_end()
-        except RuntimeError: torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
+        except RuntimeError:
+            with suppress(RuntimeError): torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
         generator.graphsafe_set_state(kept)
         self.pool = None
 
@@ -475,7 +477,9 @@ class GraphedStepCallback(FusedStepCallback):
         self.is_stale = self.must_check = self.has_others = False
         self._forget()
 
-    def _forget(self): self.steps, self.known = {}, None
+    def _forget(self):
+        self.steps, self.known = {}, None
+        if self.capture: self.capture.pool = None          # the pool of graphs that are gone takes no other
     @property
     def learn(self): return super().learn
     @learn.setter
