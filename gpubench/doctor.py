@@ -49,7 +49,7 @@ CODES = {code: (level, about) for level,about,codes in [ # code -> level and top
     ('ok', 'gpu_memory', 'gpu_memory_ok gpu_mig'), ('limit', 'gpu_memory', 'gpu_memory_low'),
     ('limit', 'gpu_shared', 'gpu_shared gpu_busy'), ('limit', 'gpu_throttled', 'gpu_throttled'),
     ('limit', 'gpu_power', 'power_limited'), ('ok', 'cpu', 'cpu_ok'), ('limit', 'cpu', 'cpu_quota'),
-    ('ok', 'cpu_load', 'cpu_calm'), ('limit', 'cpu_load', 'cpu_busy'), ('ok', 'shared_memory', 'shared_memory_ok'),
+    ('ok', 'pages', 'pages_returned'), ('ok', 'cpu_load', 'cpu_calm'), ('limit', 'cpu_load', 'cpu_busy'), ('ok', 'shared_memory', 'shared_memory_ok'),
     ('limit', 'shared_memory', 'shared_memory_small shared_memory_full'),
     ('ok', 'kernel', 'kernel_ok'), ('limit', 'kernel', 'kernel_missing kernel_other'),
     ('broken', 'kernel', 'jupyter_missing'),
@@ -614,6 +614,12 @@ def check_cpu(facts, n=None):
     else: yield Finding('cpu_quota', f"{seen}. torch starts too many threads, and CPU times scatter.",
         f"Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose: `cpus: {n}`).")
 
+def check_pages(facts, libc=None):
+    "Does the C library give large tensors back after each step?"
+    if (libc or platform.libc_ver()[0])=='glibc': yield Finding(
+        'pages_returned', "glibc gives large tensors back to the system and asks for them again at each step. "
+        "On a CPU that takes time; `speed_up(learn)` of gpubench.fast keeps them.")
+
 def check_load(facts):
     "Do other programs compute meanwhile?"
     if isinstance(facts.load, Exception): raise facts.load
@@ -680,7 +686,7 @@ def check_data(facts):
 
 # %% ../nbs/40_doctor.ipynb #a7f509b4
 CHECKS = (check_python, check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states, check_cpu,
-          check_load, check_shared_memory, check_kernel, check_data)
+          check_pages, check_load, check_shared_memory, check_kernel, check_data)
 
 def examine(root='/')->dict: # `machine` as of `describe_machine`, `nvml`: what it reported, `findings`: worst first
     "Examine this machine, whose file system starts at `root`"

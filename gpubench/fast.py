@@ -264,7 +264,8 @@ def look(
     tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
     settings = [o.max_norm if isinstance(o, GradientClip) else getattr(o, 'n_acc', None) for o in built_in.values()]
     everywhere = vars(torch.nn.modules.module).items()
-    hooks = [v for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict) and v]
+    hooks = [o for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict)
+             for o in v.values() if not getattr(o, 'for_one_pass', False)]
     why = ''
     if isinstance(getattr(loss_func, '__self__', None), Callback):
         why = 'A callback computes the loss, with numbers that a graph would not see change.'
@@ -393,10 +394,10 @@ class _Step:
 
 class _EpochStep(_Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device, and counts itself"
-    def __init__(self, owner, dl, n): # n: batches of an epoch
+    def __init__(self, owner, dl):
         super().__init__(owner)
-        self.dl, self.n = dl, n
-        self.order = torch.zeros((n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
+        self.dl, self.n = dl, len(dl.dataset)//dl.bs                          # batches of the longest epoch
+        self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
         self.make = dl.batch
         if self.compile: self.make = torch.compile(_plain_batch(dl), fullgraph=True, dynamic=False)
@@ -414,7 +415,8 @@ class _EpochStep(_Step):
         self.at.add_(1)
 
     def start(self, order, i):
-        self.order.copy_(order[:self.order.numel()].view_as(self.order))
+        n = len(order)//self.dl.bs
+        self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))
         self.at.fill_(i)
     def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
@@ -556,7 +558,7 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         if self.must_check: self._check()
         if self.gathered:
-            if self.gathered not in self.steps: self.steps[self.gathered] = _EpochStep(self, learn.dl, self.gathered[2])
+            if self.gathered not in self.steps: self.steps[self.gathered] = _EpochStep(self, learn.dl)
             return None if self.why_not else self.steps[self.gathered]
         batch = *learn.xb, *learn.yb
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
@@ -614,7 +616,7 @@ class GraphedStepCallback(FusedStepCallback):
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
         def train(i): learn.one_batch(i, dl.batch(order[i*dl.bs:(i+1)*dl.bs]))
-        self.gathered = dl, dl.bs, n, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows))
+        self.gathered = dl, dl.bs, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows))
         try:
             if self.must_check: self._check()
             while i<n and not self._is_ready():

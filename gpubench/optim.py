@@ -156,7 +156,11 @@ class StepPlan:
     def is_current(self):
         "Does the optimizer still have these parameters, moments and steps, where they were?"
         params, self.states, keys, places = self._look()
-        return places==self.places and keys==[tuple(self.buckets[o]) for o in self.bucket_of]
+        found = list(dict.fromkeys(keys))
+        if places!=self.places or [found.index(o) for o in keys]!=self.bucket_of: return False
+        if [o[:2] for o in found]!=[tuple(o[:2]) for o in self.buckets]: return False
+        self.buckets = [list(o) for o in found]                               # perhaps it counts its steps from 0 again
+        return True
 
     def advance(self): # An array (buckets, 9)
         "Count a step; the numbers that it needs"

@@ -68,6 +68,10 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
     Field('precision', 'setting', wording='{}', dtype=str),
     Field('channels_last', 'setting', wording=('channels first', 'channels last'), dtype=bool),
+    Field('defer_losses', 'setting', wording=('losses read at each step', 'losses read later'), dtype=bool),
+    Field('fused', 'setting', wording=('unfused optimizer', 'fused optimizer'), dtype=bool),
+    Field('graph', 'setting', wording=('eager steps', 'CUDA graph'), dtype=bool),
+    Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
     Field('n_epoch', 'setting', wording='{} epochs', dtype=int), Field('lr', 'setting', wording='rate {}'),
     Field('accumulate', 'setting', wording='accumulate {}', dtype=int),
     Field('pretrained', 'setting', wording=('random weights', 'pretrained weights'), dtype=bool),
@@ -255,8 +259,11 @@ def _set_torn_aside(path):
             os.fsync(new.fileno())
         Path(new.name).replace(path)
 
+_ADDED = 'defer_losses', 'fused', 'graph', 'compile'   # settings that no trial had before
+
 def _upgrade(row):
     "A record of an older schema in the words of the present one"
+    if 'loader' in row: row = row | {o: False for o in _ADDED if o not in row}
     if row['schema']==SCHEMA_VERSION: return row
     new = row | dict(schema=SCHEMA_VERSION)
     if row['schema']==1 and 'epoch_s' in row:

@@ -38,9 +38,11 @@ from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
 from .data import LOADERS, check_dataset, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
+from .optim import FusedOptimizer
 from .timing import StepTimerCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
+from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
 
 # %% ../nbs/25_trial.ipynb #142af0af
 PRECISIONS = { # name -> what it means
@@ -65,6 +67,10 @@ class Trial:
     max_images:int|None=None     # Use at most so many images of the set; how many to make, for 'synthetic'
     precision:str='fp32'         # A name from `PRECISIONS`
     channels_last:bool=False     # Weights and activations in NHWC order
+    defer_losses:bool=False      # Read the losses of many steps at once
+    fused:bool=False             # Step the optimizer in one launch
+    graph:bool=False             # Repeat the whole step as a CUDA graph, with the fused optimizer
+    compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
     n_epoch:int=1                # Epochs that are timed, after the warm-up
     lr:float=1e-3                # Learning rate of fastai's Adam
     accumulate:int=1             # Batches whose gradients are added up before a step of the optimizer
@@ -77,6 +83,10 @@ class Trial:
         if ':' not in self.model: one_of('model', self.model, MODELS)
         one_of('loader', self.loader, LOADERS)
         one_of('precision', self.precision, PRECISIONS)
+        if self.compile and not self.graph: raise ValueError(
+            "compile=True compiles the kernels of a captured step. Set graph=True too, or compile=False.")
+        if self.graph and self.precision=='fp16': raise ValueError(
+            "graph=True cannot capture fp16, which looks at the gradients after each step. Use precision='bf16'.")
 
     def _checked(self, declared, value):
         "The value as Python's own type, so that equal trials compare, hash and travel alike"
@@ -124,6 +134,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 "
                                                  "leaves everything in float32 there. Use 'bf16' or 'fp32', or a GPU.")
     if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
+    if trial.graph: raise ValueError("graph=True needs an NVIDIA GPU: a CPU has no launches to save. Use fused=True.")
     if trial.pin_memory: raise ValueError("pin_memory=True speeds up copies to a GPU. Use pin_memory=False on a CPU.")
     return trial
 
@@ -172,17 +183,24 @@ def look_once(model:torch.nn.Module, saw:Callable):
     def after(*_):
         mode.__exit__(None, None, None)
         for o in hooks: o.remove()
+    before.for_one_pass = after.for_one_pass = True                       # no step that is captured will meet them
     mode = ProductMode()
     hooks = model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)
 
 # %% ../nbs/25_trial.ipynb #3194db5f
+def _graph(learn): return next((o for o in learn.cbs if isinstance(o, GraphedStepCallback)), None)
+
 class SeenCallback(Callback):
     "Sees what a fit really does: type, layout and switches of what is computed, workers, steps of the optimizer"
-    order, leaves_the_loss, sees_replays = 59, True, True
+    order, sees_replays = 59, True
     def before_fit(self):
-        self.dtype = self.is_channels_last = self.switches = self.n_workers = None
+        self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
+        if getattr(self.graph, 'n_graphs', 0): return                          # they repeat what was seen before them
+        self.dtype = self.is_channels_last = self.switches = None
         look_once(self.model, self.saw_product)
+    @property
+    def graph(self): return _graph(self.learn)
     def saw_product(self, out):
         if self.dtype is None: self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
         if out.ndim!=4 or self.is_channels_last is not None: return
@@ -202,6 +220,9 @@ class SeenCallback(Callback):
             'the type in the forward pass': (dtype, self.dtype),
             'TF32 in products and convolutions, and the search for kernels': (_WANTED[trial.precision], self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
+            'the fused optimizer': (trial.fused or trial.graph, isinstance(self.learn.opt, FusedOptimizer)),
+            'the CUDA graph': (trial.graph, bool(self.graph) and (self.graph.why_not or self.graph.n_replays>self.n_before)),
+            'the deferred losses': (trial.defer_losses, getattr(self.learn.recorder, 'is_late', False)),
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
             'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
@@ -233,7 +254,9 @@ class _WarmUpCallback(_ShortEpochsCallback):
     "Until the steps are steady, or for about 3 s or 40 steps; two steps at least"
     def is_enough(self): return is_steady([o['step_ms'] for o in self.step_timer.steps][-20:])
     def n_next(self):
-        ms = [o['step_ms'] for o in self.step_timer.steps]
+        graph = _graph(self.learn)
+        if graph and graph.n_replays<2 and not graph.why_not: return 8          # the first steps compile and capture
+        ms = [o['step_ms'] for o in self.step_timer.steps[-40:]]
         return max(0, min(8, 40-len(ms), int((3e3-sum(ms))/ms[-1]))) if ms else 2
 
 def warm_up(
@@ -248,8 +271,9 @@ def warm_up(
     cb.train(learn, trial, timer)
     with torch.no_grad():
         for o,b in zip(tensors(), before): o.copy_(b)    # asked anew: on its way to a GPU the model gets other buffers
-    learn.model.zero_grad()          # accumulation may have left some
-    learn.opt = None
+    learn.opt.zero_grad()            # accumulation may have left some
+    for state in learn.opt.state.values():                # a new optimizer would have other moments than a graph knows
+        for k,v in state.items(): state[k] = v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not cb.enough)
@@ -285,7 +309,11 @@ def make_learner(trial:Trial)->Learner:
     if trial.precision in ('fp16', 'bf16'):
         cbs.append(_CPUAutocastCallback() if trial.device=='cpu' else MixedPrecision(amp_mode=trial.precision))
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.bs))
-    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
+    if trial.graph: cbs.append(GraphedStepCallback(trial.compile))
+    elif trial.fused: cbs.append(FusedStepCallback())
+    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
+    if trial.defer_losses: swap_recorder(learn, DeferredRecorder())
+    return learn
 
 # %% ../nbs/25_trial.ipynb #b721fc23
 _TIMES = [*PHASE_NAMES, 'step_ms']

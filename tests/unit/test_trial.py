@@ -8,8 +8,9 @@ from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
 from gpubench.record import PHASE_NAMES
+from gpubench.fast import TapeCapture
 from gpubench.timing import StepTimerCallback
-from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, run_trial, steady_rounds, time_more,
+from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more,
                             train_monitored, warm_up)
 
 SMALL = Trial(device='cpu', max_images=500)
@@ -142,3 +143,37 @@ def test_only_whole_epochs_count_as_such():
     times = epoch_times(Timer(), trial, 6)
     assert [times[o] for o in ('step_ms', 'epoch_s', 'epoch_whole_s', 'n_images', 'n_timed_steps')]==[0., .025, .040, 60, 12]
     assert times['epoch_check_frac']==pytest.approx(.025/.040-1)
+
+
+def test_a_fast_trial_trains_the_same_and_says_what_ran():
+    base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
+    a, b = (run_trial(base.but(**o), half_width=.9, max_s=0.) for o in ({}, dict(fused=True, defer_losses=True)))
+    assert (b['fused'], b['defer_losses'], b['graph'])==(True, True, False)
+    assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
+
+
+def test_a_graph_that_was_warmed_up_is_what_is_timed():
+    "On a tape, since a CPU has no graphs: the weights are put back without another capture"
+    trial = Trial(device='cpu', max_images=500, loader='resident', graph=True, defer_losses=True)
+    plain, learn = make_learner(trial.but(graph=False, fused=True)), make_learner(trial)
+    learn.graphed_step.capture = TapeCapture()
+    for o in (plain, learn):
+        with o.no_bar(), o.no_logging():
+            warm_up(o, trial)
+            n_before = learn.graphed_step.n_replays
+            o.add_cb(StepTimerCallback())
+            o.fit(1, lr=trial.lr)
+    assert learn.graphed_step.n_graphs==1 and learn.graphed_step.n_replays-n_before==len(learn.dls.train)
+    assert learn.step_timer.to_df().graph_ms.notna().all()
+    torch.testing.assert_close(learn.recorder.losses, plain.recorder.losses, rtol=1e-4, atol=1e-5)
+    learn.seen.verify(trial)
+    learn.graphed_step.why_not = 'The network has hooks.'
+    with pytest.raises(RuntimeError, match='the CUDA graph was to be True and was The network has hooks'): learn.seen.verify(trial)
+    with pytest.raises(RuntimeError, match='the fused optimizer was to be False'): plain.seen.verify(trial.but(graph=False))
+
+
+@pytest.mark.parametrize('says, kwargs', [
+    ('Set graph=True too', dict(compile=True)), ("Use precision='bf16'", dict(graph=True, precision='fp16')),
+    ('needs an NVIDIA GPU', dict(graph=True, device='cpu'))])
+def test_fast_settings_that_cannot_be(says, kwargs):
+    with pytest.raises(ValueError, match=says): resolve(Trial(**kwargs))
