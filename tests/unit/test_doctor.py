@@ -7,7 +7,7 @@ import pytest
 
 import gpubench
 from fake_nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, UNKNOWN, FakeGPU, FakeMig, FakeNVML, wsl2
-from gpubench.doctor import CODES, LEVELS
+from gpubench.doctor import CODES, LEVELS, check_pages
 
 RTX = dict(name='NVIDIA GeForce RTX 3060 Ti', memory_total_mib=8192, memory_used_mib=400, power_limit_w=200, default_limit_w=200,
            power_w=15, util_gpu_percent=3, throttle_reasons=0x1)
@@ -639,6 +639,10 @@ def test_no_quota_that_limits(machine, files, env):
     machine.env |= env
     said = machine.look()
     assert said.exit_code==0 and said.by_code['cpu_ok']
+
+
+def test_pages_that_glibc_gives_back():
+    assert [o.code for o in check_pages(None, 'glibc')]==['pages_returned'] and not [*check_pages(None, 'musl')]
 
 
 def test_other_programs_compute(machine):

@@ -18,9 +18,10 @@ from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_
 from fastai.torch_core import params, set_seed
 from torch import nn
 
-from gpubench import fast, optim
+from gpubench import capture, fast, optim
 from gpubench.data import get_dls
-from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, TapeCapture, keep_pages, loss_readers, speed_up,
+from gpubench.capture import TapeCapture
+from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, loss_readers, speed_up,
                            swap_recorder)
 from gpubench.optim import FusedOptimizer, fuse, fused_adam
 from gpubench.timing import StepTimerCallback
@@ -216,22 +217,22 @@ def freeze_hyper(mp, name):
     coefs, first = optim.step_coefs, {}
     mp.setattr(optim, 'step_coefs', lambda recipe, hyper, *args:
                coefs(recipe, hyper | {name: first.setdefault(name, hyper[name])}, *args))
-def missed_copy(mp): mp.setattr(fast._Step, 'fill', lambda self, xb, yb: None)
+def missed_copy(mp): mp.setattr(capture.Step, 'fill', lambda self, xb, yb: None)
 def kept_gradients(mp):
     mp.setattr(FusedOptimizer, 'zero_grad', lambda self: None)
-    capture = fast._Step.capture
+    real = capture.Step.capture
     def adding(self, *args):
         self.share = 1
         mp.setattr(torch, '_foreach_zero_', lambda o: None)
-        return capture(self, *args)
-    mp.setattr(fast._Step, 'capture', adding)
+        return real(self, *args)
+    mp.setattr(capture.Step, 'capture', adding)
 def trained_twice(mp): mp.setattr(TapeCapture, 'warm_up', lambda self, step: (step(), step())[1])
 def norms_updated_twice(mp):
-    backward = fast._Step.backward
+    backward = capture.Step.backward
     def twice(self, xb, yb):
         with torch.no_grad(): self.forward(xb, yb)
         return backward(self, xb, yb)
-    mp.setattr(fast._Step, 'backward', twice)
+    mp.setattr(capture.Step, 'backward', twice)
 def stale_moments(mp):
     mp.setattr(optim.StepPlan, 'is_current', lambda *args: True)
     mp.setattr(fast, 'look', lambda *args: ('', (0, 0)))

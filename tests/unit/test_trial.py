@@ -8,7 +8,7 @@ from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
 from gpubench.record import PHASE_NAMES
-from gpubench.fast import TapeCapture
+from gpubench.capture import TapeCapture
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more,
                             train_monitored, warm_up)
