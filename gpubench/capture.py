@@ -15,7 +15,6 @@ import torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.data.transforms import Normalize
 from fastai.learner import Learner
 from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
@@ -193,10 +192,12 @@ def _plain(o): return o.as_subclass(torch.Tensor)
 
 def _plain_batch(dl):
     "What a `PixelDL` does to rows of its pixels, for a compiler"
-    data, norm = dl.dataset, next(o for o in dl.after_batch.fs if isinstance(o, Normalize))
+    data, (_, norm, *augment) = dl.dataset, dl.after_batch.fs
     def make(i):
         rows = data.rows[i]
-        return (data.x[rows].float()/255-norm.mean)/norm.std, data.y[rows]
+        x = (data.x[rows].float()/255-norm.mean)/norm.std
+        for o in augment: x = o.change(x)
+        return x, data.y[rows]
     return make
 
 class Step:
@@ -296,7 +297,7 @@ class EpochStep(Step):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         self.numbers, self.losses = plan.rows.on_device.new_zeros((self.n, *plan.rows.on_device.shape)), loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
-        self.make(self.order[0])                                  # compiled before it is captured
+        if self.compile: self.make(self.order[0])                 # not while it is captured
     def batch(self):
         xb, yb = self.make(self.order.index_select(0, self.at)[0])
         return (_plain(xb),), (_plain(yb),)

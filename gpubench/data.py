@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'LOADERS', 'OFFICIAL', 'write_out', 'download', 'find_folder', 'is_path', 'check_dataset', 'get_images',
-           'load_pixels', 'get_dls']
+           'BatchAugment', 'load_pixels', 'get_dls']
 
 # %% ../nbs/11_data.ipynb #2ff48496
+import math
 import numbers
 import os
 import shutil
@@ -24,17 +25,19 @@ import torch
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, untar_data
-from fastai.data.transforms import (Category, CategoryMap, IndexSplitter, IntToFloatTensor, Normalize,
+from fastai.data.transforms import (Category, CategoryMap, DisplayedTransform, IndexSplitter, IntToFloatTensor, Normalize,
                                     image_extensions, parent_label)
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
 from fastai.vision.augment import Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, cifar_stats, imagenet_stats, mnist_stats
 from fastai.vision.data import ImageBlock
+from fastcore.basics import store_attr
 from fastcore.net import urlsave
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from torch.nn import functional
 from tqdm.auto import tqdm
 
 # %% ../nbs/11_data.ipynb #4bd9f9b9
@@ -288,6 +291,31 @@ def get_images(
         "none would be left to hold out or to train on. Each class needs two or more.")
     return images if max_images is None else images.sample(max_images)
 
+# %% ../nbs/11_data.ipynb #9946f997
+class BatchAugment(DisplayedTransform):
+    "Flip, shift, turn and zoom each training image of a batch on its own, without waiting for the device"
+    order, split_idx = Normalize.order+1, 0
+    def __init__(self,
+        flip:bool=True,      # Mirror every other image, left to right
+        shift_px:int=4,      # At most so far in either direction; what comes in is 0, the mean colour
+        degrees:float=0.,    # Turn by at most so much
+        zoom_frac:float=0.,  # Larger or smaller by at most this fraction
+    ): store_attr()
+    def encodes(self, x:TensorImage): return self.change(x)
+
+    def change(self, x): # (n, channels, px, px) float
+        "Each image changed by numbers of its own; shape and type stay"
+        n, px = len(x), x.shape[-1]
+        def draw(most): return (2*torch.rand(n, device=x.device)-1)*most
+        angle, zoom = draw(math.radians(self.degrees)), 1+draw(self.zoom_frac)
+        dx, dy = (torch.randint(-self.shift_px, self.shift_px+1, (n,), device=x.device)*2/px for _ in range(2))
+        sign = torch.randint(0, 2, (n,), device=x.device)*2-1 if self.flip else 1
+        cos, sin = angle.cos()/zoom, angle.sin()/zoom
+        theta = torch.stack([sign*cos, -sin, dx, sign*sin, cos, dy], 1).view(n, 2, 3)
+        is_exact = self.degrees==0 and self.zoom_frac==0                       # whole pixels move to whole pixels
+        grid = functional.affine_grid(theta, x.shape, align_corners=False).to(x.dtype)
+        return functional.grid_sample(x, grid, 'nearest' if is_exact else 'bilinear', align_corners=False)
+
 # %% ../nbs/11_data.ipynb #7a6164d7
 def _open_named(cls, source, kwargs):
     try: return cls.create(source, **kwargs)
@@ -314,11 +342,11 @@ class _ShuffledDL(TfmdDL):
 
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
-def _file_dls(images, device, **kwargs):
+def _file_dls(images, device, augment, **kwargs):
     images = write_out(images)
     block = DataBlock((ImageBlock(_NAMED[images.n_in]), CategoryBlock(vocab=images.vocab)), get_y=parent_label,
         splitter=IndexSplitter(images.split()[1]), item_tfms=_squish(images.size) if images.squish else None,
-        batch_tfms=Normalize.from_stats(*images.stats, cuda=False))
+        batch_tfms=[Normalize.from_stats(*images.stats, cuda=False), *augment])
     return block.dataloaders(images.files, device=device, dl_type=_ShuffledDL, **kwargs)
 
 # %% ../nbs/11_data.ipynb #6fb8f889
@@ -329,13 +357,15 @@ def _decode(source, n_in, size):
     x = np.asarray(im)
     return x[None] if n_in==1 else x.transpose(2,0,1)
 
+def _check_fits(images, free, where, instead):
+    n_bytes = len(images)*images.n_in*float(images.size)**2
+    if n_bytes>.9*free: raise RuntimeError(f"The images take {n_bytes/2**30:.1f} GiB of {where} and {free/2**30:.1f} "
+                                           f"GiB are free. Use loader={instead!r}, a smaller size or max_images.")
+
 def load_pixels(images:ImageSet)->torch.Tensor: # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
+    _check_fits(images, psutil.virtual_memory().available, 'memory', 'files')
     shape = len(images), images.n_in, images.size, images.size
-    n_bytes, free = np.prod(shape, dtype=float), psutil.virtual_memory().available
-    if n_bytes>.9*free: raise RuntimeError(
-        f"The images take {n_bytes/2**30:.1f} GiB of memory and {free/2**30:.1f} GiB are free. "
-        "Use loader='files', a smaller size or max_images.")
     if not images.files: return torch.from_numpy(images.make(images.rows))
     x = np.empty(shape, np.uint8)
     def put(i): x[i] = _decode(images.files[i], images.n_in, images.size)
@@ -375,9 +405,10 @@ class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
     @property
     def is_plain(self):
-        "Is a batch nothing but pixels, normalized, so that `begin` and `batch` can replace its iteration?"
+        "Is a batch nothing but pixels, normalized and augmented, so that `begin` and `batch` can replace its iteration?"
         own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys() or self.fake_l.num_workers
-        return not own and [type(o) for o in self.after_batch.fs]==[IntToFloatTensor, Normalize]
+        first, second, *rest = [type(o) for o in self.after_batch.fs] if len(self.after_batch.fs)>1 else [None]*2
+        return not own and (first, second)==(IntToFloatTensor, Normalize) and {*rest}<={BatchAugment}
     def begin(self): # Positions in the data set, on its device, in the order of an epoch
         "What an iterator does first"
         self.randomize()
@@ -398,13 +429,14 @@ class PixelDL(_ShuffledDL):
             dataset = self.dataset.of(list(dataset))
         return super().new(dataset, cls, **kwargs)
 
-def _tensor_dls(images, device, where, **kwargs):
+def _tensor_dls(images, device, where, augment, **kwargs):
     "Loaders over one tensor that lies on the device `where`; their batches end on `device`"
+    if torch.device(where).type=='cuda': _check_fits(images, torch.cuda.mem_get_info(where)[0], "the GPU's memory", 'memory')
     x, y = load_pixels(images).to(where), torch.from_numpy(images.labels).long().to(where)
     vocab = CategoryMap(images.vocab, sort=False)
     sets = [PixelSet(x, y, torch.from_numpy(o).to(where), vocab, i) for i,o in enumerate(images.split())]
     normalize = Normalize.from_stats(*(images.stats or images.measured_stats()), cuda=False)
-    tfms = [IntToFloatTensor(), normalize]
+    tfms = [IntToFloatTensor(), normalize, *augment]
     return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device, after_batch=tfms, **kwargs)
 
 # %% ../nbs/11_data.ipynb #bcf5f26d
@@ -432,6 +464,7 @@ def get_dls(
     pin_memory:bool=False,    # Copy batches to the GPU from page-locked memory
     n_channels:int|None=None, # 1 or 3; what suits the set by default
     max_images:int|None=None, # Use at most so many, each class in proportion; how many there are of 'synthetic'
+    augment=False,            # True, or a `BatchAugment`: change the training images at random, batch by batch
 )->DataLoaders:               # With `n_in` (channels), `size` (px) and `name` besides fastai's attributes
     "The same images, split, order and normalisation through any of three loaders"
     device = pick_device('auto' if device is None else device)
@@ -440,7 +473,8 @@ def get_dls(
     n = len(images.split()[0])
     if bs>n: raise ValueError(f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
                               f"would run. Use bs={n} or less, or a larger data set.")
-    kwargs = dict(bs=int(bs), num_workers=int(n_workers), pin_memory=pin_memory)
+    augment = [BatchAugment() if augment is True else augment] if augment else []
+    kwargs = dict(bs=int(bs), num_workers=int(n_workers), pin_memory=pin_memory, augment=augment)
     if loader=='files': dls = _file_dls(images, device, **kwargs)
     else: dls = _tensor_dls(images, device, where=device if loader=='resident' else 'cpu', **kwargs)
     dls.train.rng.seed(int(seed))

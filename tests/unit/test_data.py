@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench import data, made
+import gpubench.data as library
 from gpubench.data import LOADERS, OFFICIAL, download, get_dls, get_images, load_pixels, write_out
 from gpubench.made import draw_birds, draw_wood, fastai_folder, make_once, read_mark
 import numpy as np
@@ -509,3 +510,20 @@ def test_bad_arguments(kwargs, match):
 def test_too_large_for_memory():
     with pytest.raises(RuntimeError, match="GiB of memory and .* GiB are free. Use loader='files'"):
         get_dls('synthetic', size=4096, n_channels=3, max_images=10**6, device='cpu')
+
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_augmentation_changes_training_images_alone_and_a_seed_repeats_it(loader):
+    plain, one, two = (get_dls(max_images=100, bs=16, loader=loader, device='cpu', augment=o) for o in (False, True, True))
+    def batches(dls):
+        torch.manual_seed(3)
+        return [xb for xb,_ in dls.train], [xb for xb,_ in dls.valid]
+    (a, av), (b, bv), (c, _) = map(batches, (plain, one, two))
+    assert all(map(torch.equal, b, c)) and not any(map(torch.equal, a, b)) and all(map(torch.equal, av, bv))
+    assert [(type(o), o.shape, o.dtype) for o in a]==[(type(o), o.shape, o.dtype) for o in b]
+
+
+def test_images_that_do_not_fit_on_the_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda device: (1000, 10**9))
+    with pytest.raises(RuntimeError, match=r"0\.0 GiB of the GPU's memory and 0\.0 GiB are free. Use loader='memory'"):
+        library._tensor_dls(get_images(max_images=100), torch.device('cuda'), 'cuda', [])

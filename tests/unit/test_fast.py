@@ -19,7 +19,7 @@ from fastai.torch_core import params, set_seed
 from torch import nn
 
 from gpubench import capture, fast, optim
-from gpubench.data import get_dls
+from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
 from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, loss_readers, speed_up,
                            swap_recorder)
@@ -45,9 +45,9 @@ class FuseCallback(Callback):
 
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
 def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=False, loss_func=CrossEntropyLossFlat,
-            metrics=lambda: accuracy, device='cpu', **kwargs):
+            metrics=lambda: accuracy, device='cpu', augment=False, **kwargs):
     set_seed(0)
-    dls = get_dls('digits', bs=32, loader='resident', device=device, max_images=230, size=8)
+    dls = get_dls('digits', bs=32, loader='resident', device=device, max_images=230, size=8, augment=augment)
     dls.train.drop_last = drop_last
     cb = GraphedStepCallback(capture=TapeCapture() if device=='cpu' else None) if graph else FuseCallback()
     learn = Learner(dls, model(), cbs=[cb, *cbs], loss_func=loss_func(), metrics=metrics(), path=path, **dict(splitter=split)|kwargs)
@@ -111,7 +111,8 @@ CASES = dict(
     accumulate=(one_cycle, dict(cbs=lambda: [GradientAccumulation(80)])),
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
     load=(one_cycle, dict(cbs=lambda: [GoBackCallback()])),
-    bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])))
+    bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
+    augment=(one_cycle, dict(augment=BatchAugment(True, 1, 10, .1))))
 
 
 def compare(act, path='.', **kwargs):
