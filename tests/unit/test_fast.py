@@ -265,6 +265,52 @@ def test_the_comparison_notices_a_planted_mistake(plant, tmp_path, monkeypatch):
     with pytest.raises(AssertionError): assert_same(eager, graphed)
 
 
+def same_order(mp): mp.setattr(capture.EpochStep, 'start', lambda self, order, i: self.at.fill_(i))
+def stuck_counter(mp): mp.setattr(capture.EpochStep, 'end', lambda self, loss: self.losses.index_copy_(0, self.at, loss[None]))
+def numbers_of_no_step(mp): mp.setattr(capture.EpochStep, 'begin', lambda self, plan: None)
+def shifted_numbers(mp):
+    start = capture.EpochStep.start
+    mp.setattr(capture.EpochStep, 'start', lambda self, order, i: start(self, order, max(i-1, 0)))
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('plant', [same_order, stuck_counter, numbers_of_no_step, shifted_numbers, frozen_numbers, frozen_rate,
+                                   norms_updated_twice, repeated_dropout], ids=lambda o: o.__name__)
+def test_the_comparison_notices_a_mistake_where_batches_are_gathered(plant, tmp_path, monkeypatch):
+    def train(graph):
+        learn = learner(graph, path=tmp_path, gathered=graph)
+        set_seed(1)
+        learn.dls.train.rng.seed(1)
+        one_cycle(learn)
+        return learn
+    eager = train(False)
+    plant(monkeypatch)
+    graphed = train(True)
+    assert graphed.graphed_step.n_replays
+    with pytest.raises(AssertionError): assert_same(eager, graphed)
+
+
+class Images(nn.Module):
+    "Keeps which images it was trained on, as a graph does: in a buffer"
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+        self.register_buffer('seen', torch.zeros(64))
+    def forward(self, x):
+        if self.training: self.seen += x.detach().abs().sum((0, 1)).flatten()
+        return self.body(x)
+    def __getitem__(self, i): return self.body[i]
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_each_image_once_and_all_counts_agree(gathered):
+    learn = learner(True, model=Images, gathered=gathered, drop_last=False)
+    learn.fit(3, 1e-2)
+    n_steps, p = 3*len(learn.dls.train), next(learn.model.parameters())
+    assert learn.opt.state[p]['step']==n_steps==learn.model[0][1].num_batches_tracked.item()==len(learn.recorder.losses)
+    once = sum(xb.abs().sum((0, 1)).flatten() for xb,_ in learn.dls.train)
+    torch.testing.assert_close(learn.model.seen, torch.as_tensor(3*once), rtol=1e-4, atol=1e-3)
+
+
 def test_autocast_ends_with_the_step(tmp_path):
     seen = []
     class Look(Callback):
