@@ -393,6 +393,7 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     from gpubench.data import get_images
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
+    sys.path.append(os.getcwd())                             # last: where a network of one's own finds what it imports later
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
     start_server()                                           # it loads while the data is fetched

@@ -43,13 +43,15 @@ def _is_single(x): return x is None or isinstance(x, (str, bool, int, float, np.
 def _fault(row):
     "Why a record cannot be used; empty if it can"
     if not isinstance(row, Mapping): return f'{row!r:.40} is not a record'
+    own = row.get('settings')                            # a list; an array, where a frame was read from Parquet
+    own = list(own) if isinstance(own, (list, tuple, np.ndarray)) else [] if not _is_single(own) or not is_known(own) else None
+    if own is None or not all(isinstance(o, str) for o in own): return 'settings are not names'
     for name,x in row.items():
         dtype = FIELDS[name].dtype if name in FIELDS else dict
         if dtype not in (dict, list) and not _is_single(x): return f'{name} is a {type(x).__name__}'
         if dtype is str and is_known(x) and not isinstance(x, str): return f'{name} is {x!r}, not text'
-        is_whole = dtype is int and FIELDS[name].kind in ('setting', 'machine')
+        is_whole = name not in own and dtype is int and FIELDS[name].kind in ('setting', 'machine')
         if is_whole and isinstance(x, str): return f'{name} is {x!r}, not a number'
-        if name=='settings' and is_known(x) and not all(isinstance(o, str) for o in x): return 'settings are not names'
     return ''
 
 def load_records(
@@ -65,7 +67,7 @@ def load_records(
     if not rows:
         where = f' in {records_path(records)}' if isinstance(records, (str, Path)) else ''
         raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a sweep first.")
-    def flat(o, x): return x if _is_single(x) or o in ('measure', 'settings') else str(x)
+    def flat(o, x): return list(x) if o=='settings' and not _is_single(x) else x if _is_single(x) or o=='measure' else str(x)
     df = pd.DataFrame([{str(o): flat(o, x) for o,x in row.items()} for row in rows if not _fault(row)])
     needed = [o.name for o in FIELDS.values() if o.kind in ('about', 'measured')
               or o.name in ('dataset', 'model', 'bs', 'device', 'gpu_memory_gib')]
@@ -359,6 +361,8 @@ def compare(
     known, (a, b) = set(a) & set(b), (both[:len(a)], both[len(a):])
     names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
              if o in both and (o in known or any(x[o].map(plain_value).nunique(dropna=False)>1 for x in (a, b)))]
+    def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
+    if is_edited(a) or is_edited(b): names.append('model_source')                 # versions are not pooled
     if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     found, alone = match_sides(a, b, names, level)
     if not found: raise ValueError("No configuration was run on both sides, so there is nothing to compare. They "

@@ -114,7 +114,7 @@ def pick_device(name:str='auto')->'torch.device':
 def wait_for(device='auto'):
     "Return when all work queued on a torch device or one of that name is done; on a CPU there is never any"
     import torch
-    if not isinstance(device, torch.device): device = pick_device(device or 'auto')
+    if not isinstance(device, torch.device): device = pick_device('auto' if device is None else device)
     if device.type=='cuda': torch.cuda.synchronize(device)
 
 def free_memory():

@@ -240,6 +240,7 @@ def phase_shares(
 # %% ../nbs/30_plot.ipynb #7d130204
 def _phase_labels(df, by):
     "The series of `plot_phases`: whatever varies, the batch size too; the steps of a fit are one"
+    if df.empty: return pd.Series('', df.index, dtype=object)
     if {'fit', 'epoch', 'step'} <= set(df):
         return pd.Series('steps', df.index) if by is None else df[by].map(lambda o: setting_label(by, o))
     batch = df.bs.map(lambda o: setting_label('bs', o)) if 'bs' in df else pd.Series('', df.index)

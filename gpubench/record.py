@@ -289,7 +289,8 @@ def record_rows(path)->list[dict]: # One a visit, in the order in which they wer
         warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
                       stacklevel=3)
     known = {*map(str, range(1, SCHEMA_VERSION+1))}
-    odd = sorted({json.dumps(o.get('schema')) for o in rows}-known)
+    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x       # as pandas writes it
+    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-known)
     todo = 'Update gpubench' if all(map(str.isdigit, odd)) else "They are damaged or another program's; move them away"
     if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not 1 to {SCHEMA_VERSION}. {todo}.")
     return [_upgrade(o) for o in rows]

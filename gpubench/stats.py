@@ -137,6 +137,7 @@ def is_steady(
     level:float=.8, # How sure to be of a drift before it counts
 )->bool:
     "Do eight values or more drift no more than their noise, or than 1 % of their median? (slope: Theil 1950, Sen 1968)"
+    check_level(level)
     x = _finite(x)
     if len(x)<8: return False
     slope, _, lo, hi = sps.theilslopes(x, alpha=level)

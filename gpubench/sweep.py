@@ -75,7 +75,8 @@ def plan(
     if run is not run_trial:
         taken = sorted(_RESERVED & set().union(*points))
         if not taken: return points
-        raise ValueError(f"Every record has a field named {taken[0]!r} already. Rename the argument of your function.")
+        raise ValueError(f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
+                         "function.")
     points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
     for o in {o.device for o in points}: pick_device(o)      # a device that is missing stops the sweep at its start
     faults = [_why_not(o) for o in points]
@@ -83,6 +84,10 @@ def plan(
     return points
 
 # %% ../nbs/27_sweep.ipynb #093cc5e0
+def _fits_json(o):
+    try: return isinstance(o, (bool, int, float, str, tuple, list, dict)) and bool(json.dumps(o, sort_keys=True))
+    except (TypeError, ValueError): return False             # such as keys that are tuples, or a list that holds itself
+
 def _identity(v):
     "What JSON does not know, in words that are the same in the next session"
     if isinstance(v, partial): return [v.func, v.args, v.keywords]
@@ -93,7 +98,7 @@ def _identity(v):
     try: source = [inspect.getsource(v)]                     # a line of it may hold several lambdas
     except OSError: source = []                              # typed at a prompt
     if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
-    closed = {k: o if isinstance(o, (bool, int, float, str, tuple, list, dict)) else getattr(o, '__qualname__', None)
+    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
 

@@ -507,7 +507,7 @@ def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, number
     assert alive(tmp_path/'pids')==[]
     assert list((tmp_path/'out').glob('*.log')) == []
     assert word in out and 'NOT RUN' in out
-    assert f'the same command with --out {tmp_path/"out"}' in out
+    assert f'repeat the command with --out {tmp_path/"out"}' in out
     assert f'To make one: gpubench report {tmp_path/"out"}\n' in out and not (tmp_path/'out'/'report.html').exists()
     assert 'This run stopped early' in nbformat.read(tmp_path/'out'/'01_long.ipynb', 4).cells[0].source
     assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')

@@ -360,9 +360,14 @@ def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
 
 
 def test_a_network_of_ones_own(tmp_path):
-    (tmp_path/'my_network.py').write_text('from torch import nn\ndef make(n_classes=10, n_in=3): return '
-                                          'nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16*n_in, '
-                                          'n_classes))\n')
+    (tmp_path/'my_helper.py').write_text('def half(x): return x/2')
+    (tmp_path/'my_network.py').write_text('''from torch import nn
+class Half(nn.Module):
+    def forward(self, x):
+        from my_helper import half              # while it trains
+        return half(x)
+def make(n_classes=10, n_in=3): return nn.Sequential(Half(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16*n_in, n_classes))
+''')
     p = gpubench_command('sweep', '--model', 'my_network:make', '--max-images', 200, '--repeats', 1, '--device', 'cpu',
                          '--no-progress', '--out', 'mine', cwd=tmp_path)
     assert p.returncode==0, p.stderr

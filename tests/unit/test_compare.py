@@ -169,3 +169,18 @@ def test_damaged_records_are_set_aside_in_words(change, says):
     (.90, .95, 100, False), (.90, .95, 10_000, True),   # five points: within chance, beyond it
     (.95, .90, 10_000, True), (None, .9, 10_000, False)])
 def test_accuracies_differ_where_it_is_sure_and_matters(a, b, n, differs): assert accuracy_differs(a, b, n) is differs
+
+
+def test_two_versions_of_a_network_are_not_pooled():
+    def side(slower): return [visit(64, n=i, model='mine:make', model_source=v, epoch_s=s*slower*(1+.01*i), images_per_s=None)
+                              for v,s in (('a', 10.), ('b', 1.)) for i in range(3)]
+    df = compare(pd.DataFrame(side(1)), pd.DataFrame(side(2)))
+    assert len(df)==2 and sorted(df.model_source)==['a', 'b'] and df.speedup.between(.49, .51).all()
+    assert len(compare(pd.DataFrame(side(1)[:3]), pd.DataFrame(side(2)[3:])))==1              # one version each: with a warning
+
+
+def test_settings_of_a_users_own_function():
+    rows = [dict(settings=o, size='small', epoch_s=1., device='cpu', machine='m') for o in (['size'], np.array(['size']))]
+    assert load_records(rows)['size'].tolist()==['small', 'small']
+    with pytest.raises(RuntimeError, match='settings are not names'): load_records([dict(settings=5, epoch_s=1.)])
+    with pytest.raises(RuntimeError, match="size is 'small', not a number"): load_records([dict(size='small', epoch_s=1.)])

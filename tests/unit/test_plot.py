@@ -78,7 +78,7 @@ def test_every_visit_is_a_dot_in_each_phase():
     rows = visits((64,), n=4, transform_ms=None, **PARTS)
     ax = plot.plot_phases(pd.DataFrame(rows))
     assert sorted(x for x,_ in dots(ax))==sorted([*PARTS.values()]*8)
-    assert [o.get_text() for o in ax.get_yticklabels()]==[v for k,v in PHASE_NAMES.items() if k!='transform_ms']
+    assert [o.get_text() for o in ax.get_yticklabels()]==[v for k,v in PHASE_NAMES.items() if k in PARTS]
     assert ax.get_xlim()[0]==0 and '(ms)' in ax.get_xlabel() and 'Made-up GPU' in ax.texts[-1].get_text()
     ax.figure.canvas.draw()
 
@@ -195,3 +195,8 @@ def test_hollow_dots_are_those_of_batches_that_leave_images_out():
     df = pd.DataFrame([dict(device='cpu', bs=bs, epoch_s=1., n_train=1000, n_dropped=n, status='ok') for bs,n in ((16, 8), (64, 50), (512, 488))])
     dots = {tuple(o.get_xdata()): o.get_markerfacecolor() for o in plot.plot_batch_sizes(df).lines if o.get_linestyle()=='None' and len(o.get_xdata())}
     assert dots[512,]=='none' and dots[16, 64]!='none'
+
+
+def test_phases_where_every_visit_failed():
+    ax = plot.plot_phases(pd.DataFrame([failed(bs=o) for o in (16, 64)]), by='bs')
+    assert 'no phase was measured' in [o.get_text() for o in ax.texts]

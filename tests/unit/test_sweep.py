@@ -1,4 +1,6 @@
 "The order of visits is that of the seed"
+import pytest
+
 from gpubench.sweep import sweep
 
 
@@ -8,3 +10,13 @@ def test_another_seed_is_another_order():
     a, b = order(1), order(2)
     assert a==order(1)!=b and sorted(a[:8])==sorted(b[8:])==list(range(8))          # whole rounds, shuffled anew
     assert a[:8]!=a[8:]
+
+
+def test_a_function_that_holds_what_json_does_not_know():
+    "Its closure tells two of them apart where it can, and stops no sweep where it cannot"
+    def make(held): return lambda bs: dict(n=len(held))
+    round_and_round = []
+    round_and_round.append(round_and_round)
+    for o in ({(1, 2): .1}, {1: .1, 'a': 2}, round_and_round):
+        assert sweep([dict(bs=1)], run=make(o), repeats=1, isolate=False, twin=None, progress=False).n.tolist()==[len(o)]
+    with pytest.raises(ValueError, match='these fields already: machine, visit. Rename'): sweep([dict(visit=1, machine=2)], run=make([]))
