@@ -85,7 +85,7 @@ def plan(
 
 # %% ../nbs/27_sweep.ipynb #093cc5e0
 def _fits_json(o):
-    try: return isinstance(o, (bool, int, float, str, tuple, list, dict)) and bool(json.dumps(o, sort_keys=True))
+    try: return isinstance(o, (bool, int, float, str, tuple, list, dict)) and bool(json.dumps(o, default=_identity, sort_keys=True))
     except (TypeError, ValueError): return False             # such as keys that are tuples, or a list that holds itself
 
 def _identity(v):

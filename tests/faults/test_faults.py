@@ -143,7 +143,7 @@ def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
 def test_what_a_function_returns_is_never_lost_in_silence():
     df = here(dict(x=[1, 2]), run=lambda x: dict(n_cores=-x, y=x) if x==1 else dict(y=x))
     assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what it returns' in df[df.x==1].error.item()
-    with pytest.raises(ValueError, match="a field named 'visit' already"): here(dict(visit=[1, 2]), run=lambda visit: {})
+    with pytest.raises(ValueError, match="these fields already: visit"): here(dict(visit=[1, 2]), run=lambda visit: {})
 
 def test_nan_loss():
     df = quiet(dict(device='cpu', lr=[1e-3, 1e25], max_images=300))

@@ -91,11 +91,13 @@ def stubborn(path): return STUBBORN.format(f'{path}.new', f'{path}.new', str(pat
 
 
 def alive(path):
-    "Which of the processes in a file still run; those that nobody waits for may be zombies"
+    "Which of the processes in a file go on running; those that nobody waits for may be zombies, and a kill takes a moment"
     def runs(pid):
         try: return psutil.Process(pid).status()!=psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess: return False
-    return [o for o in map(int, path.read_text().split()) if runs(o)]
+    pids, until_s = [*map(int, path.read_text().split())], time.monotonic()+10
+    while any(map(runs, pids)) and time.monotonic()<until_s: time.sleep(.05)
+    return [o for o in pids if runs(o)]
 
 
 @pytest.mark.skipif(os.name=='nt', reason='no process groups')

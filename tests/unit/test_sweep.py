@@ -1,7 +1,7 @@
 "The order of visits is that of the seed"
 import pytest
 
-from gpubench.sweep import sweep
+from gpubench.sweep import point_id, sweep
 
 
 def test_another_seed_is_another_order():
@@ -19,4 +19,5 @@ def test_a_function_that_holds_what_json_does_not_know():
     round_and_round.append(round_and_round)
     for o in ({(1, 2): .1}, {1: .1, 'a': 2}, round_and_round):
         assert sweep([dict(bs=1)], run=make(o), repeats=1, isolate=False, twin=None, progress=False).n.tolist()==[len(o)]
+    assert point_id(make([len]), {})!=point_id(make([sum]), {})
     with pytest.raises(ValueError, match='these fields already: machine, visit. Rename'): sweep([dict(visit=1, machine=2)], run=make([]))
