@@ -105,7 +105,8 @@ def pick_device(name:str='auto')->'torch.device':
     if name!='cpu' and not torch.cuda.is_available():
         why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
         if torch.version.cuda is None:
-            why = f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of torch and torchvision"
+            why = (f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of torch and torchvision, "
+                   "both from the same index")
         raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' meanwhile.")
     if (device.index or 0)<max(1, n): return device
     raise ValueError(f"There is no device {name!r}: this machine shows {n} GPU(s), numbered from 0.")

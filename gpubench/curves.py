@@ -377,7 +377,8 @@ def _not_shown(found, part, b):
                              f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the plateau.")
     if len(b)<4: return "A plateau and a rise fit any three batch sizes, so nothing checks them. Measure a fourth size."
     if k.half_width_frac>_TOLD_FRAC:
-        return f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. Measure larger."
+        return (f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. "
+                "Measure larger batch sizes, or more visits.")
     return ''
 
 # %% ../nbs/03_curves.ipynb #091ecdfe

@@ -36,10 +36,11 @@ def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `
     if isinstance(records, pd.DataFrame) and {'workload', 'image_j'}<=set(records): return records
     df = load_records(records)
     names = df.model.astype(object).fillna('this run')                 # without a model: a function of a user's own
-    versions = df.groupby(names).model_source                          # of either, edited in between
+    versions = df.groupby(names).model_source                          # of either
     if (several := (versions.transform('nunique')>1) & df.model_source.notna()).any():
         numbers = versions.transform(lambda o: pd.factorize(o)[0]+1).astype(str)
-        df['model'] = df.model.where(~several, names+' (version '+numbers+')')
+        own = df.get('settings', pd.Series(index=df.index, dtype=object)).notna()      # functions may share a model
+        df['model'] = df.model.where(~several, names+np.where(own, ' (function ', ' (version ')+numbers+')')
     df = df.assign(measure=way_labels(df).tolist(), workload='')
     for (model,dataset),rows in df.groupby([df[o].astype(object).fillna('') for o in ('model', 'dataset')]):
         varied = varied_settings(rows) + ['measure']*(rows.measure.nunique()>1)

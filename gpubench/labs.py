@@ -203,7 +203,8 @@ def _check_named(name, x):
     "A ValueError where `x`, the value of a parameter of that name, names nothing that exists"
     if name=='device': pick_device(x)
     elif name=='runs' and not records_path(x).is_file():
-        raise ValueError(f"There are no records in {x!r}. Name the folder of a run or a file of records.")
+        raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds records.jsonl, or a "
+                         "file of records.")
     elif name=='dataset':
         from gpubench.data import check_dataset, find_folder, is_path
         check_dataset(x)

@@ -474,7 +474,8 @@ def plot_memory(
     if 'device' in df: df = df[df.device.ne('cpu')].reset_index(drop=True)
     columns = [o for o in MEMORY if o in df and pd.to_numeric(df[o], errors='coerce').notna().any()]
     if not columns:
-        raise ValueError("No GPU memory was measured in these records. Give records of device 'cuda'.")
+        raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Give records of device "
+                         "'cuda'.")
     long = pd.concat([df.assign(memory=MEMORY[o], memory_mib=pd.to_numeric(df[o])) for o in columns], ignore_index=True)
     ax, labels = _new_axes(ax), series_labels(long)
     names = long.memory + (' · '+labels if labels.nunique()>1 else '')

@@ -111,7 +111,7 @@ def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
 _SHM_HINT = "/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, or use n_workers=0."
-_WORKER_HINT = "A worker process died. Perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
+_WORKER_HINT = "A worker process died. If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
 _ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT} | dict.fromkeys(
     # parts of a message, its type included; the last two come amid a batch
     ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
@@ -268,7 +268,8 @@ class Records:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, row)
         except OSError: raise RuntimeError(f"{why}, but not the last one, which is: {json.dumps(row)}") from None
-        raise RuntimeError(f"{why}; the last one is in {self.spare}. Make room, and the same sweep goes on.")
+        raise RuntimeError(f"{why}; the last one is in {self.spare}. Make room and call the same sweep again: it fetches "
+                           "that record and goes on.")
 
     def print_resumed(self):
         "How many of the visits are there already, and which others are like them but do not count"
@@ -365,7 +366,8 @@ def sweep(
     found = records.frame()
     n = sum(o in FAILED for o in found.get('status', ()))
     if n and out is not None:
-        print(f"Failed visits: {n}. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.")
+        them = 'them' if n>1 else 'it'
+        print(f"Failed visits: {n}. Once the cause is mended, retry_failed=True (--retry-failed) repeats {them}.")
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
@@ -374,7 +376,8 @@ def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that s
     if not isinstance(df, pd.DataFrame) or 'status' not in df:
         raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
-        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more.")
+        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
+                           "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
     names = [o.trial_id.iloc[0] for o,_ in pairs]
     if len(names)>1: raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials "

@@ -527,7 +527,7 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
     p = subprocess.run([*command, sys.executable, 'mounts.py', str(tmp_path)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
     assert p.returncode==0, p.stderr
     said = json.loads(p.stdout.splitlines()[-1])
-    assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'the same sweep goes on' in said['full']
+    assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'the same sweep again: it fetches' in said['full']
     assert said['whole']==[5000, 5000] and said['spare']==1                    # no torn line; the third is elsewhere
     assert 'nothing was measured' in said['still full'] and said['ran']==3
     assert said['after']==[[1, 2, 3, 4], 4, 4, False]                          # it came back, and only the fourth ran

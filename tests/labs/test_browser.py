@@ -65,11 +65,17 @@ def page(browser, server, shots_folder):
 # ---- what a student does
 
 def open_notebook(page, server, path):
-    "The notebook in an empty workspace, when its kernel is ready; the question whether one wants news gets a no when it comes"
+    "The notebook in an empty workspace, when its kernel is ready; the question whether one wants news gets a no, a dialog its OK"
     page.add_locator_handler(page.get_by_role('button', name='No', exact=True), lambda o: o.click())
+    page.add_locator_handler(page.locator('.jp-Dialog'), accept)
     page.goto(f'{server.base}/lab/workspaces/{Path(path).stem}/tree/{path}?token={server.token}')
     page.locator('.jp-Notebook-cell').first.wait_for(timeout=1e3*cell_s)
     page.locator('.jp-Notebook-ExecutionIndicator[data-status=idle]').wait_for(timeout=1e3*cell_s)
+
+def accept(dialog):
+    "What a student does with a dialog, such as that the server was slow to answer; its words are in the test's output"
+    print('JupyterLab:', dialog.inner_text())
+    dialog.locator('.jp-mod-accept').click()
 
 def click_into(page, i):
     "Put the cursor into cell `i`"
@@ -169,7 +175,7 @@ def saved(page, path):
 figure = 'import matplotlib.pyplot as plt\nplt.plot([0, 1]);'
 bar = 'from tqdm.auto import tqdm\nfrom time import sleep\ndef sweep(n):\n    for o in tqdm(range(n)): sleep(.3)'
 
-def test_what_the_check_finds(page, server, shared_tree, monkeypatch):
+def test_what_the_check_finds(page, server, shared_tree, monkeypatch, capsys):
     "A small notebook with one fault of each kind"
     monkeypatch.setattr(sys.modules[__name__], 'look_s', 2)          # what is missing here never comes
     png = new_output('display_data', data={'image/png': 'iVBORw0KGgo='})
@@ -184,6 +190,11 @@ def test_what_the_check_finds(page, server, shared_tree, monkeypatch):
     nb = new_notebook(cells=cells, metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3')))
     nbformat.write(nb, shared_tree/path)
     open_notebook(page, server, path)
+    page.locator('.jp-Notebook-cell').first.click()
+    page.keyboard.type('00')                                         # asks whether to restart the kernel, over the whole page
+    page.wait_for_function('document.querySelector(".jp-Dialog")')
+    click_into(page, 1)
+    assert 'restart the kernel' in capsys.readouterr().out
     assert run_notebook(page, nb)==[
         (3, 'it says: ValueError: planted'), (4, 'no output'), (6, 'no output'), *[(i, '0 figures are painted, not 1') for i in (6, 7, 8)],
         (9, 'it says: old'), (12, 'no progress bar while it ran'), (12, '0 full progress bars, not 1')]

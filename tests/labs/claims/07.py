@@ -1,6 +1,7 @@
 # %% Bits of the types
 import io, sys
 from contextlib import redirect_stderr, redirect_stdout
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 from pytest import approx
 from torch import nn
@@ -114,6 +115,20 @@ if has_int8:
     assert table8.file_kib.iloc[2]<.3*table8.file_kib.iloc[1]
     assert table8.same_answer.iloc[1]==1 and table8.same_answer.iloc[2]>.95
     assert set(taken.bs)=={1, 64} and set(taken.way)==set(table8.index)
+
+# %% In numbers: ONNX Runtime's float32 is torch's, and int8 is close, at one image and at many
+if has_int8:
+    torch.manual_seed(0)
+    own, images_in = get_model('cnn_medium', n_in=1).eval(), torch.randn(16, 1, 28, 28)
+    with torch.no_grad(): right = own(images_in).numpy()
+    with TemporaryDirectory() as d:
+        whole, small = f'{d}/whole.onnx', f'{d}/small.onnx'
+        to_onnx(own, whole, images_in[:2])
+        quantise(whole, small, [images_in.numpy()])
+        for path,off in ((whole, 1e-5), (small, .06)):
+            for n in (1, 16):
+                got = session(path)[0].run(None, dict(x=images_in[:n].numpy()))[0]
+                assert abs(got-right[:n]).max()<off*abs(right).max(), (path, n)
 
 # %% Accuracy before and after
 import numpy as np
