@@ -12,11 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from time import perf_counter
 
 import click
+from click.shell_completion import CompletionItem
 
 from . import __version__
 from .core import hide_known_warnings
@@ -85,7 +86,12 @@ def verb(group, name, examples): # Name of the command, and the lines of its exa
 # %% ../nbs/43_cli.ipynb #35b54dd9
 class CommaList(click.ParamType):
     "Comma-separated values"
-    def __init__(self, kind=str): self.kind, self.name = kind, 'A,B,…' if kind is str else 'N,N,…'
+    def __init__(self, kind=str, names=''): # Names, separated by blanks, that a shell completes
+        self.kind, self.name, self.names = kind, 'A,B,…' if kind is str else 'N,N,…', names.split()
+
+    def shell_complete(self, ctx, param, incomplete):
+        before, comma, begun = incomplete.rpartition(',')
+        return [CompletionItem(before+comma+o) for o in self.names if o.startswith(begun)]
 
     def convert(self, value, param, ctx):
         if isinstance(value, (list, tuple)): return list(value)
@@ -110,7 +116,23 @@ def _prices(ctx, param, values):
 
 def _flat(ctx, param, values): return [o for v in values for o in v]
 
-devices = click.option('--device', 'device', type=CommaList(), multiple=True, callback=_flat, metavar='auto|cpu|cuda',
+def _lab_names(ctx, param, incomplete):
+    from gpubench.labs import find_labs
+    return [o.name for o in find_labs() if o.name.startswith(incomplete)]
+
+def as_data(f):
+    "`form`: 'json' or 'csv' where a script reads the table, else None"
+    for o in ('json', 'csv'):
+        f = click.option(f'--{o}', 'form', flag_value=o, help=f'Print the table as {o.upper()} and all else on stderr.')(f)
+    return f
+
+def print_frame(df, form):
+    "A frame on stdout, for scripts; a value that was not measured is null, or empty in CSV"
+    _print(df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1) if form=='json'
+           else df.to_csv(index=False).rstrip())
+
+_DEVICES = 'auto cpu cuda'
+devices = click.option('--device', 'device', type=CommaList(names=_DEVICES), multiple=True, callback=_flat, metavar='auto|cpu|cuda',
                        help='Where to run; may be repeated. Default: every device found.')
 prices = click.option('--price-per-hour', 'price_per_h', multiple=True, callback=_prices, metavar='[NAME=]PRICE',
                       help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can also be a device, a CPU '
@@ -168,7 +190,7 @@ def doctor_command(ctx, as_data):
 gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs""")
-@click.argument('names', nargs=-1, metavar='[LAB]...')
+@click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
 @click.option('--copy', 'to', metavar='FOLDER',
               help='Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
@@ -287,16 +309,17 @@ def show_outcome(o, folder):
     elif o.status=='ok': _print(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
     else: _print(f'  {o.status.upper():12} {o.job}: {o.error}')
 
-def show_report(folder, price_per_h=None):
-    "Write the page of a folder's records, print their table and where the page is"
+def show_report(folder, price_per_h=None, form=None, out=None):
+    "Write the page of a folder's records, print their table, as text or in a form for scripts, and where the page is"
     from gpubench.record import records_path
     if not records_path(folder).is_file(): return _print(f'No records in {folder}, so no report.', err=True)
     from gpubench.compare import add_prices, load_records
-    from gpubench.findings import summary_text
+    from gpubench.findings import summary_table, summary_text
     from gpubench.report import write_report
-    page = Path(write_report(folder, price_per_h=price_per_h)).resolve()    # first: the reader may close the pipe
-    _print('\n' + summary_text(add_prices(load_records(folder), price_per_h)))
-    _print(f'\nReport: {page}\n        {page.as_uri()}')
+    page = write_report(folder, price_per_h=price_per_h, out=out).resolve()    # first: the reader may close the pipe
+    df = add_prices(load_records(folder), price_per_h)
+    print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
+    _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/43_cli.ipynb #4e308a70
 @verb(cli, 'run', """gpubench run
@@ -304,7 +327,7 @@ gpubench run 02_batch_size --device cpu --out runs/mine
 gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
 gpubench run --profile full -f params.yaml --timeout 7200""")
-@click.argument('names', nargs=-1, metavar='[LAB]...')
+@click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
 @click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
               help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.')
 @click.option('-f', '--file', 'file', metavar='YAML',
@@ -354,18 +377,22 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/43_cli.ipynb #2182c918
+# what the modules know, without their imports: a shell completes at once
+_DATASETS = 'digits synthetic birds mnist cifar10 imagenette'
+_MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50'
+
 @verb(cli, 'sweep', """gpubench sweep --bs 16,64,256
 gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --device cuda
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
 gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/mine
 gpubench sweep --bs 64,1024 --monitor""")
-@click.option('--dataset', type=CommaList(), help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
-@click.option('--model', type=CommaList(), help="lenet, cnn_small, resnet18, …, or module:function for your own.")
+@click.option('--dataset', type=CommaList(names=_DATASETS), help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
+@click.option('--model', type=CommaList(names=_MODELS), help="lenet, cnn_small, resnet18, …, or module:function for your own.")
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
 @click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
-@click.option('--precision', type=CommaList(), help='fp32, ieee, tf32, fp16, bf16.')
-@click.option('--loader', type=CommaList(), help='files, memory, resident.')
-@click.option('--device', type=CommaList(), default='auto', show_default=True, metavar='auto|cpu|cuda',
+@click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
+@click.option('--loader', type=CommaList(names='files memory resident'), help='files, memory, resident.')
+@click.option('--device', type=CommaList(names=_DEVICES), default='auto', show_default=True, metavar='auto|cpu|cuda',
               help='Where to train.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
@@ -381,8 +408,9 @@ gpubench sweep --bs 64,1024 --monitor""")
 @click.option('--retry-failed', is_flag=True,
               help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
+@as_data
 @click.pass_context
-def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, **lists):
+def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, form, **lists):
     """Train every combination of the given values and write a report.
 
     Separate several values by commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -400,14 +428,14 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets: get_images(*o)                            # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
-    with filled_folder(out) as out:
+    with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         df = library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
                            retry_failed=retry_failed, monitor=monitor)
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
         _print(f'{n} of {len(df)} visits failed: {error}', err=True)
-    show_report(out)
+    show_report(out, form=form)
     ctx.exit(FAILED if len(bad) else OK)
 
 # %% ../nbs/43_cli.ipynb #578131eb
@@ -447,10 +475,14 @@ def compare_command(ctx, folders, price_per_h, strict):
 
 # %% ../nbs/43_cli.ipynb #0e2112e3
 @verb(cli, 'report', """gpubench report runs/mine
-gpubench report runs/mine --price-per-hour gpu=2.50 --price-per-hour cpu=0.10""")
+gpubench report runs/mine --price-per-hour gpu=2.50 --price-per-hour cpu=0.10
+gpubench report /data/theirs --out reports
+gpubench report runs/mine --csv > table.csv""")
 @click.argument('folder')
 @prices
-def report_command(folder, price_per_h):
+@click.option('--out', metavar='FOLDER', help='Write the report to FOLDER. Default: beside the records.')
+@as_data
+def report_command(folder, price_per_h, out, form):
     """Rewrite a run's report and print its table.
 
     FOLDER is a folder with records.jsonl, or such a file. The report is one HTML file that opens offline:
@@ -459,4 +491,4 @@ def report_command(folder, price_per_h):
     print_at_once('Reading the records …')
     from gpubench.record import read_records
     read_records(folder)                                             # raises with a remedy if there are none
-    show_report(Path(folder), price_per_h)
+    show_report(Path(folder), price_per_h, form, out)

@@ -265,17 +265,20 @@ def write_report(
     others=(),         # More records to show beside them: folders, files or frames, of other machines, say
     title:str='',      # Of the page; the folder's or the file's name by default
     price_per_h=None,  # As `add_prices` takes it: one number, or dict(gpu=2.5, cpu=.1)
-)->Path: # `report.html` in the folder, or `NAME_report.html` beside NAME.jsonl
+    out=None,          # Folder for the page, where none may be written beside the records
+)->Path: # `report.html` in the folder, or `NAME_report.html` for NAME.jsonl
     "One self-contained page and its figures, from the records of a run"
     hide_known_warnings()
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
     df = load_records(path)
     df = add_labels(add_prices(load_records([df, others]), price_per_h))
-    page, drawn = render_page(df, title or f"gpubench: {stem[:-1] or path.resolve().parent.name}", path=path)
+    title = title or f"gpubench: {stem[:-1] or path.resolve().parent.name}"
+    if out is not None: path = Path(out)/path.name           # the page links what lies beside it
+    page, drawn = render_page(df, title, path=path)
     figures, new = path.with_name(f'{stem}figures'), path.with_name(f'{stem}report.html.new')
     try:
-        figures.mkdir(exist_ok=True)
+        figures.mkdir(parents=True, exist_ok=True)
         for old in figures.glob('report_*.png'): old.unlink()
         for i,(workload,o) in enumerate(drawn, 1):
             slugs = [re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')[:60] or 'figure'
@@ -284,4 +287,4 @@ def write_report(
         new.write_text(page, encoding='utf-8', errors='backslashreplace')
         return new.replace(new.with_suffix(''))
     except OSError as e: raise RuntimeError(f"The report cannot be written into {path.parent}: {e.strerror}. Make the "
-                                            "folder writable, or copy the records to one that is.") from e
+                                            "folder writable, or name another: out='reports' (--out reports).") from e

@@ -32,7 +32,8 @@ def code_cells(path):
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
-modules = sorted(o for o in (root/'gpubench').glob('*.py') if not o.stem.startswith('_'))
+modules = sorted(o for o in (root/'gpubench').glob('*.py') if o.stem not in ('__init__', '_modidx'))
+pages = sorted(o.name for o in (root/'gpubench').glob('page.*'))
 def name(path): return path.stem
 
 
@@ -335,7 +336,7 @@ def wheel(repo_files, tmp_path_factory):
 
 def wrong_files(names, labs, extras):
     "Files of a wheel that should not be there, and those that are missing"
-    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py', 'page.html', 'page.css']} | {f'gpubench/{o.name}' for o in modules}
+    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py', *pages]} | {f'gpubench/{o.name}' for o in modules}
     want |= {f'gpubench/notebooks/{o}' for o in [*labs, *extras]}
     return differences(dict.fromkeys(want, 1), {o: 1 for o in names if '.dist-info/' not in o})
 

@@ -564,3 +564,13 @@ def test_doctor_tells_too_little_shared_memory(tmp_path):
     finally: subprocess.run(['umount', tmp_path/'dev/shm'], check=True)
     assert inside.level==outside.level=='limit' and 'has only 64 MiB' in inside.what
     assert '--shm-size' in inside.remedy and '--shm-size' not in outside.remedy and 'remount' in outside.remedy
+
+
+# for scripts
+
+def test_a_sweep_for_scripts_prints_nothing_but_its_table(tmp_path):
+    p = gpubench_command('sweep', '--bs', '16,64', '--max-images', 200, '--repeats', 1, '--json', '--out', tmp_path/'mine', '--no-progress')
+    assert (p.returncode, [(o['bs'], o['n_visits']) for o in json.loads(p.stdout)]) == (0, [(16, 1), (64, 1)])
+    assert '2 combination(s)' in p.stderr and 'Report: ' in p.stderr
+    again = gpubench_command('sweep', '--bs', '16,64', '--max-images', 200, '--repeats', 1, '--csv', '--out', tmp_path/'mine', '--no-progress')
+    assert again.stdout.startswith('workload,') and again.stdout.count('\n')==3 and '2 of 2 visits are in' in again.stderr
