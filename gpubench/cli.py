@@ -123,7 +123,8 @@ def _lab_names(ctx, param, incomplete):
 def as_data(f):
     "`form`: 'json' or 'csv' where a script reads the table, else None"
     for o in ('json', 'csv'):
-        f = click.option(f'--{o}', 'form', flag_value=o, help=f'Print the table as {o.upper()} and all else on stderr.')(f)
+        f = click.option(f'--{o}', 'form', flag_value=o,
+                         help=f'Print the table as {o.upper()} and all else on stderr.')(f)
     return f
 
 def print_frame(df, form):
@@ -132,9 +133,11 @@ def print_frame(df, form):
            else df.to_csv(index=False).rstrip())
 
 _DEVICES = 'auto cpu cuda'
-devices = click.option('--device', 'device', type=CommaList(names=_DEVICES), multiple=True, callback=_flat, metavar='auto|cpu|cuda',
+devices = click.option('--device', 'device', type=CommaList(names=_DEVICES), multiple=True, callback=_flat,
+                       metavar='auto|cpu|cuda',
                        help='Where to run; may be repeated. Default: every device found.')
-prices = click.option('--price-per-hour', 'price_per_h', multiple=True, callback=_prices, metavar='[NAME=]PRICE',
+prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=True, callback=_prices,
+                      metavar='[NAME=]PRICE',
                       help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can also be a device, a CPU '
                            'or GPU model, or a machine. May be repeated.')
 out_folder = click.option('--out', default='', metavar='FOLDER',
@@ -386,8 +389,10 @@ gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --de
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
 gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/mine
 gpubench sweep --bs 64,1024 --monitor""")
-@click.option('--dataset', type=CommaList(names=_DATASETS), help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
-@click.option('--model', type=CommaList(names=_MODELS), help="lenet, cnn_small, resnet18, …, or module:function for your own.")
+@click.option('--dataset', type=CommaList(names=_DATASETS),
+              help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
+@click.option('--model', type=CommaList(names=_MODELS),
+              help="lenet, cnn_small, resnet18, …, or module:function for your own.")
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
 @click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
 @click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
@@ -410,7 +415,8 @@ gpubench sweep --bs 64,1024 --monitor""")
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
 @as_data
 @click.pass_context
-def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, form, **lists):
+def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, form,
+                  **lists):
     """Train every combination of the given values and write a report.
 
     Separate several values by commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -421,7 +427,8 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     from gpubench.data import get_images
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
-    sys.path.append(os.getcwd())                             # last: where a network of one's own finds what it imports later
+    # last: where a network of one's own finds what it imports later
+    sys.path.append(os.getcwd())
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
     start_server()                                           # it loads while the data is fetched
@@ -442,31 +449,50 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
 @verb(cli, 'compare', """gpubench compare runs/mine
 gpubench compare runs/cpu runs/gpu
 gpubench compare runs/cpu runs/gpu --price-per-hour gpu=2.50 --price-per-hour cpu=0.10
-gpubench compare runs/cpu runs/gpu colleague/records.jsonl --strict""")
+gpubench compare runs/cpu runs/gpu colleague/records.jsonl --strict
+gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --price laptop=0.1 --out class.html""")
 @click.argument('folders', nargs=-1, required=True, metavar='RUN...')
 @prices
+@click.option('--prices', 'price_file', metavar='YAML',
+              help='Read prices per hour from a file, a line NAME: PRICE each.')
+@click.option('--base', metavar='RUN[:DEVICE]', help='Compare all with this run, as in laptop:cpu. Default: the first.')
+@click.option('--out', metavar='HTML', help='Also write a page with figures.')
+@as_data
 @click.option('--strict', is_flag=True,
               help='Exit with code 1 if two sides did different work, or a ratio could not be computed.')
 @click.pass_context
-def compare_command(ctx, folders, price_per_h, strict):
+def compare_command(ctx, folders, price_per_h, price_file, base, out, form, strict):
     """Compare runs: speed-ups with intervals, and a warning where the work differed.
 
-    Energy is compared if the visits were monitored, cost if prices are given.
+    Energy is compared if the visits were monitored, cost if prices are given. NAME is then a run, or (part of)
+    the name of a CPU or GPU.
 
-    RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other.
+    RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
+    runs, and any with --base, --out, --json or --csv, make one table; each run stands for a machine.
     """
     from gpubench import compare as library
-    first, *others = folders
+    from gpubench.machines import Comparison, price_runs, read_prices, read_runs, write_comparison
+    price_per_h = (read_prices(price_file) if price_file else {}) | (price_per_h or {})
+    if len(folders)>2 or base or out or form:
+        found = Comparison(folders, base or '', price_per_h)
+        if out: page = write_comparison(found, out).resolve()
+        print_frame(found.rows, form) if form else _print(found)
+        if out: _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
+        is_fair = found.rows.same_work.eq(True).all() and not any('left out' in o for o in found.remarks)
+        ctx.exit(FAILED if strict and not is_fair else OK)
+    runs = read_runs(folders)
+    first, *others = (price_runs(runs, price_per_h) if price_per_h else runs).values()
     if not others:                                           # the devices of one folder, 'cpu' before 'cuda'
-        df = library.load_records(first)
+        df = first
         kinds = df.device.astype(str).str.partition(':')[0]
-        if kinds.nunique()<2: raise ValueError(f"{first} has records of one device only ({', '.join(kinds.unique())}). "
+        if kinds.nunique()<2:
+            raise ValueError(f"{folders[0]} has records of one device only ({', '.join(kinds.unique())}). "
                                                "Name a second folder, or run the labs on another device as well.")
         first, *others = [df[kinds==o] for o in sorted(kinds.unique())]
     fair = True
     for o in others:
-        if len(folders)>1: _print(f'A: {first}\nB: {o}')
-        found = library.compare(first, o, price_per_h=price_per_h)
+        if len(folders)>1: _print('A: {}\nB: {}'.format(*folders))
+        found = library.compare(first, o)
         _print(library.comparison_text(found) + '\n')
         none = int(found.speedup.isna().sum())
         if none: _print(f'No ratio could be made for {none} of {len(found)} configurations; the reasons are above.\n')

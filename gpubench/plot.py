@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['STYLE', 'ON_LIGHT', 'ON_DARK', 'PHASES', 'drawing', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit',
            'phase_shares', 'phases_height_in', 'plot_phases', 'plot_workers', 'plot_monitor', 'plot_memory',
-           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_losses', 'plot_curves', 'plot_roofline']
+           'speedup_height_in', 'plot_speedup', 'plot_visits', 'plot_price_speed', 'plot_losses', 'plot_curves',
+           'plot_roofline']
 
 # %% ../nbs/30_plot.ipynb #5feebdc3
 import re
@@ -560,6 +561,31 @@ def plot_visits(
     ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(ok[y])), xlabel=field(y).words())
     ax.grid(False, axis='y')
     _finish(ax, title, [caption(df)])
+    return ax
+
+# %% ../nbs/30_plot.ipynb #00e26b50
+@drawing()
+def plot_price_speed(
+    df:pd.DataFrame,     # A row a machine: `name`, `price_per_h`, `images_per_s`; its fastest and slowest visit in `lo` and `hi`
+    base:str='',         # The name of the one that the line goes through
+    ax:Axes|None=None,   # Where to draw; a new figure by default
+    title:str|None=None, # Over the axes
+)->Axes:
+    "Price of an hour against images per second, a point a machine, both axes from 0"
+    need_columns(df, 'name', 'price_per_h', 'images_per_s', 'lo', 'hi')
+    ax, df = _new_axes(ax), df[df.price_per_h.gt(0) & df.images_per_s.gt(0)].reset_index(drop=True)
+    for i,o in enumerate(df.itertuples()):
+        style = series_style(i)
+        ax.plot([o.price_per_h]*2, [o.lo, o.hi], color=style['color'], zorder=2)
+        ax.plot(o.price_per_h, o.images_per_s, ls='none', **style, zorder=3, gid='machine',
+                label=_as_is(textwrap.fill(o.name, 60)))
+    for o in df[df.name==base].itertuples():
+        ax.axline((0, 0), slope=o.images_per_s/o.price_per_h, color=mpl.rcParams['text.color'], lw=1, ls=':', zorder=1)
+    ax.set(xlim=(0, _top(df.price_per_h)), ylim=(0, _top(df[['images_per_s', 'hi']].max(axis=1))),
+           xlabel='price of an hour, as given', ylabel='images per second')
+    if not len(df): ax.text(.5, .5, 'no price is known', transform=ax.transAxes, ha='center')
+    words = [f'On the dotted line, an image costs as much as on {base}; above it, less.']*bool(df.name.eq(base).any())
+    _finish(ax, title, ['Every point a machine; its bar, from the slowest to the fastest visit.', *words])
     return ax
 
 # %% ../nbs/30_plot.ipynb #fcc76ea5

@@ -233,7 +233,8 @@ def check_writable(path)->Path: # The file of the records; its folder exists
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd
-_MAX_MIB, _MAX_LINE, _MAX_DEPTH = 512, 2**20, 20     # of a file; of a record in bytes and in levels: 3,000 and 2 are usual
+# of a file; of a record in bytes and in levels: 3,000 and 2 are usual
+_MAX_MIB, _MAX_LINE, _MAX_DEPTH = 512, 2**20, 20
 
 def _parse(line):
     "The record in a line, None where there is none"
@@ -284,7 +285,8 @@ def record_rows(path)->list[dict]: # One a visit, in the order in which they wer
     if not path.is_file(): raise RuntimeError(
         f"There are no records in {path}. Run `gpubench run` or a sweep with out={str(path.parent)!r} first.")
     mib = path.stat().st_size/2**20
-    if mib>_MAX_MIB: raise RuntimeError(f"{path} has {mib:,.0f} MiB, but records take at most {_MAX_MIB}: 100,000 visits "
+    if mib>_MAX_MIB:
+        raise RuntimeError(f"{path} has {mib:,.0f} MiB, but records take at most {_MAX_MIB}: 100,000 visits "
                                         "fit in less. It is no file of records, or holds several runs: split it.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
