@@ -40,6 +40,9 @@ def _rows(records):
 
 def _is_single(x): return x is None or isinstance(x, (str, bool, int, float, np.generic))
 
+_SURE = {o.name: {str: (str, type(None)), dict: (), list: ()}.get(o.dtype, (float, int, bool, type(None)))
+         for o in FIELDS.values()}                       # the types with which no value of a field is at fault
+
 def _fault(row):
     "Why a record cannot be used; empty if it can"
     if not isinstance(row, Mapping): return f'{row!r:.40} is not a record'
@@ -48,6 +51,7 @@ def _fault(row):
                                         np.ndarray)) else [] if not _is_single(own) or not is_known(own) else None
     if own is None or not all(isinstance(o, str) for o in own): return 'settings are not names'
     for name,x in row.items():
+        if type(x) in _SURE.get(name, ()): continue
         dtype = FIELDS[name].dtype if name in FIELDS else dict
         if dtype not in (dict, list) and not _is_single(x): return f'{name} is a {type(x).__name__}'
         if dtype is str and is_known(x) and not isinstance(x, str): return f'{name} is {x!r}, not text'
@@ -58,9 +62,11 @@ def _fault(row):
 def load_records(
     records, # A frame, a record, a folder with `records.jsonl`, a file of records, or a list of these
 )->pd.DataFrame: # One row a visit, with a column for each measured field
-    "Records as one frame; damaged ones are left out with a warning"
+    "Records as one frame; damaged ones are left out with a warning. What came from here already is returned as it is"
+    if isinstance(records, pd.DataFrame) and {'image_j', 'epoch_j', 'beside_image_j'}<=set(records): return records
     rows = _rows(records)
-    faults = [o for o in map(_fault, rows) if o]
+    whys = [*map(_fault, rows)]
+    faults = [*filter(None, whys)]
     damage = f"{len(faults)} of {len(rows)} records are damaged ({'; '.join([*dict.fromkeys(faults)][:3])})"
     if faults and len(faults)==len(rows):
         raise RuntimeError(f"{damage}, so there is nothing to report. Give records that gpubench wrote.")
@@ -68,9 +74,8 @@ def load_records(
     if not rows:
         where = f' in {records_path(records)}' if isinstance(records, (str, Path)) else ''
         raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a sweep first.")
-    def flat(o, x):
-        return list(x) if o=='settings' and not _is_single(x) else x if _is_single(x) or o=='measure' else str(x)
-    df = pd.DataFrame([{str(o): flat(o, x) for o,x in row.items()} for row in rows if not _fault(row)])
+    def flat(o, x): return x if _is_single(x) or o=='measure' else list(x) if o=='settings' else str(x)
+    df = pd.DataFrame([{str(o): flat(o, x) for o,x in row.items()} for row,why in zip(rows, whys) if not why])
     needed = [o.name for o in FIELDS.values() if o.kind in ('about', 'measured')
               or o.name in ('dataset', 'model', 'bs', 'device', 'gpu_memory_gib')]
     df = df.reindex(columns=[*df.columns, *(o for o in needed if o not in df)])
@@ -202,9 +207,11 @@ class Side:
     def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
 
     def seen(self, name)->list: # Each value once
-        return sorted({plain_value(o) for o in self.ok[name] if is_known(o)}, key=str) if name in self.ok else []
+        return sorted({*map(plain_value, self.ok[name].dropna().unique())}, key=str) if name in self.ok else []
+    @cached_property
+    def _medians(self): return self.ok.median(numeric_only=True)
     def median(self, name): # None where nothing was measured
-        return plain_value(self.ok[name].median())
+        return plain_value(self._medians.get(name))
     def spread(self)->float: # NaN where nothing was timed
         "The slowest epoch over the fastest"
         times = self.ok.epoch_s[self.ok.epoch_s>0]
@@ -316,7 +323,9 @@ class Pair:
 
     def same(self, *columns)->bool:
         "Do both sides hold the same values there?"
-        x, y = (o.visits[[*columns]].drop_duplicates() for o in (self.a, self.b))
+        x, y = (o.visits for o in (self.a, self.b))
+        if any({*x[o].unique()}!={*y[o].unique()} for o in columns): return False
+        x, y = (o[[*columns]].drop_duplicates() for o in (x, y))
         return bool(x.notna().all(axis=None)) and x.values.tolist()==y.values.tolist()
 
     def row(self)->dict: # As `compare` describes it
@@ -335,8 +344,9 @@ class Pair:
 # %% ../nbs/31_compare.ipynb #c2b78425
 def group_by_settings(df:pd.DataFrame, names:list)->dict: # Configuration as text -> its rows, by first visit
     "The visits of each configuration; None and NaN are one value, and so are 4 and 4.0"
-    keys = [json.dumps([plain_value(o) for o in row], default=str) for row in df[names].astype(object).to_numpy()]
-    return {key: rows for key,rows in df.groupby(pd.Series(keys, df.index, dtype=object), sort=False)}
+    def key(rows): return json.dumps([plain_value(rows[o].iloc[0]) for o in names], default=str)
+    groups = df.groupby([pd.factorize(df[o])[0] for o in names], sort=False)
+    return {key(rows): rows for _,rows in groups}
 
 def match_sides(
     a:pd.DataFrame,  # Records with `where`

@@ -10,7 +10,7 @@ __all__ = ['add_labels', 'summary_table', 'columns_of', 'summary_text', 'Workloa
 import math
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from .core import is_number
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
 from .record import FIELDS, PHASE_NAMES, field
-from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, plain_value, series_labels, setting_label,
+from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, plain_value, series_labels, setting_label,
                              succeeded, varied_settings, way_labels, where_labels)
 from .stats import Interval, aa_pairs, compare_words, median_ci
 
@@ -44,14 +44,14 @@ def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `
     df = df.assign(measure=way_labels(df).tolist(), workload='')
     for (model,dataset),rows in df.groupby([df[o].astype(object).fillna('') for o in ('model', 'dataset')]):
         varied = varied_settings(rows) + ['measure']*(rows.measure.nunique()>1)
-        extra = [rows[o].map(lambda v, o=o: setting_label(o, v)) for o in varied if o in _WORKLOAD_SETTINGS]
+        extra = [map_values(rows[o], partial(setting_label, o)) for o in varied if o in _WORKLOAD_SETTINGS]
         stem = ' on '.join(filter(None, [model, dataset])) or 'this run'
         df.loc[rows.index, 'workload'] = [', '.join(o) for o in zip([stem]*len(rows), *extra)]
     where, series = where_labels(df), series_labels(df, leave_out=_WORKLOAD_SETTINGS)
     df = df.assign(where=where, series=series, how=[s[len(w)+3:] for s,w in zip(series, where)])
     n_sets = df.n_train.groupby([df.workload, series, df.bs.fillna(-1)]).transform('nunique')   # a folder may grow
     several = n_sets.gt(1).groupby(df.workload).transform('any')
-    sized = df.workload+', '+df.n_train.map(fmt_count)+' training images'
+    sized = df.workload+', '+map_values(df.n_train, fmt_count)+' training images'
     return df.assign(workload=df.workload.where(~several, sized))
 
 # %% ../nbs/32_findings.ipynb #7aa894e3
@@ -117,6 +117,10 @@ class AllVisits:
     def __init__(self, df): # As `add_labels` returns it
         self.df, self.ok = df, df[succeeded(df)]
         self.monitored = self.ok[self.ok.monitored_s.notna()]
+
+    @cached_property
+    def workloads(self)->dict: # Name -> `Workload`
+        return {w: Workload(rows) for w,rows in self.df.groupby('workload')}
 
     def configurations(self)->list: # Tuples of a name and its rows
         "The visits that succeeded, by workload, series and batch size"
@@ -275,8 +279,7 @@ _MAX_RATIOS = 6 # of more ratios than these, a sentence names the largest and th
 def all_speedups(self:AllVisits)->list[str]:
     "All workloads in one sentence for two devices"
     found, out = {}, []
-    for _,df in self.df.groupby('workload'):
-        w = Workload(df)
+    for w in self.workloads.values():
         for rows in _pairs(w.comparison):
             row = rows.loc[rows.speedup.idxmax()]
             r, n, sizes = w.at_own_best(rows) or (*_row_ratio(row), (row.bs,))
@@ -673,8 +676,8 @@ class Finding:
 
 def findings(records)->list[Finding]: # The most important first
     "What the records show, in plain words with its uncertainty"
-    df = add_labels(records)
-    workloads, everything = {w: Workload(rows) for w,rows in df.groupby('workload')}, AllVisits(df)
+    everything = AllVisits(add_labels(records))
+    workloads = everything.workloads
     first, rest = [], []
     def named(w, text): return text if w in text or len(workloads)<2 else f'{w}: {text}'
     for kind in _KINDS:

@@ -77,9 +77,12 @@ def _series_styles(labels):
     names = sorted(labels.unique(), key=_by_number)
     return {name: series_style(i + names[0].startswith('GPU')) for i,name in enumerate(names)}
 
+_ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'   # what a title names
+
 def caption(df:pd.DataFrame)->str: # One line a kind of hardware; empty where the frame holds nothing about its machine
     "On which machines the records were made"
     if not {'cpu', 'gpu'} & set(df): return ''
+    df = df[[o for o in df if o in _ON_MACHINE]].drop_duplicates()
     titles, where = pd.Series([machine_title(o) for o in df.to_dict('records')], df.index), where_labels(df)
     several = 'machine' in df and df.machine.nunique(dropna=False)>1
     if several: titles = pd.Series([' · '.join([w, *t.split(' · ')[1:]]) for w,t in zip(where, titles)], df.index)
@@ -110,12 +113,15 @@ def _wrapped_to(ax, texts):
             for part in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
 
 # %% ../nbs/30_plot.ipynb #ff90b046
+_MAX_VECTORS = 300 # of more dots than these, a file in SVG holds an image
+
 def _draw_dots(ax, df, y, style):
     "Every visit a dot; hollow for those that left images out"
     marker, color = style['marker'], style['color']
     for hollow,rows in df.groupby(leaves_out(df)):
         inside = 'none' if hollow else color
-        ax.plot(rows.bs, rows[y], ls='none', marker=marker, mec=color, mfc=inside, alpha=.75, zorder=3)
+        ax.plot(rows.bs, rows[y], ls='none', marker=marker, mec=color, mfc=inside, alpha=.75, zorder=3,
+                rasterized=len(df)>_MAX_VECTORS)
 
 def _draw_series(ax, df, y, label, style):
     "Dots and the line through the medians of one series"

@@ -245,8 +245,11 @@ def _parse(line):
         if isinstance(x, list): return [shown(o, level+1) for o in x]
         return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
     if len(line)>_MAX_LINE: return None
-    try: row = shown(json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o),
-                                parse_constant=lambda _: None))
+    is_plain = b'\\u' not in line and b'\xed' not in line and line.count(b'[')+line.count(b'{')<=_MAX_DEPTH   # most are
+    try:
+        row = json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o),
+                         parse_constant=lambda _: None)
+        if not is_plain: row = shown(row)
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 
@@ -273,7 +276,7 @@ def _upgrade(row):
     if row['schema']==1 and 'epoch_s' in row:
         new.setdefault('epoch_whole_s', row['epoch_s'])  # it was the wall time of the whole epoch
     if isinstance(row.get('measure'), str):                # JSON within JSON, up to schema 2
-        new['measure'] = _parse(row['measure'])
+        new['measure'] = _parse(row['measure'].encode('utf-8', 'surrogatepass'))
         if not set(row) & {'loader', 'n_workers'}:         # from a function of a user's own, whose arguments came first
             before = list(row)[:list(row).index('trial_id')] if 'trial_id' in row else []
             new['settings'] = [o for o in before if o not in FIELDS]

@@ -30,7 +30,7 @@ from .findings import (Workload, add_labels, columns_of, compare_devices, device
 from .plot import (ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, phases_height_in, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, speedup_height_in)
 from .record import FIELDS, PHASE_NAMES, records_path
-from .series import SETTINGS, is_known, plain_value, setting_label, succeeded
+from .series import SETTINGS, is_known, map_values, plain_value, setting_label, succeeded
 
 # %% ../nbs/33_report.ipynb #9d28e7da
 _INK, _GRID = '#1c1e21', '#b4bac1'
@@ -88,8 +88,8 @@ class Section:
     def settings(self)->str:
         "All settings, those that were varied with every value"
         known = [o for o in (*SETTINGS, 'seed') if o in self.df and o not in ('dataset', 'model')
-                 and self.df[o].map(is_known).any()]
-        return ', '.join(' / '.join(dict.fromkeys(setting_label(o, v) for v in self.df[o])) for o in known)
+                 and self.df[o].notna().any()]
+        return ', '.join(' / '.join(map_values(self.df[o], partial(setting_label, o)).unique()) for o in known)
 
     def table(self, kind:str)->dict: # 'results', 'costs' or 'phases'
         "The medians, a block a series; a row where anything is known"
@@ -270,7 +270,7 @@ def render_page(
 # %% ../nbs/33_report.ipynb #9670d4a7
 def write_report(
     folder,            # The folder of a run, with `records.jsonl`, or a file of records
-    others=(),         # More records to show beside them: folders, files or frames, of other machines, say
+    others=None,       # More records to show beside them: folders, files or frames, of other machines, say
     title:str='',      # Of the page; the folder's or the file's name by default
     price_per_h=None,  # As `add_prices` takes it: one number, or dict(gpu=2.5, cpu=.1)
     out=None,          # Folder for the page, where none may be written beside the records
@@ -280,7 +280,7 @@ def write_report(
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
     df = load_records(path)
-    df = add_labels(add_prices(load_records([df, others]), price_per_h))
+    df = add_labels(add_prices(load_records([df, others]) if others is not None else df, price_per_h))
     title = title or f"gpubench: {stem[:-1] or path.resolve().parent.name}"
     if out is not None: path = Path(out)/path.name           # the page links what lies beside it
     page, drawn = render_page(df, title, path=path)
