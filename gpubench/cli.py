@@ -412,11 +412,13 @@ gpubench sweep --bs 64,1024 --monitor""")
               'another 4 to 20 s after its timing.')
 @click.option('--retry-failed', is_flag=True,
               help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.')
+@click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
+@click.option('--dry-run', is_flag=True, help='Only print what would run and how long it takes.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
 @as_data
 @click.pass_context
-def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_progress, max_images, n_epoch, form,
-                  **lists):
+def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run, no_progress, max_images,
+                  n_epoch, form, **lists):
     """Train every combination of the given values and write a report.
 
     Separate several values by commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -431,6 +433,8 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     sys.path.append(os.getcwd())
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
+    if dry_run: return library.sweep(todo, repeats=repeats, out=out or None, seed=seed, timeout_s=timeout_s,
+                                     retry_failed=retry_failed, monitor=monitor, dry_run=True)
     start_server()                                           # it loads while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets: get_images(*o)                            # no visit waits for a download
@@ -438,7 +442,7 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, no_
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         df = library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
-                           retry_failed=retry_failed, monitor=monitor)
+                           retry_failed=retry_failed, monitor=monitor, wait=wait)
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
         _print(f'{n} of {len(df)} visits failed: {error}', err=True)

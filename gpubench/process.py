@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['USER_ID', 'HOLDER', 'pick_start_method', 'start_server', 'Fresh', 'pack', 'Stopped', 'StopSignals', 'can_redraw',
-           'run_fresh', 'locks_folder', 'this_process', 'device_locks']
+           'run_fresh', 'locks_folder', 'this_process', 'place_in_queue', 'device_locks']
 
 # %% ../nbs/26_process.ipynb #4ca2cf81
 import gc
@@ -23,7 +23,7 @@ from multiprocessing import get_all_start_methods, get_context, get_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
-from time import perf_counter
+from time import perf_counter, sleep, time_ns
 
 from .core import one_of, pick_device
 from .record import plain_record
@@ -279,13 +279,49 @@ def _refusal(device, o):
     process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
     return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would measure "
-            f"neither. Wait for it, end {process if o else 'that process'}, or use another device.")
+            f"neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
+
+_STALE_S = 60 # who has not renewed a place in a queue for so long has gone
+
+@contextmanager
+def place_in_queue(folder, name):
+    "A place behind all who wait for a lock already; yields what counts those in front, and all"
+    ticket = folder/f'{name}.{time_ns():020}-{USER_ID}-{os.getpid()}.wait'
+    def count():
+        ticket.touch()
+        now = ticket.lstat().st_mtime
+        def lives(path):
+            try: return now-path.lstat().st_mtime<_STALE_S
+            except OSError: return False             # it went meanwhile
+        names = [o.name for o in folder.glob(f'{name}.*.wait') if lives(o)]
+        return sum(o<ticket.name for o in names), len(names)
+    try: yield count
+    finally: ticket.unlink(missing_ok=True)
+
+def _wait_for(lock, folder, name, device, every_s):
+    "Wait in the queue until the lock is ours, with a line on stderr whenever the queue changes"
+    from filelock import Timeout
+    with place_in_queue(folder, name) as count:
+        shown = None
+        while True:
+            n, n_all = count()
+            if n==0:
+                with suppress(Timeout): return lock.acquire(timeout=0)
+            if shown!=(n, n_all):
+                o = _holder(folder, name)
+                print(f"Waiting for device {str(device)!r}, number {n+1} of {n_all} in the queue: a "
+                      f"{o.get('what', 'sweep')} "
+                      f"runs there since {o.get('since', 'some time')}.", file=sys.stderr, flush=True)
+            shown = n, n_all
+            sleep(every_s)
 
 @contextmanager
 def device_locks(
-    devices,      # Their names
-    out=None,     # Where the records go, for whoever meets the lock
-    what='sweep', # What is under way, for the same
+    devices,         # Their names
+    out=None,        # Where the records go, for whoever meets the lock
+    what='sweep',    # What is under way, for the same
+    wait:bool=False, # Wait in a queue for a busy device
+    every_s=2.,      # Look so often whether it is free
 ):
     "Hold the locks of all `devices`, or a `RuntimeError` that names who has one"
     from filelock import FileLock, Timeout
@@ -296,14 +332,17 @@ def device_locks(
     with ExitStack() as held:
         for name,device in sorted(names.items()):
             about = folder/f'{name}.{USER_ID}.json'
-            try: held.enter_context(FileLock(folder/f'{name}.lock', timeout=0, mode=0o666, thread_local=False))
+            lock = FileLock(folder/f'{name}.lock', timeout=0, mode=0o666, thread_local=False)
+            try: lock.acquire()
             except Timeout:
                 holder = _holder(folder, name)
                 if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue   # for us
-                raise RuntimeError(_refusal(device, holder)) from None
+                if not wait: raise RuntimeError(_refusal(device, holder)) from None
+                _wait_for(lock, folder, name, device, every_s)
             except OSError as e:
                 raise RuntimeError(f"The lock {folder/name}.lock cannot be used ({e.strerror or e}). Remove it, or set "
                                    "GPUBENCH_LOCKS to a folder of your own.") from None
+            held.callback(lock.release)
             with suppress(OSError):                  # then the message knows less
                 about.unlink(missing_ok=True)
                 with about.open('x') as f: json.dump(us, f)    # a new file: no link of somebody else's is followed

@@ -347,9 +347,9 @@ def test_every_option_reaches_the_sweep(tmp_path, call, monkeypatch):
         given.update(kwargs, seeds={o.seed for o in todo})
         raise KeyboardInterrupt
     monkeypatch.setattr(library, 'sweep', stop)
-    call('sweep', '--device', 'cpu', '--seed', 3, '--repeats', 4, '--timeout', 60, '--retry-failed', '--monitor', '--no-progress', '--out', 'mine')
+    call('sweep', '--device', 'cpu', '--seed', 3, '--repeats', 4, '--timeout', 60, '--retry-failed', '--monitor', '--wait', '--no-progress', '--out', 'mine')
     assert Path(given.pop('out')).name=='mine'
-    assert given==dict(seeds={3}, seed=3, repeats=4, timeout_s=60, retry_failed=True, monitor=True, progress=False)
+    assert given==dict(seeds={3}, seed=3, repeats=4, timeout_s=60, retry_failed=True, monitor=True, wait=True, progress=False)
 
 
 def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
@@ -574,3 +574,8 @@ def test_a_sweep_for_scripts_prints_nothing_but_its_table(tmp_path):
     assert '2 combination(s)' in p.stderr and 'Report: ' in p.stderr
     again = gpubench_command('sweep', '--bs', '16,64', '--max-images', 200, '--repeats', 1, '--csv', '--out', tmp_path/'mine', '--no-progress')
     assert again.stdout.startswith('workload,') and again.stdout.count('\n')==3 and '2 of 2 visits are in' in again.stderr
+
+
+def test_a_dry_run_runs_nothing(tmp_path, call):
+    said = call('sweep', '--bs', '16,64', '--device', 'cpu', '--dry-run', '--out', tmp_path/'mine')
+    assert said.exit_code==0 and '9 visits to go, 3 min at most' in said.stdout and not (tmp_path/'mine').exists()
