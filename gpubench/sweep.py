@@ -29,9 +29,11 @@ import pandas as pd
 try: import torch
 except (ImportError, OSError) as e:
     raise ImportError(f"torch cannot be loaded ({e}). Run `gpubench doctor` to see what is wrong with it.") from e
+from fastai.learner import Learner
 from tqdm.auto import tqdm
 
 from .core import check_value, describe_machine, free_memory, is_number, nearest, pick_device, user_place
+from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
@@ -134,15 +136,16 @@ def _fault(e):
                 error=short + (f"{'' if text.endswith('.') else '.'} {hint}" if hint else '') + user_place(e))
 
 def attempt(
-    run:Callable, # `run_trial`, or any function of a point's fields that returns a dict
+    run:Callable, # `run_trial`, or any function of a point's fields that returns a dict or a `Learner`
     point,        # A `Trial` or a dict
     measure:dict, # How to measure, handed on to `run`
 )->dict: # What it returned, or `status` and `error`
     "Run one point once, in this process, whatever happens"
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
+        if isinstance(result, Learner): result = time_learner(result, point)
         if not isinstance(result, Mapping):
-            raise TypeError(f'The function returned {type(result).__name__}, but a dict is needed.')
+            raise TypeError(f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
         if isinstance(result.get('status', 'ok'), str): return dict(result)
         raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
     except (Exception, SystemExit) as e:
@@ -367,7 +370,7 @@ def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
     repeats:int=3,           # Visits of each; three are the fewest that allow an interval worth having
     out=None,                # Folder or .jsonl file for the records; None keeps them in memory only
-    run:Callable=run_trial,  # Or any `run(**point) -> dict` of your own
+    run:Callable=run_trial,  # Or any function of your own: `run(**point)` returns a dict, or a `Learner` to time
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
     twin='auto',             # Which trial each round visits twice: its number, 'auto' for the middle one, or None
@@ -408,6 +411,8 @@ def sweep(
             with signals.listening(): pass                                # a signal during the last visit
         except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
     found = records.frame()
+    unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
+    if len(unseen): print(f"Not verified, since no training shows it: {'; '.join(unseen)}.")
     n = sum(o in FAILED for o in found.get('status', ()))
     if n and out is not None:
         them = 'them' if n>1 else 'it'
