@@ -26,7 +26,8 @@ setup(
     package_dir={labs: 'nbs/labs'}, package_data={'gpubench': ['page.*'], labs: ['*.ipynb', '*.yaml', 'records/*']},
     include_package_data=False,
     install_requires=words('requirements'), python_requires=f">={cfg['min_python']}",
-    extras_require={'lab': words('lab_requirements'), 'int8': words('int8_requirements'),
-                    'dev': words('dev_requirements') + words('lab_requirements') + words('int8_requirements')},
+    extras_require={'lab': words('lab_requirements'), 'int8': words('int8_requirements'), 'cluster': words('cluster_requirements'),
+                    'dev': words('dev_requirements') + words('lab_requirements') + words('int8_requirements')
+                        + words('cluster_requirements')},
     entry_points={'console_scripts': words('console_scripts'), 'nbdev': [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
     zip_safe=False)

@@ -388,7 +388,8 @@ _MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50
 gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --device cuda
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
 gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/mine
-gpubench sweep --bs 64,1024 --monitor""")
+gpubench sweep --bs 64,1024 --monitor
+gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared""")
 @click.option('--dataset', type=CommaList(names=_DATASETS),
               help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
 @click.option('--model', type=CommaList(names=_MODELS),
@@ -415,9 +416,14 @@ gpubench sweep --bs 64,1024 --monitor""")
 @click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
 @click.option('--dry-run', is_flag=True, help='Only print what would run and how long it takes.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
+@click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help='Run each round as a job: of Slurm, or here '
+              "by submitit's local executor. FOLDER of --out has to be shared by all nodes.")
+@click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help="Options of Slurm's jobs, such as "
+              'partition=gpu,time=60,exclusive; time is in minutes, 60 by default.')
 @as_data
 @click.pass_context
-def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run, no_progress, max_images,
+def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run,
+                  no_progress, max_images,
                   n_epoch, form, **lists):
     """Train every combination of the given values and write a report.
 
@@ -432,17 +438,20 @@ def sweep_command(ctx, repeats, seed, out, timeout_s, monitor, retry_failed, wai
     # last: where a network of one's own finds what it imports later
     sys.path.append(os.getcwd())
     given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
-    todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())})
+    todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
     if dry_run: return library.sweep(todo, repeats=repeats, out=out or None, seed=seed, timeout_s=timeout_s,
                                      retry_failed=retry_failed, monitor=monitor, dry_run=True)
-    start_server()                                           # it loads while the data is fetched
+    if not where: start_server()                             # it loads while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets: get_images(*o)                            # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        df = library.sweep(todo, repeats=repeats, out=out, seed=seed, progress=not no_progress, timeout_s=timeout_s,
-                           retry_failed=retry_failed, monitor=monitor, wait=wait)
+        how = dict(repeats=repeats, out=out, seed=seed, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
+        if where:
+            from gpubench.cluster import sweep_on
+            df = sweep_on(where, todo, options=options, **how)
+        else: df = library.sweep(todo, progress=not no_progress, wait=wait, **how)
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
         _print(f'{n} of {len(df)} visits failed: {error}', err=True)

@@ -64,6 +64,7 @@ def _why_not(trial):
 def plan(
     trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists as `grid` takes them
     run:Callable=run_trial, # What runs a point
+    here:bool=True,         # It runs on this machine, so its devices and packages have to be here
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; raises before anything runs where no point can be"
     check_value('run', run, callable(run), "a function of a trial's fields that returns a dict")
@@ -80,6 +81,7 @@ def plan(
         raise ValueError(f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
                          "function.")
     points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
+    if not here: return points
     for o in {o.device for o in points}: pick_device(o)      # a device that is missing stops the sweep at its start
     faults = [_why_not(o) for o in points]
     if all(faults): raise ValueError(faults[0])              # where some can run, the others become records

@@ -1,0 +1,123 @@
+"A sweep as jobs of a real Slurm with one node, which this file starts: a job cancelled, one requeued, the node down"
+import getpass, os, shutil, signal, socket, subprocess, sys, threading, time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip('submitit', reason='submitit is not installed: pip install submitit')
+from gpubench.cluster import JobsMissing, sweep_on
+from gpubench.record import record_rows
+from helpers import free_port, root
+
+PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'squeue', 'scontrol', 'scancel'
+os.environ['PATH'] += ':/usr/sbin'
+pytestmark = pytest.mark.skipif(sys.platform!='linux' or not all(map(shutil.which, PROGRAMS)) or os.getuid()!=0, reason=
+    'a Slurm of its own needs root and Debian\'s packages: apt-get install slurmctld slurmd slurm-client munge')
+
+CONF = '''ClusterName=test
+SlurmctldHost={host}
+SlurmctldPort={ctld}
+SlurmdPort={d}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge.sock,cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=300
+KillWait=2
+MinJobAge=60
+SchedulerParameters=sched_interval=2
+StateSaveLocation={dir}/state
+SlurmdSpoolDir={dir}/spool
+SlurmctldPidFile={dir}/slurmctld.pid
+SlurmdPidFile={dir}/slurmd.pid
+SlurmctldLogFile={dir}/slurmctld.log
+SlurmdLogFile={dir}/slurmd.log
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+'''
+
+def wait_until(true, seconds=90):
+    end = time.monotonic()+seconds
+    while not true():
+        assert time.monotonic()<end, 'it never came to that'
+        time.sleep(.2)
+
+@pytest.fixture(scope='module')
+def slurm(tmp_path_factory):
+    "A Slurm with this machine as its only node"
+    d, host, started = tmp_path_factory.mktemp('slurm'), socket.gethostname().split('.')[0], []
+    for o in ('state', 'spool'): (d/o).mkdir()
+    (d/'key').write_bytes(os.urandom(1024))
+    (d/'key').chmod(0o400)
+    for o in (d, *d.parents[:-2]): o.chmod(o.stat().st_mode | 0o711)       # munged wants a path that others may pass
+    (d/'slurm.conf').write_text(CONF.format(host=host, ctld=free_port(), d=free_port(), user=getpass.getuser(), dir=d))
+    os.environ.update(SLURM_CONF=str(d/'slurm.conf'), PYTHONPATH=os.pathsep.join([str(root), str(root/'tests/unit'), str(root/'tests'), os.environ.get('PYTHONPATH', '')]))
+    def start(*cmd):
+        started.append(subprocess.Popen(cmd, stdout=(d/'out').open('a'), stderr=subprocess.STDOUT, start_new_session=True))
+        return started[-1]
+    def start_node(): return start('slurmd', '-D')
+    start('munged', '--foreground', '--force', f'--key-file={d}/key', f'--socket={d}/munge.sock', f'--pid-file={d}/munged.pid',
+          f'--log-file={d}/munged.log', f'--seed-file={d}/seed')
+    wait_until((d/'munge.sock').exists)
+    start('slurmctld', '-D', '-c')
+    node = start_node()
+    def state(): return subprocess.run(['sinfo', '--noheader', '--format=%t'], capture_output=True, text=True).stdout.strip()
+    try:
+        wait_until(lambda: state()=='idle')
+        yield dict(dir=d, host=host, node=node, start_node=start_node, state=state)
+    finally:
+        subprocess.run(['scancel', '--user', getpass.getuser()])
+        for o in reversed(started): o.poll() is None and os.killpg(o.pid, signal.SIGKILL)
+        for o in started: o.wait()
+
+def slow(x, folder):
+    "Waits at x=1 in the first run of a job until the test lets it go on, so that the test can interfere"
+    folder, again = Path(folder), int(os.environ.get('SLURM_RESTART_COUNT') or 0)
+    (folder/f'x{x}_run{again}').touch()
+    end = time.monotonic()+60
+    while x and again<2 and not (folder/'open').exists() and time.monotonic()<end: time.sleep(.1)
+    return dict(y=2*x)
+
+def slurm_cmd(*cmd): return subprocess.run(cmd, check=True, capture_output=True, text=True).stdout
+
+def test_a_job_requeued_a_node_that_fails_and_a_job_cancelled(slurm, tmp_path):
+    "All visits are there once, or are listed as missing; the same call runs those"
+    out, notes, found = tmp_path/'shared', tmp_path/'notes', {}
+    notes.mkdir()
+    def go(): return sweep_on('slurm', dict(x=[0, 1], folder=[str(notes)]), out, 2, 'time=5', run=slow, twin=None, isolate=False, poll_s=.5)
+    def call():
+        try: found['value'] = go()
+        except Exception as e: found['error'] = e
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until((notes/'x1_run0').exists)                              # the first job is in its midst, the second waits for the node
+    first, second = sorted(slurm_cmd('squeue', '--noheader', '--array', '--format=%i').split())
+    slurm_cmd('scancel', second)
+    slurm_cmd('scontrol', 'requeue', first)                           # as a preemption does
+    wait_until((notes/'x1_run1').exists)
+    os.kill(slurm['node'].pid, signal.SIGKILL)                        # its node fails
+    slurm_cmd('scontrol', 'update', f"nodename={slurm['host']}", 'state=down', 'reason=test')
+    slurm['start_node']()
+    slurm_cmd('scontrol', 'update', f"nodename={slurm['host']}", 'state=resume')
+    thread.join(120)
+    assert isinstance(found['error'], JobsMissing)
+    assert f'2 of 4 visits are missing: 2 of 2 of round 2, because its job {second} ended as CANCELLED' in str(found['error'])
+    assert 'The same call again runs what is missing' in str(found['error'])
+    def visits(): return sorted((o['x'], o['visit'], o['status']) for o in record_rows(out))
+    assert visits()==[(0, 0, 'ok'), (1, 0, 'ok')]==sorted(zip(*(found['error'].records[o] for o in ('x', 'visit', 'status'))))
+    (notes/'open').touch()
+    go()
+    assert visits()==[(0, 0, 'ok'), (0, 1, 'ok'), (1, 0, 'ok'), (1, 1, 'ok')]
+
+def test_an_option_that_slurm_refuses(slurm, tmp_path):
+    with pytest.raises(RuntimeError, match='(?s)Slurm refused the jobs.*sinfo'):
+        sweep_on('slurm', dict(x=[0], folder=['']), tmp_path, 1, 'partition=none', run=slow, isolate=False)
