@@ -1,11 +1,11 @@
 """From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around it
 
-    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...]
+    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...]
 
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
 every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with torch's fused AdamW at a
-constant rate, the gathering of its batches included, replayed once for each step of an epoch."""
+constant rate, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py)."""
 import io, sys
 from contextlib import redirect_stdout
 from statistics import median
@@ -26,6 +26,7 @@ from fastai.torch_core import set_seed
 import torch
 
 from common import NoValidationCallback, alternate, device_of, device_parser, write_json
+from peers import PEERS
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run
 CASES = dict(
@@ -119,10 +120,11 @@ def by_hand(case, device):
         return 1e6*(perf_counter()-start_s)/n_steps
     return epoch
 
-def measure(case, device, rounds):
+def measure(case, device, rounds, peers=()):
     learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items()}
     runs = {k: lambda k=k, learn=learn: step_us(learn, min(case[6], max(12, case[6]//20)) if k in SLOW else case[6]) for k,learn in learners.items()}
     runs['hand'] = by_hand(case, device)
+    runs |= {o: PEERS[o](case, device) for o in peers}
     times = alternate(runs, rounds, lambda run: run())
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
@@ -137,10 +139,11 @@ def main():
     p = device_parser(__doc__)
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--case', nargs='+', choices=list(CASES), default=list(CASES))
+    p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
     args = p.parse_args()
     device, found = device_of(args), {}
     for name in args.case:
-        try: found[name] = measure(CASES[name], device, args.rounds)
+        try: found[name] = measure(CASES[name], device, args.rounds, args.peers)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])
         free_memory()
         write_json(args.out, device, cases=found)

@@ -414,7 +414,8 @@ class PixelDL(_ShuffledDL):
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # as the seed of the workers, which an iterator draws
-        return (self.draw(self.n) if self.shuffle else torch.arange(self.n)).to(self.dataset.rows.device)
+        order, device = self.draw(self.n) if self.shuffle else torch.arange(self.n), self.dataset.rows.device
+        return order.pin_memory().to(device, non_blocking=True) if device.type=='cuda' else order   # without a wait
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])

@@ -379,7 +379,9 @@ def keep_pages(
     mallopt = ctypes.CDLL(None).mallopt
     trim_threshold, mmap_threshold, largest = -1, -3, (1<<30, 1<<25)     # older versions take 32 MiB at most
     is_done = any(mallopt(mmap_threshold, o) for o in largest) and mallopt(trim_threshold, -1)
+    keep_pages.is_done = keep_pages.is_done or is_done
     return '' if is_done else 'glibc refused (mallopt returned 0).'
+keep_pages.is_done = False    # in this process
 
 # %% ../nbs/23_fast.ipynb #ba6a18ef
 BROUGHT = { # how many times as fast a step got by each, one after the other, on an H200: benchmarks/results

@@ -72,6 +72,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('fused', 'setting', wording=('unfused optimizer', 'fused optimizer'), dtype=bool),
     Field('graph', 'setting', wording=('eager steps', 'CUDA graph'), dtype=bool),
     Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
+    Field('keep_pages', 'setting', wording=('pages given back', 'pages kept'), dtype=bool),
     Field('n_epoch', 'setting', wording='{} epochs', dtype=int), Field('lr', 'setting', wording='rate {}'),
     Field('accumulate', 'setting', wording='accumulate {}', dtype=int),
     Field('pretrained', 'setting', wording=('random weights', 'pretrained weights'), dtype=bool),
@@ -266,7 +267,7 @@ def _set_torn_aside(path):
             os.fsync(new.fileno())
         Path(new.name).replace(path)
 
-_ADDED = 'defer_losses', 'fused', 'graph', 'compile'   # settings that no trial had before
+_ADDED = 'defer_losses', 'fused', 'graph', 'compile', 'keep_pages'   # settings that no trial had before
 
 def _upgrade(row):
     "A record of an older schema in the words of the present one"

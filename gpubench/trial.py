@@ -42,7 +42,7 @@ from .optim import FusedOptimizer
 from .timing import StepTimerCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
-from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, swap_recorder
 
 # %% ../nbs/25_trial.ipynb #142af0af
 PRECISIONS = { # name -> what it means
@@ -71,6 +71,7 @@ class Trial:
     fused:bool=False             # Step the optimizer in one launch
     graph:bool=False             # Repeat the whole step as a CUDA graph, with the fused optimizer
     compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
+    keep_pages:bool=False        # Let glibc keep large blocks of memory from step to step; CPU only
     n_epoch:int=1                # Epochs that are timed, after the warm-up
     lr:float=1e-3                # Learning rate of fastai's Adam
     accumulate:int=1             # Batches whose gradients are added up before a step of the optimizer
@@ -130,7 +131,10 @@ class Trial:
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine, or a `ValueError` where it asks for what is not there"
     trial = trial.but(device=str(pick_device(trial.device)))
-    if trial.device!='cpu': return trial
+    if trial.device!='cpu':
+        if trial.keep_pages: raise ValueError("keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. "
+                                              "Use keep_pages=False on a GPU.")
+        return trial
     if trial.precision=='fp16': raise ValueError("precision='fp16' does nothing on a CPU: fastai's to_fp16 "
                                                  "leaves everything in float32 there. Use 'bf16' or 'fp32', or a GPU.")
     if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
@@ -467,6 +471,10 @@ def run_trial(
 
 def _measure(trial, half_width, max_s, whole_epoch, monitor):
     record, start_s = about(trial), perf_counter()
+    if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
+    if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
+        "keep_pages=False, but this process keeps its pages for good since a `speed_up` or an earlier trial. Use "
+        "`sweep`, which gives each trial a process of its own, or keep_pages=True.")
     learn = make_learner(trial)
     record['setup_s'] = perf_counter()-start_s
     with learn.no_bar(), learn.no_logging():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpubench.core import hide_known_warnings
+from gpubench.fast import keep_pages
 
 hide_known_warnings()                                # in the processes that tests start, too
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
@@ -13,6 +14,12 @@ if 'PYTEST_XDIST_WORKER' in os.environ: os.environ.setdefault('OMP_NUM_THREADS',
 for o in signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGINT):                    # a script's `&` and nohup leave them ignored
     if signal.getsignal(o)==signal.SIG_IGN: signal.signal(o, signal.default_int_handler if o==signal.SIGINT else signal.SIG_DFL)
 root = Path(__file__).resolve().parent.parent
+
+@pytest.fixture(autouse=True)
+def forget_kept_pages():
+    "A trial refuses a process whose pages another test had kept; no test compares times"
+    yield
+    keep_pages.is_done = False
 
 @pytest.fixture(scope='session')
 def repo():

@@ -152,6 +152,13 @@ def test_a_fast_trial_trains_the_same_and_says_what_ran():
     assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
 
 
+def test_pages_are_kept_for_good():
+    quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
+    assert run_trial(**quick)['keep_pages'] is False
+    assert run_trial(**quick, keep_pages=True)['keep_pages'] is True
+    with pytest.raises(RuntimeError, match='this process keeps its pages for good'): run_trial(**quick)
+
+
 def test_a_graph_that_was_warmed_up_is_what_is_timed():
     "On a tape, since a CPU has no graphs: the weights are put back without another capture"
     trial = Trial(device='cpu', max_images=500, loader='resident', graph=True, defer_losses=True)
