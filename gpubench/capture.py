@@ -7,9 +7,11 @@ __all__ = ['TapeCapture']
 
 # %% ../nbs/14_capture.ipynb #8b8648d2
 import gc
+import inspect
 import random
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
+from types import SimpleNamespace
 import numpy as np
 import torch
 from fastai.callback.core import Callback
@@ -136,13 +138,21 @@ def _parts(o):
     if isinstance(o, torch.nn.Module): yield from list(o.modules())[1:]
     for name in 'func', '__self__': yield from _parts(getattr(o, name, None))
 
-def _held(o): # What the code of an object or a function looks up in it, by name
+def _held(o): # What the code of an object or a function looks up in it and in its module, by name
     cells = [('', c.cell_contents) for c in getattr(o, '__closure__', None) or ()]
-    return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells]
+    func = inspect.unwrap(o if inspect.isfunction(o) else getattr(type(o), 'forward', None) or getattr(type(o), '__call__'))
+    names, space = getattr(getattr(func, '__code__', None), 'co_names', ()), getattr(func, '__globals__', {})
+    return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells,
+            *((k, space[k]) for k in names if k in space)]
 
-def _value(o):
-    is_value = type(o) in _VALUES or type(o) is tuple and all(type(v) in _VALUES for v in o)
-    return o if is_value else id(o)
+def _value(o, depth=3):
+    "Something that differs if a number in it does; of what is deeper or another object, which one it is"
+    if type(o) in _VALUES: return o
+    items = vars(o) if type(o) is SimpleNamespace else o
+    if depth and type(items) in (list, tuple, dict) and len(items)<1000:
+        return [type(o), *[_value(v, depth-1) for kv in items.items() for v in kv]] if isinstance(items, dict) else \
+            [type(o), *[_value(v, depth-1) for v in items]]
+    return id(o)
 
 def look(
     learn,    # A Learner with an optimizer

@@ -13,11 +13,13 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable
+from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from .core import check_whole, n_cores, nearest, one_of, pick_device
+from .core import check_value, check_whole, is_number, n_cores, nearest, one_of, pick_device
 from .made import draw_birds, draw_synthetic, fastai_folder, make_once, read_mark
 import numpy as np
 import psutil
@@ -254,7 +256,7 @@ def _folder_set(path, size, n_in):
 # %% ../nbs/11_data.ipynb #3282ba11
 def is_path(dataset)->bool:
     "Is it meant as a folder, there or not, and not as a name in `DATASETS`?"
-    return isinstance(dataset, Path) or isinstance(dataset, str) and (
+    return isinstance(dataset, Path) or isinstance(dataset, str) and dataset!='' and (
         Path(dataset).expanduser().is_dir() or dataset[:1] in '.~' or '/' in dataset or os.sep in dataset)
 
 def check_dataset(dataset):
@@ -293,22 +295,26 @@ def get_images(
 
 # %% ../nbs/11_data.ipynb #9946f997
 class BatchAugment(DisplayedTransform):
-    "Flip, shift, turn and zoom each training image of a batch on its own, without waiting for the device"
+    "Flip, shift, turn and zoom each training image of a batch on its own, without waiting for the device; masks stay"
     order, split_idx = Normalize.order+1, 0
     def __init__(self,
         flip:bool=True,      # Mirror every other image, left to right
         shift_px:int=4,      # At most so far in either direction; what comes in is 0, the mean colour
         degrees:float=0.,    # Turn by at most so much
         zoom_frac:float=0.,  # Larger or smaller by at most this fraction
-    ): store_attr()
+    ):
+        check_whole('shift_px', shift_px, 0)
+        check_value('degrees', degrees, is_number(degrees) and degrees>=0, 'a number, 0 or more')
+        check_value('zoom_frac', zoom_frac, is_number(zoom_frac) and 0<=zoom_frac<1, '0 or more and below 1')
+        store_attr()
     def encodes(self, x:TensorImage): return self.change(x)
 
-    def change(self, x): # (n, channels, px, px) float
+    def change(self, x): # (n, channels, height, width) float
         "Each image changed by numbers of its own; shape and type stay"
-        n, px = len(x), x.shape[-1]
+        n, _, *size = x.shape
         def draw(most): return (2*torch.rand(n, device=x.device)-1)*most
         angle, zoom = draw(math.radians(self.degrees)), 1+draw(self.zoom_frac)
-        dx, dy = (torch.randint(-self.shift_px, self.shift_px+1, (n,), device=x.device)*2/px for _ in range(2))
+        dx, dy = (torch.randint(-self.shift_px, self.shift_px+1, (n,), device=x.device)*2/o for o in reversed(size))
         sign = torch.randint(0, 2, (n,), device=x.device)*2-1 if self.flip else 1
         cos, sin = angle.cos()/zoom, angle.sin()/zoom
         theta = torch.stack([sign*cos, -sin, dx, sign*sin, cos, dy], 1).view(n, 2, 3)
@@ -392,6 +398,11 @@ class PixelSet:
     def items(self): return self.rows.tolist()
     def decode(self, o, full=True): return (o[0], *(Category(self.vocab[i]) for i in o[1:]))
     def new_empty(self): return self.of([])
+    @contextmanager
+    def set_split_idx(self, i): # for `learn.tta`
+        before, self.split_idx = self.split_idx, i
+        try: yield self
+        finally: self.split_idx = before
     def of(self, items):
         "A set of these rows, or of images (files, arrays, PIL images) without labels"
         if items and all(isinstance(o, numbers.Integral) for o in items):
@@ -421,7 +432,8 @@ class PixelDL(_ShuffledDL):
         return self.after_batch(self.dataset[i])
 
     def create_batches(self, samps):
-        rows = torch.tensor(list(samps), dtype=torch.long, device=self.dataset.rows.device)  # one copy an epoch
+        samps = list(islice(samps, self.n))                # `show_batch(unique=True)` gives one without an end
+        rows = torch.tensor(samps, dtype=torch.long, device=self.dataset.rows.device)        # one copy an epoch
         for o in rows.split(self.bs):
             if len(o)==self.bs or len(o) and not self.drop_last: yield self.dataset[o]   # a worker may have none
 
@@ -474,6 +486,7 @@ def get_dls(
     n = len(images.split()[0])
     if bs>n: raise ValueError(f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
                               f"would run. Use bs={n} or less, or a larger data set.")
+    check_value('augment', augment, isinstance(augment, (bool, BatchAugment)), 'True, False or a `BatchAugment`')
     augment = [BatchAugment() if augment is True else augment] if augment else []
     kwargs = dict(bs=int(bs), num_workers=int(n_workers), pin_memory=pin_memory, augment=augment)
     if loader=='files': dls = _file_dls(images, device, **kwargs)

@@ -274,6 +274,9 @@ def fuse(
     params = [p for ps in opt.param_lists for p in ps]
     if len(set(params))<len(params): raise ValueError(
         "The step of this optimizer cannot be fused: a parameter is in two of its groups, and is stepped twice.")
+    odd = {str(o.dtype) for o in params} - {'torch.float32', 'torch.bfloat16'}
+    if odd: raise ValueError(f"The step of this optimizer cannot be fused: its numbers are in float32, and there are "
+                             f"parameters in {', '.join(sorted(odd)).replace('torch.', '')}.")
     opt.__class__ = FusedOptimizer
     return opt
 

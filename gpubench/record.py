@@ -294,6 +294,8 @@ def record_rows(path)->list[dict]: # One a visit, in the order in which they wer
                                         "fit in less. It is no file of records, or holds several runs: split it.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
+    if not rows and len(found)>1: raise RuntimeError(
+        f"No line of {path} is a record, so it was left as it is. Records are JSON, one in each line.")
     if len(rows)<len(found):
         where = f'set aside in {path.name}.torn'
         try: _set_torn_aside(path)

@@ -37,7 +37,7 @@ from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
-from .trial import Trial, about, check_found, resolve, run_trial
+from .trial import Trial, about, check_found, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
 _SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # values; a text or a dict is one
@@ -106,7 +106,8 @@ def _identity(v):
     if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
     closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
-    return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
+    seen = {k: o for k,o in inspect.getclosurevars(v).globals.items() if isinstance(o, (bool, int, float, str))}
+    return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *[seen]*bool(seen)]
 
 def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
     "The same in every session, for 1 and 1., and for a list and a tuple; another for another function of a user's own"
@@ -334,7 +335,7 @@ def _check_measure(run, points, measure):
     unknown = next((o for o in measure if o in fields or not anything and o not in takes), None)
     if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}"
                                  "Fields of a trial belong into the first argument.")
-    if run is run_trial: return
+    if run is run_trial: return check_measure(**measure)
     for o in points:
         try: return signature.bind(**o, **measure)           # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpubench import data, made
 import gpubench.data as library
-from gpubench.data import LOADERS, OFFICIAL, download, get_dls, get_images, load_pixels, write_out
+from gpubench.data import LOADERS, OFFICIAL, BatchAugment, download, get_dls, get_images, load_pixels, write_out
 from gpubench.made import draw_birds, draw_wood, fastai_folder, make_once, read_mark
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 import fastai.callback.progress, fastai.callback.schedule  # noqa: F401  `no_bar` and `fit_one_cycle`
 from fastai.data.external import fastai_cfg, fastai_path
 from fastai.learner import Learner, load_learner
+from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.vision.core import PILImageBW
 from fastai.vision.learner import vision_learner
@@ -527,3 +528,35 @@ def test_images_that_do_not_fit_on_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda device: (1000, 10**9))
     with pytest.raises(RuntimeError, match=r"0\.0 GiB of the GPU's memory and 0\.0 GiB are free. Use loader='memory'"):
         library._tensor_dls(get_images(max_images=100), torch.device('cuda'), 'cuda', [])
+
+
+# ---- fastai's own ways to look at a loader, and what is refused at the door
+
+@pytest.mark.parametrize('loader', ['memory', 'resident'])
+def test_show_batch_unique_ends(loader):
+    dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8, augment=True)
+    dls.show_batch(unique=True, max_n=2)
+
+def test_time_augmentation():
+    dls = get_dls('synthetic', bs=8, loader='memory', device='cpu', max_images=50, size=8, augment=True)
+    learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss_func=CrossEntropyLossFlat())
+    with learn.no_bar(), learn.no_logging(): preds, targets = learn.tta(n=2)
+    assert preds.shape==(len(dls.valid_ds), 10) and len(targets)==len(preds) and dls.valid_ds.split_idx==1
+
+@pytest.mark.parametrize('kwargs, says', [
+    (dict(augment=[BatchAugment()]), 'True, False or a `BatchAugment`'), (dict(augment='yes'), 'True, False or a `BatchAugment`'),
+    (dict(dataset=''), "There is no data set or folder named ''")])
+def test_what_get_dls_refuses(kwargs, says):
+    with pytest.raises(ValueError, match=says): get_dls(**dict(dataset='synthetic', max_images=50, bs=4) | kwargs)
+
+@pytest.mark.parametrize('kwargs', [dict(shift_px=-1), dict(shift_px=1.5), dict(degrees='a'), dict(zoom_frac=1.), dict(zoom_frac=-.1)])
+def test_what_batch_augment_refuses(kwargs):
+    with pytest.raises(ValueError, match=next(iter(kwargs))): BatchAugment(**kwargs)
+
+def test_shifts_are_whole_pixels_on_either_axis():
+    x = torch.zeros(64, 1, 16, 64)
+    x[:, :, 8, 32] = 1
+    y = BatchAugment(flip=False, shift_px=2).change(x)
+    assert (y.sum((1, 2, 3))==1).all()
+    at = y.flatten(1).argmax(1)
+    assert set((at//64-8).tolist())==set((at%64-32).tolist())=={-2, -1, 0, 1, 2}

@@ -1,7 +1,9 @@
 """The captured step against the eager one, on a CPU: the tape repeats a step's operations with the tensors and numbers of the
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -510,3 +512,104 @@ def test_speed_up_leaves_what_a_user_chose():
 
 
 def test_only_glibc_keeps_its_pages(): assert keep_pages('Darwin').startswith('Only glibc') and keep_pages()==''
+
+
+# ---- what a network needs that a step of ours can't give
+
+class Viewed(nn.Module):
+    "The classic: a `view` after a convolution"
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 4, 3), nn.Linear(4*26*26, 10)
+    def forward(self, x):
+        x = self.conv(x)
+        return self.linear(x.view(x.size(0), -1))
+
+def fitted(model, fast, **kwargs):
+    set_seed(0)
+    learn = Learner(get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400), model(),
+                    loss_func=CrossEntropyLossFlat(), **kwargs)
+    done = speed_up(learn) if fast else None
+    with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
+    return learn, done
+
+def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
+    (stock, _), (fast, done) = fitted(Viewed, False), fitted(Viewed, True)
+    torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
+    row = done.to_df().set_index('part').loc['channels_last']
+    assert not row.on and "doesn't run so: view size" in row.why
+
+@pytest.mark.parametrize('model, part, why', [
+    (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 28, 28)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(2*26*26, 10)),
+     'channels_last', 'for convolutions of images'),
+    (lambda: nn.Sequential(nn.Flatten(), Tokens(), nn.Linear(16, 10)), 'fused step', 'sparse gradients')])
+def test_parts_that_give_way(model, part, why):
+    kwargs = dict(opt_func=SGD) if part=='fused step' else {}
+    with pytest.warns(UserWarning, match='sparse') if kwargs else nullcontext(): fast, done = fitted(model, True, **kwargs)
+    stock, _ = fitted(model, False, **kwargs)
+    torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
+    row = done.to_df().set_index('part').loc[part]
+    assert not row.on and why in row.why
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(2, 16, sparse=True)
+    def forward(self, x): return self.embedding((x[:, :50]>0).long()).mean(1)
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
+def test_the_fused_step_is_for_float32(dtype):
+    with pytest.raises(ValueError, match=f"there are parameters in {str(dtype)[6:]}"): fuse(Adam([nn.Parameter(torch.zeros(2, dtype=dtype))], lr=1e-3))
+
+def test_speed_up_takes_a_learner():
+    with pytest.raises(ValueError, match='a fastai `Learner`'): speed_up(nn.Linear(1, 1))
+
+
+# ---- numbers that a network finds elsewhere than in itself
+
+drawn = np.random.default_rng(0)
+
+class Elsewhere(nn.Module):
+    def __init__(self, where):
+        super().__init__()
+        self.linear, self.where, self.held = nn.Linear(784, 10), where, dict(list=[1.], namespace=SimpleNamespace(t=1.), deep=dict(a=[1.])).get(where)
+    def scale(self):
+        if self.where=='list': return self.held[0]
+        if self.where=='namespace': return self.held.t
+        return self.held['a'][0]
+    def forward(self, x): return self.linear(x.flatten(1))/self.scale()
+
+class Annealed(Callback):
+    def before_epoch(self):
+        held, t = self.model.held, 1.+self.epoch
+        if self.model.where=='namespace': held.t = t
+        else: (held['a'] if self.model.where=='deep' else held)[0] = t
+
+class OwnDraw(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+    def forward(self, x): return self.linear(x.flatten(1))*float(drawn.random())
+
+def on_tape(model, cb=None):
+    set_seed(0)
+    dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)
+    graphed = GraphedStepCallback(capture=TapeCapture())
+    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=[cb, graphed] if cb else [graphed])
+    return learn, graphed
+
+@pytest.mark.parametrize('where', ['list', 'namespace', 'deep'])
+def test_numbers_in_containers_are_looked_at(where):
+    set_seed(0)
+    dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)
+    stock = Learner(dls, Elsewhere(where), loss_func=CrossEntropyLossFlat(), cbs=Annealed())
+    with stock.no_bar(), stock.no_logging(): stock.fit(3, 1e-2)
+    set_seed(0)
+    learn, graphed = on_tape(Elsewhere(where), Annealed())
+    with learn.no_bar(), learn.no_logging(): learn.fit(3, 1e-2)
+    torch.testing.assert_close(learn.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
+
+def test_a_generator_of_the_module_is_not_captured():
+    learn, graphed = on_tape(OwnDraw())
+    with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='a random generator of its own'): learn.fit(1, 1e-2)
+    assert graphed.n_replays==0

@@ -1,10 +1,13 @@
 "A new quantity takes one line in one place"
+import json
+
 import pandas as pd
+import pytest
 
 from gpubench.compare import load_records
 from gpubench.findings import recommend
 from gpubench.plot import plot_batch_sizes
-from gpubench.record import FIELDS, Field, append_record
+from gpubench.record import FIELDS, Field, append_record, read_records
 from gpubench.report import write_report
 
 
@@ -27,3 +30,11 @@ def test_what_nobody_declared_is_kept_and_not_shown(tmp_path):
     for o in rows: append_record(tmp_path, o)
     assert 'frob' not in write_report(tmp_path).read_text(encoding='utf-8')
     assert load_records(tmp_path).frob_ms.tolist()==[4321.]*3 and recommend(pd.DataFrame(rows)) is not None
+
+
+def test_a_file_without_any_record_is_left_alone(tmp_path):
+    "Such as records that somebody indented"
+    path = tmp_path/'records.jsonl'
+    path.write_text(before := json.dumps(dict(bs=1), indent=1)+'\n')
+    with pytest.raises(RuntimeError, match='it was left as it is'): read_records(path)
+    assert path.read_text()==before and [o.name for o in tmp_path.iterdir()]==['records.jsonl']

@@ -21,3 +21,16 @@ def test_a_function_that_holds_what_json_does_not_know():
         assert sweep([dict(bs=1)], run=make(o), repeats=1, isolate=False, twin=None, progress=False).n.tolist()==[len(o)]
     assert point_id(make([len]), {})!=point_id(make([sum]), {})
     with pytest.raises(ValueError, match='these fields already: machine, visit. Rename'): sweep([dict(visit=1, machine=2)], run=make([]))
+
+FACTOR = 1
+def scaled(x): return dict(y=FACTOR*x)
+
+def test_a_number_of_the_module_tells_two_runs_of_a_function_apart(monkeypatch):
+    before = point_id(scaled, dict(x=1))
+    assert point_id(scaled, dict(x=1))==before
+    monkeypatch.setitem(globals(), 'FACTOR', 1000)
+    assert point_id(scaled, dict(x=1))!=before
+
+def test_options_that_cannot_be_are_refused_before_anything_runs():
+    for kwargs in (dict(half_width=5), dict(max_s='a'), dict(monitor=1)):
+        with pytest.raises(ValueError, match=f'^{next(iter(kwargs))} is'): sweep(dict(bs=8, device='cpu'), **kwargs)

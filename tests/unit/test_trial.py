@@ -184,3 +184,24 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed():
     ('needs an NVIDIA GPU', dict(graph=True, device='cpu'))])
 def test_fast_settings_that_cannot_be(says, kwargs):
     with pytest.raises(ValueError, match=says): resolve(Trial(**kwargs))
+
+
+def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
+    ids = []
+    for name in 'one', 'two':
+        (tmp_path/name/'data').mkdir(parents=True)
+        monkeypatch.chdir(tmp_path/name)
+        ids.append(Trial(dataset='./data').trial_id)
+    assert ids[0]!=ids[1]
+
+def test_what_a_network_imports_from_its_folder_is_part_of_its_version(tmp_path, monkeypatch):
+    (tmp_path/'width_of_it.py').write_text('WIDTH = 8\n')
+    (tmp_path/'net_of_it.py').write_text('import width_of_it\ndef make(n_classes, n_in): pass\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    before = Trial(model='net_of_it:make').model_source
+    (tmp_path/'width_of_it.py').write_text('WIDTH = 512\n')
+    assert before and Trial(model='net_of_it:make').model_source!=before
+
+def test_bf16_on_a_cpu_with_deferred_losses():
+    found = run_trial(device='cpu', max_images=500, loader='resident', precision='bf16', defer_losses=True, half_width=.9, max_s=0.)
+    assert found['defer_losses'] and found['dtype_seen']=='bfloat16'
