@@ -99,7 +99,7 @@ def test_a_bad_end_is_a_record_and_the_sweep_goes_on(tmp_path):
     assert 'SIGKILL' in error['killed'] and 'dmesg' in error['killed'] and 'exit code 3' in error['exits']
     place = r' \(tests/faults/test_faults.py:\d+\)' if Path.cwd()==root else r' \(.*test_faults.py:\d+\)'
     assert re.fullmatch('SystemExit: 3'+place, error['leaves']) and re.fullmatch("KeyError: 'x'"+place, error['raises'])
-    assert 'a dict is needed' in error['list']
+    assert 'a dict or a Learner is needed' in error['list']
     assert df[df.how=='nan'].y.isna().all()
     kept = read_records(tmp_path)
     assert by(kept, 'how')==by(df, 'how') and kept.visit_s.gt(0).all()
