@@ -1,0 +1,70 @@
+"The labs' questions and their answers: each is asked once, each reply can be reached"
+import re
+
+import nbformat
+import pandas as pd
+import pytest
+
+from gpubench.answers import QUESTIONS, Question
+from gpubench.checks import check
+
+from helpers import root
+
+labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
+ask = re.compile(r"check\('(\d\d\.\w+)', answer(?:, \w+=\w+)*\)")
+# what a lab measured, for answers that depend on it; a wrong answer
+found = {'01.n_images': (dict(record=dict(n_images=1408, n_train=1437)), 1436),
+         '02.whole': (dict(counts=pd.DataFrame(dict(bs=[16, 64, 1024], dropped_frac=[0., 0., .29]))), [16]),
+         '02.left_out': (dict(counts=pd.DataFrame(dict(bs=[16, 1024], dropped_frac=[0., .29]))), .5),
+         '03.per_param': (dict(nets=pd.DataFrame(dict(flop_per_param=[3., 1., 2.]), index=['lenet', 'cnn', 'resnet'])), ['cnn'])}
+
+def asked(path):
+    "The cells of a lab that ask a question: its name, the cell's lines"
+    for o in nbformat.read(path, 4).cells:
+        if o.cell_type=='code' and 'check(' in o.source:
+            names = ask.findall(o.source)
+            yield from ((n, o.source.splitlines()) for n in names or [None])
+
+def wrong_cells(path):
+    "Cells that hold more than a question, `answer = None` and a call"
+    return [lines for name,lines in asked(path)
+            if not (name and name[:2]==path.stem[:2] and all(o.startswith('# ') for o in lines[:-2]) and len(lines)>2
+                    and re.fullmatch(r'answer = None( +#.*)?', lines[-2]) and ask.fullmatch(lines[-1]))]
+
+def a_wrong(q): return next(o for o in q.options if o!=q.correct) if q.options else [] if isinstance(q.correct, list) else 1e9
+
+@pytest.mark.parametrize('path', labs, ids=lambda o: o.stem)
+def test_cells_hold_the_question_alone(path): assert wrong_cells(path)==[]
+
+def test_each_question_is_asked_once():
+    names = [n for o in labs for n,_ in asked(o)]
+    assert sorted(names)==sorted(QUESTIONS)
+
+def test_options_stand_in_the_question():
+    for lab in labs:
+        for name,lines in asked(lab):
+            for o in QUESTIONS[name].options: assert repr(o) in '\n'.join(lines), (name, o)
+
+@pytest.mark.parametrize('name', QUESTIONS)
+def test_every_reply(name):
+    values, wrong = found.get(name, ({}, None))
+    q = QUESTIONS[name].filled_in(**values)
+    assert QUESTIONS[name].is_computed==(name in found) and (q.hint or q.hints)
+    assert check(name, None, **values).text.startswith('Not answered yet')
+    assert check(name, q.correct, **values).ok is True and q.why in check(name, q.correct, **values).text
+    reply = check(name, a_wrong(q) if wrong is None else wrong, **values)
+    assert reply.ok is False and q.hint in reply.text
+    for o,said in dict(q.hints).items():
+        reply = check(name, o, **values)
+        assert reply.ok is False and said in reply.text, o
+    if q.options: assert check(name, 'no such option', **values).text.startswith('Choose one of')
+
+def test_a_lab_that_holds_its_answer_is_found(tmp_path):
+    def lab(*sources):
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(o) for o in sources])
+        nbformat.write(nb, tmp_path/'08_x.ipynb')
+        return wrong_cells(tmp_path/'08_x.ipynb')
+    good = "# How many?\nanswer = None   # times\ncheck('08.graph', answer)"
+    assert lab(good, 'check_guess(3, 4)')==[]
+    assert len(lab(good.replace('None', '4'), good.replace('08', '07'), good.replace('answer =', 'right = 4\nanswer ='), "check('08.graph', 4)"))==4
+    assert Question(3).filled_in()==Question(3)
