@@ -151,11 +151,12 @@ def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
 def fmt_ratio(
     i:Interval, # As `speed_ratio` returns it
 )->str: # '12 (8 to 19)'
-    "A ratio with its interval, both to the digit in which the interval is uncertain"
+    "A ratio with its interval, both to the digit in which the interval is uncertain, or to the first of its lower end"
     if not is_known(i.mid): return '–'
     if not (is_known(i.lo) and i.hi<math.inf): return f"{Decimal(f'{i.mid:.2g}'):f} (no interval)"
     least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
-    place = max(least-2, math.floor(math.log10(half)) if half>0 else least-2)       # three digits at most
+    place = min(math.floor(math.log10(half)), math.floor(math.log10(i.lo))) if half>0 and i.lo>0 else least-2
+    place = max(least-2, place)                                                     # three digits at most
     def text(x): return f'{max(0, round(x, -place)):,.{max(0, -place)}f}'
     return f'{text(i.mid)} ({text(i.lo)} to {text(i.hi)})'
 
@@ -371,7 +372,7 @@ def match_sides(
 def _differences(a, b, names):
     "Where two sides have no value in common, in words"
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
-    apart = [o for o in names if not set(a[o].map(plain_value)) & set(b[o].map(plain_value))]
+    apart = [o for o in names if not {*map(plain_value, a[o])} & {*map(plain_value, b[o])}]
     return '; '.join(f'{o}: {values(a, o)} against {values(b, o)}' for o in apart) or 'the combination of settings'
 
 def compare(

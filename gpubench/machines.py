@@ -72,14 +72,16 @@ def price_runs(
     whole = {'cpu', 'gpu', 'cuda', 'all', *map(str.lower, there)}
     def price(run, row):
         kind = _KINDS.get(str(row['device']).partition(':')[0])
-        hardware = str(plain_value(row.get(kind)) or '').lower()
+        shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
+        hardware = shown.lower()
         parts = [o for o in prices if o in hardware and o not in whole]
         device = str(row['device'])
         names = run.lower(), hardware, *parts, device, kind, device.partition(':')[0], 'all'
         name = next((o for o in names if o in prices), None)
         if name is None: return math.nan
-        whole_machine = str([row.get('cpu'), row.get('gpu')]) if name=='all' else hardware
-        served[name].setdefault(name if name==run.lower() else whole_machine, hardware)
+        if kind=='cpu' and is_known(cores): shown += f', {cores} cores'
+        unlike = str([row.get('cpu'), cores, row.get('gpu')]) if name=='all' else shown.lower()
+        served[name].setdefault(name if name==run.lower() else unlike, shown)
         return float(prices[name])
     found = {run: df.assign(price_per_h=[price(run, o) for o in df.to_dict('records')]) for run,df in runs.items()}
     for name,those in served.items():
@@ -87,7 +89,7 @@ def price_runs(
         if not those: raise ValueError(f"No run has {name!r}, so it cannot have a price. {nearest(name, names)}There "
                                        f"are: {', '.join(names)}.")
         if len(those)>1: raise ValueError(f"One price, {prices[name]} for {name!r}, fits unequal machines: "
-                                          f"{', '.join(sorted({*those.values()}))}. Give each its own.")
+                                          f"{', '.join(sorted({*those.values()}))}. Give each run its own.")
     return found
 
 # %% ../nbs/34_machines.ipynb #50942ca3
@@ -124,6 +126,8 @@ def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the 
     raise ValueError(f"There is no base {base!r}. {nearest(base, runs+devices)}There are: {', '.join(runs+devices)}.")
 
 # %% ../nbs/34_machines.ipynb #b0d7513e
+_ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images accuracy '
+               'speedup lo hi verdict same_work warning note workload'.split()}     # columns that are no settings
 _SHOWN = dict( # column of the table -> its heading, and by what its numbers are multiplied
     images_per_s=('images per second', 1), image_us=('an image (µs)', 1), image_j=('an image (J)', 1),
     image_price=('price of a million images', 1e6))
@@ -199,6 +203,19 @@ class Comparison:
         "What else differs"
         return [f'{o.machine}: {o.note}' for o in rows.itertuples() if o.note]
 
+    def visits(self, rows)->dict: # Machine -> its visits that ended well
+        "The visits behind the rows of one workload"
+        names = [o for o in rows if o in self.base.visits and o not in _ROW_NAMES]
+        by_name = {o.name: o for o in self.machines}
+        return {o['machine']: by_name[o['machine']].like(o, names) for o in rows.to_dict('records')}
+
+    def speeds(self, rows)->pd.DataFrame: # `name`, `price_per_h`, `images_per_s`, its least and most in `lo` and `hi`
+        "The machines of one workload, as `plot_price_speed` takes them"
+        def point(name, df):
+            x, price = df.images_per_s, df.price_per_h.median() if 'price_per_h' in df else math.nan
+            return dict(name=name, price_per_h=price, images_per_s=x.median(), lo=x.min(), hi=x.max())
+        return pd.DataFrame([point(*o) for o in self.visits(rows).items()])
+
     def __str__(self):
         "The table for a terminal"
         lines = [f'Every ratio is against {self.base.name}.', *(f'NOTE: {o}' for o in self.remarks), '']
@@ -206,9 +223,9 @@ class Comparison:
             columns = [[heading, *texts] for heading,texts in self.table(rows).items()]
             columns = [[o.rjust(max(map(len, c))) for o in c] for c in columns]
             lines += [workload, *('  '+'  '.join(o) for o in zip(*columns))]
-            lines += [f'  NOT THE SAME WORK: {o}' for o in self.warnings(rows)]
-            lines += [*(f'  Note: {o}' for o in self.notes(rows)), '']
-        return '\n'.join(lines)
+            lines += [*(f'  NOT THE SAME WORK: {o}' for o in self.warnings(rows)), '']
+        notes = self.rows[self.rows.note.ne('')].groupby('note', sort=False).machine.unique()
+        return '\n'.join(lines + [f'Note on {fmt_list(names)}: {note}' for note,names in notes.items()])
 
 def ratio_text(row)->str:
     "A ratio of the table, with its interval, and whether it shows a difference"
@@ -225,9 +242,7 @@ class _Section:
         table = comparison.table(rows)
         self.table = dict(head=[*table], blocks={'': [*zip(*table.values())]})
         self.warnings, self.notes = comparison.warnings(rows), comparison.notes(rows)
-        names = [o for o in rows if o in comparison.base.visits and o not in _ROW_NAMES]
-        by_name = {o.name: o for o in comparison.machines}
-        self.visits = {o['machine']: by_name[o['machine']].like(o, names) for o in rows.to_dict('records')}
+        self.visits = comparison.visits(rows)
 
     @cached_property
     def phases(self)->dict:
@@ -240,10 +255,7 @@ class _Section:
     @cached_property
     def figures(self)->list[Picture]:
         "Price against speed, and the phases of a few"
-        rows, speed = self.rows, {k: df.images_per_s for k,df in self.visits.items()}
-        price = {k: df.price_per_h.median() for k,df in self.visits.items()}
-        points = pd.DataFrame([dict(name=k, price_per_h=price[k], images_per_s=x.median(), lo=x.min(), hi=x.max())
-                               for k,x in speed.items()])
+        points = self.comparison.speeds(self.rows)
         known, out = points[points.price_per_h.gt(0)], []
         if len(known)>1:
             alt = '; '.join(f'{o.name} {fmt(o.images_per_s)} at {fmt(o.price_per_h)} an hour'
@@ -272,9 +284,6 @@ class _Section:
                        f'million.')
         return out
 
-_ROW_NAMES = {*_SHOWN,
-              *'machine run hardware n_visits n_failed epoch_s n_images accuracy speedup lo hi verdict same_work '
-               'warning note workload'.split()}
 
 # %% ../nbs/34_machines.ipynb #6844f991
 def write_comparison(

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from gpubench.cli import cli
 from gpubench.machines import Comparison, price_runs, read_runs, write_comparison
+from gpubench.record import FIELDS
 from made_up_records import HOSTILE, PARTS, folder_of, visits
 
 CHROME = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -50,21 +51,64 @@ def test_what_is_no_file_of_records_is_refused_in_words(tmp_path, name):
     assert said.exit_code==2 and 'odd: ' in said.stderr and len(said.stderr)<1000 and not isinstance(said.exception, (TypeError, KeyError))
 
 
-def test_a_browser_runs_no_script_from_a_record(tmp_path):
-    if not CHROME: pytest.skip('no Chromium here')
-    sync_api = pytest.importorskip('playwright.sync_api')
-    texts = dict.fromkeys('model dataset cpu gpu machine loader precision error os torch'.split(), HOSTILE)
-    runs = {HOSTILE: visits((64,), ['cuda'], **PARTS | texts), HOSTILE+'2': visits((64,), ['cuda'], n_params=3, **PARTS | texts), 'third': visits((64,), **PARTS | texts)}
-    page = write_comparison(Comparison(runs, prices={HOSTILE: 1., HOSTILE+'2': 2.}), tmp_path/'class.html', title=HOSTILE)
-    with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROME, args=['--no-sandbox'])
-        tab, seen = browser.new_page(), []
-        tab.on('dialog', lambda o: (seen.append(o.message), o.dismiss()))
-        tab.on('request', lambda o: seen.append(o.url) if not o.url.startswith(('file:', 'data:')) else None)
-        tab.goto(page.as_uri())
-        counts = tab.evaluate("['script', 'img[src=x]', '[onerror]', 'img'].map(o => document.querySelectorAll(o).length)")
-        broken = tab.evaluate("[...document.images].filter(o => !o.naturalWidth).length")
-        shown = tab.inner_text('body')
-        browser.close()
-    assert (seen, counts[:3], broken) == ([], [0, 0, 0], 0) and counts[3]>=1
-    assert '<script>alert(1)</script>' in shown and '49' not in re.findall(r'\{\{ \d+', shown)       # as text
+@pytest.fixture(scope='module')
+def tab():
+    "A page of a real browser, which closes dialogs; `seen` is what it was asked to show or to load"
+    api = pytest.importorskip('playwright.sync_api', reason='No browser was tried: playwright is missing. It is in the extra `dev`.')
+    if not CHROME: pytest.skip('No browser was tried: no Chromium runs here. On Debian: sudo apt-get install chromium')
+    with api.sync_playwright() as p:
+        page = p.chromium.launch(executable_path=CHROME, args=['--no-sandbox']).new_page()
+        page.seen = []
+        page.on('dialog', lambda o: (page.seen.append(o.message), o.dismiss()))
+        page.on('request', lambda o: page.seen.append(o.url) if not o.url.startswith(('file:', 'data:')) else None)
+        yield page
+        page.context.browser.close()
+
+
+def looks(tab, path):
+    "What the browser makes of a page: scripts and other active parts, images, images that are broken, the text"
+    tab.seen.clear()
+    tab.goto(path.as_uri())
+    tab.wait_for_timeout(200)
+    active = tab.evaluate("""[...document.querySelectorAll('*')].filter(o => o.localName=='script' || o.localName=='iframe'
+        || o.getAttributeNames().some(a => a.startsWith('on')) || /^javascript:/i.test(o.getAttribute('href'))).map(o => o.outerHTML)""")
+    images = tab.evaluate("[...document.images].map(o => o.naturalWidth>0)")
+    return tab.seen + active, images, tab.inner_text('body')
+
+
+TEXTS = [o.name for o in FIELDS.values() if o.dtype is str and o.name not in ('status', 'device', 'time_utc')]
+
+
+def hostile_class(tmp_path):
+    "Folders in which every text, name and setting of a record is hostile, and one line each is no record"
+    texts = dict.fromkeys(TEXTS, HOSTILE) | {HOSTILE: HOSTILE, 'own': HOSTILE, 'settings': ['own', HOSTILE]}
+    for i,(name,bad) in enumerate(BROKEN.items()):
+        folder = folder_of(tmp_path/f'{i}<script>alert(3)<', visits((64,), ['cuda', 'cpu'], **PARTS | texts | dict(n_params=i//4)))
+        if name!='another schema':                       # such a file is refused as a whole
+            with (folder/'records.jsonl').open('ab') as f: f.write(bad.encode('latin-1', 'replace'))
+        yield folder
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_browser_runs_no_script_of_a_class_page(tmp_path, tab):
+    folders = [*hostile_class(tmp_path)]
+    said = CliRunner().invoke(cli, ['compare', *map(str, folders), '--price', '2.5', '--out', str(tmp_path/'class.html')])
+    assert said.exit_code==0, said.output
+    active, images, shown = looks(tab, tmp_path/'class.html')
+    assert active==[] and images and all(images)
+    assert HOSTILE in shown and '7<script>alert(3)<' in shown and '49' not in re.findall(r'\{\{ \d+', shown)      # all of it is text
+    assert 'Not the same work' in shown and shown.count('parameters')>=3       # names in warnings, too
+
+
+def test_a_browser_shows_hostile_titles_names_and_prices_as_text(tmp_path, tab):
+    runs = {HOSTILE: visits((64,), ['cuda'], **PARTS), HOSTILE+'2': visits((64,), ['cuda'], n_params=3, **PARTS), 'third': visits((64,), **PARTS)}
+    found = Comparison(runs, prices={HOSTILE: 1., HOSTILE+'2': 2.})
+    active, images, shown = looks(tab, write_comparison(found, tmp_path/'class.html', title=HOSTILE))
+    assert active==[] and len(images)==2 and all(images) and HOSTILE in shown
+
+
+def test_the_browser_test_finds_what_runs(tmp_path, tab):
+    "A page of which every part is active"
+    (tmp_path/'x.html').write_text('<script>alert(1)</script><img src=x onerror=alert(2)><a href="javascript:alert(3)">a</a><iframe></iframe>')
+    active, images, _ = looks(tab, tmp_path/'x.html')
+    assert active[:2]==['1', '2'] and len(active)==6 and images==[False]
