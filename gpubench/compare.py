@@ -201,16 +201,24 @@ class Side:
     visits:pd.DataFrame # All of them, failed ones too
 
     @cached_property
-    def ok(self)->pd.DataFrame: return self.visits[succeeded(self.visits)]
+    def ok(self)->pd.DataFrame:
+        ok = succeeded(self.visits)
+        return self.visits if ok.all() else self.visits[ok]
     @cached_property
     def failed(self)->pd.DataFrame: return self.visits[~succeeded(self.visits)]
     @cached_property
     def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
 
     def seen(self, name)->list: # Each value once
-        return sorted({*map(plain_value, self.ok[name].dropna().unique())}, key=str) if name in self.ok else []
+        return sorted({*map(plain_value, filter(is_known, self.ok[name].unique()))}, key=str) if name in self.ok else []
     @cached_property
-    def _medians(self): return self.ok.median(numeric_only=True)
+    def _medians(self)->dict: # Of each column of numbers
+        numbers = self.ok.select_dtypes(['number', 'bool'])
+        x = np.sort(numbers.to_numpy(float), axis=0)                   # NaN comes last
+        n = np.isfinite(x).sum(axis=0)
+        at = np.arange(len(n))
+        mid = (x[(n-1)//2, at] + x[n//2, at])/2 if len(x) else np.full(len(n), np.nan)
+        return dict(zip(numbers, np.where(n>0, mid, np.nan)))
     def median(self, name): # None where nothing was measured
         return plain_value(self._medians.get(name))
     def spread(self)->float: # NaN where nothing was timed

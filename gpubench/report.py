@@ -24,9 +24,8 @@ from matplotlib.figure import Figure
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
 from .core import hide_known_warnings
-from .findings import (Workload, add_labels, columns_of, compare_devices, device_phrase, findings,
-                               start_sentence,
-                               summary_table)
+from .findings import (AllVisits, Workload, add_labels, columns_of, configuration_columns, device_phrase,
+                               findings, start_sentence, summary_table)
 from .plot import (ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, phases_height_in, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, speedup_height_in)
 from .record import FIELDS, PHASE_NAMES, records_path
@@ -128,11 +127,10 @@ class Section:
             columns[f'{name}: price of 1,000 epochs'] = [fmt(x, times=1000) for x in prices]
         return _table_of(columns | {'money': c.money_verdict}, self.pairs())
 
-def sections_of(df, more=())->list[Section]: # More: `Finding`s that are not among the first
+def sections_of(everything:AllVisits, more=())->list[Section]: # More: `Finding`s that are not among the first
     "A section for each workload"
-    c = compare_devices(df)
-    return [Section(rows, c[c.workload==w], [o.text.removeprefix(f'{w}: ') for o in more if o.workload==w])
-            for w,rows in df.groupby('workload')]
+    return [Section(o.df, o.compared, [f.text.removeprefix(f'{w}: ') for f in more if f.workload==w])
+            for w,o in everything.workloads.items()]
 
 # %% ../nbs/33_report.ipynb #b421c43c
 _MAX_TIME_RATIO = 5 # above this ratio of slowest to fastest, one axis from 0 cannot show both
@@ -226,7 +224,7 @@ def failures_table(df)->dict: # `head` and `blocks`
 
 def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 to 10:58 UTC'
     "What was run, and when"
-    n, n_failed, n_configurations = len(df), int((~succeeded(df)).sum()), len(summary_table(df))
+    n, n_failed, n_configurations = len(df), int((~succeeded(df)).sum()), len(df[configuration_columns(df)].drop_duplicates())
     text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(n_configurations)} configuration{'s'*(n_configurations!=1)}"
     text += f', {n_failed} of them failed'*bool(n_failed)
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()
@@ -254,8 +252,9 @@ def render_page(
     path=Path('records.jsonl'), # Of the records; the page links the notebooks beside them
 )->tuple[str, list]: # HTML, and the `Picture`s in it
     "The page as text"
-    found = findings(df)
-    sections = sections_of(df, found[_MAX_SHORT:])
+    everything = AllVisits(df)
+    found = findings(everything)
+    sections = sections_of(everything, found[_MAX_SHORT:])
     for o in sections if figures else (): o.figures = pictures(o)
     links = [dict(name=o.name, href='./'+quote(os.fsencode(o.name)))
              for o in (*sorted(path.parent.glob('*.ipynb')), path) if o.exists()]
