@@ -23,7 +23,7 @@ setup(
         + [f'Programming Language :: Python :: {o}' for o in ('3.11', '3.12')],
     long_description=(here/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',
     packages=find_packages(include=['gpubench', 'gpubench.*']) + [labs],
-    package_dir={labs: 'nbs/labs'}, package_data={'gpubench': ['page.*'], labs: ['*.ipynb', '*.yaml', 'records/*']},
+    package_dir={labs: 'nbs/labs'}, package_data={'gpubench': ['page.*'], labs: ['*.ipynb', '*.yaml', 'records/*', 'deeper/*']},
     include_package_data=False,
     install_requires=words('requirements'), python_requires=f">={cfg['min_python']}",
     extras_require={'lab': words('lab_requirements'), 'int8': words('int8_requirements'), 'cluster': words('cluster_requirements'),

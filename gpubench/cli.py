@@ -140,6 +140,7 @@ prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=Tru
                       metavar='[NAME=]PRICE',
                       help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can also be a device, a CPU '
                            'or GPU model, or a machine. May be repeated.')
+deeper = click.option('--deeper', is_flag=True, help='Use the notebooks of the folder deeper, which go beyond the labs.')
 out_folder = click.option('--out', default='', metavar='FOLDER',
                           help='Folder for the results. Default: a new folder runs/<time>.')
 
@@ -192,16 +193,34 @@ def doctor_command(ctx, as_data):
 @verb(cli, 'labs', """gpubench labs
 gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
-gpubench labs 02_batch_size --copy ~/labs""")
+gpubench labs 02_batch_size --copy ~/labs
+gpubench labs --key > key.md
+gpubench labs --grade handed_in --csv > grades.csv""")
 @click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
 @click.option('--copy', 'to', metavar='FOLDER',
               help='Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
+@click.option('--with-outputs', is_flag=True, help='Copy what the cells put out, too.')
+@click.option('--key', is_flag=True, help="Print a teacher's key and a grading rubric, as Markdown.")
+@click.option('--grade', 'handed_in', metavar='FOLDER',
+              help='Print what the notebooks in FOLDER answered to the questions of the labs. None of them is run.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
-def labs_command(names, to, folder):
-    """List the labs, show the parameters of each LAB, or copy the labs."""
-    from gpubench.labs import copy_labs, lab_parameters, pick_labs
+@deeper
+@as_data
+def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
+    """List the labs, show the parameters of each LAB, or copy, explain or grade the labs."""
+    from gpubench.labs import copy_labs, lab_parameters, labs_folder, pick_labs
+    if key:
+        from gpubench.grades import teacher_key
+        return _print(teacher_key(folder))
+    if handed_in is not None:
+        from gpubench.grades import grade, grade_text
+        df, left_out = grade(handed_in, folder)
+        print_frame(df, form) if form else _print(grade_text(df, left_out))
+        for o in left_out if form else (): _print(f'Left out: {o}', err=True)
+        return
+    if deeper: folder = Path(folder or labs_folder())/'deeper'
     if to:
-        found = copy_labs(to, folder, names)
+        found = copy_labs(to, folder, names, with_outputs)
         _print(f"{len(found['copied'])} files copied to {to}, {len(found['same'])} were there already.")
         for o in found['kept']: _print(f'Kept, because it differs from the original: {o}')
         if found['kept']: _print('To get the original file, rename yours and copy again.')
@@ -341,9 +360,10 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
 @click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True, metavar='SECONDS',
               help='Time limit for each cell of a lab.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
+@deeper
 @click.option('--no-progress', is_flag=True, help='Show no progress bar or lines.')
 @click.pass_context
-def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, no_progress):
+def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, no_progress):
     """Run labs on every device and write a report.
 
     LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values of
@@ -352,9 +372,10 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     To resume a run that was stopped or failed, repeat the command with the same --out. Labs that
     succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes no report.
     """
-    from gpubench.labs import earlier_run, filled_folder, prepare_run, read_parameters, run_jobs
+    from gpubench.labs import earlier_run, filled_folder, labs_folder, prepare_run, read_parameters, run_jobs
     from gpubench.process import StopSignals
     from gpubench.record import records_path
+    if deeper: folder = Path(folder or labs_folder())/'deeper'
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
     with StopSignals(), filled_folder(out) as out:           # the report too, so that a signal ends it cleanly
         _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -651,18 +650,25 @@ def copy_labs(
     to,          # Folder for the copies; made if missing
     folder=None, # Where the labs are; by default those that ship
     names=(),    # Which labs, as for `pick_labs`; none means all
+    with_outputs=False, # Keep what the cells put out where they were executed last?
 )->dict[str, list[str]]: # 'copied', 'same' and 'kept' (they differ from the labs: a student changed them) → files
     "Put the labs where a student works, with the profiles and the records that they read"
+    def content(file):
+        if with_outputs or file.suffix!='.ipynb': return file.read_bytes()
+        nb = _notebook(file)
+        for o in nb.cells: o.update(dict(outputs=[], execution_count=None) if o.cell_type=='code' else {})
+        return (json.dumps(nb, indent=1, ensure_ascii=False)+'\n').encode()
     source, to = labs_folder() if folder is None else Path(folder), run_folder(to)
-    wanted = [o.path for o in pick_labs(names, source)] if names else sorted(source.glob('*.ipynb'))
+    wanted = [o.path for o in pick_labs(names, source)] if names else [*sorted(source.glob('*.ipynb')),
+                                                                           *sorted(source.glob('deeper/*'))]
     files = [*wanted, *sorted(source.glob('*.yaml')), *(o for o in sorted(source.glob('records/*')) if o.is_file())]
     found = dict(copied=[], same=[], kept=[])
     for file in files:
         name = file.relative_to(source) if file.is_relative_to(source) else Path(file.name)
-        target = to/name
-        is_same = target.is_file() and target.read_bytes()==file.read_bytes()
+        target, new = to/name, content(file)
+        is_same = target.is_file() and target.read_bytes()==new
         found['same' if is_same else 'kept' if target.exists() else 'copied'].append(name.as_posix())
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            target.write_bytes(new)
     return found

@@ -471,6 +471,19 @@ def test_copies_keep_what_a_student_changed(labs, tmp_path):
     assert read_lab(tmp_path/'mine'/'01_a.ipynb') == pick_labs(folder=tmp_path/'mine')[0]
 
 
+def test_copies_have_no_outputs(labs, tmp_path):
+    nb = nbformat.read(write_lab(labs, '01_a', 'print(1)'), 4)
+    nb.cells[-1].update(outputs=[nbformat.v4.new_output('stream', text='1')], execution_count=3)
+    nbformat.write(nb, labs/'01_a.ipynb')
+    write_lab(labs/'deeper', '01_b', 'print(2)')
+    assert copy_labs(tmp_path/'mine', labs)['copied']==['01_a.ipynb', 'deeper/01_b.ipynb']
+    copy = nbformat.read(tmp_path/'mine'/'01_a.ipynb', 4)
+    assert [(o.source, o.outputs, o.execution_count) for o in copy.cells if o.cell_type=='code'][-1]==('print(1)', [], None)
+    assert copy_labs(tmp_path/'mine', labs)['same']==['01_a.ipynb', 'deeper/01_b.ipynb']
+    copy_labs(tmp_path/'whole', labs, with_outputs=True)
+    assert (tmp_path/'whole'/'01_a.ipynb').read_bytes()==(labs/'01_a.ipynb').read_bytes()
+
+
 # stopping by hand
 
 def package_env(): return os.environ | dict(PYTHONPATH=str(Path(find_package()).parent), PYTHONIOENCODING='utf-8')

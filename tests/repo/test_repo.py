@@ -31,7 +31,7 @@ def code_cells(path):
     return [ast.parse(TransformerManager().transform_cell(o.source)) for o in nb.cells if o.cell_type=='code']
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
-labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
+labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
 modules = sorted(o for o in (root/'gpubench').glob('*.py') if o.stem not in ('__init__', '_modidx'))
 pages = sorted(o.name for o in (root/'gpubench').glob('page.*'))
 def name(path): return path.stem
@@ -229,8 +229,9 @@ def test_cells_are_short_fault(tmp_path):
 
 def test_labs_have_a_full_profile():
     import yaml
-    full = yaml.safe_load((root/'nbs'/'labs'/'full.yaml').read_text(encoding='utf-8'))
-    assert sorted(full)==[o.stem for o in labs]
+    for folder in {o.parent for o in labs}:              # the core, and what goes deeper
+        full = yaml.safe_load((folder/'full.yaml').read_text(encoding='utf-8'))
+        assert sorted(full)==[o.stem for o in labs if o.parent==folder]
 
 
 # ---- what is said in several places
@@ -343,7 +344,8 @@ def wrong_files(names, labs, extras):
 def test_wheel_files(wheel, repo_files):
     folder = Path('nbs', 'labs')
     extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.suffix!='.ipynb' and o.name!='.notest']
-    books = [o.name for o in sorted((root/'nbs'/'labs').glob('*.ipynb'))]                # the syllabus travels with the labs
+    books = [str(o) for o in map(Path, repo_files) if folder in o.parents and o.suffix=='.ipynb']
+    books = [str(o.relative_to(folder)) for o in map(Path, books)]                        # the syllabus travels with the labs
     assert wrong_files(wheel.namelist(), books, extras)==[]
     assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], books, [*extras, 'gone.yaml'])==[
         'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']

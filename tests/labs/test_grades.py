@@ -1,0 +1,67 @@
+"A teacher's key and grades, by the command"
+import csv, io, json
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+
+from gpubench.answers import QUESTIONS
+from gpubench.cli import cli
+from gpubench.grades import lab_questions
+
+from helpers import root
+from test_labs_machinery import write_lab
+
+def gpubench(*args): return CliRunner().invoke(cli, [str(o) for o in args], prog_name='gpubench')
+
+def hand_in(path, **answers): # 08.copy as lab08_copy
+    "The lab with these answers"
+    nb = nbformat.read(root/'nbs'/'labs'/'08_to_the_limit.ipynb', 4)
+    for o in nb.cells:
+        for k,v in answers.items():
+            if f"check('08.{k}'" in o.source: o.source = o.source.replace('answer = None', f'answer = {v}')
+        if o.cell_type=='code': o.outputs = []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, path)
+
+@pytest.fixture
+def handed_in(tmp_path):
+    hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a rate as a float', "numpy's random numbers"])
+    hand_in(tmp_path/'class'/'bob'/'08.ipynb', copy="'rises'", graph="open('/tmp/never', 'w')")
+    (tmp_path/'class'/'bob'/'other.ipynb').write_text('not a notebook')
+    return tmp_path/'class'
+
+def test_grades(handed_in):
+    said = gpubench('labs', '--grade', handed_in)
+    assert said.exit_code==0, said.output
+    assert 'ada/08.ipynb: 3 of 3 right' in said.output and 'bob/08.ipynb: 0 of 3 right' in said.output
+    assert 'Left out: bob/other.ipynb: it is not a readable notebook' in said.output
+
+def test_grades_for_scripts(handed_in):
+    rows = list(csv.DictReader(io.StringIO(gpubench('labs', '--grade', handed_in, '--csv').stdout)))
+    assert [o['result'] for o in rows if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not run', 'not answered']
+    assert len(json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout))==len(rows)
+
+def test_no_folder(tmp_path):
+    (tmp_path/'empty').mkdir()
+    for folder,words in (('gone', 'There is no folder'), ('empty', 'There are no notebooks')):
+        said = gpubench('labs', '--grade', tmp_path/folder)
+        assert said.exit_code==2 and words in said.output
+
+def test_key():
+    said = gpubench('labs', '--key').output
+    assert all(f'* `{o}` ' in said for o in QUESTIONS) and '| A guess | 1 each |' in said
+    assert 'depends on what the student measured: `counts`' in said and '**hardly anything**' in said
+
+def test_each_lab_of_the_new_form_asks_for_a_guess_and_answers():
+    for lab,names in lab_questions().items():
+        if any(o in QUESTIONS for o in names) and lab.path.parent.name!='deeper':
+            assert any(o.startswith('my_guess') for o in names), lab.name
+
+def test_deeper(tmp_path):
+    write_lab(tmp_path/'labs', '01_a', 'print(1)')
+    write_lab(tmp_path/'labs'/'deeper', '01_b', "from pathlib import Path; Path(out, 'seen').touch()")
+    assert '01_b' in gpubench('labs', '--deeper', '--labs', tmp_path/'labs').output
+    assert '01_b' not in gpubench('labs', '--labs', tmp_path/'labs').output
+    said = gpubench('run', '--deeper', '--labs', tmp_path/'labs', '--device', 'cpu', '--out', tmp_path/'out', '--no-progress')
+    assert said.exit_code==0 and (tmp_path/'out'/'seen').is_file(), said.output
