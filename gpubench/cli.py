@@ -410,7 +410,8 @@ gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --de
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
 gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/mine
 gpubench sweep --bs 64,1024 --monitor
-gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared""")
+gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared
+gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--dataset', type=CommaList(names=_DATASETS),
               help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
 @click.option('--model', type=CommaList(names=_MODELS),
@@ -437,8 +438,9 @@ gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=
 @click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
 @click.option('--dry-run', is_flag=True, help='Only print what would run and how long it takes.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
-@click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help='Run each round as a job: of Slurm, or here '
-              "by submitit's local executor. FOLDER of --out has to be shared by all nodes.")
+@click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']), help='Run each round as a job: of Slurm, or '
+              "here by submitit's local executor. FOLDER of --out has to be shared by all nodes. gpus: here, side by "
+              'side on all GPUs, with a check of what neighbors cost.')
 @click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help="Options of Slurm's jobs, such as "
               'partition=gpu,time=60,exclusive; time is in minutes, 60 by default.')
 @as_data
@@ -466,10 +468,14 @@ def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, r
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets: get_images(*o)                            # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
+    if where=='gpus': twice = ', one of them also alone, to show what neighbors cost (A/A)'
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         how = dict(repeats=repeats, out=out, seed=seed, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
-        if where:
+        if where=='gpus':
+            from gpubench.cluster import sweep_side_by_side
+            df = sweep_side_by_side(todo, wait=wait, **how)
+        elif where:
             from gpubench.cluster import sweep_on
             df = sweep_on(where, todo, options=options, **how)
         else: df = library.sweep(todo, progress=not no_progress, wait=wait, **how)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POWER_CAP', 'THROTTLE_WORDS', 'LOST', 'GPU_COLUMNS', 'GPU_QUERIES', 'throttle_words', 'Answer', 'ask_nvml', 'ask_gpu',
-           'device_names', 'gpu_sources']
+           'device_names', 'gpu_uuids', 'gpu_sources']
 
 # %% ../nbs/21_nvml.ipynb #9e154b10
 import math
@@ -159,6 +159,20 @@ def _keys(i):
     except (AssertionError, RuntimeError): pass      # no such GPU, or CUDA is in trouble: NVML may know it all the same
     listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
     return [f'GPU-{uuid}', f'MIG-{uuid}']*(uuid is not None) + [o for o in listed if o]
+
+# %% ../nbs/21_nvml.ipynb #37ff06e0
+def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
+    "The whole GPUs that this process may use; a `RuntimeError` where NVML can't be asked"
+    try: nvml = open_nvml()
+    except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    try:
+        n = nvml.nvmlDeviceGetCount() if visible is None else len([o for o in visible.split(',') if o.strip()])
+        gpus = [find_gpu(nvml, f'cuda:{i}') for i in range(n)]
+        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in gpus if not ask_gpu(nvml, o, 'mig').value]
+    except nvml.NVMLError as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
+    finally: nvml.nvmlShutdown()
+    return [o for o in uuids if o.startswith('GPU-')]
 
 # %% ../nbs/21_nvml.ipynb #b132575d
 class GpuSource:

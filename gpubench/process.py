@@ -236,6 +236,7 @@ USER_ID = getattr(os, 'getuid', lambda: 0)()         # Windows has none
 # %% ../nbs/26_process.ipynb #e5d280a3
 def lock_name(device:str)->str: # For a file
     "What the lock of a device is called: the same for one GPU whatever CUDA_VISIBLE_DEVICES calls it"
+    if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:]     # a UUID as NVML writes it; torch's lacks that
     try: device = pick_device(device)
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
     if device.type=='cpu': return 'cpu'

@@ -49,7 +49,7 @@ def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o
 
 FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables show them
     # which visit it is and how it ended
-    *_fields('about', 'trial_id status error time_utc model_source unverified', str),
+    *_fields('about', 'trial_id status error time_utc model_source unverified gpu_uuid', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
     *_fields('about', 'visit schema', int), Field('twin', 'about', dtype=bool),
     Field('measure', 'about', wording='measured with {}', dtype=dict), Field('settings', 'about', dtype=list),
