@@ -331,6 +331,15 @@ def show_outcome(o, folder):
     elif o.status=='ok': _print(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
     else: _print(f'  {o.status.upper():12} {o.job}: {o.error}')
 
+def check_machine(devices, wait):
+    "Refuse a device on which something runs already, unless we wait for it; warn of other programs that compute"
+    from gpubench.doctor import Facts, check_load, cpu_load
+    from gpubench.process import device_locks
+    if not wait:
+        with device_locks(devices): pass
+    for o in check_load(Facts({}, cpu_load())):
+        if o.code=='cpu_busy': _print(f'WARNING: {o.what} {o.remedy}', err=True)
+
 def show_report(folder, price_per_h=None, form=None, out=None):
     "Write the page of a folder's records, print their table, as text or in a form for scripts, and where the page is"
     from gpubench.record import records_path
@@ -361,9 +370,10 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
               help='Time limit for each cell of a lab.')
 @click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
 @deeper
+@click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar or lines.')
 @click.pass_context
-def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, no_progress):
+def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait, no_progress):
     """Run labs on every device and write a report.
 
     LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values of
@@ -372,18 +382,20 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     To resume a run that was stopped or failed, repeat the command with the same --out. Labs that
     succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes no report.
     """
-    from gpubench.labs import earlier_run, filled_folder, labs_folder, prepare_run, read_parameters, run_jobs
+    from gpubench.labs import (earlier_run, filled_folder, job_devices, labs_folder, prepare_run, read_parameters,
+                               run_jobs)
     from gpubench.process import StopSignals
     from gpubench.record import records_path
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
+    check_machine(job_devices(jobs), wait)
     with StopSignals(), filled_folder(out) as out:           # the report too, so that a signal ends it cleanly
         _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
                f'profile. Results go to {out}')
         for o in jobs:
             if why := earlier_run(o, out): _print(f'{o.notebook} exists and runs again. What differs: {why}')
         progress = None if no_progress else run_progress(jobs)
-        try: done = run_jobs(jobs, out, timeout_s, progress)
+        try: done = run_jobs(jobs, out, timeout_s, progress, wait)
         finally:
             if progress: progress.close()
         for o in done: show_outcome(o, out)
@@ -464,7 +476,9 @@ def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, r
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
     if dry_run: return library.sweep(todo, repeats=repeats, out=out or None, seed=seed, timeout_s=timeout_s,
                                      retry_failed=retry_failed, monitor=monitor, dry_run=True)
-    if not where: start_server()                             # it loads while the data is fetched
+    if not where:
+        check_machine({o.device for o in todo}, wait)
+        start_server()                                       # it loads while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets: get_images(*o)                            # no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''

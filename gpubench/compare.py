@@ -81,6 +81,8 @@ def load_records(
     df = df.reindex(columns=[*df.columns, *(o for o in needed if o not in df)])
     numbers = [o for o in needed if FIELDS[o].dtype in (int, float)]
     df[numbers] = df[numbers].apply(pd.to_numeric, errors='coerce').replace([np.inf, -np.inf], np.nan)
+    timed = df[['epoch_s', 'step_ms', 'images_per_s']]
+    df[[*timed]] = timed.mask(timed.gt(0) & ~timed.apply(lambda o: o.between(1e-12, 1e12)))    # no clock gives these
     return _completed(df.copy())                                                     # one block of memory again
 
 def _completed(df):

@@ -215,6 +215,8 @@ _THEN = "; a sweep then repeats the visit with retry_failed=True (--retry-failed
 def find_folder(path)->Path:
     "The folder of a data set of your own, or a `ValueError` where there is none"
     root = Path(path).expanduser()
+    if root.is_dir() and root.resolve()==Path(root.resolve().anchor): raise ValueError(
+        f"{str(path)!r} is a whole disk. Give a folder with one folder for each class.")
     if root.is_dir(): return root
     raise ValueError(f"There is no folder {str(path)!r}. Give a folder with one folder for each class, or one of: "
                      f"{', '.join(DATASETS)}.")
@@ -248,7 +250,9 @@ def _folder_set(path, size, n_in):
     root = find_folder(path)
     def below(*names): return [o for o in (root/name for name in names) if o.is_dir()][:1]
     train, valid = below('train', 'training'), below('valid', 'val', 'validation', 'test', 'testing')
-    parts = _list_images(train+valid if train else [root])
+    try: parts = _list_images(train+valid if train else [root])
+    except OSError as e: raise ValueError(f"{e.filename} in the data set {root} cannot be read ({e.strerror}). Make it "
+                                          f"readable, or take it out{_THEN}.") from e
     _check_classes(root, parts)
     squish = _file_sizes([o for part in parts for o in part])!={(size,size)}
     return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish)

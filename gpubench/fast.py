@@ -193,6 +193,7 @@ class GraphedStepCallback(FusedStepCallback):
         compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
     ):
+        check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
         self.compile, self.capture, self.n_replays = compile, capture, 0
         self.is_stale = self.must_check = self.has_others = False
         self._forget()

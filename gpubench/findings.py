@@ -194,9 +194,9 @@ def _best_paragraph(series, best):
     out = [f"By the medians, {goal} on {device_phrase(series)} is {best.bs}, but it is not distinguishable from "
            f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
-    reason = (f'leaves out no more than {100*LEFT_OUT_FRAC:.0f} % of the images' if best.set_aside
-              else 'was tried: a larger one may be faster still')
-    out += [f'It is the largest that {reason}.']*(not larger)
+    beyond = (f'Every larger batch that was tried leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the images.'
+              if best.set_aside else 'No larger batch was tried, and one may be faster still.')
+    out += [beyond]*(not larger)
     idle = [o for o in larger if o not in rivals and compare_words(r(o)) not in ('faster', 'no interval')]
     if idle: out.append(f"{start_sentence(_batch_phrase(idle))} gain{'s'*(len(idle)==1)} nothing measurable.")
     out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in larger if compare_words(r(o))=='faster']
@@ -611,9 +611,9 @@ def fit_sentence(series, fit, short=False)->str: # Short: without the best batch
     return f'{text} {fit.reason}'.rstrip()
 
 # %% ../nbs/32_findings.ipynb #6188cc33
-def _bs_range(i:Interval)->str: # '12 to 40'
+def _bs_range(i:Interval)->str: # '12 to 40'; '77 or more' where the upper end is above 100 times the lower
     "The ends of an interval of batch sizes"
-    return f"{math.ceil(i.lo)} to {math.ceil(i.hi) if math.isfinite(i.hi) else 'any'}"
+    return f'{math.ceil(i.lo)} to {math.ceil(i.hi)}' if i.hi<=100*max(i.lo, 1) else f'{math.ceil(i.lo)} or more'
 
 @patch
 def step_fits(self:Workload)->list[str]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'Lab', 'read_lab', 'labs_folder', 'find_labs', 'pick_labs', 'Parameter',
            'lab_parameters', 'check_values', 'check_parameters', 'read_parameters', 'run_folder', 'filled_folder',
-           'Job', 'Outcome', 'earlier_run', 'prepare_run', 'run_jobs', 'run_labs', 'copy_labs']
+           'Job', 'Outcome', 'earlier_run', 'prepare_run', 'job_devices', 'run_jobs', 'run_labs', 'copy_labs']
 
 # %% ../nbs/41_labs.ipynb #b92f4ab7
 import ast
@@ -604,17 +604,21 @@ def _check_targets(jobs, folder):
             f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be written over. Name "
             "another folder, with --out FOLDER or out='…'.")
 
+def job_devices(jobs)->list[str]: # Sorted
+    "The devices on which these jobs run"
+    return sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
+
 def run_jobs(
     jobs:list[Job],     # From `prepare_run`
     folder,             # Folder of the run, from `run_folder`
     timeout_s:int=3600, # For each cell
     progress=None,      # An object with `begin(job, n_cells)`, `cell(i)`, `end(ok)`, as the command has one
+    wait:bool=False,    # Wait in a queue for a busy device
 )->list[Outcome]: # One a job, in order
     "Execute jobs in order. A failed one does not stop the others; a signal does. What ended well here before is left"
     folder, done = Path(folder), []
     _check_targets(jobs, folder)
-    devices = sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
-    with device_locks(devices, folder, 'series of labs'), StopSignals():
+    with device_locks(job_devices(jobs), folder, 'series of labs', wait), StopSignals():
         try:
             for job in jobs:
                 if earlier_run(job, folder)=='': done.append(Outcome(job, 'ok', 0., folder/job.notebook, before=True))
@@ -638,12 +642,13 @@ def run_labs(
     timeout_s:int=3600, # For each cell
     progress=None,      # As for `run_jobs`
     folder=None,
+    wait:bool=False,    # As for `run_jobs`
 )->list[Outcome]: # One an execution, in order
     "Check everything, then execute labs on devices"
     if not (is_number(timeout_s) and timeout_s>0):
         raise ValueError(f"timeout_s is {timeout_s!r}, but it has to be a number of seconds above 0.")
     jobs = prepare_run(labs, device, profile, params, texts, folder)
-    with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress)
+    with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress, wait)
 
 # %% ../nbs/41_labs.ipynb #66ab9897
 def copy_labs(

@@ -230,7 +230,7 @@ class Comparison:
 def ratio_text(row)->str:
     "A ratio of the table, with its interval, and whether it shows a difference"
     i = Interval(row.speedup, row.lo, row.hi, .95)
-    return fmt_ratio(i) + ', no difference shown'*(is_known(i.lo) and i.holds(1.))
+    return fmt_ratio(i) + (', no difference shown' if is_known(i.lo) and i.holds(1.) else '')
 
 # %% ../nbs/34_machines.ipynb #01bc2bc2
 _MAX_SERIES = 6 # machines that one figure of phases can show

@@ -235,6 +235,9 @@ def make_update(
 class FusedOptimizer(Optimizer):
     "A fastai Adam or SGD that steps in one launch; made by `fuse`"
     capturable, _plan, _update = False, None, None          # will its steps be captured?
+    def __init__(self, *args, **kwargs): raise ValueError(
+        "FusedOptimizer is no opt_func: it is made of a fastai Adam or SGD. Use opt_func=Adam, and `speed_up(learn)`, or "
+        "`fuse(opt)` on the optimizer.")
     def plan(self):
         if self._plan is None or not self._plan.is_current(): self._plan, self._update = StepPlan(self), None
         return self._plan

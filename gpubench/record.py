@@ -175,7 +175,8 @@ def measure_key(measure)->str:
 def records_path(path)->Path:
     "`records.jsonl` below the folder of a run, or a file of records itself"
     if not isinstance(path, (str, os.PathLike)):
-        raise ValueError(f"{path!r} is no place for records. Use a folder, or a file that ends in .jsonl.")
+        shown = repr(path) if len(repr(path))<=60 else f'A {type(path).__name__}'
+        raise ValueError(f"{shown} is no place for records. Use a folder, or a file that ends in .jsonl.")
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 

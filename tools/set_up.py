@@ -93,7 +93,7 @@ def install(log, venv, extra):
 
 def set_up(venv, extra):
     "Bring `venv` to a state that serves `extra`"
-    if ready(venv, stamp := read_stamp(venv), extra): return
+    if ready(venv, stamp := read_stamp(venv), extra): return print(f'{venv.name} is up to date.', flush=True)
     if stamp.get('image'): sys.exit(rebuild)
     with open(f'{venv}.log', 'a') as log:
         try:
@@ -101,7 +101,8 @@ def set_up(venv, extra):
         except BlockingIOError:
             print(f'Another set-up of {venv.name} is running; waiting for it.', flush=True)
             fcntl.flock(log, fcntl.LOCK_EX)
-        if ready(venv, stamp := read_stamp(venv), extra): return     # another set-up may just have finished
+        if ready(venv, stamp := read_stamp(venv), extra):                # another set-up may just have finished
+            return print(f'{venv.name} is up to date.', flush=True)
         log.truncate(0)
         if extra=='newest' or not works(venv, stamp): stamp = {}
         verb = 'Updating' if stamp else 'Starting over with' if venv.exists() else 'Setting up'

@@ -67,13 +67,15 @@ def checkout(repo, tmp_path): return Checkout(repo, tmp_path)
 
 # ---- the environment
 
+up_to_date = '.venv is up to date.\n'
+
 def test_second_call_does_nothing(checkout):
     first = checkout.set_up()
     assert first.returncode==0, first.stderr
     assert re.fullmatch(r'Setting up \.venv: .*Details: (\S+)\n  environment: \d+ s\n  uv: \d+ s\n  packages: \d+ s\n  first import: .*\n', first.stdout)
     assert checkout.calls==[get_uv, by_uv+'-e . -c constraints.txt']
     second = checkout.set_up()
-    assert (second.returncode, second.stdout, second.stderr)==(0, '', '') and len(checkout.calls)==2
+    assert (second.returncode, second.stdout, second.stderr)==(0, up_to_date, '') and len(checkout.calls)==2
 
 def test_killed_while_installing(checkout):
     "As a closed terminal or a lost power cord does it: no chance to tidy up"
@@ -85,7 +87,7 @@ def test_killed_while_installing(checkout):
     (checkout.fake/'hold').unlink()
     (checkout.venv/'left-behind').touch()
     assert 'Starting over' in checkout.set_up().stdout and not (checkout.venv/'left-behind').exists()
-    assert checkout.set_up().stdout==''
+    assert checkout.set_up().stdout==up_to_date
 
 def test_failed_update_starts_over(checkout):
     checkout.set_up()
@@ -102,13 +104,13 @@ def test_pip_installs_where_uv_fails(checkout):
     res = checkout.set_up('lab')
     assert res.returncode==0 and 'packages: 0 s, failed' in res.stdout and 'uv could not install' in res.stdout
     assert checkout.calls[1:]==[by_uv+'-e .[lab] -c constraints.txt', 'pip install -e .[lab] -c constraints.txt']
-    assert checkout.set_up('lab').stdout==''
+    assert checkout.set_up('lab').stdout==up_to_date
 
 def test_newest_is_not_locked(checkout):
     assert checkout.set_up('newest').returncode==0
     [_, call] = checkout.calls
     assert 'constraints.txt' not in call and all(o in call for o in settings()['newest_requirements'].split())
-    assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout==''
+    assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout=='.venv-newest is up to date.\n'
 
 def test_uv_reaches_what_pip_reaches(checkout):
     (checkout.fake/'config').write_text(":env:.cert='/mine.pem'\n:env:.index-url='https://a.example'\nglobal.index-url='https://b.example'\n")
@@ -124,7 +126,7 @@ def test_an_update_keeps_what_is_there(checkout):
     assert checkout.installed==['.[lab]', '.[lab,int8]', '.[dev]'] and '--compile-bytecode' in checkout.calls[-1]
     ini, lock = checkout.tree/'settings.ini', checkout.tree/'constraints.txt'
     ini.write_text('# only a comment\n'+ini.read_text())
-    assert checkout.set_up().stdout==''
+    assert checkout.set_up().stdout==up_to_date
     ini.write_text(ini.read_text().replace('\nrequirements = ', '\nrequirements = another '))
     assert 'Updating' in checkout.set_up().stdout
     lock.write_text(lock.read_text()+'another==1.0\n')
@@ -144,7 +146,7 @@ def test_damage_is_noticed(checkout):
     assert 'Starting over' in checkout.set_up().stdout                       # the library was removed
     (checkout.venv/'gpubench-stamp.json').write_text('{"extra": "pl')        # a torn stamp
     assert 'Starting over' in checkout.set_up().stdout
-    assert checkout.set_up().stdout==''
+    assert checkout.set_up().stdout==up_to_date
 
 def test_another_python(checkout):
     "An environment with another Python than the one that runs set-up is kept, unless PYTHON asks for that one"
@@ -154,7 +156,7 @@ def test_another_python(checkout):
     python.unlink()
     python.write_text('#!/bin/sh\necho 3.99\n')
     python.chmod(0o755)
-    assert checkout.set_up().stdout=='' and 'Starting over' in checkout.set_up(PYTHON=sys.executable).stdout
+    assert checkout.set_up().stdout==up_to_date and 'Starting over' in checkout.set_up(PYTHON=sys.executable).stdout
 
 def test_two_at_once(checkout):
     (checkout.fake/'hold').touch()
@@ -163,7 +165,7 @@ def test_two_at_once(checkout):
     second = checkout.start()
     assert 'waiting for it' in second.stdout.readline()
     (checkout.fake/'hold').unlink()
-    assert first.communicate(timeout=wait_s) and second.communicate(timeout=wait_s)==('', None)
+    assert first.communicate(timeout=wait_s) and second.communicate(timeout=wait_s)==(up_to_date, None)
     assert (first.returncode, second.returncode, checkout.installed)==(0, 0, ['.'])
 
 def test_the_environment_of_an_image(checkout):
@@ -265,7 +267,7 @@ def test_make_bench_runs_the_main_job(checkout):
     (checkout.venv/'bin'/'gpubench').write_text('#!/bin/sh\necho "ran: $*"\n')
     (checkout.venv/'bin'/'gpubench').chmod(0o755)
     res = subprocess.run(['make', 'bench', 'ARGS=--profile quick'], cwd=checkout.tree, env=checkout.env, capture_output=True, text=True)
-    assert res.stdout.strip()=='ran: run 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
+    assert res.stdout.strip()==up_to_date+'ran: run 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
     assert checkout.installed==['.']
 
 def test_the_commands_without_make(repo):

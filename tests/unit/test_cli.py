@@ -36,6 +36,7 @@ def gpubench_command(*args, **kwargs):
     p = gpubench_process(*args, **kwargs)
     try: out, err = p.communicate(timeout=600)
     finally: p.kill()
+    err = re.sub('^WARNING: Other programs use .*\n', '', err, flags=re.M)                # tests run on busy machines, too
     return subprocess.CompletedProcess(p.args, p.returncode, out, err)
 
 
@@ -220,11 +221,37 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
         for device in (['--device', 'auto'], []):
             refused(call('run', '--labs', labs, '--no-progress', *device), says)
-            refused(call('sweep', '--no-progress', *device), says)
-            assert not (tmp_path/'runs').exists()
+            said = call('sweep', '--no-progress', *device)
+            refused(said, says)
+            assert not (tmp_path/'runs').exists() and 'Results go to' not in said.output
         refused(call('run', '--labs', labs, '--no-progress', '--out', 'mine'), says)
         refused(call('run', '--labs', labs, '--no-progress', '--out', 'new/deep'), says)
     assert (tmp_path/'mine').is_dir() and not (tmp_path/'new').exists()
+
+
+def test_a_run_waits_for_its_device(labs, tmp_path):
+    from gpubench.process import device_locks
+    write_lab(labs, '01_small', 'print(1)')
+    with device_locks(['cpu'], 'runs/other'):
+        p = gpubench_process('run', '--labs', labs, '--device', 'cpu', '--wait', '--no-progress', '--out', tmp_path/'out')
+        said = next(o for o in p.stderr if 'queue' in o)
+        assert "Waiting for device 'cpu', number 1 of 1 in the queue: a sweep runs there since" in said and p.poll() is None
+    out, _ = p.communicate(timeout=120)
+    assert p.returncode==0 and 'ok           01_small on cpu' in out
+
+
+@pytest.mark.parametrize('load,warns', [((.6, (7, 'game', 1.2)), True), ((.02, None), False), (None, False)])
+def test_a_busy_machine_is_told_at_the_start(labs, call, monkeypatch, load, warns):
+    from gpubench import doctor, labs as library, sweep
+    def stop(*args, **kwargs): raise KeyboardInterrupt
+    monkeypatch.setattr(doctor, 'cpu_load', lambda: load)
+    monkeypatch.setattr(sweep, 'sweep', stop)
+    monkeypatch.setattr(library, 'run_jobs', stop)
+    write_lab(labs, '01_small', 'print(1)')
+    for verb in (['run', '--labs', labs], ['sweep', '--device', 'cpu']):
+        said = call(*verb, '--no-progress', '--out', verb[0])
+        assert ('WARNING: Other programs use 60% of the CPU now, most of all game' in said.stderr)==warns, said.output
+        assert 'Results go to' in said.stdout
 
 
 def test_a_lab_that_runs_again_says_why(labs, tmp_path):

@@ -560,3 +560,14 @@ def test_shifts_are_whole_pixels_on_either_axis():
     assert (y.sum((1, 2, 3))==1).all()
     at = y.flatten(1).argmax(1)
     assert set((at//64-8).tolist())==set((at%64-32).tolist())=={-2, -1, 0, 1, 2}
+
+
+def test_a_disk_is_no_data_set():
+    with pytest.raises(ValueError, match="'/' is a whole disk. Give a folder"): get_images('/')
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path/'cats').mkdir()
+    def refuse(path): raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(os, 'scandir', refuse)
+    with pytest.raises(ValueError, match='in the data set .* cannot be read .Permission denied.'): get_images(str(tmp_path))

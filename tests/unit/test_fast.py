@@ -613,3 +613,11 @@ def test_a_generator_of_the_module_is_not_captured():
     learn, graphed = on_tape(OwnDraw())
     with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='a random generator of its own'): learn.fit(1, 1e-2)
     assert graphed.n_replays==0
+
+
+def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
+    with pytest.raises(ValueError, match='FusedOptimizer is no opt_func'): classifier_of(opt_func=FusedOptimizer).create_opt()
+    with pytest.raises(ValueError, match="capture is 'x', but it has to be"): GraphedStepCallback(capture='x')
+
+
+def classifier_of(**kw): return Learner(get_dls('digits', bs=64, max_images=200), nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), **kw)

@@ -1,5 +1,6 @@
 "What records show, in sentences, from records that are made up"
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -7,7 +8,9 @@ import pytest
 from made_up_records import PARTS, failed, visit, visits
 
 from gpubench.compare import compare, comparison_text, fmt, load_records
-from gpubench.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table, summary_text
+from gpubench.findings import (Workload, add_labels, compare_devices, findings, fit_sentence, recommend, summary_table,
+                               summary_text)
+from gpubench.stats import Interval
 from gpubench.sweep import noise_floor, sweep
 
 
@@ -167,3 +170,11 @@ def test_the_warning_of_noise_comes_once_with_what_it_is_of():
 def test_no_percentage_is_called_the_threshold():
     text = next(o for o in recommend(pair(1.03)) if o.startswith('Noise check'))
     assert re.findall(r'[\d.]+ %', text)==['95 %']
+
+
+@pytest.mark.parametrize('ends,shown', [((77, 61_932), '(77 or more)'), ((77, np.inf), '(77 or more)'), ((77, 700), '(77 to 700)')])
+def test_a_range_of_batch_sizes_that_nobody_can_read_has_one_end(ends, shown):
+    intervals = {o: Interval(1., .9, 1.1, .95) for o in ('overhead_ms', 'fixed_ms', 'per_image_ms')}
+    fit = SimpleNamespace(overhead_ms=1., per_image_ms=1., intervals=intervals, reason='', measured_range=(1, 99), best_bs=lambda: 300,
+                          best_bs_ci=lambda: Interval(300., *ends, .95))
+    assert shown in fit_sentence('GPU', fit)

@@ -51,6 +51,23 @@ def test_what_is_no_file_of_records_is_refused_in_words(tmp_path, name):
     assert said.exit_code==2 and 'odd: ' in said.stderr and len(said.stderr)<1000 and not isinstance(said.exception, (TypeError, KeyError))
 
 
+@pytest.mark.parametrize('device', [None, '', 'missing'])
+def test_a_record_without_a_device_stops_no_page(tmp_path, device):
+    odd = [o | dict(device=device) for o in visits((64,), ['cuda'])]
+    if device=='missing': odd = [{k: v for k,v in o.items() if k!='device'} for o in odd]
+    good = visits((64,), ['cuda'])
+    for runs in (dict(a=good, b=odd), dict(a=odd, b=good), dict(a=good+odd[:1], b=good)):
+        page = write_comparison(Comparison(runs), tmp_path/'x.html')
+        assert page.read_text().count('1: the base')==1
+
+
+@pytest.mark.parametrize('epoch_s', [1e-320, 5e-324, 1e300])
+def test_a_time_that_no_clock_gives_is_no_time(tmp_path, epoch_s):
+    odd = [o | dict(epoch_s=epoch_s, images_per_s=None) for o in visits((64,), ['cuda'])]
+    rows = Comparison(dict(a=visits((64,), ['cuda']), b=odd)).rows.set_index('run')
+    assert pd.isna(rows.speedup['b']) and 'nothing was timed' in rows.verdict['b']
+
+
 @pytest.fixture(scope='module')
 def tab():
     "A page of a real browser, which closes dialogs; `seen` is what it was asked to show or to load"

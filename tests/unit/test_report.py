@@ -260,3 +260,7 @@ def test_nothing_sticks_out_of_the_screen(tmp_path, width):
     assert found['wide']<=width, 'the page scrolls sideways'
     assert found['broken']==0 and found['n']>=4
     assert found['small']>=12
+
+
+def test_a_frame_is_no_folder():
+    with pytest.raises(ValueError, match='^A DataFrame is no place for records. Use a folder'): write_report(load_records(visits()))
