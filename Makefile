@@ -9,7 +9,8 @@ set_up = python=$$(sh tools/find-python) && "$$python" tools/set_up.py
 # a plain `jupyter lab` refuses to run as root, which is who one is in most containers
 as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help bench lab test test-notebooks test-newest export lock readme clean distclean set-up-plain set-up-lab set-up-int8 set-up-dev
+.PHONY: help bench lab test test-notebooks test-newest export lock readme site clean distclean set-up-plain set-up-lab set-up-int8 \
+	set-up-site set-up-dev
 .NOTPARALLEL:
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo 'make test         all tests: notebooks, the same on the newest fastai, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'
+	@echo 'make site         the course, the results and the library as a web site: build/site/index.html'
 	@echo 'make lock         newer versions for everyone: constraints.txt, within the bounds of settings.ini'
 	@echo 'make clean        remove what was built and cached; make distclean: the environments too. Neither touches runs/'
 
@@ -55,6 +57,11 @@ lock: set-up-dev
 readme: set-up-dev
 	$(bin)/python tools/readme.py
 
+# nothing is executed; a link to nowhere or a page that can't be read is an error
+site: set-up-site
+	@$(bin)/python -m sphinx -q -E -W -c tools/site -d build/site-cache . build/site
+	@echo "Open $(CURDIR)/build/site/index.html"
+
 clean:
 	rm -rf build dist *.egg-info _docs _proc .pytest_cache .ruff_cache
 	find gpubench nbs tests tools benchmarks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
@@ -62,5 +69,5 @@ clean:
 distclean: clean
 	rm -rf "$(VENV)" "$(VENV).log" "$(VENV)-newest" "$(VENV)-newest.log"
 
-set-up-plain set-up-lab set-up-int8 set-up-dev:
+set-up-plain set-up-lab set-up-int8 set-up-site set-up-dev:
 	@$(set_up) $(@:set-up-%=%) --venv "$(VENV)"

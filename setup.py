@@ -27,7 +27,8 @@ setup(
     include_package_data=False,
     install_requires=words('requirements'), python_requires=f">={cfg['min_python']}",
     extras_require={'lab': words('lab_requirements'), 'int8': words('int8_requirements'), 'cluster': words('cluster_requirements'),
+                    'site': words('site_requirements'),
                     'dev': words('dev_requirements') + words('lab_requirements') + words('int8_requirements')
-                        + words('cluster_requirements')},
+                        + words('cluster_requirements') + words('site_requirements')},
     entry_points={'console_scripts': words('console_scripts'), 'nbdev': [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
     zip_safe=False)

@@ -6,6 +6,7 @@ import pytest
 
 from gpubench.core import hide_known_warnings
 from gpubench.fast import keep_pages
+from helpers import browsers, find_browser, flags
 
 hide_known_warnings()                                # in the processes that tests start, too
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
@@ -51,3 +52,11 @@ def tree(repo_files, tmp_path):
 def shared_tree(repo_files, tmp_path_factory):
     "A copy of the checkout for all tests of a file"
     return copy_checkout(repo_files, tmp_path_factory.mktemp('shared')/'tree')
+
+@pytest.fixture(scope='module')
+def browser():
+    "Headless Chromium; where something is missing the test says what, and is skipped"
+    api = pytest.importorskip('playwright.sync_api', reason='No browser was tried: playwright is missing. It is in the extra `dev`.')
+    path = find_browser(browsers, os.environ.get('GPUBENCH_BROWSER'))
+    if not path: pytest.skip(f'No browser was tried: none of {", ".join(browsers)} runs here. On Debian: sudo apt-get install chromium')
+    with api.sync_playwright() as p: yield p.chromium.launch(executable_path=path, args=flags)

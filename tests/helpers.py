@@ -1,5 +1,5 @@
 """What several test files use"""
-import os, re, signal, socket, subprocess, sys
+import os, re, shutil, signal, socket, subprocess, sys
 from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,3 +113,13 @@ def status(url):
         except URLError:
             if monotonic() > end: raise
             sleep(.1)
+
+browsers = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
+flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
+
+def find_browser(names, asked=None):
+    "Path of the browser `asked` for, else of the first of `names` that says its version; None if there is none"
+    for name in [asked] if asked else names:
+        path = shutil.which(name)
+        if path and subprocess.run([path, '--version'], capture_output=True, timeout=60).returncode==0: return path
+    if asked: raise RuntimeError(f'GPUBENCH_BROWSER names {asked!r}, which does not run here. Name a Chromium or Chrome that does.')

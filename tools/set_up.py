@@ -1,8 +1,8 @@
 """Makes the virtual environment that a `make` target needs; returns at once where it is ready
 
-    set_up.py plain|lab|int8|dev [--venv .venv]    the library, JupyterLab, ONNX Runtime, what authors need
-    set_up.py newest [--venv .venv-newest]         the newest release of everything, without constraints.txt
-    set_up.py image --venv /usr/local              marks the Python of a container image as ready for all but `newest`
+    set_up.py plain|lab|int8|site|dev [--venv .venv]    the library, JupyterLab, ONNX Runtime, Sphinx, what authors need
+    set_up.py newest [--venv .venv-newest]              the newest release of everything, without constraints.txt
+    set_up.py image --venv /usr/local                   marks the Python of a container image as ready for all but `newest`
 
 uv installs the versions of constraints.txt, or pip does where uv can't. The stamp is removed first and written last, so
 a set-up that failed or was interrupted starts over. The library is editable: `git pull` updates it."""
@@ -13,7 +13,7 @@ try: import fcntl
 except ImportError: fcntl = None                     # Windows: a second set-up doesn't wait for the first
 
 root, lock, stamp_name = Path(__file__).resolve().parent.parent, 'constraints.txt', 'gpubench-stamp.json'
-packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', dev='.[dev]', newest='.[lab,int8]')
+packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', site='.[lab,int8,site]', dev='.[dev]', newest='.[lab,int8]')
 order = list(packages)                               # each includes those before it; `newest` stands alone
 version = '%d.%d' % sys.version_info[:2]
 first_import = ("import gpubench, importlib, pkgutil\n"

@@ -1,17 +1,15 @@
 """Lab 01 in a real browser, cell by cell as a student runs it: `make lab`, headless Chromium, Shift+Enter.
 Needs playwright (in the extra `dev`) and a Chromium or Chrome of this machine. Screenshots go to runs/browser, which git ignores"""
-import os, re, shutil, subprocess, sys
+import re, shutil, sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers import lab_server
+from helpers import find_browser, lab_server
 
 shots = Path(__file__).resolve().parents[2]/'runs'/'browser'
-browsers = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
-flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
 cell_s = 120                                         # a cell's own promise is two minutes
 look_s = 5                                           # until what has arrived is painted
 # what a cell of the page shows; a figure counts if it was decoded, has a size on the page, and is not of one colour
@@ -33,22 +31,7 @@ looks = '''cell => {
 done = r'/^\[\d+\]:$/.test(o.prompt)'
 
 
-# ---- the browser, or why there is none
-
-def find_browser(names, asked=None):
-    "Path of the browser `asked` for, else of the first of `names` that says its version; None if there is none"
-    for name in [asked] if asked else names:
-        path = shutil.which(name)
-        if path and subprocess.run([path, '--version'], capture_output=True, timeout=60).returncode==0: return path
-    if asked: raise RuntimeError(f'GPUBENCH_BROWSER names {asked!r}, which does not run here. Name a Chromium or Chrome that does.')
-
-@pytest.fixture(scope='module')
-def browser():
-    "Headless Chromium; where something is missing the test says what, and is skipped"
-    api = pytest.importorskip('playwright.sync_api', reason='No browser was tried: playwright is missing. It is in the extra `dev`.')
-    path = find_browser(browsers, os.environ.get('GPUBENCH_BROWSER'))
-    if not path: pytest.skip(f'No browser was tried: none of {", ".join(browsers)} runs here. On Debian: sudo apt-get install chromium')
-    with api.sync_playwright() as p: yield p.chromium.launch(executable_path=path, args=flags)
+# ---- the server and its page
 
 @pytest.fixture(scope='module')
 def server(browser, shared_tree, tmp_path_factory):

@@ -45,7 +45,7 @@ def dev(request): return read_jsonc(text(request.param))
 
 # ---- schemas, linter and variants
 
-@pytest.mark.parametrize('schema,names', [('compose-spec', compose_files), ('github-workflows', ['.github/workflows/test.yml', '.github/workflows/newest.yml'])])
+@pytest.mark.parametrize('schema,names', [('compose-spec', compose_files), ('github-workflows', [f'.github/workflows/{o}.yml' for o in ('test', 'newest', 'site')])])
 def test_schema(schema, names):
     "check-jsonschema brings its own copies of schemas"
     run(tool('check-jsonschema'), '--builtin-schema', f'vendor.{schema}', *[root/o for o in names])

@@ -355,8 +355,8 @@ def test_wheel_requirements(wheel):
     meta = Parser().parsestr(wheel.read(file).decode())
     plain = [re.match(r'[\w.-]+', o)[0].lower() for o in meta.get_all('Requires-Dist') if 'extra ==' not in o]
     assert {'torch', 'fastai', 'papermill', 'ipykernel'} <= set(plain)
-    assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert', 'onnx', 'onnxruntime', 'onnxscript'} & set(plain)
-    assert set(meta.get_all('Provides-Extra'))=={'lab', 'int8', 'dev', 'cluster'}
+    assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert', 'onnx', 'onnxruntime', 'onnxscript', 'sphinx'} & set(plain)
+    assert set(meta.get_all('Provides-Extra'))=={'lab', 'int8', 'site', 'dev', 'cluster'}
     assert meta['Version']==settings()['version']
     assert 'Apache-2.0' in (meta['License-Expression'], meta['License'])     # setuptools before 77 writes the second
     entry = next(o for o in wheel.namelist() if o.endswith('.dist-info/entry_points.txt'))

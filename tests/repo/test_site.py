@@ -1,0 +1,214 @@
+"""The web site, built from a copy of the checkout and opened from disk in headless Chromium.
+Needs the extra `site`, and for the browser playwright and a Chromium or Chrome of this machine"""
+import re, sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from helpers import as_module, root, run
+
+for o in ('sphinx', 'myst_nb', 'furo', 'latex2mathml'):
+    pytest.importorskip(o, reason=f'The site was not built: {o} is missing. It is in the extra `site`.')
+pages = as_module(root/'tools'/'site'/'pages.py')
+lab = 'nbs/labs/01_cpu_vs_gpu.html'
+phone, desk = dict(width=360, height=740), dict(width=1280, height=1000)
+search_s = 20
+
+def build(tree, out, *args): run(sys.executable, '-m', 'sphinx', '-q', '-E', '-W', '-c', tree/'tools'/'site', *args, tree, out)
+
+@pytest.fixture(scope='module')
+def site(shared_tree, tmp_path_factory):
+    "The folder that `make site` makes"
+    out = tmp_path_factory.mktemp('site')
+    build(shared_tree, out)
+    return out
+
+
+# ---- the files
+
+class Links(HTMLParser):
+    "What a page links to and shows, and what of it can be linked to"
+    def __init__(self, text):
+        super().__init__()
+        self.targets, self.ids = [], set()
+        self.feed(text)
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.targets += [(tag, attrs[o]) for o in ('href', 'src') if attrs.get(o)]
+        if 'id' in attrs: self.ids.add(attrs['id'])
+
+def wrong_links(folder):
+    "Targets within the site that aren't there, and what a browser would load from elsewhere"
+    read = {o: Links(o.read_text(encoding='utf-8')) for o in folder.rglob('*.html')}
+    for page,links in sorted(read.items()):
+        for tag,target in links.targets:
+            url = urlsplit(target)
+            file = (page.parent/unquote(url.path)).resolve() if url.path else page
+            if url.scheme or url.netloc: wrong = tag!='a' and url.scheme!='data'
+            else: wrong = not file.is_file() or bool(url.fragment and file in read and unquote(url.fragment) not in read[file].ids)
+            if wrong: yield f'{page.relative_to(folder)}: {target}'
+
+def test_links(site): assert [*wrong_links(site)]==[]
+
+def test_links_faults(tmp_path):
+    (tmp_path/'a b.html').write_text('<p id="here"></p><a href="#here"></a><a href="https://example.org"></a><img src="data:image/png;base64,">')
+    bad = '<a href="c.html"></a><a href="a%20b.html#gone"></a><img src="figure.png"><img src="https://example.org/x.png"><link href="//example.org/x.css">'
+    (tmp_path/'b.html').write_text('<a href="a%20b.html#here"></a>'+bad)
+    assert [*wrong_links(tmp_path)]==['b.html: c.html', 'b.html: a%20b.html#gone', 'b.html: figure.png', 'b.html: https://example.org/x.png',
+                                      'b.html: //example.org/x.css']
+
+def test_a_dead_link_is_an_error(tmp_path):
+    (tmp_path/'tools').mkdir()
+    (tmp_path/'tools'/'site').symlink_to(root/'tools'/'site')
+    (tmp_path/'README.md').write_text('# Words\n\n[a page](README.md)\n')
+    build(tmp_path, tmp_path/'build')
+    assert (tmp_path/'build'/'index.html').is_file()
+    (tmp_path/'README.md').write_text('# Words\n\n[a page](gone.md)\n')
+    with pytest.raises(RuntimeError, match='gone.md'): build(tmp_path, tmp_path/'build')
+
+def test_every_notebook_has_its_page_in_order(site):
+    side = [o for t,o in Links((site/'index.html').read_text(encoding='utf-8')).targets if t=='a' and re.fullmatch(r'nbs/[\w/]+\.html', o)]
+    for folder in ('nbs', 'nbs/labs', 'nbs/labs/deeper'):
+        wanted = [f'{folder}/{o.stem}.html' for o in sorted((root/folder).glob('[0-9]*.ipynb'))]
+        assert [o for o in dict.fromkeys(side) if o in wanted]==wanted
+
+def test_the_library(site):
+    "What is exported without a word about it has no entry; private cells are left out"
+    page = (site/'nbs'/'25_trial.html').read_text(encoding='utf-8')
+    assert all(f'<h3>{o}<a' in page for o in ('Trial', 'run_trial')) and 'exporti' not in page and 'nbdev_export' not in page
+
+
+# ---- the reference
+
+source = '''import os
+def both(
+    a:int, # The one
+    b=2,   # The other
+)->int: # Their sum
+    "Adds"
+    return a+b
+def _hidden(): "Nobody's business"
+def silent(): pass
+@patch
+def after(self:Kind): "Acts"
+@dataclass
+class Kind(Base):
+    "One of a kind"
+    name:str='' # What it is called
+    made = 3
+    def __init__(self, n): self.n = n
+    def go(self,
+        far=1, # Metres
+    ): 
+        "Moves"
+        return far
+    def _inner(self): "Hidden"
+'''
+meant = ['''### both
+
+Adds
+
+```python
+def both(
+    a:int, # The one
+    b=2,   # The other
+)->int: # Their sum
+```
+''', '''### Kind.after
+
+Acts
+
+```python
+@patch
+def after(self:Kind): "Acts"
+```
+''', '''### Kind
+
+One of a kind
+
+```python
+@dataclass
+class Kind(Base):
+    name:str='' # What it is called
+    def __init__(self, n): self.n = n
+    def go(self,
+        far=1, # Metres
+    ): 
+        "Moves"
+```
+''']
+
+def test_reference(): assert [*pages.reference(source)]==meant
+
+
+# ---- in a browser
+
+def visit(browser, site, name, **kw):
+    "A page of the site from disk, and everything that it asked for"
+    page, asked = browser.new_page(**kw), []
+    page.on('request', lambda o: asked.append(o.url))
+    page.goto((site/name).as_uri())
+    return page, asked
+
+figures = '''() => [...document.querySelectorAll('.cell_output img')].map(img => {
+    img.loading = 'eager'
+    const c = Object.assign(document.createElement('canvas'), {width: img.naturalWidth, height: img.naturalHeight})
+    return img.complete && c.width>100 && img.getBoundingClientRect().width>100
+})'''
+
+def test_a_lab(browser, site):
+    page, asked = visit(browser, site, lab, viewport=desk)
+    assert page.locator('h1').inner_text().startswith('01 ·')
+    shown = page.evaluate(figures)
+    assert shown and all(shown)
+    assert [o for o in asked if not o.startswith(('file:', 'data:'))]==[]
+    page.get_by_role('link', name='02 · ').first.click()
+    page.wait_for_url('**/02_batch_size.html')
+    page.close()
+
+def test_the_first_screen(browser, site):
+    "A figure whose words say what it shows"
+    page, _ = visit(browser, site, 'index.html', viewport=desk)
+    figure = page.locator('article img').first
+    box = figure.bounding_box()
+    assert figure.evaluate('o => o.complete && o.naturalWidth>500') and box['width']>300 and box['y']+box['height']<desk['height']
+    assert re.search(r'\d ms', figure.get_attribute('alt'))
+    page.close()
+
+def test_search(browser, site):
+    page, asked = visit(browser, site, 'index.html', viewport=desk)
+    page.locator('input[name=q]').fill('plateau')
+    page.locator('input[name=q]').press('Enter')
+    page.locator('ul.search a', has_text='02 · ').click(timeout=1e3*search_s)
+    page.wait_for_url('**/02_batch_size.html*')
+    assert [o for o in asked if not o.startswith(('file:', 'data:'))]==[]
+    page.close()
+
+def test_dark_and_light(browser, site):
+    shown = {}
+    for scheme in ('light', 'dark'):
+        page, _ = visit(browser, site, lab, viewport=desk, color_scheme=scheme)
+        rgb = re.findall(r'\d+', page.evaluate('getComputedStyle(document.body).backgroundColor'))
+        shown[scheme] = sum(map(int, rgb[:3]))/3
+        page.close()
+    assert shown['light']>200 and shown['dark']<60
+
+def too_wide(page): return page.evaluate('document.documentElement.scrollWidth > document.documentElement.clientWidth')
+
+def test_nothing_is_cut_on_a_phone(browser, site):
+    page, asked = visit(browser, site, 'index.html', viewport=phone)
+    names, wide = sorted(o.relative_to(site).as_posix() for o in site.rglob('*.html')), []
+    for o in names:
+        page.goto((site/o).as_uri())
+        if too_wide(page): wide.append(o)
+    assert len(names)>40 and wide==[] and [o for o in asked if not o.startswith(('file:', 'data:'))]==[]
+    for width in (800, 1100, 1320, 1480):
+        page.set_viewport_size(dict(width=width, height=900))
+        page.goto((site/lab).as_uri())
+        assert not too_wide(page), width
+    page.set_viewport_size(phone)
+    page.set_content('<div style="width: 500px">wide</div>')
+    assert too_wide(page)
+    page.close()

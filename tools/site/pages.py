@@ -1,0 +1,82 @@
+"What the site changes in the pages on their way into Sphinx: the table of contents, the library's reference, no images from elsewhere"
+import ast, re, shutil, textwrap
+from pathlib import Path
+
+import nbformat
+from latex2mathml.converter import convert
+from nbformat.v4 import new_markdown_cell
+
+chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/records/README'],
+            'Going deeper': ['nbs/labs/deeper/*'],
+            'Results': ['benchmarks/results/README', 'benchmarks/containers/README'],
+            'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
+            'The library': ['nbs/[0-9]*'],
+            'The project': ['CONTRIBUTING', 'CHANGELOG']}
+remote_image = re.compile(r'!\[([^]]*)\]\(https?://[^)]*\)')
+option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| export`
+kinds = ast.FunctionDef, ast.ClassDef
+
+def contents(srcdir, caption, names):
+    "A chapter of the side bar; a folder without notebooks has none"
+    if not any(list(Path(srcdir).glob(f'{o}.*')) for o in names): return ''
+    return '\n```{toctree}\n:hidden:\n:glob:\n:caption: %s\n%s\n```\n' % (caption, '\n'.join(names))
+
+def outline(node, lines):
+    "A definition without its code: signature, fields, public methods with their docstrings"
+    start = min(o.lineno for o in [node, *node.decorator_list])
+    yield from lines[start-1:max(node.body[0].lineno-1, node.lineno)]
+    for o in node.body if isinstance(node, ast.ClassDef) else []:
+        if isinstance(o, ast.AnnAssign): yield from lines[o.lineno-1:o.end_lineno]
+        if isinstance(o, ast.FunctionDef) and (o.name=='__init__' or o.name[0]!='_' and ast.get_docstring(o)):
+            yield from outline(o, lines)
+            if ast.get_docstring(o): yield from lines[o.body[0].lineno-1:o.body[0].end_lineno]
+
+def full_name(node):
+    "Its name, with the class that `@patch` adds it to"
+    is_patch = any(ast.unparse(o)=='patch' for o in node.decorator_list)
+    return f'{ast.unparse(node.args.args[0].annotation)}.{node.name}' if is_patch else node.name
+
+def reference(source):
+    "The public functions and classes of an exported cell in Markdown: heading, docstring, signature with the meaning of each parameter"
+    for node in ast.parse(source).body:
+        if isinstance(node, kinds) and node.name[0]!='_' and ast.get_docstring(node):
+            code = textwrap.dedent('\n'.join(outline(node, source.splitlines())))
+            yield f'### {full_name(node)}\n\n{ast.get_docstring(node)}\n\n```python\n{code}\n```\n'
+
+def pages_of(cell):
+    "The cells that a reader sees instead of a notebook's `cell`"
+    options = option.findall(cell.source) if cell.cell_type=='code' else []
+    if 'install' in cell.metadata.get('tags', []) or {'hide', 'default_exp', 'exporti'} & {*options}: return []
+    if 'export' in options: return [new_markdown_cell('\n'.join(o))] if (o := [*reference(option.sub('', cell.source))]) else []
+    if cell.cell_type=='code':
+        cell.source = option.sub('', cell.source)
+        cell.outputs = [o for o in cell.outputs if 'application/vnd.jupyter.widget-view+json' not in o.get('data', {})]     # a bar at its end
+    return [cell]
+
+def change(app, docname, source):
+    "Sphinx's `source-read`: the text of a page before it is parsed"
+    source[0] = remote_image.sub(r'\1', source[0])
+    if docname==app.config.root_doc: source[0] += ''.join(contents(app.srcdir, *o) for o in chapters.items())
+    if app.env.doc2path(docname).suffix=='.ipynb':
+        nb = nbformat.reads(source[0], 4)
+        nb.metadata.pop('widgets', None)
+        nb.cells = [p for o in nb.cells for p in pages_of(o)]
+        source[0] = nbformat.writes(nb)
+
+def add_index(app, error):
+    "What a web server and a reader of the folder open first"
+    if not error: shutil.copy(Path(app.outdir, f'{app.config.root_doc}.html'), Path(app.outdir, 'index.html'))
+
+def mathml(display):
+    "A visitor of formulas, which browsers draw themselves"
+    def visit(writer, node):
+        from docutils.nodes import SkipNode
+        writer.body.append(convert(node.astext(), display=display))
+        raise SkipNode
+    return visit, None
+
+def setup(app):
+    app.connect('source-read', change)
+    app.connect('build-finished', add_index)
+    app.add_html_math_renderer('mathml', mathml('inline'), mathml('block'))
+    return dict(parallel_read_safe=True, parallel_write_safe=True)
