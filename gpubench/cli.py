@@ -414,7 +414,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
 
 # %% ../nbs/43_cli.ipynb #2182c918
 # what the modules know, without their imports: a shell completes at once
-_DATASETS = 'digits synthetic birds mnist cifar10 imagenette'
+_DATASETS = 'digits digits60k synthetic birds mnist cifar10 imagenette'
 _MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50'
 
 @verb(cli, 'sweep', """gpubench sweep --bs 16,64,256

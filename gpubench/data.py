@@ -20,7 +20,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from .core import check_value, check_whole, is_number, n_cores, nearest, one_of, pick_device
-from .made import draw_birds, draw_synthetic, fastai_folder, make_once, read_mark
+from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic, fastai_folder,
+                           keep_digits, make_once, read_mark)
 import numpy as np
 import psutil
 import torch
@@ -45,6 +46,7 @@ from tqdm.auto import tqdm
 # %% ../nbs/11_data.ipynb #4bd9f9b9
 DATASETS = dict(
     digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px grey unless told otherwise',
+    digits60k='60,000 and 10,000 distorted copies of these digits, as many as in MNIST; 28 px grey; drawn on first use',
     synthetic='random images of any count, size and channels with a faint pattern for each of 10 classes',
     birds='600 drawn woodland scenes as JPEG files, with a bird or without; 2 classes, 224 px and more',
     mnist='70,000 handwritten digits of 28 px; downloaded once',
@@ -116,6 +118,15 @@ def _digits_set(size, n_in):
     if size!=8: x = np.stack([np.asarray(Image.fromarray(o).resize((size,size), Image.Resampling.BILINEAR)) for o in x])
     return ImageSet('digits', data.target, _TEN, size, n_in, make=lambda rows: np.repeat(x[rows][:,None], n_in, 1))
 
+# %% ../nbs/11_data.ipynb #f725908a
+def _digits60k_set(size, n_in):
+    originals, pixels = digit_originals(), keep_digits() if size==28 else None
+    def make(rows):
+        x = draw_digits(rows, size) if pixels is None else np.asarray(pixels[rows])
+        return np.repeat(x[:,None], n_in, 1)
+    is_valid = np.arange(len(originals))>=N_DIGITS[0]
+    return ImageSet('digits60k', load_digits().target[originals], _TEN, size, n_in, make=make, is_valid=is_valid)
+
 # %% ../nbs/11_data.ipynb #d885e6c5
 def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats`
     "Give a set files, if it has none: one PNG an image in a folder for each class, written once into the cache"
@@ -170,7 +181,8 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
         if not isinstance(e, Exception): raise
         raise RuntimeError(
             f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try "
-            "again with a network connection. Offline use 'digits', 'synthetic', 'birds' or a folder of your own.") from e
+            "again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder of "
+            "own.") from e
 
 # %% ../nbs/11_data.ipynb #94870371
 def _list_images(parts):
@@ -282,13 +294,14 @@ def get_images(
     if size is not None: check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
     if n_channels not in (None,1,3): raise ValueError(f"n_channels must be 1 (grey) or 3 (colour), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
-    shapes = dict(digits=(28,1), synthetic=(28,1)) | {k: (o.size, o.n_in) for k,o in OFFICIAL.items()}
+    shapes = dict(digits=(28,1), digits60k=(28,1), synthetic=(28,1)) | {k: (o.size, o.n_in) for k,o in OFFICIAL.items()}
     shape = tuple(asked or usual for asked,usual in zip((size, n_channels), shapes.get(dataset, (224,3))))
     if dataset=='synthetic':
         if max_images is not None: check_whole("max_images of 'synthetic'", max_images, 20, hint='It has 10 classes.')
         make = partial(draw_synthetic, size=shape[0], n_in=shape[1])
         images = ImageSet(dataset, np.arange(max_images or 2000)%10, _TEN, *shape, make=make)
     elif dataset=='digits': images = _digits_set(*shape)
+    elif dataset=='digits60k': images = _digits60k_set(*shape)
     elif dataset=='birds': images = _from_files(dataset, _list_images([draw_birds()]), *shape, imagenet_stats, True)
     elif dataset in OFFICIAL: images = _official_set(dataset, *shape)
     else: images = _folder_set(dataset, *shape)

@@ -681,7 +681,7 @@ def check_data(facts):
         why = f"you can't write to {there} ({e.strerror})" if there.is_dir() else f"{there} isn't a folder"
         yield Finding('data_readonly', f"Data can't be kept: {why}. Data sets that still work: digits, synthetic{own}.",
                       "Set the environment variable FASTAI_HOME to a folder that you may write to.")
-    else: yield Finding('data_ok', f"Work without a network: digits, synthetic, birds{own}." +
+    else: yield Finding('data_ok', f"Work without a network: digits, digits60k, synthetic, birds{own}." +
                         (f" Downloaded on first use: {', '.join(missing)}." if missing else ''))
 
 # %% ../nbs/40_doctor.ipynb #a7f509b4

@@ -577,7 +577,7 @@ def test_doctor_lists_data_sets_that_work_offline(tmp_path):
     fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
     (tmp_path/'home'/'data'/'cifar10').mkdir(parents=True)
     _, found = examine(path=[tmp_path/'site'], FASTAI_HOME=tmp_path/'home')
-    assert found['data']['what'].startswith('Work without a network: digits, synthetic, birds, cifar10.')
+    assert found['data']['what'].startswith('Work without a network: digits, digits60k, synthetic, birds, cifar10.')
     assert found['data']['what'].endswith('Downloaded on first use: mnist, imagenette.')
 
 

@@ -2,12 +2,14 @@
 import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from gpubench import data, made
 import gpubench.data as library
 from gpubench.data import LOADERS, OFFICIAL, BatchAugment, download, get_dls, get_images, load_pixels, write_out
-from gpubench.made import draw_birds, draw_wood, fastai_folder, make_once, read_mark
+from gpubench.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, draw_wood, fastai_folder,
+                           make_once, read_mark)
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from fastai.metrics import accuracy
 from fastai.vision.core import PILImageBW
 from fastai.vision.learner import vision_learner
 from PIL import Image
+from sklearn.datasets import load_digits
 from torch import nn
 
 has_cuda = torch.cuda.is_available()
@@ -171,7 +174,7 @@ def test_pinned(loader):
 
 # ---- shapes, split, seed
 
-@pytest.mark.parametrize('dataset', ['digits', 'synthetic'])
+@pytest.mark.parametrize('dataset', ['digits', 'digits60k', 'synthetic'])
 @pytest.mark.parametrize('size,n_channels', [(8,1), (28,3), (65,1)])
 def test_any_shape(dataset, size, n_channels):
     x,y = get_dls(dataset, bs=20, size=size, n_channels=n_channels, max_images=60, device='cpu').one_batch()
@@ -188,6 +191,32 @@ def test_max_images_is_stratified_and_stable():
     a, b = get_images('birds', max_images=101), get_images('birds', max_images=101)
     assert a.files==b.files and sorted(np.bincount(a.labels))==[50,51]
     assert len(get_images('synthetic'))==2000 and len(get_images('synthetic', max_images=333))==333
+
+
+# ---- distorted digits
+
+@pytest.fixture(scope='module')
+def digits60k(shared_home): return get_images('digits60k')
+
+def test_no_original_is_in_both_parts(digits60k):
+    train, valid = digits60k.split()
+    originals = digit_originals()
+    assert (len(train), len(valid))==N_DIGITS==(60_000, 10_000)
+    assert not set(originals[train]) & set(originals[valid]) and set(originals)==set(range(1797))
+    assert (digits60k.labels==load_digits().target[originals]).all()
+
+def test_distorted_digits_are_these_bytes(digits60k):
+    assert sha256(np.ascontiguousarray(digits60k.make(digits60k.rows))).hexdigest()==DIGITS_SHA256
+
+def test_distorted_digits_depend_on_nothing_else_that_is_drawn():
+    alone = np.concatenate([draw_digits([o]) for o in (0, 499, 500, 69_999)])
+    assert (alone==draw_digits([69_999, 500, 0, 499])[[2,3,1,0]]).all()
+    assert len({o.tobytes() for o in draw_digits(np.flatnonzero(digit_originals()==7))})==39      # no copy is like another
+
+def test_distorted_digits_by_every_loader():
+    def batches(loader): return two_epochs(get_dls('digits60k', bs=50, loader=loader, device='cpu', max_images=280))
+    files, *others = (batches(o) for o in LOADERS)
+    for o in others: assert_same(files, o)
 
 
 # ---- birds
@@ -330,7 +359,7 @@ def what_is_left(home): return sorted(o.name for o in home.rglob('*') if o.is_fi
 @pytest.mark.parametrize('name', OFFICIAL)
 def test_no_network(name, home, monkeypatch):
     monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
-    offline = "Offline use 'digits', 'synthetic', 'birds' or a folder"
+    offline = "Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder"
     with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
     assert what_is_left(home)==[]
 

@@ -691,7 +691,7 @@ def test_shared_memory(machine, mib, free, code, container):
 def test_data_sets_with_and_without_a_network(machine):
     (machine.root/'home/data/mnist_png').mkdir(parents=True)
     write(machine.root, {'home/archive/cifar10.tgz': ''})
-    machine.look().has('data_ok', 'Work without a network: digits, synthetic, birds, mnist, cifar10.', 'Downloaded on first use: imagenette.')
+    machine.look().has('data_ok', 'Work without a network: digits, digits60k, synthetic, birds, mnist, cifar10.', 'Downloaded on first use: imagenette.')
 
 
 @pytest.mark.skipif(not Path('/proc/self').exists(), reason='no file system that refuses what it allows')
