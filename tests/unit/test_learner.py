@@ -1,8 +1,18 @@
 "A function that returns a `Learner`, in a sweep"
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
+import gpubench
+from gpubench.learner import time_learner
 from gpubench.sweep import sweep
 
 
@@ -35,3 +45,65 @@ def test_the_warm_up_leaves_the_weights_as_they_were(capsys):
     def run(n_trn): return synth_learner(n_trn=n_trn, cbs=StartCallback())
     sweep_of(run, capsys, n_trn=10)
     assert len(starts)==2 and starts[0]==pytest.approx(starts[1])
+
+
+# ---- learners as a practitioner has them
+
+def texts_of(bs, n_hidden):
+    "A classifier of made-up texts: AWD-LSTM, tiny and untrained"
+    from fastai.text.all import AWD_LSTM, BaseTokenizer, TextDataLoaders, Tokenizer, awd_lstm_clas_config, text_classifier_learner
+    rng = np.random.default_rng(0)
+    texts = [' '.join(rng.choice(['good', 'bad', 'film', 'plot'], 12)) for _ in range(120)]
+    df = pd.DataFrame(dict(text=texts, label=rng.choice(['no', 'yes'], 120)))
+    tok = Tokenizer.from_df('text', tok=BaseTokenizer(), n_workers=1)
+    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', tok_tfm=tok, bs=bs, seq_len=16, valid_pct=.2, device='cpu')
+    config = awd_lstm_clas_config | dict(emb_sz=8, n_hid=n_hidden, n_layers=1)
+    return text_classifier_learner(dls, AWD_LSTM, config=config, pretrained=False)
+
+
+def masks_of(bs, size):
+    "A tiny U-Net that segments made-up squares"
+    from fastai.data.core import DataLoaders
+    from fastai.layers import ConvLayer
+    from fastai.learner import Learner
+    from fastai.losses import CrossEntropyLossFlat
+    from fastai.vision.core import TensorImage, TensorMask
+    from fastai.vision.models.unet import DynamicUnet
+    masks = [(torch.arange(size)[:,None]<i%size).expand(size, size) for i in range(40)]
+    data = [(TensorImage(o.float().expand(3, size, size)), TensorMask(o.long())) for o in masks]
+    body = torch.nn.Sequential(ConvLayer(3, 4, stride=2), ConvLayer(4, 8, stride=2))
+    return Learner(DataLoaders.from_dsets(data[:32], data[32:], bs=bs, num_workers=0, device='cpu'), DynamicUnet(body, 2, (size, size)),
+                   loss_func=CrossEntropyLossFlat(axis=1))
+
+
+@pytest.mark.parametrize('run,point,n_images,unverified', [(texts_of, dict(bs=16, n_hidden=6), 96, 'n_hidden'),
+                                                           (masks_of, dict(bs=8, size=16), 32, 'size')], ids=['text', 'segmentation'])
+def test_text_and_segmentation(run, point, n_images, unverified, capsys):
+    df, said = sweep_of(run, capsys, **point)
+    assert df.status.tolist()==['ok'], df.error[0]
+    assert (df.n_images.tolist(), df.unverified.tolist()) == ([n_images], [unverified])
+    assert df.epoch_s[0]>0 and df.loss[0]>0 and f'no training shows it: {unverified}.' in said
+    with pytest.raises(RuntimeError, match=f'bs was to be 3 and was {point["bs"]}'): time_learner(run(**point), dict(bs=3))
+
+
+IN_A_NOTEBOOK = """
+from fastai.test_utils import synth_learner
+from gpubench.sweep import sweep
+here, calls = 20, []                                  # globals of the notebook
+def make_learner(bs, lr):
+    calls.append(bs)
+    return synth_learner(n_trn=here, lr=lr)
+df = sweep(dict(bs=[16, 64], lr=.01), run=make_learner, repeats=1, twin=None, progress=False)
+found = df.set_index('bs').sort_index()
+print(found.status.to_dict(), found.n_images[16], calls)      # called elsewhere: nothing is in this list
+""".strip()
+
+
+def test_a_function_of_a_notebook_runs_in_fresh_processes(tmp_path):
+    cells = [new_code_cell(o) for o in (IN_A_NOTEBOOK.split('df = ')[0], 'df = '+IN_A_NOTEBOOK.split('df = ')[1])]
+    nb = new_notebook(cells=cells, metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3')))
+    env = os.environ | dict(PYTHONPATH=str(Path(gpubench.__file__).parents[1]))
+    env.pop('PYTEST_CURRENT_TEST', None)
+    NotebookClient(nb, timeout=300, kernel_name='python3', resources=dict(metadata=dict(path=str(tmp_path)))).execute(env=env)
+    said = ''.join(o.text for o in nb.cells[-1].outputs if o.get('name')=='stdout')
+    assert said.endswith("{16: 'ok', 64: 'error'} 320.0 []\n"), said

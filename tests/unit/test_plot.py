@@ -172,7 +172,18 @@ def test_captions_are_whole():
     gpu = df[df.device=='cuda']
     for rows in (gpu[gpu.bs==64], gpu, df): assert inside(plot.plot_phases(rows))
     for ax in (plot.plot_batch_sizes(df), plot.plot_memory(df), plot.plot_fit(gpu, fit_step_time(gpu.bs, gpu.step_ms)),
-               plot.plot_speedup(compare(df[df.device=='cpu'], gpu))): assert inside(ax)
+               plot.plot_speedup(compare(df[df.device=='cpu'], gpu)), plot.plot_price_speed(PRICED, PRICED.name[0])): assert inside(ax)
+
+
+PRICED = pd.DataFrame([dict(name=o, price_per_h=p, images_per_s=s, lo=.9*s, hi=1.1*s) for o,p,s in
+                       ((WORDY['cpu']+' · CPU', 1., 100.), ('b · GPU', 10., 3000.), ('without a price', np.nan, 10.), ('without a speed', 2., np.nan))])
+
+
+def test_price_against_speed_shows_what_has_both():
+    ax = plot.plot_price_speed(PRICED, PRICED.name[0])
+    points = [(o.get_xdata()[0], o.get_ydata()[0]) for o in ax.lines if o.get_gid()=='machine']
+    assert points==[(1., 100.), (10., 3000.)] and ax.get_xlim()[0]==ax.get_ylim()[0]==0
+    assert len(ax.get_legend().get_texts())==2
 
 
 def test_a_caption_of_a_fit_says_off_by_in_one_meaning_and_doubts_what_is_shown():
