@@ -54,6 +54,10 @@ QUESTIONS = { # name → question
         lambda counts: float(counts.dropped_frac.iloc[-1]), tolerance=.02,
         hint='Images left out, divided by all training images.',
         hints=lambda counts: {100*float(counts.dropped_frac.iloc[-1]): 'That is in per cent; give a fraction.'}),
+    '02.plateau': Question(
+        lambda plateau: plateau[0], tolerance=0, unit='images a step',
+        why='Larger batches gain nothing that these visits show.',
+        hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
     '02.best': Question(
         'unknown', options=YES_NO_UNKNOWN,
         why='64 takes a third less than 32 and 128, and one run of each cannot tell that from noise.',

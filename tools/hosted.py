@@ -23,6 +23,8 @@ if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
         raise RuntimeError('gpubench was not installed and torch is untouched: pip says why. On Kaggle, switch Internet on.')'''
 
+def page_name(path): return path.relative_to(labs).with_suffix('').as_posix()    # '01_cpu_vs_gpu', 'deeper/02_crossover'
+
 def badges(name):
     "One line: a badge that opens the lab on Colab, and one on Kaggle"
     page = f'github.com/{repo}/blob/main/nbs/labs/{name}.ipynb'
@@ -50,6 +52,6 @@ def make_hosted(nb, name):
     return nb
 
 if __name__=='__main__':
-    for path in sorted(labs.glob('[0-9]*.ipynb')):
-        nb = make_hosted(nbformat.read(path, 4), path.stem)
+    for path in sorted(labs.rglob('[0-9]*.ipynb')):
+        nb = make_hosted(nbformat.read(path, 4), page_name(path))
         path.write_text(nbformat.writes(nb)+'\n', encoding='utf-8')

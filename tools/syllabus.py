@@ -9,8 +9,9 @@ import nbformat
 from gpubench.labs import find_labs
 
 page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
-ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\(\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')
+ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\((?!deeper/)\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')
 BELOW = '|---|---|---|---|---|'    # the line above the first row
+DEEPER = '| Notebook | Question | Minutes | Needs |', '|---|---|---|---|'   # the lines above the rows of what goes deeper
 
 def lab_row(lab, assumes):
     "One row: what the lab says of itself, and what it assumes"
@@ -26,8 +27,15 @@ def with_rows(text, labs):
     i = lines.index(BELOW)+1
     return '\n'.join([*lines[:i], *(lab_row(o, assumes.get(n, '?')) for o,n in zip(labs, numbers)), *lines[i:]])
 
+def with_deeper(text, labs):
+    "The syllabus with a row for each notebook in the folder `deeper`"
+    lines = [o for o in text.split('\n') if '](deeper/' not in o or not o.startswith('| [')]
+    i = lines.index(DEEPER[0])+2
+    rows = [f'| [{o.name}](deeper/{o.name}.ipynb) | {o.title} | {o.minutes:g} | {o.needs} |' for o in labs]
+    return '\n'.join([*lines[:i], *rows, *lines[i:]])
+
 if __name__=='__main__':
     nb = nbformat.read(page, 4)
     [cell] = [o for o in nb.cells if BELOW in o.source]
-    cell.source = with_rows(cell.source, find_labs(page.parent))
+    cell.source = with_deeper(with_rows(cell.source, find_labs(page.parent)), find_labs(page.parent/'deeper'))
     page.write_text(nbformat.writes(nb)+'\n', encoding='utf-8')

@@ -1,6 +1,7 @@
 """Each lab from end to end, once, with what we claim about its functions as its last cells
 
-A lab takes one of three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route. claims/NN.py holds the claims about lab NN:
+A lab takes one of three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route. claims/NN.py holds the claims about lab NN,
+claims/NN_name.py those about deeper/NN_name.ipynb:
 cells that begin with `# %%`, plain asserts about the variables and functions that the lab leaves behind; claims/every.py those about every lab."""
 import json, os, re, subprocess, sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpubench.labs import check_parameters
 
 from helpers import root, settings
 
-labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))   # as `find_labs`: a notebook without a number is no lab
+labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # the core and `deeper`; as `find_labs`: a notebook without a number is no lab
 claims = Path(__file__).with_name('claims')
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
@@ -36,9 +37,11 @@ def call(tmp_path, *args):
     assert res.returncode==0, res.stdout+res.stderr
     return res
 
+def claims_name(lab): return lab.stem if lab.parent.name=='deeper' else lab.stem[:2]
+
 def with_claims(lab, to, folder=claims):
     "A copy of the lab that ends with the claims about every lab and about it"
-    nb, files = nbformat.read(lab, 4), [folder/'every.py', folder/f'{lab.stem[:2]}.py']
+    nb, files = nbformat.read(lab, 4), [folder/'every.py', folder/f'{claims_name(lab)}.py']
     text = '\n'.join(o.read_text(encoding='utf-8') for o in files if o.is_file())
     titled = [re.sub('^# %% .*', lambda m: repr(m[0]), o.strip()) for o in re.split('^(?=# %% )', text, flags=re.M)]
     nb.cells += [new_code_cell(o) for o in titled if o]       # the title as code, since messages quote a cell's first line of code
@@ -145,7 +148,7 @@ def test_a_claim_that_fails_is_shown(route, tmp_path):
     assert 'Four' not in str(e.value)
 
 def test_claims_belong_to_labs():
-    assert {o.stem for o in claims.glob('[0-9]*.py')} <= {o.stem[:2] for o in labs}
+    assert {o.stem for o in claims.glob('[0-9]*.py')} <= {claims_name(o) for o in labs}
     assert all(o.read_text(encoding='utf-8').startswith('# %% ') for o in claims.glob('[0-9]*.py'))
 
 

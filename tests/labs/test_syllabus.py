@@ -55,6 +55,7 @@ def labs_text(): return {number(o.name): markdown(o.path) for o in find_labs(pag
 def test_rows_are_the_labs_own(tool):
     text = markdown(page)
     assert tool.with_rows(text, find_labs(page.parent))==text, 'run `python tools/syllabus.py`'
+    assert tool.with_deeper(text, find_labs(page.parent/'deeper'))==text, 'run `python tools/syllabus.py`'
 
 def test_what_a_lab_assumes_comes_before_it(): assert list(wrong_order(markdown(page)))==[]
 
@@ -94,6 +95,12 @@ def test_rows_that_are_wrong_are_mended(tool, text):
     mended = tool.with_rows(text, both)
     assert mended!=text and tool.with_rows(mended, both)==mended
     assert mended==syllabus(one, two if two in text else two.replace('| 01 |', '| ? |'))
+
+def test_rows_of_what_goes_deeper(tool):
+    head = '\n'.join(['| [01_a](01_a.ipynb) | Why? | 1.5 | any machine | lesson 1 |', '', *tool.DEEPER])
+    row = '| [01_b](deeper/01_b.ipynb) | Who? | 2 | any machine |'
+    for text in (head, f"{head}\n{row.replace('Who', 'What')}"):
+        assert tool.with_deeper(text+'\n\nEnd', [lab('01_b', 'Who?', 2)])==f'{head}\n{row}\n\nEnd'
 
 def test_a_planned_lab_moves_up_with_what_it_assumes(tool):
     three = '| [03_cc](03_cc.ipynb) | Who? | 3 | any machine | 01, 02 |'

@@ -1,0 +1,45 @@
+"Labs of the new form: a core that fits into half an hour, and a surprise that comes soon"
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from helpers import root
+
+MAX_CELLS, MAX_WORDS = 40, 1600                      # of a lab; what goes beyond is in nbs/labs/deeper
+SOON_WORDS, SOON_LINES = 300, 60                     # until the cell tagged `surprise` has run; the install cell isn't counted
+labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
+not_yet = {'01', '04', '05', '06', '07', '08', '10', '11'}     # numbers of labs that are still of the old form
+
+def tags(cell): return cell.metadata.get('tags', [])
+
+def n_words(cells): return sum(len(o.source.split()) for o in cells if o.cell_type=='markdown')
+
+def n_lines(cells): return sum(len(o.source.splitlines()) for o in cells if o.cell_type=='code' and 'install' not in tags(o))
+
+def too_long(path):
+    "What is too long in a lab"
+    cells = nbformat.read(path, 4).cells
+    ends = [i+1 for i,o in enumerate(cells) if 'surprise' in tags(o)]
+    if len(ends)!=1: return [f'{len(ends)} cells tagged `surprise`']
+    found = {'cells': (len(cells), MAX_CELLS), 'words': (n_words(cells), MAX_WORDS),
+             'words before the surprise': (n_words(cells[:ends[0]]), SOON_WORDS),
+             'lines before the surprise': (n_lines(cells[:ends[0]]), SOON_LINES)}
+    return [f'{n} {k}, more than {most}' for k,(n,most) in found.items() if n>most]
+
+@pytest.mark.parametrize('path', [o for o in labs if o.stem[:2] not in not_yet], ids=lambda o: o.stem)
+def test_a_core_is_short(path): assert too_long(path)==[]
+
+def test_labs_that_are_short_are_listed_as_such():
+    assert [o.stem for o in labs if o.stem[:2] in not_yet and not too_long(o)]==[]
+
+def test_a_long_lab_is_found(tmp_path):
+    def lab(*cells):
+        nbformat.write(new_notebook(cells=cells), tmp_path/'01_x.ipynb')
+        return too_long(tmp_path/'01_x.ipynb')
+    words, surprise = new_markdown_cell('word '*200), new_code_cell('x = 1\n'*60, metadata=dict(tags=['surprise']))
+    install = new_code_cell('y = 2\n'*60, metadata=dict(tags=['install']))
+    assert lab(words, install, surprise, *[words]*7)==[]
+    assert lab(words, words, surprise, new_code_cell(''))==['400 words before the surprise, more than 300']
+    assert lab(install, new_code_cell('z = 3'), surprise)==['61 lines before the surprise, more than 60']
+    assert lab(surprise, *[words]*40)==['41 cells, more than 40', '8000 words, more than 1600']
+    assert lab(words)==['0 cells tagged `surprise`']
