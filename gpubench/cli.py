@@ -353,11 +353,16 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/43_cli.ipynb #4e308a70
+slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…',
+                     help="Options of Slurm's jobs, such as partition=gpu,time=60,exclusive; time is in minutes, 60 by "
+                          'default.')
+
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
 gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
-gpubench run --profile full -f params.yaml --timeout 7200""")
+gpubench run --profile full -f params.yaml --timeout 7200
+gpubench run --device cpu,cuda --on slurm --slurm partition=gpu,time=60 --out runs/shared""")
 @click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
 @click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
               help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.')
@@ -372,8 +377,13 @@ gpubench run --profile full -f params.yaml --timeout 7200""")
 @deeper
 @click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar or lines.')
+@click.option('--on', 'where', type=click.Choice(['slurm', 'local']),
+              help="Run each lab as a job: of Slurm, or here by submitit's local executor. FOLDER of --out has to be "
+                   'shared by all nodes.')
+@slurm
 @click.pass_context
-def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait, no_progress):
+def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait, no_progress, where,
+                options):
     """Run labs on every device and write a report.
 
     LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values of
@@ -387,17 +397,23 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     from gpubench.process import StopSignals
     from gpubench.record import records_path
     if deeper: folder = Path(folder or labs_folder())/'deeper'
-    jobs = prepare_run(names, device, profile, read_parameters(file) if file is not None else None, texts, folder)
-    check_machine(job_devices(jobs), wait)
+    asked = device, profile, read_parameters(file) if file is not None else None, texts
+    jobs = [] if where else prepare_run(names, *asked, folder)
+    if not where: check_machine(job_devices(jobs), wait)
     with StopSignals(), filled_folder(out) as out:           # the report too, so that a signal ends it cleanly
-        _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
-               f'profile. Results go to {out}')
-        for o in jobs:
-            if why := earlier_run(o, out): _print(f'{o.notebook} exists and runs again. What differs: {why}')
-        progress = None if no_progress else run_progress(jobs)
-        try: done = run_jobs(jobs, out, timeout_s, progress, wait)
-        finally:
-            if progress: progress.close()
+        if where:
+            from gpubench.lab_jobs import run_labs_on
+            _print(f'Labs run as jobs. Results go to {out}')
+            done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
+        else:
+            _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
+                   f'profile. Results go to {out}')
+            for o in jobs:
+                if why := earlier_run(o, out): _print(f'{o.notebook} exists and runs again. What differs: {why}')
+            progress = None if no_progress else run_progress(jobs)
+            try: done = run_jobs(jobs, out, timeout_s, progress, wait)
+            finally:
+                if progress: progress.close()
         for o in done: show_outcome(o, out)
         if any(o.status!='ok' for o in done):
             _print(f'To run the rest, repeat the command with --out {shlex.quote(str(out))}')
@@ -450,11 +466,10 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
 @click.option('--dry-run', is_flag=True, help='Only print what would run and how long it takes.')
 @click.option('--no-progress', is_flag=True, help='Show no progress bar.')
-@click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']), help='Run each round as a job: of Slurm, or '
-              "here by submitit's local executor. FOLDER of --out has to be shared by all nodes. gpus: here, side by "
-              'side on all GPUs, with a check of what neighbors cost.')
-@click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help="Options of Slurm's jobs, such as "
-              'partition=gpu,time=60,exclusive; time is in minutes, 60 by default.')
+@click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
+              help="Run each round as a job: of Slurm, or here by submitit's local executor. FOLDER of --out has to be "
+                   'shared by all nodes. gpus: here, side by side on all GPUs, with a check of what neighbors cost.')
+@slurm
 @as_data
 @click.pass_context
 def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run,

@@ -170,7 +170,7 @@ def gather(out, found:list)->int: # How many are new
         n[key] = max(n[key], (o.get('visit') or 0)+1)
     for o in [o for o in found if content(o) not in there]:
         key = o.get('trial_id'), o.get('machine')
-        append_record(path, o | dict(visit=n[key]))
+        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
         n[key], n_new = n[key]+1, n_new+1
     return n_new
 

@@ -122,3 +122,16 @@ def test_a_job_requeued_a_node_that_fails_and_a_job_cancelled(slurm, tmp_path):
 def test_an_option_that_slurm_refuses(slurm, tmp_path):
     with pytest.raises(RuntimeError, match='(?s)Slurm refused the jobs.*sinfo'):
         sweep_on('slurm', dict(x=[0], folder=['']), tmp_path, 1, 'partition=none', run=slow, isolate=False)
+
+def test_a_lab_is_a_job(slurm, tmp_path):
+    "Executed on the node in a folder of its own; its records are gathered; done once"
+    from gpubench.lab_jobs import run_labs_on
+    from helpers import write_lab
+    labs, out = tmp_path/'labs', tmp_path/'shared'
+    labs.mkdir()
+    write_lab(labs/'01_there.ipynb', "import os\nfrom gpubench.record import append_record\n"
+              "append_record(out, dict(trial_id='a', machine='m', visit=0, seed=seed, job=os.environ['SLURM_JOB_ID']))")
+    def go(): return run_labs_on('slurm', out=out, device='cpu', texts=dict(seed='5'), folder=labs, options='time=5', poll_s=.5)
+    [first], [second] = go(), go()
+    assert (first.status, first.error, second.status, second.before)==('ok', '', 'ok', True) and first.notebook.is_file()
+    assert [(o['seed'], o['visit'], bool(o['job'])) for o in record_rows(out)]==[(5, 0, True)]
