@@ -1,7 +1,7 @@
 """One case of ladder.py as a figure: what a step takes on each rung, every run a dot, the bar ends at the median
 
-    ladder_figure.py benchmarks/results/h200/fast/ladder_2.json --case resnet18_32px_b64 --figure benchmarks/results/h200/fast/ladder.png
-    --title 'A training step of ResNet-18, 32 px, batch 64'
+    ladder_figure.py benchmarks/results/h200/fast/ladder_2.json --case resnet18_32px_b64
+    --figure benchmarks/results/h200/fast/ladder.png --title 'A training step of ResNet-18, 32 px, batch 64'
 
 The README's first figure, made by this command (in one line)."""
 import json
@@ -11,8 +11,9 @@ import pandas as pd
 
 from common import parser
 
-RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits='+ no waiting for losses', fused='+ fused optimizer',
-             graph='+ CUDA graph', compiled_graph='+ compiled kernels', hand='the same step by hand')
+RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits='+ no waiting for losses',
+             fused='+ fused optimizer', graph='+ CUDA graph', compiled_graph='+ compiled kernels',
+             hand='the same step by hand')
 
 @drawing()
 def draw(runs_ms, title, machine):
@@ -25,14 +26,15 @@ def draw(runs_ms, title, machine):
         ax.plot(runs_ms[name], [i]*len(runs_ms[name]), 'o', color=color, alpha=.75, ms=5)
         times = medians['stock']/medians[name]
         faster = f' ({times:.0f} times faster)' if times>2 else ''
-        ax.annotate(f'{medians[name]:.3g} ms{faster}', (max(runs_ms[name]), i), (7, 0), textcoords='offset points', va='center')
+        ax.annotate(f'{medians[name]:.3g} ms{faster}', (max(runs_ms[name]), i), (7, 0), va='center',
+                    textcoords='offset points')
     ax.set(yticks=range(len(names)), yticklabels=[RUNGS[o] for o in names], ylim=(len(names)-.5, -.5),
            xlim=(0, 1.2*max(map(max, runs_ms.values()))), xlabel='time of a step (ms)')
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
     ax.set_title(title, x=0, ha='left')
-    ax.annotate(caption(pd.DataFrame([machine | dict(device='cuda')])), (0, 0), (0, -8), xycoords=('axes fraction', ax.xaxis.label),
-                va='top', fontsize=9, textcoords='offset points')
+    ax.annotate(caption(pd.DataFrame([machine | dict(device='cuda')])), (0, 0), (0, -8), va='top', fontsize=9,
+                xycoords=('axes fraction', ax.xaxis.label), textcoords='offset points')
     return fig
 
 def main():

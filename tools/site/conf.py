@@ -21,5 +21,7 @@ html_theme = 'furo'
 html_title = 'gpubench'
 html_math_renderer = 'mathml'                        # of `pages`: MathJax would come from elsewhere
 html_static_path, html_css_files = ['static'], ['site.css']
-html_copy_source = html_show_sphinx = html_show_search_summary = False        # excerpts would be fetched, which a page from disk may not
-html_theme_options = dict(source_repository='https://github.com/gpubench/gpubench', source_branch='main', source_directory='')
+html_copy_source = html_show_sphinx = False
+html_show_search_summary = False                     # excerpts would be fetched, which a page from disk may not
+html_theme_options = dict(source_repository='https://github.com/gpubench/gpubench', source_branch='main',
+                          source_directory='')

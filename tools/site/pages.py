@@ -1,8 +1,9 @@
-"What the site changes in the pages on their way into Sphinx: the table of contents, the library's reference, no images from elsewhere"
+"What the site changes in the pages before Sphinx parses them: side bar, the library's reference, no remote images"
 import ast, re, shutil, textwrap
 from pathlib import Path
 
 import nbformat
+from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 from nbformat.v4 import new_markdown_cell
 
@@ -14,6 +15,7 @@ chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questi
             'The project': ['CONTRIBUTING', 'CHANGELOG']}
 remote_image = re.compile(r'!\[([^]]*)\]\(https?://[^)]*\)')
 option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| export`
+progress_bar = 'application/vnd.jupyter.widget-view+json'
 kinds = ast.FunctionDef, ast.ClassDef
 
 def contents(srcdir, caption, names):
@@ -37,7 +39,7 @@ def full_name(node):
     return f'{ast.unparse(node.args.args[0].annotation)}.{node.name}' if is_patch else node.name
 
 def reference(source):
-    "The public functions and classes of an exported cell in Markdown: heading, docstring, signature with the meaning of each parameter"
+    "Markdown of an exported cell's public functions and classes: heading, docstring, signature with its comments"
     for node in ast.parse(source).body:
         if isinstance(node, kinds) and node.name[0]!='_' and ast.get_docstring(node):
             code = textwrap.dedent('\n'.join(outline(node, source.splitlines())))
@@ -47,10 +49,12 @@ def pages_of(cell):
     "The cells that a reader sees instead of a notebook's `cell`"
     options = option.findall(cell.source) if cell.cell_type=='code' else []
     if 'install' in cell.metadata.get('tags', []) or {'hide', 'default_exp', 'exporti'} & {*options}: return []
-    if 'export' in options: return [new_markdown_cell('\n'.join(o))] if (o := [*reference(option.sub('', cell.source))]) else []
+    if 'export' in options:
+        entries = '\n'.join(reference(option.sub('', cell.source)))
+        return [new_markdown_cell(entries)] if entries else []
     if cell.cell_type=='code':
         cell.source = option.sub('', cell.source)
-        cell.outputs = [o for o in cell.outputs if 'application/vnd.jupyter.widget-view+json' not in o.get('data', {})]     # a bar at its end
+        cell.outputs = [o for o in cell.outputs if progress_bar not in o.get('data', {})]
     return [cell]
 
 def change(app, docname, source):
@@ -70,7 +74,6 @@ def add_index(app, error):
 def mathml(display):
     "A visitor of formulas, which browsers draw themselves"
     def visit(writer, node):
-        from docutils.nodes import SkipNode
         writer.body.append(convert(node.astext(), display=display))
         raise SkipNode
     return visit, None
