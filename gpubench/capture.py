@@ -20,6 +20,8 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
 from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
+from torch._C._distributed_c10d import Work
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import free_memory
@@ -103,6 +105,8 @@ class _Tape(TorchDispatchMode):
         with torch.no_grad():
             for func,args,kwargs,out in self.calls:
                 new = func(*args, **kwargs)
+                for o in tree_leaves(new):
+                    if isinstance(o, torch.ScriptObject): Work.unbox(o).wait()      # until all ranks have sent theirs
                 if any(o.alias_info for o in func._schema.returns): continue        # a view, or changed in place
                 for a,b in zip(tree_leaves(out), tree_leaves(new)):
                     if isinstance(a, torch.Tensor): a.copy_(b)
@@ -160,9 +164,10 @@ def look(
 ):            # A sentence, empty if nothing stands against a captured step; all that one relies on
     "Find out whether a step can be captured, and what it depends on that may change without it: places, modes, numbers"
     b, model, loss_func = torch.backends, learn.model, learn.loss_func
+    if isinstance(model, DistributedDataParallel): model = model.module           # it counts its steps
     held = [o for root in (model, loss_func) for part in _parts(root) for o in _held(part)]
     tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
-    settings = [o.max_norm if isinstance(o, GradientClip) else getattr(o, 'n_acc', None) for o in built_in.values()]
+    settings = [vars(o).get(k) for o in built_in.values() for k in ('max_norm', 'n_acc', 'is_on')]
     everywhere = vars(torch.nn.modules.module).items()
     hooks = [o for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict)
              for o in v.values() if not getattr(o, 'for_one_pass', False)]
@@ -222,6 +227,7 @@ class Step:
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
+        self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
         self.forward = self._forward
         if self.compile: self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
 
@@ -244,13 +250,15 @@ class Step:
         (loss if self.share is None else loss/self.share).backward()
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), _plain(loss.detach())
 
-    def clip_gradients(self):
+    def finish_gradients(self):
+        "Average them over all devices, and clip them"
+        if self.average: self.average()
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, xb, yb, is_last):
         out = self.backward(xb, yb)
         if is_last:
-            self.clip_gradients()
+            self.finish_gradients()
             self.opt.step()
             self.opt.zero_grad()
         return out
@@ -268,7 +276,7 @@ class Step:
             out = self.backward(*self.batch())
             for p,g in zip(plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
             if is_last:
-                self.clip_gradients()
+                self.finish_gradients()
                 update.grads = [p.grad for p in plan.params]
                 self.begin(plan)
                 with torch.no_grad():

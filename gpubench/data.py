@@ -358,8 +358,25 @@ class NamedImageBW(PILImageBW):
 
 _NAMED = {1: NamedImageBW, 3: NamedImage}   # by number of channels
 
+def share(
+    order, # (n,) positions, a tensor or a list
+    bs,    # Images that each process gets of a batch
+    part,  # (which process, of how many)
+):         # Its positions: whole batches alone, unless there is one process
+    "A process's part of each batch of an epoch"
+    k, n = part
+    if n==1: return order
+    mine = torch.arange(len(order)//(bs*n)*bs*n).view(-1, n, bs)[:,k].reshape(-1)
+    return order[mine] if isinstance(order, torch.Tensor) else [order[i] for i in mine.tolist()]
+
 class _ShuffledDL(TfmdDL):
-    "Draws the order of an epoch at once, not image by image"
+    "Draws the order of an epoch at once, not image by image; `part` of each batch is for this process"
+    part, mine = (0, 1), ()                                # `mine`: the positions of the last epoch
+    def __len__(self): return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
+    def get_idxs(self):
+        order = super().get_idxs()
+        self.mine = order = share(order, self.bs, self.part)
+        return order
     def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
     def draw(self, n): return torch.randperm(n, generator=torch.Generator().manual_seed(self.rng.getrandbits(63)))
 
@@ -443,6 +460,7 @@ class PixelDL(_ShuffledDL):
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # as the seed of the workers, which an iterator draws
         order, device = self.draw(self.n) if self.shuffle else torch.arange(self.n), self.dataset.rows.device
+        self.mine = order = share(order, self.bs, self.part)
         return order.pin_memory().to(device, non_blocking=True) if device.type=='cuda' else order   # without a wait
     def batch(self, i): # (k,) positions
         "A batch on the device"

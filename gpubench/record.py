@@ -73,6 +73,10 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('graph', 'setting', wording=('eager steps', 'CUDA graph'), dtype=bool),
     Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
     Field('keep_pages', 'setting', wording=('pages given back', 'pages kept'), dtype=bool),
+    Field('n_devices', 'setting', 'devices', wording='{} devices', dtype=int),
+    Field('n_nodes', 'setting', wording='{} machines', dtype=int),
+    Field('all_reduce', 'setting', wording='gradients averaged in {}', dtype=str),
+    Field('sync_bn', 'setting', wording=('batch norm on each device', 'batch norm over all devices'), dtype=bool),
     Field('n_epoch', 'setting', wording='{} epochs', dtype=int), Field('lr', 'setting', wording='rate {}'),
     Field('accumulate', 'setting', wording='accumulate {}', dtype=int),
     Field('pretrained', 'setting', wording=('random weights', 'pretrained weights'), dtype=bool),
@@ -107,6 +111,12 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
           'batches leave more out. A hollow dot leaves out more than 5 %: its epoch is shorter because it did less. '
           'Images per second stay comparable.'),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
+    # how several devices shared the work
+    Field('process_bs', 'measured', heading='batch on each device', dtype=int),
+    Field('slowest_rank', 'measured', dtype=int), Field('skew_frac', 'measured', 'slowest over fastest rank, less 1'),
+    Field('all_reduce_mib', 'measured', 'gradients averaged in a step'),
+    Field('sync_frac', 'measured', "share of a step that averaging the gradients takes", 'averaging', meaning=
+          'How much shorter a step is if each device trains on its own, as a share of the step.'),
     Field('first_batch_ms', 'measured', 'first batch of an epoch', 'first batch'),
     Field('closing_ms', 'measured', 'end of an epoch after its last step'), Field('valid_s', 'measured'),
     # the phases of a step, in their order; together they are `step_ms`
@@ -268,11 +278,12 @@ def _set_torn_aside(path):
             os.fsync(new.fileno())
         Path(new.name).replace(path)
 
-_ADDED = 'defer_losses', 'fused', 'graph', 'compile', 'keep_pages'   # settings that no trial had before
+_ADDED = dict(defer_losses=False, fused=False, graph=False, compile=False, keep_pages=False, # settings that came later,
+              n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)                   # as all trials had them
 
 def _upgrade(row):
     "A record of an older schema in the words of the present one"
-    if 'loader' in row: row = row | {o: False for o in _ADDED if o not in row}
+    if 'loader' in row: row = _ADDED | row
     if row['schema']==SCHEMA_VERSION: return row
     new = row | dict(schema=SCHEMA_VERSION)
     if row['schema']==1 and 'epoch_s' in row:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'own_sources', 'Trial', 'resolve', 'check_found', 'tf32_set', 'look_once', 'SeenCallback', 'warm_up',
            'make_learner', 'steady_rounds', 'time_more', 'epoch_ms', 'epoch_times', 'look_at_start', 'train_monitored',
-           'about', 'check_measure', 'run_trial']
+           'about', 'check_measure', 'run_trial', 'across_ranks']
 
 # %% ../nbs/25_trial.ipynb #57381b51
 import hashlib
@@ -33,6 +33,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
+from torch.nn import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import (
@@ -45,6 +46,7 @@ from .optim import FusedOptimizer
 from .timing import StepTimerCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
+from .parallel import ALL_REDUCES, ParallelCallback, agree, check_group, gather, launch, n_ranks, split
 from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, swap_recorder
 
 # %% ../nbs/25_trial.ipynb #142af0af
@@ -71,7 +73,7 @@ class Trial:
     "What to run. `size`, `n_channels` and `max_images` of None take the data set's own"
     dataset:str='digits'         # A name from `data.DATASETS`, or a folder of class folders
     model:str='lenet'            # A name from `models.MODELS`, or 'module:function' for a network of your own
-    bs:int=64                    # Images a step
+    bs:int=64                    # Images a step, those of all devices together
     device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1'
     loader:str='memory'          # 'files', 'memory' or 'resident'
     n_workers:int=0              # Processes that prepare batches; 0 means the main one
@@ -86,6 +88,10 @@ class Trial:
     graph:bool=False             # Repeat the whole step as a CUDA graph, with the fused optimizer
     compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
     keep_pages:bool=False        # Let glibc keep large blocks of memory from step to step; CPU only
+    n_devices:int=1              # GPUs, or processes on CPU cores, that share each step
+    n_nodes:int=1                # Machines that they are spread over
+    all_reduce:str='buckets'     # A name from `ALL_REDUCES`: how several devices average their gradients
+    sync_bn:bool=False           # Batch norm over the images of all devices; GPUs only
     n_epoch:int=1                # Epochs that are timed, after the warm-up
     lr:float=1e-3                # Learning rate of fastai's Adam
     accumulate:int=1             # Batches whose gradients are added up before a step of the optimizer
@@ -98,10 +104,21 @@ class Trial:
         if ':' not in self.model: one_of('model', self.model, MODELS)
         one_of('loader', self.loader, LOADERS)
         one_of('precision', self.precision, PRECISIONS)
+        one_of('all_reduce', self.all_reduce, ALL_REDUCES)
+        if self.bs%self.n_devices: raise ValueError(
+            f"bs={self.bs} images a step can't be shared by n_devices={self.n_devices} evenly. Use bs="
+            f"{max(1, self.bs//self.n_devices)*self.n_devices}.")
+        if self.n_devices>1 and self.compile and self.all_reduce=='buckets': raise ValueError(
+            "compile=True on several devices needs all_reduce='flat': DDP's buckets can't travel while compiled kernels run.")
         if self.compile and not self.graph: raise ValueError(
             "compile=True compiles the kernels of a captured step. Set graph=True too, or compile=False.")
         if self.graph and self.precision=='fp16': raise ValueError(
             "graph=True cannot capture fp16, which looks at the gradients after each step. Use precision='bf16'.")
+
+    @property
+    def process_bs(self)->int: # Images that each device gets of a step
+        "The batch size on each device"
+        return self.bs//self.n_devices
 
     def _checked(self, declared, value):
         "The value as Python's own type, so that equal trials compare, hash and travel alike"
@@ -146,6 +163,7 @@ class Trial:
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine, or a `ValueError` where it asks for what is not there"
     trial = trial.but(device=str(pick_device(trial.device)))
+    if trial.n_devices>1 or trial.n_nodes>1: check_group(trial.n_devices, trial.device, trial.n_nodes)
     if trial.device!='cpu':
         if trial.keep_pages: raise ValueError("keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. "
                                               "Use keep_pages=False on a GPU.")
@@ -154,6 +172,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
                                                  "leaves everything in float32 there. Use 'bf16' or 'fp32', or a GPU.")
     if trial.precision=='tf32': raise ValueError("precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
     if trial.graph: raise ValueError("graph=True needs an NVIDIA GPU: a CPU has no launches to save. Use fused=True.")
+    if trial.sync_bn: raise ValueError("sync_bn=True needs GPUs: PyTorch has no SyncBatchNorm for CPUs. Use sync_bn=False.")
     if trial.pin_memory: raise ValueError("pin_memory=True speeds up copies to a GPU. Use pin_memory=False on a CPU.")
     return trial
 
@@ -245,7 +264,9 @@ class SeenCallback(Callback):
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
             'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
-            'the batch size': ([trial.bs], sorted({o['n_images'] for o in timer.steps})),
+            'the number of devices': (trial.n_devices, n_ranks()),
+            'batch norm over all devices': (trial.sync_bn, any(isinstance(o, SyncBatchNorm) for o in self.model.modules())),
+            'the batch size': ([trial.process_bs], sorted({o['n_images'] for o in timer.steps})),
             "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
         wrong = [f"{what} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}"
                  for what,(asked,ran) in table.items()
@@ -257,11 +278,11 @@ class SeenCallback(Callback):
 class _ShortEpochsCallback(Callback):
     "Short epochs without validation until `is_enough()`, or until `n_next()`, the steps of the next one, is 0"
     order, enough = StepTimerCallback.order, False
-    def before_epoch(self): self.dls.train.n = min(self.n, max(1, self.n_next())*self.dls.train.bs)
+    def before_epoch(self): self.dls.train.n = min(self.n, max(1, agree(self.n_next()))*self.dls.train.bs*n_ranks())
     def before_validate(self): raise CancelFitException() if self.is_over() else CancelValidException()
     def is_over(self):
-        self.enough = self.is_enough()
-        return self.enough or self.n_next()<1
+        self.enough = agree(self.is_enough())
+        return self.enough or agree(self.n_next())<1
     def train(self, learn, trial, *others):
         "Train until it is over, then give the epoch its length back, also after an error"
         self.n = learn.dls.train.n
@@ -310,8 +331,10 @@ def _check_model(trial, model, dls):
 def make_learner(trial:Trial)->Learner:
     "Data, network and `Learner` of a resolved trial, as a fastai user writes them; refused if it cannot be trained"
     set_seed(trial.seed)
-    names = 'dataset bs loader n_workers size device seed pin_memory n_channels max_images'.split()
-    dls = get_dls(**{o: getattr(trial, o) for o in names})
+    names = 'dataset loader n_workers size device seed pin_memory n_channels max_images'.split()
+    dls = split(get_dls(bs=trial.process_bs, **{o: getattr(trial, o) for o in names}))
+    if not len(dls.train): raise ValueError(f"Batch size {trial.bs} is larger than the {dls.train.n} training images of "
+                                            f"'{dls.name}', so no step would run. Use a smaller bs.")
     n_workers, n_batches = dls.train.fake_l.num_workers, len(dls.train)*trial.n_epoch
     if n_workers!=trial.n_workers: raise ValueError(
         f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, fastai makes its "
@@ -323,11 +346,13 @@ def make_learner(trial:Trial)->Learner:
     if ':' in trial.model: _check_model(trial, model, dls)
     if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise ValueError(
         f"channels_last=True orders the weights of convolutions, and {trial.model} has none. Use channels_last=False.")
+    if trial.sync_bn: model = SyncBatchNorm.convert_sync_batchnorm(model)
     cbs = [SeenCallback()]
+    if trial.n_devices>1: cbs.append(ParallelCallback(trial.all_reduce))
     if trial.channels_last: cbs.append(ChannelsLast())
     if trial.precision in ('fp16', 'bf16'):
         cbs.append(_CPUAutocastCallback() if trial.device=='cpu' else MixedPrecision(amp_mode=trial.precision))
-    if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.bs))
+    if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
     if trial.graph: cbs.append(GraphedStepCallback(trial.compile))
     elif trial.fused: cbs.append(FusedStepCallback())
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
@@ -484,11 +509,45 @@ def run_trial(
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
     check_measure(half_width, max_s, whole_epoch, monitor)
     trial = resolve(trial.but(**kwargs))
-    with tf32_set(trial.precision): record = _measure(trial, half_width, max_s, whole_epoch, monitor)
+    if trial.n_devices>1:
+        found = launch(_measure, trial, half_width, max_s, whole_epoch, monitor,
+                       n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)[0]
+        return plain_record(found | dict(device=trial.device, trial_id=trial.trial_id))
+    record = _measure(trial.device, trial, half_width, max_s, whole_epoch, monitor)
     free_memory()
     return plain_record(record)
 
-def _measure(trial, half_width, max_s, whole_epoch, monitor):
+def across_ranks(record, learn, trial):
+    "The record of the slowest rank, with what all of them did; a `RuntimeError` where they shared the images wrongly"
+    rows, positions = gather(record), [o for mine in gather(list(learn.dls.train.mine)) for o in mine]
+    if len(set(positions))<len(positions): raise RuntimeError(
+        f"{len(positions)-len(set(positions))} images were trained more than once in an epoch, so the label would be wrong.")
+    with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
+    if len(set(gather(total)))>1: raise RuntimeError(
+        "The weights differ between ranks after the training: their gradients were not averaged, so no times are given.")
+    cb, timer = learn.parallel, StepTimerCallback()
+    cb.is_on = False
+    learn.remove_cb(learn.step_timer)
+    warm_up(learn, trial, timer)
+    cb.is_on = True
+    ms = [o['step_ms'] for o in timer.steps][-20:]
+    alone_ms, times = max(gather(float(np.median(ms)))), [o['step_ms'] for o in rows]
+    slowest = max(range(len(rows)), key=lambda o: (rows[o]['status']!='ok', rows[o]['epoch_s']))
+    row, n_bytes = rows[slowest], sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad)
+    def over_ranks(how, names): return {k: None if None in (v := [o.get(k) for o in rows]) else float(how(v)) for k in names.split()}
+    shared = over_ranks(np.mean, 'loss') | over_ranks(np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib')
+    if 'energy_j' in record: # each rank watches its own GPU, and all of them the same CPU
+        shared |= over_ranks(np.sum, 'energy_j energy_train_j power_mean_w power_max_w')
+        shared |= over_ranks(np.mean, 'energy_j_per_image energy_epoch_j')
+        shared |= over_ranks(lambda v: np.mean(v)/n_ranks(), 'cpu_energy_j_per_image cpu_energy_epoch_j')
+    return row | shared | dict(process_bs=trial.process_bs, slowest_rank=slowest, skew_frac=max(times)/min(times)-1,
+                      all_reduce_mib=n_bytes/2**20, sync_frac=1-alone_ms/row['step_ms'])
+
+def _measure(device, trial, *options):
+    trial = trial.but(device=str(device))
+    with tf32_set(trial.precision): return _measured(trial, *options)
+
+def _measured(trial, half_width, max_s, whole_epoch, monitor):
     record, start_s = about(trial), perf_counter()
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
@@ -502,5 +561,6 @@ def _measure(trial, half_width, max_s, whole_epoch, monitor):
         learn.add_cb(StepTimerCallback())
         record |= _train(learn, trial, half_width, max_s, whole_epoch)
         record |= _results(learn, trial, half_width)
-        if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last: all else is as without it
+        if monitor: record |= train_monitored(learn, trial, record['n_images'])   # after all else, which is as without it
+        if trial.n_devices>1: record = across_ranks(record, learn, trial)
     return record

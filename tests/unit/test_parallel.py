@@ -1,0 +1,189 @@
+"One training in two processes: the same images, steps and weights as in one; ranks that fail; two machines"
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, sleep
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.learner import Learner
+from torch.nn import functional
+
+from gpubench import data
+from gpubench import trial as trial_module
+from gpubench.capture import TapeCapture
+from gpubench.core import n_cores
+from gpubench.data import get_dls
+from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.models import get_model
+from gpubench.parallel import ParallelCallback, average_gradients, launch, n_ranks, rank, same_start, split
+from gpubench.sweep import sweep
+from gpubench.trial import Trial, resolve, run_trial
+
+pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')
+quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
+
+def ranks_alive():
+    "Agents and ranks that run now"
+    def words(o):
+        try: return ' '.join(o.cmdline())
+        except psutil.Error: return ''
+    return [o for o in psutil.process_iter() if 'gpubench.parallel import _' in words(o)]
+
+def all_gone(seconds=15):
+    end = perf_counter()+seconds
+    while ranks_alive() and perf_counter()<end: sleep(.2)
+    return not ranks_alive()
+
+@pytest.mark.parametrize('loader', ['files', 'memory', 'resident'])
+@pytest.mark.parametrize('n', [2, 3])
+def test_batches_of_all_ranks_are_those_of_one_device(loader, n):
+    def positions(bs, part):
+        dl = get_dls('digits', bs=bs, loader=loader, device='cpu', max_images=400).train
+        dl.part = part
+        batches = [y for _,y in dl]
+        assert len(batches)==len(dl) and all(len(o)==bs for o in batches)
+        return np.array(dl.mine).reshape(-1, bs) if part[1]>1 else np.array(dl.mine)[:len(batches)*bs].reshape(-1, bs)
+    one, ranks = positions(12*n, (0,1)), [positions(12, (i,n)) for i in range(n)]
+    np.testing.assert_array_equal(np.concatenate(ranks, 1), one)
+    assert len(set(one.ravel()))==one.size
+
+@pytest.mark.parametrize('change, words', [
+    (dict(bs=65, n_devices=2), 'Use bs=64'), (dict(bs=1, n_devices=2), 'Use bs=2'), (dict(n_devices=0), 'at least 1'),
+    (dict(all_reduce='ring'), 'buckets'),
+    (dict(n_devices=2, graph=True, compile=True), "needs all_reduce='flat'"),
+    (dict(sync_bn=True), 'no SyncBatchNorm for CPUs'), (dict(n_devices=4096, bs=4096), 'CPU cores on this machine'),
+    (dict(n_devices=2, n_nodes=2), 'PET_RDZV_ENDPOINT=host:29500'), (dict(n_devices=3, bs=63, n_nodes=2), 'evenly')])
+def test_what_cannot_be_shared_is_refused(change, words, monkeypatch):
+    monkeypatch.delenv('PET_RDZV_ENDPOINT', raising=False)
+    with pytest.raises(ValueError) as e: resolve(Trial(**quick | change))
+    assert words in str(e.value)
+
+@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2),
+                                 dict(all_reduce='flat', loader='resident', fused=True, defer_losses=True)], ids=str)
+def test_two_devices_train_as_one_does(how):
+    one, two = (run_trial(**quick | how, n_devices=n, max_s=.5) for n in (1, 2))
+    for o in 'n_steps n_images n_opt_steps n_train n_params bs'.split(): assert one[o]==two[o]
+    assert two['loss']==pytest.approx(one['loss'], rel=1e-4) and two['accuracy']==pytest.approx(one['accuracy'], abs=.02)
+    assert (two['process_bs'], two['n_devices'], two['device'])==(32, 2, 'cpu') and two['slowest_rank'] in (0, 1)
+    assert two['all_reduce_mib']==two['n_params']*4/2**20 and two['skew_frac']>=0 and two['sync_frac']<1
+    assert two['trial_id']==Trial(**quick | how, n_devices=2).trial_id!=one['trial_id'] and 'process_bs' not in one
+    assert all_gone()
+
+class As(torch.nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+    def forward(self, x): return torch.Tensor(x).to(self.dtype)
+
+def network(dtype):
+    "Without batch norm, and other weights on each rank: what they share they got from each other"
+    torch.manual_seed(3 if n_ranks()==1 else 3+rank())
+    return torch.nn.Sequential(As(dtype), get_model('lenet', n_classes=10, n_in=1).to(dtype))
+
+class CapturableCallback(FusedStepCallback):
+    "The eager side of a captured step: the same arithmetic"
+    def before_fit(self):
+        super().before_fit()
+        self.learn.opt.capturable = True
+
+def loader(bs=24): return split(get_dls('digits', bs=bs//n_ranks(), device='cpu', loader='resident', max_images=300))
+
+def loop():
+    "A training loop of one's own"
+    model, dls = network(torch.float64), loader()
+    same_start(model)
+    opt = torch.optim.SGD(model.parameters(), .05, momentum=.9)
+    for xb,yb in dls.train:
+        functional.cross_entropy(model(xb), yb).backward()
+        average_gradients(model.parameters())
+        opt.step()
+        opt.zero_grad()
+    return model
+
+def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64):
+    "A Learner with clipped gradients and a schedule, two epochs"
+    cbs = [ParallelCallback(all_reduce), GradientClip(.5)]
+    if graph: cbs.append(GraphedStepCallback(capture=TapeCapture()))
+    elif dtype==torch.float32: cbs.append(CapturableCallback())
+    if accumulate>1: cbs.append(GradientAccumulation(accumulate*24//n_ranks()))
+    learn = Learner(loader(), network(dtype), cbs=cbs)
+    if graph: swap_recorder(learn, DeferredRecorder())
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(2, .01)
+    if graph: assert not cbs[-1].why_not and cbs[-1].n_replays>4, cbs[-1].why_not
+    return learn.model
+
+def several_ways(device=None): # the weights after each
+    "The same trainings, by one process or by several"
+    ways = dict(loop=loop(), buckets=fitted('buckets'), flat=fitted(), accumulated=fitted(accumulate=2),
+                accumulated_buckets=fitted('buckets', accumulate=2))
+    if n_ranks()>1: ways |= {o: fitted(graph=o=='graph', dtype=torch.float32) for o in ('graph', 'eager')}
+    return {k: [o.detach().numpy() for o in m.parameters()] for k,m in ways.items()}
+
+def test_the_weights_are_those_of_one_device():
+    one, (first, second) = several_ways(), launch(several_ways)
+    for way in first:
+        for a,b in zip(first[way], second[way]): np.testing.assert_array_equal(a, b, err_msg=way)
+    for way in one:
+        for a,b in zip(one[way], first[way]): np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-10, err_msg=way)
+    for a,b in zip(first['graph'], first['eager']): np.testing.assert_array_equal(a, b)        # to the bit
+
+def shared_wrongly(device):
+    "What is said of trainings in which ranks see the same images, or don't average their gradients"
+    trial, said = Trial(**quick, n_devices=2), []
+    breaks = (data, 'share', lambda order, bs, part: order[:len(order)//2]), (trial_module, 'split', lambda dls: dls), \
+        (trial_module, 'ParallelCallback', lambda how: Idle())
+    for module,name,broken in breaks:
+        with pytest.MonkeyPatch.context() as mp, pytest.raises(RuntimeError) as e:
+            mp.setattr(module, name, broken)
+            trial_module._measure(device, trial, .05, .2, True, False)
+        said.append(str(e.value))
+    return said
+
+def test_a_training_that_is_shared_wrongly_is_no_record():
+    for same_images,not_split,not_averaged in launch(shared_wrongly):
+        assert 'trained more than once' in same_images and 'trained more than once' in not_split
+        assert 'differ between ranks' in not_averaged
+
+class Idle(ParallelCallback):
+    "Averages nothing"
+    def __init__(self): super().__init__('flat')
+    def average(self): pass
+
+def dies(how):
+    def work(device):
+        if rank()==1:
+            if how=='killed': os.kill(os.getpid(), signal.SIGKILL)
+            if how=='memory': raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')
+            if how=='exits': os._exit(3)
+            if how=='hangs': sleep(1000)
+        dist.barrier()
+    return work
+
+def in_a_visit(how): return dict(found=len(launch(dies(how))))
+
+def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
+    def visits(*how, **kwargs): return sweep(dict(how=how), run=in_a_visit, out=tmp_path, repeats=1, twin=None, progress=False,
+                                             **kwargs).set_index('how')
+    df = visits('killed', 'memory', 'exits')
+    assert df.status.to_dict()==dict(killed='error', memory='oom', exits='error')
+    assert 'Rank 1 of 2 was ended by signal 9' in df.error['killed'] and 'Rank 1 of 2 ended with exit code 3' in df.error['exits']
+    assert visits('hangs', timeout_s=30).status.hangs=='timeout'
+    assert all_gone()
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('localhost', 0))
+        return s.getsockname()[1]
+
+def test_two_machines_meet(monkeypatch):
+    monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{free_port()}')
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(run_trial, **quick, n_devices=2, n_nodes=2, max_s=.2) for _ in range(2)]
+        a, b = (o.result() for o in jobs)
+    assert a==b and (a['n_devices'], a['n_nodes'], a['process_bs'], a['status'])==(2, 2, 32, 'ok')
