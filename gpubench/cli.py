@@ -450,6 +450,8 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--loader', type=CommaList(names='files memory resident'), help='files, memory, resident.')
 @click.option('--device', type=CommaList(names=_DEVICES), default='auto', show_default=True, metavar='auto|cpu|cuda',
               help='Where to train.')
+@click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')
+@click.option('--n-nodes', type=CommaList(int), help='Machines that they are spread over; start the same command on each.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
 @click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')

@@ -46,7 +46,7 @@ from .optim import FusedOptimizer
 from .timing import StepTimerCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
-from .parallel import ALL_REDUCES, ParallelCallback, agree, check_group, gather, launch, n_ranks, split
+from .parallel import ALL_REDUCES, ParallelCallback, agree, check_group, gather, launch, n_ranks, own_device, split
 from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, swap_recorder
 
 # %% ../nbs/25_trial.ipynb #142af0af
@@ -509,13 +509,15 @@ def run_trial(
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
     check_measure(half_width, max_s, whole_epoch, monitor)
     trial = resolve(trial.but(**kwargs))
-    if trial.n_devices>1:
-        found = launch(_measure, trial, half_width, max_s, whole_epoch, monitor,
-                       n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)[0]
-        return plain_record(found | dict(device=trial.device, trial_id=trial.trial_id))
-    record = _measure(trial.device, trial, half_width, max_s, whole_epoch, monitor)
-    free_memory()
-    return plain_record(record)
+    options = half_width, max_s, whole_epoch, monitor
+    if trial.n_devices>n_ranks():
+        record = launch(_on_rank, trial, *options, n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)[0]
+    else:
+        with tf32_set(trial.precision): record = _measure(trial.but(device=own_device(trial.device)), *options)
+        free_memory()
+    return plain_record(record | dict(device=trial.device, trial_id=trial.trial_id))
+
+def _on_rank(device, *args): return run_trial(*args)
 
 def across_ranks(record, learn, trial):
     "The record of the slowest rank, with what all of them did; a `RuntimeError` where they shared the images wrongly"
@@ -543,11 +545,7 @@ def across_ranks(record, learn, trial):
     return row | shared | dict(process_bs=trial.process_bs, slowest_rank=slowest, skew_frac=max(times)/min(times)-1,
                       all_reduce_mib=n_bytes/2**20, sync_frac=1-alone_ms/row['step_ms'])
 
-def _measure(device, trial, *options):
-    trial = trial.but(device=str(device))
-    with tf32_set(trial.precision): return _measured(trial, *options)
-
-def _measured(trial, half_width, max_s, whole_epoch, monitor):
+def _measure(trial, half_width, max_s, whole_epoch, monitor):
     record, start_s = about(trial), perf_counter()
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(

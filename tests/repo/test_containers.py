@@ -50,6 +50,14 @@ def test_schema(schema, names):
     "check-jsonschema brings its own copies of schemas"
     run(tool('check-jsonschema'), '--builtin-schema', f'vendor.{schema}', *[root/o for o in names])
 
+def test_two_machines_meet_at_one_of_them():
+    run(tool('check-jsonschema'), '--builtin-schema', 'vendor.compose-spec', root/'docker-compose.two.yml')
+    a, b = yaml.safe_load(text('docker-compose.two.yml'))['services'].values()
+    assert (a['hostname'], b['hostname'])==('machine-a', 'machine-b') and a['environment']==b['environment']
+    assert a['environment']['PET_RDZV_ENDPOINT']=='machine-a:29500' and a['extends']==b['extends']
+    assert a['command'][:-1]==b['command'][:-1] and a['command'][-1]!=b['command'][-1]
+    assert set(a['extends'].values())=={compose_files[0], 'bench'}
+
 def test_devcontainer_schema(dev):
     schema = json.loads(text('tests/repo/devcontainer.schema.json'))
     assert [o.message for o in jsonschema.Draft201909Validator(schema).iter_errors(dev)]==[]

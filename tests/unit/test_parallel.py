@@ -141,7 +141,7 @@ def shared_wrongly(device):
     for module,name,broken in breaks:
         with pytest.MonkeyPatch.context() as mp, pytest.raises(RuntimeError) as e:
             mp.setattr(module, name, broken)
-            trial_module._measure(device, trial, .05, .2, True, False)
+            run_trial(trial, max_s=.2)
         said.append(str(e.value))
     return said
 
