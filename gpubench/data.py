@@ -181,7 +181,7 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
         if not isinstance(e, Exception): raise
         raise RuntimeError(
             f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try "
-            "again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder of "
+            "again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder of your "
             "own.") from e
 
 # %% ../nbs/11_data.ipynb #94870371
