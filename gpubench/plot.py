@@ -551,20 +551,23 @@ def plot_visits(
     ax:Axes|None=None,    # Where to draw; a new figure by default, as high as the rows need
     title:str|None=None,  # Over the axes
 )->Axes:
-    "Without a batch size: a row for each name, every visit a dot, the median a dash, the axis from 0"
+    "Without a batch size: a row for each name, every visit a dot, the median a dash; the axis from 0, but for accuracy"
     need_columns(df, y, by)
     df = _numeric(df, y)
-    names, style = list(dict.fromkeys(df[by].dropna())), series_style(0)
+    names, on_gpu = list(dict.fromkeys(df[by].dropna())), df.get('device', df[by]).astype(str).str.startswith('cuda')
     ax = _new_axes(ax, figsize=(5.4, 1.5+.34*len(names)))
     ok, nothing = df[succeeded(df) & df[y].notna()], dict(xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
     for i,name in enumerate(names):
-        values = ok[y][ok[by]==name]
+        values, style = ok[y][ok[by]==name], series_style(int(on_gpu[df[by]==name].any()))         # the CPU's, the GPU's
         if not len(values): ax.annotate('no visit gave a value', (.02, i), **nothing)
         ax.plot(values, [i]*len(values), ls='none', **style, alpha=.75, zorder=3, gid='visits')
         ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
     words = [setting_label(by, o) if by in SETTINGS else str(o) for o in names]
     ax.set_yticks(range(len(names)), labels=[_as_is(textwrap.fill(o, 30)) for o in words])
     ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(ok[y])), xlabel=field(y).words())
+    if y=='accuracy' and len(ok):
+        room = max(.01, .15*(ok[y].max()-ok[y].min()))
+        ax.set_xlim(ok[y].min()-room, ok[y].max()+room)
     ax.grid(False, axis='y')
     _finish(ax, title, [caption(df)])
     return ax
