@@ -185,6 +185,9 @@ def _end(agent):
 # %% ../nbs/24_parallel.ipynb #197bc4e2
 def split(dls):
     "Let this rank's training loader, one of `get_dls`, take its share of each batch; `bs` stays what one rank gets"
+    if not hasattr(dls.train, 'part'): raise ValueError(
+        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all ranks. "
+        "Use fastai's `learn.distrib_ctx()` for yours.")
     dls.train.part = rank(), n_ranks()
     return dls
 

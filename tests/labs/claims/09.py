@@ -1,9 +1,10 @@
 # %% Three mistakes show in counts or weights; done right, it is the training of one device
-assert len({o['n_steps'] for o in (one, ranks[0]['as it should be'])})==1
-right, summed_up, same, larger = (table.loc[o] for o in ('as it should be', 'gradients summed', 'the same part on all ranks', f'{bs} on each device'))
+alone, right = table.loc['one device'], table.loc['as it should be']
+same, larger, summed_up = (table.loc[o] for o in ('the same part on all ranks', f'{bs} on each device', 'gradients summed'))
 assert right.away_from_one_device<1e-3<1e-2<min(o.away_from_one_device for o in (summed_up, same, larger))
-assert right.images_trained==same.images_trained==len(y)//bs*bs and right.different_ones==len(y)>same.different_ones
-assert larger.steps==len(y)//(bs*n_devices) and right.steps==len(y)//bs
+assert right.images_trained==same.images_trained==alone.images_trained==len(y)//bs*bs
+assert right.different_ones==alone.different_ones>same.different_ones
+assert larger.steps==len(y)//(bs*n_devices) and right.steps==alone.steps==len(y)//bs
 
 # %% gpubench's training on several devices is that of one
 a, b = runs.loc[1], runs.loc[n_devices]
