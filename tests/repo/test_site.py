@@ -181,7 +181,7 @@ def test_search(browser, site):
     page, asked = visit(browser, site, 'index.html', viewport=desk)
     page.locator('input[name=q]').fill('plateau')
     page.locator('input[name=q]').press('Enter')
-    page.locator('ul.search a', has_text='02 · ').click(timeout=1e3*search_s)
+    page.locator('ul.search a', has_text='02 · Which batch size').click(timeout=1e3*search_s)
     page.wait_for_url('**/02_batch_size.html*')
     assert [o for o in asked if not o.startswith(('file:', 'data:'))]==[]
     page.close()
