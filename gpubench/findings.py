@@ -66,7 +66,7 @@ def summary_table(records)->pd.DataFrame: # Medians over visits, and the interva
     shown = [o.name for o in FIELDS.values() if o.kind=='measured' and o.heading and o.dtype in (int, float)]
     for o in group_by_settings(df, names).values():
         side, first = Side('', o), o.iloc[0]
-        row = {k: plain_value(first[k]) for k in ('where', 'how', *names)}
+        row = {k: plain_value(first[k]) for k in ('workload', 'where', 'how', *names)}
         row |= {k: side.median(k) for k in (*shown, 'n_train')}
         for u in 'sj':
             i = median_ci(side.ok[f'epoch_{u}'])
