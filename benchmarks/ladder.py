@@ -1,20 +1,26 @@
 """From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around it
 
-    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...]
+    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...] [--joules-s 2]
 
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
-every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with torch's fused AdamW at a
-constant rate, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py)."""
+every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with cuDNN's
+search, channels_last and torch's fused AdamW at a constant rate, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
+
+Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
+time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
+which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, sys
 from contextlib import redirect_stdout
+from functools import partial
 from statistics import median
 from time import perf_counter
 
-from gpubench.core import free_memory, wait_for
+from gpubench.core import free_memory, open_nvml, wait_for
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.models import get_model
+from gpubench.models import bound_ms, device_rates, get_model
+from gpubench.nvml import ask_gpu, find_gpu
 from gpubench.stats import ratio_ci
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
@@ -26,7 +32,7 @@ from fastai.torch_core import set_seed
 import torch
 
 from common import NoValidationCallback, alternate, device_of, device_parser, write_json
-from peers import PEERS
+from peers import PEERS, in_own_process
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run
 CASES = dict(
@@ -52,18 +58,24 @@ def no_waits(learn): swap_recorder(learn, DeferredRecorder())
 def fused(learn):
     no_waits(learn)
     learn.add_cb(FusedStepCallback())
+def kernels(learn):
+    "cuDNN searches, and a network in fp32 gets channels_last, which those of bf16 have already"
+    fused(learn)
+    learn.searches = True
+    if not any(isinstance(o, ChannelsLast) for o in learn.cbs): learn.add_cb(ChannelsLast())
 def graph(learn, compile=False):
-    no_waits(learn)
+    kernels(learn)
+    learn.remove_cb(learn.fused_step)
     learn.add_cb(GraphedStepCallback(compile))
 def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
 
 def rungs(is_bf16):
     "name -> changes to a Learner; from `stock_bf16` on, all rungs of a bf16 case have bf16 and channels_last"
     first, last = (dict(stock=[], stock_bf16=[bf16]), [bf16]) if is_bf16 else (dict(stock=[]), [])
-    return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], graph=[*last, graph],
+    return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels], graph=[*last, graph],
                         compiled_graph=[*last, lambda learn: graph(learn, True)])
 
-SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused'  # rungs that take a twentieth of the steps, at least 12 of them
+SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused', 'kernels'  # rungs that take a fortieth of the steps, at least 12 of them
 
 def make_learner(case, changes, device):
     "A Learner that has trained for a few steps"
@@ -71,6 +83,7 @@ def make_learner(case, changes, device):
     set_seed(0)
     dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
     learn = Learner(dls, get_model(model, n_in=n_in), loss_func=CrossEntropyLossFlat())
+    learn.searches = False
     for o in changes: o(learn)
     learn.add_cbs([StartCallback(), EndCallback(), NoValidationCallback()])
     step_us(learn, 6)
@@ -78,16 +91,17 @@ def make_learner(case, changes, device):
 
 def step_us(learn, n_steps):
     learn.dls.train.n = n_steps*learn.dls.train.bs
+    torch.backends.cudnn.benchmark = learn.searches
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
     return 1e6*learn.end.took_s/n_steps
 
 def by_hand(case, device):
-    "(over an epoch, replay alone): functions that return microseconds a step"
+    "A function that returns microseconds a step"
     model, bs, size, n_in, is_bf16, n, n_steps = case
     set_seed(0)
     dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
     net = get_model(model, n_in=n_in).to(device)
-    if is_bf16: net = net.to(memory_format=torch.channels_last)
+    net, torch.backends.cudnn.benchmark = net.to(memory_format=torch.channels_last), True
     opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, fused=True, capturable=True)
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
@@ -110,22 +124,47 @@ def by_hand(case, device):
     recorded = torch.cuda.CUDAGraph()
     opt.zero_grad(set_to_none=True)
     with torch.cuda.graph(recorded): loss = step()
-    def epoch(kept=(step, loss)):          # what the graph reads must not be freed
+    def epoch(n_steps=n_steps, kept=(step, loss)):          # what the graph reads must not be freed
         wait_for(device)
         start_s = perf_counter()
-        order.copy_(torch.randperm(len(x), device=device)[:n_steps*bs].view_as(order))
+        order[:n_steps] = torch.randperm(len(x), device=device)[:n_steps*bs].view(n_steps, bs)
         at.zero_()
         for _ in range(n_steps): recorded.replay()
         wait_for(device)
         return 1e6*(perf_counter()-start_s)/n_steps
     return epoch
 
-def measure(case, device, rounds, peers=()):
+def look_inside(run, n_steps):
+    "What the profiler sees of a step; it slows Python down, so no time of the host is taken from it"
+    with torch.profiler.profile() as seen: run(n_steps)
+    calls = seen.key_averages()
+    def count(*names): return sum(o.count for o in calls if o.key.startswith(names))/n_steps
+    return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'), waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),
+                kernels=sum(o.count for o in calls if o.device_type==torch.autograd.DeviceType.CUDA)/n_steps,
+                device_us=sum(o.self_device_time_total for o in calls if o.device_type==torch.autograd.DeviceType.CUDA)/n_steps)
+
+def joules_per_image(run, n_steps, bs, seconds):
+    nvml, n = open_nvml(), 0
+    gpu = find_gpu(nvml, 'cuda:0')
+    def now_j(): return ask_gpu(nvml, gpu, 'energy_counter_j').value
+    run(n_steps)
+    start_j, end = now_j(), perf_counter()+seconds
+    while perf_counter()<end:
+        run(n_steps)
+        n += n_steps
+    return (now_j()-start_j)/(n*bs)
+
+def bound_us(case, device):
+    model, _, size, n_in, is_bf16, *_ = case
+    precision = 'bf16' if is_bf16 else 'fp32'
+    return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1], **device_rates(device, precision), precision=precision)
+
+def measure(case, device, rounds, peers=(), joules_s=0):
     learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items()}
-    runs = {k: lambda k=k, learn=learn: step_us(learn, min(case[6], max(12, case[6]//20)) if k in SLOW else case[6]) for k,learn in learners.items()}
-    runs['hand'] = by_hand(case, device)
-    runs |= {o: PEERS[o](case, device) for o in peers}
-    times = alternate(runs, rounds, lambda run: run())
+    n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in [*learners, 'hand', *peers]}
+    runs = {k: partial(step_us, learn) for k,learn in learners.items()} | dict(hand=by_hand(case, device))
+    runs |= {o: in_own_process(o, case, device) for o in peers}
+    times = alternate({k: partial(run, n_steps[k]) for k,run in runs.items()}, rounds, lambda run: run())
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
     return dict(
@@ -133,17 +172,21 @@ def measure(case, device, rounds, peers=()):
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times['stock_bf16' if case[4] else 'stock'], o))
                   for k,o in times.items() if not k.startswith('stock')},
-        graph_bytes={k: o.held_bytes for k,o in graphs.items()})
+        graph_bytes={k: o.held_bytes for k,o in graphs.items()},
+        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if device!='cpu' else {},
+        bound_us=bound_us(case, device),
+        joules_per_image={k: joules_per_image(run, n_steps[k], case[1], joules_s) for k,run in runs.items()} if joules_s else {})
 
 def main():
     p = device_parser(__doc__)
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--case', nargs='+', choices=list(CASES), default=list(CASES))
     p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
+    p.add_argument('--joules-s', type=float, default=0)
     args = p.parse_args()
     device, found = device_of(args), {}
     for name in args.case:
-        try: found[name] = measure(CASES[name], device, args.rounds, args.peers)
+        try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])
         free_memory()
         write_json(args.out, device, cases=found)

@@ -5,14 +5,14 @@
 `--dataset mnist` trains the real thing where it can be downloaded. Images lie on the device, and all three take Adam at a rate of 0.001, stock
 numbers of fastai's (the loop by torch's fused AdamW). Each training is a process of its own; in each round every way runs once, in an order of its own,
 and the rounds' seeds differ. A run's time is that of its epochs after one of warm-up, which is not trained on, without validation; accuracy is that of
-the held-out images after the last epoch. `linear` is one linear layer by the same loop, for comparison of the accuracy."""
+the held-out images after the last epoch. `compiled` is `speed_up(learn, compile=True)`, `linear` is one linear layer by the same loop, for comparison of the accuracy."""
 import json, subprocess, sys
 from statistics import median
 from time import perf_counter
 
-WAYS, BS, LR = ['fit', 'loop', 'speed_up', 'linear'], 1000, 1e-3
+WAYS, BS, LR = ['fit', 'loop', 'speed_up', 'compiled', 'linear'], 1000, 1e-3
 
-def by_learner(dls, net, n_epoch, fast):
+def by_learner(dls, net, n_epoch, fast, compile=False):
     import io
     from contextlib import redirect_stdout
     from common import NoValidationCallback
@@ -20,15 +20,15 @@ def by_learner(dls, net, n_epoch, fast):
     from fastai.learner import Learner
     from gpubench.core import wait_for
     from gpubench.fast import keep_pages, speed_up
+    from gpubench.trial import remember
     learn = Learner(dls, net, cbs=NoValidationCallback())
     if fast:
         keep_pages()
-        speed_up(learn)
-    state = {k: v.clone() for k,v in net.state_dict().items()}
+        speed_up(learn, compile=compile)
+    put_back = remember(learn)
     with redirect_stdout(io.StringIO()):
         learn.fit(1, LR)
-        net.load_state_dict(state)
-        if learn.opt is not None: learn.opt.clear_state()
+        put_back()
         wait_for(dls.device)
         start = perf_counter()
         learn.fit(n_epoch, LR)
@@ -66,7 +66,7 @@ def train(way, dataset, device, n_epoch, seed):
     set_seed(seed)
     dls = get_dls(dataset, bs=BS, loader='resident', device=device, seed=seed)
     net = (nn.Sequential(nn.Flatten(), nn.Linear(28*28, 10)) if way=='linear' else get_model('lenet', n_in=1)).to(dls.device)
-    fit_s = by_learner(dls, net, n_epoch, way=='speed_up') if way in ('fit','speed_up') else by_loop(dls, net, n_epoch)
+    fit_s = by_loop(dls, net, n_epoch) if way in ('loop','linear') else by_learner(dls, net, n_epoch, way!='fit', way=='compiled')
     net.eval()
     with torch.no_grad(): right = torch.cat([(net(x).argmax(1)==y).float() for x,y in dls.valid])
     n_steps = n_epoch*len(dls.train)

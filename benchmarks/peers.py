@@ -1,9 +1,10 @@
 """The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with `torch.compile(mode='reduce-overhead')`, Lightning with the same
 compiler mode, and JAX (Flax and Optax): one jitted `lax.scan` over the resident epoch with donated buffers.
 
-All train the ladder's network from data on the device, in the ladder's precision and layout, with AdamW at a constant rate. None has a captured
-step of its own to offer beyond what its compiler does: in JAX the scan is one launch for an epoch."""
-import logging, os, warnings
+All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search and AdamW at a constant rate. None has a captured
+step of its own to offer beyond what its compiler does: in JAX the scan is one launch for an epoch. Each lives in a process of its own."""
+import logging, multiprocessing, os, warnings
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
@@ -24,8 +25,8 @@ def pixels(case, device):
     return x, y, some.mean().item(), some.std().item()
 
 def network(case, device):
-    net = get_model(case[0], n_in=case[3]).to(device)
-    return net.to(memory_format=torch.channels_last) if case[4] else net
+    torch.backends.cudnn.benchmark = True
+    return get_model(case[0], n_in=case[3]).to(device, memory_format=torch.channels_last)
 
 def indices(n, bs, n_steps, device): return torch.randperm(n, device=device)[:n_steps*bs].view(n_steps, bs)
 
@@ -75,7 +76,7 @@ def lightning(case, device):
         kind = torch.device(device).type
         with warnings.catch_warnings(action='ignore'):
             trainer = L.Trainer(max_epochs=1, accelerator='gpu' if kind=='cuda' else kind, devices=1, precision='bf16-mixed' if case[4] else 32,
-                                logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+                                logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, benchmark=True)
             trainer.fit(module, torch.utils.data.DataLoader(indices(len(x), case[1], n_steps, device), batch_size=None))
         return 1e6*module.took_s/n_steps
     epoch(6)
@@ -148,3 +149,22 @@ def jax_scan(case, device):
     return epoch
 
 PEERS = dict(plain_loop=plain_loop, lightning=lightning, jax=jax_scan)
+
+def _serve(name, case, device, pipe): # in a process of its own
+    try: run = PEERS[name](case, device)
+    except Exception as e: return pipe.send(e)
+    pipe.send(None)
+    with suppress(EOFError):                                    # the end of the other side
+        while True: pipe.send(run(pipe.recv()))
+
+def in_own_process(name, case, device):
+    "A peer's function that takes a number of steps and returns microseconds a step; its process ends with this one"
+    context = multiprocessing.get_context('spawn')
+    ours, theirs = context.Pipe()
+    context.Process(target=_serve, args=(name, case, device, theirs), daemon=True).start()
+    def ask(*args):
+        if args: ours.send(*args)
+        if not ours.poll(300): raise RuntimeError(f'{name} does not answer')
+        return ours.recv()
+    if (error := ask()): raise error
+    return ask

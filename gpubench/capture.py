@@ -52,7 +52,10 @@ class CUDACapture:
     def record(self, step): # (what repeats it, what it returned)
         graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
         generator = torch.cuda.default_generators[device.index]
-        kept, self.pool = generator.clone_state(), self.pool or torch.cuda.graph_pool_handle()
+        kept = generator.clone_state()
+        if self.pool is None:         # cuBLAS's workspace has to lie in it, too: compiled code of others frees the one that all share
+            torch._C._cuda_clearCublasWorkspaces()
+            self.pool = torch.cuda.graph_pool_handle()
         free_memory()                                   # to free a graph during the capture of another one is an error
         gc.disable()
         before = torch.cuda.memory_reserved(device)

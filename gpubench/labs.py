@@ -664,9 +664,9 @@ def copy_labs(
         for o in nb.cells: o.update(dict(outputs=[], execution_count=None) if o.cell_type=='code' else {})
         return (json.dumps(nb, indent=1, ensure_ascii=False)+'\n').encode()
     source, to = labs_folder() if folder is None else Path(folder), run_folder(to)
-    wanted = [o.path for o in pick_labs(names, source)] if names else [*sorted(source.glob('*.ipynb')),
-                                                                           *sorted(source.glob('deeper/*'))]
-    files = [*wanted, *sorted(source.glob('*.yaml')), *(o for o in sorted(source.glob('records/*')) if o.is_file())]
+    def those(*patterns): return [o for p in patterns for o in sorted(source.glob(p)) if o.is_file()]
+    wanted = [o.path for o in pick_labs(names, source)] if names else those('*.ipynb', 'deeper/*')
+    files = [*wanted, *those('*.yaml', 'records/*')]
     found = dict(copied=[], same=[], kept=[])
     for file in files:
         name = file.relative_to(source) if file.is_relative_to(source) else Path(file.name)

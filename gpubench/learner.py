@@ -10,7 +10,6 @@ import math
 from time import perf_counter
 from types import SimpleNamespace
 
-import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.learner import Learner
 
@@ -18,7 +17,7 @@ from .core import check_value
 from .models import count_params
 from .stats import is_steady
 from .timing import StepTimerCallback
-from .trial import SeenCallback, epoch_times
+from .trial import SeenCallback, epoch_times, remember
 
 # %% ../nbs/26_learner.ipynb #304576bb
 class _WarmUpCallback(Callback):
@@ -32,14 +31,9 @@ class _WarmUpCallback(Callback):
 
 def _warm_up(learn):
     "Train until the steps are steady, then put weights and optimizer back; `warmup_s`"
-    start_s, timer = perf_counter(), StepTimerCallback()
-    def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
-    before = [o.detach().clone() for o in tensors()]
+    start_s, timer, put_back = perf_counter(), StepTimerCallback(), remember(learn)
     learn.fit(1, cbs=[timer, _WarmUpCallback(timer)])
-    with torch.no_grad():
-        for o,b in zip(tensors(), before): o.copy_(b)
-    for state in learn.opt.state.values():
-        for k,v in state.items(): state[k] = v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
+    put_back()
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps))
 
 def _seen(learn, seen, n_epoch): # Name of a setting -> as it ran; None where that could not be seen

@@ -210,7 +210,9 @@ def device_rates(
     seconds:float=.5,  # For each of the two
     clock=perf_counter, # Returns seconds; tests pass their own
 )->dict: # `flop_per_s`, `bytes_per_s`
-    "What a device reaches at most: the fastest of several large matrix products, and of several large copies"
+    """What a device reaches at most: the fastest of several large matrix products, and of several large copies
+
+    As in PyTorch's convolutions, products in float32 use TF32 where the GPU has it, unless the precision is 'ieee'."""
     is_gpu, dtype = torch.device(device).type=='cuda', {'bf16': torch.bfloat16, 'fp16': torch.float16}.get(precision)
     side, length = (8192, 1<<28) if is_gpu else (2048, 1<<25)
     a = torch.randn(side, side, device=device).to(dtype or torch.float32)
@@ -224,5 +226,8 @@ def device_rates(
             wait_for(device)
             taken.append(clock()-start)
         return min(taken[1:])                                   # the first one may allocate
-    out, y = torch.empty_like(a), torch.empty_like(x)
-    return dict(flop_per_s=2*side**3/best_s(lambda: torch.mm(a, a, out=out)), bytes_per_s=2*x.nbytes/best_s(lambda: y.copy_(x)))
+    out, y, products = torch.empty_like(a), torch.empty_like(x), torch.backends.cuda.matmul
+    was, products.allow_tf32 = products.allow_tf32, precision!='ieee'
+    try: product_s = best_s(lambda: torch.mm(a, a, out=out))
+    finally: products.allow_tf32 = was
+    return dict(flop_per_s=2*side**3/product_s, bytes_per_s=2*x.nbytes/best_s(lambda: y.copy_(x)))

@@ -224,7 +224,8 @@ def make_update(
 ):
     "The fastest update that these tensors allow"
     tensors = [*plan.params, *grads]
-    is_alike = all(p.stride()==g.stride() and p.dtype==g.dtype for p,g in zip(plan.params, grads))
+    def order(o): return [s for s,n in zip(o.stride(), o.shape) if n>1]      # of one channel, both layouts are the same
+    is_alike = all(order(p)==order(g) and p.dtype==g.dtype for p,g in zip(plan.params, grads))
     is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in plan.params)
     is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in tensors)
     if is_plain and plan.params[0].is_cuda and triton_works(): return TritonUpdate(plan, grads)

@@ -26,7 +26,8 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from torch.nn.parallel import DistributedDataParallel
 
-from .core import n_cores, pick_device, user_place
+from .capture import capture_stream
+from .core import n_cores, pick_device, user_place, wait_for
 from .data import share
 
 # %% ../nbs/24_parallel.ipynb #8ea30bdb
@@ -225,8 +226,16 @@ class ParallelCallback(Callback):
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
         if self.is_fitting and (self.ddp is None or self.ddp.module is not self.learn.model):
-            self.ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
+            self.ddp = self.make_ddp()
         self.wrap()
+    def make_ddp(self):
+        device, stream = next(self.learn.model.parameters()).device, None
+        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):       # gradients add up on the stream on which DDP is made
+            wait_for(device)
+            stream = capture_stream(device)
+        with torch.cuda.stream(stream): ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
+        wait_for(device)
+        return ddp
     def before_step(self): self.average()
     def average(self):
         "Average the gradients, unless DDP did so in the backward pass"

@@ -72,6 +72,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('fused', 'setting', wording=('unfused optimizer', 'fused optimizer'), dtype=bool),
     Field('graph', 'setting', wording=('eager steps', 'CUDA graph'), dtype=bool),
     Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
+    Field('search_kernels', 'setting', wording=("cuDNN's first choice", "cuDNN's fastest kernels"), dtype=bool),
     Field('keep_pages', 'setting', wording=('pages given back', 'pages kept'), dtype=bool),
     Field('n_devices', 'setting', 'devices', wording='{} devices', dtype=int),
     Field('n_nodes', 'setting', wording='{} machines', dtype=int),
@@ -278,8 +279,8 @@ def _set_torn_aside(path):
             os.fsync(new.fileno())
         Path(new.name).replace(path)
 
-_ADDED = dict(defer_losses=False, fused=False, graph=False, compile=False, keep_pages=False, # settings that came later,
-              n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)                   # as all trials had them
+_ADDED = dict(defer_losses=False, fused=False, graph=False, compile=False, search_kernels=False, # settings that came later,
+              keep_pages=False, n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)     # as all trials had them
 
 def _upgrade(row):
     "A record of an older schema in the words of the present one"

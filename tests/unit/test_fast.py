@@ -393,6 +393,24 @@ def test_poison_in_the_static_batch_after_a_replay_changes_nothing():
         o.fit(2)
     assert_same(plain, poisoned)
 
+@pytest.mark.skipif('cuda' not in DEVICES, reason='needs a GPU')
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_graph_keeps_its_memory_while_others_capture_theirs(gathered, tmp_path):
+    learners = [learner(graph, device='cuda', gathered=gathered) for graph in (False, True)]
+    for i in range(2):
+        for o in learners:
+            set_seed(1+i)
+            o.dls.train.rng.seed(1+i)
+            o.fit(2, 1e-2)
+        if i: break
+        other = torch.compile(nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 500)).cuda(), mode='reduce-overhead')
+        with torch.no_grad():
+            for _ in range(4): other(torch.randn(300, 500, device='cuda'))
+        torch.cuda.empty_cache()
+        kept = [torch.full((1<<20,), float('nan'), device='cuda') for _ in range(200)]
+    assert learners[1].graphed_step.n_replays>10 and len(kept)==200
+    assert_same(*learners)
+
 
 def test_an_error_in_an_epoch_leaves_a_learner_that_trains():
     class Stop(Callback):
@@ -492,7 +510,8 @@ def test_speed_up_on_a_cpu_and_back():
         assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
-    assert found=={'channels_last': True, 'recorder': False, 'fused step': True, 'CUDA graph': False, 'pages': True}
+    assert found=={'channels_last': True, 'recorder': False, 'fused step': True, 'kernels': False, 'CUDA graph': False,
+                    'pages': True}
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
@@ -556,6 +575,14 @@ class Tokens(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(2, 16, sparse=True)
     def forward(self, x): return self.embedding((x[:, :50]>0).long()).mean(1)
+
+def test_a_gradient_of_one_channel_lies_as_its_weight_does():
+    weight = nn.Parameter(torch.empty_strided((4, 1, 3, 3), (9, 1, 3, 1)).fill_(1.))
+    weight.grad = torch.empty_strided((4, 1, 3, 3), (9, 9, 3, 1)).fill_(1.)
+    opt = fused_adam([weight], lr=.1)
+    opt.step()
+    assert type(opt._update) is optim.NativeUpdate and (weight<1).all()
+
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
 def test_the_fused_step_is_for_float32(dtype):
