@@ -17,7 +17,7 @@ help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
 	@echo 'make lab          work through the labs in JupyterLab, on this machine only'
 	@echo 'make set-up-int8  add what lab 07 needs for int8: ONNX Runtime and two packages beside it, about 40 MB'
-	@echo 'make test         all tests: notebooks, the same on the newest fastai, then pytest'
+	@echo 'make test         all tests: notebooks, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'
 	@echo 'make site         the course, the results and the library as a web site: build/site/index.html'
@@ -33,7 +33,7 @@ lab: set-up-lab
 # where tests share the cores, threads that wait must not spin, or everything takes several times as long; what is measured stays as it is
 test test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE
 
-test: test-notebooks test-newest
+test: test-notebooks
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-notebooks: set-up-dev

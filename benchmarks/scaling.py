@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from gpubench.core import pick_device
 from gpubench.data import get_dls
+from gpubench.group import agree, launch, n_ranks
 from gpubench.models import get_model
-from gpubench.parallel import agree, launch, n_ranks
 from gpubench.record import append_record
 from gpubench.stats import ratio_ci
 from gpubench.trial import Trial, run_trial

@@ -46,7 +46,8 @@ from .optim import FusedOptimizer
 from .timing import StepTimerCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
-from .parallel import ALL_REDUCES, ParallelCallback, agree, check_group, gather, launch, n_ranks, own_device, split
+from .group import agree, check_group, gather, launch, n_ranks, own_device
+from .parallel import ALL_REDUCES, ParallelCallback, split
 from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, evaluating, keep_pages, swap_recorder
 
 # %% ../nbs/25_trial.ipynb #142af0af

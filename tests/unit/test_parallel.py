@@ -20,8 +20,9 @@ from gpubench.capture import TapeCapture
 from gpubench.core import n_cores
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.group import average_gradients, launch, n_ranks, rank
 from gpubench.models import get_model
-from gpubench.parallel import ParallelCallback, average_gradients, launch, n_ranks, rank, same_start, split
+from gpubench.parallel import ParallelCallback, same_start, split
 from gpubench.sweep import sweep
 from gpubench.trial import Trial, resolve, run_trial
 
@@ -33,7 +34,7 @@ def ranks_alive():
     def words(o):
         try: return ' '.join(o.cmdline())
         except psutil.Error: return ''
-    return [o for o in psutil.process_iter() if 'gpubench.parallel import _' in words(o)]
+    return [o for o in psutil.process_iter() if 'gpubench.group import _' in words(o)]
 
 def all_gone(seconds=15):
     end = perf_counter()+seconds
@@ -162,6 +163,7 @@ def dies(how):
             if how=='memory': raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')
             if how=='exits': os._exit(3)
             if how=='hangs': sleep(1000)
+        if how=='memory': sleep(1000)                # until torchrun ends this rank, too
         dist.barrier()
     return work
 
