@@ -30,11 +30,12 @@ pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two core
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
 
 def ranks_alive():
-    "Agents and ranks that run now"
-    def words(o):
-        try: return ' '.join(o.cmdline())
-        except psutil.Error: return ''
-    return [o for o in psutil.process_iter() if 'gpubench.group import _' in words(o)]
+    "Agents and ranks that this process started, or that have lost their parent; those of a test beside it don't count"
+    mine = {o.pid for o in psutil.Process().children(recursive=True)}
+    def is_one(o):
+        try: return 'gpubench.group import _' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
+        except psutil.Error: return False
+    return [o for o in psutil.process_iter() if is_one(o)]
 
 def all_gone(seconds=15):
     end = perf_counter()+seconds
