@@ -166,6 +166,11 @@ QUESTIONS = { # name → question
         why='|G|² is (140-50)/90 = 1, tr(Σ) is 3.6/0.09 = 40.',
         hint='Use the two equations, then divide.',
         hints={1/40: 'The other way round: noise over signal.', 1: 'That is |G|².'}),
+    '10.half_scale': Question(
+        3, unit='times',
+        why='1 + 100/50: the smaller the batch, the more steps go into noise.',
+        hint='Put B = 50 into S(B)/S_min.',
+        hints={2: 'So it is at the noise scale itself, with a batch of 100.', 1.5: 'That is a batch of 200.'}),
     '10.median': Question(
         70, tolerance=0, unit='steps',
         why='Two smaller ones, and two that are larger than 100 whatever they are.',

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATASETS', 'LOADERS', 'OFFICIAL', 'write_out', 'download', 'find_folder', 'is_path', 'check_dataset', 'get_images',
-           'BatchAugment', 'load_pixels', 'get_dls']
+           'BatchAugment', 'load_pixels', 'get_dls', 'as_tensors']
 
 # %% ../nbs/11_data.ipynb #2ff48496
 import math
@@ -529,3 +529,11 @@ def get_dls(
     dls.train.rng.seed(int(seed))
     dls.n_in, dls.size, dls.name = images.n_in, images.size, images.name
     return dls
+
+# %% ../nbs/11_data.ipynb #aa52cf1e
+def as_tensors(
+    dls:DataLoaders, # As `get_dls` returns them; training images come in the order of the set, and none is left out
+)->list: # Training images and their labels, held-out images and theirs, normalized and on the loaders' device
+    "All images of both parts at once, as plain tensors"
+    whole = [o.new(bs=len(o.dataset), shuffle=False, drop_last=False) for o in (dls.train, dls.valid)]
+    return [o.as_subclass(torch.Tensor) for dl in whole for o in next(iter(dl))]

@@ -623,7 +623,7 @@ def plot_losses(
 # %% ../nbs/30_plot.ipynb #8fbc5c0b
 @drawing()
 def plot_curves(
-    df:pd.DataFrame,      # One row a look: `x`, `y`, `by`, and `seed`, which tells the trainings of a series apart
+    df:pd.DataFrame,      # One row a look: `x`, `y`, `by`, and `seed`; the seeds of a series look at the same `x`
     x:str='step',         # Column of the horizontal axis, above 0: 'step', 'epochs', 'time_s'
     y:str='accuracy',     # Column of the vertical axis
     by:str='bs',          # Column that names the series, in the order in which they come
@@ -631,13 +631,13 @@ def plot_curves(
     ax:Axes|None=None,    # Where to draw, without a caption; a new figure with one by default
     title:str|None=None,  # Over the axes
 )->Axes:
-    "How trainings get on: a thin line for each, the axis of `y` from 0"
+    "How trainings get on: the median of each series a line, from its lowest to its highest a band; the axis of `y` from 0"
     need_columns(df, x, y, by, 'seed')
     df, lines, ax = _numeric(df, y), [] if ax is not None else [caption(df)], _new_axes(ax)
     for i,name in enumerate(dict.fromkeys(df[by])):
-        for k,(_,o) in enumerate(df[df[by]==name].sort_values(x).groupby('seed')):
-            label = None if k else _as_is(setting_label(by, name))
-            ax.plot(o[x], o[y], color=series_style(i)['color'], lw=1, alpha=.75, label=label)
+        at, color = df[df[by]==name].groupby(x)[y], series_style(i)['color']
+        ax.plot(at.median(), color=color, label=_as_is(setting_label(by, name)))
+        ax.fill_between(at.min().index, at.min(), at.max(), color=color, alpha=.2, lw=0)
     if goal is not None: ax.axhline(goal, color='gray', lw=1, ls=LINES[1])
     ax.set(xscale='log', xlabel=field(x).words(), ylabel=field(y).words(), ylim=(0, _top(df[y].dropna(), 1.05)))
     _finish(ax, title, lines)

@@ -18,6 +18,7 @@ from helpers import root, settings
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # the core and `deeper`; as `find_labs`: a notebook without a number is no lab
 claims = Path(__file__).with_name('claims')
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
+times_nothing = {'10_gradient_noise'}                # labs that leave no records.jsonl
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
 warning = re.compile(r'\w*Warning:|\bWARNING |\bdeprecated\b')
 
@@ -100,7 +101,8 @@ def test_lab(lab, route, tmp_path):
     assert list(faults(route(with_claims(lab, tmp_path), tmp_path)))==[]
     found = records(tmp_path/'out')
     ran = [o for o in found if o['status']!='skipped']
-    assert ran and {o['status'] for o in ran}=={'ok'} and {o['device'] for o in found}=={'cpu'}
+    assert bool(ran)==(lab.stem not in times_nothing)
+    assert {o['status'] for o in ran}<={'ok'} and {o['device'] for o in found}<={'cpu'}
     assert all(o['epoch_s']>0 and o['n_images']>0 for o in ran)
     assert {o['precision'] for o in found if o not in ran}==({'fp16', 'tf32'} if lab.stem.startswith('07') else set())    # no CPU has these
     keys = [(o['trial_id'], o['machine'], o['visit']) for o in found]
