@@ -97,18 +97,12 @@ QUESTIONS = { # name → question
         'measure it', options=('yes', 'no', 'measure it'),
         why='If the device is idle for most of a step, there may be room; that needs four free cores.',
         hint='What did the GPU do while it waited for launches, and what would the others need?'),
-    '04.no_workers': Question(
-        1/(1/300+1/2000), tolerance=.02, unit='images/s',
-        why='They take turns, so the times of an image add up.',
-        hint='How long does one image take in each?',
-        hints={300: 'And when does the network train?',
-               2300: 'They do not work at the same time.',
-               1150: 'That is the mean of both.'}),
     '04.enough': Question(
-        7, tolerance=0, unit='workers',
-        why='7 × 300 = 2,100 is the first multiple that reaches 2,000.',
-        hint='Which multiple of 300 reaches 2,000?',
-        hints={6: '6 × 300 = 1,800 leaves the network waiting.',
+        4, tolerance=0, unit='workers',
+        why='Training and a ready batch take 5 ms together, and 20/4 = 5.',
+        hint='How long does a step take when no worker is late, and how many of them finish a batch in that time?',
+        hints={5: 'The main process also handles each ready batch, so a step takes longer than 4 ms.',
+               20: 'That would be enough for a batch each millisecond. Who takes them?',
                16: 'More than the network can take: the others only use memory.'}),
     '04.twice': Question(
         35, unit='ms',

@@ -73,9 +73,11 @@ def _top(values, room=1.1): return room*values.max() if len(values) and values.m
 def _by_number(text): return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]  # 16 comes before 128
 
 def _series_styles(labels):
-    "Label -> color and marker; the first color is the CPU's, also where no CPU is drawn"
+    "Label -> color and marker; the first color is the CPU's and the second the GPU's, which several other series leave to them"
     names = sorted(labels.unique(), key=_by_number)
-    return {name: series_style(i + names[0].startswith('GPU')) for i,name in enumerate(names)}
+    kinds = [o[:3] for o in names]
+    first = 2 if len(names)>1 and not {'CPU', 'GPU'} & {*kinds} else int(kinds[:1]==['GPU'])
+    return {name: series_style(i+first) for i,name in enumerate(names)}
 
 _ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'   # what a title names
 
@@ -342,7 +344,7 @@ def plot_workers(
     if not len(df):
         raise ValueError(f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
     ax, labels, predicted = _new_axes(ax), series_labels(df, 'loader', leave_out=['n_workers']), predicted or {}
-    for i,name in enumerate(sorted(labels.unique())): _draw_workers(ax, df[labels==name], y, name, series_style(i))
+    for i,name in enumerate(sorted(labels.unique())): _draw_workers(ax, df[labels==name], y, name, series_style(i+2))
     cross = dict(ms=9, mew=1.6, color=mpl.rcParams['text.color'], zorder=5, label='predicted')
     if predicted: ax.plot(*zip(*sorted(predicted.items())), 'x', **cross)
     most = df.n_workers.max() or 1
@@ -487,7 +489,7 @@ def plot_memory(
     ax, labels = _new_axes(ax), series_labels(long)
     names = long.memory + (' · '+labels if labels.nunique()>1 else '')
     for i,(name,rows) in enumerate(long[succeeded(long)].groupby(names, sort=False)):
-        _draw_series(ax, rows, 'memory_mib', name, series_style(i))
+        _draw_series(ax, rows, 'memory_mib', name, series_style(i+1))        # no color of the CPU's
     _draw_failures(ax, df, series_labels(df))
     _finish_sizes(ax, long, 'memory_mib', names, title)
     return ax

@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from helpers import root
 
 folder = root/'nbs'/'labs'
-row = re.compile(r'^\| \[(\w+)\]\((\w+)\.ipynb\) \| (.+?) \| (.+) \|$', re.M)
+row = re.compile(r'^\| \[(\w+)\]\(([\w/]+)\.ipynb\) \| (.+?) \| (.+) \|$', re.M)
 
 def texts(path): return [o.source for o in nbformat.read(path, 4).cells if o.cell_type=='markdown']
 
@@ -18,11 +18,11 @@ def wrong_places(path, folder):
     "Rows that name a lab or a heading that does not exist"
     found = [m.groups() for o in texts(path) for m in row.finditer(o)]
     return [f'{lab}: {where}' for lab,file,where,_ in found
-            if lab!=file or not (folder/f'{lab}.ipynb').is_file() or where not in headings(folder/f'{lab}.ipynb')]
+            if lab!=file.split('/')[-1] or not (folder/f'{file}.ipynb').is_file() or where not in headings(folder/f'{file}.ipynb')]
 
 def wrong_names(path, folder):
     "What is to be taken down under a name that the lab's code does not know"
-    rows = [(m[1], name) for o in texts(path) for m in row.finditer(o) for name in re.findall('`(.+?)`', m[4])]
+    rows = [(m[2], name) for o in texts(path) for m in row.finditer(o) for name in re.findall('`(.+?)`', m[4])]
     code = {lab: '\n'.join(o.source for o in nbformat.read(folder/f'{lab}.ipynb', 4).cells if o.cell_type=='code') for lab in {o[0] for o in rows}}
     return [f'{lab}: {name}' for lab,name in rows if not re.search(rf'\b{re.escape(name)}\b', code[lab])]
 
@@ -40,7 +40,7 @@ def test_questions():
 
 @pytest.mark.parametrize('n', range(1, 6))
 def test_each_question_is_answered_in_a_lab(n):
-    assert [o.stem for o in folder.glob('[0-9]*.ipynb') if re.search(rf'<summary>.*Question {n} of the course', '\n'.join(texts(o)))], n
+    assert [o.stem for o in folder.rglob('[0-9]*.ipynb') if re.search(rf'<summary>.*Question {n} of the course', '\n'.join(texts(o)))], n
 
 def test_questions_are_no_lab():
     from gpubench.labs import find_labs

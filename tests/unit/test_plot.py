@@ -55,6 +55,14 @@ def dots(ax):
     return [xy for o in lines for xy in zip(*o.get_data())]
 
 
+def test_ways_of_loading_are_not_drawn_in_the_colors_of_devices():
+    rows = [visit(8, step_ms=9.)|dict(loader=o, n_workers=0, wait_ms=4.) for o in ('files', 'memory')]
+    of_devices = {plot.series_style(i)['color'] for i in (0, 1)}
+    for ax in (plot.plot_workers(pd.DataFrame(rows), 'step_ms'), plot.plot_phases(pd.DataFrame(rows), by='loader')):
+        used = {o.get_color() for o in ax.get_legend().legend_handles}
+        assert len(used)==2 and not used & of_devices
+
+
 def test_every_visit_is_a_dot_and_the_axis_starts_at_zero():
     rows = visits((16, 64, 256), n=4)
     ax = plot.plot_batch_sizes(pd.DataFrame(rows))

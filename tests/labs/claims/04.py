@@ -1,22 +1,17 @@
 # %% Workers beside a GPU
 from pytest import approx, raises
 from replay import again, planted
-def rates(**kw): return dict(loader_per_s=100., train_per_s=400., free_cores=16, busy_cores=1) | kw
-assert predict_per_s(0, rates())==approx(80)                     # 10 ms and 2.5 ms an image, one after the other
-assert [predict_per_s(o, rates()) for o in (1, 2, 4, 8)]==[100, 200, 400, 400]
-assert enough(rates())==4 and enough(rates(train_per_s=401.))==5
-assert enough(rates(loader_per_s=1000.))==1                      # the network is the slower one
+def line(**kw): return dict(bs=8, decode_ms=20., worker_ms=24., ready_ms=2., train_ms=4., busy_cores=1., cores=16) | kw
+assert predict_ms(0, line())==24                                 # one after the other
+assert [predict_ms(o, line()) for o in (1, 2, 4, 8)]==approx([24, 12, 6, 6])
+assert enough(line())==4 and enough(line(worker_ms=24.1))==5
+assert enough(line(worker_ms=5.))==1                             # the main process is the slower one
 
-# %% Workers on the cores that train: an image takes 10 ms of one core and 2.5 of two, so 15 of two cores' time
-cores = rates(free_cores=2, busy_cores=2)
-assert [predict_per_s(o, cores) for o in (1, 2, 8)]==approx([100, 2/.015, 2/.015])
-assert enough(cores)==2
-assert predict_per_s(0, cores)==predict_per_s(0, rates())        # without workers no two of them are busy with different things
-
-# %% Too few cores beside a GPU
-few = rates(train_per_s=4000., free_cores=4)
-assert predict_per_s(64, few)==approx(4/(1/100+1/4000)) and predict_per_s(64, few)<400
-assert enough(few)==4
+# %% Workers on the cores that train: a batch takes one core for 24 + 2 ms and two of them for 20 ms
+few = line(train_ms=20., busy_cores=2., cores=2)
+assert [predict_ms(o, few) for o in (1, 2, 8)]==approx([33]*3) and enough(few)==1
+assert at_least_ms(few)==dict(main=22, cores=33)
+assert predict_ms(0, few)==40                                    # without workers nothing happens at the same time
 
 # %% Half of the time is waiting, on a machine that does nothing else
 from types import SimpleNamespace
@@ -27,11 +22,11 @@ class SlowLoader: # whose every batch of 8 takes so long to make
             sleep(self.per_batch_s)
             self.made = i+1
             yield ()
-def fed(loader, pause_s, **kw):
-    with planted(get_dls=lambda **kw: SimpleNamespace(train=loader), bs=8): return feed(0, [pause_s], **kw)
+def fed(loader, pause_ms, **kw):
+    with planted(get_dls=lambda **kw: SimpleNamespace(train=loader), bs=8): return feed(0, [pause_ms], **kw)
 loader = SlowLoader(.02)
-found = fed(loader, .02, ahead=5)
-assert .25<found['wait_frac']<.75 and found['images_per_s']<8/.04
+found = fed(loader, 20, ahead=5)
+assert .25<found['wait_frac']<.75 and found['images_per_s']<8/.04 and found['wait_ms']>=20
 assert loader.fake_l.prefetch_factor==5
 assert fed(loader, 0)['wait_frac']>.9                            # nothing but waiting
 
@@ -40,25 +35,42 @@ for n_images,made in ((240, 6), (32, 4)):
     fed(loader := SlowLoader(.002, n_images), 0, n=5)
     assert loader.made==made, n_images
 
-# %% Stages are told from the slowest
-ms = [67.108864/10, 67.108864/50, .03]                           # 10 and 50 GB/s
-copied = dict(copies=dict(way=['pageable', 'pinned', 'within the device'], mib=[64]*3, returns_ms=[4, 1, None], there_ms=ms))
-found = stages(dict(loader_per_s=300., train_per_s=30_000., model='x', size=224), copied)
-assert found.index[0]=='decoding in one process' and found.images_per_s.is_monotonic_increasing
-assert found.images_per_s['copy, pageable, bytes']==round(10e9/150_528)
-assert found.images_per_s['copy, pinned, float32']==round(50e9/150_528/4)
-assert list(found.index).index('copy, pageable, float32')<list(found.index).index('training x')  # there the copy limits
+# %% The loader alone is timed from the second batch on
+now = iter([5., 7., 8., 9., 10.])
+with planted(get_dls=lambda **kw: SimpleNamespace(train=range(5)), perf_counter=lambda: next(now)): assert loader_ms(3)==1e3
 
-# %% A system without workers, as macOS: fastai asks nobody and takes none, and the lab tells
+# %% By hand, a step ends when the next one begins, and the last epoch counts
+clock, ticks = ClockCallback(), iter(range(100))
+clock.learn = SimpleNamespace(training=True)
+with planted(perf_counter=lambda: next(ticks), process_time=lambda: 0):
+    for _ in range(2):
+        clock.before_train()
+        for _ in range(3): clock.after_batch()
+assert [o[0] for o in clock.ends]==[3, 4, 5]
+
+# %% Measured against predicted
+made = pd.DataFrame([dict(loader='files', n_workers=n, steady_images_per_s=v, wait_frac=.1) for n,v in ((0, 300.), (0, 320.), (4, 1000.))]
+                    + [dict(loader='memory', n_workers=0, steady_images_per_s=9e9, wait_frac=.1)])
+table = compared(made, line())
+assert table.predicted.tolist()==approx([8/.024, 8/.006]) and table.measured_over_predicted.tolist()==approx([310*.024/8, .75])
+
+# %% Every loader is compared with the fastest
 import io
 from contextlib import redirect_stdout
-def told(n_workers, n_batches): # what is printed on a system that gives so many workers
-    train = type('Train', (list,), dict(fake_l=SimpleNamespace(num_workers=n_workers)))(range(n_batches))
-    dls = SimpleNamespace(train=train, train_ds=[0]*9)
-    with planted(size=None, bs=None, max_images=None, get_dls=lambda **kw: dls), redirect_stdout(io.StringIO()) as out:
-        again('size, bs = size or')
-    return out.getvalue()
-assert ['starts no workers' in told(n, 4) for n in (0, 1)]==[True, False]
+made = pd.DataFrame([dict(device='cpu', loader=o, n_workers=0, steady_images_per_s=v*f) for o,v in (('files', 50), ('memory', 100)) for f in (1., 1.01, .99)])
+with redirect_stdout(io.StringIO()) as out: table = against_best(made)
+assert 'memory with 0 workers' in out.getvalue() and list(table.index)==[('files', 0)]
+assert abs(table.ratio.iloc[0]/.5-1)<.05 and table.verdict.iloc[0]=='slower'
 
-# %% Too few batches are refused before anything is measured: one would be divided by the time of none
-with raises(ValueError, match='bs=4 makes 3 batches of 9 training images, too few to time. Take a smaller bs'): told(1, 3)
+# %% A system without workers, as macOS: the lab says so, and goes on with none
+def told(n_workers):
+    dls = lambda **kw: SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n_workers)))
+    with planted(get_dls=dls, feed=lambda workers, pauses: dict(workers=workers, images_per_s=1., wait_frac=.5, wait_ms=2.)):
+        with redirect_stdout(io.StringIO()) as out: again('can_have =')
+    return out.getvalue()
+kept = list(lab.mine)
+assert ['gives fastai no workers' in told(n) for n in (0, 1)]==[True, False]
+lab.mine = kept
+
+# %% Too few batches are refused before anything is measured
+with planted(max_images=8*bs), raises(ValueError, match='batches, too few to time. Take a smaller bs'): again('here, on_gpu =')

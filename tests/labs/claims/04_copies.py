@@ -1,0 +1,17 @@
+# %% Stages are told from the slowest
+ms = [67.108864/10, 67.108864/50, .03]                           # 10 and 50 GB/s
+copied = dict(copies=dict(way=['pageable', 'pinned', 'within the device'], mib=[64]*3, returns_ms=[4, 1, None], there_ms=ms))
+found = stages(dict(loader_per_s=300., train_per_s=30_000., model='x', size=224), copied)
+assert found.index[0]=='decoding in one process' and found.images_per_s.is_monotonic_increasing
+assert found.images_per_s['copy, pageable, bytes']==round(10e9/150_528)
+assert found.images_per_s['copy, pinned, float32']==round(50e9/150_528/4)
+assert list(found.index).index('copy, pageable, float32')<list(found.index).index('training x')  # there the copy limits
+
+# %% Two clocks: until the call returns, until the data is there
+from replay import planted
+now = iter(range(100))
+with planted(perf_counter=lambda: next(now), wait_for=lambda d: next(now)): assert copy_ms(.01).tolist()==[1e3, 3e3]
+
+# %% Copies within the device are timed without the first three
+now = iter([0., 5., 15.])
+with planted(on_gpu=False, perf_counter=lambda: next(now)): assert measure(.01)[-1]['there_ms']==1e3*10/5
