@@ -366,7 +366,7 @@ def share(
     "A process's part of each batch of an epoch"
     k, n = part
     if n==1: return order
-    mine = torch.arange(len(order)//(bs*n)*bs*n).view(-1, n, bs)[:,k].reshape(-1)
+    mine = torch.arange(len(order)//(bs*n)*bs*n, device=getattr(order, 'device', None)).view(-1, n, bs)[:,k].reshape(-1)
     return order[mine] if isinstance(order, torch.Tensor) else [order[i] for i in mine.tolist()]
 
 class _ShuffledDL(TfmdDL):
@@ -378,7 +378,9 @@ class _ShuffledDL(TfmdDL):
         self.mine = order = share(order, self.bs, self.part)
         return order
     def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
-    def draw(self, n): return torch.randperm(n, generator=torch.Generator().manual_seed(self.rng.getrandbits(63)))
+    def draw(self, n, device='cpu'):
+        generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
+        return torch.randperm(n, generator=generator, device=device)
 
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
@@ -459,9 +461,10 @@ class PixelDL(_ShuffledDL):
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # as the seed of the workers, which an iterator draws
-        order, device = self.draw(self.n) if self.shuffle else torch.arange(self.n), self.dataset.rows.device
+        order = self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
         self.mine = order = share(order, self.bs, self.part)
-        return order.pin_memory().to(device, non_blocking=True) if device.type=='cuda' else order   # without a wait
+        return order
+    def draw(self, n): return super().draw(n, self.dataset.rows.device)           # without a copy
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])

@@ -539,7 +539,7 @@ def _on_rank(device, *args): return run_trial(*args)
 
 def across_ranks(record, learn, trial):
     "The record of the slowest rank, with what all of them did; a `RuntimeError` where they shared the images wrongly"
-    rows, positions = gather(record), [o for mine in gather(list(learn.dls.train.mine)) for o in mine]
+    rows, positions = gather(record), [o for mine in gather(torch.as_tensor(learn.dls.train.mine).tolist()) for o in mine]
     if len(set(positions))<len(positions): raise RuntimeError(
         f"{len(positions)-len(set(positions))} images were trained more than once in an epoch, so the label would be wrong.")
     with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
