@@ -1,6 +1,6 @@
 # %% A forgotten copy learns its batch by heart, and the loss is wonderful
 assert losses[-1]<.01<right_losses[-1] and acc<.75<.85<right_acc
-[noted] = lab.rows('copy')
+[noted] = [o for o in lab.mine if o['part']=='copy']
 assert (noted['wrong_accuracy'], noted['right_accuracy'])==(acc, right_acc)
 
 # %% With the copy, the recording trains as the same steps do without one
@@ -46,4 +46,4 @@ for compiled_s,words in ((1.5, '40 s and saves 0.5 s an epoch: paid back after 8
     assert words in out.getvalue(), out.getvalue()
 
 # %% The bound is below every step
-assert (of_bound>0).all() and (of_bound<1).all() and len(lab.rows('bound'))==len(rungs)
+assert (of_bound>0).all() and (of_bound<1).all() and len([o for o in lab.mine if o['part']=='bound'])==len(rungs)
