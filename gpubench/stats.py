@@ -88,15 +88,20 @@ def ratio_ci(
     a,               # The medians of one side's visits
     b,               # The medians of the other side's visits, in the same unit
     level:float=.95, # The coverage wanted
+    paired:bool=False, # `a[i]` and `b[i]` are of one round, or of one seed; a pair that lacks one is left out
 )->Interval: # Of a/b; no interval with fewer than two visits on a side
     "a/b with an interval: Welch's t (1947) on the logarithms of visits' medians (Kalibera & Jones, ISMM 2013)"
     check_level(level)
     def logs(x, name):
-        x = np.sort(_finite(x, name))
         if not len(x): raise ValueError(f"`{name}` holds no finite value. Give the medians of its visits.")
-        if x[0]<=0: raise ValueError(f"`{name}` holds {x[0]:g}; a ratio of times needs values above 0.")
+        if min(x)<=0: raise ValueError(f"`{name}` holds {min(x):g}; a ratio of times needs values above 0.")
         return np.log(x)
-    a, b = logs(a, 'a'), logs(b, 'b')
+    if paired:
+        if len(a)!=len(b): raise ValueError(f"`a` has {len(a)} values and `b` has {len(b)}; pairs need as many of each.")
+        pairs = np.column_stack([a, b]).astype(float)
+        a, b = pairs[np.isfinite(pairs).all(1)].T
+        a, b = np.sort(logs(a, 'a')-logs(b, 'b')), np.zeros(len(a))          # Student's t (1908) of the differences
+    else: a, b = (logs(np.sort(_finite(x, name)), name) for x,name in ((a, 'a'), (b, 'b')))
     mid = a.mean()-b.mean()
     if min(len(a), len(b))<2: return Interval(math.exp(mid), math.nan, math.nan, 0.)
     va, vb = a.var(ddof=1)/len(a), b.var(ddof=1)/len(b)
