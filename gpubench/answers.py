@@ -137,6 +137,36 @@ QUESTIONS = { # name → question
         why='Only in the other 15 ms can a kernel run.',
         hint='What is the GPU doing while it waits?',
         hints={75: 'That is the share of waiting.', .25: 'In %, please.'}),
+    '06.steps': Question(
+        18_740, tolerance=0, unit='steps',
+        why='937 whole batches an epoch, 20 times.',
+        hint='How many whole batches are in an epoch?',
+        hints={18_760: 'The last batch of each epoch is not full, and is left out.',
+               18_750: 'What is left of an epoch is not carried into the next one.',
+               937: 'That is one epoch.', 938: 'That is one epoch, and its last batch is not full.'}),
+    '06.more': Question(
+        64, tolerance=0,
+        why='It made 16 times as many steps. That it learned least is no property of the batch size; look for a mistake.',
+        hint='Look at `n_steps` and the accuracy in your own table.'),
+    '06.slower': Question(
+        'unknown', options=YES_NO_UNKNOWN,
+        why='Loop, optimizer and training all differ, and it was one run.',
+        hint='How many things differ between the two?'),
+    '06.piece': Question(
+        .2, why='Its share of the images.',
+        hint='How many of the 1,000 images does it hold?',
+        hints={1/3: 'That gives each of its images twice the weight of the others.',
+               .005: 'The loss is a mean over the piece already.',
+               1: 'Then the three means add up to a loss three times too large.'}),
+    '06.item': Question(
+        'unknown', options=('1 ms', '3 ms', 'unknown'),
+        why='The next line that needs a result may wait just as long. Only the time of the whole step tells.',
+        hint='The GPU has as much to do as before. Does another line have to wait for it now?'),
+    '06.calls': Question(
+        24, unit='%',
+        why='2,400 times 0.4 µs are 0.96 ms. In a step of 200 ms it would be half a per cent.',
+        hint='Calls times µs a call, divided by the step; mind the units.',
+        hints={.24: 'In %, please.', .96: 'That is in ms.', 960: 'That is in µs.', 124: 'That is the whole step; asked is what is added.'}),
     '08.copy': Question(
         'falls', options=('falls', 'rises', 'stays'),
         why='It learns one batch by heart.',

@@ -608,13 +608,13 @@ def plot_losses(
     ax:Axes|None=None,    # Where to draw; a new figure by default
     title:str|None=None,  # Over the axes
 )->Axes:
-    "Losses over steps, a line for each training; lines that lie on each other can all be seen"
+    "Losses over steps, a line for each training; lines that lie on each other can all be seen; no color of a device"
     need_columns(df, 'step', y, by)
     df, ax = _numeric(df, y), _new_axes(ax)
     names = list(dict.fromkeys(df[by]))
     for i,name in enumerate(names):
         rows = df[df[by]==name].sort_values('step')
-        look = dict(color=series_style(i)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1,
+        look = dict(color=series_style(i+2)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1,
                     ls=LINES[i%2])
         ax.plot(rows.step, rows[y], label=_as_is(name), zorder=2+i, **look)
     ax.set(xlabel='step', ylabel=field(y).words(), ylim=(0, _top(df[y].dropna())))

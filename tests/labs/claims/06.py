@@ -1,77 +1,82 @@
 # %% Both loops do the same training; torch's own numbers train something else
 from pytest import approx
-fitted, _ = fit_losses(64, 1)
-dls, net = make(64)
-plain = plain_losses(same_adam(net), net, dls, 1)
-assert len(fitted)==len(plain)==22 and apart(fitted, plain)<1e-4
-dls, net = make(64)
-usual = plain_losses(torch.optim.Adam(net.parameters(), lr=lr), net, dls, 1)
-assert usual[0]==approx(fitted[0], rel=1e-5) and apart(fitted, usual)>1e-2
+from replay import again, planted
+n = len(make(64)[0].train)
+assert len(fitted)==len(plain)==len(usual)==2*n
+assert max(apart(fitted, plain))<1e-4 and usual[0]==approx(fitted[0], rel=1e-6) and max(apart(fitted, usual))>1e-2
+assert apart([2.]*200, [1.]*200)==[.5]*100
+assert record['accuracy']==approx(right, abs=1e-6) and record['valid_loss']==approx(valid_loss, rel=1e-4)
 
-# %% Every rung of the ladder does the same training
-found = [time_loop(o, 64, 'cpu', 'digits', None, 'lenet', 0, n_epoch=2) for o in LOOPS]
-assert len(found)==5 and all(o['epoch_s']>0 and o['n_images']==22*64 for o in found)
-assert all(o['loss']==approx(found[0]['loss'], rel=5e-3) for o in found)
+# %% Each loop is timed over whole epochs, the first one not counted, and trains the same
+for loop in ('fit', 'your loop', 'fit, sped up'):
+    found = time_loop(loop, 64, 'cpu', dataset, 'lenet', max_images)
+    assert found['n_images']==64*n and found['step_ms']==approx(1e3*found['epoch_s']/n), loop
+def kept(loop): # the weights after the epochs that are timed
+    nets = []
+    def make_and_keep(bs, seed=0, make=make):
+        dls, net = make(bs)
+        nets.append(net)
+        return dls, net
+    with planted(make=make_and_keep): time_loop(loop, 64, 'cpu', dataset, 'lenet', max_images)
+    return torch.cat([o.detach().flatten() for o in nets[0].parameters()])
+by_fit = kept('fit')
+for loop in ('your loop', 'fit, sped up'): assert (kept(loop)-by_fit).norm()/by_fit.norm()<.02, loop
 
-# %% Large batches are timed over several steps: one step an epoch would be mostly the start of the epoch
-found = time_loop('plain loop', 1000, 'cpu', 'synthetic', 6250, 'lenet', 0, n_epoch=2)
-assert (found['n_steps'], found['n_images'])==(5, 5000)
+# %% Seconds wait for the device
+log, now = [], iter([10., 13.])
+with planted(perf_counter=lambda: next(now), wait_for=lambda d: log.append('wait')):
+    assert seconds(lambda: log.append('work'))==3 and log==['work', 'wait']
 
-# %% A schedule is the same in both loops
+# %% Ratios are taken within rounds: a slow round does no harm
+made = pd.DataFrame([dict(device='cpu', bs=64, loop=loop, visit=i, step_ms=ms*slow) for i,slow in enumerate((1., 3., 1.1))
+                     for loop,ms in (('fit', 4.), ('your loop', 2.))])
+found = compare_loops(made).set_index('loop')
+assert found.times_as_fast['your loop']==approx(2) and found.lo['your loop']==approx(2) and found.times_as_fast['fit']==1
+assert found.step_ms['fit']==approx(4.4)
+
+# %% 20 epochs are 16 times as many steps at batch 64, which learns more
+done = pd.DataFrame(lab.mine)
+epochs = done[done.part=='epochs']
+few_steps, many_steps = (epochs[epochs.bs==o] for o in (1000, 64))
+assert set(few_steps.n_steps)=={40} and set(many_steps.n_steps)=={20*n} and len(epochs)==4
+assert many_steps.accuracy.min()>few_steps.accuracy.max()+.05
+
+# %% The high rate fails where it is constant, and a schedule rescues it
+rate = done[done.part=='rate'].set_index('how')
+assert set(rate.n_steps)=={3*n} and len(rate)==6
+assert rate.accuracy['one cycle to 0.03'].min()>rate.accuracy['rate 0.03'].max()
+assert rate.accuracy['one cycle to 0.03'].median()>rate.accuracy['rate 0.001'].median()
+steps = []
+class Opt: param_groups = [dict()]
+for frac in (0., .25, 1.):
+    one_cycle(.03)(Opt, frac)
+    steps.append((Opt.param_groups[0]['lr'], *Opt.param_groups[0]['betas']))
+assert steps==[approx((.03/25, .95, .99)), approx((.03, .85, .99)), approx((.03/1e5, .95, .99))]
+
+# %% The schedule is that of fit_one_cycle
+from fastai.callback.schedule import ParamScheduler
 dls, net = make(64)
-constant = plain_losses(same_adam(net), net, dls, 1)
-assert len(cycle)==22 and apart(cycle, by_plain)<1e-4 and apart(cycle, constant)>1e-2
+by_hand = plain_losses(same_adam(net), net, dls.train, 1, one_cycle(1e-3))
+dls, net = make(64)
+cycle = Learner(dls, net, cbs=KeepLossCallback())
+with cycle.no_bar(), cycle.no_logging(): cycle.fit_one_cycle(1, 1e-3)
+assert max(apart(cycle.keep_loss.kept, by_hand))<1e-4 and max(apart(fitted, by_hand))>1e-2
+
+# %% Dropout goes before linear layers, helps where the network overfits, and is off in evaluation
+drop = done[done.part=='dropout'].set_index('how')
+assert set(drop.n_steps)=={400} and (drop.trained_on>.95).all()
+assert drop.accuracy['dropout'].median()>drop.accuracy['no dropout'].median() and (drop.accuracy<drop.trained_on-.1).all()
+assert (drop.no_eval['no dropout']==drop.accuracy['no dropout']).all() and (drop.no_eval['dropout']<drop.accuracy['dropout']).all()
+for name,n in (('lenet', 2), ('resnet18', 1)):
+    net = get_model(name, n_in=1)
+    add_dropout(net)
+    assert sum(isinstance(o, nn.Dropout) for o in net.modules())==n, name
+    assert [type(o) for o in net.modules() if not list(o.children())][-2:]==[nn.Dropout, nn.Linear], name
 
 # %% Pieces give the gradients of the whole batch
+def off(*args): return ((gradients(net, x, y, *args)-whole).norm()/whole.norm()).item()
 dls, net = make(1000)
 x, y = next(batches(dls.train))
 whole = gradients(net, x, y, 1000)
-def off(*args, **kw): return away(gradients(net, x, y, *args, **kw), whole)
-assert off(50)<1e-5 and off(64)<1e-5
-assert off(50, weigh=1.)==approx(19, rel=1e-3)                   # added up, 20 times too long
-assert off(64, weigh=1/16)>1e-3                                  # 15 pieces of 64 and one of 40: the mean of means is another
+assert off(50)<1e-5 and off(64)<1e-5 and off(50, False)==approx(19, rel=1e-3)
 
-# %% fastai accumulates the same gradients
-def kept(n_acc):
-    dls, net = make(50)
-    learn = Learner(dls, net, cbs=[GradientAccumulation(n_acc), KeepGradientsCallback()])
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, lr)
-    return learn.keep_gradients.kept
-assert len(kept(1000))==1 and away(kept(1000)[0], whole)<1e-5    # 28 batches an epoch, so one step
-assert away(kept(20)[0], whole)>.1                               # it counts images, not batches
-
-# %% Batch 64 learns the digits, and batch 1000 makes a step an epoch
-def seeds_of(how): return learned[learned.how==how]
-assert len(seeds_of('batch 64'))==len(seeds_of('batch 1000'))==2
-assert set(seeds_of('batch 64').n_steps)=={440} and seeds_of('batch 64').accuracy.min()>=.95
-assert set(seeds_of('batch 1000').n_steps)=={20} and seeds_of('batch 1000').accuracy.max()<seeds_of('batch 64').accuracy.min()
-assert set(seeds_of('3 epochs, dropout').n_steps)==set(seeds_of('3 epochs, one cycle').n_steps)=={66}
-
-# %% Dropout goes before the last layer and is off in evaluation
-for name in ('lenet', 'resnet18'):
-    net = get_model(name, n_in=1)
-    add_dropout(net, .5)
-    [p] = [o for o in net.modules() if isinstance(o, nn.Dropout)]
-    assert p.p==.5 and [type(o) for o in net.modules() if not list(o.children())][-2:]==[nn.Dropout, nn.Linear], name
-dls, net = make(64)
-add_dropout(net, .9)
-assert share_right(net, dls.valid)==share_right(net, dls.valid)
-assert len({share_right(net, dls.valid, eval=False) for _ in range(3)})>1 and net.training
-
-# %% A ladder compares with `fit` of the same batch size
-visits = pd.DataFrame([dict(bs=bs, loop=loop, status='ok', loss=1., step_ms=ms*(1+.01*i)) for bs,loop,ms in
-    [(64, '+ images on the device', 1.), (64, 'fit', 4.), (1000, 'fit', 9.), (1000, "+ torch's AdamW", 9.)] for i in range(3)])
-found = ladder(visits)
-assert found.loop.tolist()==['fit', '+ images on the device', 'fit', "+ torch's AdamW"]
-assert found.times_as_fast.round(3).tolist()==[1., 4., 1., 1.]
-assert found.verdict.tolist()==['', 'faster than fit', '', 'not distinguishable']
-nothing = ladder(visits.assign(status='error'))
-assert len(nothing)==0 and list(nothing)==list(found)
-
-# %% Marks tell lines apart
-watch = LineWatch()
-watch.begin()
-watch.mark('a')
-watch.mark('b')
-found = watch.to_df()
-assert found.line.tolist()==['a', 'b'] and found.step.tolist()==[0, 0] and (found[['host_ms', 'device_ms']]>=0).all(axis=None)
