@@ -32,14 +32,14 @@ assert counted.ops['and a fused optimizer']<.7*counted.ops['stock fit']
 # %% The plain loop trains what fit trains
 def last_loss(run, watch):
     run(watch)
-    return float(watch.loss)
+    return watch.loss.item()
 class Keep(Callback):
     def after_batch(self): watch.loss = self.learn.loss if self.training else watch.loss
 watch = Watch(lambda: 0)
 by_hand = last_loss(plain_loop, watch)
 learn = new_learner(cbs=Keep())
 with learn.no_bar(), learn.no_logging(): learn.fit(1, lr)
-assert by_hand==approx(float(watch.loss), rel=1e-3)
+assert by_hand==approx(watch.loss.item(), rel=1e-3)
 
 # %% One visit a rung and round, by name
 assert len(df)==len(rungs)*repeats and {o['rung'] for o in lab.rows('rung')}==set(rungs)
