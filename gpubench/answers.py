@@ -209,4 +209,21 @@ QUESTIONS = { # name → question
         'equal steps', options=('equal epochs', 'equal steps'),
         why='All steps take the same, whatever they hold.',
         hint='What is the same for both sizes in a second?'),
+    '11.rates': Question(
+        (50_000/23.8)/(1920/9.3), unit='times',
+        why='Still nobody knows which GPU is faster: neither report gives the size of its images.',
+        hint='Images divided by seconds, for each; then one by the other.',
+        hints={23.8/9.3: 'That is the ratio of their seconds.', 9.3/23.8: 'That is the ratio of their seconds.'}),
+    '11.equal': Question(
+        ['images trained', 'size of the images', 'precision', 'parameters of the network'],
+        why='The others are what you compare, or what you have to mention.',
+        hint='What decides how much there is to compute?'),
+    '11.cheaper': Question(
+        'unknown', options=('cpu', 'gpu', 'unknown'),
+        why='9 lies between 6 and 10.',
+        hint='What if it is 6 times faster in truth? And if 10 times?'),
+    '11.next_week': Question(
+        'no', options=('yes', 'no'),
+        why='The interval knows nothing of other sessions.',
+        hint='What did the visits of one afternoon share?'),
 }

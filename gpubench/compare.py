@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['load_records', 'add_prices', 'fmt', 'fmt_count', 'fmt_bs', 'fmt_range', 'fmt_interval', 'fmt_ratio', 'fmt_list',
-           'speed_ratio', 'verdict', 'Side', 'accuracy_differs', 'group_by_settings', 'match_sides', 'compare',
-           'noise_warning', 'cost_words', 'comparison_text']
+           'speed_ratio', 'fmt_known', 'verdict', 'Side', 'accuracy_differs', 'group_by_settings', 'match_sides',
+           'compare', 'noise_warning', 'cost_words', 'comparison_text']
 
 # %% ../nbs/31_compare.ipynb #8e34ceb4
 import json
@@ -94,6 +94,22 @@ def _completed(df):
                      image_j=image_j, epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
                      images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
 
+# %% ../nbs/31_compare.ipynb #ce6b4ba6
+def hardware_name(row:dict)->str: # 'NVIDIA H200'; 'Intel Xeon, 16 cores'
+    "What a visit computed on, as far as its price depends on it"
+    kind = dict(cuda='gpu', cpu='cpu').get(str(row.get('device')).partition(':')[0])
+    shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
+    return shown + f', {cores} cores'*(kind=='cpu' and is_known(cores))
+
+def refuse_unequal(name, price, rows, by, whole=False): # `whole`: does the price include a GPU's host?
+    "A price is of one machine, or of alike ones"
+    def shown(o):
+        host = hardware_name(o | dict(device='cpu')) + f" and {o.get('gpu')}"*is_known(o.get('gpu'))
+        return host if whole else hardware_name(o)
+    found = {shown(o).lower(): shown(o) for o in rows}
+    if len(found)>1: raise ValueError(f"One price, {price} for {name!r}, fits unequal machines: "
+                                      f"{'; '.join(sorted(found.values()))}. Give each its own, {by}.")
+
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(
     df:pd.DataFrame, # As `load_records` returns it
@@ -103,17 +119,12 @@ def add_prices(
     "Add what an hour of each visit's device costs, in any currency"
     if price_per_h is None: return df
     prices = price_per_h if isinstance(price_per_h, Mapping) else dict(all=price_per_h)
-    hardware = df[[o for o in ('cpu', 'gpu') if o in df]].astype(str).drop_duplicates()
-    if not isinstance(price_per_h, Mapping) and len(hardware)>1: raise ValueError(
-        f"One price, {price_per_h!r}, was given for {len(hardware)} unequal machines. Give each its own, by the name "
-        f"of its "
-        f"hardware: {', '.join(sorted({str(o) for k in hardware for o in hardware[k]}))}.")
-    prices = {str(k).lower(): v for k,v in prices.items()}
+    prices, rows = {str(k).lower(): v for k,v in prices.items()}, df.to_dict('records')
     def names(row): # the most specific first
         kind = str(row['device']).partition(':')[0]
         found = [row['machine'], row.get('gpu' if kind=='cuda' else 'cpu'), row['device'], dict(cuda='gpu').get(kind)]
         return [str(o).lower() for o in found if is_known(o)]
-    called = [names(o) for o in df.to_dict('records')]
+    called = [names(o) for o in rows]
     known = {o for row in called for o in row}
     for o,price in prices.items():
         if not (is_number(price) and 0<price<math.inf):
@@ -121,8 +132,11 @@ def add_prices(
         if o not in ('all', 'cpu', 'gpu', 'cuda', *known):
             there = f"{nearest(o, known)}There are: {', '.join(sorted(known))}."
             raise ValueError(f"No visit ran on {o!r}, so it cannot have a price. {there}")
-    def price(row): return next((float(prices[o]) for o in [*row, 'all'] if o in prices), math.nan)
-    return df.assign(price_per_h=[*map(price, called)])
+    used = [next((o for o in [*those, 'all'] if o in prices), None) for those in called]
+    for o,price in prices.items():
+        fits = [row for row,name in zip(rows, used) if name==o and o!=str(row['machine']).lower()]
+        refuse_unequal(o, price, fits, "by the machine's name in the records", whole=o=='all')
+    return df.assign(price_per_h=[float(prices.get(o, math.nan)) for o in used])
 
 # %% ../nbs/31_compare.ipynb #a8c870eb
 def fmt(x, unit='', times=1)->str: # Three significant digits and no exponent, or a dash; `times` multiplies `x`
@@ -150,17 +164,21 @@ def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
     "A middle with its interval and the level that was reached"
     return fmt(i.mid, unit) + (f' ({fmt_range(i)})' if is_known(i.lo) else '')
 
+def _rounded(i):
+    "Middle and ends to the digit in which the interval is uncertain, or to the first of its lower end; three at most"
+    least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
+    place = min(math.floor(math.log10(half)), math.floor(math.log10(i.lo))) if half>0 and i.lo>0 else least-2
+    place = max(least-2, place)
+    return [f'{max(0, round(x, -place)):,.{max(0, -place)}f}' for x in (i.mid, i.lo, i.hi)]
+
 def fmt_ratio(
     i:Interval, # As `speed_ratio` returns it
 )->str: # '12 (8 to 19)'
-    "A ratio with its interval, both to the digit in which the interval is uncertain, or to the first of its lower end"
+    "A ratio with its interval, without digits that the interval leaves open"
     if not is_known(i.mid): return '–'
     if not (is_known(i.lo) and i.hi<math.inf): return f"{Decimal(f'{i.mid:.2g}'):f} (no interval)"
-    least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
-    place = min(math.floor(math.log10(half)), math.floor(math.log10(i.lo))) if half>0 and i.lo>0 else least-2
-    place = max(least-2, place)                                                     # three digits at most
-    def text(x): return f'{max(0, round(x, -place)):,.{max(0, -place)}f}'
-    return f'{text(i.mid)} ({text(i.lo)} to {text(i.hi)})'
+    mid, lo, hi = _rounded(i)
+    return f'{mid} ({lo} to {hi})'
 
 def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
     "A list as it stands in a sentence"
@@ -176,6 +194,16 @@ def speed_ratio(
     "How many times faster `fast` is than `slow`"
     fast, slow = ([o for o in x if is_known(o) and o>0] for x in (fast, slow))
     return ratio_ci(fast, slow, level) if fast and slow else NO_INTERVAL
+
+def fmt_known(
+    x,       # What visits have shown, such as the median of their images per second
+    visits,  # A value of each visit, in any unit; their 95 % interval, as a fraction, is that of `x`
+    times=1, # Multiplies `x`
+)->str: # '1,200' where the interval is 1,100 to 1,400; as `fmt` where there is none
+    "A measured number without digits that its interval leaves open"
+    i = speed_ratio(visits, [1, 1])                      # over exactly 1, as a ratio beside it would have it
+    if not (is_known(x) and is_known(i.lo) and x>0): return fmt(x, times=times)
+    return _rounded(Interval(*(times*x*o/i.mid for o in (i.mid, i.lo, i.hi)), i.level))[0]
 
 def verdict(
     r:Interval,                 # How many times faster

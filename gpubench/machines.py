@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from .compare import compare, fmt, fmt_count, fmt_list, fmt_ratio, load_records
+from .compare import compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio, load_records, refuse_unequal
 from .core import hide_known_warnings, is_number, nearest
 from .plot import phase_shares, phases_height_in, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
@@ -64,32 +64,31 @@ def price_runs(
     prices:dict, # Name -> price of an hour: a run's name, a hardware's or part of it, 'gpu', 'cpu', or 'all'
 )->dict: # The same runs, with `price_per_h`
     "Give each machine its price; a price that fits unequal machines, or none, is refused"
-    prices, served = {str(k).lower(): v for k,v in prices.items()}, {str(k).lower(): {} for k in prices}
+    prices = {str(k).lower(): v for k,v in prices.items()}
     for o,price in prices.items():
         if not (is_number(price) and 0<price<math.inf):
             raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
     there = {str(o) for df in runs.values() for k in ('cpu', 'gpu') if k in df for o in df[k].dropna()}
     whole = {'cpu', 'gpu', 'cuda', 'all', *map(str.lower, there)}
-    def price(run, row):
-        kind = _KINDS.get(str(row['device']).partition(':')[0])
-        shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
-        hardware = shown.lower()
-        parts = [o for o in prices if o in hardware and o not in whole]
+    def price_name(run, row): # the most specific one that fits
         device = str(row['device'])
+        kind = _KINDS.get(device.partition(':')[0])
+        hardware = str(plain_value(row.get(kind)) or '').lower()
+        parts = [o for o in prices if o in hardware and o not in whole]
         names = run.lower(), hardware, *parts, device, kind, device.partition(':')[0], 'all'
-        name = next((o for o in names if o in prices), None)
-        if name is None: return math.nan
-        if kind=='cpu' and is_known(cores): shown += f', {cores} cores'
-        unlike = str([row.get('cpu'), cores, row.get('gpu')]) if name=='all' else shown.lower()
-        served[name].setdefault(name if name==run.lower() else unlike, shown)
-        return float(prices[name])
-    found = {run: df.assign(price_per_h=[price(run, o) for o in df.to_dict('records')]) for run,df in runs.items()}
-    for name,those in served.items():
+        return next((o for o in names if o in prices), None)
+    found, served = {}, {o: [] for o in prices}
+    for run,df in runs.items():
+        rows = df.to_dict('records')
+        used = [price_name(run, o) for o in rows]
+        for name,o in zip(used, rows):
+            if name: served[name].append(o)
+        found[run] = df.assign(price_per_h=[float(prices.get(o, math.nan)) for o in used])
+    for name,rows in served.items():
         names = sorted({*runs, *there})
-        if not those: raise ValueError(f"No run has {name!r}, so it cannot have a price. {nearest(name, names)}There "
-                                       f"are: {', '.join(names)}.")
-        if len(those)>1: raise ValueError(f"One price, {prices[name]} for {name!r}, fits unequal machines: "
-                                          f"{', '.join(sorted({*those.values()}))}. Give each run its own.")
+        if not rows: raise ValueError(f"No run has {name!r}, so it cannot have a price. {nearest(name, names)}There "
+                                      f"are: {', '.join(names)}.")
+        refuse_unequal(name, prices[name], rows, 'by the name of its run', whole=name in ('all', *map(str.lower, runs)))
     return found
 
 # %% ../nbs/34_machines.ipynb #50942ca3
@@ -128,9 +127,14 @@ def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the 
 # %% ../nbs/34_machines.ipynb #b0d7513e
 _ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images accuracy '
                'speedup lo hi verdict same_work warning note workload'.split()}     # columns that are no settings
-_SHOWN = dict( # column of the table -> its heading, and by what its numbers are multiplied
-    images_per_s=('images per second', 1), image_us=('an image (µs)', 1), image_j=('an image (J)', 1),
-    image_price=('price of a million images', 1e6))
+_SHOWN = dict( # column of the table -> its heading, by what its numbers are multiplied, and the field they follow from
+    images_per_s=('images per second', 1, 'images_per_s'), image_us=('an image (µs)', 1, 'images_per_s'),
+    image_j=('an image (J)', 1, 'image_j'), image_price=('price of a million images', 1e6, 'images_per_s'))
+
+def _text(x, column, visits):
+    "A number of the table, without digits that its visits leave open"
+    _,times,field = _SHOWN[column]
+    return fmt_known(x, visits[field], times)
 
 def _row(c, machine):
     "A row of `compare` as one of the table, `b` being the machine"
@@ -187,11 +191,11 @@ class Comparison:
 
     def table(self, rows)->dict: # Heading -> texts
         "The columns of one workload that hold something"
-        each, base = [*rows.itertuples()], self.base.name
+        each, base, visits = [*rows.itertuples()], self.base.name, self.visits(rows)
         columns = {'machine': [*rows.machine],
                    'visits': [fmt_count(o.n_visits) + f', {o.n_failed} failed'*bool(o.n_failed) for o in each],
                    'times faster': ['1: the base' if o.machine==base else ratio_text(o) for o in each]}
-        for k,(heading,times) in _SHOWN.items(): columns[heading] = [fmt(x, times=times) for x in rows[k]]
+        for k,(heading,*_) in _SHOWN.items(): columns[heading] = [_text(getattr(o, k), k, visits[o.machine]) for o in each]
         columns['images'] = [*map(fmt_count, rows.n_images)]
         columns['same work?'] = ['yes' if o.same_work else 'NO' if o.warning else '–' for o in each]
         return {k: v for k,v in columns.items() if {*v}-{'–'}}
@@ -249,7 +253,9 @@ class _Section:
         "The parts of a step, a row a machine"
         found = {k: phase_shares(df).ms for k,df in self.visits.items() if df[[*PHASE_NAMES]].notna().any(axis=None)}
         names = [o for o in PHASE_NAMES if any(o in ms for ms in found.values())]
-        rows = [[k, fmt(self.visits[k].step_ms.median()), *(fmt(ms.get(o)) for o in names)] for k,ms in found.items()]
+        def text(k, name, x): return fmt_known(x, self.visits[k][name])
+        rows = [[k, text(k, 'step_ms', self.visits[k].step_ms.median()), *(text(k, o, ms.get(o)) for o in names)]
+                for k,ms in found.items()]
         return dict(head=['machine', 'step', *(PHASE_NAMES[o] for o in names)], blocks={'': rows} if rows else {})
 
     @cached_property
@@ -258,8 +264,8 @@ class _Section:
         points = self.comparison.speeds(self.rows)
         known, out = points[points.price_per_h.gt(0)], []
         if len(known)>1:
-            alt = '; '.join(f'{o.name} {fmt(o.images_per_s)} at {fmt(o.price_per_h)} an hour'
-                            for o in known.itertuples())
+            def speed(o): return _text(o.images_per_s, 'images_per_s', self.visits[o.name])
+            alt = '; '.join(f'{o.name} {speed(o)} at {fmt(o.price_per_h)} an hour' for o in known.itertuples())
             out.append(Picture('price and speed', f'Price of an hour against images per second: {alt}.',
                                partial(plot_price_speed, points, self.comparison.base.name, title='Price and speed'),
                                3.7+.12*len(known)))
@@ -280,8 +286,8 @@ class _Section:
         if fast.machine!=self.comparison.base.name:
             out.append(f'{self.name}: {fast.machine} is the fastest, {ratio_text(fast)} times the base.')
         if rows.image_price.notna().sum()>1:
-            out.append(f'{self.name}: an image costs least on {cheap.machine}, {fmt(cheap.image_price, times=1e6)} a '
-                       f'million.')
+            price = _text(cheap.image_price, 'image_price', self.visits[cheap.machine])
+            out.append(f'{self.name}: an image costs least on {cheap.machine}, {price} a million.')
         return out
 
 

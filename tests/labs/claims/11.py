@@ -38,6 +38,14 @@ for name,r in by_hand.items():
     digit = 10.**(-len(shown.partition('.')[2])) if '.' in shown else 10.**(len(shown)-len(shown.rstrip('0')))
     assert digit>=min((r.hi-r.lo)/2, r.lo)/10, (shown, r)
 
+# %% Nor does a rate or a price
+for rows in (found.rows[found.rows.model==o] for o in models):
+    visits, texts = paid.visits(rows), paid.table(rows)
+    for name,text in zip(texts['machine'], texts['images per second']):
+        r = ratio_ci(visits[name].images_per_s, [1, 1])
+        digit = 10.**(-len(text.partition('.')[2])) if '.' in text else 10.**(len(text.replace(',', ''))-len(text.replace(',', '').rstrip('0')))
+        assert digit>=min((r.hi-r.lo)/2, r.lo)/10 and len(text.replace(',', '').replace('.', '').strip('0'))<=3, (name, text, r)
+
 # %% Two sessions on alike servers differ by more than the visits of either explain
 assert 1<night.lo<night.mid==approx(1.1, abs=.01)
 
@@ -65,5 +73,5 @@ assert all(o in text for o in names) and text.count('<img ')>=2
 # %% Answers
 equal = ['images trained', 'size of the images', 'precision', 'parameters of the network']
 for words,right,wrong in (('# Two real reports', 10.2, 23.8/9.3), ('# A GPU is 8 times', 'unknown', 'gpu'),
-                          ('# Three visits of one afternoon', False, True), ('# Which of these have to be equal', equal, ['torch version'])):
+                          ('# Three visits of one afternoon', 'no', 'yes'), ('# Which of these have to be equal', equal, ['torch version'])):
     assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words
