@@ -180,6 +180,24 @@ QUESTIONS = { # name → question
         ['a rate as a float', "numpy's random numbers"],
         why='What the host computed is a constant of the recording.',
         hint='Who computes it, the host or the device?'),
+    '09.summed': Question(
+        'twice the rate', options=('twice the batch', 'twice the rate', 'twice the epochs'),
+        why='A sum of two gradients is twice their average, and a step is the rate times the gradient.',
+        hint='What is multiplied with the gradient in a step?'),
+    '09.step': Question(
+        256, tolerance=0, unit='images',
+        hint='All devices take part in each step.',
+        hints={64: 'That is what each device takes.', 16: 'That would be 64 images shared by 4 devices.'}),
+    '09.traffic': Question(
+        3.42, unit='ms',
+        why='2 · 7/8 · 100 MiB are 175 MiB for each rank, at 51,200 MiB/s.',
+        hint='Each rank sends and receives 2(N−1)/N times the bytes.',
+        hints={1.95: 'That is 100 MiB once: a sum needs more than one pass.'}),
+    '09.cost': Question(
+        1.25,
+        why='Two GPUs cost twice as much an hour and need 1/1.6 of the time.',
+        hint='Price of an hour times the time of an image.',
+        hints={1.6: 'That is how much faster it is.', .625: 'That is the time of an image; two GPUs are paid for.'}),
     '10.linear': Question(
         .32, tolerance=.001,
         why='16 times the batch, 16 times the rate.',
