@@ -122,11 +122,15 @@ QUESTIONS = { # name → question
     '05.full': Question(
         'unknown', options=YES_NO_UNKNOWN,
         why='One busy multiprocessor shows 100 % as well. Power says more.',
-        hint='One long row shows 100 %, and so does the product.'),
+        hint='One long row shows 100 %, and so does the product. Is the work as much?'),
     '05.bits': Question(
         [0x20, 0x4],
         why='Heat, slowed by software, which matters; and the power cap, which is normal.',
         hint='0x24 is 36. In decimal the bits of the table are 1, 4, 8, 32, 64, 128: which two add up to it?'),
+    '05.slower': Question(
+        'neighbor', options=('heat', 'neighbor'),
+        why='The work took the core about as long as before. The rest of the time somebody else had it.',
+        hint='Which of the two times grows where the clock of the core is lower?'),
     '05.joules': Question(
         .05, unit='J',
         why='Watts are joules a second.',

@@ -472,6 +472,11 @@ class Monitor:
             monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
             monitor_note=' '.join(notes) or None)
 
+    def to_note(self)->dict: # Plain values, as JSON takes them; `plot_monitor` draws it
+        "Summary, all `samples` and all `spans` of epochs as one record"
+        def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
+        return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
+
 # %% ../nbs/22_monitor.ipynb #cecca55c
 class EpochWatch:
     "What `learn._with_events` is during a fit: it sees each epoch begin, and an error pass, of which no event tells"

@@ -437,13 +437,14 @@ class _Timeline:
 # %% ../nbs/30_plot.ipynb #2537b7bb
 @drawing()
 def plot_monitor(
-    df:pd.DataFrame,             # `MonitorCallback.to_df()`
+    df:pd.DataFrame|dict,        # `MonitorCallback.to_df()`, or `.to_note()`, which also holds epochs and machine
     epochs:pd.DataFrame|None=None, # `MonitorCallback.epochs_df()`, exact bounds of epochs; by default from the samples
     fit:int|None=None,           # Which fit; the last by default
     machine=None,                # Record or `describe_machine()`, for the caption
     title:str|None=None,         # Over the panels
 )->list[Axes]: # One a panel, from the top
     "A timeline of what the machine did: epochs shaded, throttling marked, what was not measured named"
+    if isinstance(df, dict): df, epochs, machine = pd.DataFrame(df['samples']), pd.DataFrame(df['spans']), machine or df
     need_columns(df, 'fit', 'sample', 'time_s', 'phase', 'epoch', 'device')
     n_fits, fit = df.fit.nunique(), df.fit.max() if fit is None else fit
     df = df[df.fit==fit].reindex(columns=[*df.columns, *({'throttle_words'}-set(df))])

@@ -1,0 +1,25 @@
+# %% A neighbor makes products longer by the clock, and not by the core's own time
+from pytest import approx
+from replay import planted
+company = found.loc['with company']
+assert company.times_by_clock>1.3 and company.times_by_clock>1.2*company.times_by_core
+assert all(o.poll() is not None for o in neighbors)
+
+# %% Heat and a neighbor are told apart; a part's own median counts
+def made(clock, core): # 2 s before, 2 s with company, 1 s after
+    return pd.DataFrame([dict(time_s=t/10, by_clock_ms=3*(clock if 20<t<=40 else 1), by_core_ms=2*(core if 20<t<=40 else 1)) for t in range(50)])
+for clock,core in ((2., 1.), (1.5, 1.5)):
+    row = slower(made(clock, core), 2).loc['with company']
+    assert (row.times_by_clock, row.times_by_core)==(approx(clock), approx(core))
+
+# %% Two clocks: 20 products each
+clock, core = iter([0., 1., 3., 9.]), iter([.5, 1.5])
+with planted(perf_counter=lambda: next(clock), process_time=lambda: next(core)): assert products(5)==[(1., approx(2/20), approx(1/20))]
+
+# %% The made-up card throttles after 35 s, and the words come from its bits
+assert invented.throttle_words[invented.time_s>=35].eq('heat (slowed by software)').all() and not invented.throttle_words[0]
+assert throttle_words(0x64).split(', ')==['heat (slowed by software)', 'heat (slowed by hardware)'] and not throttle_words(0x4)
+
+# %% The refill hides in `other`, and not in its median
+for ms in [steps, *(pd.DataFrame(o['steps']) for o in lab.theirs if o['part']=='refill')]:
+    assert ms.other_ms.max()>1900 and ms.other_ms.median()<100
