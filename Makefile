@@ -16,7 +16,7 @@ as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
 	@echo 'make lab          work through the labs in JupyterLab, on this machine only'
-	@echo 'make set-up-int8  add what lab 07 needs for int8: ONNX Runtime and two packages beside it, about 40 MB'
+	@echo 'make set-up-int8  add what deeper/07_int8 needs: ONNX Runtime and two packages beside it, about 40 MB'
 	@echo 'make test         all tests: notebooks, then pytest'
 	@echo 'make test-newest  the notebooks alone, on the newest fastai and fastcore'
 	@echo 'make export       notebooks to modules, clean notebooks, README.md'

@@ -171,6 +171,43 @@ QUESTIONS = { # name → question
         why='2,400 times 0.4 µs are 0.96 ms. In a step of 200 ms it would be half a per cent.',
         hint='Calls times µs a call, divided by the step; mind the units.',
         hints={.24: 'In %, please.', .96: 'That is in ms.', 960: 'That is in µs.', 124: 'That is the whole step; asked is what is added.'}),
+    '07.round': Question(
+        2, tolerance=0,
+        why='From 2 to 4 the gap is 2/128, so this is half way, and the even one is 2.',
+        hint='The gap after 1 is 1/128. How large is it after 2?',
+        hints={2+1/128: 'The gap doubles at 2, so this is none of the numbers.',
+               2+2/128: 'It is half way between two; which of them ends in a 0 bit?'}),
+    '07.stays': Question(
+        ['weights', "Adam's averages"],
+        why='Convolutions get rounded copies.',
+        hint='What would stop moving if it were rounded at every step?'),
+    '07.cpu': Question(
+        'nothing', options=('it gains nothing', 'nothing', 'it is slower'),
+        why='It was float32 all the time. Look at the type that was seen.',
+        hint='Which type did the forward pass have?'),
+    '07.phase': Question(
+        'Python', options=('memory', 'Python', 'the data'),
+        why='The device is done before the steps of the optimizer have been ordered.',
+        hint='The device has as much to do for the same weights. Who tells it to?'),
+    '07.layers': Question(
+        1, tolerance=0, unit='layers',
+        why='The convolutions hold nearly all of the weights; with them the file would be a quarter.',
+        hint='How large would the file be if all were int8?',
+        hints={20: 'Then it would be about 11 MB.', 21: 'Then it would be about 11 MB.'}),
+    '07.two': Question(
+        'unknown', options=('the bits', 'the runtime', 'unknown'),
+        why='Both changed at once. ONNX Runtime in float32 has to stand between them.',
+        hint='How many things differ between the two?'),
+    '07.scaler': Question(
+        'skip', options=('step', 'skip'),
+        why='131,072 is more than 65,504, so it is infinite.',
+        hint='Multiply, and compare with the largest float16.'),
+    '07.memory': Question(
+        450, unit='MiB',
+        why='Four times 100 in float32, and 50 for the copies.',
+        hint='Which of these are float32 under mixed precision?',
+        hints={400: 'autocast keeps copies of the weights, in 16 bits.', 225: 'Weights, gradients and averages stay in float32.',
+               200: 'Weights, gradients and averages stay in float32, and the copies come on top.'}),
     '08.copy': Question(
         'falls', options=('falls', 'rises', 'stays'),
         why='It learns one batch by heart.',

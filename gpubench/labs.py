@@ -215,7 +215,7 @@ def _check_named(name, x):
         from gpubench.models import MODELS
         one_of('model', x, MODELS)
 
-NAMED = 'device dataset loader runs model models larger int8_model'.split()      # parameters that name something
+NAMED = 'device dataset loader runs model models larger'.split()      # parameters that name something
 LIMITS = [ # names of parameters that are numbers -> which numbers make sense, in words
     (r'bs|\w+_bs|batch_sizes|max_images|n_images|n_epoch|n_steps|n_seeds|repeats|rounds|draws|size', lambda x: x>=1,
      '1 or more'),

@@ -8,7 +8,7 @@ from helpers import root
 MAX_CELLS, MAX_WORDS = 40, 1600                      # of a lab; what goes beyond is in nbs/labs/deeper
 SOON_WORDS, SOON_LINES = 300, 60                     # until the cell tagged `surprise` has run; the install cell isn't counted
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
-not_yet = {'07'}     # numbers of labs that are still of the old form
+not_yet = set()     # numbers of labs that are still of the old form: none
 
 def tags(cell): return cell.metadata.get('tags', [])
 

@@ -18,7 +18,7 @@ from helpers import root, settings
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # the core and `deeper`; as `find_labs`: a notebook without a number is no lab
 claims = Path(__file__).with_name('claims')
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
-times_nothing = {'05_throttling', '10_gradient_noise'}                # labs that leave no records.jsonl
+times_nothing = {'05_throttling', '07_int8', '07_waits', '10_gradient_noise'}      # labs that leave no records.jsonl
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
 warning = re.compile(r'\w*Warning:|\bWARNING |\bdeprecated\b')
 
@@ -104,7 +104,7 @@ def test_lab(lab, route, tmp_path):
     assert bool(ran)==(lab.stem not in times_nothing)
     assert {o['status'] for o in ran}<={'ok'} and {o['device'] for o in found}<={'cpu'}
     assert all(o['epoch_s']>0 and o['n_images']>0 for o in ran)
-    assert {o['precision'] for o in found if o not in ran}==({'fp16', 'tf32'} if lab.stem.startswith('07') else set())    # no CPU has these
+    assert {o['precision'] for o in found if o not in ran}==({'fp16', 'tf32'} if lab.stem=='07_precision' else set())    # no CPU has these
     keys = [(o['trial_id'], o['machine'], o['visit']) for o in found]
     assert len(set(keys))==len(keys)                 # no visit is written twice
 
@@ -167,8 +167,8 @@ def test_lab_02_checks_the_guess_that_it_asks_for():
     [asked] = [o for o in sources('02_batch_size', 'markdown') if o.startswith('## Guess')]
     assert 'images a second' in asked.split('?')[0]
 
-def test_lab_07_imports_what_its_extra_holds():
-    [line] = [l for o in sources('07_precision', 'code') for l in o.splitlines() if l.startswith('try: import ')]
+def test_int8_imports_what_its_extra_holds():
+    [line] = [l for o in sources('deeper/07_int8', 'code') for l in o.splitlines() if l.startswith('try: import ')]
     assert sorted(line.removeprefix('try: import ').split(', '))==sorted(o.split('>')[0] for o in settings()['int8_requirements'].split())
 
 def test_lab_11_takes_prices_and_runs_as_typed(tmp_path):

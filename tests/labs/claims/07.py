@@ -1,159 +1,73 @@
-# %% Bits of the types
-import io, sys
-from contextlib import redirect_stderr, redirect_stdout
-from tempfile import TemporaryDirectory
-from unittest.mock import patch
+# %% Bits of the types, and sums that stop growing
+import math
 from pytest import approx
-from torch import nn
-from replay import again, planted
-assert {k: tuple(bits(o)[n] for n in ('bits', 'exponent', 'fraction')) for k,o in types.items()}==dict(
-    float32=(32, 8, 23), float16=(16, 5, 10), bfloat16=(16, 8, 7))
-
-# %% A sum of many small numbers stops
+from replay import planted
+assert formats.exponent.astype(int).tolist()==[8, 8, 5, 8] and formats.fraction.astype(int).tolist()==[23, 7, 10, 10]
+assert torch.tensor(formats.smallest.float16).half().item()>0 and torch.tensor(formats.smallest.float16/2.01).half().item()==0
 assert (sums['float16'], sums['bfloat16'])==(4., .5) and sums['float32']==approx(10, rel=1e-3)
 
 # %% What the text says of rounding
-for number,dtype,rounded in ((1+1/256, torch.bfloat16, 1.), (1+3/256, torch.bfloat16, 1+4/256), (2+1/128, torch.bfloat16, 2.),
-                             (65519., torch.float16, 65504.), (65520., torch.float16, math.inf), (2.9e-8, torch.float16, 0.)):
+for number,dtype,rounded in ((2+1/128, torch.bfloat16, 2.), (2.9e-8, torch.float16, 0.), (3.1e-8, torch.float16, 2.**-24), (.5*2**18, torch.float16, math.inf)):
     assert torch.tensor(number).to(dtype).item()==rounded, number
 
-# %% Weights that do not move
-with planted(weights=torch.tensor([1., 1., .01, .01])):
-    assert stuck_frac(torch.bfloat16, 1e-3)==.5 and stuck_frac(torch.float32, 1e-3)==0
+# %% Everything in float16 is NaN from the second step on, and in bfloat16 many weights stand still
+assert not math.isnan(cast['float16']['losses'][0]) and all(map(math.isnan, cast['float16']['losses'][1:])) and cast['float16']['right']<.2
+assert cast['bfloat16']['stuck']>2*cast['float32']['stuck'] and cast['bfloat16']['right']>.85
+assert [len(o['losses']) for o in cast.values()]==[64]*3
 
-# %% Instructions of a CPU
-assert cpu_flags('model name : x\nflags\t\t: fpu avx2 avx512_bf16 avx_vnni_int8\n')==['avx2', 'avx512_bf16']
-assert cpu_flags('Features : fp asimddp bf16')==['asimddp', 'bf16']
-assert cpu_flags('') is None and cpu_flags('flags : fpu')==[]
+# %% Weights that do not move, gradients that vanish, squares that do
+assert stuck_frac(torch.tensor([1., 1., .01, .01]), 1e-3)==dict(float32=0, bfloat16=.5, float16=0)
+assert in_float16(torch.tensor([1e-9, 1e-3, 1., 1e5]))==(.25, .25)
+g = gradients(*[o.to(here) for o in (fresh,)], *next(batches(make()[0].train)))
+assert (g!=0).all() and in_float16(.001*g**2)[0]>.9>in_float16(g)[0] and torch.tensor(1e-8).half()==0
 
-# %% Speed and loss against fp32
-def visits(**ms):
-    return pd.DataFrame([dict(precision=p, status='ok', step_ms=v*(1+.01*i), valid_loss=.1*v+.001*i, accuracy=.9, seed=i)
-                         for p,v in ms.items() for i in range(3)])
-df = pd.concat([visits(bf16=1., fp32=2., ieee=2.), pd.DataFrame([dict(precision='fp16', status='skipped')])])
-table = speed(small(df)).set_index('precision')
-assert table.index.tolist()==['fp32', 'ieee', 'bf16'] and table.times_as_fast.round(3).tolist()==[1., 1., 2.]
-assert table.verdict.tolist()==['', 'not distinguishable', 'faster than fp32']
-table = learned(visits(bf16=1., fp32=2.))
-assert table.over_fp32.bf16==approx(.5, abs=.01) and table.verdict.bf16=='lower than fp32'
-
-# %% Gains of types and layouts
-df = pd.DataFrame([dict(way=w, status='ok', step_ms=ms+.01*i, images_per_s=1e3/ms, peak_allocated_mib=mib)
-                   for w,ms,mib in (('fp32', 4., 800), ('bf16', 2., 500)) for i in range(3)])
-table = gains(df)
-assert table.of_fp32.bf16==.625 and table.times_as_fast.bf16==approx(2, abs=.01) and table.verdict.bf16=='faster'
-
-# %% Visits that failed are left out in words
-rows = [dict(precision=p, channels_last=c, status='ok', error=None) for p,c in (('fp32', False), ('bf16', False), ('bf16', True))]
-rows.append(dict(precision='ieee', channels_last=False, status='oom', error='no memory left'))
-with redirect_stdout(io.StringIO()) as out: found = with_ways(pd.DataFrame(rows))
-assert found.way.tolist()==['fp32', 'bf16', 'bf16, channels last'] and out.getvalue()=='ieee: oom. no memory left\n'
-with redirect_stdout(io.StringIO()): assert not len(with_ways(pd.DataFrame(rows[1:])))       # no fp32 to compare with
-
-# %% `to_bf16` changes nothing on a CPU
-learn = make()
-learn.to_bf16()
-assert types_seen(learn)=={'float32': 5}
-
-# %% Memory that the forward pass keeps: linear layers keep their inputs, in the type in which they computed
-def two_layers(*args, **kw): return nn.Sequential(nn.Flatten(), nn.Linear(32*32, 64), nn.Linear(64, 10))
-with planted(get_model=two_layers):
-    full, half = (growth('any', o) for o in (torch.float32, torch.bfloat16))
-    assert (full['mib_an_image']*2**20, half['mib_an_image']*2**20)==approx((4*(32*32+64), 2*(32*32+64)))
-    assert half['mib_besides']>full['mib_besides']                          # copies of the weights
-
-# %% Questions to the device are counted
-x = torch.ones(3)
-with AskMode() as asked: (x*2).sum()
-assert asked.n==0
-with AskMode() as asked: x.sum().item(), float(x[0]), bool(x[0]>0)
-assert asked.n==3
+# %% Mixed precision learns as float32 does, with each type, and the library's bf16 is the one by hand
+assert list(found)==['float32', 'bfloat16', 'float16, no scaler', 'float16, scaler'] and all(o[2]>.85 for o in found.values())
+assert {str(p.dtype) for o in found.values() for p in o[0].parameters()}=={'torch.float32'}
+assert record['dtype_seen']=='bfloat16' and record['accuracy']==approx(found['bfloat16'][2]) and record['valid_loss']==approx(found['bfloat16'][3], rel=1e-4)
+assert found['bfloat16'][3]!=found['float32'][3] and not found['bfloat16'][1].skipped.any()
 
 # %% Steps are skipped until the scale fits
-tried = fp16_steps(2.**30, n=4)
-assert not tried.moved.any() and tried.scale.tolist()==[2.**o for o in (30, 29, 28, 27)]
-assert fp16_steps(2.**10, n=2).moved.all()
-assert tried.asked_by_step.tolist()==[1]*4 and tried.asked_by_get_scale.tolist()==[1]*4
+few = mixed(torch.float16, 2.**30, n_epoch=1)[1]
+assert few.skipped.tolist()[:4]==[True]*4 and few.scale.tolist()[:4]==[2.**o for o in (30, 29, 28, 27)]
+assert not mixed(torch.float16, 2.**10, n_epoch=1)[1].skipped.any()
+before = flat(mixed(torch.float16, 2.**60, n_epoch=1)[0])                    # every step is skipped
+assert torch.equal(before, flat(make()[1]))
 
-# %% Shares of gradients
-g = torch.tensor([1e-9, 1e-3, 1., 1e5])
-assert in_float16(g, 1.)==(.25, .25) and in_float16(g, 2.**16)==(0., .5)
+# %% `to_bf16` changes nothing on a CPU
+assert types_seen(Learner(*make()).to_bf16())=={'float32': 5}
 
-# %% Places of waits name no folder of this machine
-from fastai.torch_core import apply
-found = []
-class LookCallback(Callback):
-    def before_fit(self): found.append(fastai_line())
-    def after_fit(self): apply(lambda _: found.append(fastai_line()), [1])  # by way of torch_core.py
-learn = make(cbs=LookCallback())
-with learn.no_bar(), learn.no_logging(): learn.fit(1)
-assert len(found)==2 and len({*found})==1 and found[0].startswith('callback/core.py: ') and 'event_name' in found[0]
-assert fastai_line()=='outside fastai'
+# %% A product's error is that of its type
+fine, coarse = product(torch.float32, 'ieee', 128, 2), product(torch.bfloat16, 'ieee', 128, 2)
+assert fine['error']<1e-5 and 1e-3<coarse['error']<1e-2
 
-# %% Waits are counted by step and by line
-class AskCallback(Callback):
-    def after_loss(self):
-        if self.training: warnings.warn('called a synchronizing CUDA operation')
-    def after_pred(self): warnings.warn('something else')
-modes, make_learner = [], make
-with (patch.object(torch.cuda, 'set_sync_debug_mode', modes.append), redirect_stderr(io.StringIO()),
-      planted(make=lambda: make_learner(cbs=AskCallback()))):
-    found = waits('fp32')
-    assert modes==['warn', 'default', 'default']
-    assert list(found.values())==[1.] and next(iter(found)).startswith('callback/core.py: ')
+# %% Ratios are taken within rounds: a slow round does no harm
+made = pd.DataFrame([dict(device='cuda', way=w, visit=i, step_ms=ms*slow, peak_allocated_mib=mib) for i,slow in enumerate((1., 3., 1.1))
+                     for w,ms,mib in (('fp32', 4., 800), ('bf16', 2., 500))])
+seen = gains(made.assign(way=pd.Categorical(made.way, order))).loc['cuda']
+assert seen.index.tolist()==['fp32', 'bf16'] and seen.mib_of_fp32.bf16==.625
+assert seen.times_as_fast.bf16==approx(2) and seen.lo.bf16==approx(2) and seen.verdict.tolist()==['', 'faster']
 
-# %% Whole numbers
-w = torch.randn(8, 3, 3, 3)*torch.logspace(-2, 0, 8)[:, None, None, None]
-for each in (False, True):
-    q, scale = to_int8(w, each)
-    assert q.dtype==torch.int8 and q.abs().max()==127 and (q*scale-w).abs().max()<=.51*torch.as_tensor(scale).max(), each
-assert away(w, True)<.7*away(w, False)
+# %% Losses are compared seed by seed
+made = pd.DataFrame([dict(precision=p, seed=s, step_ms=ms+.01*s, valid_loss=loss*(1+s)) for s in range(3) for p,ms,loss in
+                     (('bf16', 2., .11), ('fp32', 4., .1))])
+row = learned(made).loc['bf16']
+assert row.loss_over_fp32==approx(1.1) and row.loss_lo==approx(1.1) and row['loss']=='higher' and row.speed=='faster'
 
-# %% Every layer is int8, the file a quarter, and nearly every answer the same
-if has_int8:
-    assert table8.n_layers.tolist()==[5]*3 and table8.n_int8.tolist()==[0, 0, 5]
-    assert table8.file_kib.iloc[2]<.3*table8.file_kib.iloc[1]
-    assert table8.same_answer.iloc[1]==1 and table8.same_answer.iloc[2]>.95
-    assert set(taken.bs)=={1, 64} and set(taken.way)==set(table8.index)
-
-# %% In numbers: ONNX Runtime's float32 is torch's, and int8 is close, at one image and at many
-if has_int8:
-    torch.manual_seed(0)
-    own, images_in = get_model('cnn_medium', n_in=1).eval(), torch.randn(16, 1, 28, 28)
-    with torch.no_grad(): right = own(images_in).numpy()
-    with TemporaryDirectory() as d:
-        whole, small = f'{d}/whole.onnx', f'{d}/small.onnx'
-        to_onnx(own, whole, images_in[:2])
-        quantise(whole, small, [images_in.numpy()])
-        for path,off in ((whole, 1e-5), (small, .06)):
-            for n in (1, 16):
-                got = session(path)[0].run(None, dict(x=images_in[:n].numpy()))[0]
-                assert abs(got-right[:n]).max()<off*abs(right).max(), (path, n)
-
-# %% Accuracy before and after
-import numpy as np
-labels = np.arange(100)%10
-before, after = labels.copy(), labels.copy()
-before[:4], after[2:7] = -1, -2                    # right before: 4 to 99; now: 0, 1 and 7 to 99; 2 and 3 are wrong twice, otherwise
-found = judged(after, before, labels)
-assert (found['accuracy'], found['lost'], found['won'], found['n_images'])==(.95, 3, 2, 100)
-assert found['same_answer']==.93
-assert (round(found['accuracy_lo'], 3), round(found['accuracy_hi'], 3))==(.888, .978)      # Wilson 1927, for 95 of 100
-
-# %% Without the packages the lab goes on
-with patch.dict(sys.modules, onnxruntime=None), redirect_stdout(io.StringIO()) as out, planted(my_guess_size=None):
-    again('try: import onnx')
-    assert has_int8 is False and out.getvalue().count('\n')==1 and 'pip install onnxruntime onnx onnxscript' in out.getvalue()
-    later = [o for o in In if 'has_int8' in o and o[1:5]!='# %%' and not o.startswith('try: import onnx')]
-    for o in later: exec(o)
-    assert len(later)==6
-
-# %% What was timed before has come to rest: a rest, a call that does not count, then the median of the others
-log, now = [], [0.]
-def run_ms(x):
-    now[0] += x.pop(0)/1e3
-    log.append('call')
-with planted(sleep=log.append, perf_counter=lambda: now[0]):
-    assert timed_ms(run_ms, [90., 1., 2., 9., 3., 4.])==approx(3) and log==[.1]+6*['call']
-    log.clear()
-    assert timed_ms(run_ms, [90., 1.], rest_s=0, times=1)==approx(1) and log==[0, 'call', 'call']
+# %% What the text says of the recorded H200
+theirs = pd.DataFrame(lab.recorded('07_precision.jsonl'))
+if len(theirs):
+    big_ones, small = theirs[theirs.loader=='resident'], theirs[theirs.loader=='memory']
+    def way(p, last=False): return big_ones[(big_ones.precision==p) & (big_ones.channels_last==last)].sort_values('visit')
+    assert way('bf16', True).step_ms.round(1).tolist()==[13.7, 17.0, 13.3]
+    assert way('bf16', True).optimizer_ms.between(3.1, 5.1).all() and way('fp16').optimizer_ms.between(4.95, 7.7).all()
+    for p in ('ieee', 'fp32', 'tf32', 'bf16'): assert way(p).optimizer_ms.between(1.3, 1.5).all(), p
+    passes = {k: way(*k).forward_ms+way(*k).backward_ms for k in (('bf16', True), ('bf16', False), ('fp16', False))}
+    assert passes['bf16', True].between(9, 10.3).all() and passes['bf16', False].between(15, 15.2).all() and passes['fp16', False].between(12.6, 14).all()
+    r = table.loc['cuda']
+    assert r.times_as_fast.bf16==approx(1.07, abs=.005) and 1/r.times_as_fast.ieee==approx(2.2, abs=.05) and r.mib_of_fp32.bf16==approx(.65, abs=.01)
+    assert r.verdict['bf16, channels last']==r.verdict.fp16=='not distinguishable'
+    slow, *others = [small[(small.precision=='fp32') & (small.seed==o)].iloc[0] for o in (2, 0, 1)]
+    phases = [o for o in small if o in 'wait_ms copy_ms transform_ms forward_ms loss_ms backward_ms optimizer_ms other_ms'.split()]
+    assert round(slow.step_ms, 1)==4.8 and (slow[phases]>1.2*others[0][phases]).all() and (slow[phases]>1.2*others[1][phases]).all()
+    assert set(learned(small).speed)=={'not distinguishable'}
