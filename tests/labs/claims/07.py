@@ -18,7 +18,7 @@ assert [len(o['losses']) for o in cast.values()]==[64]*3
 # %% Weights that do not move, gradients that vanish, squares that do
 assert stuck_frac(torch.tensor([1., 1., .01, .01]), 1e-3)==dict(float32=0, bfloat16=.5, float16=0)
 assert in_float16(torch.tensor([1e-9, 1e-3, 1., 1e5]))==(.25, .25)
-g = gradients(*[o.to(here) for o in (fresh,)], *next(batches(make()[0].train)))
+g = gradients(make()[1], *next(batches(make()[0].train)))
 assert (g!=0).all() and in_float16(.001*g**2)[0]>.9>in_float16(g)[0] and torch.tensor(1e-8).half()==0
 
 # %% Mixed precision learns as float32 does, with each type, and the library's bf16 is the one by hand

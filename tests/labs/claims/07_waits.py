@@ -30,7 +30,7 @@ found = []
 class LookCallback(Callback):
     def before_fit(self): found.append(fastai_line())
     def after_fit(self): apply(lambda _: found.append(fastai_line()), [1])  # by way of torch_core.py
-learn = make(cbs=LookCallback())
+learn = make().add_cb(LookCallback())
 with learn.no_bar(), learn.no_logging(): learn.fit(1)
 assert len(found)==2 and len({*found})==1 and found[0].startswith('callback/core.py: ') and 'event_name' in found[0]
 assert fastai_line()=='outside fastai'
@@ -42,7 +42,7 @@ class AskCallback(Callback):
     def after_pred(self): warnings.warn('something else')
 modes, make_learner = [], make
 with (patch.object(torch.cuda, 'set_sync_debug_mode', modes.append), redirect_stderr(io.StringIO()),
-      planted(make=lambda: make_learner(cbs=AskCallback()))):
+      planted(make=lambda: make_learner().add_cb(AskCallback()))):
     found = waits('fp32')
     assert modes==['warn', 'default', 'default']
     assert list(found.values())==[1.] and next(iter(found)).startswith('callback/core.py: ')
