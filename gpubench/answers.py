@@ -127,6 +127,18 @@ QUESTIONS = { # name → question
         [0x20, 0x4],
         why='Heat, slowed by software, which matters; and the power cap, which is normal.',
         hint='0x24 is 36. In decimal the bits of the table are 1, 4, 8, 32, 64, 128: which two add up to it?'),
+    '05.adam': Question(
+        800, unit='MB',
+        why='Sixteen bytes a parameter.',
+        hint='How many numbers does each parameter need, and how many bytes does a number take?',
+        hints={200: 'Those are the weights alone.', 400: 'Adam keeps two means of every gradient.',
+               600: 'Adam keeps two of them for each parameter, beside its gradient.'}),
+    '05.at_512': Question(
+        2900, tolerance=.01, unit='MiB',
+        why='Every image adds 600/128 MiB. What does not depend on the batch is there once.',
+        hint='How much does one more image take? Subtract two trainings.',
+        hints={6400: 'That is eight times 800: only part of it grows with the batch.',
+               1400/192*512: 'Part of the 1,400 MiB does not depend on the batch.'}),
     '05.slower': Question(
         'neighbor', options=('heat', 'neighbor'),
         why='The work took the core about as long as before. The rest of the time somebody else had it.',
