@@ -297,4 +297,23 @@ QUESTIONS = { # name → question
         'no', options=('yes', 'no'),
         why='The interval knows nothing of other sessions.',
         hint='What did the visits of one afternoon share?'),
+    '12.pooled': Question(
+        'unknown', options=YES_NO_UNKNOWN,
+        why='The runs differ in network, images and machine as well. Which of them used workers at all?',
+        hint='Was anything equal but the workers?'),
+    '12.line': Question(
+        'no difference measured', options=('use bf16', 'fp32 is as fast', 'no difference measured'),
+        why='bf16 may be 4 % slower, or 21 % faster.',
+        hint='Is 1 inside, and what else is?',
+        hints={'fp32 is as fast': 'bf16 may still be 21 % faster: that no difference shows does not mean that there is none.'}),
+    '12.both': Question(
+        'measure it', options=('6.5', 'at least 5', 'measure it'),
+        why='The loader changes what limits a step, and with it what bf16 can remove.',
+        hint='What limited the step when bf16 was measured, and what limits it with the new loader?'),
+    '12.money': Question(
+        1.25, unit='times',
+        why='At least 10 times as fast, for 8 times the price.',
+        hint='Take the lower end.',
+        hints={1.5: 'That is the middle, and half of the interval lies below.', 1.75: 'That is the upper end.',
+               .8: 'The other way round.'}),
 }

@@ -164,20 +164,22 @@ def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
     "A middle with its interval and the level that was reached"
     return fmt(i.mid, unit) + (f' ({fmt_range(i)})' if is_known(i.lo) else '')
 
-def _rounded(i):
-    "Middle and ends to the digit in which the interval is uncertain, or to the first of its lower end; three at most"
+def _rounded(i, keep=None): # `keep`: an end that differs from this one is not rounded to it
+    "Middle and ends to the digit in which the interval is uncertain, or to the first of its lower end"
     least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
     place = min(math.floor(math.log10(half)), math.floor(math.log10(i.lo))) if half>0 and i.lo>0 else least-2
-    place = max(least-2, place)
+    def shows(place): return not any(o!=keep==round(o, -place) for o in (i.lo, i.hi))
+    place = max(least-2, place)                                                     # three digits at most
+    place = next(filter(shows, range(place, least-4, -1)), place)
     return [f'{max(0, round(x, -place)):,.{max(0, -place)}f}' for x in (i.mid, i.lo, i.hi)]
 
 def fmt_ratio(
     i:Interval, # As `speed_ratio` returns it
 )->str: # '12 (8 to 19)'
-    "A ratio with its interval, without digits that the interval leaves open"
+    "A ratio with its interval, without digits that the interval leaves open, but those by which an end is not 1"
     if not is_known(i.mid): return '–'
     if not (is_known(i.lo) and i.hi<math.inf): return f"{Decimal(f'{i.mid:.2g}'):f} (no interval)"
-    mid, lo, hi = _rounded(i)
+    mid, lo, hi = _rounded(i, 1)
     return f'{mid} ({lo} to {hi})'
 
 def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'

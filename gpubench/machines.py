@@ -195,7 +195,8 @@ class Comparison:
         columns = {'machine': [*rows.machine],
                    'visits': [fmt_count(o.n_visits) + f', {o.n_failed} failed'*bool(o.n_failed) for o in each],
                    'times faster': ['1: the base' if o.machine==base else ratio_text(o) for o in each]}
-        for k,(heading,*_) in _SHOWN.items(): columns[heading] = [_text(getattr(o, k), k, visits[o.machine]) for o in each]
+        for k,(heading,*_) in _SHOWN.items():
+            columns[heading] = [_text(getattr(o, k), k, visits[o.machine]) for o in each]
         columns['images'] = [*map(fmt_count, rows.n_images)]
         columns['same work?'] = ['yes' if o.same_work else 'NO' if o.warning else '–' for o in each]
         return {k: v for k,v in columns.items() if {*v}-{'–'}}

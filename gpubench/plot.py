@@ -497,7 +497,8 @@ def plot_memory(
 
 # %% ../nbs/30_plot.ipynb #b0266e57
 def _ratio_labels(df):
-    "What each row compares: settings that vary, batch size, verdict; and the pair of sides, where it is one"
+    "What each row compares: its `label`, or settings that vary, batch size, verdict; and the pair of sides, if it is one"
+    if 'label' in df: return [textwrap.fill(o, 70) for o in df.label], ''
     varied, rows = varied_settings(df), df.to_dict('records')
     what = [[setting_label(o, row[o]) for o in varied] + [setting_label('bs', row['bs'])]*('bs' in row) for row in rows]
     pair = df.where_b+' against '+df.where_a if {'where_a', 'where_b'} <= set(df) else pd.Series('', df.index)
@@ -521,7 +522,7 @@ def _draw_ratio(ax, i, label, ratio, lo, hi):
 
 @drawing()
 def plot_speedup(
-    comparison:pd.DataFrame, # As `compare` returns it: `speedup`, `lo`, `hi`, `verdict`, and what was asked
+    comparison:pd.DataFrame, # As `compare` returns it: `speedup`, `lo`, `hi`, `verdict`, and what was asked, or a `label`
     ax:Axes|None=None,       # Where to draw; a new figure by default, as high as the rows need
     title:str|None=None,     # Over the axes; the two sides by default
 )->Axes:

@@ -1,0 +1,57 @@
+# %% What the text says of the server's records: the pooled table recommends the opposite of what equal work shows
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from replay import again, planted
+def medians(found, name): return found[name].images_per_s
+assert medians(pooled, 'n_workers')[0]>5*medians(pooled, 'n_workers')[2] and medians(pooled, 'precision')['ieee']>medians(pooled, 'precision')['fp32']
+assert medians(equal, 'n_workers')[0]<medians(equal, 'n_workers')[2] and medians(equal, 'precision')['ieee']<medians(equal, 'precision')['fp32']/1.5
+best = gpu.loc[gpu.images_per_s.idxmax()]
+assert (best.model, best.bs, best.n_train, best.n_train-best.n_images)==('lenet', 1024, 1437, 413) and best.n_params==gpu.n_params[gpu.dataset=='digits'].min()
+
+# %% Each visit alone names another way of loading
+assert each.shape==(7, 3) and each.notna().all(axis=None) and each.idxmax().nunique()==3
+
+# %% By hand and in one line
+[line] = [o for o in recorded if o.decision=='workers']
+assert line.do==f'Load with {enough} workers.' and line.ratio==ratios(0)[enough] and line.than=='0 workers' and line.session.startswith('04_data_loading')
+
+# %% What doesn't leave out 1 is never recommended, and what nobody measured names its lab
+def fair(advice):
+    for o in advice:
+        assert (o.kind=='recommended')==(bool(o.visits) and o.ratio.is_distinct()), o
+        assert o.visits or 'Not measured here: run lab ' in o.do
+        assert not o.visits or min(o.visits)>0 and o.session
+    return {o.decision: o.kind for o in advice}
+every = ['device', 'batch size', 'workers', 'loader', 'precision', 'fast path', 'second GPU', 'cost']
+assert [*fair(recorded)]==every and fair(found)
+
+# %% One visit recommends nothing, apart from lab 07's three seeds
+assert {o.kind for o in advise(gpu[gpu.visit<1]) if not o.session.startswith('07')}<={'one visit', 'not measured'}
+
+# %% With no records at all, with those of labs 01 and 02, and with copies of all
+with TemporaryDirectory() as empty, planted(folders=[empty]):
+    again('own = read_lab_records')
+    assert len(own)==0 and {*fair(found).values()}=={'not measured'} and len(found)==len(every)
+    again('from gpubench.advice import plot_advice')
+    again('path = write_advice')
+    assert 'Nothing has been measured yet.' in text and all(f'- {o}: Not measured here' in text for o in every)
+shipped = Path(lab_records('01_cpu_vs_gpu.jsonl')).parent
+with planted(folders=[str(shipped/f'{o}.jsonl') for o in ('01_cpu_vs_gpu', '02_batch_size')]):
+    again('own = read_lab_records')
+    kinds = fair(found)
+    assert [k for k in every if kinds[k]!='not measured']==['device', 'batch size', 'cost']
+    again('path = write_advice')
+    assert '- workers: Not measured here: run lab 04.' in text and '02_batch_size of 2026-11-21: 6 and 3 visits' in text
+with planted(folders=[str(shipped)]):
+    again('own = read_lab_records')
+    assert [o for o in found if o.decision!='cost']==[o for o in recorded if o.decision!='cost']
+    assert all('server' not in o.do for o in found)              # these are the server's own records
+
+# %% A report in which somebody may have written is never written over
+first = path.read_bytes()
+assert again('path = write_advice') is None and path.read_bytes()==first and len({*lab.folder.glob('12_report*.md')})>1
+
+# %% Answers
+for words,right,wrong in (("# A class's table of all runs", 'unknown', 'yes'), ('# bf16 against fp32', 'no difference measured', 'use bf16'),
+                          ('# Measured alone', 'measure it', '6.5'), ('# A GPU is 12 times', 1.25, 1.5)):
+    assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words
