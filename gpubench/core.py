@@ -94,13 +94,22 @@ def find_devices()->list[str]: # `['cpu']` or `['cpu', 'cuda']`
     import torch
     return ['cpu'] + ['cuda']*torch.cuda.is_available()
 
+def _import_xla():
+    try: import torch_xla
+    except Exception as e: raise ValueError(         # ImportError, or what a torch of another version makes of it
+        "Device 'xla' needs torch_xla and a torch of the same version, in an environment of their own: `pip install "
+        f"torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0` ({type(e).__name__}: {e}).") from None
+    return torch_xla
+
 def pick_device(name:str='auto')->'torch.device':
-    "The device 'cpu', 'cuda', 'cuda:1', or 'auto', the GPU where there is one; a `ValueError` says what to do"
+    "The device 'cpu', 'cuda', 'cuda:1', 'xla', or 'auto', the GPU where there is one; a `ValueError` says what to do"
     import torch
     name = find_devices()[-1] if str(name)=='auto' else str(name)
+    if name=='xla': return _import_xla() and torch.device(name)
     if not re.fullmatch(r'cpu|cuda(:\d{1,3})?', name):
-        hint = "Did you mean 'cuda'? " if re.match('(?i)gpu|nvidia', name) else nearest(name, ['auto', 'cpu', 'cuda'])
-        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda' or 'cuda:1'.")
+        meant = 'cuda' if re.match('(?i)gpu|nvidia', name) else 'xla' if re.match('(?i)tpu', name) else ''
+        hint = f'Did you mean {meant!r}? ' if meant else nearest(name, ['auto', 'cpu', 'cuda', 'xla'])
+        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda', 'cuda:1' or 'xla'.")
     device, n = torch.device(name), torch.cuda.device_count()
     if name!='cpu' and not torch.cuda.is_available():
         why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
@@ -117,6 +126,10 @@ def wait_for(device='auto'):
     import torch
     if not isinstance(device, torch.device): device = pick_device('auto' if device is None else device)
     if device.type=='cuda': torch.cuda.synchronize(device)
+    if device.type=='xla':
+        from torch_xla.core.xla_model import wait_device_ops
+        _import_xla().sync()                         # until then, what was traced has not even begun
+        wait_device_ops()
 
 def free_memory():
     "Free memory that nothing refers to any more, and reset the peaks of GPU memory"
@@ -193,6 +206,11 @@ def _describe_gpu(device):
     p = torch.cuda.get_device_properties(pick_device(device or 'cuda').index or 0)
     return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1), n_gpus=torch.cuda.device_count())
 
+def _describe_xla(device): # what PJRT takes: asking XLA itself would take a TPU away from the process that measures
+    if str(device)!='xla': return None
+    from torch_xla.runtime import device_type
+    return f"PJRT {device_type()}, torch_xla {package_version('torch_xla')}"
+
 def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
     "A short name for a machine that is the same tomorrow, of what a speed depends on and what stays from day to day"
     return hashlib.sha1(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:8]
@@ -203,14 +221,15 @@ def describe_machine(device=None)->dict: # Flat; None where unknown; sizes in Gi
     python, system, cudnn = platform.python_version(), platform.system(), torch.backends.cudnn
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(), container=in_container(),
                    torch=torch.__version__, fastai=package_version('fastai'))
-    name = fingerprint(lasting | dict(python='.'.join(python.split('.')[:2]), os=system))
+    xla = _describe_xla(device)
+    name = fingerprint(lasting | (dict(xla=xla) if xla else {}) | dict(python='.'.join(python.split('.')[:2]), os=system))
     return dict(fingerprint=name) | lasting | dict(
         ram_gib=round(psutil.virtual_memory().total/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda,
         cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None), python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
         tf32_matmul=torch.backends.cuda.matmul.allow_tf32, tf32_cudnn=cudnn.allow_tf32, cudnn_benchmark=cudnn.benchmark,
-        omp_wait_policy=_WAIT_POLICY)
+        omp_wait_policy=_WAIT_POLICY, xla=xla)
 
 # %% ../nbs/00_core.ipynb #91a7ffb9
 def cudnn_text(number:int|None)->str|None:
@@ -222,10 +241,11 @@ def cudnn_text(number:int|None)->str|None:
 # %% ../nbs/00_core.ipynb #8a566c17
 def machine_title(machine)->str: # A dict or a row with `describe_machine`'s keys; a `device` there is the one named
     "One line: on which machine and with which versions something was measured"
-    values = {o: machine.get(o) for o in 'gpu cpu n_cores device wsl2 container torch fastai'.split()}
+    values = {o: machine.get(o) for o in 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()}
     known = {k: x for k,x in values.items() if x not in (None, '') and x==x}
     on_gpu = 'gpu' in known and str(known.get('device', 'cuda')).startswith('cuda')
     cores = f", {known['n_cores']:.0f} cores" if 'n_cores' in known else ''
+    cpu = 'XLA on '*(known.get('device')=='xla') + known.get('cpu', 'unknown CPU') + cores
     where = [o for o,key in (('WSL2', 'wsl2'), ('container', 'container')) if known.get(key)]
-    versions = [f'{o} {known[o]}' for o in ('torch', 'fastai') if o in known]
-    return ' · '.join([known['gpu'] if on_gpu else known.get('cpu', 'unknown CPU')+cores, *where, *versions])
+    versions = [f'{o} {known[o]}' for o in ('torch', 'fastai') if o in known] + [known[o] for o in ('xla',) if o in known]
+    return ' · '.join([known['gpu'] if on_gpu else cpu, *where, *versions])

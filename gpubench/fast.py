@@ -525,6 +525,8 @@ def speed_up(
     "Remove what a training step wastes without changing what is learned; returns a table of what was done"
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if precision is not None: one_of('precision', precision, ('bf16',))
+    if str(getattr(learn.dls, 'device', None)).startswith('xla'):
+        raise ValueError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
     if precision: out.mix()
     out.order_channels()

@@ -198,9 +198,14 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
     return found
 
 # %% ../nbs/41_labs.ipynb #fd96e4b0
+def _lab_device(name):
+    if (device := pick_device(name)).type=='xla': raise ValueError(
+        "The labs run on 'cpu' and 'cuda'; device='xla' is for trials, as in `gpubench sweep --device xla`.")
+    return device
+
 def _check_named(name, x):
     "A ValueError where `x`, the value of a parameter of that name, names nothing that exists"
-    if name=='device': pick_device(x)
+    if name=='device': _lab_device(x)
     elif name=='runs' and not records_path(x).is_file():
         raise ValueError(f"There are no records in {x!r}. Name the folder of a run, which holds records.jsonl, or a "
                          "file of records.")
@@ -373,7 +378,7 @@ class Job:
 def plan_jobs(labs, device=(), params:dict=None)->list[Job]:     # by lab's name
     "Each execution that a run needs on one device or several, or on every one found; a ValueError where one is missing"
     asked = [device] if isinstance(device, str) or device and not hasattr(device, '__iter__') else list(device or ())
-    asked, found = [pick_device(o).type if o=='auto' else str(pick_device(o)) for o in asked], find_devices()
+    asked, found = [_lab_device(o).type if o=='auto' else str(_lab_device(o)) for o in asked], find_devices()
     asked = list(dict.fromkeys(asked))
     def job(lab, device, suffix=''):
         return Job(lab, device, f"{lab.name}{suffix.replace(':', '')}.ipynb", (params or {}).get(lab.name, {}))

@@ -134,11 +134,11 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
     names = {}
     for o in devices if isinstance(devices, (list, tuple, set)) else [devices]:
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
-        found = re.fullmatch(r'cpu|cuda(:\d+)?|((GPU|MIG)-.*)', name)
+        found = re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name)
         if not found: raise ValueError(
             f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, 'cuda:1' "
             "or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); [] watches the CPU alone.")
-        if name!='cpu': names['cuda:0' if name=='cuda' else name] = True
+        if name not in ('cpu', 'xla'): names['cuda:0' if name=='cuda' else name] = True
     return list(names)
 
 # %% ../nbs/21_nvml.ipynb #5baae491

@@ -239,7 +239,7 @@ def lock_name(device:str)->str: # For a file
     if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:]     # a UUID as NVML writes it; torch's lacks that
     try: device = pick_device(device)
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
-    if device.type=='cpu': return 'cpu'
+    if device.type!='cuda': return device.type
     import torch
     return f"gpu-{getattr(torch.cuda.get_device_properties(device), 'uuid', None) or device.index or 0}"
 

@@ -95,6 +95,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('tf32_cudnn', 'machine', heading='TF32 in convolutions', dtype=bool),
     Field('cudnn_benchmark', 'machine', heading="cuDNN's autotuner", dtype=bool),
     Field('omp_wait_policy', 'machine', heading='OMP_WAIT_POLICY', dtype=str),
+    Field('xla', 'machine', heading='XLA', dtype=str),
     # the time of an epoch and of a step
     Field('epoch_s', 'measured', 'training part of an epoch', 'epoch', meaning=
           'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, and '
@@ -123,7 +124,11 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     # the phases of a step, in their order; together they are `step_ms`
     Field('wait_ms', 'measured', 'waiting for data in a step', 'wait for data', table='phases'),
     *[Field(f'{o}_ms', 'measured', heading='transforms' if o=='transform' else o, table='phases')
-      for o in 'copy transform forward loss backward optimizer graph other'.split()],
+      for o in 'copy transform forward loss backward optimizer'.split()],
+    Field('graph_ms', 'measured', heading='graph', table='phases', meaning=
+          'A step that ran as one program: a captured CUDA graph or, on XLA, what was traced. There the forward pass, '
+          'the loss, the backward pass and the optimizer are the time of tracing in Python; their work is all in here.'),
+    Field('other_ms', 'measured', heading='other', table='phases'),
     # what it learned
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
           'Share of held-out images recognized after the last epoch, the median over visits.'),

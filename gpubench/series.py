@@ -60,7 +60,7 @@ def setting_label(name:str, value)->str:
 # %% ../nbs/04_series.ipynb #126eab3c
 def where_labels(df:pd.DataFrame)->pd.Series: # One label a row
     "Where each visit ran: 'CPU' or 'GPU', and the hardware's name where the frame holds several machines"
-    kinds = dict(cpu='CPU', cuda='GPU', auto='no device')          # 'auto' stays where a visit failed before that
+    kinds = dict(cpu='CPU', cuda='GPU', xla='XLA', auto='no device')          # 'auto' stays where a visit failed before that
     def kind(o): return kinds.get(o) or (str(o).replace('cuda:', 'GPU ') if is_known(o) else 'this machine')
     kind = map_values(df.device, kind) if 'device' in df else pd.Series('this machine', df.index)
     if 'machine' not in df or df.machine.nunique(dropna=False)<2: return kind

@@ -37,13 +37,13 @@ from torch.nn import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device)
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
 from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
 from .data import LOADERS, check_dataset, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from .optim import FusedOptimizer
-from .timing import StepTimerCallback
+from .timing import StepTimerCallback, SyncStepCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
 from .group import agree, check_group, gather, launch, n_ranks, own_device
@@ -56,7 +56,7 @@ PRECISIONS = { # name -> what it means
     'ieee': 'float32 with TF32 off everywhere',
     'tf32': 'float32 with TF32 allowed everywhere (NVIDIA Ampere and newer)',
     'fp16': 'mixed precision with float16 and a gradient scaler, as `Learner.to_fp16`; GPU only',
-    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU, where that does nothing, by torch.autocast'}
+    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU or XLA, where that does nothing, by torch.autocast'}
 
 def own_sources(files)->list[str]: # In the order in which they are found
     "The texts of Python files, and of those that they import from their folders"
@@ -75,7 +75,7 @@ class Trial:
     dataset:str='digits'         # A name from `data.DATASETS`, or a folder of class folders
     model:str='lenet'            # A name from `models.MODELS`, or 'module:function' for a network of your own
     bs:int=64                    # Images a step, those of all devices together
-    device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1'
+    device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1', 'xla'
     loader:str='memory'          # 'files', 'memory' or 'resident'
     n_workers:int=0              # Processes that prepare batches; 0 means the main one
     pin_memory:bool=False        # Batches in page-locked memory
@@ -162,9 +162,19 @@ class Trial:
         return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 # %% ../nbs/25_trial.ipynb #2b32e923
+_ON_XLA = dict.fromkeys('channels_last defer_losses fused graph search_kernels keep_pages pin_memory sync_bn'.split(), [False])
+_ON_XLA |= dict(loader=['memory', 'files'], precision=['fp32', 'bf16'], accumulate=[1], n_devices=[1], n_nodes=[1])
+
+def _check_xla(trial):
+    for o,values in _ON_XLA.items():
+        if getattr(trial, o) not in values: raise ValueError(
+            f"{o}={getattr(trial, o)!r} isn't supported with device='xla'. Use {' or '.join(f'{o}={v!r}' for v in values)}.")
+    return trial
+
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine, or a `ValueError` where it asks for what is not there"
     trial = trial.but(device=str(pick_device(trial.device)))
+    if trial.device=='xla': return _check_xla(trial)
     if trial.n_devices>1 or trial.n_nodes>1: check_group(trial.n_devices, trial.device, trial.n_nodes)
     if trial.device!='cpu':
         if trial.keep_pages: raise ValueError("keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. "
@@ -205,11 +215,11 @@ def tf32_set(
     try: yield
     finally: put(before)
 
-class _CPUAutocastCallback(Callback):
-    "Forward pass and loss in bfloat16 on a CPU, where `MixedPrecision` does nothing"
+class _AutocastCallback(Callback):
+    "Forward pass and loss in bfloat16 on a CPU or XLA, where `MixedPrecision` does nothing"
     order, leaves_the_loss = MixedPrecision.order, True
     def before_batch(self):
-        self._autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+        self._autocast = torch.autocast(next(self.model.parameters()).device.type, dtype=torch.bfloat16)
         self._autocast.__enter__()
     def after_pred(self): self.learn.pred = self.pred.float()
     def after_loss(self): self._autocast.__exit__(None, None, None)
@@ -309,6 +319,7 @@ class _WarmUpCallback(_ShortEpochsCallback):
         graph = _graph(self.learn)
         if graph and graph.n_replays<2 and not graph.why_not: return 8          # the first steps compile and capture
         ms = [o['step_ms'] for o in self.step_timer.steps[-40:]]
+        if hasattr(self.learn, 'sync_step') and len(ms)<16: return 8            # the first ones are compiled
         return max(0, min(8, 40-len(ms), int((3e3-sum(ms))/ms[-1]))) if ms else 2
 
 def remember(learn:Learner)->Callable:
@@ -331,7 +342,9 @@ def warm_up(
     "Train until the steps are steady, then put the weights back and start the random numbers from the trial's seed"
     start_s, timer, cb, put_back = perf_counter(), timer or StepTimerCallback(), _WarmUpCallback(), remember(learn)
     cb.train(learn, trial, timer)
+    if trial.device=='xla': learn.validate()                                    # which XLA compiles, too
     put_back()
+    wait_for(trial.device)                                                      # on XLA it would run with the first step
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not cb.enough)
@@ -366,10 +379,13 @@ def make_learner(trial:Trial)->Learner:
         f"channels_last=True orders the weights of convolutions, and {trial.model} has none. Use channels_last=False.")
     if trial.sync_bn: model = SyncBatchNorm.convert_sync_batchnorm(model)
     cbs = [SeenCallback()]
+    if trial.device=='xla':
+        model.to('xla')                                    # before an optimizer takes its weights
+        cbs.append(SyncStepCallback())
     if trial.n_devices>1: cbs.append(ParallelCallback(trial.all_reduce))
     if trial.channels_last: cbs.append(ChannelsLast())
     if trial.precision in ('fp16', 'bf16'):
-        cbs.append(_CPUAutocastCallback() if trial.device=='cpu' else MixedPrecision(amp_mode=trial.precision))
+        cbs.append(_AutocastCallback() if trial.device in ('cpu', 'xla') else MixedPrecision(amp_mode=trial.precision))
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
     if trial.graph: cbs.append(GraphedStepCallback(trial.compile))
     elif trial.fused: cbs.append(FusedStepCallback())
@@ -497,7 +513,7 @@ def _results(learn, trial, half_width):
     timer, found, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer, trial, len(learn.dls.train))
     peaks = dict.fromkeys(('peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'))
-    if trial.device!='cpu':
+    if trial.device.startswith('cuda'):
         (free, total), cuda = torch.cuda.mem_get_info(trial.device), torch.cuda
         n_bytes = cuda.max_memory_allocated(trial.device), cuda.max_memory_reserved(trial.device), total-free
         peaks = {k: v/2**20 for k,v in zip(peaks, n_bytes)}

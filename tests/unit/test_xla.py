@@ -1,0 +1,112 @@
+"Trials on XLA. What needs torch_xla is skipped without it; CONTRIBUTING shows how to run it on a CPU"
+import os
+import sys
+from time import perf_counter
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from fastai.basics import Learner, SGD
+from fastai.losses import CrossEntropyLossFlat
+
+from gpubench import core
+from gpubench.core import describe_machine, machine_title, pick_device, wait_for
+from gpubench.data import get_dls
+from gpubench.fast import speed_up
+from gpubench.labs import plan_jobs
+from gpubench.learner import time_learner
+from gpubench.models import get_model
+from gpubench.series import where_labels
+from gpubench.sweep import sweep
+from gpubench.timing import StepTimerCallback, SyncStepCallback
+from gpubench.trial import Trial, make_learner, resolve, run_trial, warm_up
+
+small = dict(max_images=600, bs=128)
+
+@pytest.fixture(scope='module')
+def xla():
+    os.environ.setdefault('PJRT_DEVICE', 'CPU')
+    return pytest.importorskip('torch_xla')
+
+@pytest.fixture
+def named_xla(monkeypatch): # as if torch_xla were there, for what is refused before it is used
+    monkeypatch.setattr(core, '_import_xla', lambda: True)
+
+@pytest.mark.parametrize('ask', [
+    lambda: pick_device('xla'), lambda: wait_for('xla'), lambda: run_trial(device='xla'), lambda: get_dls(device='xla'),
+    lambda: sweep(dict(device=['xla'])), lambda: plan_jobs([], device='xla')], ids='pick wait run dls sweep labs'.split())
+def test_without_torch_xla_one_sentence_says_how_to_get_it(ask, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torch_xla', None)
+    with pytest.raises(ValueError) as e: ask()
+    text = str(e.value)
+    assert 'pip install torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0' in text and text.endswith('.')
+    assert '. ' not in text and '\n' not in text
+
+@pytest.mark.parametrize('setting', [
+    dict(graph=True), dict(fused=True), dict(channels_last=True), dict(defer_losses=True), dict(search_kernels=True),
+    dict(keep_pages=True), dict(pin_memory=True), dict(sync_bn=True), dict(n_devices=2), dict(accumulate=2),
+    dict(loader='resident'), dict(precision='tf32'), dict(precision='fp16')], ids=str)
+def test_settings_that_xla_lacks_are_refused(setting, named_xla):
+    [(name, value)] = setting.items()
+    with pytest.raises(ValueError, match=f'{name}={value!r} .* Use {name}='): resolve(Trial(device='xla', **setting))
+
+def test_other_ways_in_are_refused(named_xla):
+    with pytest.raises(ValueError, match='labs run on'): plan_jobs([], device='xla')
+    learn = Learner(get_dls(device='cpu'), get_model('lenet', n_in=1))
+    learn.dls = SimpleNamespace(device=torch.device('xla'))
+    with pytest.raises(ValueError, match='speed_up is for'): speed_up(learn)
+    with pytest.raises(ValueError, match="Learner of your own"): time_learner(learn, {})
+
+def test_names_of_xla():
+    machine = dict(cpu='AMD EPYC', n_cores=2, torch='2.9.0', xla='PJRT CPU, torch_xla 2.9.0')
+    assert machine_title(machine | dict(device='xla'))=='XLA on AMD EPYC, 2 cores · torch 2.9.0 · PJRT CPU, torch_xla 2.9.0'
+    visits = pd.DataFrame([machine | dict(device=o, machine=o) for o in ('cpu', 'xla')])
+    assert where_labels(visits).tolist()==['AMD EPYC, 2 cores', 'XLA on AMD EPYC, 2 cores']
+    assert where_labels(visits[1:]).tolist()==['XLA']
+
+def test_waiting_runs_the_work_and_waits_for_it(xla):
+    x = torch.randn(1000, 1000).to('xla')
+    def seconds(work):
+        start = perf_counter()
+        work()
+        return perf_counter()-start
+    for _ in range(2):                                   # the second time it is compiled
+        y = x
+        for _ in range(60): y = y@x*.01
+        wait_s, fetch_s = seconds(lambda: wait_for('xla')), seconds(y.cpu)
+    assert fetch_s<wait_s/5
+
+def test_a_trial_trains_as_on_the_cpu(xla):
+    a, b = (run_trial(device=o, **small, max_s=1.) for o in ('cpu', 'xla'))
+    assert b['status']=='ok' and b['xla'].startswith('PJRT ') and a['xla'] is None and a['machine']!=b['machine']
+    for o in ('loss', 'valid_loss'): assert a[o]==pytest.approx(b[o], abs=1e-3)
+    assert a['accuracy']==pytest.approx(b['accuracy'], abs=.02)
+    assert a['graph_ms'] is None and b['graph_ms']>b['forward_ms']+b['backward_ms']    # the work is where it is waited for
+    assert b['peak_allocated_mib'] is None and b['dtype_seen']=='float32'
+
+def test_nothing_is_compiled_once_it_is_timed(xla):
+    from torch_xla.debug.metrics import counter_value
+    trial = resolve(Trial(device='xla', max_images=600, bs=96))          # shapes that no other test has compiled
+    learn = make_learner(trial)
+    with learn.no_bar(), learn.no_logging():
+        warm_up(learn, trial, StepTimerCallback(clock=lambda: 100*perf_counter()))       # however long compiling takes
+        before = counter_value('UncachedCompile')
+        learn.fit(2, lr=trial.lr, cbs=StepTimerCallback())
+    assert before and counter_value('UncachedCompile')==before
+
+def test_bf16_and_fresh_processes(xla, tmp_path):
+    trials = [Trial(device='xla', precision=o, **small) for o in ('fp32', 'bf16')]
+    df = sweep(trials, repeats=1, out=tmp_path, twin=None, max_s=.5)
+    assert df.error.isna().all() and sorted(df.dtype_seen)==['bfloat16', 'float32']
+
+def test_lazy_times_and_lost_weights_are_refused(xla):
+    dls = get_dls('digits', device='xla', **small)
+    learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), opt_func=SGD)
+    with learn.no_bar(), learn.no_logging():
+        with pytest.raises(RuntimeError, match='Add SyncStepCallback'): learn.fit(1, cbs=StepTimerCallback())
+        learn.opt, learn.model = None, get_model('lenet', n_in=1)
+        with pytest.raises(RuntimeError, match='before you make the Learner'): learn.fit(1, cbs=SyncStepCallback())
+
+def test_the_machine_names_what_xla_runs_on(xla):
+    assert describe_machine('xla')['xla'].endswith(f'torch_xla {xla.__version__}')
