@@ -12,7 +12,7 @@ time that the card's own rates of products and copies allow (see `gpubench.model
 which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, sys
 from contextlib import redirect_stdout
-from functools import partial
+from functools import lru_cache, partial
 from statistics import median
 from time import perf_counter
 
@@ -26,6 +26,7 @@ from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)
+from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
@@ -77,12 +78,17 @@ def rungs(is_bf16):
 
 SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused', 'kernels'  # rungs that take a fortieth of the steps, at least 12 of them
 
+@lru_cache(1)                                                # 6,000 images of 224 px take many seconds to draw
+def images(case, device):
+    _, bs, size, n_in, _, n, _ = case
+    return get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
+
 def make_learner(case, changes, device):
-    "A Learner that has trained for a few steps"
-    model, bs, size, n_in, _, n, _ = case
+    "A Learner that has trained for a few steps, with loaders of its own"
+    dls = images(case, device)
     set_seed(0)
-    dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
-    learn = Learner(dls, get_model(model, n_in=n_in), loss_func=CrossEntropyLossFlat())
+    dls = DataLoaders(*(o.new() for o in dls), device=device)
+    learn = Learner(dls, get_model(case[0], n_in=case[3]), loss_func=CrossEntropyLossFlat())
     learn.searches = False
     for o in changes: o(learn)
     learn.add_cbs([StartCallback(), EndCallback(), NoValidationCallback()])
@@ -97,11 +103,11 @@ def step_us(learn, n_steps):
 
 def by_hand(case, device):
     "A function that returns microseconds a step"
-    model, bs, size, n_in, is_bf16, n, n_steps = case
+    model, bs, _, n_in, is_bf16, _, n_steps = case
+    dls = images(case, device)
     set_seed(0)
-    dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
-    net = get_model(model, n_in=n_in).to(device)
-    net, torch.backends.cudnn.benchmark = net.to(memory_format=torch.channels_last), True
+    net = get_model(model, n_in=n_in).to(device, memory_format=torch.channels_last)
+    torch.backends.cudnn.benchmark = True
     opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, fused=True, capturable=True)
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
