@@ -79,15 +79,18 @@ def rungs(is_bf16):
 SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused', 'kernels'  # rungs that take a fortieth of the steps, at least 12 of them
 
 @lru_cache(1)                                                # 6,000 images of 224 px take many seconds to draw
-def images(case, device):
+def images(size, n_in, n, device):
+    return get_dls('synthetic', bs=64, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
+
+def loaders(case, device):
+    "Loaders of their own over the case's images"
     _, bs, size, n_in, _, n, _ = case
-    return get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
+    return DataLoaders(*(o.new(bs=bs) for o in images(size, n_in, n, device)), device=device)
 
 def make_learner(case, changes, device):
     "A Learner that has trained for a few steps, with loaders of its own"
-    dls = images(case, device)
+    dls = loaders(case, device)
     set_seed(0)
-    dls = DataLoaders(*(o.new() for o in dls), device=device)
     learn = Learner(dls, get_model(case[0], n_in=case[3]), loss_func=CrossEntropyLossFlat())
     learn.searches = False
     for o in changes: o(learn)
@@ -104,7 +107,7 @@ def step_us(learn, n_steps):
 def by_hand(case, device):
     "A function that returns microseconds a step"
     model, bs, _, n_in, is_bf16, _, n_steps = case
-    dls = images(case, device)
+    dls = loaders(case, device)
     set_seed(0)
     net = get_model(model, n_in=n_in).to(device, memory_format=torch.channels_last)
     torch.backends.cudnn.benchmark = True
@@ -112,12 +115,11 @@ def by_hand(case, device):
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
     order, at = torch.zeros((n_steps, bs), dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    make = torch.compile(lambda i: ((x[i].float()/255-mean)/std, y[i]), fullgraph=True, dynamic=False)
-    forward = torch.compile(lambda x, y: torch.nn.functional.cross_entropy(net(x).float(), y), fullgraph=True, dynamic=False)
+    @torch.compile(fullgraph=True, dynamic=False)
+    def forward(i): return torch.nn.functional.cross_entropy(net((x[i].float()/255-mean)/std).float(), y[i])
     def step():
         opt.zero_grad(set_to_none=True)
-        xb, yb = make(order.index_select(0, at)[0])
-        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward(xb, yb)
+        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward(order.index_select(0, at)[0])
         loss.backward()
         opt.step()
         at.add_(1)
@@ -165,21 +167,21 @@ def bound_us(case, device):
     precision = 'bf16' if is_bf16 else 'fp32'
     return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1], **device_rates(device, precision), precision=precision)
 
-def measure(case, device, rounds, peers=(), joules_s=0):
-    learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items()}
+def measure(case, device, rounds, peers=(), joules_s=0, only=()):
+    learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items() if not only or k in only}
     n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in [*learners, 'hand', *peers]}
     runs = {k: partial(step_us, learn) for k,learn in learners.items()} | dict(hand=by_hand(case, device))
     runs |= {o: in_own_process(o, case, device) for o in peers}
     times = alternate({k: partial(run, n_steps[k]) for k,run in runs.items()}, rounds, lambda run: run())
+    stock = 'stock_bf16' if case[4] else 'stock'
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
     return dict(
         images=case[1], step_us=times, median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
-        of_stock={k: vars(ratio_ci(times['stock_bf16' if case[4] else 'stock'], o))
-                  for k,o in times.items() if not k.startswith('stock')},
+        of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},
-        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if device!='cpu' else {},
+        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if device!='cpu' and not only else {},
         bound_us=bound_us(case, device),
         joules_per_image={k: joules_per_image(run, n_steps[k], case[1], joules_s) for k,run in runs.items()} if joules_s else {})
 
@@ -189,16 +191,17 @@ def main():
     p.add_argument('--case', nargs='+', choices=list(CASES), default=list(CASES))
     p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
     p.add_argument('--joules-s', type=float, default=0)
+    p.add_argument('--only', nargs='+', default=[], help='just these rungs, beside the step by hand and the peers, and no look inside')
     args = p.parse_args()
     device, found = device_of(args), {}
     for name in args.case:
-        try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s)
+        try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s, args.only)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])
         free_memory()
         write_json(args.out, device, cases=found)
         o = found[name]
         print(name, o.get('error') or ' '.join(f'{k} {v:.0f}' for k,v in o['median_us'].items()),
-              *(f"{k} {o['of_hand'][k]['mid']:.3f}..{o['of_hand'][k]['hi']:.3f} of hand" for k in ('graph', 'compiled_graph') if 'of_hand' in o),
+              *(f"{k} {o['of_hand'][k]['mid']:.3f}..{o['of_hand'][k]['hi']:.3f} of hand" for k in ('graph', 'compiled_graph') if k in o.get('of_hand', {})),
               flush=True)
 
 if __name__=='__main__': main()

@@ -9,7 +9,6 @@ from functools import partial
 from time import perf_counter
 
 from gpubench.core import wait_for
-from gpubench.data import get_dls
 from gpubench.models import get_model
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,12 @@ import torch.nn.functional as F
 ADAMW = dict(lr=1e-3, betas=(.9, .99), eps=1e-5, weight_decay=.01)
 
 def pixels(case, device):
-    "(images, labels, mean, std) of the ladder's training images, which lie on the device"
-    _, bs, size, n_in, _, n, _ = case
-    dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=n, size=size, n_channels=n_in)
-    x, y = (getattr(dls.train_ds, o)[dls.train_ds.rows] for o in 'xy')
-    some = x[:5000].float()/255
+    "(images, labels, mean, std) of random pixels, as many as the ladder trains on; they lie on the device"
+    _, _, size, n_in, _, n, _ = case
+    n_train = n*4//5
+    x = torch.randint(256, (n_train, n_in, size, size), dtype=torch.uint8, device=device)
+    y = torch.randint(10, (n_train,), device=device)
+    some = x[:1000].float()/255
     return x, y, some.mean().item(), some.std().item()
 
 def network(case, device):
@@ -115,9 +115,10 @@ def jax_scan(case, device):
     class LeNet(nn.Module):
         @nn.compact
         def __call__(self, x):
+            dense = partial(nn.Dense, precision='highest')         # as torch ships it: TF32 in convolutions, none in matrix products
             for n,pad in (16, 'VALID'), (32, 'VALID'): x = nn.max_pool(nn.relu(conv(n, (3, 3), padding=pad)(x)), (2, 2), (2, 2))
             x = nn.relu(conv(32, (3, 3), padding='SAME')(x))
-            return nn.Dense(10)(nn.relu(nn.Dense(50)(x.reshape(len(x), -1))))
+            return dense(10)(nn.relu(dense(50)(x.reshape(len(x), -1))))
     net = LeNet() if name=='lenet' else ResNet((2, 2, 2, 2) if name=='resnet18' else (3, 4, 6, 3), name=='resnet50')
     x, y, mean, std = pixels(case, device)
     place = jax.devices('gpu' if torch.device(device).type=='cuda' else 'cpu')[0]

@@ -241,15 +241,16 @@ class Step:
 
     def fill(self, xb, yb):
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
+    def given(self, owner): return owner.learn.xb, owner.learn.yb
     def batch(self): return self.xb, self.yb           # where a captured step finds it
     def prepare(self, plan, loss): "Allocate what the capture needs"
     def begin(self, plan): "What else is captured, before the optimizer's step"
     def end(self, loss): "What else is captured, at the end"
 
-    def backward(self, xb, yb):
+    def backward(self, *batch):
         "Forward pass, loss and backward pass; prediction and loss without their history"
-        if self.compile: xb, yb = [_plain(o) for o in xb], [_plain(o) for o in yb]
-        with torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext(): pred, loss = self.forward(xb, yb)
+        if self.compile: batch = tree_map(_plain, batch)
+        with torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext(): pred, loss = self.forward(*batch)
         (loss if self.share is None else loss/self.share).backward()
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), _plain(loss.detach())
 
@@ -258,8 +259,8 @@ class Step:
         if self.average: self.average()
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
-    def eager(self, xb, yb, is_last):
-        out = self.backward(xb, yb)
+    def eager(self, owner, is_last):
+        out = self.backward(*self.given(owner))
         if is_last:
             self.finish_gradients()
             self.opt.step()
@@ -312,16 +313,18 @@ class EpochStep(Step):
         self.dl, self.n = dl, len(dl.dataset)//dl.bs                          # batches of the longest epoch
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
-        self.make = dl.batch
-        if self.compile: self.make = torch.compile(_plain_batch(dl), fullgraph=True, dynamic=False)
+        self.make = _plain_batch(dl) if self.compile else dl.batch
     def prepare(self, plan, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         self.numbers, self.losses = plan.rows.on_device.new_zeros((self.n, *plan.rows.on_device.shape)), loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
-        if self.compile: self.make(self.order[0])                 # not while it is captured
+    def given(self, owner): return (owner.rows,) if self.compile else super().given(owner)
     def batch(self):
-        xb, yb = self.make(self.order.index_select(0, self.at)[0])
-        return (_plain(xb),), (_plain(yb),)
+        rows = self.order.index_select(0, self.at)[0]
+        return (rows,) if self.compile else tuple((_plain(o),) for o in self.make(rows))
+    def _forward(self, *batch):                        # compiled in one piece with the making of the batch, which then costs no pass
+        if self.compile: batch = [(o,) for o in self.make(*batch)]
+        return super()._forward(*batch)
     def begin(self, plan): torch.index_select(self.numbers, 0, self.at, out=plan.rows.on_device[None])
     def end(self, loss):
         self.losses.index_copy_(0, self.at, loss[None])

@@ -313,7 +313,7 @@ class GraphedStepCallback(FusedStepCallback):
         def random_and_held(): return is_end and (host_random(not self.capture.draws_on_cpu), self._look()[1][1])
         before = random_and_held()
         step.n_seen += 1
-        out = self.capture.warm_up(lambda: step.eager(self.learn.xb, self.learn.yb, is_last))
+        out = self.capture.warm_up(lambda: step.eager(self, is_last))
         after = random_and_held()
         if before!=after: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.'
             if before[0]!=after[0] else 'The network or the loss changes numbers of its own at each step.')
@@ -347,7 +347,9 @@ class GraphedStepCallback(FusedStepCallback):
         if not (learn.training and self._can_gather(dl)): return Learner.all_batches(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
-        def train(i): learn.one_batch(i, dl.batch(order[i*dl.bs:(i+1)*dl.bs]))
+        def train(i):
+            self.rows = order[i*dl.bs:(i+1)*dl.bs]
+            learn.one_batch(i, dl.batch(self.rows))
         self.gathered = dl, dl.bs, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows))
         try:
             if self.must_check: self._check()

@@ -148,6 +148,22 @@ def then(change, act=lambda learn: learn.fit(1, 1e-2)):
         act(learn)
     return both
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='compiled kernels are captured on GPUs only')
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_captured_step_of_compiled_kernels_trains_as_the_eager_one_does(gathered):
+    def model(): return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    eager, compiled = (learner(o, gathered=o and gathered, model=model, splitter=params, device='cuda') for o in (False, True))
+    compiled.graphed_step.compile = True
+    for o in eager, compiled:
+        set_seed(1)
+        o.dls.train.rng.seed(1)
+        o.fit_one_cycle(3, 1e-2)
+    assert compiled.graphed_step.why_not=='' and compiled.graphed_step.n_replays==3*len(compiled.dls.train)-3
+    torch.testing.assert_close(torch.stack(compiled.recorder.losses), torch.stack(eager.recorder.losses), rtol=1e-3, atol=1e-3)
+    for a,b in zip(compiled.model.state_dict().values(), eager.model.state_dict().values()): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+
+
 class At(Callback):
     "Calls a function at an event of training, which leaves the loss alone"
     leaves_the_loss = True
