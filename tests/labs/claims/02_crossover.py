@@ -11,7 +11,7 @@ for limits in ((nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)
 
 # %% A meeting that is determined
 c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
-assert say_meeting(c)=='at batch 30. From 20 to 40 they cannot be told apart.' and meeting_bs(c, verdicts)==30
+assert say_meeting(c)=="at batch 30. From 20 to 40 they can't be told apart." and meeting_bs(c, verdicts)==30
 assert meeting_bs(Interval(nan, nan, nan, 0.), verdicts[1:])==0      # the GPU was faster at every size
 
 # %% A prediction without a curve

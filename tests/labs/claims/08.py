@@ -40,7 +40,7 @@ made = pd.DataFrame([dict(rung=k, epoch_s=s, images_per_s=100/s, step_ms=s, warm
 assert ladder_of(made).times_as_fast.tolist()==approx([1, 4, 16/3])
 
 # %% Compiling is paid back by what it saves, counted from the first visit
-for compiled_s,words in ((1.5, '40 s and saves 0.5 s an epoch: paid back after 80 epochs'), (2.5, '40 s and saves -0.5 s an epoch: never paid back')):
+for compiled_s,words in ((1.5, '40 s and saves 0.5 s per epoch: paid back after 80 epochs'), (2.5, '40 s and saves -0.5 s per epoch: never paid back')):
     with redirect_stdout(io.StringIO()) as out, planted(gpu=made.assign(epoch_s=made.epoch_s.where(made.rung!='compiled', compiled_s))):
         again("if 'compiled' in set")
     assert words in out.getvalue(), out.getvalue()

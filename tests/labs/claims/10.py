@@ -60,7 +60,7 @@ looks = [dict(rate='a', bs=16, seed=s, step=i, accuracy=.95 if i>=first else .5)
 with planted(curves=pd.DataFrame(looks)):
     shown = again('each = [')
     assert shown.arrived.tolist()==[2] and shown['median'].tolist()==['8 steps']    # not 6, which leaves it out
-    assert arrived.goal_steps.tolist()==[4, 8, inf] and in_words(arrived.goal_steps[1:])=='not reached by half of the seeds'
+    assert arrived.goal_steps.tolist()==[4, 8, inf] and in_words(arrived.goal_steps[1:])=='not reached by half the seeds'
 
 # %% Fewer steps times shorter steps, and no visit is used twice
 made = dict(arrived=pd.DataFrame([dict(rate='its own', bs=n, seed=s, goal_steps=k+s) for n,k in ((32, 100), (64, 50)) for s in range(5)]),
