@@ -66,14 +66,17 @@ def _grid(lo, hi, n=41): return np.stack(np.meshgrid(*np.linspace(lo, hi, n).T, 
 
 @patch
 def best_shape(self:_Sizes, shape, lo, hi):
-    "The coordinates with the smallest sum of squares"
+    "The coordinates (1,2) with the smallest sum of squares, their log scale (1,), and that sum"
     def residuals(x):
         s, _ = self.profile(shape, x[None])
         return np.sqrt(self.n)*(self.y-shape(self.b, x[None])[0]-s)
     x = _grid(lo, hi)
     start = x[self.profile(shape, x)[1].argmin()]
     end = optimize.least_squares(residuals, start, bounds=(lo, hi), xtol=1e-10, ftol=1e-10, gtol=1e-10).x
-    return min((start, end), key=lambda o: (residuals(o)**2).sum())
+    x = np.stack([start, end])
+    s, loss = self.profile(shape, x)
+    i = [loss.argmin()]
+    return x[i], s[i], float(loss[i][0])
 
 # %% ../nbs/03_curves.ipynb #b5f9181b
 @patch
@@ -123,8 +126,8 @@ def left_out_frac(self:_Sizes, shape, lo, hi):
     "Leave out one size at a time: root mean square of how far its time is off the curve through the others"
     def error(i):
         rest = self.without(i)
-        x = rest.best_shape(shape, lo, hi)[None]
-        return self.y[i]-shape(self.b[[i]], x)[0,0]-rest.profile(shape, x)[0][0]
+        x, s, _ = rest.best_shape(shape, lo, hi)
+        return self.y[i]-shape(self.b[[i]], x)[0,0]-s[0]
     return float(np.sqrt(np.mean([error(i)**2 for i in range(len(self.b))])))
 
 # %% ../nbs/03_curves.ipynb #8f881c36
@@ -132,7 +135,7 @@ def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    "What both fits report and how they predict; `_times(b, parameters)` is the curve's own"
+    "What both fits report and how they predict; `names`, `_times` and `_parameters` are the curve's own"
     intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds about a NaN, for what the data doesn't show
     identifiable:bool             # Are all three parameters known well enough? A finite interval can be too wide
     reason:str                    # What the data doesn't show, in words
@@ -141,6 +144,11 @@ class _Fit:
     measured_range:tuple = (math.nan, math.nan)  # Smallest and largest batch size (images)
     plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) outline of all that fits
 
+    @property
+    def parameters(self)->tuple: return tuple(getattr(self, o) for o in self.names)
+    @classmethod
+    def _shape(cls, ref): # from sizes and coordinates to the logarithms of the times, at scale 1
+        return lambda b, x: np.log(cls._times(b, cls._parameters(x, np.zeros(len(x)), ref)))
     @classmethod
     def refused(cls, reason, bs):
         "A fit without parameters: NaN, not numbers with a warning that nobody reads"
@@ -170,16 +178,8 @@ class TimeCurve(_Fit):
 
     measures:ClassVar[str] = 'epoch_s'  # The column of a record that it describes
     names:ClassVar[tuple] = 'c', 'alpha', 't_min_s'
-    @property
-    def parameters(self)->tuple: return self.c, self.alpha, self.t_min_s
     @staticmethod
     def _times(b, p): return p[:,:1]*b**-p[:,1:2]+p[:,2:]      # (n_parameters, n_sizes)
-    @staticmethod
-    def _shape(b0):
-        def shape(b, x):
-            odds = np.where(x[:,1:]<=_ODDS[0], -np.inf, x[:,1:])
-            return np.logaddexp(-np.logaddexp(0, -odds), -np.logaddexp(0, odds)-x[:,:1]*np.log(b/b0))
-        return shape
     @staticmethod
     def _parameters(x, s, b0):
         share = special.expit(np.where(x[:,1]<=_ODDS[0], -np.inf, x[:,1]))
@@ -255,10 +255,9 @@ def fit_time_curve(
     data = _Sizes.of(bs, time_s)
     b0, lo, hi = data.middle, *np.array([_ALPHA, _ODDS]).T
     shape = TimeCurve._shape(b0)
-    x = data.best_shape(shape, lo, hi)
-    s, loss = (float(o[0]) for o in data.profile(shape, x[None]))
+    x, s, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_curve(loss): return TimeCurve.refused(reason, bs)
-    best = TimeCurve._parameters(x[None], np.array([s]), b0)[0]
+    best = TimeCurve._parameters(x, s, b0)[0]
     p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, data.threshold(loss, level)), b0)
     found = _curve_intervals(best, p, level)
     ok = found['alpha'].half_width_frac<=_TOLD_FRAC and found['t_min_s'].width/2<=_TOLD_FRAC*np.exp(data.y[-1])
@@ -278,8 +277,6 @@ class StepTime(_Fit):
 
     measures:ClassVar[str] = 'step_ms'  # The column of a record that it describes
     names:ClassVar[tuple] = 'overhead_ms', 'fixed_ms', 'per_image_ms'
-    @property
-    def parameters(self)->tuple: return self.overhead_ms, self.fixed_ms, self.per_image_ms
     @staticmethod
     def _times(b, p): return np.fmax(p[:,:1], p[:,1:2]+p[:,2:]*b)   # (n_parameters, n_sizes); a NaN part is left out
     @staticmethod
@@ -289,14 +286,8 @@ class StepTime(_Fit):
         if part=='rise': hi[1] = lo[1]+1e-9
         return lo, hi
     @staticmethod
-    def _fixed_images(u, lo): return np.where(u<=lo[0], 0., np.exp(u))
-    @staticmethod
-    def _shape(lo):
-        def shape(b, x): return np.log(StepTime._fixed_images(x[:,:1], lo)+np.maximum(np.exp(x[:,1:]), b))
-        return shape
-    @staticmethod
     def _parameters(x, s, lo):
-        g, k = StepTime._fixed_images(x[:,0], lo), np.exp(s)
+        g, k = np.where(x[:,0]<=lo[0], 0., np.exp(x[:,0])), np.exp(s)
         return np.stack([k*(g+np.exp(x[:,1])), k*g, k], 1)
 
     def best_bs(self, tolerance:float=.02)->int|None: # Images; None if the data doesn't show the rise
@@ -353,7 +344,7 @@ def shown_part(self:_Sizes, lo, hi, loss, cut):
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
     shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
-    return 'rise' if self.profile(shape, self.best_shape(shape, *bounds)[None])[1][0]<=cut else 'both'
+    return 'rise' if self.best_shape(shape, *bounds)[2]<=cut else 'both'
 
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
@@ -398,16 +389,14 @@ def fit_step_time(
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
     data = _Sizes.of(bs, step_ms)
     (lo, hi), shape = StepTime._bounds(data.b), StepTime._shape(StepTime._bounds(data.b)[0])
-    x = data.best_shape(shape, lo, hi)
-    loss = float(data.profile(shape, x[None])[1][0])
+    x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
     cut = data.threshold(loss, level)
     part = data.shown_part(lo, hi, loss, cut)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))      # the F test allows a little more
     p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut), lo)
     bounds = StepTime._bounds(data.b, part)
-    x = data.best_shape(shape, *bounds)[None]
-    s, loss = data.profile(shape, x)
+    x, s, loss = data.best_shape(shape, *bounds)
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
     found = _intervals(StepTime, mid, p, level)
@@ -415,7 +404,7 @@ def fit_step_time(
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,
-                    rms_frac=math.sqrt((loss[0]+data.within)/data.n.sum()),
+                    rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
                     check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
                     plausible=data.outline(StepTime, p, p[:,:2]/p[:,2:]))
 
