@@ -27,8 +27,8 @@ import torch
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.external import URLs, untar_data
-from fastai.data.transforms import (Category, CategoryMap, DisplayedTransform, IndexSplitter, IntToFloatTensor, Normalize,
-                                    image_extensions, parent_label)
+from fastai.data.transforms import (Category, CategoryMap, DisplayedTransform, IndexSplitter, IntToFloatTensor,
+                                    Normalize, image_extensions, parent_label)
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
 from fastai.vision.augment import Resize, ResizeMethod
@@ -67,7 +67,7 @@ class ImageSet:
     stats: tuple|None = None             # Mean and deviation of each channel, of 1; None: those of the training images
     files: list[Path]|None = None        # (n,) image files
     squish: bool = False                 # Do the files have other sizes?
-    make: Callable|None = None           # From (k,) rows to (k, n_in, size, size) uint8, where there are no files
+    make: Callable|None = None           # From (k,) rows to (k, n_in, size, size) uint8, if there are no files
     rows: np.ndarray|None = None         # (n,) what to pass to `make`
     is_valid: np.ndarray|None = None     # (n,) the official split
     def __post_init__(self):
@@ -180,8 +180,8 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
         if not isinstance(e, Exception): raise
         raise RuntimeError(
             f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: {e}). Try "
-            "again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder of your "
-            "own.") from e
+            "again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder "
+            "of your own.") from e
 
 # %% ../nbs/11_data.ipynb #94870371
 def _list_images(parts):
@@ -202,14 +202,12 @@ def _list_images(parts):
     return [sorted(o) for o in found]
 
 def _from_files(name, parts, size, n_in, stats, squish):
-    "An `ImageSet` of the files in one or two parts; an image's class is the folder it lies in"
+    "An `ImageSet` of the files in one or two parts; an image's class is its folder"
     files = [o for part in parts for o in part]
-    vocab = sorted({o.parent.name for o in files})
-    number = {o:i for i,o in enumerate(vocab)}
+    vocab, labels = np.unique([o.parent.name for o in files], return_inverse=True)
     is_valid = np.repeat([False,True], [len(o) for o in parts]) if len(parts)==2 else None
     stats = tuple(list(o) if len(o)==n_in else [float(np.mean(o))]*n_in for o in stats)    # repeated or averaged
-    labels = np.array([number[o.parent.name] for o in files])
-    return ImageSet(name, labels, vocab, size, n_in, stats, files, squish, is_valid=is_valid)
+    return ImageSet(name, labels, vocab.tolist(), size, n_in, stats, files, squish, is_valid=is_valid)
 
 def _official_set(name, size, n_in):
     o, root = OFFICIAL[name], download(name)
@@ -225,12 +223,11 @@ _THEN = "; a sweep then repeats the visit with retry_failed=True (--retry-failed
 
 def find_folder(path)->Path:
     "The folder of a user's own data set, or a `ValueError` if there is none"
-    root = Path(path).expanduser()
-    if root.is_dir() and root.resolve()==Path(root.resolve().anchor): raise ValueError(
-        f"{str(path)!r} is a whole disk. Give a folder with one folder for each class.")
-    if root.is_dir(): return root
-    raise ValueError(f"There is no folder {str(path)!r}. Give a folder with one folder for each class, or one of: "
-                     f"{', '.join(DATASETS)}.")
+    root, remedy = Path(path).expanduser(), "Give a folder with one folder for each class"
+    if not root.is_dir():
+        raise ValueError(f"There is no folder {str(path)!r}. {remedy}, or one of: {', '.join(DATASETS)}.")
+    if len(root.resolve().parts)==1: raise ValueError(f"{str(path)!r} is a whole disk. {remedy}.")
+    return root
 
 def _file_sizes(files):
     "Sizes in px, from the header of every file, or a `ValueError` that names files that are empty or not images"
@@ -242,19 +239,19 @@ def _file_sizes(files):
     seen = {o: size(o) for o in files}
     bad = [f'{o} ({why})' for o,why in seen.items() if isinstance(why, str)]
     if not bad: return set(seen.values())
-    raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {', '.join(bad[:5])}{' …'*(len(bad)>5)}. "
-                     f"Delete or replace them{_THEN}.")
+    raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {', '.join(bad[:5])}"
+                     f"{' …'*(len(bad)>5)}. Delete or replace them{_THEN}.")
 
 def _check_classes(root, parts):
-    classes = [{o.parent.name for o in part} for part in parts]
+    train, valid = ({o.parent.name for o in part} for part in (parts[0], parts[-1]))
     sort = "Put the images of each class into a separate folder."
-    if not any(parts): raise ValueError(f"There are no images in class folders below {root}. {sort}")
-    if not parts[0]: raise ValueError(f"{root} has held-out images but none to train on. {sort}")
-    if not parts[-1]:
+    if not (train or valid): raise ValueError(f"There are no images in class folders below {root}. {sort}")
+    if not train: raise ValueError(f"{root} has held-out images but none to train on. {sort}")
+    if not valid:
         raise ValueError(f"The folder for held-out images in {root} has none of its own. Fill it or remove it.")
-    if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}. {sort}")
-    only = sorted(classes[-1]-classes[0])
-    if only: raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
+    if len(train)<2: raise ValueError(f"{root} has only one class, {min(train)!r}. {sort}")
+    if only := sorted(valid-train):
+        raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
 def _folder_set(path, size, n_in):
     "The images in a folder of class folders, or in its `train` and `valid` folders of such"
@@ -407,9 +404,8 @@ def _check_fits(images, free, where, instead):
 def load_pixels(images:ImageSet)->torch.Tensor: # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
     _check_fits(images, psutil.virtual_memory().available, 'memory', 'files')
-    shape = len(images), images.n_in, images.size, images.size
     if not images.files: return torch.from_numpy(images.make(images.rows))
-    x = np.empty(shape, np.uint8)
+    x = np.empty((len(images), images.n_in, images.size, images.size), np.uint8)
     def put(i): x[i] = _decode(images.files[i], images.n_in, images.size)
     with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(put, range(len(images))))
     return torch.from_numpy(x)
@@ -452,7 +448,7 @@ class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
     @property
     def is_plain(self):
-        "Is a batch nothing but pixels, normalized and augmented, so that `begin` and `batch` can replace its iteration?"
+        "Is a batch only normalized and augmented pixels, so that `begin` and `batch` can replace its iteration?"
         own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys() or self.fake_l.num_workers
         first, second, *rest = [type(o) for o in self.after_batch.fs] if len(self.after_batch.fs)>1 else [None]*2
         return not own and (first, second)==(IntToFloatTensor, Normalize) and {*rest}<={BatchAugment}
@@ -464,7 +460,7 @@ class PixelDL(_ShuffledDL):
         order = self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
         self.mine = order = share(order, self.bs, self.part)
         return order
-    def draw(self, n): return super().draw(n, self.dataset.rows.device)           # which saves a copy
+    def draw(self, n): return super().draw(n, self.dataset.rows.device)           # on the device, which saves a copy
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])
@@ -482,7 +478,8 @@ class PixelDL(_ShuffledDL):
 
 def _tensor_dls(images, device, where, augment, **kwargs):
     "Loaders over one tensor on the device `where`; their batches end up on `device`"
-    if torch.device(where).type=='cuda': _check_fits(images, torch.cuda.mem_get_info(where)[0], "the GPU's memory", 'memory')
+    if torch.device(where).type=='cuda':
+        _check_fits(images, torch.cuda.mem_get_info(where)[0], "the GPU's memory", 'memory')
     x, y = load_pixels(images).to(where), torch.from_numpy(images.labels).long().to(where)
     vocab = CategoryMap(images.vocab, sort=False)
     sets = [PixelSet(x, y, torch.from_numpy(o).to(where), vocab, i) for i,o in enumerate(images.split())]

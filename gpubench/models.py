@@ -40,7 +40,7 @@ def cnn(
     n_in:int=3,       # Channels of the images
     stages=((16,),(40,),(64,)), # The channels of each stage's convolutions
 )->nn.Module:
-    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; then the mean over it and one linear layer"
+    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; then its mean and one linear layer"
     layers = []
     for widths in stages:
         for n_out in widths:
