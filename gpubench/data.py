@@ -371,9 +371,8 @@ class _ShuffledDL(TfmdDL):
     part, mine = (0, 1), ()                                # `mine`: the positions of the last epoch
     def __len__(self): return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
     def get_idxs(self):
-        order = super().get_idxs()
-        self.mine = order = share(order, self.bs, self.part)
-        return order
+        self.mine = share(super().get_idxs(), self.bs, self.part)
+        return self.mine
     def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
     def draw(self, n, device='cpu'):
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
@@ -458,8 +457,8 @@ class PixelDL(_ShuffledDL):
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # an iterator draws a seed for its workers here
         order = self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
-        self.mine = order = share(order, self.bs, self.part)
-        return order
+        self.mine = share(order, self.bs, self.part)
+        return self.mine
     def draw(self, n): return super().draw(n, self.dataset.rows.device)           # on the device, which saves a copy
     def batch(self, i): # (k,) positions
         "A batch on the device"
@@ -484,8 +483,8 @@ def _tensor_dls(images, device, where, augment, **kwargs):
     vocab = CategoryMap(images.vocab, sort=False)
     sets = [PixelSet(x, y, torch.from_numpy(o).to(where), vocab, i) for i,o in enumerate(images.split())]
     normalize = Normalize.from_stats(*(images.stats or images.measured_stats()), cuda=False)
-    tfms = [IntToFloatTensor(), normalize, *augment]
-    return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device, after_batch=tfms, **kwargs)
+    return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device,
+                                  after_batch=[IntToFloatTensor(), normalize, *augment], **kwargs)
 
 # %% ../nbs/11_data.ipynb #bcf5f26d
 def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
@@ -503,7 +502,7 @@ def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
 
 def get_dls(
     dataset='digits',         # A name in `DATASETS` or the path of a folder of class folders
-    bs:int=64,                # Images a batch
+    bs:int=64,                # Images per batch
     loader:str='memory',      # 'files': decoded from disk; 'memory': one tensor; 'resident': one tensor on the device
     n_workers:int=0,          # Processes that prepare batches
     size:int|None=None,       # px of the square that the model gets; by default what suits the set

@@ -27,9 +27,9 @@ class Interval:
         "Is `value` compatible with what was measured?"
         return not (value<self.lo or value>self.hi)
 
-    def is_distinct(self, value:float=1.)->bool:
-        "Is there an interval, and does it exclude `value`?"
-        return not (math.isnan(self.lo) or self.holds(value))
+    def is_distinct(self)->bool:
+        "Of a ratio: is there an interval, and does it exclude 1?"
+        return not (math.isnan(self.lo) or self.holds(1.))
 
     @property
     def width(self)->float: return self.hi-self.lo
@@ -117,7 +117,7 @@ def compare_words(
 )->str: # One of these, 'not distinguishable' if the interval holds 1, or 'no interval'
     "A ratio in words"
     if math.isnan(ratio.lo): return 'no interval'
-    return 'not distinguishable' if not ratio.is_distinct(1.) else faster if ratio.mid>1 else slower
+    return 'not distinguishable' if not ratio.is_distinct() else faster if ratio.mid>1 else slower
 
 # %% ../nbs/02_stats.ipynb #f3fc80e7
 def aa_pairs(
