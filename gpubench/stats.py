@@ -121,7 +121,7 @@ def compare_words(
 
 # %% ../nbs/02_stats.ipynb #f3fc80e7
 def aa_pairs(
-    df,              # Records that count, with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
+    df,              # Records with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
     level:float=.95, # Of the intervals
 )->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None if a side has no time
     "The A/A pairs in these records, with the ratios that should be 1"
@@ -133,7 +133,8 @@ def aa_pairs(
         return ratio_ci(a, b, level) if len(a) and len(b) else None
     df = df[df.trial_id.notna() & df.machine.notna()]
     alike = ['trial_id', 'machine']
-    if 'measure' in df: alike.append(df.measure.map(lambda o: json.dumps(o, sort_keys=True) if isinstance(o, dict) else o))
+    def key(measure): return json.dumps(measure, sort_keys=True) if isinstance(measure, dict) else measure
+    if 'measure' in df: alike.append(df.measure.map(key))
     return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]
 
 # %% ../nbs/02_stats.ipynb #e9e6e5c7
