@@ -183,7 +183,7 @@ def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
     shutil.copy(labs/'01_good.ipynb', tmp_path/'out')
     for out in (labs, tmp_path/'out'):
         before = (out/'01_good.ipynb').read_bytes()
-        with pytest.raises(ValueError, match='01_good.ipynb is a lab or a copy of one, .* would be written over'):
+        with pytest.raises(ValueError, match='01_good.ipynb is a lab or a copy of one, .* would be overwritten'):
             run_labs(out=out, device='cpu', folder=labs, progress=False)
         assert (out/'01_good.ipynb').read_bytes()==before
     (tmp_path/'out'/'01_good.ipynb').unlink()
@@ -364,7 +364,7 @@ def test_what_is_said_of_one_lab_wins(labs, given, first, second):
 def test_a_lab_is_no_parameter(labs):
     write_lab(labs, '01_a')
     for kind,value in (('params', 3), ('texts', '{seed: 3}')):
-        with pytest.raises(ValueError, match="'01_a' is a lab, and gets .* Write 01_a.seed=3"): prepare_run(folder=labs, **{kind: {'01_a': value}})
+        with pytest.raises(ValueError, match="'01_a' is a lab, but was given .* Write 01_a.seed=3"): prepare_run(folder=labs, **{kind: {'01_a': value}})
 
 
 def test_two_parameter_cells(labs):
