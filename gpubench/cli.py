@@ -178,7 +178,7 @@ gpubench doctor --json""")
 @click.option('--json', 'as_data', is_flag=True, help='Print JSON for scripts.')
 @click.pass_context
 def doctor_command(ctx, as_data):
-    """Report what this machine has and what is wrong with it.
+    """Check this machine and suggest fixes.
 
     Takes about 15 s, because it tests NVML, torch and fastai in separate processes. Exit code 0: ready;
     1: ready with limits; 2: something is broken.
@@ -207,7 +207,10 @@ gpubench labs --grade handed_in --csv > grades.csv""")
 @deeper
 @as_data
 def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
-    """List the labs, show a LAB's parameters, copy labs, or grade answers."""
+    """List, copy or grade the labs.
+
+    With LAB, show its parameters.
+    """
     from gpubench.labs import copy_labs, lab_parameters, labs_folder, pick_labs
     if key:
         from gpubench.grades import teacher_key
@@ -451,7 +454,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
               metavar='auto|cpu|cuda|xla', help='Where to train.')
 @click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')
-@click.option('--n-nodes', type=CommaList(int), help='Machines that they are on; run the same command on each.')
+@click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
 @click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')
@@ -478,7 +481,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run,
                   no_progress, max_images,
                   n_epoch, form, **lists):
-    """Train every combination of the given values and write a report.
+    """Train every combination and write a report.
 
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
     To resume a sweep, repeat the command with the same --out; only missing visits run.
@@ -533,10 +536,10 @@ gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --price laptop
               help="Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
 @click.pass_context
 def compare_command(ctx, folders, price_per_h, price_file, base, out, form, strict):
-    """Compare runs: speed-ups with intervals, and a warning where the work differed.
+    """Compare runs or devices.
 
-    Energy is compared if the visits were monitored, and cost if prices are given. A price's NAME can be a run, or part
-    of the name of a CPU or GPU.
+    Prints speed-ups with intervals, and a warning if the work differed. Energy is compared if the visits were
+    monitored, and cost if prices are given. A price's NAME can be a run, or part of the name of a CPU or GPU.
 
     RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
     runs, or --base, --out, --json or --csv, produce one table in which each run stands for a machine.
@@ -582,7 +585,7 @@ gpubench report runs/mine --csv > table.csv""")
 def report_command(folder, price_per_h, out, form):
     """Rewrite a run's report and print its table.
 
-    FOLDER contains records.jsonl, or is such a file. The report is one HTML file that opens offline: report.html, or
+    FOLDER is a run's folder or a file of records. The report is one HTML file that opens offline: report.html, or
     NAME_report.html beside NAME.jsonl.
     """
     print_at_once('Reading the records …')
