@@ -247,12 +247,12 @@ def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
 
 QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
 
-class RunLines:
-    "Prints a line with the time left when a lab starts and every minute, for files and CI logs"
-    def __init__(self, jobs, clock:Callable=perf_counter, file=None):  # Returns seconds; by default stderr
+class RunProgress:
+    "Shows the time left: with a bar on a terminal; elsewhere with a line when a lab starts, and every minute"
+    def __init__(self, jobs, clock:Callable=perf_counter, file=None, bar=None):  # Returns seconds; stderr; from tqdm
         self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
-        self.stop = threading.Event()
+        self.stop, self.bar = threading.Event(), bar
 
     @property
     def left(self):
@@ -266,15 +266,13 @@ class RunLines:
         if self.file is None: return                         # stderr is closed
         with suppress(OSError, ValueError): print(f'{words}, {self.left}', file=self.file, flush=True)
 
-    def name(self, words):
-        "Show what is running"
-        self.words = words
-        self.write(words)
-
     def show(self):
-        "Show the progress if the last line is old enough"
+        "Move the bar, or write a line if the last one is old enough"
         i, n = self.cells
-        if i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
+        if self.bar:
+            self.bar.n = min(self.n, round(self.done+i/n, 2))
+            self.bar.set_postfix_str(self.left)
+        elif i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
 
     def tick(self, every_s=1):
         "Keep showing the progress from now on"
@@ -282,12 +280,16 @@ class RunLines:
             while not self.stop.wait(every_s): self.show()
         threading.Thread(target=again, daemon=True).start()
 
-    def close(self): self.stop.set()
+    def close(self):
+        "Stop showing it"
+        self.stop.set()
+        if self.bar: self.bar.close()
 
     def begin(self, job, n_cells):
         "A lab starts"
-        self.start, self.cells = self.clock(), (0, max(n_cells, 1))
-        self.name(f'{self.done+1} of {self.n}: {job}')
+        self.start, self.cells, self.words = self.clock(), (0, n_cells), f'{self.done+1} of {self.n}: {job}'
+        if self.bar: self.bar.set_description_str(self.words, refresh=False)
+        else: self.write(self.words)
         self.show()
 
     def cell(self, i):
@@ -302,28 +304,13 @@ class RunLines:
         self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
         self.show()
 
-class RunProgress(RunLines):
-    "One bar for all labs of a run, with the time left"
-    def __init__(self, jobs, clock=perf_counter, file=None, **kwargs): # kwargs: for tqdm
-        from tqdm import tqdm
-        super().__init__(jobs, clock, file)
-        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True,
-                        file=self.file, **kwargs)
-
-    def name(self, words): self.bar.set_description_str(words, refresh=False)
-
-    def show(self):
-        self.bar.n = min(self.n, round(self.done+self.cells[0]/self.cells[1], 2))
-        self.bar.set_postfix_str(self.left)
-
-    def close(self):
-        super().close()
-        self.bar.close()
-
 def run_progress(jobs, file=None):
-    "A bar for these `Job`s if a terminal can redraw it, else lines"
+    "Show the progress of these `Job`s, with a bar if a terminal can redraw it"
     from gpubench.process import can_redraw
-    progress = (RunProgress if can_redraw(file or sys.stderr) else RunLines)(jobs, file=file)
+    from tqdm import tqdm
+    file, form = file or sys.stderr, '{desc} |{bar:20}| {elapsed}{postfix}'
+    bar = tqdm(total=len(jobs), bar_format=form, dynamic_ncols=True, file=file) if can_redraw(file) else None
+    progress = RunProgress(jobs, file=file, bar=bar)
     progress.tick()
     return progress
 

@@ -59,14 +59,12 @@ def read_lab(path)->Lab:
     path = Path(path)
     words = ''.join(o.source for o in _notebook(path).cells[:1] if o.cell_type=='markdown')
     title = re.search(r'^# +(?:\d+ *· *)?(.+?) *$', words, re.M)
-    row = re.search(r'^\| *Minutes *\| *Needs *\| *Measures *\|\s*\n\|[-:| ]+\|\s*\n\|(.+)\|\s*$', words, re.M)
-    if not (title and row): raise ValueError(f"{path} must begin with a markdown cell that has a `# title` and a table "
-                                             "`| Minutes | Needs | Measures |` with one row.")
-    row = [o.strip() for o in row[1].split('|')]
-    if len(row)!=3 or not re.fullmatch(r'\d+(\.\d+)?', row[0]) or row[2] not in (EVERY_DEVICE, ONE_DEVICE):
-        raise ValueError(f"The table in {path} has {row}, but needs the minutes as a number, what the lab needs, "
-                         f"and '{EVERY_DEVICE}' or '{ONE_DEVICE}'.")
-    return Lab(path.stem, path, title[1], float(row[0]), row[1], row[2])
+    row = re.search(r'^\| *Minutes *\| *Needs *\| *Measures *\|\s*\n\|[-:| ]+\|\s*\n'
+                    rf'\| *(\d+\.?\d*) *\| *(.*?) *\| *({EVERY_DEVICE}|{ONE_DEVICE}) *\|\s*$', words, re.M)
+    if not (title and row): raise ValueError(
+        f"{path} must begin with a markdown cell that has a `# title` and a table `| Minutes | Needs | Measures |` "
+        f"with one row: the minutes as a number, what the lab needs, and '{EVERY_DEVICE}' or '{ONE_DEVICE}'.")
+    return Lab(path.stem, path, title[1], float(row[1]), row[2], row[3])
 
 # %% ../nbs/41_labs.ipynb #aaf346a2
 def labs_folder()->Path:
@@ -90,7 +88,7 @@ def pick_labs(names=(), folder=None)->list[Lab]: # Each once, in the order of `n
     "The labs with these names or numbers, or in these files; by default all"
     labs = find_labs(folder)
     if isinstance(names, (str, Path)) or not hasattr(names, '__iter__'): names = [names]
-    def same(name): return unicodedata.normalize('NFC', str(name)).casefold()      # a Mac may write ü as u and two dots
+    def same(name): return unicodedata.normalize('NFC', str(name)).casefold()     # a Mac may store ü as u and ¨
     nicknames = {} # '01_cpu_vs_gpu', '01_cpu_vs_gpu.ipynb', '01', '1', 'cpu_vs_gpu' -> the lab
     for o in labs:
         number, _, words = o.name.partition('_')
@@ -98,10 +96,8 @@ def pick_labs(names=(), folder=None)->list[Lab]: # Each once, in the order of `n
     def pick(name):
         if str(name).endswith('.ipynb') and Path(name).is_file(): return read_lab(name)
         if same(name) in nicknames: return nicknames[same(name)]
-        near = re.search(r"'(.*)'", nearest(same(name), nicknames))
-        raise ValueError(f"There is no lab {str(name)!r}. " +
-                         (f"Did you mean {nicknames[near[1]].name!r}? " if near else '') +
-                         f"There are: {', '.join(o.name for o in labs)}.")
+        there = [o.name for o in labs]
+        raise ValueError(f"There is no lab {str(name)!r}. {nearest(name, there)}There are: {', '.join(there)}.")
     return list({o.path.resolve(): o for o in map(pick, names)}.values()) or labs
 
 # %% ../nbs/41_labs.ipynb #4460f625
@@ -610,7 +606,7 @@ def run_jobs(jobs, folder, timeout_s=3600, progress=None, wait=False)->list[Outc
                 done.append(Outcome(o, _stopped_by(e)[0], 0., folder/o.notebook, _stopped_by(e)[1]))
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run had stopped before') for o in jobs[len(done):]]
 
-# %% ../nbs/41_labs.ipynb #df59187b
+# %% ../nbs/41_labs.ipynb #79d12055
 def run_labs(
     labs=(),            # Names, numbers or files of labs; none means all
     out='',             # Folder of the run; '' means runs/<time>
