@@ -465,9 +465,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @slurm
 @as_data
 @click.pass_context
-def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run,
-                  no_progress, max_images,
-                  n_epoch, form, **lists):
+def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **given):
     """Train every combination and write a report.
 
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -479,10 +477,10 @@ def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, r
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
     sys.path.append(os.getcwd())                             # for what a user's own network imports
-    given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
+    repeats = given['repeats']
+    how = {o: given.pop(o) for o in ('repeats', 'timeout_s', 'retry_failed', 'monitor')} | dict(seed=given['seed'])
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
-    if dry_run: return library.sweep(todo, repeats=repeats, out=out or None, seed=seed, timeout_s=timeout_s,
-                                     retry_failed=retry_failed, monitor=monitor, dry_run=True)
+    if dry_run: return library.sweep(todo, out=out or None, dry_run=True, **how)
     if not where:
         check_machine({o.device for o in todo}, wait)
         start_server()                                       # starts up while the data is fetched
@@ -492,14 +490,13 @@ def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, r
     if where=='gpus': twice = ', one of them also alone, to show what neighbors cost (A/A)'
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        how = dict(repeats=repeats, out=out, seed=seed, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
         if where=='gpus':
             from gpubench.cluster import sweep_side_by_side
-            df = sweep_side_by_side(todo, wait=wait, **how)
+            df = sweep_side_by_side(todo, out=out, wait=wait, **how)
         elif where:
             from gpubench.cluster import sweep_on
-            df = sweep_on(where, todo, options=options, **how)
-        else: df = library.sweep(todo, progress=not no_progress, wait=wait, **how)
+            df = sweep_on(where, todo, out=out, options=options, **how)
+        else: df = library.sweep(todo, out=out, progress=not no_progress, wait=wait, **how)
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
         _print(f'{n} of {len(df)} visits failed: {error}', err=True)

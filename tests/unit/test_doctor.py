@@ -439,6 +439,8 @@ def test_driver_older_than_cuda_of_torch(machine, warning):
 
 @pytest.mark.parametrize('error,code,remedy', [
     ('CUDA error: no kernel image is available for execution on the device', 'gpu_too_old', 'older CUDA'),
+    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'gpu_full', 'nvidia-smi'),
+    ('CUDA error: CUDA-capable device(s) is/are busy or unavailable', 'gpu_taken', 'Wait'),
     ('cuDNN error: CUDNN_STATUS_NOT_INITIALIZED', 'cuda_dead', 'unset LD_LIBRARY_PATH')])
 def test_a_gpu_that_is_listed_and_cannot_compute(machine, error, code, remedy):
     machine.has_gpus(rtx())
