@@ -35,8 +35,8 @@ STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'tim
                 'interrupted': INTERRUPTED, 'terminated': TERMINATED, 'hung up': HUNG_UP}
 
 def _print(words, err=False):
-    "Print a line; once the reader has closed the pipe, discard it and all that follow"
-    words = str(words).encode('utf-8', 'backslashreplace').decode()       # a folder's name may not be valid text
+    "Print a line; once the reader has closed the pipe, discard it and all later ones"
+    words = str(words).encode('utf-8', 'backslashreplace').decode()       # a folder's name may not be UTF-8
     try: click.echo(words, err=err)
     except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
 
@@ -47,24 +47,24 @@ class OurError(click.ClickException):
 
     @classmethod
     def message_of(cls, e):
-        "The message of an error that gpubench or the system raised, or of a broken package; None for any other"
+        "The message of an error that gpubench or the system raised, or for a broken package; None for any other"
         tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
         while tb and tb.tb_next: tb = tb.tb_next
-        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:    # such as one of torch's libraries
+        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:    # as from torch's shared libraries
             return f"{name} can't be loaded ({e}). Run `gpubench doctor` to find out what is broken and how to fix it."
         is_ours = tb and tb.tb_frame.f_globals.get('__name__', '').startswith('gpubench.')
         return str(e) if is_ours or isinstance(e, OSError) else None
 
 # %% ../nbs/43_cli.ipynb #0b24efc3
 class Verbs(click.Group):
-    "A group of commands that turns our errors into messages"
+    "A group of commands that prints our errors as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException): raise
         except KeyboardInterrupt as e:
             if str(e): _print(f'\ngpubench: {e}', err=True)               # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
-        except BrokenPipeError: raise                                # the reader closed the pipe: click ends quietly
+        except BrokenPipeError: raise                                # click exits quietly
         except (ValueError, RuntimeError, OSError, ImportError) as e:
             debug = ctx.find_root().meta.get('gpubench.debug') or os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
             message = OurError.message_of(e)
@@ -78,15 +78,15 @@ debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_
                          help='Show the traceback of an error.')
 
 # %% ../nbs/43_cli.ipynb #80473282
-def verb(group, name, examples): # Name of the command, and the lines of its examples
-    "A command of `group` with --debug, examples and exit codes in its help"
+def verb(group, name, examples):
+    "A command of `group` with --debug, and with examples and exit codes in its help"
     epilog = '\b\nExamples:\n' + '\n'.join(f'  {o}' for o in examples.strip().splitlines()) + '\n\n' + EXIT_CODES
     return lambda f: group.command(name, epilog=epilog)(debugging(f))
 
 # %% ../nbs/43_cli.ipynb #35b54dd9
 class CommaList(click.ParamType):
     "Comma-separated values"
-    def __init__(self, kind=str, names=''): # Names, separated by blanks, that a shell completes
+    def __init__(self, kind=str, names=''): # Names that a shell completes, separated by spaces
         self.kind, self.name, self.names = kind, 'A,B,…' if kind is str else 'N,N,…', names.split()
 
     def shell_complete(self, ctx, param, incomplete):
@@ -94,7 +94,6 @@ class CommaList(click.ParamType):
         return [CompletionItem(before+comma+o) for o in self.names if o.startswith(begun)]
 
     def convert(self, value, param, ctx):
-        if isinstance(value, (list, tuple)): return list(value)
         parts = [o.strip() for o in value.split(',') if o.strip()]
         if not parts: self.fail('a value is missing', param, ctx)
         try: return [self.kind(o) for o in parts]
@@ -109,7 +108,7 @@ def _pairs(ctx, param, values):
     return {o.partition('=')[0].strip(): o.partition('=')[2].strip() for o in values}
 
 def _prices(ctx, param, values):
-    "`2.5`, or several like `gpu=2.5`, as a dict; None for none"
+    "`2.5`, or several like `gpu=2.5`, as a dict, or None"
     if len(values)==1 and '=' not in values[0]: values = [f'all={values[0]}']
     try: return {k: float(v) for k,v in _pairs(ctx, param, values).items()} or None
     except ValueError: raise click.BadParameter('a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
@@ -121,14 +120,14 @@ def _lab_names(ctx, param, incomplete):
     return [o.name for o in find_labs() if o.name.startswith(incomplete)]
 
 def as_data(f):
-    "`form`: 'json' or 'csv' where a script reads the table, else None"
+    "`form`: 'json' or 'csv' if a script reads the table, else None"
     for o in ('json', 'csv'):
         f = click.option(f'--{o}', 'form', flag_value=o,
-                         help=f'Print the table as {o.upper()} and all else on stderr.')(f)
+                         help=f'Print the table as {o.upper()}, everything else on stderr.')(f)
     return f
 
 def print_frame(df, form):
-    "A frame on stdout, for scripts; a value that was not measured is null, or empty in CSV"
+    "A frame on stdout, for scripts; a value that wasn't measured is null in JSON, empty in CSV"
     _print(df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1) if form=='json'
            else df.to_csv(index=False).rstrip())
 
@@ -140,15 +139,16 @@ prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=Tru
                       metavar='[NAME=]PRICE',
                       help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can also be a device, a CPU '
                            'or GPU model, or a machine. May be repeated.')
-deeper = click.option('--deeper', is_flag=True, help='Use the notebooks of the folder deeper, which go beyond the labs.')
+deeper = click.option('--deeper', is_flag=True, help='Use the notebooks in labs/deeper, which go beyond the labs.')
+labs_option = click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER, not the included ones.')
+wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
 out_folder = click.option('--out', default='', metavar='FOLDER',
                           help='Folder for the results. Default: a new folder runs/<time>.')
 
 # %% ../nbs/43_cli.ipynb #34fb7507
-def print_at_once(words, terminal=None):
-    "Print a line on stderr if that is a terminal; tests pass `terminal`"
-    if terminal is None: terminal = sys.stderr is not None and sys.stderr.isatty()
-    if terminal: _print(words, err=True)
+def print_at_once(words):
+    "Print a line on stderr if that is a terminal"
+    if sys.stderr and sys.stderr.isatty(): _print(words, err=True)
 
 # %% ../nbs/43_cli.ipynb #ebe91ce5
 @click.group(cls=Verbs, context_settings=dict(help_option_names=['-h', '--help'], max_content_width=100),
@@ -162,14 +162,14 @@ def cli():
     First steps:
       gpubench doctor              is this machine ready?
       gpubench run                 measure it and write a report
-      gpubench labs --copy ~/labs  copy the lab notebooks, to work through by hand
+      gpubench labs --copy ~/labs  copy the lab notebooks to work through by hand
     """
 
 def main():
     "What the `gpubench` command runs"
     hide_known_warnings()
-    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)   # without Python's own source
-    os.environ['MPLBACKEND'] = 'Agg'                 # figures go to files, whatever a notebook or a shell left behind
+    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)   # without the line of code
+    os.environ['MPLBACKEND'] = 'Agg'                 # figures go to files, whatever the shell has set
     cli(prog_name='gpubench')
 
 # %% ../nbs/43_cli.ipynb #a0c40457
@@ -178,7 +178,7 @@ gpubench doctor --json""")
 @click.option('--json', 'as_data', is_flag=True, help='Print JSON for scripts.')
 @click.pass_context
 def doctor_command(ctx, as_data):
-    """Report what this machine has and what is wrong with it.
+    """Check this machine and suggest fixes.
 
     Takes about 15 s, because it tests NVML, torch and fastai in separate processes. Exit code 0: ready;
     1: ready with limits; 2: something is broken.
@@ -199,15 +199,18 @@ gpubench labs --grade handed_in --csv > grades.csv""")
 @click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
 @click.option('--copy', 'to', metavar='FOLDER',
               help='Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
-@click.option('--with-outputs', is_flag=True, help='Copy what the cells put out, too.')
+@click.option('--with-outputs', is_flag=True, help='Copy the outputs, too.')
 @click.option('--key', is_flag=True, help="Print a teacher's key and a grading rubric, as Markdown.")
 @click.option('--grade', 'handed_in', metavar='FOLDER',
-              help='Print what the notebooks in FOLDER answered to the questions of the labs. None of them is run.')
-@click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
+              help='Grade the answers in the notebooks in FOLDER, without running them.')
+@labs_option
 @deeper
 @as_data
 def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
-    """List the labs, show the parameters of each LAB, or copy, explain or grade the labs."""
+    """List, copy or grade the labs.
+
+    With LAB, show its parameters.
+    """
     from gpubench.labs import copy_labs, lab_parameters, labs_folder, pick_labs
     if key:
         from gpubench.grades import teacher_key
@@ -234,7 +237,7 @@ def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
 
 # %% ../nbs/43_cli.ipynb #6627ea5b
 def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
-    "How long the rest of a run will take, from stated times, those of finished jobs, and where the current one is"
+    "How long the rest of a run will take, from stated times, those of finished jobs, and the current job's progress"
     known = sum(stated_s[:len(taken_s)])
     pace = sum(taken_s)/known if known else 1.
     rest = [o*pace for o in stated_s[len(taken_s):]]
@@ -242,14 +245,14 @@ def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
     begun, n = cells
     return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/max(n, 1))) + sum(rest[1:])
 
-QUIET_S = 60 # a log gets a line at least this often; some CI ends jobs that print nothing for long
+QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
 
-class RunLines:
-    "Prints a line with the time left when a lab starts, and every minute: for files and CI logs"
-    def __init__(self, jobs, clock:Callable=perf_counter, file=None):  # Returns seconds; by default stderr
+class RunProgress:
+    "Shows the time left: with a bar on a terminal; elsewhere with a line when a lab starts, and every minute"
+    def __init__(self, jobs, clock:Callable=perf_counter, file=None, bar=None):  # Returns seconds; stderr; from tqdm
         self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
-        self.stop = threading.Event()
+        self.stop, self.bar = threading.Event(), bar
 
     @property
     def left(self):
@@ -260,31 +263,33 @@ class RunLines:
 
     def write(self, words):
         self.written_s = self.clock()
-        if self.file is None: return                         # stderr is closed, and stdout is for others
+        if self.file is None: return                         # stderr is closed
         with suppress(OSError, ValueError): print(f'{words}, {self.left}', file=self.file, flush=True)
 
-    def name(self, words):
-        "Show what runs now"
-        self.words = words
-        self.write(words)
-
     def show(self):
-        "Show the progress, if the last line is old enough"
+        "Move the bar, or write a line if the last one is old enough"
         i, n = self.cells
-        if i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
+        if self.bar:
+            self.bar.n = min(self.n, round(self.done+i/n, 2))
+            self.bar.set_postfix_str(self.left)
+        elif i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
 
     def tick(self, every_s=1):
-        "Keep showing it from now on"
+        "Keep showing the progress from now on"
         def again():
             while not self.stop.wait(every_s): self.show()
         threading.Thread(target=again, daemon=True).start()
 
-    def close(self): self.stop.set()
+    def close(self):
+        "Stop showing it"
+        self.stop.set()
+        if self.bar: self.bar.close()
 
     def begin(self, job, n_cells):
         "A lab starts"
-        self.start, self.cells = self.clock(), (0, max(n_cells, 1))
-        self.name(f'{self.done+1} of {self.n}: {job}')
+        self.start, self.cells, self.words = self.clock(), (0, n_cells), f'{self.done+1} of {self.n}: {job}'
+        if self.bar: self.bar.set_description_str(self.words, refresh=False)
+        else: self.write(self.words)
         self.show()
 
     def cell(self, i):
@@ -293,46 +298,31 @@ class RunLines:
         self.show()
 
     def end(self, ok=True):
-        "A lab ended; one that failed or was skipped doesn't correct the pace"
+        "A lab ended; one that failed or was skipped doesn't count for the pace"
         if ok: self.taken_s.append(self.clock()-self.start)
         else: del self.stated_s[len(self.taken_s)]
         self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
         self.show()
 
-class RunProgress(RunLines):
-    "One bar over all labs of a run, with the time left"
-    def __init__(self, jobs, clock=perf_counter, file=None, **kwargs): # the last for tqdm
-        from tqdm import tqdm
-        super().__init__(jobs, clock, file)
-        self.bar = tqdm(total=self.n, bar_format='{desc} |{bar:20}| {elapsed}{postfix}', dynamic_ncols=True,
-                        file=self.file, **kwargs)
-
-    def name(self, words): self.bar.set_description_str(words, refresh=False)
-
-    def show(self):
-        self.bar.n = min(self.n, round(self.done+self.cells[0]/self.cells[1], 2))
-        self.bar.set_postfix_str(self.left)
-
-    def close(self):
-        super().close()
-        self.bar.close()
-
 def run_progress(jobs, file=None):
-    "A bar for these `Job`s on a terminal that has a size; lines elsewhere"
+    "Show the progress of these `Job`s, with a bar if a terminal can redraw it"
     from gpubench.process import can_redraw
-    progress = (RunProgress if can_redraw(file or sys.stderr) else RunLines)(jobs, file=file)
+    from tqdm import tqdm
+    file, form = file or sys.stderr, '{desc} |{bar:20}| {elapsed}{postfix}'
+    bar = tqdm(total=len(jobs), bar_format=form, dynamic_ncols=True, file=file) if can_redraw(file) else None
+    progress = RunProgress(jobs, file=file, bar=bar)
     progress.tick()
     return progress
 
 # %% ../nbs/43_cli.ipynb #e97a0bda
 def show_outcome(o, folder):
-    "Print how a lab ended: an `Outcome`, in the folder of its run"
+    "Print an `Outcome` of a run in `folder`"
     if o.before: _print(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
     elif o.status=='ok': _print(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
     else: _print(f'  {o.status.upper():12} {o.job}: {o.error}')
 
 def check_machine(devices, wait):
-    "Refuse a device on which something runs already, unless we wait for it; warn of other programs that compute"
+    "Refuse a busy device unless we wait for it; warn about other programs that use the CPU"
     from gpubench.doctor import Facts, check_load, cpu_load
     from gpubench.process import device_locks
     if not wait:
@@ -341,7 +331,7 @@ def check_machine(devices, wait):
         if o.code=='cpu_busy': _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 def show_report(folder, price_per_h=None, form=None, out=None):
-    "Write the page of a folder's records, print their table, as text or in a form for scripts, and where the page is"
+    "Write the report on a folder's records, print its table, as text or for scripts, and where the report is"
     from gpubench.record import records_path
     if not records_path(folder).is_file(): return _print(f'No records in {folder}, so no report.', err=True)
     from gpubench.compare import add_prices, load_records
@@ -354,8 +344,7 @@ def show_report(folder, price_per_h=None, form=None, out=None):
 
 # %% ../nbs/43_cli.ipynb #4e308a70
 slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…',
-                     help="Options of Slurm's jobs, such as partition=gpu,time=60,exclusive; time is in minutes, 60 by "
-                          'default.')
+                     help='Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes (default: 60).')
 
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
@@ -368,18 +357,19 @@ gpubench run --device cpu,cuda --on slurm --slurm partition=gpu,time=60 --out ru
               help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.')
 @click.option('-f', '--file', 'file', metavar='YAML',
               help='Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.')
-@click.option('--profile', default='quick', show_default=True, metavar='quick|full', help='How much the labs measure.')
+@click.option('--profile', default='quick', show_default=True, metavar='quick|full',
+              help='How much the labs measure; quick takes minutes.')
 @devices
 @out_folder
 @click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True, metavar='SECONDS',
               help='Time limit for each cell of a lab.')
-@click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER instead of the included ones.')
+@labs_option
 @deeper
-@click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
-@click.option('--no-progress', is_flag=True, help='Show no progress bar or lines.')
+@wait_option
+@click.option('--no-progress', is_flag=True, help="Don't show progress.")
 @click.option('--on', 'where', type=click.Choice(['slurm', 'local']),
-              help="Run each lab as a job: of Slurm, or here by submitit's local executor. FOLDER of --out has to be "
-                   'shared by all nodes.')
+              help="Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
+                   'of --out.')
 @slurm
 @click.pass_context
 def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait, no_progress, where,
@@ -400,7 +390,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     asked = device, profile, read_parameters(file) if file is not None else None, texts
     jobs = [] if where else prepare_run(names, *asked, folder)
     if not where: check_machine(job_devices(jobs), wait)
-    with StopSignals(), filled_folder(out) as out:           # the report too, so that a signal ends it cleanly
+    with StopSignals(), filled_folder(out) as out:           # a signal also ends the report cleanly
         if where:
             from gpubench.lab_jobs import run_labs_on
             _print(f'Labs run as jobs. Results go to {out}')
@@ -409,7 +399,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
             _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
                    f'profile. Results go to {out}')
             for o in jobs:
-                if why := earlier_run(o, out): _print(f'{o.notebook} exists and runs again. What differs: {why}')
+                if why := earlier_run(o, out): _print(f'{o.notebook} will run again. Changed: {why}')
             progress = None if no_progress else run_progress(jobs)
             try: done = run_jobs(jobs, out, timeout_s, progress, wait)
             finally:
@@ -417,7 +407,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
         for o in done: show_outcome(o, out)
         if any(o.status!='ok' for o in done):
             _print(f'To run the rest, repeat the command with --out {shlex.quote(str(out))}')
-        is_stopped = any(o.stopped for o in done)            # a cancelled job has no time left for figures
+        is_stopped = any(o.stopped for o in done)            # a cancelled job has no time for figures
         try:
             if not is_stopped: show_report(out)
         except KeyboardInterrupt:
@@ -425,11 +415,11 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
             raise
         finally:
             if is_stopped and records_path(out).is_file():
-                _print(f'The run was stopped before its report. To make one: gpubench report {shlex.quote(str(out))}')
+                _print(f'The run stopped before it made a report. To make one: gpubench report {shlex.quote(str(out))}')
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/43_cli.ipynb #2182c918
-# what the modules know, without their imports: a shell completes at once
+# repeated here, so that a shell completes without slow imports
 _DATASETS = 'digits digits60k synthetic birds mnist cifar10 imagenette'
 _MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50'
 
@@ -441,17 +431,17 @@ gpubench sweep --bs 64,1024 --monitor
 gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared
 gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--dataset', type=CommaList(names=_DATASETS),
-              help="digits, mnist, cifar10, …, or a folder with a subfolder per class.")
+              help='digits, mnist, cifar10, …, or a folder with one subfolder per class.')
 @click.option('--model', type=CommaList(names=_MODELS),
-              help="lenet, cnn_small, resnet18, …, or module:function for your own.")
+              help='lenet, cnn_small, resnet18, …, or module:function for your own.')
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
 @click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
 @click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
 @click.option('--loader', type=CommaList(names='files memory resident'), help='files, memory, resident.')
-@click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True, metavar='auto|cpu|cuda|xla',
-              help='Where to train.')
+@click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
+              metavar='auto|cpu|cuda|xla', help='Where to train.')
 @click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')
-@click.option('--n-nodes', type=CommaList(int), help='Machines that they are spread over; start the same command on each.')
+@click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
 @click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')
@@ -465,21 +455,20 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
               'another 4 to 20 s after its timing.')
 @click.option('--retry-failed', is_flag=True,
               help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.')
-@click.option('--wait', is_flag=True, help='Wait in a queue if something else runs on the device.')
-@click.option('--dry-run', is_flag=True, help='Only print what would run and how long it takes.')
-@click.option('--no-progress', is_flag=True, help='Show no progress bar.')
+@wait_option
+@click.option('--dry-run', is_flag=True, help='Print what would run and how long it would take.')
+@click.option('--no-progress', is_flag=True, help="Don't show progress.")
 @click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
-              help="Run each round as a job: of Slurm, or here by submitit's local executor. FOLDER of --out has to be "
-                   'shared by all nodes. gpus: here, side by side on all GPUs, with a check of what neighbors cost.')
+              help="Run each round as a job, on Slurm or with submitit's local executor. All nodes must share the "
+                   "FOLDER of --out. gpus: run side by side on all of this machine's GPUs, and measure how much "
+                   'neighbors slow a visit down.')
 @slurm
 @as_data
 @click.pass_context
-def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, retry_failed, wait, dry_run,
-                  no_progress, max_images,
-                  n_epoch, form, **lists):
-    """Train every combination of the given values and write a report.
+def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **given):
+    """Train every combination and write a report.
 
-    Separate several values by commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
+    Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
     To resume a sweep, repeat the command with the same --out; only missing visits run.
     """
     print_at_once('Loading torch …')
@@ -487,29 +476,27 @@ def sweep_command(ctx, where, options, repeats, seed, out, timeout_s, monitor, r
     from gpubench.data import get_images
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
-    # last: where a network of one's own finds what it imports later
-    sys.path.append(os.getcwd())
-    given = lists | dict(max_images=max_images, n_epoch=n_epoch, seed=seed)
+    sys.path.append(os.getcwd())                             # for what a user's own network imports
+    repeats = given['repeats']
+    how = {o: given.pop(o) for o in ('repeats', 'timeout_s', 'retry_failed', 'monitor')} | dict(seed=given['seed'])
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
-    if dry_run: return library.sweep(todo, repeats=repeats, out=out or None, seed=seed, timeout_s=timeout_s,
-                                     retry_failed=retry_failed, monitor=monitor, dry_run=True)
+    if dry_run: return library.sweep(todo, out=out or None, dry_run=True, **how)
     if not where:
         check_machine({o.device for o in todo}, wait)
-        start_server()                                       # it loads while the data is fetched
+        start_server()                                       # starts up while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
-    for o in sets: get_images(*o)                            # no visit waits for a download
+    for o in sets: get_images(*o)                            # so that no visit waits for a download
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     if where=='gpus': twice = ', one of them also alone, to show what neighbors cost (A/A)'
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        how = dict(repeats=repeats, out=out, seed=seed, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
         if where=='gpus':
             from gpubench.cluster import sweep_side_by_side
-            df = sweep_side_by_side(todo, wait=wait, **how)
+            df = sweep_side_by_side(todo, out=out, wait=wait, **how)
         elif where:
             from gpubench.cluster import sweep_on
-            df = sweep_on(where, todo, options=options, **how)
-        else: df = library.sweep(todo, progress=not no_progress, wait=wait, **how)
+            df = sweep_on(where, todo, out=out, options=options, **how)
+        else: df = library.sweep(todo, out=out, progress=not no_progress, wait=wait, **how)
     bad = df[df.status!='ok'] if len(df) else df
     for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
         _print(f'{n} of {len(df)} visits failed: {error}', err=True)
@@ -525,21 +512,21 @@ gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --price laptop
 @click.argument('folders', nargs=-1, required=True, metavar='RUN...')
 @prices
 @click.option('--prices', 'price_file', metavar='YAML',
-              help='Read prices per hour from a file, a line NAME: PRICE each.')
+              help='Read prices per hour from a file with lines NAME: PRICE.')
 @click.option('--base', metavar='RUN[:DEVICE]', help='Compare all with this run, as in laptop:cpu. Default: the first.')
 @click.option('--out', metavar='HTML', help='Also write a page with figures.')
 @as_data
 @click.option('--strict', is_flag=True,
-              help='Exit with code 1 if two sides did different work, or a ratio could not be computed.')
+              help="Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
 @click.pass_context
 def compare_command(ctx, folders, price_per_h, price_file, base, out, form, strict):
-    """Compare runs: speed-ups with intervals, and a warning where the work differed.
+    """Compare runs or devices.
 
-    Energy is compared if the visits were monitored, cost if prices are given. NAME is then a run, or (part of)
-    the name of a CPU or GPU.
+    Prints speed-ups with intervals, and a warning if the work differed. Energy is compared if the visits were
+    monitored, and cost if prices are given. A price's NAME can be a run, or part of the name of a CPU or GPU.
 
     RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
-    runs, and any with --base, --out, --json or --csv, make one table; each run stands for a machine.
+    runs, or --base, --out, --json or --csv, produce one table in which each run stands for a machine.
     """
     from gpubench import compare as library
     from gpubench.machines import Comparison, price_runs, read_prices, read_runs, write_comparison
@@ -558,7 +545,7 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
         kinds = df.device.astype(str).str.partition(':')[0]
         if kinds.nunique()<2:
             raise ValueError(f"{folders[0]} has records of one device only ({', '.join(kinds.unique())}). "
-                                               "Name a second folder, or run the labs on another device as well.")
+                             "Give a second folder, or run the labs on another device, too.")
         first, *others = [df[kinds==o] for o in sorted(kinds.unique())]
     fair = True
     for o in others:
@@ -566,7 +553,7 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
         found = library.compare(first, o)
         _print(library.comparison_text(found) + '\n')
         none = int(found.speedup.isna().sum())
-        if none: _print(f'No ratio could be made for {none} of {len(found)} configurations; the reasons are above.\n')
+        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are above.\n')
         fair = fair and bool(found.same_work.all())          # no ratio, no same work
     ctx.exit(FAILED if strict and not fair else OK)
 
@@ -582,10 +569,10 @@ gpubench report runs/mine --csv > table.csv""")
 def report_command(folder, price_per_h, out, form):
     """Rewrite a run's report and print its table.
 
-    FOLDER is a folder with records.jsonl, or such a file. The report is one HTML file that opens offline:
-    report.html, or NAME_report.html beside NAME.jsonl.
+    FOLDER is a run's folder or a file of records. The report is one HTML file that opens offline: report.html, or
+    NAME_report.html beside NAME.jsonl.
     """
     print_at_once('Reading the records …')
     from gpubench.record import read_records
-    read_records(folder)                                             # raises with a remedy if there are none
+    read_records(folder)                                             # an error with a remedy if there are none
     show_report(Path(folder), price_per_h, form, out)

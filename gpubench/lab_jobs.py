@@ -17,14 +17,14 @@ from .sweep import point_id
 
 # %% ../nbs/42_lab_jobs.ipynb #0cf3e381
 def _run_lab(lab, folder, **kwargs):
-    "What a job does; a requeued one skips what ended well"
+    "What a job does; a requeued one skips what has succeeded"
     done = run_labs([lab], folder, **kwargs)
     rows = [dict(job=str(o.job), status=o.status, duration_s=o.duration_s, notebook=o.notebook.name, error=o.error)
             for o in done]
     (folder/'outcomes.json').write_text(json.dumps(rows))
 
 def _outcomes(folder, before=False)->list[Outcome]:
-    "How the executions in a job's folder ended; none where the job did not come to that"
+    "How the executions in a job's folder ended; empty if the job didn't get that far"
     file = folder/'outcomes.json'
     rows = json.loads(file.read_text()) if file.is_file() else []
     return [Outcome(**o | dict(notebook=folder/o['notebook']), before=before) for o in rows]
@@ -32,25 +32,25 @@ def _outcomes(folder, before=False)->list[Outcome]:
 # %% ../nbs/42_lab_jobs.ipynb #a6f8646f
 def run_labs_on(
     where:str,          # 'slurm', or 'local' for the same on this machine
-    labs=(),            # This and what follows: as for `run_labs`
+    labs=(),            # This and the others without a comment: as for `run_labs`
     out='',             # Folder that all nodes share
-    device=(),          # On Slurm they have to be named: this machine's are not those of the jobs
+    device=(),          # Required on Slurm, since this machine's devices aren't those of the jobs
     profile='quick',
     params:dict=None,
     texts:dict=None,
     timeout_s:int=3600, # For each cell
     folder=None,
-    options:str='',     # Slurm's, such as 'partition=gpu,time=60'
-    poll_s:float=10.,   # Seconds between two looks at the jobs
-)->list[Outcome]: # One an execution; their notebooks are in the jobs' folders, the records in `out`
-    "Labs as jobs; the same call again runs only those that did not end well"
+    options:str='',     # Slurm options, such as 'partition=gpu,time=60'
+    poll_s:float=10.,   # Seconds between checks of the jobs
+)->list[Outcome]: # One per execution; notebooks are in the jobs' folders, records in `out`
+    "Run labs as jobs; the same call again runs only those that didn't succeed"
     one_of('place', where, ['slurm', 'local'])
     asked, found = [device] if isinstance(device, str) else [*device], []
     for o in asked: one_of('device', str(o).partition(':')[0], ['auto', 'cpu', 'cuda'])
     if where=='slurm' and (not asked or 'auto' in asked): raise ValueError(
-        "The devices have to be named, since those of this machine are not those of the jobs: device=['cpu', 'cuda'] "
+        "Name the devices, since this machine's aren't those of the jobs: device=['cpu', 'cuda'] "
         "(--device cpu,cuda).")
-    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)        # which every machine has: one a lab
+    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)        # 'cpu' gives one job per lab
     n_gpus = int(where=='local' and not asked or any(o!='cpu' for o in asked))
     with filled_folder(out) as out:
         jobs, folders, calls = Jobs(where, out.resolve()/'jobs', slurm_options(options), n_gpus, poll_s), {}, {}

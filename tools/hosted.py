@@ -1,4 +1,4 @@
-"Put the badges and the install cell for Colab and Kaggle into every lab: `python tools/hosted.py`. What is there already stays"
+"Add the badges and the install cell for Colab and Kaggle to every lab, or update them: `python tools/hosted.py`"
 import re
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from nbformat.v4 import new_code_cell
 labs = Path(__file__).resolve().parent.parent/'nbs'/'labs'
 repo = 'gpubench/gpubench'
 
-# torch, torchvision and what the kernel that runs this cell is made of are asked for in the very versions that the host has, so pip may
-# choose everything else to fit them, or give up
+# torch, torchvision and the packages of the running kernel are pinned to the host's versions, so pip either fits everything else to them
+# or gives up
 install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. Its torch and its kernel stay.
 import os
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ def with_badges(words, name):
     return f'{title}\n\n{badges(name)}\n\n{rest}'
 
 def make_hosted(nb, name):
-    "Both into a notebook: the install cell comes after the parameters, since papermill puts its own there, and before any import"
+    "Add both to a notebook. The install cell comes after the parameters, because papermill puts its own there, and before any import"
     nb.cells[0].source = with_badges(nb.cells[0].source, name)
     cells = [o for o in nb.cells if not has_tag(o, 'install')]
     i = next(i for i,o in enumerate(cells) if has_tag(o, 'parameters'))+1

@@ -1,11 +1,11 @@
-"""Makes the virtual environment that a `make` target needs; returns at once where it is ready
+"""Creates the virtual environment that a `make` target needs; returns at once if it is ready
 
-    set_up.py plain|lab|int8|site|dev [--venv .venv]    the library, JupyterLab, ONNX Runtime, Sphinx, what authors need
+    set_up.py plain|lab|int8|site|dev [--venv .venv]    the library, plus JupyterLab, ONNX Runtime, Sphinx, development tools
     set_up.py newest [--venv .venv-newest]              the newest release of everything, without constraints.txt
-    set_up.py image --venv /usr/local                   marks the Python of a container image as ready for all but `newest`
+    set_up.py image --venv /usr/local                   marks a container image's Python as ready for all but `newest`
 
-uv installs the versions of constraints.txt, or pip does where uv can't. The stamp is removed first and written last, so
-a set-up that failed or was interrupted starts over. The library is editable: `git pull` updates it."""
+uv installs the versions in constraints.txt, or pip if uv fails. The stamp is removed first and written last, so that a
+set-up that failed or was interrupted starts over. The library is installed as editable: `git pull` updates it."""
 import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time
 from configparser import ConfigParser
 from pathlib import Path
@@ -22,24 +22,24 @@ rebuild = ("The container's image was built from another constraints.txt or sett
            "\"Dev Containers: Rebuild Container\" in VS Code, or on the host `docker compose -f docker-compose.cpu.yml build` (or gpu).")
 
 def settings():
-    "What `settings.ini` asks to install"
+    "What `settings.ini` requires"
     parser = ConfigParser(delimiters=['='], interpolation=None)
     parser.read(root/'settings.ini', encoding='utf-8')
     return {k: v for k,v in parser['DEFAULT'].items() if k.endswith('requirements') or k=='console_scripts'}
 
 def sources():
-    "A hash of what decides which packages are installed"
+    "A hash of everything that determines which packages are installed"
     return hashlib.sha256(json.dumps(settings(), sort_keys=True).encode() + (root/lock).read_bytes()).hexdigest()[:16]
 
 def python(venv): return venv/('Scripts' if os.name=='nt' else 'bin')/'python'
 
 def read_stamp(venv):
-    "What the last complete set-up wrote; empty if there was none"
+    "The stamp of the last complete set-up; empty if there was none"
     try: return json.loads((venv/stamp_name).read_text())
     except (OSError, ValueError): return {}
 
 def works(venv, stamp):
-    "Whether the environment was made here, its Python runs, finds the library, and has the version of $PYTHON"
+    "Was the environment created here, and does its Python run, find the library, and have the version of $PYTHON?"
     code = "import sys, importlib.metadata as m; m.version('gpubench'); print('%d.%d' % sys.version_info[:2])"
     try: found = subprocess.run([python(venv), '-c', code], cwd='/', capture_output=True, text=True).stdout.strip()
     except OSError: return False
@@ -47,19 +47,19 @@ def works(venv, stamp):
     return stamp.get('venv')==str(venv) and found==stamp['python']==wanted
 
 def ready(venv, stamp, extra):
-    "Whether the environment works and has the right packages"
+    "Does the environment work and have the right packages?"
     return works(venv, stamp) and stamp['sources']==sources() and order.index(stamp['extra'])>=order.index(extra)
 
 def write_stamp(venv, **stamp):
     (venv/stamp_name).write_text(json.dumps(dict(venv=str(venv), sources=sources(), **stamp)))
 
 def bar(output, n_bytes):
-    "How much of the announced downloads is on disk; unpacked, packages are about twice as large"
+    "A progress bar for the announced downloads; unpacked, packages are about twice as large"
     expected = 2e6*sum(map(float, re.findall(r'Downloading \S+ \(([\d.]+) ?Mi?B', output)))
     return f"[{'#'*min(20, int(20*n_bytes/expected)):-<20}] " if expected else ''
 
 def run(log, stage, *cmd, **env):
-    "Run `cmd` in the checkout, its output in `log`, one line on the screen; whether it succeeded"
+    "Run `cmd` in the checkout, with its output in `log` and one line on the screen. Did it succeed?"
     print(f'\n$ {shlex.join(map(str, cmd))}', file=log, flush=True)
     def free(): return shutil.disk_usage(root).free
     def output(): return Path(log.name).read_text(errors='replace').rpartition('\n$ ')[2]   # of this command
@@ -74,25 +74,25 @@ def run(log, stage, *cmd, **env):
     return p.returncode==0
 
 def uv_env(venv):
-    "The index and certificates that pip is configured for, under uv's names; the system's certificates are trusted too"
+    "The index and certificates configured for pip, under uv's names; also trust the system's certificates"
     listed = subprocess.run([python(venv), '-m', 'pip', 'config', 'list'], capture_output=True, text=True).stdout
     found = dict(re.findall(r"^[\w:]+\.([\w-]+)='(.*)'$", listed, re.M)[::-1])     # pip lists variables before files
     names = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
     return {'UV_SYSTEM_CERTS': '1', **{v: found[k] for k,v in names.items() if k in found}, **os.environ}
 
 def install(log, venv, extra):
-    "Install by uv, or by pip where that fails; whether one of them succeeded"
+    "Install with uv, or with pip if that fails. Did one of them succeed?"
     pip = [python(venv), '-m', 'pip', 'install']
     uv = [python(venv), '-m', 'uv', 'pip', 'install', '--python', python(venv)]
     if extra=='newest': what = ['-e', packages[extra], *shlex.split(settings()['newest_requirements'])]
     else: what, uv = ['-e', packages[extra], '-c', lock], [*uv, '-b', lock]
     if extra=='dev': uv.append('--compile-bytecode')                                       # tests start many processes
     if run(log, 'uv', *pip, '-c', lock, 'uv') and run(log, 'packages', *uv, *what, **uv_env(venv)): return True
-    print('uv could not install the packages; pip does, which takes some minutes.', flush=True)
+    print('uv could not install the packages, so pip installs them, which takes a few minutes.', flush=True)
     return run(log, 'packages', *pip, *what)
 
 def set_up(venv, extra):
-    "Bring `venv` to a state that serves `extra`"
+    "Make `venv` ready for `extra`"
     if ready(venv, stamp := read_stamp(venv), extra): return print(f'{venv.name} is up to date.', flush=True)
     if stamp.get('image'): sys.exit(rebuild)
     with open(f'{venv}.log', 'a') as log:
@@ -109,7 +109,7 @@ def set_up(venv, extra):
         print(f'{verb} {venv.name}: about a minute on a fast network, up to 6 GB. Details: {log.name}', flush=True)
         (venv/stamp_name).unlink(missing_ok=True)
         extra = max(extra, stamp.get('extra', extra), key=order.index)
-        base = getattr(sys, '_base_executable', sys.executable)      # this Python may be the one of `venv`
+        base = getattr(sys, '_base_executable', sys.executable)      # this may be the Python in `venv`
         made = stamp or run(log, 'environment', base, '-m', 'venv', '--clear', venv)
         if not (made and install(log, venv, extra)):
             end = '\n'.join(Path(log.name).read_text(errors='replace').splitlines()[-8:])

@@ -1,6 +1,6 @@
 """Write the rows of nbs/labs/index.ipynb from the labs' own first cells: `python tools/syllabus.py`
 
-What a lab assumes is in the syllabus alone: it stays, and a lab that is new takes it from its row among those that are planned."""
+What a lab assumes is written only in the syllabus: it is kept, and a new lab takes it from its row among the planned ones."""
 import re
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from gpubench.labs import find_labs
 page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
 ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\((?!deeper/)\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')
 BELOW = '|---|---|---|---|---|'    # the line above the first row
-DEEPER = '| Notebook | Question | Minutes | Needs |', '|---|---|---|---|'   # the lines above the rows of what goes deeper
+DEEPER = '| Notebook | Question | Minutes | Needs |', '|---|---|---|---|'   # the lines above the rows of the folder `deeper`
 
 def lab_row(lab, assumes):
-    "One row: what the lab says of itself, and what it assumes"
+    "One row: from the lab's first cell, and what it assumes"
     return f'| [{lab.name}]({lab.name}.ipynb) | {lab.title} | {lab.minutes:g} | {lab.needs} | {assumes} |'
 
 def with_rows(text, labs):
-    "The syllabus with a row for each lab that is there, and the other planned ones"
+    "The syllabus with a row for each existing lab, and for the other planned ones"
     lines = text.split('\n')
     found = {o: m for o in lines if (m := ROW.fullmatch(o))}
     assumes = {m['there'] or m['planned']: m['assumes'] for m in found.values()}

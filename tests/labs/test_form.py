@@ -1,4 +1,4 @@
-"Labs of the new form: a core that fits into half an hour, and a surprise that comes soon"
+"A lab has a core that fits into half an hour, and a surprise that comes soon"
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -8,7 +8,6 @@ from helpers import root
 MAX_CELLS, MAX_WORDS = 40, 1600                      # of a lab; what goes beyond is in nbs/labs/deeper
 SOON_WORDS, SOON_LINES = 300, 60                     # until the cell tagged `surprise` has run; the install cell isn't counted
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
-not_yet = set()     # numbers of labs that are still of the old form: none
 
 def tags(cell): return cell.metadata.get('tags', [])
 
@@ -26,11 +25,8 @@ def too_long(path):
              'lines before the surprise': (n_lines(cells[:ends[0]]), SOON_LINES)}
     return [f'{n} {k}, more than {most}' for k,(n,most) in found.items() if n>most]
 
-@pytest.mark.parametrize('path', [o for o in labs if o.stem[:2] not in not_yet], ids=lambda o: o.stem)
+@pytest.mark.parametrize('path', labs, ids=lambda o: o.stem)
 def test_a_core_is_short(path): assert too_long(path)==[]
-
-def test_labs_that_are_short_are_listed_as_such():
-    assert [o.stem for o in labs if o.stem[:2] in not_yet and not too_long(o)]==[]
 
 def test_a_long_lab_is_found(tmp_path):
     def lab(*cells):

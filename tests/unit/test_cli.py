@@ -201,14 +201,10 @@ def test_parameters_from_a_file(labs, tmp_path):
     assert nbformat.read(tmp_path/'out'/'01_small.ipynb', 4).cells[-1].outputs[0].text == '9 4\n'
 
 
-@pytest.mark.parametrize('text,says', [
-    ('seed: 3\nn: 1\n"seed": 4\n', "p.yaml has 'seed' twice in one place, in lines 1 and 3."),
-    ('seed: 3\n01_small:\n  n: 4\n  n: 5\n', "p.yaml has 'n' twice in one place, in lines 3 and 4."),
-    ('01_small: {n: 4}\nseed: 3\n01_small: {seed: 5}\n', "p.yaml has '01_small' twice in one place, in lines 1 and 3.")])
-def test_a_name_that_stands_twice_in_a_file(labs, tmp_path, call, text, says):
+def test_a_lab_that_stands_twice_in_a_file(labs, tmp_path, call):
     write_lab(labs, '01_small', 'print(seed, n)', extra='n: int = 1')
-    (tmp_path/'p.yaml').write_text(text)
-    refused(call('run', '--labs', labs, '-f', 'p.yaml'), says)
+    (tmp_path/'p.yaml').write_text('01_small: {n: 4}\nseed: 3\n01_small: {seed: 5}\n')
+    refused(call('run', '--labs', labs, '-f', 'p.yaml'), "p.yaml has '01_small' twice in one mapping, on lines 1 and 3.")
     assert not (tmp_path/'runs').exists()
 
 
@@ -260,10 +256,10 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
     older = 'import gpubench; now, gpubench.__version__ = gpubench.__version__, "0.0.1"; '
     first, p = gpubench_command(*args, before=older), gpubench_command(*args)
     assert (first.returncode, p.returncode)==(0, 0)
-    assert f'01_small.ipynb exists and runs again. What differs: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
+    assert f'01_small.ipynb will run again. Changed: gpubench (0.0.1 then, {gpubench.__version__} now)' in p.stdout
     assert re.search('ok +01_small', p.stdout)
     p = gpubench_command(*args)
-    assert 'runs again' not in p.stdout and re.search('ok before +01_small', p.stdout)
+    assert 'will run again' not in p.stdout and re.search('ok before +01_small', p.stdout)
 
 
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
@@ -439,7 +435,7 @@ def test_compare_warns_where_the_work_differs(tmp_path, call):
 def test_strict_fails_where_no_ratio_could_be_made(tmp_path, call):
     cpu, gpu = write_run(tmp_path/'cpu', device='cpu', epoch_s=0., images_per_s=None), write_run(tmp_path/'gpu', device='cuda')
     said = call('compare', cpu, gpu, '--strict')
-    assert said.exit_code==1 and 'No ratio could be made for ' in said.stdout and 'NOT THE SAME WORK' not in said.stdout
+    assert said.exit_code==1 and 'No ratio for ' in said.stdout and 'NOT THE SAME WORK' not in said.stdout
     assert call('compare', cpu, gpu).exit_code==0
 
 
@@ -461,10 +457,10 @@ def test_report_makes_the_page_anew(tmp_path):
 # doctor: the environment is faked from below, with packages, programs and variables
 
 FAKE_TORCH = """
-class version: cuda = {cuda!r}
+class version: cuda = '13.0'
 class cuda:
     def is_available(): return False
-__version__ = {v!r}
+__version__ = '2.15.0'
 """
 
 
@@ -497,59 +493,27 @@ def examine(*args, **kwargs):
 
 def test_doctor_on_this_machine():
     said, found = examine()
-    assert said['machine']['n_cores'] >= 1 and {'python', 'torch', 'fastai', 'gpu', 'kernel', 'data'} <= set(found)
-    assert [found[o]['level'] for o in ('python', 'torch', 'fastai')] == ['ok']*3
+    assert said['machine']['n_cores'] >= 1 and {'torch', 'fastai', 'gpu', 'kernel', 'data'} <= set(found)
+    assert [found[o]['level'] for o in ('torch', 'fastai')] == ['ok']*2
     p = gpubench_command('doctor', before=CALM)
     assert p.returncode==said['exit_code'] and 'This machine' in p.stdout and 'Findings' in p.stdout
 
 
 @pytest.mark.skipif(os.name=='nt', reason='a shell script')
-@pytest.mark.parametrize('cuda,v,smi,code,env,says', [
-    (None, '2.15.0+cpu', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, 'There is an NVIDIA GPU (RTX 3060 Ti), but this '
-     'torch (2.15.0+cpu) was built for the CPU only.'),
-    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, {}, "but torch 2.15.0 (CUDA 13.0) can't use it"),
-    ('13.0', '2.15.0', 'GPU 0: RTX 3060 Ti (UUID: GPU-1)', 0, dict(CUDA_VISIBLE_DEVICES='-1'),
-     "CUDA_VISIBLE_DEVICES='-1' hides the GPU"),
-    ('13.0', '2.15.0', 'Failed to initialize NVML: Driver/library version mismatch', 18, {}, "two halves of the "
-     "NVIDIA driver don't match"),
-    ('13.0', '2.15.0', "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, {},
-     "couldn't communicate")])
-def test_doctor_finds_a_gpu_that_torch_does_not_use(tmp_path, cuda, v, smi, code, env, says):
-    fake_package(tmp_path/'site', 'torch', v, FAKE_TORCH.format(cuda=cuda, v=v))
-    said, found = examine(path=[tmp_path/'site'], PATH=fake_smi(tmp_path/'bin', smi, code), **env)
+@pytest.mark.parametrize('smi,code,says', [
+    ('Failed to initialize NVML: Driver/library version mismatch', 18, "two halves of the NVIDIA driver don't match"),
+    ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, "couldn't communicate")])
+def test_doctor_quotes_what_nvidia_smi_complains_of(tmp_path, smi, code, says):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', FAKE_TORCH)
+    said, found = examine(path=[tmp_path/'site'], PATH=fake_smi(tmp_path/'bin', smi, code))
     assert found['gpu']['level']=='limit' and says in found['gpu']['what'] and found['gpu']['remedy']
 
 
-@pytest.mark.parametrize('code,says', [
-    ('raise ImportError("libcudart.so.13: cannot open shared object file")', 'ImportError: libcudart.so.13'),
-    ('import os; os.abort()' if os.name=='posix' else 'import os; os._exit(3)', 'SIGABRT' if os.name=='posix'
-     else 'exit code 3')])
-def test_doctor_runs_where_torch_does_not(tmp_path, code, says):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', code)
+def test_doctor_survives_a_torch_that_ends_its_process(tmp_path):
+    fake_package(tmp_path/'site', 'torch', '2.15.0', 'import os; os.abort()')
     said, found = examine(path=[tmp_path/'site'])
-    assert said['exit_code']==2 and says in found['torch']['what'] and found['torch']['remedy']
+    assert said['exit_code']==2 and ('SIGABRT' if os.name=='posix' else 'exit code') in found['torch']['what'] and found['torch']['remedy']
     assert said['machine']['torch']=='2.15.0' and said['machine']['n_cores']>=1
-
-
-def test_doctor_tells_mixed_builds(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0+cpu', FAKE_TORCH.format(cuda=None, v='2.15.0+cpu'))
-    fake_package(tmp_path/'site', 'torchvision', '0.29.2', 'raise RuntimeError("operator torchvision::nms does '
-                 'not exist")')
-    said, found = examine(path=[tmp_path/'site'])
-    assert said['exit_code']==2
-    assert "torch 2.15.0+cpu and torchvision 0.29.2 don't fit together" in found['torchvision']['what']
-    assert 'same index' in found['torchvision']['remedy']
-
-
-def test_doctor_names_the_broken_pair_and_its_cure(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0',
-                 'raise ImportError')         # so that nothing else is tried for long
-    fake_package(tmp_path/'site', 'fastai', '2.8.7')
-    fake_package(tmp_path/'site', 'fastcore', '2.2.38')
-    said, found = examine(path=[tmp_path/'site'])
-    assert said['exit_code']==2 and found['fastai'][
-        'what']=="fastai 2.8.7 with fastcore 2.2.38 is a pair that doesn't train."
-    assert 'fastcore<2' in found['fastai']['remedy']
 
 
 def test_doctor_tells_missing_packages(tmp_path):
@@ -561,36 +525,6 @@ def test_doctor_tells_missing_packages(tmp_path):
     said, _ = examine(path=[tmp_path/'site'], cwd=tmp_path)
     assert [o['what'] for o in said['findings'] if o['about']=='packages'][0]=='Not installed: never-there>=3.'
     assert any('click' in o['what'] and 'wanted: >=99' in o['what'] for o in said['findings'])
-
-
-def test_doctor_tells_a_kernel_of_another_python(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
-    (tmp_path/'kernels'/'python3').mkdir(parents=True)
-    (tmp_path/'kernels'/'python3'/'kernel.json').write_text(json.dumps(dict(argv=['/elsewhere/bin/python'],
-        display_name='x', language='python')))
-    _, found = examine(path=[tmp_path/'site'], JUPYTER_PATH=tmp_path)
-    assert found['kernel']['level']=='limit' and '/elsewhere/bin/python' in found['kernel'][
-        'what'] and 'ipykernel install' in found['kernel']['remedy']
-
-
-def test_doctor_lists_data_sets_that_work_offline(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
-    (tmp_path/'home'/'data'/'cifar10').mkdir(parents=True)
-    _, found = examine(path=[tmp_path/'site'], FASTAI_HOME=tmp_path/'home')
-    assert found['data']['what'].startswith('Work without a network: digits, digits60k, synthetic, birds, cifar10.')
-    assert found['data']['what'].endswith('Downloaded on first use: mnist, imagenette.')
-
-
-@pytest.mark.skipif(sys.platform!='linux' or not hasattr(os, 'geteuid') or os.geteuid()!=0, reason='needs a mount')
-def test_doctor_tells_too_little_shared_memory(tmp_path):
-    from gpubench.doctor import Facts, check_shared_memory
-    (tmp_path/'dev/shm').mkdir(parents=True)
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', tmp_path/'dev/shm'],
-                      capture_output=True).returncode: pytest.skip('mounting is not allowed here')
-    try: [[inside], [outside]] = [check_shared_memory(Facts({}, None, tmp_path, o)) for o in (dict(container='docker'), {})]
-    finally: subprocess.run(['umount', tmp_path/'dev/shm'], check=True)
-    assert inside.level==outside.level=='limit' and 'has only 64 MiB' in inside.what
-    assert '--shm-size' in inside.remedy and '--shm-size' not in outside.remedy and 'remount' in outside.remedy
 
 
 # for scripts

@@ -7,7 +7,7 @@ for limits in ((nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)
     assert say_meeting(c).startswith('not determined'), c
     assert meeting_bs(c, verdicts) is None, c
     reply = check_guess(20, meeting_bs(c, verdicts), unit='images')
-    assert reply.ok is None and 'measured were' not in reply.text, c
+    assert reply.ok is None and 'the measurement is' not in reply.text, c
 
 # %% A meeting that is determined
 c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
