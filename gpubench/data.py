@@ -336,8 +336,8 @@ class BatchAugment(DisplayedTransform):
         cos, sin = angle.cos()/zoom, angle.sin()/zoom
         theta = torch.stack([sign*cos, -sin, dx, sign*sin, cos, dy], 1).view(n, 2, 3)
         is_exact = self.degrees==0 and self.zoom_frac==0                       # whole pixels move to whole pixels
-        grid = functional.affine_grid(theta, x.shape, align_corners=False).to(x.dtype)
-        return functional.grid_sample(x, grid, 'nearest' if is_exact else 'bilinear', align_corners=False)
+        positions = functional.affine_grid(theta, x.shape, align_corners=False).to(x.dtype)
+        return functional.grid_sample(x, positions, 'nearest' if is_exact else 'bilinear', align_corners=False)
 
 # %% ../nbs/11_data.ipynb #7a6164d7
 def _open_named(cls, source, kwargs):
