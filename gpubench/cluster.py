@@ -60,7 +60,7 @@ def _executor(where, folder, options, n_gpus):
         executor.update_parameters(timeout_min=options['time'], gpus_per_node=n_gpus)
         return executor
     if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
-        "Slurm isn't installed here: there is no sbatch or no srun. Run this on a login node of the cluster, or use 'local'.")
+        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use 'local'.")
     executor = submitit.SlurmExecutor(folder)
     if not n_gpus: options = dict(exclusive=True) | options             # no CPU-bound work beside it
     if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options = options | dict(gpus_per_node=n_gpus)
@@ -357,8 +357,8 @@ def sweep_side_by_side(
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
     points = distinct_points(trials, run)
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
-    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes its "
-                             "GPU from round to round. Use 'cuda'.")
+    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
+                             "its GPU from round to round. Use 'cuda'.")
     n_cpus = len(_cpu_sets(len(uuids))[0])
     def is_beside(o):
         device = pick_device(o.device).type if isinstance(o, Trial) else o.get('device')

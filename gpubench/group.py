@@ -64,25 +64,22 @@ def agree(value):
 # %% ../nbs/23_group.ipynb #2f4a5527
 _RENDEZVOUS = 'PET_RDZV_ENDPOINT'   # torchrun's environment variable for where machines meet: 'host:29500'
 
-def own_device(device:str)->str:
-    "In a group, this rank's GPU as 'cuda:1'; otherwise `device` itself"
-    return f"cuda:{os.environ['LOCAL_RANK']}" if n_ranks()>1 and str(device)=='cuda' else str(device)
-
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
     kind, n_local = pick_device(device).type, n_devices//n_nodes
     if ':' in str(device): raise ValueError(
-        f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first {n_local}. Use device='cuda'; "
-        "CUDA_VISIBLE_DEVICES chooses others.")
-    if n_devices%n_nodes: raise ValueError(f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines.")
+        f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first {n_local}. "
+        "Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
+    if n_devices%n_nodes: raise ValueError(
+        f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a multiple of {n_nodes}.")
     n_there = torch.cuda.device_count() if kind=='cuda' else n_cores()
     what = 'GPUs' if kind=='cuda' else 'CPU cores'
     if n_local>n_there: raise ValueError(
-        f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. Use n_devices={n_there*n_nodes}"
-        f"{' or less' if n_there>1 else ''}" + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
+        f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
+        f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}" + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
     if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise ValueError(
-        f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each machine, where host is one "
-        "of them, and start the same command on each.")
+        f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each machine, where host is "
+        "one of them, and start the same command on each.")
 
 def _run_agent(folder): # in a process of its own
     "Start the ranks as torchrun does, and save the order in which they failed"
@@ -90,8 +87,9 @@ def _run_agent(folder): # in a process of its own
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     n_local, n_nodes = (int(o) for o in sys.argv[2:])
     meet = os.environ.get(_RENDEZVOUS) if n_nodes>1 else 'localhost:0'
-    config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench', max_restarts=0,
-                          rdzv_backend='c10d', rdzv_endpoint=meet, local_addr='localhost' if n_nodes==1 else None)
+    config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench',
+                          max_restarts=0, rdzv_backend='c10d', rdzv_endpoint=meet,
+                          local_addr='localhost' if n_nodes==1 else None)
     try: elastic_launch(config, sys.executable)('-c', 'from gpubench.group import _run_rank; _run_rank()', folder,
                                                      str(os.getpid()))
     except ChildFailedError as e:
@@ -114,7 +112,8 @@ def _run_rank(): # in a process of its own
         file.replace(file.with_suffix('.rank'))
         sys.stdout.flush(), sys.stderr.flush()
         os._exit('error' in found)                   # without waiting for any library's threads
-    def fail(e): leave(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError), at=monotonic_ns())
+    def fail(e): leave(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError),
+                       at=monotonic_ns())
     try:
         function, args, device = cloudpickle.loads((Path(sys.argv[1])/'job').read_bytes())
         with join_group(device) as mine:
@@ -130,9 +129,10 @@ def _failure(folder, n):
     deaths = json.loads((folder/'deaths.json').read_text()) if (folder/'deaths.json').exists() else []
     for k,code in deaths:
         if code<0: return RuntimeError(
-            f'Rank {k} of {n} was ended by signal {-code}. If nobody stopped it, the system may have run out of memory: '
-            '`dmesg` shows it.')
-        if not (folder/f'{k}.rank').exists(): return RuntimeError(f'Rank {k} of {n} ended with exit code {code} and no result.')
+            f'Rank {k} of {n} was ended by signal {-code}. If nobody stopped it, the system may have run out of '
+            'memory: `dmesg` shows it.')
+        if not (folder/f'{k}.rank').exists(): return RuntimeError(
+            f'Rank {k} of {n} ended with exit code {code} and no result.')
     found = {o.stem: cloudpickle.loads(o.read_bytes()) for o in folder.glob('*.rank')}
     failed = sorted((o['at'], k) for k,o in found.items() if 'error' in o)
     if failed:

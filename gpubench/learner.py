@@ -56,7 +56,7 @@ def time_learner(
     "Warm up, train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen"
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if str(learn.dls.device).startswith('xla'): raise ValueError(
-        "A Learner of your own can't be timed on XLA. Name your network instead: Trial(model='module:function', device='xla').")
+        "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
     n_epoch, seen = point.get('n_epoch', 1), SeenCallback()
     with learn.no_bar(), learn.no_logging():
         learn.add_cb(seen)

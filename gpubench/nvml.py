@@ -55,30 +55,31 @@ _ADVICE = { # error code -> what to do
     999: "The driver gives no reason; this is usual in WSL2 and MIG. If `nvidia-smi` fails too, restart the machine "
          "(in WSL2 `wsl --shutdown`)."}
 
-def nvml_code(e:Exception)->int|None:
-    "NVML's number of an error; None for other errors. A `pynvml` without the function counts as a driver without it"
-    code = _NO_FUNCTION if isinstance(e, AttributeError) else getattr(e, 'value', None)
-    return code if is_number(code, whole=True) else None
-
-def nvml_advice(code:int|None)->str: return _ADVICE.get(code, "Run `gpubench doctor`.")
-
-def nvml_trouble(e:Exception)->str:
-    "Why NVML can't be used, given what `open_nvml` raised, and what to do"
-    code, text = nvml_code(e), str(e).rstrip('.')
-    if hasattr(e, 'value'): return f"NVML cannot be used (NVML error {code}, {text}). {nvml_advice(code)}"
-    return (f"the package nvidia-ml-py does not work here ({type(e).__name__}: {text}). Run: python -m pip install "
-            "--force-reinstall nvidia-ml-py, after removing the package pynvml if it is there.")
-
-# %% ../nbs/21_nvml.ipynb #818750a4
 class Answer(NamedTuple):
     "What NVML answers, or why it doesn't"
     value:object=None    # None if there is no answer, or an impossible one
     code:int|None=None   # NVML's number of the error; None without one, or for an error that isn't NVML's
     text:str=''          # The error's text
+    @classmethod
+    def of_error(cls, e:Exception)->'Answer':
+        "A `pynvml` that lacks a function counts as a driver that lacks it"
+        code = _NO_FUNCTION if isinstance(e, AttributeError) else getattr(e, 'value', None)
+        if is_number(code, whole=True): return cls(None, code, str(e).rstrip('.'))
+        return cls(None, None, f'{type(e).__name__}: {e}')
     @property
     def failed(self)->bool: return bool(self.text)
     @property
     def words(self)->str: return self.text if self.code is None else f"NVML error {self.code}, {self.text}"
+    @property
+    def advice(self)->str: return _ADVICE.get(self.code, "Run `gpubench doctor`.")
+
+def nvml_trouble(e:Exception)->str:
+    "Why NVML can't be used, given what `open_nvml` raised, and what to do"
+    answer = Answer.of_error(e)
+    if hasattr(e, 'value'): return f"NVML cannot be used ({answer.words}). {answer.advice}"
+    return (f"the package nvidia-ml-py does not work here ({type(e).__name__}: {str(e).rstrip('.')}). Run: python -m pip "
+            "install --force-reinstall nvidia-ml-py, after removing the package pynvml if it is there.")
+
 
 # %% ../nbs/21_nvml.ipynb #cbd86d7b
 def ask_nvml(
@@ -91,9 +92,7 @@ def ask_nvml(
     failed = []
     for name in functions.split():
         try: return Answer(read(getattr(nvml, name)(*args)))
-        except Exception as e:
-            code = nvml_code(e)
-            failed.append(Answer(None, code, str(e).rstrip('.') if code else f'{type(e).__name__}: {e}'))
+        except Exception as e: failed.append(Answer.of_error(e))
     return min(failed, key=lambda o: o.code==_NO_FUNCTION)    # another reason than a missing name, if there is one
 
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
@@ -143,21 +142,20 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
 # %% ../nbs/21_nvml.ipynb #5baae491
 def find_gpu(nvml, name:str):
     "NVML's handle of a GPU, named as `device_names` does; raises NVML's error or a `RuntimeError` if there is none"
-    keys = _keys(int(name.partition(':')[2])) if name.startswith('cuda:') else [name]
-    for i,o in enumerate(keys):
+    visible, keys = os.environ.get('CUDA_VISIBLE_DEVICES'), [name]
+    if name.startswith('cuda:'):                         # UUIDs and numbers by which NVML may know it
+        import torch
+        i, uuid = int(name.partition(':')[2]), None
+        try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None) if torch.cuda.is_available() else None
+        except (AssertionError, RuntimeError): pass      # no such GPU, or CUDA is broken; NVML may still know it
+        listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
+        keys = [f'GPU-{uuid}', f'MIG-{uuid}']*(uuid is not None) + [o for o in listed if o]
+    for n,o in enumerate(keys):
         try: return nvml.nvmlDeviceGetHandleByIndex(int(o)) if o.isdigit() else nvml.nvmlDeviceGetHandleByUUID(o)
         except nvml.NVMLError:
-            if i==len(keys)-1: raise
-    raise RuntimeError(f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES')!r}")
+            if n==len(keys)-1: raise
+    raise RuntimeError(f"CUDA_VISIBLE_DEVICES is {visible!r}")
 
-def _keys(i):
-    "UUIDs and NVML's number by which NVML may know CUDA's GPU `i`"
-    import torch
-    visible, uuid = os.environ.get('CUDA_VISIBLE_DEVICES'), None
-    try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None) if torch.cuda.is_available() else None
-    except (AssertionError, RuntimeError): pass      # no such GPU, or CUDA is broken; NVML may still know it
-    listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
-    return [f'GPU-{uuid}', f'MIG-{uuid}']*(uuid is not None) + [o for o in listed if o]
 
 # %% ../nbs/21_nvml.ipynb #37ff06e0
 def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
@@ -213,14 +211,14 @@ class GpuSource:
     def notes(self)->list: # Sentences
         "What could not be measured, and what to do"
         found = []
-        for (code, later),(answer, time_s, columns) in self.troubles.items():
+        for (_, later),(answer, time_s, columns) in self.troubles.items():
             what = f"{'stopped answering' if later else 'does not answer'} for {', '.join(columns)}"
             end = f'from {time_s:.1f} s into the fit they have gaps' if later else 'these columns stay empty'
-            found.append(f"{self.device} {what}: {end} ({answer.words}). {nvml_advice(code)}")
+            found.append(f"{self.device} {what}: {end} ({answer.words}). {answer.advice}")
         if self.alive: return found
         answer, time_s = self.lost
         return found + [f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): its rows end there, and "
-                        f"its means and energy are not given. {nvml_advice(answer.code)}"]
+                        f"its means and energy are not given. {answer.advice}"]
 
 # %% ../nbs/21_nvml.ipynb #1e3812a8
 def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missing GPUs

@@ -21,8 +21,8 @@ from .group import average_gradients, n_ranks, rank
 def split(dls):
     "Let this rank's training loader, one of `get_dls`, take its share of each batch; `bs` stays what one rank gets"
     if not hasattr(dls.train, 'part'): raise ValueError(
-        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all ranks. "
-        "Use fastai's `learn.distrib_ctx()` for yours.")
+        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all "
+        "ranks. Use fastai's `learn.distrib_ctx()` for yours.")
     dls.train.part = rank(), n_ranks()
     return dls
 
@@ -55,7 +55,7 @@ class ParallelCallback(Callback):
         self.wrap()
     def make_ddp(self):
         device, stream = next(self.learn.model.parameters()).device, None
-        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):  # DDP adds gradients up on the stream it's made on
+        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):  # DDP uses the stream that it's made on
             wait_for(device)
             stream = capture_stream(device)
         with torch.cuda.stream(stream): ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)

@@ -80,7 +80,7 @@ def pick_start_method(name=None)->str:
 
 @contextmanager
 def _own_start():
-    "Within `with`, a new Python doesn't rerun the caller's script or import its standard library from the current folder"
+    "Within `with`, a new Python doesn't rerun the caller's script or take standard modules from the current folder"
     script, safe = vars(sys.modules['__main__']), os.environ.get('PYTHONSAFEPATH')
     kept = {o: script[o] for o in ('__spec__', '__file__') if o in script}
     script.pop('__file__', None)
@@ -149,8 +149,9 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = 128+number                  # the shells' convention
 
 class StopSignals:
-    """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; repeats within 10 s are ignored. With `anywhere=False`
-    they raise only within a `listening` block, or at the start of the next one. Other handlers stay, such as `nohup`'s"""
+    """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; repeats within 10 s are ignored. With
+    `anywhere=False` they raise only within a `listening` block, or at the start of the next one. Other handlers stay,
+    such as `nohup`'s"""
     def __init__(self, anywhere:bool=True, clock:Callable=perf_counter):
         self.open = self.anywhere = anywhere
         self.clock, self.last, self.asked = clock, float('-inf'), None

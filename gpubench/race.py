@@ -18,7 +18,7 @@ from .record import records_path
 from .stats import Interval
 from .curves import best_batch
 from .data import get_images
-from .trial import Trial, epoch_ms, run_trial
+from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
@@ -69,7 +69,8 @@ class _Race:
         "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
         if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
-        return 1e3*n*row['bs']/epoch_ms(n, *times)
+        step_ms, first_batch_ms, closing_ms = times
+        return 1e3*n*row['bs']/(first_batch_ms+n*step_ms+closing_ms)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]

@@ -37,7 +37,7 @@ from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
-from .trial import Trial, about, check_found, check_measure, resolve, run_trial
+from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
 _SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # values; a text or a dict is one
@@ -61,7 +61,7 @@ _RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')} 
 
 def _why_skipped(trial):
     "Why a trial can't run on this machine; empty if it can"
-    try: check_found(resolve(trial))
+    try: resolve(trial)
     except ValueError as e: return str(e)
     return ''
 
@@ -122,7 +122,8 @@ def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
 _SHM_HINT = "/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, or use n_workers=0."
-_WORKER_HINT = "A worker process died. If nobody stopped it, perhaps the system ran out of memory: `dmesg` shows it. Try n_workers=0."
+_WORKER_HINT = ("A worker process died. If nobody stopped it, the system may have run out of memory: `dmesg` shows it. "
+                "Try n_workers=0.")
 _ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT} | dict.fromkeys(
     # parts of a message, its type included; the last two come amid a batch
     ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
@@ -157,7 +158,7 @@ def run_point(
         raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
     except (Exception, SystemExit) as e:
         try: fault = _how_it_ended(e)
-        except RuntimeError as late: fault = _how_it_ended(late)      # PyTorch reports a dead worker between any two lines
+        except RuntimeError as late: fault = _how_it_ended(late)   # PyTorch may report a dead worker anywhere
     free_memory()                                    # outside `except`, whose traceback would keep everything alive
     return fault
 

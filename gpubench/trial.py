@@ -43,7 +43,7 @@ from .optim import FusedOptimizer
 from .timing import StepTimerCallback, SyncStepCallback
 from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
-from .group import agree, check_group, gather, launch, n_ranks, own_device
+from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
 from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, evaluating, keep_pages, swap_recorder
 
@@ -53,7 +53,7 @@ PRECISIONS = { # name -> what it means
     'ieee': 'float32 with TF32 off everywhere',
     'tf32': 'float32 with TF32 allowed everywhere (NVIDIA Ampere and newer)',
     'fp16': 'mixed precision with float16 and a gradient scaler, as `Learner.to_fp16`; GPU only',
-    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU or XLA, where that does nothing, by torch.autocast'}
+    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU or XLA, where that does nothing, by autocast'}
 
 @dataclass(frozen=True)
 class Trial:
@@ -97,7 +97,7 @@ class Trial:
             f"bs={self.bs} images a step can't be shared evenly by n_devices={self.n_devices}. Use bs="
             f"{max(1, self.bs//self.n_devices)*self.n_devices}.")
         if self.n_devices>1 and self.compile and self.all_reduce=='buckets': raise ValueError(
-            "compile=True on several devices needs all_reduce='flat': DDP's buckets can't travel while compiled kernels run.")
+            "compile=True on several devices needs all_reduce='flat': DDP can't send its buckets while compiled kernels run.")
         if self.compile and not self.graph: raise ValueError(
             "compile=True compiles the kernels of a captured step. Set graph=True too, or compile=False.")
         if self.graph and self.precision=='fp16': raise ValueError(
@@ -167,7 +167,7 @@ _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
     ('pin_memory', True): "speeds up copies to a GPU. Use pin_memory=False on a CPU."}
 
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine, or a `ValueError` where it asks for what isn't there"
+    "`trial` on this machine; a `ValueError` if its device, folder of images or network isn't there, or can't do this"
     trial = trial.but(device=str(pick_device(trial.device)))
     for name,values in _ON_XLA.items() if trial.device=='xla' else ():
         if getattr(trial, name) not in values: raise ValueError(
@@ -178,18 +178,14 @@ def resolve(trial:Trial)->Trial: # With a device that exists
         if getattr(trial, name)==value: raise ValueError(f'{name}={value!r} {why}')
     if trial.keep_pages and trial.device!='cpu': raise ValueError(
         "keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. Use keep_pages=False on a GPU.")
-    return trial
-
-# %% ../nbs/25_trial.ipynb #6f67f402
-def check_found(trial:Trial):
-    "A `ValueError` if the folder of images, or the model's module or function, doesn't exist"
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
-
+    return trial
 
 # %% ../nbs/25_trial.ipynb #297bac2c
 _CUDNN = torch.backends.cudnn
 _SWITCHES = (torch.backends.cuda.matmul, 'allow_tf32'), (_CUDNN, 'allow_tf32'), (_CUDNN, 'benchmark')
+_DTYPES = dict(fp16='float16', bf16='bfloat16')
 _TF32 = {o: (False, True) for o in PRECISIONS} | dict(ieee=(False, False), tf32=(True, True))
 
 def _kernel_switches(): return tuple(getattr(o, name) for o,name in _SWITCHES)
@@ -264,31 +260,34 @@ class SeenCallback(Callback):
 
     def verify(self, trial:Trial):
         "A `RuntimeError` that names the settings that didn't happen in the last fit"
-        timer, dtype = self.learn.step_timer, dict(fp16='float16', bf16='bfloat16').get(trial.precision, 'float32')
+        timer, graph = self.learn.step_timer, self.graph
+        dtype, switches = _DTYPES.get(trial.precision, 'float32'), (*_TF32[trial.precision], trial.search_kernels)
         pinned = timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
+        is_synced = any(isinstance(o, SyncBatchNorm) for o in self.model.modules())
         table = { # what -> as asked for, as it ran; None where that could not be seen
             'the type in the forward pass': (dtype, self.dtype),
-            'TF32 in products and convolutions, and the search for kernels': ((*_TF32[trial.precision], trial.search_kernels), self.switches),
+            'TF32 in products and convolutions, and the search for kernels': (switches, self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
             'the fused optimizer': (trial.fused or trial.graph, isinstance(self.learn.opt, FusedOptimizer)),
-            'the CUDA graph': (trial.graph, bool(self.graph) and (self.graph.why_not or self.graph.n_replays>self.n_before)),
+            'the CUDA graph': (trial.graph, bool(graph) and (graph.why_not or graph.n_replays>self.n_before)),
             'the deferred losses': (trial.defer_losses, getattr(self.learn.recorder, 'is_late', False)),
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory, pinned.iloc[0] if len(pinned) else None),
             'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
             'the number of devices': (trial.n_devices, n_ranks()),
-            'batch norm over all devices': (trial.sync_bn, any(isinstance(o, SyncBatchNorm) for o in self.model.modules())),
+            'batch norm over all devices': (trial.sync_bn, is_synced),
             'the batch size': ([trial.process_bs], sorted({o['n_images'] for o in timer.steps})),
             "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
         self.refuse(f"{what} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}"
-                    for what,(asked,ran) in table.items()                # what can't be seen is believed, but for these:
+                    for what,(asked,ran) in table.items()                # None is accepted, except for these:
                     if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16')))
 
     def refuse(self, wrong):
         "A `RuntimeError` if any setting didn't happen; `wrong` has a phrase for each"
         if wrong := '; '.join(wrong): raise RuntimeError(
-            f"Not everything that was asked for happened: {wrong}. The times would carry the wrong label, so none are given.")
+            f"Not everything that was asked for happened: {wrong}. "
+            "The times would carry the wrong label, so none are given.")
 
 # %% ../nbs/25_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
@@ -308,12 +307,12 @@ class _ShortEpochsCallback(Callback):
 
 # %% ../nbs/25_trial.ipynb #f2bdb5e3
 def remember(learn:Learner)->Callable:
-    "Returns a function that restores weights and buffers and zeroes moments: in place, where a captured step finds them"
+    "Returns a function that restores weights and buffers and zeroes moments, in place, as a captured step needs it"
     def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
     before = [o.detach().clone() for o in tensors()]
     def put_back():
         with torch.no_grad():
-            for o,b in zip(tensors(), before): o.copy_(b)    # asked anew: on its way to a GPU the model gets other buffers
+            for o,b in zip(tensors(), before): o.copy_(b)    # listed anew: moving to a GPU gives a model new buffers
         learn.opt.zero_grad()            # accumulation may have left some
         for state in learn.opt.state.values():
             for k,v in state.items(): state[k] = v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
@@ -338,7 +337,7 @@ def warm_up(
     cb.train(learn, trial, timer)
     if trial.device=='xla': learn.validate()                                    # which XLA compiles, too
     put_back()
-    wait_for(trial.device)                                                      # on XLA it would run with the first step
+    wait_for(trial.device)                                                      # or XLA runs it with the first step
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not cb.enough)
@@ -354,7 +353,7 @@ def _check_model(trial, model, dls):
         raise ValueError(f"{trial.model} has no parameters that are trained. Unfreeze some: requires_grad_(True).")
 
 def make_learner(trial:Trial)->Learner:
-    "Data, network and `Learner` of a resolved trial, as a fastai user writes them; a `ValueError` if it can't be trained"
+    "Data, network and `Learner` of a resolved trial, as a fastai user writes them; a `ValueError` if it can't train"
     set_seed(trial.seed)
     names = 'dataset loader n_workers size device seed pin_memory n_channels max_images'.split()
     dls = split(get_dls(bs=trial.process_bs, **{o: getattr(trial, o) for o in names}))
@@ -422,16 +421,12 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 
 
 # %% ../nbs/25_trial.ipynb #95695eb4
-def epoch_ms(n_steps, step_ms, first_batch_ms, closing_ms):
-    "The time of an epoch: start-up, steps at their median, and from the last step to the end"
-    return first_batch_ms+n_steps*step_ms+closing_ms
-
 def epoch_times(timer, trial, n_steps):
     "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback` after its fits"
     df, epochs = timer.to_df(), timer.epochs_df()
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s, whole_s = epoch_ms(n_steps, step.mid, first, closing)/1e3, epochs.train_s[epochs.n_steps==n_steps].median()
+    epoch_s, whole_s = (first+n_steps*step.mid+closing)/1e3, epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | dict(
         step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level, step_mean_ms=df.step_ms.mean(),
         half_width_frac=step.half_width_frac, n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
@@ -535,18 +530,20 @@ def run_trial(
     if trial.n_devices>n_ranks():
         record = launch(_measure, *args, n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)[0]
     else:
-        record = _measure(own_device(trial.device), *args)
+        in_group = n_ranks()>1 and trial.device=='cuda'
+        record = _measure(f"cuda:{os.environ['LOCAL_RANK']}" if in_group else trial.device, *args)
         free_memory()
     return plain_record(record | dict(device=trial.device, trial_id=trial.trial_id))
 
 def _across_ranks(record, learn, trial):
     "The record of the slowest rank, with what all ranks did; a `RuntimeError` if they didn't train as one"
-    rows, positions = gather(record), [o for mine in gather(torch.as_tensor(learn.dls.train.mine).tolist()) for o in mine]
-    if len(set(positions))<len(positions): raise RuntimeError(
-        f"{len(positions)-len(set(positions))} images were trained more than once in an epoch, so no times are given.")
+    rows, mine = gather(record), torch.as_tensor(learn.dls.train.mine).tolist()
+    positions = [o for each in gather(mine) for o in each]
+    n_twice = len(positions)-len(set(positions))
+    if n_twice: raise RuntimeError(f"{n_twice} images were trained more than once in an epoch, so no times are given.")
     with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
     if len(set(gather(total)))>1: raise RuntimeError(
-        "The weights differ between ranks after the training: their gradients were not averaged, so no times are given.")
+        "The weights differ between ranks after the training: gradients were not averaged, so no times are given.")
     cb, timer = learn.parallel, StepTimerCallback()
     cb.is_on = False
     learn.remove_cb(learn.step_timer)
@@ -556,7 +553,9 @@ def _across_ranks(record, learn, trial):
     alone_ms, times = max(gather(float(np.median(ms)))), [o['step_ms'] for o in rows]
     slowest = max(range(len(rows)), key=lambda o: (rows[o]['status']!='ok', rows[o]['epoch_s']))
     row, n_bytes = rows[slowest], sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad)
-    def over_ranks(how, names): return {k: None if None in (v := [o.get(k) for o in rows]) else float(how(v)) for k in names.split()}
+    def over_ranks(how, names): # None if a rank has none
+        values = {k: [o.get(k) for o in rows] for k in names.split()}
+        return {k: None if None in v else float(how(v)) for k,v in values.items()}
     shared = over_ranks(np.mean, 'loss') | over_ranks(np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib')
     if 'energy_j' in record: # each rank watches its own GPU, and all of them the same CPU
         shared |= over_ranks(np.sum, 'energy_j energy_train_j power_mean_w power_max_w')
@@ -582,6 +581,6 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             learn.add_cb(StepTimerCallback())
             record |= _train(learn, trial, half_width, max_s, whole_epoch)
             record |= _results(learn, trial, half_width)
-            if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, so it disturbs nothing above
+            if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, to disturb nothing above
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
