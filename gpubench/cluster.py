@@ -24,12 +24,12 @@ from time import sleep
 
 import pandas as pd
 
-from .core import one_of, pick_device
+from .core import check_whole, one_of, pick_device
 from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows
 from .stats import Interval, ratio_ci
-from .sweep import FAILED, check_repeats, pick_twin, plan, point_fields, point_id, sweep
+from .sweep import FAILED, pick_twin, plan, point_fields, point_id, sweep
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -144,11 +144,10 @@ class Jobs:
         return ended + ''.join(f' ({o:.300})' for o in last)
 
 # %% ../nbs/29_cluster.ipynb #af7ae1e6
-def _measure_round(path, restarted=None, **kwargs):
-    "One round, or what is missing of it; a requeued job repeats visits that the signal before it killed"
-    if restarted is None: restarted = int(os.environ.get('SLURM_RESTART_COUNT') or 0)>0
-    kwargs['retry_failed'] |= restarted
-    sweep(out=path, repeats=1, progress=False, **kwargs)
+def _measure_round(path, retry_failed, **kwargs): # in a job
+    "One round, or what is missing of it; a requeued job repeats the visits that its end killed"
+    is_requeued = int(os.environ.get('SLURM_RESTART_COUNT') or 0)>0
+    sweep(out=path, repeats=1, progress=False, retry_failed=retry_failed or is_requeued, **kwargs)
 
 def _counted(path):
     "Of a round's records the one that counts for each trial: the first that succeeded, else the last"
@@ -222,7 +221,7 @@ def sweep_on(
 )->pd.DataFrame: # The records in `out`
     "A sweep as jobs, one a round; the same call again runs only what is missing"
     one_of('place', where, ['slurm', 'local'])
-    check_repeats(repeats)
+    check_whole('repeats', repeats, 1)
     points, out = distinct_points(trials, run, here=False), shared_folder(out)
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
@@ -350,7 +349,7 @@ def sweep_side_by_side(
     **kwargs,                # The rest of `sweep`'s arguments, but for `twin`
 )->pd.DataFrame: # The records in `out`; `side_by_side.json` beside them has the check
     "A sweep on all GPUs of this host at once, with a check of what neighbors cost; CPU-bound trials follow one by one"
-    check_repeats(repeats)
+    check_whole('repeats', repeats, 1)
     uuids, how = gpu_uuids(), dict(run=run, seed=seed, retry_failed=retry_failed, **kwargs)
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "

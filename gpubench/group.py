@@ -129,8 +129,8 @@ def _failure(folder, n):
     deaths = json.loads((folder/'deaths.json').read_text()) if (folder/'deaths.json').exists() else []
     for k,code in deaths:
         if code<0: return RuntimeError(
-            f'Rank {k} of {n} was ended by signal {-code}. If nobody stopped it, the system may have run out of '
-            'memory: `dmesg` shows it.')
+            f'Rank {k} of {n} was ended by signal {-code}. If nobody stopped it, memory may have been full: `dmesg` '
+            'shows it.')                             # the words "out of memory" would make the visit an 'oom'
         if not (folder/f'{k}.rank').exists(): return RuntimeError(
             f'Rank {k} of {n} ended with exit code {code} and no result.')
     found = {o.stem: cloudpickle.loads(o.read_bytes()) for o in folder.glob('*.rank')}

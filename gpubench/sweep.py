@@ -32,7 +32,7 @@ except (ImportError, OSError) as e:
 from fastai.learner import Learner
 from tqdm.auto import tqdm
 
-from .core import check_value, describe_machine, free_memory, is_number, nearest, pick_device, user_place
+from .core import check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place
 from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
@@ -325,9 +325,6 @@ class SweepStopped(KeyboardInterrupt):
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
 # %% ../nbs/27_sweep.ipynb #d667bb12
-def check_repeats(repeats):
-    check_value('repeats', repeats, is_number(repeats, whole=True) and repeats>=1, 'a whole number, 1 or more')
-
 def pick_twin(twin, n:int, repeats:int)->int|None: # The index of a point; None if no point is visited twice a round
     "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several points and repeats"
     check_value('twin', twin, twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n,
@@ -396,7 +393,7 @@ def sweep(
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = plan(trials, run)
-    check_repeats(repeats)
+    check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
@@ -437,9 +434,9 @@ def sweep(
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1
-    "The times of a sweep's A/A pair, the twin's over its sibling's: how far chance alone moves a ratio"
+    "The ratio of times in a sweep's A/A pair, twin over original: how far chance alone moves a ratio"
     if not isinstance(df, pd.DataFrame) or 'status' not in df:
-        raise ValueError("noise_floor takes the records of a sweep, a frame with one row a visit.")
+        raise ValueError("noise_floor takes the records of a sweep, a data frame with one row for each visit.")
     if 'twin' not in df or not df.twin.eq(True).any():
         raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
                            "and leave twin='auto'.")
