@@ -76,7 +76,8 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
     what = 'GPUs' if kind=='cuda' else 'CPU cores'
     if n_local>n_there: raise ValueError(
         f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
-        f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}" + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
+        f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}"
+        + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
     if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise ValueError(
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each machine, where host is "
         "one of them, and start the same command on each.")
