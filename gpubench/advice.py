@@ -107,7 +107,7 @@ class Options:
     pair:tuple=()  # What to take and what to compare it with; empty for `choose`
     note:str=''    # To add to the advice
 
-def _parts(rows, names, label, key=None): # `label` and `key` take the values of `names`
+def _option_parts(rows, names, label, key=None): # `label` and `key` take the values of `names`
     "The visits of each option, sorted"
     groups = {tuple(map(plain_value, k)): o for k,o in rows.groupby([*names], dropna=False)}
     return {label(*k): groups[k] for k in sorted(groups, key=key)}
@@ -116,7 +116,7 @@ def _rates(parts): return {k: o.images_per_s.tolist() for k,o in parts.items()}
 
 _ON = dict(cpu='the CPU', cuda='the GPU')
 
-def _devices(rows): yield Options(_parts(rows, ['device'], lambda o: _ON.get(o, o), lambda k: (k[0]!='cpu', k)))
+def _devices(rows): yield Options(_option_parts(rows, ['device'], lambda o: _ON.get(o, o), lambda k: (k[0]!='cpu', k)))
 
 def _batches(rows):
     def by_bs(part): return {int(bs): o for bs,o in part.groupby('bs')}
@@ -134,16 +134,16 @@ def _batches(rows):
                   note=' '.join(notes))
 
 def _workers(rows):
-    yield Options(_parts(rows[rows.loader=='files'], ['n_workers'], lambda o: setting_label('n_workers', o)))
+    yield Options(_option_parts(rows[rows.loader=='files'], ['n_workers'], lambda o: setting_label('n_workers', o)))
 
 _LOADERS = dict(memory='decoded images in memory', resident='images on the device')
 
-def _loaders(rows):
+def _loader_options(rows):
     "Files with the workers that are worth it, then what needs none"
     [files] = (o.parts for o in _workers(rows))
     best = choose(_rates(files))[0] if len(files)>1 else next(iter(files), '')
     def label(o, pinned): return _LOADERS.get(o, o)+', pinned'*bool(pinned)
-    rest = _parts(rows[rows.loader!='files'], ['loader', 'pin_memory'], label, lambda k: (k[0], bool(k[1])))
+    rest = _option_parts(rows[rows.loader!='files'], ['loader', 'pin_memory'], label, lambda k: (k[0], bool(k[1])))
     if files: yield Options({f'files with {best}': files[best]} | rest)
 
 _PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # what is there, then what may help, the slow one last
@@ -151,14 +151,14 @@ _PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # what is there, then what
 def _precisions(rows):
     def key(k): return _PRECISIONS.index(k[0]) if k[0] in _PRECISIONS else 99, bool(k[1])
     def label(o, last): return o+' with channels last'*bool(last)
-    yield Options(_parts(rows, ['precision', 'channels_last'], label, key))
+    yield Options(_option_parts(rows, ['precision', 'channels_last'], label, key))
 
 _SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages channels_last'.split(), 'precision'
 
 def _fast_steps(rows):
     "Steps by how much of them is changed"
     def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if v and v!='fp32']
-    parts = _parts(rows, _SWITCHES, lambda *k: ', '.join(on(*k)) or 'the usual step', lambda k: (len(on(*k)), str(k)))
+    parts = _option_parts(rows, _SWITCHES, lambda *k: ', '.join(on(*k)) or 'the usual step', lambda k: (len(on(*k)), str(k)))
     if 'the usual step' in parts: yield Options(parts)
 
 def _several(rows):
@@ -185,7 +185,7 @@ DECISIONS = { # name -> `Decision`
                        ' where there is a GPU'),
     'batch size': Decision(('02_batch_size', '02_50k_images'), ('bs', 'lr', 'n_images'), 'Use', _batches),
     'workers': Decision(('04_data_loading',), _LOADING, 'Load with', _workers),
-    'loader': Decision(('04_data_loading',), _LOADING, 'Read from', _loaders),
+    'loader': Decision(('04_data_loading',), _LOADING, 'Read from', _loader_options),
     'precision': Decision(('07_precision',), ('precision', 'channels_last'), 'Compute in', _precisions),
     'fast path': Decision(('08_to_the_limit',), _SWITCHES, 'Speed up the step, with', _fast_steps),
     'second GPU': Decision(('09_many_gpus',), ('n_devices', 'bs', 'lr', 'n_images'), 'Train on', _several,

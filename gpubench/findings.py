@@ -308,7 +308,7 @@ def all_speedups(self:AllVisits)->list[str]:
 _NEVER_FASTER = 'lr', 'pretrained' # settings that change what is learned and not how fast
 
 @patch
-def settings(self:Workload)->list[str]:
+def fastest_settings(self:Workload)->list[str]:
     "Which of the settings that were varied is fastest, device by device"
     out, ok = [], self.ok[self.ok.images_per_s.notna() & self.ok.bs.notna()]
     keys = ['where', *(o for o in _NEVER_FASTER if o in varied_settings(ok))]
@@ -670,7 +670,7 @@ def all_failures(self:AllVisits)->list[str]:
 # %% ../nbs/32_findings.ipynb #47a18660
 _KINDS = ( # the most important first
     AllVisits.noise, AllVisits.few_visits, Workload.failures, Workload.speedups, Workload.best_batches,
-    Workload.settings, Workload.different_work, Workload.epoch_costs, AllVisits.no_gpu, Workload.images_left_out,
+    Workload.fastest_settings, Workload.different_work, Workload.epoch_costs, AllVisits.no_gpu, Workload.images_left_out,
     Workload.accuracies, AllVisits.noise_floor, AllVisits.throttling, Workload.energy_uses, Workload.startup,
     Workload.check, AllVisits.heat, Workload.phases, Workload.step_fits, AllVisits.memory, AllVisits.no_energy,
     AllVisits.not_steady, AllVisits.not_tight, AllVisits.process_starts)

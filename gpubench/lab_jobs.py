@@ -9,7 +9,7 @@ __all__ = ['run_labs_on']
 import json
 from pathlib import Path
 
-from .cluster import Call, Jobs, gather, slurm_options
+from .cluster import Call, Jobs, merge_records, slurm_options
 from .core import one_of
 from .labs import Outcome, filled_folder, prepare_run, run_labs
 from .record import record_rows
@@ -68,7 +68,7 @@ def run_labs_on(
             if calls: jobs.run(calls)
         finally:
             for o in folders.values():
-                if (o/'records.jsonl').is_file(): gather(out, record_rows(o))
+                if (o/'records.jsonl').is_file(): merge_records(out, record_rows(o))
         for name,o in folders.items():
             found += _outcomes(o, name not in calls) or [Outcome(name, 'not run', 0., o, f'Its {jobs.reason(name)}.')]
     return found

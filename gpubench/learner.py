@@ -20,8 +20,8 @@ from .timing import StepTimerCallback
 from .trial import SeenCallback, epoch_times, remember
 
 # %% ../nbs/26_learner.ipynb #304576bb
-class _WarmUpCallback(Callback):
-    "Until the steps are steady, or for about 3 s or 40 steps"
+class _UntilSteadyCallback(Callback):
+    "Trains until the steps are steady, or for about 3 s or 40 steps"
     order = StepTimerCallback.order
     def __init__(self, timer): self.timer = timer
     def after_batch(self):
@@ -29,15 +29,15 @@ class _WarmUpCallback(Callback):
         if self.training and (len(ms)>=40 or sum(ms)>3e3 or is_steady(ms)): raise CancelTrainException()
     def before_validate(self): raise CancelFitException()
 
-def _warm_up(learn):
-    "Train until the steps are steady, then put weights and optimizer back; `warmup_s`"
+def _train_until_steady(learn):
+    "Warm up, then restore weights and optimizer"
     start_s, timer, put_back = perf_counter(), StepTimerCallback(), remember(learn)
-    learn.fit(1, cbs=[timer, _WarmUpCallback(timer)])
+    learn.fit(1, cbs=[timer, _UntilSteadyCallback(timer)])
     put_back()
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps))
 
-def _seen(learn, seen, n_epoch): # Name of a setting -> as it ran; None where that could not be seen
-    "What a training shows of its settings"
+def _seen(learn, seen, n_epoch): # Name of a setting -> as it ran; None if that couldn't be seen
+    "The settings that a training reveals"
     sizes = {o['n_images'] for o in learn.step_timer.steps}
     lrs, dtype = {float(f'{o:.6g}') for o in learn.recorder.lrs}, seen.dtype
     n_short = len([o for o in learn.step_timer.steps if o['n_images']<max(sizes)])
@@ -51,23 +51,22 @@ def _seen(learn, seen, n_epoch): # Name of a setting -> as it ran; None where th
 # %% ../nbs/26_learner.ipynb #24f5f136
 def time_learner(
     learn:Learner, # New, with everything that its training needs
-    point:dict,    # What its function was called with; `n_epoch` there is how long it is trained, else one epoch
+    point:dict,    # The arguments of the function that made it; `n_epoch` among them is how long to train, else 1
 )->dict: # The measured part of a record, and `unverified`
-    "Warm up, train and time a `Learner`; a `RuntimeError` where a setting of `point` did not happen"
+    "Warm up, train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen"
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if str(learn.dls.device).startswith('xla'): raise ValueError(
-        "A Learner of your own can't be timed on XLA. Name your network instead: Trial(model='module:function', device='xla').")
+        "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
     n_epoch, seen = point.get('n_epoch', 1), SeenCallback()
     with learn.no_bar(), learn.no_logging():
         learn.add_cb(seen)
-        record = _warm_up(learn)
+        record = _train_until_steady(learn)
         learn.add_cb(StepTimerCallback())
         learn.fit(n_epoch)
     ran = _seen(learn, seen, n_epoch)
-    wrong = [f"{k} was to be {point[k]} and was {v}" for k,v in ran.items()
-             if k in point and v is not None and v!=(str(point[k]).partition(':')[0] if k=='device' else point[k])]
-    if wrong: raise RuntimeError(f"Not everything that was asked for happened: {'; '.join(wrong)}. "
-                                 "The times would carry the wrong label, so none are given.")
+    asked = point | ({'device': str(point['device']).partition(':')[0]} if 'device' in point else {})
+    seen.refuse(f"{k} was to be {point[k]} and was {v}" for k,v in ran.items()
+                if k in point and v is not None and v!=asked[k])
     epochs = learn.step_timer.epochs_df()
     times = epoch_times(learn.step_timer,
                         SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=1, bs=ran['bs'] or 1),

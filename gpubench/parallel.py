@@ -21,15 +21,15 @@ from .group import average_gradients, n_ranks, rank
 def split(dls):
     "Let this rank's training loader, one of `get_dls`, take its share of each batch; `bs` stays what one rank gets"
     if not hasattr(dls.train, 'part'): raise ValueError(
-        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all ranks. "
-        "Use fastai's `learn.distrib_ctx()` for yours.")
+        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all "
+        "ranks. Use fastai's `learn.distrib_ctx()` for yours.")
     dls.train.part = rank(), n_ranks()
     return dls
 
 # %% ../nbs/24_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
-    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while those of earlier ones are computed",
-    flat='all at once after the backward pass, which a CUDA graph can hold over compiled kernels too')
+    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
+    flat='all at once after the backward pass; a CUDA graph can capture this with compiled kernels too')
 
 def same_start(model):
     "Give every rank rank 0's weights and buffers"
@@ -39,7 +39,7 @@ def same_start(model):
 class ParallelCallback(Callback):
     """Trains with the other ranks of the group: equal weights at the start, averaged gradients at each step
 
-    `is_on=False` leaves the gradients as they are, to see what averaging costs."""
+    `is_on=False` doesn't average, which shows what averaging costs."""
     order, sees_replays, leaves_the_loss = MixedPrecision.order-5, True, True
     def __init__(self,
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
@@ -55,7 +55,7 @@ class ParallelCallback(Callback):
         self.wrap()
     def make_ddp(self):
         device, stream = next(self.learn.model.parameters()).device, None
-        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):       # gradients add up on the stream on which DDP is made
+        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):  # DDP uses the stream that it's made on
             wait_for(device)
             stream = capture_stream(device)
         with torch.cuda.stream(stream): ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)

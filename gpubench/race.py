@@ -18,12 +18,12 @@ from .record import records_path
 from .stats import Interval
 from .curves import best_batch
 from .data import get_images
-from .trial import Trial, epoch_ms, run_trial
+from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
 def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes, ascending
-    "The sizes worth a closer look: the fastest ones, and the smallest that can still be as good, visits known to 5 %"
+    "The sizes worth a closer look: the fastest, and the smallest that may still be as good, as visits are known to 5 %"
     ranked = sorted((o for o in rates if rates[o]==rates[o]), key=lambda o: -rates[o])
     if len(ranked)<=most: return sorted(ranked)
     smallest = min(o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-.05))
@@ -34,14 +34,14 @@ def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes
 class BestBatchSize:
     "What `find_best_bs` found"
     bs:int               # Images; the smallest size that is as fast as the fastest, within the tolerance
-    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its fine visits
-    fastest_bs:int       # The size that passed most images a second
+    images_per_s:float   # Of `bs`, over a whole epoch including start-up; median of its fine visits
+    fastest_bs:int       # The size with the most images a second
     ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
     finalists:list       # The sizes of the fine rounds
-    device_s:float       # Seconds that the visits took, without the start of their processes
+    device_s:float       # Seconds that the visits took, excluding the start of their processes
     records:pd.DataFrame # All visits; `stage` is 'coarse' or 'fine', `rate` images a second over a whole epoch
     unsettled:dict       # Smaller sizes that may be as fast -> images a second over those of `bs`, an `Interval`
-    reason:str           # The answer in words
+    reason:str           # The answer as text
 
 _PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time
 
@@ -59,17 +59,18 @@ class _Race:
             f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use smaller ones.")
 
     def part(self, bs):
-        "The trial at that size, on no more images than its steps need: what is not loaded costs no time"
+        "The trial at that size, with only as many images as its steps need, since loading takes time"
         n, n_workers = len(self.images), self.trial.n_workers
         n_needed = bs*(4+4*max(1, n_workers)*self.trial.accumulate+2*n_workers)
         n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class on either side
         return self.trial.but(bs=bs, max_images=self.trial.max_images if n_needed>=.9*n else n_needed)
 
     def rate(self, row):
-        "Images a second over a whole epoch: start-up, steps, closing; NaN where a visit gave no time"
+        "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
         if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
-        return 1e3*n*row['bs']/epoch_ms(n, *times)
+        step_ms, first_batch_ms, closing_ms = times
+        return 1e3*n*row['bs']/(first_batch_ms+n*step_ms+closing_ms)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
@@ -78,7 +79,7 @@ class _Race:
         return df.assign(stage=stage, rate=[self.rate(o) for o in df.to_dict('records')])
 
     def left_out(self, df):
-        "Which sizes were not timed, or not in all visits, and why; a space before each sentence"
+        "Which sizes weren't timed, or not in all visits, and why; each sentence starts with a space"
         words, n = '', df.bs.value_counts()
         for bs,bad in df[df.rate.isna()].groupby('bs'):
             how = 'has no time' if len(bad)==n[bs] else f'failed in {len(bad)} of {n[bs]} visits'
@@ -121,17 +122,17 @@ class _Race:
 
 # %% ../nbs/28_race.ipynb #5ec1facc
 def find_best_bs(
-    trial:Trial,            # What to train; its `bs` does not matter
+    trial:Trial,            # What to train; its `bs` is ignored
     sizes,                  # Batch sizes to choose from, or one
-    tolerance:float=.02,    # A size is as good as the fastest if it is no more than this fraction slower
+    tolerance:float=.02,    # A size is as good as the fastest if it's at most this fraction slower
     finalists:int=3,        # Sizes that get the fine rounds
     out=None,               # Folder for the records of both stages, which the same call reads again
-    coarse:dict=dict(half_width=.05, max_s=.5),  # How well and how long to time a coarse visit, as `run_trial` takes it
+    coarse:dict=dict(half_width=.05, max_s=.5),  # How to time a coarse visit, as for `run_trial`
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
     fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
-    run:Callable=run_trial, # Or one that takes the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`
+    run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
-)->BestBatchSize: # With `RuntimeError` where no size gave a time
+)->BestBatchSize: # A `RuntimeError` if no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
     check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
@@ -139,7 +140,7 @@ def find_best_bs(
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
         check_value(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
-    if out is not None: records_path(out)            # which refuses what is no place
+    if out is not None: records_path(out)            # refuses an unusable place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)
     chosen = pick_finalists(df.groupby('bs').rate.median().to_dict(), tolerance, finalists)

@@ -11,7 +11,7 @@ from gpubench import sweep as library
 from gpubench.record import append_record, read_records
 from gpubench.monitor import MonitorCallback
 from gpubench.process import Fresh, StopSignals, device_locks, locks_folder, pack, run_fresh
-from gpubench.sweep import SweepStopped, attempt, noise_floor, sweep
+from gpubench.sweep import SweepStopped, run_point, noise_floor, sweep
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, make_learner, resolve
 
@@ -124,7 +124,7 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
 def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
     plan = dict(how=['killed', 'refuses', 'fine'])
     quiet(plan, run=ends_badly, out=tmp_path)
-    assert 'Failed visits: 2. Once the cause is mended, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
+    assert 'Failed visits: 2. Once the cause is fixed, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
     assert len(quiet(plan, run=ends_badly, out=tmp_path))==3 and len(read_records(tmp_path))==3
     again = quiet(plan, run=ends_badly, out=tmp_path, retry_failed=True)
     assert len(again)==3 and len(read_records(tmp_path))==5
@@ -187,7 +187,7 @@ class Reset(ConnectionResetError):
 def reset(bs): raise Reset()
 
 def test_a_workers_death_is_reported_while_its_error_is_read():
-    fault = attempt(reset, dict(bs=2), {})
+    fault = run_point(reset, dict(bs=2), {})
     assert fault['status']=='error' and 'killed by signal' in fault['error'] and 'n_workers=0' in fault['error']
 
 def test_a_truncated_image_is_one_sentence(tmp_path):
@@ -340,7 +340,7 @@ def test_a_link_or_a_pipe_in_the_folder_of_the_locks_does_no_harm(tmp_path, monk
         os.utime(folder/'cpu.9999.json', (2**32, 2**32)) # the newest: the message knows less, and nobody waits for it
         with pytest.raises(RuntimeError, match='already: another process'), device_locks(['cpu']): pass
     (folder/'toy.lock').symlink_to(mine)
-    with pytest.raises(RuntimeError, match='cannot be used.*set GPUBENCH_LOCKS'), device_locks(['toy']): pass
+    with pytest.raises(RuntimeError, match="can't be used.*set GPUBENCH_LOCKS"), device_locks(['toy']): pass
     assert (mine.read_text(), mine.stat().st_mode & 0o777)==('text', 0o600)
 
 def test_a_folder_of_locks_that_is_a_link_is_not_ours(tmp_path, monkeypatch):
