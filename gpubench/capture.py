@@ -243,8 +243,8 @@ class Step:
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
     def given(self, owner): return owner.learn.xb, owner.learn.yb
     def batch(self): return self.xb, self.yb           # where a captured step finds it
-    def prepare(self, plan, loss): "Allocate what the capture needs"
-    def begin(self, plan): "What else is captured, before the optimizer's step"
+    def prepare(self, step_plan, loss): "Allocate what the capture needs"
+    def begin(self, step_plan): "What else is captured, before the optimizer's step"
     def end(self, loss): "What else is captured, at the end"
 
     def backward(self, *batch):
@@ -269,40 +269,40 @@ class Step:
 
     def capture(self, is_last, capture, loss):
         "Record the step; nothing is trained meanwhile, and the gradients are zero before"
-        plan = self.opt.plan()
-        self.prepare(plan, loss)
-        before = [p.grad for p in plan.params]
+        step_plan = self.opt.step_plan()
+        self.prepare(step_plan, loss)
+        before = [p.grad for p in step_plan.params]
         zeros = before if self.share is not None else [torch.zeros_like(o) for o in before]
-        update = make_update(plan, before, capturable=True)
+        update = make_update(step_plan, before, capturable=True)
         def step():
             if self.share is None:                # the backward pass then makes gradients instead of adding to some
-                for p in plan.params: p.grad = None if p.requires_grad else p.grad
+                for p in step_plan.params: p.grad = None if p.requires_grad else p.grad
             out = self.backward(*self.batch())
-            for p,g in zip(plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
+            for p,g in zip(step_plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
             if is_last:
                 self.finish_gradients()
-                update.grads = [p.grad for p in plan.params]
-                self.begin(plan)
+                update.grads = [p.grad for p in step_plan.params]
+                self.begin(step_plan)
                 with torch.no_grad():
                     update()
                     if self.share is not None: torch._foreach_zero_(update.grads)
             self.end(out[1])
             return out
         try:
-            self.replays[is_last] = (*capture.record(step), plan, update)
+            self.replays[is_last] = (*capture.record(step), step_plan, update)
             reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
-            if list(map(id, reached))!=list(map(id, plan.params)):
+            if list(map(id, reached))!=list(map(id, step_plan.params)):
                 raise RuntimeError("Its steps don't always reach the same parameters.")
         except Exception:
             self.replays.pop(is_last, None)
-            for p,g in zip(plan.params, before): p.grad = g
+            for p,g in zip(step_plan.params, before): p.grad = g
             raise
         update.point()
 
     def __call__(self, is_last):
         "Train on the batch in `xb` and `yb`"
-        replay, out, plan, _ = self.replays[is_last]    # which keep alive what the graph reads and writes
-        if is_last: plan.rows.fill(plan.advance())
+        replay, out, step_plan, _ = self.replays[is_last]    # which keep alive what the graph reads and writes
+        if is_last: step_plan.rows.fill(step_plan.advance())
         replay()
         return out
 
@@ -314,9 +314,9 @@ class EpochStep(Step):
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
         self.make = _plain_batch(dl) if self.compile else dl.batch
-    def prepare(self, plan, loss):
+    def prepare(self, step_plan, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
-        self.numbers, self.losses = plan.rows.on_device.new_zeros((self.n, *plan.rows.on_device.shape)), loss.new_zeros(self.n)
+        self.numbers, self.losses = step_plan.rows.on_device.new_zeros((self.n, *step_plan.rows.on_device.shape)), loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
     def given(self, owner): return (owner.rows,) if self.compile else super().given(owner)
     def batch(self):
@@ -325,7 +325,7 @@ class EpochStep(Step):
     def _forward(self, *batch):                        # compiled in one piece with the making of the batch, which then costs no pass
         if self.compile: batch = [(o,) for o in self.make(*batch)]
         return super()._forward(*batch)
-    def begin(self, plan): torch.index_select(self.numbers, 0, self.at, out=plan.rows.on_device[None])
+    def begin(self, step_plan): torch.index_select(self.numbers, 0, self.at, out=step_plan.rows.on_device[None])
     def end(self, loss):
         self.losses.index_copy_(0, self.at, loss[None])
         self.at.add_(1)
@@ -336,11 +336,11 @@ class EpochStep(Step):
         self.at.fill_(i)
     def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
-        replay, out, plan, _ = self.replays[True]
+        replay, out, step_plan, _ = self.replays[True]
         numbers = self.host_numbers.numpy()
         for i in range(first, last):
             count(i)
-            numbers[i] = plan.advance()
+            numbers[i] = step_plan.advance()
         self.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
         for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
         for _ in range(first, last): replay()

@@ -28,7 +28,7 @@ from .data import PixelDL
 from .optim import FusedOptimizer, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_random, look
 from .monitor import MonitorCallback
-from .timing import StepTimerCallback, StepTimerEdgeCallback
+from .timing import StepTimerCallback, StepTimerEdgeCallback, acts
 
 # %% ../nbs/23_fast.ipynb #24e22445
 _INNER = ['after_pred', 'after_loss', 'before_backward', 'after_cancel_backward', 'after_backward', 'before_step',
@@ -37,13 +37,6 @@ _BATCH = ['before_batch', *_INNER, 'after_cancel_batch', 'after_batch']
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation
 _KNOWN = (TrainEvalCallback, Recorder, ProgressCallback, ParamScheduler, CastToTensor, ChannelsLast, *_BUILT_IN,
           StepTimerCallback, StepTimerEdgeCallback, MonitorCallback)
-
-def acts(
-    cb,     # A callback
-    events, # Names of events
-)->bool:
-    "Does a callback do anything at one of these events?"
-    return type(cb).__call__ is not Callback.__call__ or any(hasattr(type(cb), o) or o in vars(cb) for o in events)
 
 def strangers(
     learn,         # A Learner

@@ -177,60 +177,60 @@ class StepPlan:
 # %% ../nbs/13_optim.ipynb #5f1c3059
 class ForeachUpdate:
     "A plan's update by operations of torch"
-    def __init__(self, plan, grads): self.plan, self.grads, self.places = plan, grads, [place(o) for o in grads]
+    def __init__(self, step_plan, grads): self.step_plan, self.grads, self.places = step_plan, grads, [place(o) for o in grads]
     def point(self): "Called before it runs with other tensors"
     def __call__(self):
-        plan = self.plan
-        lists = plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
-        for row,tensors in zip(plan.rows.on_device, lists): update_foreach(plan.recipe, *tensors, row.unbind())
+        step_plan = self.step_plan
+        lists = step_plan.in_buckets(step_plan.params, self.grads, step_plan.avgs, step_plan.sqr_avgs)
+        for row,tensors in zip(step_plan.rows.on_device, lists): update_foreach(step_plan.recipe, *tensors, row.unbind())
 
 class TritonUpdate(ForeachUpdate):
     "A plan's update in one launch"
-    def __init__(self, plan, grads):
-        super().__init__(plan, grads)
-        sizes, device = [o.numel() for o in plan.params], plan.params[0].device
+    def __init__(self, step_plan, grads):
+        super().__init__(step_plan, grads)
+        sizes, device = [o.numel() for o in step_plan.params], step_plan.params[0].device
         chunks = [(i, j) for i,n in enumerate(sizes) for j in range(-(-n//BLOCK))]
         self.chunks, self.sizes, self.buckets = (torch.tensor(o, dtype=torch.int32, device=device)
-                                                 for o in (chunks, sizes, plan.bucket_of))
+                                                 for o in (chunks, sizes, step_plan.bucket_of))
         self.table = torch.zeros((len(sizes), 4), dtype=torch.int64, device=device)
         self.point()
     def point(self):
         "Look up where the tensors lie: gradients that a captured step makes have their places once it is captured"
-        lists = zip(self.plan.params, self.grads, self.plan.avgs, self.plan.sqr_avgs)
+        lists = zip(self.step_plan.params, self.grads, self.step_plan.avgs, self.step_plan.sqr_avgs)
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
     def __call__(self):
-        is_decoupled, kind = self.plan.recipe
+        is_decoupled, kind = self.step_plan.recipe
         _update_kernel[len(self.chunks),](
-            self.chunks, self.table, self.sizes, self.buckets, self.plan.rows.on_device,
+            self.chunks, self.table, self.sizes, self.buckets, self.step_plan.rows.on_device,
             L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
 
 class NativeUpdate(ForeachUpdate):
     "A plan's Adam by torch's fused step, on a CPU"
     def __call__(self):
-        plan = self.plan
-        step = torch._fused_adamw_ if plan.recipe[0] else torch._fused_adam_
-        lists = plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
-        for (group,do_wd,n),tensors in zip(plan.buckets, lists):
-            h = plan.opt.hypers[group]
+        step_plan = self.step_plan
+        step = torch._fused_adamw_ if step_plan.recipe[0] else torch._fused_adam_
+        lists = step_plan.in_buckets(step_plan.params, self.grads, step_plan.avgs, step_plan.sqr_avgs)
+        for (group,do_wd,n),tensors in zip(step_plan.buckets, lists):
+            h = step_plan.opt.hypers[group]
             step(*tensors, [], [torch.tensor(float(n))]*len(tensors[0]), lr=float(h['lr']), beta1=float(h['mom']),
                  beta2=float(h['sqr_mom']), weight_decay=float(h['wd']*do_wd), eps=float(h['eps']),
                  amsgrad=False, maximize=False)
 
 # %% ../nbs/13_optim.ipynb #dafcb1ac
 def make_update(
-    plan,             # A `StepPlan`
+    step_plan,             # A `StepPlan`
     grads,            # A gradient for each of its parameters
     capturable=False, # Will it run again and again by a graph, with other numbers?
 ):
     "The fastest update that these tensors allow"
-    tensors = [*plan.params, *grads]
+    tensors = [*step_plan.params, *grads]
     def order(o): return [s for s,n in zip(o.stride(), o.shape) if n>1]      # of one channel, both layouts are the same
-    is_alike = all(order(p)==order(g) and p.dtype==g.dtype for p,g in zip(plan.params, grads))
-    is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in plan.params)
+    is_alike = all(order(p)==order(g) and p.dtype==g.dtype for p,g in zip(step_plan.params, grads))
+    is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
     is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in tensors)
-    if is_plain and plan.params[0].is_cuda and triton_works(): return TritonUpdate(plan, grads)
-    is_adam_on_cpu = plan.recipe[1]=='adam' and plan.params[0].device.type=='cpu'
-    return (NativeUpdate if is_plain and is_adam_on_cpu and not capturable else ForeachUpdate)(plan, grads)
+    if is_plain and step_plan.params[0].is_cuda and triton_works(): return TritonUpdate(step_plan, grads)
+    is_adam_on_cpu = step_plan.recipe[1]=='adam' and step_plan.params[0].device.type=='cpu'
+    return (NativeUpdate if is_plain and is_adam_on_cpu and not capturable else ForeachUpdate)(step_plan, grads)
 
 # %% ../nbs/13_optim.ipynb #62b6a549
 class FusedOptimizer(Optimizer):
@@ -239,17 +239,17 @@ class FusedOptimizer(Optimizer):
     def __init__(self, *args, **kwargs): raise ValueError(
         "FusedOptimizer is no opt_func: it is made of a fastai Adam or SGD. Use opt_func=Adam, and `speed_up(learn)`, or "
         "`fuse(opt)` on the optimizer.")
-    def plan(self):
+    def step_plan(self):
         if self._plan is None or not self._plan.is_current(): self._plan, self._update = StepPlan(self), None
         return self._plan
 
     def step(self, closure=None):
         if closure is not None: raise NotImplementedError("fastai optimizers currently do not support closure")
-        if not (plan := self.plan()).params: return
-        grads = [p.grad for p in plan.params]
+        if not (step_plan := self.step_plan()).params: return
+        grads = [p.grad for p in step_plan.params]
         if self._update is None or self._update.places!=[place(o) for o in grads]:
-            self._update = make_update(plan, grads, self.capturable)
-        plan.rows.fill(plan.advance())
+            self._update = make_update(step_plan, grads, self.capturable)
+        step_plan.rows.fill(step_plan.advance())
         with torch.no_grad(): self._update()
 
     def zero_grad(self):
