@@ -275,7 +275,8 @@ class Side:
     def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
 
     def seen(self, name)->list: # Each value once
-        return sorted({*map(plain_value, filter(is_known, self.ok[name].unique()))}, key=str) if name in self.ok else []
+        values = {*self.ok[name].tolist()} if name in self.ok else ()
+        return sorted({*map(plain_value, filter(is_known, values))}, key=str)
     @cached_property
     def _medians(self)->dict: # Of each column of numbers
         numbers = self.ok.select_dtypes(['number', 'bool'])
@@ -401,7 +402,8 @@ class Pair:
     def row(self)->dict: # As `compare` returns it
         "The columns of a comparison"
         def measured(side, end):
-            machine = machine_title(side.visits.iloc[0]) if {'cpu', 'gpu'} & set(side.visits) else None
+            known = 'cpu' in side.visits or 'gpu' in side.visits
+            machine = machine_title(side.visits.iloc[0]) if known else None
             found = dict(where=side.name, machine=machine, n=len(side.ok), n_failed=len(side.failed),
                          spread=spread(side.ok.epoch_s))
             found |= {o: side.median(o) for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}

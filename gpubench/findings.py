@@ -47,7 +47,7 @@ def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `
         stem = ' on '.join(filter(None, [model, dataset])) or 'this run'
         df.loc[rows.index, 'workload'] = [', '.join(o) for o in zip([stem]*len(rows), *extra)]
     where, series = where_labels(df), series_labels(df, leave_out=_WORKLOAD_SETTINGS)
-    df = df.assign(where=where, series=series, how=[s[len(w)+3:] for s,w in zip(series, where)])
+    df = df.assign(where=where, series=series, how=[s[len(w)+3:] for s,w in zip(series.tolist(), where.tolist())])
     n_sets = df.n_train.groupby([df.workload, series, df.bs.fillna(-1)]).transform('nunique')   # a folder may grow
     several = n_sets.gt(1).groupby(df.workload).transform('any')
     sized = df.workload+', '+map_values(df.n_train, fmt_count)+' training images'
@@ -226,7 +226,7 @@ def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched r
     rates = ok.assign(other=ok.device.ne('cpu')).groupby('where').agg(dict(other='max', images_per_s='max'))
     for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index: # CPUs from the slowest, then others
         ours = df[df['where']==base]
-        for where in sorted({*df['where']}-{base}): found += match_sides(ours, df[df['where']==where], names)[0]
+        for where in sorted({*df['where'].unique()}-{base}): found += match_sides(ours, df[df['where']==where], names)[0]
         done = [o for o in group_by_settings(df, names).values() if (o['where']==base).any()]
         df = df.drop([i for o in done for i in o.index])         # the rest has the next one for a baseline
     if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning', *_PAIR])
@@ -508,7 +508,7 @@ def few_visits(self:AllVisits)->list[str]:
 @patch
 def no_gpu(self:AllVisits)->list[str]:
     "No GPU among the devices"
-    if set(self.df.device.dropna())!={'cpu'} or not len(self.ok): return []
+    if {*self.df.device.dropna().unique()}!={'cpu'} or not len(self.ok): return []
     return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side with '
             'gpubench compare.']
 

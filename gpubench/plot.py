@@ -67,7 +67,7 @@ def _as_is(text):
     return f' {text}' if text.startswith('_') else text
 
 def _new_axes(ax, **kw): return plt.subplots(**kw)[1] if ax is None else ax
-def _numeric(df, y): return df.assign(**{y: pd.to_numeric(df[y], errors='coerce')}).reset_index(drop=True)
+def _numeric(df, y): return df.assign(**{y: pd.to_numeric(df[y], errors='coerce')})
 def _top(values, room=1.1): return room*values.max() if len(values) and values.max()>0 else 1   # of an axis from 0
 def _by_number(text): return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]  # 16 comes before 128
 
@@ -79,6 +79,13 @@ def _series_styles(labels):
     return {name: series_style(i+first) for i,name in enumerate(names)}
 
 _ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'   # what a title names
+_OF_DOTS = *_ON_MACHINE, 'bs', 'status', 'n_dropped', 'n_train'          # what the dots over batch sizes and their caption need
+
+def _dots_and_labels(df, y, by='device'):
+    "The columns that a figure over batch sizes needs, and the series of each row"
+    labels = series_labels(df, by)
+    df = df[[o for o in df if o in (*_OF_DOTS, y)]]
+    return _numeric(df, y).reset_index(drop=True), labels.reset_index(drop=True)
 
 def caption(df:pd.DataFrame)->str: # One line per kind of hardware; empty if the frame doesn't describe its machine
     "The machines that made the records"
@@ -130,7 +137,6 @@ def _draw_dots(ax, df, y, style):
 
 def _draw_series(ax, df, y, label, style):
     "The dots of one series and the line through their medians"
-    df = df[df[y].notna()]
     medians = df.groupby('bs')[y].median()
     ax.plot(medians.index, medians, color=style['color'], zorder=2)
     _draw_dots(ax, df, y, style)
@@ -150,7 +156,7 @@ def _draw_failures(ax, df, labels):
 
 def _finish_sizes(ax, df, y, labels, title, notes=()):
     "Axes, legend and caption of a figure over batch sizes"
-    sizes, ok = sorted({int(o) for o in df.bs.dropna()}), succeeded(df) & df[y].notna()
+    sizes, ok = sorted({*map(int, df.bs.dropna().unique())}), succeeded(df) & df[y].notna()
     gaps, span = np.diff(np.log2(sizes)), np.log2(sizes[-1]/sizes[0])+.76
     width = 72*ax.figure.get_figwidth()*ax.get_position().width         # points; a digit takes about 7
     crowded = any(gap/span*width < 7*len(str(size))+4 for gap,size in zip(gaps, sizes[1:]))
@@ -164,7 +170,7 @@ def _finish_sizes(ax, df, y, labels, title, notes=()):
         ax.set_yticks([])
     ax.yaxis.set_major_formatter('{x:,.10g}')
     hollow = f"Hollow: this batch size leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the training images."
-    missing = sorted(set(labels[succeeded(df)]) - set(labels[ok]))
+    missing = sorted({*labels[succeeded(df)].unique()} - {*labels[ok].unique()})
     unseen = f"Not measured: {', '.join(missing)}."*bool(missing)
     _finish(ax, title, [caption(df), *notes, hollow*bool((leaves_out(df) & ok).any()), unseen], 3)
 
@@ -179,10 +185,10 @@ def plot_batch_sizes(
 )->Axes:
     "Batch size against `y`: every visit a dot, the median a line, failures crosses, the axis from 0"
     need_columns(df, 'bs', y, by)
-    df = _numeric(df, y)
-    ax, labels, ok = _new_axes(ax), series_labels(df, by), succeeded(df)
+    (df, labels), ax = _dots_and_labels(df, y, by), _new_axes(ax)
+    rows = dict(iter(df[succeeded(df) & df[y].notna()].groupby(labels)))
     for name,style in _series_styles(labels).items():
-        if df[y][ok & (labels==name)].notna().any(): _draw_series(ax, df[ok & (labels==name)], y, name, style)
+        if name in rows: _draw_series(ax, rows[name], y, name, style)
     _draw_failures(ax, df, labels)
     _finish_sizes(ax, df, y, labels, title)
     return ax
@@ -223,8 +229,7 @@ def plot_fit(
         raise ValueError(f"fit is {fit!r:.60}. Pass what `fit_time_curve` or `fit_step_time` returns for these visits.")
     y = y or fit.measures
     need_columns(df, 'bs', y)
-    df = _numeric(df, y)
-    labels = series_labels(df)
+    df, labels = _dots_and_labels(df, y)
     names = sorted(labels.unique())
     if len(names)>1:
         raise ValueError(f"The frame holds {len(names)} series ({'; '.join(names)}). Pass the rows of one.")
@@ -485,13 +490,14 @@ def plot_memory(
     if not columns:
         raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Pass records of device "
                          "'cuda'.")
-    ax, labels = _new_axes(ax), series_labels(df)
+    (dots, labels), ax = _dots_and_labels(df, columns[0]), _new_axes(ax)
     series = ' · '+labels if labels.nunique()>1 else ''
-    parts = [df.assign(memory=MEMORY[o]+series, memory_mib=pd.to_numeric(df[o])) for o in columns]
-    long = pd.concat(parts, ignore_index=True)
-    for i,(name,rows) in enumerate(long[succeeded(long)].groupby('memory', sort=False)):
+    long = pd.concat([dots.assign(memory=MEMORY[o]+series, memory_mib=pd.to_numeric(df[o])) for o in columns],
+                     ignore_index=True)
+    ok = succeeded(long) & long.memory_mib.notna()
+    for i,(name,rows) in enumerate(long[ok].groupby('memory', sort=False)):
         _draw_series(ax, rows, 'memory_mib', name, series_style(i+1))        # the CPU's color stays unused
-    _draw_failures(ax, df, labels)
+    _draw_failures(ax, dots, labels)
     _finish_sizes(ax, long, 'memory_mib', long.memory, title)
     return ax
 

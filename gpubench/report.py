@@ -55,9 +55,10 @@ class Picture:
         with mpl.rc_context(STYLE | _ON_PAPER):
             fig = Figure(figsize=(5.4, self.height_in), layout='constrained')
             self.plot(ax=fig.subplots())
+            fig.get_layout_engine().execute(fig)
+            fig.set_layout_engine('none')                              # laid out once, not again for each file
+            fig.savefig(png, format='png', dpi=200, facecolor='white', pil_kwargs=dict(compress_level=3))
             fig.savefig(svg, format='svg', metadata=dict(Date=None))
-            fig.set_layout_engine('none')                              # the PNG keeps the layout of the SVG
-            fig.savefig(png, format='png', dpi=200, facecolor='white')
         return png.getvalue(), svg.getvalue().decode()
 
     def uri(self, dark=False)->str:
