@@ -271,7 +271,7 @@ def _costs(records, prices, others):
         mine = records[records.session==session]
         rest = {k: o for k,o in read_runs(others).items() if not {*o.machine} & {*mine.machine}}
         known = {k: x for k,x in prices.items() if k not in others or k in rest}
-        price_runs(runs := dict(here=mine) | rest, known)          # refuses wrong prices, which the next line would skip
+        price_runs(runs := dict(here=mine) | rest, known)          # refuses wrong prices
         try: found = Comparison(runs, prices=known)
         except ValueError: continue                                # only one device, and no other machine ran this
         where = session + f', beside {fmt_list(rest)}'*bool(rest)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from .core import is_number, machine_title, nearest
 from .curves import NO_INTERVAL
@@ -148,8 +149,8 @@ def prices_of(
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(
     df:pd.DataFrame, # As `load_records` returns it
-    price_per_h,     # Price of an hour: one number, or a dict of 'gpu', 'cpu', 'cuda:1', a hardware's name or part of it,
-                     # or a machine's name, and 'all' for the rest; None for no prices
+    price_per_h,     # Price of an hour: one number, or a dict of 'gpu', 'cpu', 'cuda:1', hardware names or parts,
+                     # machine names, and 'all' for the rest; None for no prices
 )->pd.DataFrame: # With `price_per_h`, NaN if unknown
     "Add what an hour of each visit's device costs, in any currency"
     if price_per_h is None: return df
@@ -193,7 +194,7 @@ def text_table(columns:dict)->list[str]: # Heading -> texts; returns lines
     columns = [[text.rjust(max(map(len, o))) for text in o] for o in columns]
     return ['  '+'  '.join(o) for o in zip(*columns)]
 
-# %% ../nbs/31_compare.ipynb #83538bf3
+# %% ../nbs/31_compare.ipynb #cfc6ef73
 def _rounded(i, keep=None): # `keep`: an end that differs from this one is not rounded to it
     "Middle and ends to the digit in which the interval is uncertain, or to the first digit of its lower end"
     least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
@@ -206,7 +207,7 @@ def _rounded(i, keep=None): # `keep`: an end that differs from this one is not r
 def fmt_ratio(
     i:Interval, # As `ratio_ci` returns it
 )->str: # '12 (8 to 19)'
-    "A ratio with its interval, without digits that the interval leaves open, but with those that separate an end from 1"
+    "A ratio with its interval, without digits that the interval leaves open unless they separate an end from 1"
     if not is_known(i.mid): return '–'
     if not (is_known(i.lo) and i.hi<math.inf): return f"{Decimal(f'{i.mid:.2g}'):f} (no interval)"
     mid, lo, hi = _rounded(i, 1)
@@ -277,23 +278,19 @@ class Side:
     def seen(self, name)->list: # Each value once
         values = {*self.ok[name].tolist()} if name in self.ok else ()
         return sorted({*map(plain_value, filter(is_known, values))}, key=str)
-    @cached_property
-    def _medians(self)->dict: # Of each column of numbers
-        numbers = self.ok.select_dtypes(['number', 'bool'])
-        x = np.sort(numbers.to_numpy(float), axis=0)                   # NaN comes last
-        n = np.isfinite(x).sum(axis=0)
-        at = np.arange(len(n))
-        mid = (x[(n-1)//2, at] + x[n//2, at])/2 if len(x) else np.full(len(n), np.nan)
-        return dict(zip(numbers, np.where(n>0, mid, np.nan)))
     def median(self, name): # None if nothing was measured
-        return plain_value(self._medians.get(name))
+        if name not in self.ok or not is_numeric_dtype(self.ok[name]): return None
+        x = self.ok[name].to_numpy(float)
+        x = x[np.isfinite(x)]
+        return plain_value(np.median(x)) if len(x) else None
+    def knows(self, name)->bool: return self.median(name) is not None
 
     def why_unusable(self, other)->str:
         "Why its visits can't form a ratio with those of `other`; empty if they can"
         if not len(self.ok): return f"every visit failed on {self.name} ({self.why_failed})"
         if self.seen('n_images')==[0]: return f'no image was trained on {self.name}'
-        if other.seen('loss') and not self.seen('loss'): return f'the loss is not a number on {self.name}'
-        return '' if self.seen('epoch_s') or self.seen('images_per_s') else f'nothing was timed on {self.name}'
+        if other.knows('loss') and not self.knows('loss'): return f'the loss is not a number on {self.name}'
+        return '' if self.knows('epoch_s') or self.knows('images_per_s') else f'nothing was timed on {self.name}'
 
     def joules(self, other)->pd.Series:
         "Joules per image; for a GPU beside a CPU, including its host's CPU if that was measured"
@@ -363,7 +360,7 @@ class Pair:
         warned = work_warnings(a, b)
         why_none = ' and '.join(filter(None, [a.why_unusable(b), b.why_unusable(a)]))
         if not why_none:
-            timed = a.seen('epoch_s') and b.seen('epoch_s') and a.seen('n_images')==b.seen('n_images')
+            timed = a.knows('epoch_s') and b.knows('epoch_s') and a.seen('n_images')==b.seen('n_images')
             of = 'epoch_s' if timed else 'images_per_s'
             r = speed_ratio(*((a.ok[of], b.ok[of]) if timed else (b.ok[of], a.ok[of])), self.level)
             if not timed: warned.append("The ratio is of images per second, not of epochs.")

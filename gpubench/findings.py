@@ -22,8 +22,8 @@ from .core import is_number
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
 from .record import FIELDS, PHASE_NAMES, field
-from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, plain_value, series_labels, setting_label,
-                             succeeded, varied_settings, way_labels, where_labels)
+from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, plain_value, series_labels,
+                             setting_label, succeeded, varied_settings, way_labels, where_labels)
 from .stats import Interval, aa_pairs, compare_words, median_ci
 
 # %% ../nbs/32_findings.ipynb #62be6681
@@ -226,7 +226,8 @@ def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched r
     rates = ok.assign(other=ok.device.ne('cpu')).groupby('where').agg(dict(other='max', images_per_s='max'))
     for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index: # CPUs from the slowest, then others
         ours = df[df['where']==base]
-        for where in sorted({*df['where'].unique()}-{base}): found += match_sides(ours, df[df['where']==where], names)[0]
+        for where in sorted({*df['where'].unique()}-{base}):
+            found += match_sides(ours, df[df['where']==where], names)[0]
         done = [o for o in group_by_settings(df, names).values() if (o['where']==base).any()]
         df = df.drop([i for o in done for i in o.index])         # the rest has the next one for a baseline
     if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning', *_PAIR])
@@ -633,8 +634,8 @@ def _crossing_sentence(cpu, gpu, i):
     words = [o for o in ('slower', 'faster', 'not distinguishable') if o in judged.values()]
     measured = '; at '.join(f'{_batch_phrase(bs for bs,o in judged.items() if o==word)} it is {word}' for word in words)
     ends, where = f' ({_bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else '', device_phrase(gpu.series.iloc[0])
-    by_fit = (f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on' if is_known(i.mid) else
-              f'The fits show no batch size from which a step is shorter on {where}')
+    by_fit = (f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on'
+              if is_known(i.mid) else f'The fits show no batch size from which a step is shorter on {where}')
     return f"{by_fit}; measured, " + (f'at {measured}.' if measured else 'no batch size has an interval.')
 
 # %% ../nbs/32_findings.ipynb #eeb55ec3

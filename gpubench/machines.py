@@ -53,7 +53,8 @@ def read_prices(path)->dict: # Name -> price of an hour
     "Prices from a YAML file, with a line such as `RTX 4090: 0.4` for each machine"
     try: found = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e: raise ValueError(
-        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each machine: `RTX 4090: 0.4`.") from None
+        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each machine: "
+        "`RTX 4090: 0.4`.") from None
     if isinstance(found, dict): return found
     raise ValueError(f"{path} holds {found!r:.60}, not prices. Write a line such as `RTX 4090: 0.4` for each machine.")
 
@@ -97,8 +98,8 @@ def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the 
     raise ValueError(f"There is no base {base!r}. {nearest(base, runs+devices)}There are: {', '.join(runs+devices)}.")
 
 # %% ../nbs/34_machines.ipynb #b0d7513e
-_ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images accuracy '
-               'speedup lo hi verdict same_work warning note workload'.split()}     # columns that aren't settings
+_ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images '
+               'accuracy speedup lo hi verdict same_work warning note workload'.split()} # no settings
 _SHOWN = dict( # column of the table -> its heading, the factor for its numbers, and the field they come from
     images_per_s=('images per second', 1, 'images_per_s'), image_us=('an image (µs)', 1, 'images_per_s'),
     image_j=('an image (J)', 1, 'image_j'), image_price=('price of a million images', 1e6, 'images_per_s'))
@@ -193,7 +194,8 @@ class Comparison:
         "The table for a terminal"
         lines = [f'Every ratio is against {self.base.name}.', *(f'NOTE: {o}' for o in self.remarks), '']
         for workload,rows in self.rows.groupby('workload', sort=False):
-            lines += [workload, *text_table(self.table(rows)), *(f'  NOT THE SAME WORK: {o}' for o in self.warnings(rows)), '']
+            lines += [workload, *text_table(self.table(rows))]
+            lines += [*(f'  NOT THE SAME WORK: {o}' for o in self.warnings(rows)), '']
         notes = self.rows[self.rows.note.ne('')].groupby('note', sort=False).machine.unique()
         return '\n'.join(lines + [f'Note on {fmt_list(names)}: {note}' for note,names in notes.items()])
 

@@ -72,14 +72,15 @@ def _top(values, room=1.1): return room*values.max() if len(values) and values.m
 def _by_number(text): return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]  # 16 comes before 128
 
 def _series_styles(labels):
-    "Label -> color and marker; the first color is the CPU's, the second the GPU's, and several other series use neither"
+    "Label -> color and marker; the first color is the CPU's, the second the GPU's; several other series use neither"
     names = sorted(labels.unique(), key=_by_number)
     kinds = [o[:3] for o in names]
     first = 2 if len(names)>1 and not {'CPU', 'GPU'} & {*kinds} else int(kinds[:1]==['GPU'])
     return {name: series_style(i+first) for i,name in enumerate(names)}
 
-_ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'   # what a title names
-_OF_DOTS = *_ON_MACHINE, 'bs', 'status', 'n_dropped', 'n_train'          # what the dots over batch sizes and their caption need
+# what a caption is made from, and what a figure over batch sizes needs besides its quantity
+_ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'
+_OF_DOTS = *_ON_MACHINE, 'bs', 'status', 'n_dropped', 'n_train'
 
 def _dots_and_labels(df, y, by='device'):
     "The columns that a figure over batch sizes needs, and the series of each row"
@@ -294,7 +295,8 @@ def plot_phases(
 )->Axes:
     "Where a step's time goes: each phase from 0, every step or visit a dot, the median a bar"
     need_columns(df, 'step_ms', *[by]*bool(by))
-    df = df.reindex(columns=[*df.columns, *(o for o in PHASE_NAMES if o not in df)])[succeeded(df)].reset_index(drop=True)
+    df = df[succeeded(df)].reset_index(drop=True)
+    df = df.reindex(columns=[*df.columns, *(o for o in PHASE_NAMES if o not in df)])
     ax, labels = _new_axes(ax, figsize=(5.4, 1)), _phase_labels(df, by)
     _make_room(ax, 1.5+len(PHASE_NAMES)*max(.27, .17*labels.nunique()))
     shares = {o: phase_shares(df[labels==o]) for o in labels.unique()}
@@ -377,7 +379,7 @@ class _Timeline:
         self.gpus = sorted(set(df.device)-{'cpu'}, key=_by_number)
         self.colors = {o: series_style(i)['color'] for i,o in enumerate(['cpu', *self.gpus])}
         self.spans = self.spans_of(df, epochs, fit)
-        every = max(1, -(-len({o[0] for o in self.spans})//14))             # every how many epochs there is room for a number
+        every = max(1, -(-len({o[0] for o in self.spans})//14))             # room for a number
         self.numbered = [(int(e), (a+b)/2) for e,phase,a,b in self.spans if phase=='train' and int(e)%every==0
                          and (b-a)>.02*self.end_s]
         def drawn(o): return o in df and pd.to_numeric(df[o], errors='coerce').notna().any()
@@ -503,7 +505,7 @@ def plot_memory(
 
 # %% ../nbs/30_plot.ipynb #b0266e57
 def _ratio_labels(df):
-    "What each row compares: its `label`, or settings that vary, batch size and verdict; and the pair of sides, if there is one"
+    "What each row compares: its `label`, or settings that vary, batch size and verdict; and the two sides, if equal"
     if 'label' in df: return [textwrap.fill(o, 70) for o in df.label], ''
     varied, rows = varied_settings(df), df.to_dict('records')
     what = [[setting_label(o, row[o]) for o in varied] + [setting_label('bs', row['bs'])]*('bs' in row) for row in rows]
@@ -512,19 +514,23 @@ def _ratio_labels(df):
     labels = [textwrap.fill(f"{', '.join(o)}: {v}", 70) for o,v in zip(what, df.verdict)]
     return labels, pair.iloc[0] if pair.nunique()==1 else ''
 
-def _draw_ratio(ax, i, label, ratio, lo, hi):
-    "Row `i`: a bar from 1, pale if the ratio may be 1, its interval, and the label above"
-    ink, alpha = mpl.rcParams['text.color'], .85 if is_known(lo) and not lo<=1<=hi else .3
-    if is_known(ratio): ax.barh(i, ratio-1, left=1, height=.32, color=series_style(1)['color'], alpha=alpha, zorder=2)
-    if is_known(lo): ax.plot([lo, hi], [i, i], '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
-    ax.plot([1, 1], [i-.24, i+.24], color=ink, lw=1.5, zorder=4)
-    text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5,
-                       linespacing=1.1, gid='verdict')
-    text.set_in_layout(False)                                              # long labels must not squeeze the axes
+def _draw_ratios(ax, labels, ratio, lo, hi):
+    "A row each: a bar from 1, pale if the ratio may be 1, its interval, and the label above"
+    ink, rows, shown = mpl.rcParams['text.color'], np.arange(len(labels)), np.isfinite(ratio)
+    differs = np.isfinite(lo) & ~((lo<=1) & (1<=hi))
+    for at,alpha in ((shown & differs, .85), (shown & ~differs, .3)):
+        ax.barh(rows[at], ratio[at]-1, left=1, height=.32, color=series_style(1)['color'], alpha=alpha, zorder=2)
+    ends = np.column_stack([lo, np.where(np.isnan(lo), lo, hi), lo*np.nan])    # NaN ends the line of a row
+    ax.plot(ends.ravel(), np.repeat(rows, 3), '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
+    ax.plot(np.tile([1, 1, np.nan], len(rows)), (rows[:,None]+[-.24, .24, 0]).ravel(), color=ink, lw=1.5, zorder=4)
+    for i,label in zip(rows, labels):
+        text = ax.annotate(_as_is(label), (.01, i-.26), xycoords=ax.get_yaxis_transform(), va='bottom', fontsize=9.5,
+                           linespacing=1.1, gid='verdict')
+        text.set_in_layout(False)                                          # long labels must not squeeze the axes
 
 @drawing()
 def plot_speedup(
-    comparison:pd.DataFrame, # As `compare` returns it: `speedup`, `lo`, `hi`, `verdict`, and what was asked, or a `label`
+    comparison:pd.DataFrame, # As `compare` returns it: `speedup`, `lo`, `hi`, `verdict`, and settings or a `label`
     ax:Axes|None=None,       # Where to draw; a new figure by default. One with no other axes becomes as high as needed
     title:str|None=None,     # Above the axes; the two sides by default
 )->Axes:
@@ -533,7 +539,7 @@ def plot_speedup(
     ax, (labels, pair) = _new_axes(ax, figsize=(5.4, 1)), _ratio_labels(comparison)
     _make_room(ax, 1.7+(.52+.17*max(o.count('\n') for o in labels))*len(labels))
     values = comparison[['speedup', 'lo', 'hi']].to_numpy(float)
-    for i,(label,row) in enumerate(zip(labels, values)): _draw_ratio(ax, i, label, *row)
+    _draw_ratios(ax, labels, *values.T)
     shown = [1., *values[np.isfinite(values) & (values>0)]]
     start, end = min(shown)/1.25, max(shown)*1.25
     ticks = [o for e in range(-4, 6) for m in (1, 2, 5) if start<=(o := m*10.**e)<=end]
@@ -565,7 +571,7 @@ def plot_visits(
     ax = _new_axes(ax, figsize=(5.4, 1.5+.34*len(names)))
     ok, nothing = df[succeeded(df) & df[y].notna()], dict(xycoords=ax.get_yaxis_transform(), va='center', fontsize=9)
     for i,name in enumerate(names):
-        values, style = ok[y][ok[by]==name], series_style(int(on_gpu[df[by]==name].any()))         # the CPU's, the GPU's
+        values, style = ok[y][ok[by]==name], series_style(int(on_gpu[df[by]==name].any()))
         if not len(values): ax.annotate('no visit gave a value', (.02, i), **nothing)
         ax.plot(values, [i]*len(values), ls='none', **style, alpha=.75, zorder=3, gid='visits')
         ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
@@ -582,7 +588,7 @@ def plot_visits(
 # %% ../nbs/30_plot.ipynb #00e26b50
 @drawing()
 def plot_price_speed(
-    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`; slowest and fastest visit: `lo`, `hi`
+    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, slowest and fastest visit `lo`, `hi`
     base:str='',         # Name of the machine that the line goes through
     ax:Axes|None=None,   # Where to draw; a new figure by default
     title:str|None=None, # Above the axes

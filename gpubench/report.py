@@ -225,7 +225,8 @@ def failures_table(df)->dict: # `head` and `blocks`
 
 def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 to 10:58 UTC'
     "What was run, and when"
-    n, n_failed, n_configurations = len(df), int((~succeeded(df)).sum()), len(df[configuration_columns(df)].drop_duplicates())
+    n, n_failed = len(df), int((~succeeded(df)).sum())
+    n_configurations = len(df[configuration_columns(df)].drop_duplicates())
     text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(n_configurations)} configuration{'s'*(n_configurations!=1)}"
     text += f', {n_failed} of them failed'*bool(n_failed)
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()
