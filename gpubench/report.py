@@ -22,6 +22,7 @@ import jinja2
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
 from .core import hide_known_warnings
@@ -36,7 +37,8 @@ from .series import SETTINGS, is_known, map_values, plain_value, setting_label, 
 _INK, _GRID = '#1c1e21', '#b4bac1'
 _ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans', 'grid.color': _GRID,
             'figure.facecolor': 'none', 'axes.facecolor': 'none', 'text.color': _INK, 'axes.edgecolor': _INK,
-            'axes.labelcolor': _INK, 'axes.titlecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK}
+            'axes.labelcolor': _INK, 'axes.titlecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK,
+            'figure.constrained_layout.use': False}      # it would lay out and draw the figure again for each file
 # color of a figure -> color on a dark page
 _IN_THE_DARK = dict(zip([_INK, _GRID, *(o.lower() for o in ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK]))
 
@@ -53,10 +55,9 @@ class Picture:
         "The figure as files"
         png, svg = io.BytesIO(), io.BytesIO()
         with mpl.rc_context(STYLE | _ON_PAPER):
-            fig = Figure(figsize=(5.4, self.height_in), layout='constrained')
+            fig = Figure(figsize=(5.4, self.height_in))
             self.plot(ax=fig.subplots())
-            fig.get_layout_engine().execute(fig)
-            fig.set_layout_engine('none')                              # laid out once, not again for each file
+            ConstrainedLayoutEngine().execute(fig)
             fig.savefig(png, format='png', dpi=200, facecolor='white', pil_kwargs=dict(compress_level=3))
             fig.savefig(svg, format='svg', metadata=dict(Date=None))
         return png.getvalue(), svg.getvalue().decode()
