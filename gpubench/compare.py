@@ -115,7 +115,8 @@ def refuse_unequal(name, price, rows, by, whole=False): # `whole`: does the pric
     if len(found)>1: raise ValueError(f"One price, {price} for {name!r}, fits unequal machines: "
                                       f"{'; '.join(sorted(found.values()))}. Give each its own, {by}.")
 
-_GENERAL = 'all', 'cpu', 'gpu', 'cuda'   # names that fit several pieces of hardware
+PRICED = ['device', 'gpu', 'cpu', 'n_cores'] # what a price depends on, besides the machine's name
+_GENERAL = 'all', 'cpu', 'gpu', 'cuda'       # names that fit several pieces of hardware
 
 def prices_of(
     df:pd.DataFrame, # Records
@@ -126,7 +127,7 @@ def prices_of(
 )->list[float]: # Of an hour of each row's device; NaN if unknown
     "The most specific price of each row; an unknown name, or one price for unequal machines, is refused"
     prices, owners = {str(k).lower(): v for k,v in prices.items()}, [str(o).lower() for o in owners]
-    rows, runs = df.reindex(columns=['device', 'gpu', 'cpu', 'n_cores']).to_dict('records'), [*map(str.lower, runs)]
+    rows, runs = df.reindex(columns=PRICED).to_dict('records'), [*map(str.lower, runs)]
     whole = {*_GENERAL, *(str(o[k]).lower() for o in rows for k in ('cpu', 'gpu'))}
     def names(row, owner): # the most specific first
         kind = str(row['device']).partition(':')[0]

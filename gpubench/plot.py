@@ -588,7 +588,7 @@ def plot_visits(
 # %% ../nbs/30_plot.ipynb #00e26b50
 @drawing()
 def plot_price_speed(
-    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, slowest and fastest visit `lo`, `hi`
+    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, from `lo` to `hi` over its visits
     base:str='',         # Name of the machine that the line goes through
     ax:Axes|None=None,   # Where to draw; a new figure by default
     title:str|None=None, # Above the axes
