@@ -322,8 +322,9 @@ class EpochStep(Step):
     def batch(self):
         rows = self.order.index_select(0, self.at)[0]
         return (rows,) if self.compile else tuple((_plain(o),) for o in self.make(rows))
-    def _forward(self, *batch):                        # compiled in one piece with the making of the batch, which then costs no pass
-        if self.compile: batch = [(o,) for o in self.make(*batch)]
+    def _forward(self, *batch):
+        if self.compile:                               # in one piece with the making of the batch, which then costs no pass
+            with torch.autocast('cuda', enabled=False): batch = [(o,) for o in self.make(*batch)]
         return super()._forward(*batch)
     def begin(self, step_plan): torch.index_select(self.numbers, 0, self.at, out=step_plan.rows.on_device[None])
     def end(self, loss):

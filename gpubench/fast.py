@@ -154,7 +154,7 @@ class CheckedChannelsLastCallback(ChannelsLast):
             with evaluating(self.model): self.model(*[o[:2] for o in self.xb])
         except RuntimeError as e: # such as of a `view` after the convolutions
             self.model.to(memory_format=torch.contiguous_format)
-            self.why_not = f"The network doesn't run so: {str(e).splitlines()[0]}"
+            self.why_not = f"The network doesn't run in channels_last: {str(e).splitlines()[0]}"
     def __reduce__(self): return ChannelsLast, (), dict(learn=self.learn)
 
 # %% ../nbs/23_fast.ipynb #c5037f05
@@ -307,7 +307,12 @@ class GraphedStepCallback(FusedStepCallback):
         def random_and_held(): return is_end and (host_random(not self.capture.draws_on_cpu), self._look()[1][1])
         before = random_and_held()
         step.n_seen += 1
-        out = self.capture.warm_up(lambda: step.eager(self, is_last))
+        try: out = self.capture.warm_up(lambda: step.eager(self, is_last))
+        except Exception as e:
+            if not step.compile: raise
+            self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+            step.compile, step.forward = False, step._forward
+            out = self.capture.warm_up(lambda: step.eager(self, is_last))
         after = random_and_held()
         if before!=after: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.'
             if before[0]!=after[0] else 'The network or the loss changes numbers of its own at each step.')
@@ -403,7 +408,7 @@ class GraphedStepCallback(FusedStepCallback):
 def keep_pages(
     system=None, # What `platform.system()` returns; tests pass another
 )->str: # Why not; empty if it was done
-    "Let glibc keep large blocks of memory instead of giving them back to the system; there is no way back"
+    "Make glibc keep large blocks of memory instead of returning them to the system; this can't be undone"
     if (system or platform.system())!='Linux' or platform.libc_ver()[0]!='glibc':
         return 'Only glibc, on Linux, can be asked to keep its pages.'
     mallopt = ctypes.CDLL(None).mallopt
@@ -441,9 +446,9 @@ class SpeedUp:
         return found
 
     def mix(self):
-        if not self.on_gpu: self.add('bf16', 'On a CPU fastai trains in fp32, whatever is asked for.', False)
+        if not self.on_gpu: self.add('bf16', 'fastai always trains in fp32 on a CPU.', False)
         elif not self.has('bf16', MixedPrecision):
-            self.add('bf16', 'products in half the bits', cb=MixedPrecision(amp_mode='bf16'))
+            self.add('bf16', 'matrix products in 16 bits', cb=MixedPrecision(amp_mode='bf16'))
 
     def order_channels(self):
         model, is_mixed = self.learn.model, any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
@@ -460,10 +465,10 @@ class SpeedUp:
 
     def defer_losses(self):
         learn = self.learn
-        if not self.on_gpu: self.add('recorder', 'A loss on a CPU needs no waiting for.', False)
+        if not self.on_gpu: self.add('recorder', 'Reading a loss on a CPU costs no wait.', False)
         elif self.has('recorder', DeferredRecorder): pass
         elif type(getattr(learn, 'recorder', None)) is not Recorder:
-            self.add('recorder', "The Learner has no recorder, or one of its own kind.", False)
+            self.add('recorder', "The Learner has no recorder, or a custom one.", False)
         else:
             old, readers = swap_recorder(learn, DeferredRecorder()), ', '.join(loss_readers(learn))
             why = f'{readers} may need the loss after each step and gets it' if readers else 'no wait for a loss'
@@ -475,8 +480,8 @@ class SpeedUp:
 
     def search_kernels(self):
         cudnn, part = torch.backends.cudnn, 'kernels'
-        if not self.on_gpu: self.add(part, "They are chosen by cuDNN, on a GPU.", False)
-        elif cudnn.deterministic: self.add(part, 'Deterministic kernels are asked for.', False)
+        if not self.on_gpu: self.add(part, "cuDNN chooses kernels on GPUs only.", False)
+        elif cudnn.deterministic: self.add(part, 'Deterministic kernels are required.', False)
         elif cudnn.benchmark: self.add(part, 'cuDNN searches already.')
         else:
             cudnn.benchmark = True
@@ -490,7 +495,7 @@ class SpeedUp:
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
 
     def keep_pages(self):
-        why = 'They matter on a CPU.' if self.on_gpu else keep_pages()
+        why = 'They matter on CPUs only.' if self.on_gpu else keep_pages()
         self.add('pages', why or 'no page faults at each step; until the process ends', not why)
 
     def undo(self):

@@ -218,9 +218,9 @@ class NativeUpdate(ForeachUpdate):
 
 # %% ../nbs/13_optim.ipynb #dafcb1ac
 def make_update(
-    step_plan,             # A `StepPlan`
+    step_plan,        # A `StepPlan`
     grads,            # A gradient for each of its parameters
-    capturable=False, # Will it run again and again by a graph, with other numbers?
+    capturable=False, # Will a graph replay it, with other numbers?
 ):
     "The fastest update that these tensors allow"
     tensors = [*step_plan.params, *grads]
@@ -237,8 +237,7 @@ class FusedOptimizer(Optimizer):
     "A fastai Adam or SGD that steps in one launch; made by `fuse`"
     capturable, _plan, _update = False, None, None          # will its steps be captured?
     def __init__(self, *args, **kwargs): raise ValueError(
-        "FusedOptimizer is no opt_func: it is made of a fastai Adam or SGD. Use opt_func=Adam, and `speed_up(learn)`, or "
-        "`fuse(opt)` on the optimizer.")
+        "FusedOptimizer can't be used as an opt_func. Use opt_func=Adam, then call `speed_up(learn)` or `fuse(opt)`.")
     def step_plan(self):
         if self._plan is None or not self._plan.is_current(): self._plan, self._update = StepPlan(self), None
         return self._plan
@@ -274,7 +273,7 @@ def fuse(
 ):       # The same; `ValueError` if it is neither Adam nor SGD
     "Let an optimizer step in one launch"
     if type(opt) not in (Optimizer, FusedOptimizer) or find_recipe(opt) is None: raise ValueError(
-        "The step of this optimizer cannot be fused, only those of fastai's Adam and SGD: use one of them as opt_func.")
+        "The step of this optimizer cannot be fused. Only fastai's Adam and SGD can: use one of them as opt_func.")
     params = [p for ps in opt.param_lists for p in ps]
     if len(set(params))<len(params): raise ValueError(
         "The step of this optimizer cannot be fused: a parameter is in two of its groups, and is stepped twice.")

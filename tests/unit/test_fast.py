@@ -164,6 +164,27 @@ def test_a_captured_step_of_compiled_kernels_trains_as_the_eager_one_does(gather
     for a,b in zip(compiled.model.state_dict().values(), eager.model.state_dict().values()): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
 
+class Broken(nn.Sequential):
+    "Python that a compiler can't follow"
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_what_cannot_be_compiled_trains_eagerly_and_one_sentence_says_why(gathered):
+    def model(): return Broken(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    eager, compiled = (learner(o, gathered=o and gathered, model=model, splitter=params) for o in (False, True))
+    compiled.graphed_step.compile = True
+    with pytest.warns(UserWarning, match="It can't be compiled"):
+        for o in eager, compiled:
+            set_seed(1)
+            o.dls.train.rng.seed(1)
+            o.fit(2, 1e-2)
+    assert "It can't be compiled" in compiled.graphed_step.why_not and not compiled.graphed_step.n_replays
+    assert_same(eager, compiled)
+
+
 class At(Callback):
     "Calls a function at an event of training, which leaves the loss alone"
     leaves_the_loss = True
@@ -379,11 +400,11 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('random generator of its own', dict(model=lambda: nn.Sequential(network(), Generator()))),
     ('numbers of its own at each step', dict(model=lambda: nn.Sequential(network(), Counting()))),
     ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
-    ("only those of fastai's Adam and SGD", dict(opt_func=own_adam)),
+    ("Only fastai's Adam and SGD can", dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
     ('was read on the host', dict(model=lambda: nn.Sequential(network(), Item()))),
     ('inside acts within the step', dict(cbs=[Inside()])),
-    ("only those of fastai's Adam and SGD", dict(opt_func=RAdam)),
+    ("Only fastai's Adam and SGD can", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('A callback computes the loss', dict(cbs=[OwnLoss()])),
     ('fp16 looks at the gradients', dict(cbs=[MixedPrecision()]))])
@@ -572,7 +593,7 @@ def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
     (stock, _), (fast, done) = fitted(Viewed, False), fitted(Viewed, True)
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
     row = done.to_df().set_index('part').loc['channels_last']
-    assert not row.on and "doesn't run so: view size" in row.why
+    assert not row.on and "doesn't run in channels_last: view size" in row.why
 
 @pytest.mark.parametrize('model, part, why', [
     (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 28, 28)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(2*26*26, 10)),
@@ -659,7 +680,7 @@ def test_a_generator_of_the_module_is_not_captured():
 
 
 def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
-    with pytest.raises(ValueError, match='FusedOptimizer is no opt_func'): classifier_of(opt_func=FusedOptimizer).create_opt()
+    with pytest.raises(ValueError, match="FusedOptimizer can't be used as an opt_func"): classifier_of(opt_func=FusedOptimizer).create_opt()
     with pytest.raises(ValueError, match="capture is 'x', but it has to be"): GraphedStepCallback(capture='x')
 
 
