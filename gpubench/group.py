@@ -26,7 +26,7 @@ from .core import n_cores, pick_device, user_place
 
 # %% ../nbs/23_group.ipynb #8ea30bdb
 _TIMEOUT_S = 300   # after which a rank gives up waiting for another
-_LEAVE_S = 30      # for leaving the group, which a captured CUDA graph can keep from ending; the result is saved by then
+_LEAVE_S = 30      # for leaving the group with the result saved; a captured CUDA graph can make it hang
 
 def rank()->int:
     "This process's number in its group"
