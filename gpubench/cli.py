@@ -142,6 +142,7 @@ prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=Tru
 deeper = click.option('--deeper', is_flag=True, help='Use the notebooks in labs/deeper, which go beyond the labs.')
 labs_option = click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER, not the included ones.')
 wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
+ALWAYS_QUEUED = '--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.'
 out_folder = click.option('--out', default='', metavar='FOLDER',
                           help='Folder for the results. Default: a new folder runs/<time>.')
 
@@ -386,6 +387,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
                                run_jobs)
     from gpubench.process import StopSignals
     from gpubench.record import records_path
+    if wait and where: raise OurError(ALWAYS_QUEUED)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     asked = device, profile, read_parameters(file) if file is not None else None, texts
     jobs = [] if where else prepare_run(names, *asked, folder)
@@ -471,6 +473,8 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
     To resume a sweep, repeat the command with the same --out; only missing visits run.
     """
+    if wait and where in ('slurm', 'local'): raise OurError(ALWAYS_QUEUED)
+    if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
     from gpubench import sweep as library
     from gpubench.data import get_images

@@ -26,6 +26,7 @@ from .core import n_cores, pick_device, user_place
 
 # %% ../nbs/23_group.ipynb #8ea30bdb
 _TIMEOUT_S = 300   # after which a rank gives up waiting for another
+_LEAVE_S = 30      # for leaving the group with the result saved; a captured CUDA graph can make it hang
 
 def rank()->int:
     "This process's number in its group"
@@ -107,21 +108,22 @@ def _run_rank(): # in a process of its own
     "Join the group, call the function and save its result or its error in the folder"
     import cloudpickle
     threading.Thread(target=_end_with_parent, args=[int(sys.argv[2])], daemon=True).start()
-    def leave(**found):
+    def save(**found):
         file = Path(sys.argv[1])/f"{os.environ['RANK']}.new"
         file.write_bytes(cloudpickle.dumps(found))
         file.replace(file.with_suffix('.rank'))
         sys.stdout.flush(), sys.stderr.flush()
-        os._exit('error' in found)                   # without waiting for any library's threads
-    def fail(e): leave(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError),
-                       at=monotonic_ns())
+    def fail(e):
+        save(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError), at=monotonic_ns())
+        os._exit(1)                                  # without waiting for any library's threads
     try:
         function, args, device = cloudpickle.loads((Path(sys.argv[1])/'job').read_bytes())
         with join_group(device) as mine:
-            try: value = function(mine, *args)
+            try: save(value=function(mine, *args))
             except Exception as e: fail(e)           # within the group, before the others notice
+            threading.Timer(_LEAVE_S, os._exit, [0]).start()
     except Exception as e: fail(e)
-    leave(value=value)
+    os._exit(0)
 
 # %% ../nbs/23_group.ipynb #1ec8570b
 def _failure(folder, n):

@@ -392,7 +392,7 @@ def sweep(
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
-    points = plan(trials, run)
+    points = plan(trials, run, here=not dry_run)           # which may be for a cluster
     check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')

@@ -57,6 +57,11 @@ def test_two_machines_meet_at_one_of_them():
     assert a['environment']['PET_RDZV_ENDPOINT']=='machine-a:29500' and a['extends']==b['extends']
     assert a['command'][:-1]==b['command'][:-1] and a['command'][-1]!=b['command'][-1]
     assert set(a['extends'].values())=={compose_files[0], 'bench'}
+    # `extends` copies the profile of bench, too; without naming it, `up` finds no service
+    assert read_compose(text(compose_files[0]))['services']['bench']['profiles']==['run']
+    commands = {' '.join(re.findall('docker compose -f docker-compose.two.yml [^`\n\\\\]*', text(o))).strip()
+                for o in ('docker-compose.two.yml', 'nbs/labs/09_many_gpus.ipynb')}
+    assert commands=={'docker compose -f docker-compose.two.yml --profile run up --abort-on-container-exit'}
 
 def test_devcontainer_schema(dev):
     schema = json.loads(text('tests/repo/devcontainer.schema.json'))

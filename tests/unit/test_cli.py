@@ -540,3 +540,19 @@ def test_a_sweep_for_scripts_prints_nothing_but_its_table(tmp_path):
 def test_a_dry_run_runs_nothing(tmp_path, call):
     said = call('sweep', '--bs', '16,64', '--device', 'cpu', '--dry-run', '--out', tmp_path/'mine')
     assert said.exit_code==0 and '9 visits to go, 3 min at most' in said.stdout and not (tmp_path/'mine').exists()
+
+
+def test_a_dry_run_for_a_cluster_needs_no_gpu_here(call, monkeypatch):
+    monkeypatch.setattr('torch.cuda.is_available', lambda: False)
+    args = 'sweep', '--bs', '16,64', '--device', 'cuda', '--dry-run'
+    said = call(*args, '--on', 'slurm')
+    assert said.exit_code==0 and '9 visits to go' in said.stdout, said.output
+    refused(call(*args), 'cuda')
+
+
+@pytest.mark.parametrize('form', ['json', 'csv'])
+def test_a_dry_run_has_no_table(call, form): refused(call('sweep', '--device', 'cpu', '--dry-run', f'--{form}'), f'Leave out --{form}')
+
+
+@pytest.mark.parametrize('verb, on', [('run', 'slurm'), ('run', 'local'), ('sweep', 'slurm'), ('sweep', 'local')])
+def test_jobs_need_no_wait(call, verb, on): refused(call(verb, '--device', 'cpu', '--wait', '--on', on), 'Leave it out')

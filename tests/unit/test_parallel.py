@@ -179,6 +179,13 @@ def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
 
+def test_a_group_that_cannot_be_left_keeps_its_results():
+    def work(device):
+        from gpubench import group
+        group._LEAVE_S, group.dist.destroy_process_group = .2, lambda: sleep(1000)
+        return rank()
+    assert launch(work)==[0, 1]
+
 def free_port():
     with socket.socket() as s:
         s.bind(('localhost', 0))
