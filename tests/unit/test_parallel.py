@@ -37,7 +37,7 @@ def ranks_alive():
         except psutil.Error: return False
     return [o for o in psutil.process_iter() if is_one(o)]
 
-def all_gone(seconds=15):
+def all_gone(seconds=60): # a rank may still be importing torch
     end = perf_counter()+seconds
     while ranks_alive() and perf_counter()<end: sleep(.2)
     return not ranks_alive()
