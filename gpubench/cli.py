@@ -530,7 +530,7 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
     monitored, and cost if prices are given. A price's NAME can be a run, or part of the name of a CPU or GPU.
 
     RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
-    runs, or --base, --out, --json or --csv, produce one table in which each run stands for a machine.
+    runs, or --base, --out, --json or --csv, produce one table with each run as a machine.
     """
     from gpubench import compare as library
     from gpubench.machines import Comparison, price_runs, read_prices, read_runs, write_comparison

@@ -98,11 +98,11 @@ def _completed(df):
                      images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
 
 # %% ../nbs/31_compare.ipynb #ce6b4ba6
-_KINDS = dict(cuda='gpu', cpu='cpu')   # of a device -> the field that names its hardware
+KINDS = dict(cuda='gpu', cpu='cpu')   # of a device -> the field that names its hardware
 
 def hardware_name(row:dict)->str: # 'NVIDIA H200'; 'Intel Xeon, 16 cores'
     "What a visit computed on, as far as its price depends on it"
-    kind = _KINDS.get(str(row.get('device')).partition(':')[0])
+    kind = KINDS.get(str(row.get('device')).partition(':')[0])
     shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
     return shown + f', {cores} cores'*(kind=='cpu' and is_known(cores))
 
@@ -123,17 +123,19 @@ def prices_of(
     prices:dict,     # Name -> price of an hour, as `add_prices` takes it
     owners,          # Name of each row's machine: as in the records, or its run
     by:str,          # How to give unequal machines a price each, for the error
-    runs=(),         # Owners whose visits may have been sent in by several machines
+    runs=(),         # Owners whose visits several machines may have sent in; with these, each price must be used
 )->list[float]: # Of an hour of each row's device; NaN if unknown
     "The most specific price of each row; an unknown name, or one price for unequal machines, is refused"
-    prices, owners = {str(k).lower(): v for k,v in prices.items()}, [str(o).lower() for o in owners]
+    prices = {str(k).lower(): v for k,v in prices.items()}
+    owners = [str(plain_value(o) or '').lower() for o in owners]
     rows, runs = df.reindex(columns=PRICED).to_dict('records'), [*map(str.lower, runs)]
     whole = {*_GENERAL, *(str(o[k]).lower() for o in rows for k in ('cpu', 'gpu'))}
     def names(row, owner): # the most specific first
-        kind = str(row['device']).partition(':')[0]
-        hardware = str(plain_value(row.get(_KINDS.get(kind))) or '').lower()
+        device = str(plain_value(row['device']) or '')
+        kind = device.partition(':')[0]
+        hardware = str(plain_value(row.get(KINDS.get(kind))) or '').lower()
         parts = [o for o in prices if o in hardware and o not in whole]
-        return [o for o in (owner, hardware, *parts, str(row['device']), _KINDS.get(kind), kind, 'all') if o]
+        return [o for o in (owner, hardware, *parts, device, KINDS.get(kind), kind, 'all') if o]
     called = [*map(names, rows, owners)]
     known = sorted({o for those in called for o in those})
     for o,price in prices.items():
@@ -142,6 +144,8 @@ def prices_of(
         if o not in (*_GENERAL, *known): raise ValueError(
             f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}There are: {', '.join(known)}.")
     used = [next((o for o in those if o in prices), None) for those in called]
+    unused = [o for o in prices if o not in used]
+    if runs and unused: raise ValueError(f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
     for o,price in prices.items():
         fits = [row for row,owner,name in zip(rows, owners, used) if name==o and (o!=owner or o in runs)]
         refuse_unequal(o, price, fits, by, whole=o=='all' or o in runs)

@@ -153,6 +153,10 @@ def run_probe(*names):
     "Print a line of JSON for each step, on a new line after what packages print; runs in its own process"
     for o in names: print('\n'+json.dumps({'probe': o} | plain_record(attempt(_STEPS[o]))), flush=True)
 
+def _signal_name(number):
+    try: return signal.Signals(number).name
+    except ValueError: return f'signal {number}'                      # such as 40, a real-time signal
+
 def run_program(args, timeout_s, **kwargs):
     "stdout, stderr, and why a program didn't succeed. One that can't be killed is left behind"
     try: p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
@@ -164,7 +168,7 @@ def run_program(args, timeout_s, **kwargs):
         try: out, err = p.communicate(timeout=1)
         except subprocess.TimeoutExpired: pass                        # stuck in a driver, where no signal reaches it
     why = (f'no answer within {timeout_s} s' if code is None else f'it ended with exit code {code}' if code>=0 else
-           f'it was ended by {signal.Signals(-code).name}')
+           f'it was ended by {_signal_name(-code)}')
     return out.decode('utf-8', 'replace'), err.decode('utf-8', 'replace'), why
 
 # %% ../nbs/40_doctor.ipynb #d8cfbeab
@@ -290,7 +294,8 @@ def cure(error, remedy):
 
 def unmet(dist):
     "Requirements of a package that are missing, those installed in a wrong version, and how many there are"
-    from packaging.requirements import Requirement
+    try: from packaging.requirements import Requirement
+    except ImportError: return ['packaging'], {}, 1
     try: found = [Requirement(o) for o in requires(dist) or []]
     except PackageNotFoundError: found = []                       # a checkout that isn't installed
     needed = [(o, package_version(o.name)) for o in found if not o.marker or o.marker.evaluate(dict(extra=''))]

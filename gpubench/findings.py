@@ -18,7 +18,6 @@ from fastcore.basics import patch
 from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_interval, fmt_list,
                               fmt_range, group_by_settings, load_records, match_sides, noise_warning, speed_ratio,
                               spread, text_table, verdict)
-from .core import is_number
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
 from .record import FIELDS, PHASE_NAMES, field

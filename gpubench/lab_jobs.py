@@ -7,7 +7,6 @@ __all__ = ['run_labs_on']
 
 # %% ../nbs/42_lab_jobs.ipynb #956506e5
 import json
-from pathlib import Path
 
 from .cluster import Call, Jobs, merge_records, slurm_options
 from .core import one_of

@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from .compare import (PRICED, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio, load_records,
-                              prices_of, text_table)
+from .compare import (KINDS, PRICED, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
+                              load_records, prices_of, text_table)
 from .core import hide_known_warnings, nearest
 from .plot import phase_shares, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
@@ -62,7 +62,7 @@ def price_runs(
     runs:dict,   # As `read_runs` returns them
     prices:dict, # Name -> price of an hour, as `add_prices` takes it, but with the names of runs
 )->dict: # The same runs, with `price_per_h`
-    "Give each machine its price; an unknown name, or one price for unequal machines, is refused"
+    "Give each machine its price; a name that no run uses, or one price for unequal machines, is refused"
     both = pd.concat([df.reindex(columns=PRICED).assign(run=run) for run,df in runs.items()], ignore_index=True)
     found = pd.Series(prices_of(both, prices, both.run, 'by the name of its run', runs))
     return {run: df.assign(price_per_h=found[both.run==run].tolist()) for run,df in runs.items()}
@@ -75,7 +75,7 @@ class Machine(Side):
 
     @property
     def hardware(self)->str:
-        return str(plain_value(self.visits.iloc[0].get(dict(cuda='gpu', cpu='cpu').get(self.kind))) or 'unknown')
+        return str(plain_value(self.visits.iloc[0].get(KINDS.get(self.kind))) or 'unknown')
 
     def like(self, row:dict, names:list)->pd.DataFrame: # Its visits that succeeded with these settings
         "The visits of a row"

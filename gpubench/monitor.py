@@ -22,7 +22,7 @@ import psutil
 from fastai.callback.core import Callback
 
 from .core import check_value, file_text, is_number
-from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, device_names, gpu_sources, throttle_words
+from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, device_names, gpu_sources
 from .timing import batch_images
 
 # %% ../nbs/22_monitor.ipynb #53bcf55a

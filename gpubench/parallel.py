@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .capture import capture_stream
 from .core import wait_for
-from .data import share
 from .group import average_gradients, n_ranks, rank
 
 # %% ../nbs/24_parallel.ipynb #197bc4e2

@@ -487,7 +487,8 @@ def plot_memory(
 )->Axes:
     "Batch size against GPU memory: allocated, reserved, and used on the device, as far as known"
     need_columns(df, 'bs')
-    if 'device' in df: df = df[df.device.ne('cpu')].reset_index(drop=True)
+    if 'device' in df: df = df[df.device.ne('cpu')]
+    df = df.reset_index(drop=True)
     columns = [o for o in MEMORY if o in df and pd.to_numeric(df[o], errors='coerce').notna().any()]
     if not columns:
         raise ValueError("No GPU memory was measured in these records: on a CPU there is none. Pass records of device "

@@ -307,6 +307,9 @@ def test_a_broken_parameter_cell(labs, tmp_path):
     head = nbformat.read(write_lab(labs, '01_odd'), 4).cells[0]
     write_lab(labs, '01_odd', cells=[head, new_code_cell('n = 3', metadata=dict(tags=['parameters']))])
     with pytest.raises(ValueError, match='Line 1'): run(labs, tmp_path, params=dict(seed=1))
+    params = [new_code_cell(STANDARD, metadata=dict(tags=['parameters'])) for _ in range(2)]
+    write_lab(labs, '01_odd', cells=[head, *params])
+    with pytest.raises(ValueError, match='must have one cell tagged `parameters`, and has 2'): run(labs, tmp_path)
     assert nothing_ran(tmp_path)
 
 

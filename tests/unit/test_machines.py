@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpubench.cli import cli
+from gpubench.compare import add_prices, load_records
 from gpubench.machines import Comparison, price_runs, read_runs, write_comparison
 from gpubench.record import FIELDS
 from made_up_records import HOSTILE, PARTS, folder_of, visits
@@ -35,6 +36,15 @@ def test_prices_are_for_equal_machines_only(tmp_path):
     with pytest.raises(ValueError, match='unequal machines'): price_runs(runs, {'made-up gpu': .5})
     said = CliRunner().invoke(cli, ['compare', *map(str, class_of(tmp_path, 3)), '--price', '2.5'])
     assert said.exit_code==2 and 'unequal machines' in said.stderr
+
+
+def test_a_price_that_no_run_uses_is_refused(tmp_path):
+    both = [folder_of(tmp_path/o, visits((64,), ['cpu'], machine=None)) for o in 'ab']
+    said = CliRunner().invoke(cli, ['compare', *map(str, both), '--price', 'gpu=2.5'])
+    assert said.exit_code==2 and "No run uses the price of 'gpu'; there are: a, all, b, cpu" in said.stderr
+    with pytest.raises(ValueError, match="No run uses the price of 'all'"): price_runs(read_runs(both), dict(cpu=1., all=2.))
+    for o in ('nan', 'none'):
+        with pytest.raises(ValueError, match=f'No run has {o!r}'): add_prices(load_records(both), {o: 1.})
 
 
 BROKEN = {'deep': '{"schema": 3, "a": ' + '['*900 + ']'*900 + '}\n', 'long': json.dumps(dict(schema=3, cpu='x'*2**21))+'\n',
