@@ -44,8 +44,8 @@ from tqdm.auto import tqdm
 
 # %% ../nbs/11_data.ipynb #4bd9f9b9
 DATASETS = dict(
-    digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px grey by default',
-    digits60k='60,000 and 10,000 distorted copies of these digits, as many as in MNIST; 28 px grey; drawn on first use',
+    digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px gray by default',
+    digits60k='60,000 and 10,000 distorted copies of these digits, as many as in MNIST; 28 px gray; drawn on first use',
     synthetic='random images of any count, size and channels with a faint pattern for each of 10 classes',
     birds='600 drawn woodland scenes as JPEG files, with a bird or without; 2 classes, 224 px and more',
     mnist='70,000 handwritten digits of 28 px; downloaded once',
@@ -289,7 +289,7 @@ def get_images(
     "A data set by name: labels, split and where the pixels come from"
     check_dataset(dataset)
     if size is not None: check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
-    if n_channels not in (None,1,3): raise ValueError(f"n_channels must be 1 (grey) or 3 (colour), not {n_channels!r}.")
+    if n_channels not in (None,1,3): raise ValueError(f"n_channels must be 1 (gray) or 3 (color), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
     shapes = dict(digits=(28,1), digits60k=(28,1), synthetic=(28,1)) | {k: (o.size, o.n_in) for k,o in OFFICIAL.items()}
     shape = tuple(asked or usual for asked,usual in zip((size, n_channels), shapes.get(dataset, (224,3))))
@@ -313,7 +313,7 @@ class BatchAugment(DisplayedTransform):
     order, split_idx = Normalize.order+1, 0
     def __init__(self,
         flip:bool=True,      # Mirror every other image, left to right
-        shift_px:int=4,      # At most this far in either direction; what moves in is 0, the mean colour
+        shift_px:int=4,      # At most this far in either direction; what moves in is 0, the mean color
         degrees:float=0.,    # Turn by at most this much
         zoom_frac:float=0.,  # Larger or smaller by at most this fraction
     ):
@@ -344,12 +344,12 @@ def _open_named(cls, source, kwargs):
         raise ValueError(f"The image {source} cannot be decoded ({reason}). Delete or replace it{_THEN}.") from e
 
 class NamedImage(PILImage):
-    "A colour image whose file is named if it can't be decoded"
+    "A color image whose file is named if it can't be decoded"
     @classmethod
     def create(cls, fn, **kwargs): return _open_named(PILImage, fn, kwargs)
 
 class NamedImageBW(PILImageBW):
-    "A grey image whose file is named if it can't be decoded"
+    "A gray image whose file is named if it can't be decoded"
     @classmethod
     def create(cls, fn, **kwargs): return _open_named(PILImageBW, fn, kwargs)
 

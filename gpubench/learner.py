@@ -65,7 +65,7 @@ def time_learner(
         learn.fit(n_epoch)
     ran = _seen(learn, seen, n_epoch)
     asked = point | ({'device': str(point['device']).partition(':')[0]} if 'device' in point else {})
-    seen.refuse(f"{k} was to be {point[k]} and was {v}" for k,v in ran.items()
+    seen.refuse(f"{k} should have been {point[k]}, but was {v}" for k,v in ran.items()
                 if k in point and v is not None and v!=asked[k])
     epochs = learn.step_timer.epochs_df()
     times = epoch_times(learn.step_timer,

@@ -165,7 +165,7 @@ _PLUMAGE = [ # one kind of bird a line: back and wings, breast, head, tail, beak
     [(118,136, 70), (172,180, 84), (126,142, 74), (104,112, 66), (206,176,150)],
     [(176,132,114), (202,158,140), (186,140,120), (48, 48, 54), (58, 54, 54)],
     [(110,132,156), (220,166,112), (104,126,150), (92,108,128), (68, 70, 76)]]
-_BODY = dict( # part -> outline, colour of the plumage, brightness; drawn in this order
+_BODY = dict( # part -> outline, color of the plumage, brightness; drawn in this order
     far   =([(.15,-.10), (.16,-.32), (.10,-.52), (.02,-.66), (-.05,-.60), (-.12,-.56), (-.13,-.46), (-.18,-.40),
              (-.16,-.28), (-.12,-.06)], 0, .6),
     tail  =([(-.22,-.06), (-.62,-.01), (-.66,.05), (-.60,.09), (-.22,.07)], 3, .85),
@@ -196,7 +196,7 @@ class _Shapes:
     def __init__(self, rng): self.rng = rng
 
     def bird(self, length, colours):
-        "Parts of a bird about (0,0) as (outline in px, colour), its eye, its legs (none when it flies)"
+        "Parts of a bird about (0,0) as (outline in px, color), its eye, its legs (none when it flies)"
         uniform = self.rng.uniform
         flying = self.rng.random()<.35
         tilt = uniform(-.3,.25) if flying else uniform(-.75,.1)
@@ -239,7 +239,7 @@ class _Scenery(_Shapes):
         return np.asarray(Image.fromarray(a).resize((w,h), Image.Resampling.BICUBIC))
 
     def paint(self, picture, points, colour, marks=None, number=0):
-        "Fill an outline with a colour, lit from above; enter its `number` into the picture `marks`"
+        "Fill an outline with a color, lit from above; enter its `number` into the picture `marks`"
         corner = np.floor(points.min(0)).astype(int)
         w,h = (np.ceil(points.max(0)).astype(int)-corner+1).tolist()
         inside = Image.new('L', (w,h))
@@ -250,7 +250,7 @@ class _Scenery(_Shapes):
         if marks is not None: marks.paste(number, tuple(corner.tolist()), inside)
 
     def light(self, w, h):
-        "(h,w,3) light and shade between a bright top and a dark floor; the two colours"
+        "(h,w,3) light and shade between a bright top and a dark floor; the two colors"
         hue = self.rng.uniform([-14,-8,-14], [14,12,10])
         top = np.array([176,196,150])+1.5*hue+self.rng.uniform(-30,24)
         low = np.array([70,76,44])+hue+self.rng.uniform(-16,16)
@@ -319,7 +319,7 @@ BIRD_CLASSES = ['bird', 'woodland']
 _SHARP = 2   # objects are drawn at twice the size, so that their edges become smooth
 
 class _Wood(_Scenery):
-    "A bird in a wood, or what has its colours"
+    "A bird in a wood, or what has its colors"
     def place_bird(self, w, h):
         "A bird somewhere in a picture of that size: parts, eye and legs in px"
         colours = np.array(_PLUMAGE[self.rng.integers(len(_PLUMAGE))])+self.rng.normal(0,9,3)
@@ -353,7 +353,7 @@ class _Wood(_Scenery):
         if kind==0: ImageDraw.Draw(picture).line(np.ravel(vein-middle+at).tolist(), fill=_rgb(colour, .8), width=2)
 
     def scatter(self, picture, sizes, colours, taken):
-        "Pieces of those areas (px²) and colours, the large ones in up to four pieces"
+        "Pieces of those areas (px²) and colors, the large ones in up to four pieces"
         for size,colour in sorted(zip(sizes, colours), key=lambda o: -o[0]):
             n = int(min(self.rng.integers(1,5), 1+size//400))
             for share in self.rng.dirichlet([8]*n): self.piece(picture, share*size, colour, taken)
@@ -361,7 +361,7 @@ class _Wood(_Scenery):
 # %% ../nbs/10_made.ipynb #31e1e8db
 def draw_wood(
     i:int,          # Number of the picture, the seed of everything random
-    with_bird:bool, # Draw the bird, or scatter its colours
+    with_bird:bool, # Draw the bird, or scatter its colors
 )->Image.Image:     # RGB, 224 px or more on the short side
     "A woodland scene, with a bird or without"
     rng = np.random.default_rng([42,i])

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 # %% ../nbs/12_models.ipynb #9fe28a08
 def lenet(n_classes:int=10, n_in:int=1)->nn.Module:
-    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of grey images (`n_in` channels)"
+    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of gray images (`n_in` channels)"
     conv = partial(nn.Conv2d, kernel_size=3, bias=False)
     return nn.Sequential(
         conv(n_in, 16), nn.ReLU(), nn.MaxPool2d(2),
@@ -65,7 +65,7 @@ def resnet(n_classes=10, n_in=3, make=zoo.resnet18, small_images=False):
 PRETRAINED = dict(resnet18=zoo.ResNet18_Weights.DEFAULT, resnet50=zoo.ResNet50_Weights.DEFAULT)
 
 def _pretrained(name, n_classes, n_in):
-    "A network pretrained on colour images, with a new head and a stem for 1 or 3 channels"
+    "A network pretrained on color images, with a new head and a stem for 1 or 3 channels"
     weights, m = PRETRAINED[name], getattr(zoo, name)()
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e:     # no network, or a broken file

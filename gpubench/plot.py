@@ -41,7 +41,7 @@ STYLE = {'font.size': 11, 'axes.titlesize': 11.5, 'axes.titlelocation': 'left', 
          'axes.spines.right': False, 'axes.grid': True, 'axes.axisbelow': True, 'grid.alpha': .35, 'grid.linewidth': .6,
          'lines.linewidth': 1.7, 'lines.markersize': 6.5, 'legend.fontsize': 10,
          'figure.figsize': (5.4, 3.7), 'figure.dpi': 100, 'figure.constrained_layout.use': True}
-# after Okabe & Ito (2008); purple, yellow and grey darkened
+# after Okabe & Ito (2008); purple, yellow and gray darkened
 ON_LIGHT = ['#0072B2', '#D55E00', '#009E73', '#AA4499', '#8C6D00', '#5B5B5B']
 ON_DARK = ['#56B4E9', '#E69F00', '#2FCFA0', '#E79FC7', '#F0E442', '#C8C8C8']
 _MARKERS = 'osD^vPhX'
@@ -432,7 +432,7 @@ class _Timeline:
     def notes(self, n_fits, fit):
         "Lines for the caption"
         yield f'Fit {fit} of {n_fits}, counted from 0.' if n_fits>1 else ''
-        yield f"Grey: training of an epoch{', its number above'*bool(self.numbered)}." if self.spans else ''
+        yield f"Gray: training of an epoch{', its number above'*bool(self.numbered)}." if self.spans else ''
         if self.slowed: yield f"Red: the GPU was slowed. Reason: {'; '.join(sorted({o[2] for o in self.slowed}))}."
         elif self.throttling_known: yield 'The GPU was not slowed for a reason that matters.'
         for o,t in self.df.groupby('device').time_s.max().items():

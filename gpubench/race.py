@@ -18,7 +18,7 @@ from .record import records_path
 from .stats import Interval
 from .curves import best_batch
 from .data import get_images
-from .trial import Trial, run_trial
+from .trial import Trial, epoch_seconds, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
@@ -43,7 +43,7 @@ class BestBatchSize:
     unsettled:dict       # Smaller sizes that may be as fast -> images a second over those of `bs`, an `Interval`
     reason:str           # The answer as text
 
-_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time
+_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time, as `epoch_seconds` takes them
 
 class _Race:
     "What both stages of a race share"
@@ -69,8 +69,7 @@ class _Race:
         "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
         if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
-        step_ms, first_batch_ms, closing_ms = times
-        return 1e3*n*row['bs']/(first_batch_ms+n*step_ms+closing_ms)
+        return n*row['bs']/epoch_seconds(n, *times)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
@@ -114,7 +113,7 @@ class _Race:
         if best.unsettled:
             each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})'
                              for o,i in best.unsettled.items())
-            reason += f" Not settled by visits that differ so much: {each}. More `fine_rounds` would settle it."
+            reason += f" The visits vary too much to decide about: {each}. Use more `fine_rounds`."
         device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
         rate = float(df.rate[df.stage.eq('fine') & df.bs.eq(best.bs)].median())
         return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled,

@@ -320,7 +320,7 @@ class SweepStopped(KeyboardInterrupt):
     "Ctrl-C or another signal ended a sweep; `records` holds its visits so far"
     def __init__(self, records, reason):
         n_all, out, why = len(records.visits), records.out, str(reason).replace('SIGINT', '') or 'Ctrl-C'
-        kept = f"in {out}, and the same call goes on from there" if out is not None else "in this exception's `records`"
+        kept = f"in {out}, and the same call resumes there" if out is not None else "in this exception's `records`"
         super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
@@ -418,14 +418,14 @@ def sweep(
                 records.add(row)
                 if not o.fault: new.append(row)                           # else it was never tried
                 if len(new)<len(todo) and _fail_alike(new):
-                    print(f"Stopped after {len(new)} of {len(todo)} visits: all of them failed alike: "
-                          f"{new[0]['error'].rstrip('.')}. The same call goes on with the others.")
+                    print(f"Stopped after {len(new)} of {len(todo)} visits: all failed with the same error: "
+                          f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
                     break
             with signals.listening(): pass                                # a signal during the last visit
         except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
     found = records.frame()
     unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
-    if len(unseen): print(f"Not verified, since no training shows it: {'; '.join(unseen)}.")
+    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
     n = sum(o in FAILED for o in found.get('status', ()))
     if n and out is not None:
         them = 'them' if n>1 else 'it'

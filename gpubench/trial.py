@@ -279,15 +279,15 @@ class SeenCallback(Callback):
             'batch norm over all devices': (trial.sync_bn, is_synced),
             'the batch size': ([trial.process_bs], sorted({o['n_images'] for o in timer.steps})),
             "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
-        self.refuse(f"{what} was to be {asked} and {'could not be seen at work' if ran is None else f'was {ran}'}"
+        self.refuse(f"{what} should have been {asked}, but {'could not be seen at work' if ran is None else f'was {ran}'}"
                     for what,(asked,ran) in table.items()                # None is accepted, except for these:
                     if asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16')))
 
     def refuse(self, wrong):
         "A `RuntimeError` if any setting didn't happen; `wrong` has a phrase for each"
         if wrong := '; '.join(wrong): raise RuntimeError(
-            f"Not everything that was asked for happened: {wrong}. "
-            "The times would carry the wrong label, so none are given.")
+            f"Some settings had no effect: {wrong}. "
+            "The times would be mislabeled, so none are given.")
 
 # %% ../nbs/25_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
@@ -421,12 +421,17 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 
 
 # %% ../nbs/25_trial.ipynb #95695eb4
+def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms):
+    "An epoch's start-up, steps and closing together"
+    return (first_batch_ms+n_steps*step_ms+closing_ms)/1e3
+
 def epoch_times(timer, trial, n_steps):
     "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback` after its fits"
     df, epochs = timer.to_df(), timer.epochs_df()
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s, whole_s = (first+n_steps*step.mid+closing)/1e3, epochs.train_s[epochs.n_steps==n_steps].median()
+    epoch_s = epoch_seconds(n_steps, step.mid, first, closing)
+    whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | dict(
         step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level, step_mean_ms=df.step_ms.mean(),
         half_width_frac=step.half_width_frac, n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
@@ -570,8 +575,8 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     record, start_s = about(trial), perf_counter()
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
-        "keep_pages=False, but this process keeps its pages for good since a `speed_up` or an earlier trial. Use "
-        "`sweep`, which gives each trial a process of its own, or keep_pages=True.")
+        "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, which can't be undone. "
+        "Use `sweep`, which gives each trial a process of its own, or keep_pages=True.")
     with tf32_set(trial.precision, trial.search_kernels):
         learn = make_learner(trial)
         record['setup_s'] = perf_counter()-start_s

@@ -251,7 +251,7 @@ def test_ctrl_c_between_visits(tmp_path, monkeypatch):
         append_record(path, record)
     with monkeypatch.context() as m:
         m.setattr(library, 'append_record', pressed)
-        with pytest.raises(SweepStopped, match='after 1 of 3 visits.*same call goes on') as stopped:
+        with pytest.raises(SweepStopped, match='after 1 of 3 visits.*same call resumes') as stopped:
             here(dict(x=[1, 2, 3]), run=same, out=tmp_path)
     assert len(stopped.value.records)==len(read_records(tmp_path))==1
     assert signal.getsignal(signal.SIGINT)==before

@@ -529,7 +529,7 @@ def test_truncated_file_is_named(loader, n_workers, animals):
     (dict(n_workers=-1), 'n_workers must be .*not -1'), (dict(loader='resident', n_workers=1), 'n_workers=1'),
     (dict(loader='resident', pin_memory=True), 'copies no batches'), (dict(pin_memory=True), 'the device is the CPU'),
     (dict(size=7), 'size must be .*from 8 to 4096, not 7'), (dict(size=28.5), 'not 28.5'),
-    (dict(size=10**5), 'not 100000'), (dict(n_channels=4), 'n_channels must be 1 .grey. or 3 .colour., not 4'),
+    (dict(size=10**5), 'not 100000'), (dict(n_channels=4), 'n_channels must be 1 .gray. or 3 .color., not 4'),
     (dict(seed=-1), 'seed must be'), (dict(seed=.5), 'not 0.5'),
     (dict(max_images=0), 'max_images must be'), (dict(max_images=19), 'max_images=19 is too few'),
     (dict(dataset='synthetic', max_images=19), "max_images of 'synthetic' must be .*at least 20, not 19"),

@@ -91,7 +91,7 @@ def test_what_was_timed_and_learned_is_as_without_the_monitor():
 
 def test_a_setting_that_turns_back_in_the_stretch_is_an_error():
     learn = make_learner(resolve(SMALL))
-    with learn.no_bar(), learn.no_logging(), pytest.raises(RuntimeError, match='batch size was to be'):
+    with learn.no_bar(), learn.no_logging(), pytest.raises(RuntimeError, match='batch size should have been'):
         learn.add_cb(StepTimerCallback())
         learn.fit(1)
         learn.dls.train.bs = 32

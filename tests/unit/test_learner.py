@@ -29,13 +29,13 @@ def sweep_of(run, capsys, **point):
 def test_a_sweep_times_a_learner_and_names_what_it_cannot_verify(capsys):
     df, said = sweep_of(make_learner, capsys, bs=16, n_trn=[10, 20])
     assert (df.status.tolist(), sorted(df.n_images)) == (['ok', 'ok'], [160, 320])
-    assert df.unverified.tolist()==['n_trn', 'n_trn'] and 'no training shows it: n_trn.' in said
+    assert df.unverified.tolist()==['n_trn', 'n_trn'] and "can't be observed during training: n_trn." in said
 
 
 def test_a_setting_that_did_not_happen_is_an_error(capsys):
     df, _ = sweep_of(make_learner, capsys, bs=[16, 64], n_trn=10)
     assert df.set_index('bs').status.to_dict()=={16: 'ok', 64: 'error'}
-    assert 'bs was to be 64 and was 16' in df.set_index('bs').error[64]
+    assert 'bs should have been 64, but was 16' in df.set_index('bs').error[64]
 
 
 def test_the_warm_up_leaves_the_weights_as_they_were(capsys):
@@ -82,8 +82,8 @@ def test_text_and_segmentation(run, point, n_images, unverified, capsys):
     df, said = sweep_of(run, capsys, **point)
     assert df.status.tolist()==['ok'], df.error[0]
     assert (df.n_images.tolist(), df.unverified.tolist()) == ([n_images], [unverified])
-    assert df.epoch_s[0]>0 and df.loss[0]>0 and f'no training shows it: {unverified}.' in said
-    with pytest.raises(RuntimeError, match=f'bs was to be 3 and was {point["bs"]}'): time_learner(run(**point), dict(bs=3))
+    assert df.epoch_s[0]>0 and df.loss[0]>0 and f"can't be observed during training: {unverified}." in said
+    with pytest.raises(RuntimeError, match=f'bs should have been 3, but was {point["bs"]}'): time_learner(run(**point), dict(bs=3))
 
 
 IN_A_NOTEBOOK = """

@@ -156,7 +156,7 @@ def test_pages_are_kept_for_good():
     quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
     assert run_trial(**quick)['keep_pages'] is False
     assert run_trial(**quick, keep_pages=True)['keep_pages'] is True
-    with pytest.raises(RuntimeError, match='this process keeps its pages for good'): run_trial(**quick)
+    with pytest.raises(RuntimeError, match="made this process keep its pages, which can't be undone"): run_trial(**quick)
 
 
 def test_a_graph_that_was_warmed_up_is_what_is_timed():
@@ -175,8 +175,8 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed():
     torch.testing.assert_close(learn.recorder.losses, plain.recorder.losses, rtol=1e-4, atol=1e-5)
     learn.seen.verify(trial)
     learn.graphed_step.why_not = 'The network has hooks.'
-    with pytest.raises(RuntimeError, match='the CUDA graph was to be True and was The network has hooks'): learn.seen.verify(trial)
-    with pytest.raises(RuntimeError, match='the fused optimizer was to be False'): plain.seen.verify(trial.but(graph=False))
+    with pytest.raises(RuntimeError, match='the CUDA graph should have been True, but was The network has hooks'): learn.seen.verify(trial)
+    with pytest.raises(RuntimeError, match='the fused optimizer should have been False'): plain.seen.verify(trial.but(graph=False))
 
 
 @pytest.mark.parametrize('says, kwargs', [
