@@ -308,8 +308,7 @@ class GraphedStepCallback(FusedStepCallback):
         before = random_and_held()
         step.n_seen += 1
         try: out = self.capture.warm_up(lambda: step.eager(self, is_last))
-        except Exception as e:
-            if not step.compile: raise
+        except torch._dynamo.exc.TorchDynamoException as e:      # before anything was trained; other errors are the user's
             self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
             step.compile, step.forward = False, step._forward
             out = self.capture.warm_up(lambda: step.eager(self, is_last))
