@@ -4,20 +4,26 @@
 
 Weak scaling: each device keeps its batch. Strong scaling: the batch stays, and each device gets a part of it. All ways of one
 workload run in one group of processes for each number of devices, in rounds, in an order that is shuffled in each; a visit is
-`run_trial`, which verifies images, steps and weights. Prints a table of medians; each visit is a line of the records.
+`run_trial`, which verifies images, steps and weights, or fastai's own `distrib_ctx`, which needs the package accelerate. Prints
+a table of medians; each visit is a line of the records.
 """
 import argparse
 import random
-from importlib.util import find_spec
+from contextlib import nullcontext
 
+import numpy as np
 import pandas as pd
 import torch
+from fastai.learner import Learner
+from gpubench import data
 from gpubench.core import pick_device
 from gpubench.data import get_dls
 from gpubench.group import agree, launch, n_ranks
+from gpubench.made import draw_synthetic
 from gpubench.models import get_model
 from gpubench.record import append_record
-from gpubench.stats import ratio_ci
+from gpubench.stats import median_ci, ratio_ci
+from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, run_trial
 
 BF16 = dict(precision='bf16', channels_last=True)
@@ -26,52 +32,63 @@ WORKLOADS = {
     'ResNet-18, 32 px, b64, bf16': dict(model='resnet18', size=32, n_channels=3, bs=64, max_images=20_000, **BF16),
     'ResNet-18, 32 px, b512, bf16': dict(model='resnet18', size=32, n_channels=3, bs=512, max_images=50_000, **BF16),
     'MNIST CNN, b1000, fp32': dict(model='lenet', size=28, bs=1000, max_images=60_000)}
+STOCK = 'stock fastai, distrib_ctx'
 GRAPH = dict(graph=True, defer_losses=True)
 WAYS = {'eager, DDP': {}, 'captured, DDP': GRAPH, 'captured, one flat all-reduce': GRAPH | dict(all_reduce='flat'),
-        'captured, compiled, flat': GRAPH | dict(all_reduce='flat', compile=True)}
+        'captured, compiled, one flat all-reduce': GRAPH | dict(all_reduce='flat', compile=True), STOCK: {}}
 CPU_WAYS = {'eager, DDP': {}, 'eager, one flat all-reduce': dict(all_reduce='flat')}
 
+def draw_once():
+    "Let all visits of this process share the images of its workload, which at 224 px take many seconds to draw"
+    images, pixels, stats = data.ImageSet, {}, data.ImageSet.measured_stats
+    def draw(rows, **shape):
+        if (key := np.asarray(rows).tobytes()) not in pixels: pixels[key] = draw_synthetic(rows, **shape)
+        return pixels[key]
+    def measured_stats(self):
+        if 'stats' not in pixels: pixels['stats'] = stats(self)
+        return pixels['stats']
+    data.draw_synthetic, images.measured_stats = draw, measured_stats
+
 def stock(device, workload, bs):
-    "Step times of fastai's own `distrib_ctx`, as its documentation has it; needs accelerate and GPUs"
-    import fastai.distributed                                        # which adds `distrib_ctx`
-    from fastai.learner import Learner
-    from gpubench.stats import median_ci
-    from gpubench.timing import StepTimerCallback
+    "Step times of fastai's own `distrib_ctx`, without the wait for data: it can't split the resident loader that the others have"
+    import accelerate, fastai.distributed  # noqa: F401 (`distrib_ctx` needs the former and comes with the latter)
     o = dict(WORKLOADS[workload])
     names = 'size n_channels max_images'.split()
     dls = get_dls('synthetic', bs=bs//n_ranks(), loader='memory', device=device, **{k: o[k] for k in names if k in o})
-    learn = Learner(dls, get_model(o['model'], n_classes=dls.c, n_in=dls.n_in))
+    learn, timer = Learner(dls, get_model(o['model'], n_classes=dls.c, n_in=dls.n_in)), StepTimerCallback()
     if o.get('precision')=='bf16': learn = learn.to_bf16()
-    timer = StepTimerCallback()
-    with learn.distrib_ctx(sync_bn=False), learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=timer)
-    ms = timer.to_df().query('epoch==1').step_ms
-    return dict(status='ok', step_ms=median_ci(ms).mid, n_timed_steps=len(ms))
+    dls.train.n = min(dls.train.n, 20*bs)
+    group = learn.distrib_ctx(sync_bn=False) if n_ranks()>1 else nullcontext()
+    with group, learn.no_bar(), learn.no_logging(): learn.fit(2, cbs=timer)
+    steps = timer.to_df().query('epoch==1')
+    return dict(status='ok', step_ms=median_ci(steps.step_ms-steps.wait_ms).mid, n_timed_steps=len(steps))
 
 def visits(device, workload, n_rounds, max_s):
     "All visits of a workload in this group: its ways, weak and strong, in shuffled rounds"
     n, found, kind = n_ranks(), [], torch.device(device).type
+    draw_once()
     ways = WAYS if kind=='cuda' else CPU_WAYS
-    with_stock = ['stock fastai'] if kind=='cuda' and n>1 and find_spec('accelerate') else []
-    plans = [(way, bs_of) for way in [*ways, *with_stock] for bs_of in (['weak', 'strong'] if n>1 else ['weak'])]
+    plans = [(way, bs_of) for way in ways for bs_of in (['weak', 'strong'] if n>1 else ['weak'])]
     for i in range(n_rounds):
         for way,scaling in random.Random(agree(i)).sample(plans, len(plans)):
             bs = WORKLOADS[workload]['bs']*(n if scaling=='weak' else 1)
             settings = dict(dataset='synthetic', loader='resident', device=kind, **WORKLOADS[workload]) | dict(bs=bs, n_devices=n)
-            if way in with_stock: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
+            if way==STOCK: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
             else: row = run_trial(Trial(**settings).but(**ways[way]), half_width=.01, max_s=max_s, whole_epoch=False)
             found.append(row | dict(workload=workload, way=way, scaling=scaling, visit=i))
     return found
 
 def table(rows):
-    "Medians of the visits: a step, what it costs more than on one device, and the efficiency with its interval"
+    "Medians of the visits: a step, what it costs more than on one device, and the efficiency; intervals of 95 %"
     df, found = pd.DataFrame(rows), []
     for (workload, way, scaling, n), o in df.groupby(['workload', 'way', 'scaling', 'n_devices'], sort=False):
-        one = df[(df.workload==workload) & (df.way==(way if way!='stock fastai' else 'eager, DDP')) & (df.n_devices==1)].step_ms
+        one = df[(df.workload==workload) & (df.way==way) & (df.n_devices==1)].step_ms
         row = dict(workload=workload, way=way, scaling=scaling, n=n, step_ms=o.step_ms.median())
         if n>1 and len(one):
-            ratio = ratio_ci(one, o.step_ms)                          # how many times as long a step was on one device
-            share = 1 if scaling=='weak' else 1/n
-            row |= dict(added_ms=row['step_ms']-one.median(), efficiency=ratio.mid*share, lo=ratio.lo*share, hi=ratio.hi*share)
+            ratio = ratio_ci(o.step_ms, one)                          # how many times as long a step is as on one device
+            share, base = (1 if scaling=='weak' else 1/n), one.median()
+            row |= dict(added_ms=base*(ratio.mid-1), added_lo=base*(ratio.lo-1), added_hi=base*(ratio.hi-1),
+                        efficiency=share/ratio.mid, lo=share/ratio.hi, hi=share/ratio.lo)
         found.append(row)
     return pd.DataFrame(found)
 

@@ -1276,5 +1276,6 @@ d = { 'settings': { 'branch': 'main',
                                 'gpubench.trial.steady_rounds': ('trial.html#steady_rounds', 'gpubench/trial.py'),
                                 'gpubench.trial.tf32_set': ('trial.html#tf32_set', 'gpubench/trial.py'),
                                 'gpubench.trial.time_more': ('trial.html#time_more', 'gpubench/trial.py'),
+                                'gpubench.trial.timed_ms': ('trial.html#timed_ms', 'gpubench/trial.py'),
                                 'gpubench.trial.train_monitored': ('trial.html#train_monitored', 'gpubench/trial.py'),
                                 'gpubench.trial.warm_up': ('trial.html#warm_up', 'gpubench/trial.py')}}}

@@ -318,6 +318,11 @@ def remember(learn:Learner)->Callable:
             for k,v in state.items(): state[k] = v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     return put_back
 
+def timed_ms(learn, timer)->list:
+    "The steps' times; of a Learner with a graph, those of its replays"
+    graph = getattr(learn, 'graphed_step', None)
+    return [o['step_ms'] for o in timer.steps if not graph or graph.why_not or o['graph_ms'] is not None]
+
 def warm_up(
     learn:Learner, # With everything that the timed fit will have
     trial:Trial,   # Resolved
@@ -326,11 +331,10 @@ def warm_up(
     """Train until the steps are steady, or for about 3 s or 40 steps, two at least. Then weights and optimizer are
     restored, and the random numbers start from the trial's seed"""
     start_s, timer, put_back = perf_counter(), timer or StepTimerCallback(), remember(learn)
-    def is_enough(): return is_steady([o['step_ms'] for o in timer.steps][-20:])
+    def is_enough(): return is_steady(timed_ms(learn, timer)[-20:])
     def n_next():
-        graph = getattr(learn, 'graphed_step', None)
-        if graph and graph.n_replays<2 and not graph.why_not: return 8          # the first steps compile and capture
-        ms = [o['step_ms'] for o in timer.steps[-40:]]
+        ms = timed_ms(learn, timer)[-40:]
+        if timer.steps and not ms: return 8                                     # the first steps compile and capture
         if hasattr(learn, 'sync_step') and len(ms)<16: return 8                 # the first ones are compiled
         return max(0, min(8, 40-len(ms), int((3e3-sum(ms))/ms[-1]))) if ms else 2
     cb = _ShortEpochsCallback(is_enough, n_next)
@@ -554,8 +558,7 @@ def _across_ranks(record, learn, trial):
     learn.remove_cb(learn.step_timer)
     warm_up(learn, trial, timer)
     cb.is_on = True
-    ms = [o['step_ms'] for o in timer.steps][-20:]
-    alone_ms, times = max(gather(float(np.median(ms)))), [o['step_ms'] for o in rows]
+    alone_ms, times = max(gather(float(np.median(timed_ms(learn, timer)[-20:])))), [o['step_ms'] for o in rows]
     slowest = max(range(len(rows)), key=lambda o: (rows[o]['status']!='ok', rows[o]['epoch_s']))
     row, n_bytes = rows[slowest], sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad)
     def over_ranks(how, names): # None if a rank has none

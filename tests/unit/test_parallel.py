@@ -1,7 +1,10 @@
-"One training in two processes: the same images, steps and weights as in one; ranks that fail; two machines"
+"One training in two processes: the same images, steps and weights as in one; ranks that fail; two machines; two real GPUs"
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, sleep
 
@@ -12,7 +15,8 @@ import torch
 import torch.distributed as dist
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
-from torch.nn import functional
+from fastai.optimizer import SGD
+from torch.nn import SyncBatchNorm, functional
 
 from gpubench import data
 from gpubench import trial as trial_module
@@ -23,6 +27,7 @@ from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallba
 from gpubench.group import average_gradients, launch, n_ranks, rank
 from gpubench.models import get_model
 from gpubench.parallel import ParallelCallback, same_start, split
+from gpubench.record import record_rows
 from gpubench.sweep import sweep
 from gpubench.trial import Trial, resolve, run_trial
 
@@ -197,3 +202,63 @@ def test_two_machines_meet(monkeypatch):
         jobs = [pool.submit(run_trial, **quick, n_devices=2, n_nodes=2, max_s=.2) for _ in range(2)]
         a, b = (o.result() for o in jobs)
     assert a==b and (a['n_devices'], a['n_nodes'], a['process_bs'], a['status'])==(2, 2, 32, 'ok')
+
+
+# ---- two GPUs, skipped elsewhere
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count()<2, reason='needs two GPUs')
+on_gpus = dict(model='resnet18', dataset='synthetic', size=32, n_channels=3, bs=64, max_images=1000, loader='resident', device='cuda',
+               max_s=.5, whole_epoch=False)
+
+def with_batch_norm(device, *cbs, dtype=torch.float32, synced=False, **kwargs):
+    "What four epochs make of a ResNet-18: its weights and buffers"
+    torch.backends.cudnn.deterministic = True
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(As(dtype), get_model('resnet18', n_classes=10, n_in=1).to(dtype))
+    if synced: model = SyncBatchNorm.convert_sync_batchnorm(model)
+    dls = split(get_dls('digits', bs=32//n_ranks(), device=device, loader='resident', max_images=200))
+    learn = Learner(dls, model, cbs=cbs, **kwargs)
+    graphs = [o for o in cbs if isinstance(o, GraphedStepCallback)]
+    if graphs: swap_recorder(learn, DeferredRecorder())
+    with learn.no_bar(), learn.no_logging(): learn.fit(4, .01)
+    for o in graphs: assert not o.why_not and o.n_replays>4, o.why_not
+    return {k: o.cpu() for k,o in learn.model.state_dict().items()}
+
+def in_float64(device, synced):
+    return with_batch_norm(device, ParallelCallback(), dtype=torch.float64, synced=synced, opt_func=SGD)
+
+@needs_two_gpus
+def test_batch_norm_over_all_devices_trains_as_one_device_does():
+    one, (two, _), (apart, _) = in_float64('cuda:0', False), *(launch(in_float64, o, device='cuda') for o in (True, False))
+    for k,o in one.items(): torch.testing.assert_close(two[k], o, rtol=1e-6, atol=1e-9, msg=k)
+    assert any(not torch.allclose(apart[k], o, rtol=1e-3) for k,o in one.items() if 'weight' in k)
+
+def captured_or_not(device, all_reduce, graph):
+    return with_batch_norm(device, ParallelCallback(all_reduce), GraphedStepCallback() if graph else CapturableCallback())
+
+@needs_two_gpus
+@pytest.mark.parametrize('all_reduce', ['buckets', 'flat'])
+def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
+    (graph, other), (eager, _) = (launch(captured_or_not, all_reduce, o, device='cuda') for o in (True, False))
+    for k,o in graph.items():
+        assert torch.equal(o, other[k]), f'{k} differs between ranks'
+        assert torch.equal(o, eager[k]), k
+
+@needs_two_gpus
+@pytest.mark.parametrize('how', [
+    {}, dict(sync_bn=True), dict(all_reduce='flat', precision='bf16', channels_last=True), dict(graph=True, defer_losses=True),
+    dict(graph=True, sync_bn=True), dict(graph=True, all_reduce='flat', compile=True)])
+def test_a_visit_on_two_gpus(how):
+    row = run_trial(**on_gpus | how, n_devices=2)
+    assert (row['status'], row['n_devices'], row['process_bs'], row['n_gpus'])==('ok', 2, 32, 2)
+    assert row['all_reduce_mib']>40 and -.5<row['sync_frac']<1 and row['skew_frac']>=0
+    assert all_gone()
+
+@needs_two_gpus
+def test_a_sweep_side_by_side_on_two_gpus(tmp_path):
+    options = '--dataset synthetic --size 32 --max-images 2000 --loader resident --bs 64,256 --repeats 2 --device cuda --on gpus'
+    out = subprocess.run([sys.executable, '-m', 'gpubench', 'sweep', *options.split(), '--out', tmp_path], text=True, capture_output=True)
+    assert out.returncode==0, out.stderr
+    rows, check = record_rows(tmp_path), json.loads((tmp_path/'side_by_side.json').read_text())
+    assert {o['status'] for o in rows}=={'ok'} and len({o['gpu_uuid'] for o in rows})==2
+    assert check['n_alone']==check['n_beside']==2 and .5<check['ratio']<2, check

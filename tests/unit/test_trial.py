@@ -7,10 +7,11 @@ from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
+from gpubench import fast
 from gpubench.record import PHASE_NAMES
 from gpubench.capture import TapeCapture
 from gpubench.timing import StepTimerCallback
-from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more,
+from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more, timed_ms,
                             train_monitored, warm_up)
 
 SMALL = Trial(device='cpu', max_images=500)
@@ -159,19 +160,24 @@ def test_pages_are_kept_for_good():
     with pytest.raises(RuntimeError, match="made this process keep its pages, which can't be undone"): run_trial(**quick)
 
 
-def test_a_graph_that_was_warmed_up_is_what_is_timed():
+@pytest.mark.parametrize('n_eager', [3, 11]) # as for one device and for DDP; steady eager steps don't end the warm-up
+def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     "On a tape, since a CPU has no graphs: the weights are put back without another capture"
+    monkeypatch.setattr(fast, 'N_WARM_UP', n_eager)
+    monkeypatch.setattr(library, 'is_steady', lambda ms: len(ms)>=8)
     trial = Trial(device='cpu', max_images=500, loader='resident', graph=True, defer_losses=True)
     plain, learn = make_learner(trial.but(graph=False, fused=True)), make_learner(trial)
     learn.graphed_step.capture = TapeCapture()
     for o in (plain, learn):
         with o.no_bar(), o.no_logging():
-            warm_up(o, trial)
+            timer = StepTimerCallback()
+            warm_up(o, trial, timer)
             n_before = learn.graphed_step.n_replays
             o.add_cb(StepTimerCallback())
             o.fit(1, lr=trial.lr)
     assert learn.graphed_step.n_graphs==1 and learn.graphed_step.n_replays-n_before==len(learn.dls.train)
     assert learn.step_timer.to_df().graph_ms.notna().all()
+    assert len(timed_ms(learn, timer))==len(timer.steps)-n_eager>=8 and len(timed_ms(plain, timer))==len(timer.steps)
     torch.testing.assert_close(learn.recorder.losses, plain.recorder.losses, rtol=1e-4, atol=1e-5)
     learn.seen.verify(trial)
     learn.graphed_step.why_not = 'The network has hooks.'
