@@ -84,7 +84,8 @@ def check_whole(
 ):
     "Raise a `ValueError` unless `value` is a whole number from `least` to `most`"
     if is_number(value, whole=True) and least<=value<=most: return
-    span = f"from {least} to {most}" if most<2**31 else f"of at least {least}"
+    is_large = is_number(value, whole=True) and value>most
+    span = f"from {least} to {most}" if most<2**31 else f"of at most {most}" if is_large else f"of at least {least}"
     raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
 
 # %% ../nbs/00_core.ipynb #e7a4824c

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.learner import Learner
 
-from .core import check_value
+from .core import check_value, check_whole
 from .models import count_params
 from .stats import is_steady
 from .timing import StepTimerCallback
@@ -36,10 +36,11 @@ def _train_until_steady(learn):
     put_back()
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps))
 
-def _seen(learn, seen, n_epoch): # Name of a setting -> as it ran; None if that couldn't be seen
+def _seen(learn, seen): # Name of a setting -> as it ran; None if that couldn't be seen
     "The settings that a training reveals"
     sizes = {o['n_images'] for o in learn.step_timer.steps}
     lrs, dtype = {float(f'{o:.6g}') for o in learn.recorder.lrs}, seen.dtype
+    n_epoch = len(learn.step_timer.epochs_df())
     n_short = len([o for o in learn.step_timer.steps if o['n_images']<max(sizes)])
     return dict(bs=max(sizes) if n_short<=n_epoch else None, lr=lrs.pop() if len(lrs)==1 else None,
                 n_workers=seen.n_workers, n_epoch=n_epoch,
@@ -58,14 +59,15 @@ def time_learner(
     if str(learn.dls.device).startswith('xla'): raise ValueError(
         "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
     n_epoch, seen = point.get('n_epoch', 1), SeenCallback()
+    check_whole('n_epoch', n_epoch, 1)
     with learn.no_bar(), learn.no_logging():
         learn.add_cb(seen)
         record = _train_until_steady(learn)
         learn.add_cb(StepTimerCallback())
         learn.fit(n_epoch)
-    ran = _seen(learn, seen, n_epoch)
+    ran = _seen(learn, seen)
     asked = point | ({'device': str(point['device']).partition(':')[0]} if 'device' in point else {})
-    seen.refuse(f"{k} should have been {point[k]}, but was {v}" for k,v in ran.items()
+    seen.refuse(f"{k} should have been {point[k]!r}, but was {v!r}" for k,v in ran.items()
                 if k in point and v is not None and v!=asked[k])
     epochs = learn.step_timer.epochs_df()
     times = epoch_times(learn.step_timer,

@@ -228,7 +228,7 @@ class StepTimerEdgeCallback(Callback):
         if timer.is_idle: return
         if part is None or event not in _CLOSING: timer.first(event)
         elif event=='before_batch': part.begin_batch(batch_images(timer.learn))
-        else: part.close(event)
+        elif timer.learn.training or event!='after_batch': part.close(event)   # `validate` leaves `training` False
     def __reduce__(self): return Callback, ()
     def __deepcopy__(self, memo): return deepcopy(self.timer, memo).edge
 

@@ -115,7 +115,7 @@ class Trial:
         if kind in (int, int|None):
             if value is not None or kind is int: check_whole(name, value, 0 if name in ('n_workers', 'seed') else 1)
             return value
-        is_fit = is_number(value) and 0<value<sys.float_info.max if kind is float else isinstance(value, kind)
+        is_fit = is_number(value) and 0<value<torch.finfo(torch.float32).max if kind is float else isinstance(value, kind)
         wanted = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}
         check_value(name, value, is_fit, wanted[kind])
         return kind(value)

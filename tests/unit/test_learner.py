@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException
 from fastai.test_utils import synth_learner
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -107,3 +107,12 @@ def test_a_function_of_a_notebook_runs_in_fresh_processes(tmp_path):
     NotebookClient(nb, timeout=300, kernel_name='python3', resources=dict(metadata=dict(path=str(tmp_path)))).execute(env=env)
     said = ''.join(o.text for o in nb.cells[-1].outputs if o.get('name')=='stdout')
     assert said.endswith("{16: 'ok', 64: 'error'} 320.0 []\n"), said
+
+
+def test_a_training_that_stops_early_is_no_record_of_all_its_epochs():
+    class StopCallback(Callback):
+        order = 99
+        def after_epoch(self): raise CancelFitException()
+    with pytest.raises(RuntimeError, match='n_epoch should have been 3, but was 1'):
+        time_learner(synth_learner(n_trn=10, cbs=StopCallback()), dict(n_epoch=3))
+    with pytest.raises(ValueError, match='n_epoch must be a whole number of at least 1'): time_learner(synth_learner(n_trn=10), dict(n_epoch=0))
