@@ -1,4 +1,4 @@
-"A sweep as jobs of a real Slurm with one node, which this file starts: a job cancelled, one requeued, the node down"
+"A sweep as jobs of a real Slurm with one node, which this file starts: jobs cancelled, requeued and preempted, the node down"
 import getpass, os, shutil, signal, socket, subprocess, sys, threading, time
 from pathlib import Path
 
@@ -42,7 +42,10 @@ SlurmdPidFile={dir}/slurmd.pid
 SlurmctldLogFile={dir}/slurmctld.log
 SlurmdLogFile={dir}/slurmd.log
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP
 '''
 
 def wait_until(true, seconds=90):
@@ -90,20 +93,33 @@ def slow(x, folder):
 
 def slurm_cmd(*cmd): return subprocess.run(cmd, check=True, capture_output=True, text=True).stdout
 
-def test_a_job_requeued_a_node_that_fails_and_a_job_cancelled(slurm, tmp_path):
-    "All visits are there once, or are listed as missing; the same call runs those"
-    out, notes, found = tmp_path/'shared', tmp_path/'notes', {}
-    notes.mkdir()
-    def go(): return sweep_on('slurm', dict(x=[0, 1], folder=[str(notes)]), out, 2, 'time=5', run=slow, twin=None, isolate=False, poll_s=.5)
+def beginning(function, notes):
+    "Start a function in a thread and wait until its first job is in its midst; the thread, and what the function returns or raises"
+    found = {}
     def call():
-        try: found['value'] = go()
+        try: found['value'] = function()
         except Exception as e: found['error'] = e
     thread = threading.Thread(target=call)
     thread.start()
-    wait_until((notes/'x1_run0').exists)                              # the first job is in its midst, the second waits for the node
+    wait_until((notes/'x1_run0').exists)
+    return thread, found
+
+def visits(out): return sorted((o['x'], o['visit'], o['status']) for o in record_rows(out))
+
+@pytest.fixture
+def notes(tmp_path):
+    "Where the jobs of `slow` leave a file for each visit they begin"
+    (tmp_path/'notes').mkdir()
+    return tmp_path/'notes'
+
+def test_a_job_requeued_a_node_that_fails_and_a_job_cancelled(slurm, tmp_path, notes):
+    "All visits are there once, or are listed as missing; the same call runs those"
+    out = tmp_path/'shared'
+    def go(): return sweep_on('slurm', dict(x=[0, 1], folder=[str(notes)]), out, 2, 'time=5', run=slow, twin=None, isolate=False, poll_s=.5)
+    thread, found = beginning(go, notes)                              # the second job waits for the node
     first, second = sorted(slurm_cmd('squeue', '--noheader', '--array', '--format=%i').split())
     slurm_cmd('scancel', second)
-    slurm_cmd('scontrol', 'requeue', first)                           # as a preemption does
+    slurm_cmd('scontrol', 'requeue', first)
     wait_until((notes/'x1_run1').exists)
     os.kill(slurm['node'].pid, signal.SIGKILL)                        # its node fails
     slurm_cmd('scontrol', 'update', f"nodename={slurm['host']}", 'state=down', 'reason=test')
@@ -113,11 +129,26 @@ def test_a_job_requeued_a_node_that_fails_and_a_job_cancelled(slurm, tmp_path):
     assert isinstance(found['error'], JobsMissing)
     assert f'2 of 4 visits are missing: 2 of 2 of round 2, because its job {second} ended as CANCELLED' in str(found['error'])
     assert 'The same call again runs what is missing' in str(found['error'])
-    def visits(): return sorted((o['x'], o['visit'], o['status']) for o in record_rows(out))
-    assert visits()==[(0, 0, 'ok'), (1, 0, 'ok')]==sorted(zip(*(found['error'].records[o] for o in ('x', 'visit', 'status'))))
+    assert visits(out)==[(0, 0, 'ok'), (1, 0, 'ok')]==sorted(zip(*(found['error'].records[o] for o in ('x', 'visit', 'status'))))
     (notes/'open').touch()
     go()
-    assert visits()==[(0, 0, 'ok'), (0, 1, 'ok'), (1, 0, 'ok'), (1, 1, 'ok')]
+    assert visits(out)==[(0, 0, 'ok'), (0, 1, 'ok'), (1, 0, 'ok'), (1, 1, 'ok')]
+
+def test_a_job_preempted_and_a_running_one_cancelled(slurm, tmp_path, notes):
+    out = tmp_path/'shared'
+    def go(): return sweep_on('slurm', dict(x=[0, 1], folder=[str(notes)]), out, 1, 'time=5', run=slow, seed=1, twin=None, isolate=False, poll_s=.5)
+    thread, found = beginning(go, notes)
+    slurm_cmd('sbatch', '--partition=urgent', '--exclusive', '--output=none', f'--wrap=touch {notes}/urgent; sleep 1')
+    wait_until((notes/'urgent').exists)                               # which took the node from the sweep's job
+    wait_until((notes/'x1_run1').exists)                              # and gave it back
+    [job] = slurm_cmd('squeue', '--noheader', '--array', '--states=running', '--format=%i').split()
+    slurm_cmd('scancel', job)
+    thread.join(120)
+    assert f'1 of 2 visits are missing: 1 of 2 of round 1, because its job {job} ended as CANCELLED' in str(found['error'])
+    assert visits(out)==[(0, 0, 'ok')]                                # before the preemption, and not repeated
+    (notes/'open').touch()
+    go()
+    assert visits(out)==[(0, 0, 'ok'), (1, 0, 'ok')] and not (notes/'x0_run1').exists()
 
 def test_an_option_that_slurm_refuses(slurm, tmp_path):
     with pytest.raises(RuntimeError, match='(?s)Slurm refused the jobs.*sinfo'):
