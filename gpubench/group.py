@@ -9,6 +9,7 @@ __all__ = ['rank', 'n_ranks', 'join_group', 'gather', 'agree', 'launch', 'averag
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from .core import n_cores, pick_device, user_place
 
 # %% ../nbs/23_group.ipynb #8ea30bdb
 _TIMEOUT_S = 300   # after which a rank gives up waiting for another
+_ANSWER_S = 20     # for the answer of another machine's torchrun
 _LEAVE_S = 30      # for leaving the group with the result saved; a captured CUDA graph can make it hang
 
 def rank()->int:
@@ -83,12 +85,27 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each machine, where host is "
         "one of them, and start the same command on each.")
 
+def _check_place(endpoint):
+    "End this process if another program than torchrun answers there, for which torchrun would wait forever"
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+    place = parse_rendezvous_endpoint(endpoint, 29400)
+    try: socket.create_connection(place, 5).close()
+    except OSError: return                           # nobody is there yet
+    meeting = threading.Thread(target=lambda: dist.TCPStore(*place, wait_for_workers=False), daemon=True)
+    meeting.start()
+    meeting.join(_ANSWER_S)
+    if not meeting.is_alive(): return
+    print(f'Another program uses {endpoint}. Choose another port in {_RENDEZVOUS}, the same on all machines.',
+          file=sys.stderr, flush=True)
+    os._exit(1)
+
 def _run_agent(folder): # in a process of its own
     "Start the ranks as torchrun does, and save the order in which they failed"
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     n_local, n_nodes = (int(o) for o in sys.argv[2:])
-    meet = os.environ.get(_RENDEZVOUS) if n_nodes>1 else 'localhost:0'
+    meet = os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0'
+    if n_nodes>1: _check_place(meet)
     config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench',
                           max_restarts=0, rdzv_backend='c10d', rdzv_endpoint=meet,
                           local_addr='localhost' if n_nodes==1 else None)

@@ -203,6 +203,12 @@ def test_two_machines_meet(monkeypatch):
         a, b = (o.result() for o in jobs)
     assert a==b and (a['n_devices'], a['n_nodes'], a['process_bs'], a['status'])==(2, 2, 32, 'ok')
 
+def test_a_place_to_meet_that_another_program_uses(monkeypatch):
+    with socket.create_server(('localhost', 0)) as s:
+        monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{s.getsockname()[1]}')
+        with pytest.raises(RuntimeError, match='Another program uses localhost:.*Choose another port'):
+            launch(in_a_visit, 'killed', n_nodes=2)
+
 
 # ---- two GPUs, skipped elsewhere
 
