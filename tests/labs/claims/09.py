@@ -32,3 +32,7 @@ sizes = df.groupby('way')[['bs', 'process_bs']].first()
 assert sizes.bs.to_dict()=={'one device': bs, 'weak': bs*n_devices, 'strong': bs} and sizes.process_bs['weak']==bs==n_devices*sizes.process_bs['strong']
 rounds = by_round['weak']/by_round['one device']
 assert len(by_round)==repeats and times_as_fast['one device'].mid==1 and rounds.min()<=times_as_fast['weak'].mid<=rounds.max()
+
+# %% The speed-ups follow from a step's time and the message's: weak scaling pays for it once for N batches
+assert predicted['weak']==approx(n_devices/(1+predicted_ms/steps['alone'])) and predicted['weak']<n_devices
+assert predicted['strong']==approx(steps['alone']/(steps['alone, part of the batch']+predicted_ms))
