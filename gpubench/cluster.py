@@ -379,8 +379,8 @@ def sweep_side_by_side(
         with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):
                 if any(missing(o, retry_failed) for phase in phases for o in phase):
-                    print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. Results '
-                          f'go to {out}', flush=True)
+                    print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. '
+                          f'Results go to {out}', flush=True)
                 for phase in phases: _run_together([o for o in phase if missing(o, retry_failed)], **how)
     finally: merge_records(out, [row for o in shares for row in o.rows()])
     if after: sweep(after, repeats, out, wait=wait, **how)

@@ -295,8 +295,8 @@ def _refusal(device, o):
     host = o.get('host', platform.node())
     process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
-    return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would measure "
-            f"neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
+    return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would "
+            f"measure neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
 
 _STALE_S = 60 # a place in the queue that isn't renewed for this long is abandoned
 

@@ -383,7 +383,8 @@ def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
     if not todo: return 'Nothing is left to run.'
     usual = [x for o in took_s.values() for x in o]
     each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
-    if each: time = f"about {_duration(sum(each))}, as long as {f'the {len(usual)} earlier visits' if len(usual)>1 else 'an earlier visit'} took"
+    earlier = f'the {len(usual)} earlier visits' if len(usual)>1 else 'an earlier visit'
+    if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
     elif todo[0].run is not run_trial: time = "as long as your function does: no visit of it is known yet"
     else:
         n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
