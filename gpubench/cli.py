@@ -102,14 +102,19 @@ class CommaList(click.ParamType):
 # %% ../nbs/43_cli.ipynb #44502b13
 def _pairs(ctx, param, values):
     "`name=value` texts as a dict"
+    found = {}
     for o in values:
-        if not o.partition('=')[0].strip() or '=' not in o:
-            raise click.BadParameter(f'{o!r} is not of the form name=value', ctx, param)
-    return {o.partition('=')[0].strip(): o.partition('=')[2].strip() for o in values}
+        name, eq, value = map(str.strip, o.partition('='))
+        if not (name and eq): raise click.BadParameter(f'{o!r} is not of the form name=value', ctx, param)
+        if name in found: raise click.BadParameter(f'{name!r} is given twice', ctx, param)
+        found[name] = value
+    return found
 
 def _prices(ctx, param, values):
     "`2.5`, or several like `gpu=2.5`, as a dict, or None"
     if len(values)==1 and '=' not in values[0]: values = [f'all={values[0]}']
+    if any('=' not in o for o in values):
+        raise click.BadParameter('several prices need a name each, such as gpu=2.5', ctx, param)
     try: return {k: float(v) for k,v in _pairs(ctx, param, values).items()} or None
     except ValueError: raise click.BadParameter('a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
 
@@ -142,8 +147,23 @@ prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=Tru
 deeper = click.option('--deeper', is_flag=True, help='Use the notebooks in labs/deeper, which go beyond the labs.')
 labs_option = click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER, not the included ones.')
 wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
-ALWAYS_QUEUED = '--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.'
-out_folder = click.option('--out', default='', metavar='FOLDER',
+
+def check_jobs(where, options, wait):
+    "Refuse Slurm's options without jobs, and --wait with them"
+    is_jobs = where in ('slurm', 'local')
+    if options and not is_jobs: raise OurError('--slurm has options for jobs. Add --on slurm, or leave it out.')
+    if wait and is_jobs:
+        raise OurError('--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.')
+    if options:
+        from gpubench.cluster import slurm_options
+        slurm_options(options)
+
+def _place(ctx, param, value):
+    from gpubench.record import check_place
+    if value: check_place(value)
+    return value
+
+out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
                           help='Folder for the results. Default: a new folder runs/<time>.')
 
 # %% ../nbs/43_cli.ipynb #34fb7507
@@ -383,11 +403,12 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     To resume a run that was stopped or failed, repeat the command with the same --out. Labs that
     succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes no report.
     """
+    print_at_once('Loading torch …')
     from gpubench.labs import (earlier_run, filled_folder, job_devices, labs_folder, prepare_run, read_parameters,
                                run_jobs)
     from gpubench.process import StopSignals
     from gpubench.record import records_path
-    if wait and where: raise OurError(ALWAYS_QUEUED)
+    check_jobs(where, options, wait)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     asked = device, profile, read_parameters(file) if file is not None else None, texts
     jobs = [] if where else prepare_run(names, *asked, folder)
@@ -395,7 +416,6 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     with StopSignals(), filled_folder(out) as out:           # a signal also ends the report cleanly
         if where:
             from gpubench.lab_jobs import run_labs_on
-            _print(f'Labs run as jobs. Results go to {out}')
             done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
         else:
             _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
@@ -473,27 +493,27 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
     To resume a sweep, repeat the command with the same --out; only missing visits run.
     """
-    if wait and where in ('slurm', 'local'): raise OurError(ALWAYS_QUEUED)
     if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
+    check_jobs(where, options, wait)
     from gpubench import sweep as library
-    from gpubench.data import get_images
+    from gpubench.data import get_images, is_path
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
     sys.path.append(os.getcwd())                             # for what a user's own network imports
     repeats = given['repeats']
     how = {o: given.pop(o) for o in ('repeats', 'timeout_s', 'retry_failed', 'monitor')} | dict(seed=given['seed'])
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
-    if dry_run: return library.sweep(todo, out=out or None, dry_run=True, **how)
-    if not where:
+    if not where and not dry_run:
         check_machine({o.device for o in todo}, wait)
         start_server()                                       # starts up while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
-    for o in sets: get_images(*o)                            # so that no visit waits for a download
+    for o in sets:                                           # so that no visit waits for a download
+        if not dry_run or o[0] in ('digits', 'synthetic') or is_path(o[0]): get_images(*o)     # these write nothing
+    if dry_run: return library.sweep(todo, out=out or None, dry_run=True, **how)
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
-    if where=='gpus': twice = ', one of them also alone, to show what neighbors cost (A/A)'
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
-        _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
+        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
         if where=='gpus':
             from gpubench.cluster import sweep_side_by_side
             df = sweep_side_by_side(todo, out=out, wait=wait, **how)
@@ -501,11 +521,8 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
             from gpubench.cluster import sweep_on
             df = sweep_on(where, todo, out=out, options=options, **how)
         else: df = library.sweep(todo, out=out, progress=not no_progress, wait=wait, **how)
-    bad = df[df.status!='ok'] if len(df) else df
-    for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
-        _print(f'{n} of {len(df)} visits failed: {error}', err=True)
     show_report(out, form=form)
-    ctx.exit(FAILED if len(bad) else OK)
+    ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 
 # %% ../nbs/43_cli.ipynb #578131eb
 @verb(cli, 'compare', """gpubench compare runs/mine

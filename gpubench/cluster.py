@@ -29,7 +29,7 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows
 from .stats import Interval, ratio_ci
-from .sweep import FAILED, pick_twin, plan, point_fields, point_id, sweep
+from .sweep import FAILED, pick_twin, plan, point_fields, point_id, print_failed, sweep
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -222,6 +222,7 @@ def sweep_on(
     "A sweep as jobs, one a round; the same call again runs only what is missing"
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
+    options = slurm_options(options)
     points, out = distinct_points(trials, run, here=False), shared_folder(out)
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
@@ -231,7 +232,7 @@ def sweep_on(
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
     devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
     n_gpus = int(any(o.startswith('cuda') or o=='auto' and where=='local' for o in devices))
-    jobs = Jobs(where, folder, slurm_options(options), n_gpus, poll_s)
+    jobs = Jobs(where, folder, options, n_gpus, poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
     try:
         if calls: jobs.run(calls)
@@ -239,7 +240,9 @@ def sweep_on(
     left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n)}
     why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
     missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
-    return merged(out, [missing]*bool(left))
+    found = merged(out, [missing]*bool(left))
+    print_failed(found)
+    return found
 
 # %% ../nbs/29_cluster.ipynb #91cfdb86
 def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
@@ -376,7 +379,8 @@ def sweep_side_by_side(
         with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):
                 if any(missing(o, retry_failed) for phase in phases for o in phase):
-                    print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs', flush=True)
+                    print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. '
+                          f'Results go to {out}', flush=True)
                 for phase in phases: _run_together([o for o in phase if missing(o, retry_failed)], **how)
     finally: merge_records(out, [row for o in shares for row in o.rows()])
     if after: sweep(after, repeats, out, wait=wait, **how)
@@ -390,4 +394,5 @@ def sweep_side_by_side(
         trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
         n_beside=len(checked), slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
     print(_cost_sentence(r, n))
+    print_failed(found)
     return found

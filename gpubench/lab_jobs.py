@@ -49,10 +49,12 @@ def run_labs_on(
     if where=='slurm' and (not asked or 'auto' in asked): raise ValueError(
         "Name the devices, since this machine's aren't those of the jobs: device=['cpu', 'cuda'] "
         "(--device cpu,cuda).")
+    options = slurm_options(options)
     planned = prepare_run(labs, 'cpu', profile, params, texts, folder)        # 'cpu' gives one job per lab
     n_gpus = int(where=='local' and not asked or any(o!='cpu' for o in asked))
     with filled_folder(out) as out:
-        jobs, folders, calls = Jobs(where, out.resolve()/'jobs', slurm_options(options), n_gpus, poll_s), {}, {}
+        print(f"{len(planned)} lab{'s'*(len(planned)>1)} to run, each as a job. Results go to {out}")
+        jobs, folders, calls = Jobs(where, out.resolve()/'jobs', options, n_gpus, poll_s), {}, {}
         for o in planned:
             what = dict(code=o.lab.path.read_text(encoding='utf-8'), params=o.params, device=asked)
             name = f'{o.lab.name}-{point_id(_run_lab, what)}'

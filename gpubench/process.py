@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -57,9 +58,18 @@ def _end_with(line):
     if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)   # only if the group is ours
     os._exit(1)
 
-def _child(line, surroundings, job):
+def _warn_once(seen):
+    "From now on, show a warning only if its text isn't in the list `seen`, and add it there"
+    usual = warnings.showwarning
+    def show(message, category, *args):
+        text = f'{category.__name__}: {message}'
+        if text not in seen: seen.append(text), usual(message, category, *args)
+    warnings.showwarning = show
+
+def _child(line, surroundings, job, warned):
     "In the fresh process: report the start, call the function, and send its result"
     import cloudpickle
+    _warn_once(warned)
     if hasattr(os, 'setsid'): os.setsid()            # its own session, and so its own group
     threading.Thread(target=_end_with, args=[line], daemon=True).start()
     surroundings.adopt()
@@ -70,7 +80,7 @@ def _child(line, surroundings, job):
     send(begins=True)
     value = function(*args)
     sys.stdout.flush(), sys.stderr.flush()
-    send(value=plain_record(value))
+    send(value=plain_record(value), warned=warned)
 
 # %% ../nbs/26_process.ipynb #3f80d585
 def pick_start_method(name=None)->str:
@@ -209,12 +219,14 @@ def run_fresh(
     timeout_s:float=1800.,   # Seconds after which the process and its workers are ended
     start_method=None,       # As `pick_start_method` takes it
     signals:StopSignals|None=None, # Already entered; by default Ctrl-C raises anywhere
+    warned:list|None=None,   # Warnings that earlier calls have shown, which this one doesn't repeat; it adds its own
 )->Fresh:
     "Call a function once in a fresh process; whatever happens, the process and its workers are gone afterwards"
     start, context, signals = perf_counter(), get_context(pick_start_method(start_method)), signals or StopSignals()
     start_server(start_method)
     line, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(theirs, Surroundings(), job), name='gpubench visit')
+    warned = [] if warned is None else warned
+    process = context.Process(target=_child, args=(theirs, Surroundings(), job, warned), name='gpubench visit')
     try:
         with signals.listening(), _own_start(): process.start()
         theirs.close()
@@ -231,6 +243,7 @@ def run_fresh(
     if 'refused' in said: raise RuntimeError(
         f"A fresh process couldn't load the function ({said['refused']}). Define it in a module that can be imported, "
         "or use isolate=False to run in this process.")
+    warned[:] = said.get('warned', warned)
     return Fresh(said.get('value'), said.get('fault'), begun-start)
 
 # %% ../nbs/26_process.ipynb #e88b305f
@@ -282,8 +295,8 @@ def _refusal(device, o):
     host = o.get('host', platform.node())
     process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
-    return (f"A {o.get('what', 'sweep')} runs on device {str(device)!r} already: {who}. Two at once would measure "
-            f"neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
+    return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would "
+            f"measure neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
 
 _STALE_S = 60 # a place in the queue that isn't renewed for this long is abandoned
 

@@ -7,6 +7,7 @@ __all__ = ['find_best_bs']
 
 # %% ../nbs/28_race.ipynb #c40bb98e
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,6 +75,8 @@ class _Race:
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
         out = None if out is None else Path(out)/f'{stage}.jsonl'
+        if options.get('progress', True): print(
+            f"{stage.capitalize()} visits of the batch sizes {', '.join(map(str, sizes))}", file=sys.stderr, flush=True)
         df = sweep(points, repeats, out, run, twin=None, whole_epoch=False, **options)
         return df.assign(stage=stage, rate=[self.rate(o) for o in df.to_dict('records')])
 

@@ -228,16 +228,21 @@ def append_record(path, record:dict):
 # %% ../nbs/01_record.ipynb #f0cf1458
 _OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()  # not a folder
 
+def check_place(path)->Path: # The file of the records
+    "A `ValueError` if `path` can't hold records; this creates nothing"
+    path, asked = records_path(path), Path(path)
+    file = next((o for o in (path, *path.parents) if o.is_file()), path)
+    why = (f'{str(file)!r} is a file of another kind' if file!=path else
+           "it is a folder with a file's name" if path.is_dir() else
+           'it is the wrong kind of file' if asked.suffix.lower() in _OTHER_FILES and not asked.is_dir() else '')
+    if why: raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
+                             "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
+    return path
+
 def check_writable(path)->Path: # The file of the records; its folder exists
     "Raise an error that states the remedy if records can't be added at `path`"
-    path, asked = records_path(path), Path(path)
     try:
-        file = next((o for o in (path, *path.parents) if o.is_file()), path)
-        why = (f'{str(file)!r} is a file of another kind' if file!=path else
-               "it is a folder with a file's name" if path.is_dir() else
-               'it is the wrong kind of file' if asked.suffix.lower() in _OTHER_FILES and not asked.is_dir() else '')
-        if why: raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
-                                 "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
+        path = check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
         if path.exists(): open(path, 'ab').close()
@@ -298,9 +303,12 @@ def _upgrade(row):
 
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
-    path = records_path(path)
-    if not path.is_file(): raise RuntimeError(
-        f"There are no records in {path}. Run `gpubench run` or a sweep with out={str(path.parent)!r} first.")
+    path, asked = records_path(path), Path(path)
+    if not path.is_file():
+        why = ("it doesn't exist" if not asked.exists() else 'it has no records.jsonl' if asked.is_dir() else
+               'it is neither a folder nor a .jsonl file')
+        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
+                           "sweep (its --out, or out=…).")
     mib = path.stat().st_size/2**20
     if mib>_MAX_MIB:
         raise RuntimeError(f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "

@@ -14,9 +14,11 @@ import random
 import re
 import sys
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -35,7 +37,7 @@ from tqdm.auto import tqdm
 from .core import check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place
 from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
-from .record import FIELDS, append_record, check_writable, plain_record, record_rows, records_path
+from .record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
@@ -174,7 +176,7 @@ class Visit:
     label:str       # Shown by the progress bar
     measure:dict    # How it is measured, defaults included
     usual:dict      # How it would be measured by default
-    fault:str=''    # Why it can't run on this machine
+    fault:str=''    # The error that it would end with, if that is known beforehand
     twin:bool=False # The second of the A/A pair
 
     def is_like(self, row):
@@ -190,13 +192,13 @@ class Visit:
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
-    def run_once(self, measure, signals, isolate, timeout_s, start_method):
-        "Make the visit, in this process or in a fresh one, and return its record"
+    def run_once(self, measure, signals, fresh=None): # `run_fresh` with its options; None runs in this process
+        "Make the visit and return its record"
         start, time_utc, process_s = perf_counter(), datetime.now(timezone.utc).isoformat(timespec='seconds'), None
-        if self.fault: result = dict(status='skipped', error=f'ValueError: {self.fault}')   # that needs no process
-        elif isolate:
-            fresh = run_fresh(pack(run_point, self.run, self.point, measure), timeout_s, start_method, signals)
-            result, process_s = fresh.fault or fresh.value, fresh.process_s
+        if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
+        elif fresh:
+            done = fresh(pack(run_point, self.run, self.point, measure))
+            result, process_s = done.fault or done.value, done.process_s
         else:
             with signals.listening(): result = plain_record(run_point(self.run, self.point, measure))
         return self.record(dict(time_utc=time_utc) | result, process_s=process_s, visit_s=perf_counter()-start)
@@ -217,7 +219,8 @@ def _planned(points, run, repeats, seed, i_twin, measure):
         known = _about_own(run, point) if run is not run_trial else about(point if fault else resolve(point))
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         label = ' '.join(f'{k}={row.get(k)}' for k in varied)
-        return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual, fault)
+        return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
+                     f'ValueError: {fault}' if fault else '')
     each = [visit(*o) for o in zip(points, rows)]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
@@ -275,7 +278,11 @@ class Records:
         self.n[_key(row)] += 1
         self.rows.append(row)
         if not self.path: return
-        try: return append_record(self.path, row)
+        lost = [] if self.path.exists() else self.rows[:-1]
+        if lost: warnings.warn(f"{self.path} has disappeared. Its {len(lost)} visits are written again.", stacklevel=3)
+        try:
+            for o in [*lost, row]: append_record(self.path, o)
+            return
         except OSError as e: why = f"{self.path} can't be written ({e.strerror or e}). It has all earlier visits"
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
@@ -301,19 +308,33 @@ class Records:
             print(f"{k} visit{'s'*(k>1)} {of} {were} {how}. {stay} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
-def _with_progress(visits, shown=True):
+def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began, in seconds as the others
+    "How far a sweep is; the time left follows from the visits that have ended"
+    left_s = (begun-start)/max(i, 1)*(n-i)-(now-begun)
+    return f'visit {i+1} of {n}' + f', {label}'*bool(label) + f': about {max(1, left_s/60):.0f} min left'*bool(i)
+
+def _with_progress(visits, shown=True, every_s=60):
     "The visits one by one, with a progress bar; where none can be drawn, with a line at the start and then each minute"
-    shown = shown and bool(visits)                           # otherwise `print_resumed` has reported it
-    bar = tqdm(visits, unit='visit') if shown and can_redraw(sys.stderr) else None
-    start = shown_s = perf_counter()
-    if shown and bar is None: print(f'{len(visits)} visits to go', file=sys.stderr, flush=True)
-    for i,o in enumerate(visits if bar is None else bar):
-        if bar is not None: bar.set_postfix_str(o.label)
-        elif shown and i and perf_counter()-shown_s>=60:
-            shown_s = perf_counter()
-            left = f'about {max(1, (shown_s-start)/i*(len(visits)-i)/60):.0f} min left'
-            print(f'visit {i+1} of {len(visits)}, {o.label}: {left}', file=sys.stderr, flush=True)
-        yield o
+    if not shown or not visits:                              # `print_resumed` has reported that none are left
+        yield from visits
+    elif can_redraw(sys.stderr):
+        bar = tqdm(visits, unit='visit')
+        for o in bar:
+            bar.set_postfix_str(o.label)
+            yield o
+    else:
+        n, start, stop, at = len(visits), perf_counter(), threading.Event(), {}
+        def show(words):
+            with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True)   # it may be closed
+        def keep_showing():
+            while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
+        show(f"{n} visit{'s'*(n>1)} to go")
+        try:
+            for i,o in enumerate(visits):
+                at |= dict(i=i, label=o.label, begun=perf_counter())
+                if not i: threading.Thread(target=keep_showing, daemon=True).start()
+                yield o
+        finally: stop.set()
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
 class SweepStopped(KeyboardInterrupt):
@@ -362,13 +383,22 @@ def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
     if not todo: return 'Nothing is left to run.'
     usual = [x for o in took_s.values() for x in o]
     each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
-    if each: time = f"about {_duration(sum(each))}, as long as the {len(usual)} earlier visits took"
+    earlier = f'the {len(usual)} earlier visits' if len(usual)>1 else 'an earlier visit'
+    if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
     elif todo[0].run is not run_trial: time = "as long as your function does: no visit of it is known yet"
     else:
         n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
         time = (f"{_duration(n_s*len(todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
                 "timing. The forecast is better after one visit of each")
-    return '\n'.join([*lines, f"{len(todo)} visits to go, {time}."])
+    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go, {time}."])
+
+def print_failed(found:pd.DataFrame): # What a sweep returns
+    "Print why visits failed, and how to repeat them"
+    bad = found[found.status!='ok'] if len(found) else found
+    for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
+        print(f"{n} of {len(found)} visits failed: {error}")
+    n = sum(o in FAILED for o in bad.status) if len(bad) else 0
+    if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
 
 _START_S = 10 # of a visit at most, for a fresh process, data, network and warm-up, where nothing is downloaded
 def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
@@ -400,6 +430,7 @@ def sweep(
     twin = pick_twin(twin, len(points), repeats)
     def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure), retry_failed)
     if dry_run:
+        if out is not None: check_place(out)
         records = look()
         print(forecast(records, measure))
         return records.frame()
@@ -411,25 +442,28 @@ def sweep(
     with device_locks(devices, out, wait=wait), StopSignals(anywhere=False) as signals:
         records = look()
         records.print_resumed()
+        new, todo, unfit = [], records.missing(), {}                      # trial -> why no visit of it can succeed
+        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals, warned=[])
+        visits = _with_progress(todo, progress)
         try:
-            new, todo = [], records.missing()
-            for o in _with_progress(todo, progress):
-                row = o.run_once(measure, signals, isolate, timeout_s, start_method)
+            for o in visits:
+                o = replace(o, fault=unfit.get(_key(o.about), o.fault))
+                row = o.run_once(measure, signals, fresh if isolate else None)
                 records.add(row)
-                if not o.fault: new.append(row)                           # else it was never tried
+                if o.fault: continue                                      # it was never tried
+                if row['status']=='skipped': unfit[_key(row)] = row['error']
+                new.append(row)
                 if len(new)<len(todo) and _fail_alike(new):
                     print(f"Stopped after {len(new)} of {len(todo)} visits: all failed with the same error: "
                           f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
                     break
             with signals.listening(): pass                                # a signal during the last visit
         except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
+        finally: visits.close()
     found = records.frame()
     unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
     if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
-    n = sum(o in FAILED for o in found.get('status', ()))
-    if n and out is not None:
-        them = 'them' if n>1 else 'it'
-        print(f"Failed visits: {n}. Once the cause is fixed, retry_failed=True (--retry-failed) repeats {them}.")
+    if out is not None: print_failed(found)
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
@@ -441,9 +475,13 @@ def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that s
         raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
                            "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
-    names = [o.trial_id.iloc[0] for o,_ in pairs]
-    if len(names)>1: raise ValueError(f"There are {len(names)} A/A pairs in these records, of the trials "
-                                      f"{', '.join(names)}. Give one: noise_floor(df[df.trial_id=={names[0]!r}]).")
+    if len(pairs)>1:
+        rows = [o.iloc[0] for o,_ in pairs]
+        values = {f'df.{k}': [o[k] for o in rows] for k in ('trial_id', 'machine')}
+        values |= {f'df.measure.str[{k!r}]': [o.measure.get(k) for o in rows] for k in rows[0].get('measure') or {}}
+        name, each = next(o for o in values.items() if len({*map(str, o[1])})>1)
+        raise ValueError(f"There are {len(pairs)} A/A pairs in these records. {name} is {', '.join(map(repr, each))}. "
+                         f"Give one: noise_floor(df[{name}=={each[0]!r}]).")
     if not pairs or pairs[0][1] is None:
         raise RuntimeError("No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
     return pairs[0][1]

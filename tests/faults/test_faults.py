@@ -124,7 +124,7 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
 def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
     plan = dict(how=['killed', 'refuses', 'fine'])
     quiet(plan, run=ends_badly, out=tmp_path)
-    assert 'Failed visits: 2. Once the cause is fixed, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
+    assert 'Once the cause is fixed, retry_failed=True (--retry-failed) repeats them.' in capsys.readouterr().out
     assert len(quiet(plan, run=ends_badly, out=tmp_path))==3 and len(read_records(tmp_path))==3
     again = quiet(plan, run=ends_badly, out=tmp_path, retry_failed=True)
     assert len(again)==3 and len(read_records(tmp_path))==5
@@ -158,7 +158,7 @@ def test_batch_larger_than_the_data():
 def test_what_cannot_run_costs_no_process(monkeypatch):
     with pytest.raises(ValueError, match='fp16'): quiet(dict(device='cpu', precision='fp16'))
     asked = [Trial(device='cpu', precision='fp16'), Trial(device='cpu', bs=32)]
-    monkeypatch.setattr(library, 'run_fresh', lambda *args: Fresh(dict(step_ms=1.), None, .1))
+    monkeypatch.setattr(library, 'run_fresh', lambda *args, **kwargs: Fresh(dict(step_ms=1.), None, .1))
     df = quiet(asked)
     assert by(df, 'bs')=={64: 'skipped', 32: 'ok'} and df.set_index('bs').process_s.isna().to_dict()=={64: True, 32: False}
 
@@ -227,7 +227,7 @@ def test_ctrl_c_in_a_visit_and_the_same_call_again(tmp_path):
     soon(lambda: (tmp_path/'pid3').exists() and (tmp_path/'pid3').read_text(), 90)
     pid, n = (tmp_path/'pid3').read_text(), len((tmp_path/'out'/'records.jsonl').read_text().splitlines()) if (tmp_path/'out'/'records.jsonl').exists() else 0
     assert running(pid)
-    with pytest.raises(RuntimeError, match=rf"device 'toy' already: process {p.pid} since .*, records in .*out"):    # two at once
+    with pytest.raises(RuntimeError, match=rf"device 'toy': process {p.pid} since .*, records in .*out"):    # two at once
         here(dict(x=1, device='toy'), run=lambda x, device: {})
     os.killpg(p.pid, signal.SIGINT)                                          # as the terminal does: the whole group
     out, err = wait_for_end(p)
@@ -338,7 +338,7 @@ def test_a_link_or_a_pipe_in_the_folder_of_the_locks_does_no_harm(tmp_path, monk
     with device_locks(['cpu']):
         os.mkfifo(folder/'cpu.9999.json')
         os.utime(folder/'cpu.9999.json', (2**32, 2**32)) # the newest: the message knows less, and nobody waits for it
-        with pytest.raises(RuntimeError, match='already: another process'), device_locks(['cpu']): pass
+        with pytest.raises(RuntimeError, match="device 'cpu': another process"), device_locks(['cpu']): pass
     (folder/'toy.lock').symlink_to(mine)
     with pytest.raises(RuntimeError, match="can't be used.*set GPUBENCH_LOCKS"), device_locks(['toy']): pass
     assert (mine.read_text(), mine.stat().st_mode & 0o777)==('text', 0o600)

@@ -202,9 +202,9 @@ def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
     write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
               'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
-              'except RuntimeError as e: print(str(e)[:31])')
+              'except RuntimeError as e: print(str(e)[:45])')
     [o] = run(labs, tmp_path, device='cpu')
-    assert printed(o.notebook).splitlines()==['we may', 'A series of labs runs on device']
+    assert printed(o.notebook).splitlines()==['we may', 'A series of labs is already running on device']
 
 
 # what a lab prints

@@ -156,13 +156,14 @@ def test_failures_have_codes_of_their_own(labs, tmp_path, cell, code, says):
     (['01_smal'], "no lab '01_smal'. Did you mean '01_small'?"),
     (['-p', 'sed=1'], "Did you mean 'seed'?"),
     (['-p', 'seed=one'], "must be int, and 'one' is not"),
+    (['-p', 'seed=4294967296'], 'from 0 to 2147483648'),
     (['-p', 'seed'], 'not of the form name=value'),
     (['-p', 'device=cpu'], '--device'),
     (['--device', 'gpu'], "no device 'gpu'"),
     (['--profile', 'ful'], "Use 'quick' or 'full'"),
     (['-f', 'none.yaml'], 'Cannot read the parameters in none.yaml'),
-    (['--out', 'file'], 'Cannot write to the output folder'),
-    (['--out', 'file/below'], 'Cannot write to the output folder'),
+    (['--out', 'file'], "'file' is a file of another kind"),
+    (['--out', 'file/below'], "'file' is a file of another kind"),
     (['--labs', 'empty'], 'no labs in empty'),
     (['--timeout', '0'], "Invalid value for '--timeout'")])
 def test_a_wrong_request_is_refused_before_anything_runs(labs, tmp_path, call, args, says):
@@ -212,7 +213,7 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     "Not even a folder, unless it was there; and it names the device, whatever was asked for"
     from gpubench.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
-    says = f"A series of labs runs on device '{find_devices()[-1]}' already: process "
+    says = f"A series of labs is already running on device '{find_devices()[-1]}': process "
     (tmp_path/'mine').mkdir()
     with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
         for device in (['--device', 'auto'], []):
@@ -333,7 +334,9 @@ def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
     said = call('labs', '--labs', labs, '--copy', 'mine')
     assert 'Kept, because it differs from the original: 01_small.ipynb' in said.stdout and said.exit_code==0
     assert (tmp_path/'mine'/'01_small.ipynb').read_text()=='my answers'
-    refused(call('labs', '--labs', labs, '--copy', 'mine/01_small.ipynb'), 'Cannot write')
+    said = call('labs', '--labs', labs, '--copy', 'mine/01_small.ipynb')
+    refused(said, 'Cannot write')
+    assert '--out' not in said.stderr
 
 
 # sweep
@@ -378,7 +381,7 @@ def test_every_option_reaches_the_sweep(tmp_path, call, monkeypatch):
 def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
     p = gpubench_command('sweep', '--bs', '4000', '--repeats', 1, '--device', 'cpu', '--no-progress', '--out', 'mine',
                          cwd=tmp_path)
-    assert p.returncode==1 and re.search(r'1 of 1 visits failed: .*4000.*1437', p.stderr)
+    assert p.returncode==1 and re.search(r'1 of 1 visits failed: .*4000.*1437', p.stdout)
     assert read_records(tmp_path/'mine').status.tolist()==['skipped']
 
 
@@ -403,7 +406,7 @@ def make(n_classes=10, n_in=3): return nn.Sequential(Half(), nn.AdaptiveAvgPool2
     (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
     (['--epochs', '0'], 'n_epoch must be'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
-    (['--out', 'file'], 'Cannot write'), (['--dataset', 'one'], 'one')])
+    (['--out', 'file'], 'another kind'), (['--out', 'x.csv'], 'wrong kind of file'), (['--dataset', 'one'], 'one')])
 def test_a_wrong_sweep_is_refused(tmp_path, call, args, says):
     (tmp_path/'file').write_text('mine')
     (tmp_path/'one'/'cats').mkdir(parents=True)
@@ -443,7 +446,8 @@ def test_nothing_to_compare_or_report(tmp_path, call):
     cpu = write_run(tmp_path/'cpu', device='cpu')
     for args,says in [(['compare', cpu], 'records of one device only'),
                       (['compare', cpu, tmp_path/'none'], 'no records'),
-                      (['report', tmp_path/'none'], 'no records'),
+                      (['report', tmp_path/'none'], "none': it doesn't exist"),
+                      (['report', cpu/'records.jsonl'/'below'], "it doesn't exist"), (['report', __file__], 'neither a folder nor'),
                       (['compare'], 'Missing argument')]: refused(call(*args), says)
 
 
@@ -552,6 +556,39 @@ def test_a_dry_run_for_a_cluster_needs_no_gpu_here(call, monkeypatch):
 
 @pytest.mark.parametrize('form', ['json', 'csv'])
 def test_a_dry_run_has_no_table(call, form): refused(call('sweep', '--device', 'cpu', '--dry-run', f'--{form}'), f'Leave out --{form}')
+
+
+@pytest.mark.parametrize('args,says', [
+    (['--size', '3'], 'size must be'), (['--max-images', '3'], 'max_images=3 is too few'), (['--dataset', 'one'], 'only one class'),
+    (['--out', 'file'], 'another kind')])
+def test_a_dry_run_refuses_what_the_sweep_would(tmp_path, call, args, says):
+    from PIL import Image
+    (tmp_path/'file').write_text('mine')
+    (tmp_path/'one'/'cats').mkdir(parents=True)
+    Image.new('L', (8, 8)).save(tmp_path/'one'/'cats'/'a.png')
+    refused(call('sweep', '--device', 'cpu', '--dry-run', *args), says)
+
+
+@pytest.mark.parametrize('verb, args, says', [
+    ('run', [], 'Add --on slurm'), ('sweep', [], 'Add --on slurm'), ('sweep', ['--on', 'gpus'], 'Add --on slurm'),
+    ('run', ['--on', 'slurm'], 'has to be a number of minutes'), ('sweep', ['--on', 'slurm'], 'has to be a number of minutes')])
+def test_slurm_options_are_for_jobs(tmp_path, call, verb, args, says):
+    said = call(verb, '--device', 'cpu', '--slurm', 'time=abc', *args)
+    refused(said, says)
+    assert said.stdout=='' and not (tmp_path/'runs').exists()
+
+
+def test_jobs_on_slurm_need_a_device(tmp_path, call):
+    said = call('run', '02', '--on', 'slurm')
+    refused(said, 'Name the devices')
+    assert said.stdout=='' and not (tmp_path/'runs').exists()
+
+
+@pytest.mark.skipif('cuda' in find_devices(), reason='there is a GPU')
+def test_side_by_side_without_gpus(tmp_path, call):
+    said = call('sweep', '--bs', '16,64', '--on', 'gpus')
+    refused(said, 'GPUs')
+    assert said.stdout=='' and not (tmp_path/'runs').exists()
 
 
 @pytest.mark.parametrize('verb, on', [('run', 'slurm'), ('run', 'local'), ('sweep', 'slurm'), ('sweep', 'local')])

@@ -81,7 +81,7 @@ def test_no_driver_is_a_sentence(tmp_path):
 
 def test_a_busy_gpu_is_refused_and_the_other_stays_free(two_gpus, tmp_path):
     from gpubench.process import device_locks
-    with device_locks([two_gpus[1]], 'runs/other'), pytest.raises(RuntimeError, match='runs on device .GPU-0+1.* already'):
+    with device_locks([two_gpus[1]], 'runs/other'), pytest.raises(RuntimeError, match='already running on device .GPU-0+1'):
         sweep_side_by_side(dict(x=[1, 2], folder='', device='cuda'), tmp_path, run=witness)
     with device_locks([two_gpus[0]]): pass
     assert not (tmp_path/'records.jsonl').exists()
