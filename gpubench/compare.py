@@ -251,7 +251,7 @@ def fmt_known(
     i = speed_ratio(visits, [1, 1])                      # over exactly 1, as in a ratio beside it
     if not (is_known(x) and is_known(i.lo) and x>0): return fmt(x, times=times, digits=2)
     x *= times
-    return _rounded(Interval(x, x, x+x*i.width/i.mid))[0]                          # only the width of the interval counts
+    return _rounded(Interval(x, x, x+x*i.width/i.mid))[0]                     # only the width of the interval counts
 
 def verdict(
     r:Interval,                 # How many times faster

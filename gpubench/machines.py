@@ -99,7 +99,8 @@ def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the 
 
 # %% ../nbs/34_machines.ipynb #b0d7513e
 _ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images '
-               'accuracy speedup lo hi verdict same_work same_machine spread warning note workload'.split()} # no settings
+               'accuracy speedup lo hi verdict same_work same_machine spread warning note '
+              'workload'.split()} # no settings
 _SHOWN = dict( # column of the table -> its heading, the factor for its numbers, and the field they come from
     images_per_s=('images per second', 1, 'images_per_s'), image_us=('an image (µs)', 1, 'images_per_s'),
     image_j=('an image (J)', 1, 'image_j'), image_price=('price of a million images', 1e6, 'images_per_s'))
@@ -254,8 +255,8 @@ class _Section:
         if 1<len(several)<=_MAX_SERIES:
             both = pd.concat(several)
             out.append(Picture('phases', f'Parts of a step, for {fmt_list(self.visits)}; the numbers are in the table.',
-                               partial(plot_phases, both, by='run', number_of=self.comparison.number_of, title='A step'),
-                               1))
+                               partial(plot_phases, both, by='run', title='A step',
+                                       number_of=self.comparison.number_of), 1))
         return out
 
     def short(self)->list[str]:
