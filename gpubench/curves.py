@@ -401,6 +401,9 @@ def fit_step_time(
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
     found = _intervals(StepTime, mid, p, level)
     found |= {o: replace(i, lo=0.) for o,i in found.items() if math.isnan(i.mid)}
+    if part=='rise': # neither the overhead nor a fixed part is longer than the shortest step
+        found |= {o: replace(i, hi=min(i.hi, max(step_ms.min(), found['fixed_ms'].mid)))
+                  for o,i in found.items() if o!='per_image_ms'}
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_interval, fmt_list,
-                              fmt_range, group_by_settings, load_records, match_sides, noise_warning, speed_ratio,
-                              spread, text_table, verdict)
+from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_ends, fmt_interval,
+                              fmt_list, fmt_range, fmt_ratio, group_by_settings, load_records, match_sides,
+                              noise_warning, speed_ratio, spread, text_table, verdict)
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
 from .record import FIELDS, PHASE_NAMES, field
@@ -190,7 +190,7 @@ def _best_paragraph(series, best):
     goal, rivals = f'the smallest batch within {100*best.tolerance:.0f} % of the fastest', _rivals(best)
     r = best.against
     start = f'{start_sentence(goal)} on {device_phrase(series)}: {best.bs}.'
-    each = [f"batch {o} ({fmt_range(r(o), 'times as fast')})" for o in rivals]
+    each = [f"batch {o} ({fmt_ends(r(o), 'times as fast')})" for o in rivals]
     out = [f"By the medians, {goal} on {device_phrase(series)} is {best.bs}, but it is not distinguishable from "
            f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
@@ -237,7 +237,7 @@ def _speed_sentence(r, n_visits, a, b, workload, when):
     "'At batch 64, B trains W 3 times faster (2.9 to 3.1, 95 %) than A.'"
     words, _, why = verdict(r, n_visits, True).partition('; ')
     if words=='not distinguishable':
-        return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_range(r, 'times')})."
+        return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_ends(r, 'times')})."
     return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
 
 def _row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
@@ -290,7 +290,7 @@ def all_speedups(self:AllVisits)->list[str]:
             row = rows.loc[rows.speedup.idxmax()]
             r, n, sizes = w.at_own_best(rows) or (*_row_ratio(row), (row.bs,))
             words = verdict(r, n)
-            if words=='not distinguishable': words += f" ({fmt_range(r, 'times', level=False)})"
+            if words=='not distinguishable': words += f" ({fmt_ends(r, 'times', level=False)})"
             at = fmt_list(dict.fromkeys(map(fmt_bs, sizes)))
             at = f'at batch {at}' if len({*sizes})==1 else f'each at its best batch size ({at})'
             text = f'{w.name}' + f' ({row.how})'*bool(row.how) + f': {words} {at}'
@@ -317,7 +317,8 @@ def fastest_settings(self:Workload)->list[str]:
         fast, slow = (pick(rates, key=lambda o: rates[o].median()) for pick in (max, min))
         r, at = speed_ratio(rates[fast], rates[slow]), f'On {device_phrase(where)} at batch {fmt_bs(max(sizes))}'
         words = verdict(r, (len(rates[fast]), len(rates[slow])), True)
-        same = f"{fmt_list(rates)} are not distinguishable: the fastest against the slowest is {fmt_range(r, 'times')}."
+        same = (f"{fmt_list(rates)} are not distinguishable (the fastest against the slowest: "
+                f"{fmt_ends(r, 'times')}).")
         out.append(f'{at}, {same}' if words=='not distinguishable' else
                    f'{at}, the fastest is {fast}: {words} than {slow}, the slowest that was tried.')
     return out
@@ -484,10 +485,9 @@ def noise_floor(self:AllVisits)->list[str]:
     which += f', {first.workload}'*(self.df.workload.nunique()>1)
     which += f'; the widest of {len(found)} such pairs'*(len(found)>1)
     text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set of visits '
-            f'took {fmt(r.mid)} times as long as the other')
-    if not is_known(r.lo): return [f"{text}. There are too few visits for an interval."]
-    text += (f' ({fmt_range(r)}). The true ratio is 1. Judge every other difference by its own interval, not by this '
-             'one.')
+            f'took {fmt_ratio(r)} times as long as the other')
+    if not is_known(r.lo): return [f"{text}: there are too few visits."]
+    text += '. The true ratio is 1. Judge every other difference by its own interval, not by this one.'
     disturbed = max(r.lo, 1/r.hi)-1>_MAX_FLOOR_FRAC
     return [text + " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary of "
                    "other differences of this size."*bool(disturbed)]
@@ -496,7 +496,7 @@ def noise_floor(self:AllVisits)->list[str]:
 @patch
 def few_visits(self:AllVisits)->list[str]:
     "Too few visits for an interval"
-    n, again = np.array([*map(len, self.configurations.values())]), 'Run again with repeats=3.'
+    n, again = np.array([*map(len, self.configurations.values())]), 'Run again with three repeats.'
     if not len(n): return ['No visit succeeded, so nothing was measured. The table of failed visits gives the reasons.']
     if n.sum()==1: return [f'Only one run exists, so there is no interval and nothing to compare with. {again}']
     if n.max()==1: return ['Each configuration has one visit, so there is no interval and no difference was checked '
@@ -541,7 +541,7 @@ def not_tight(self:AllVisits)->list[str]:
         at = f'batch {fmt_bs(worst.bs)} on {device_phrase(worst.series)}'
         how = f": at worst within {fmt(worst.half_width_frac, '%', 100)} either way ({at})"
     return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as precisely as "
-            f"requested{how}. A larger max_s gives them more."]
+            f"requested{how}. Close other programs and run again. In Python, a larger max_s also gives them more time."]
 
 @patch
 def not_steady(self:AllVisits)->list[str]:

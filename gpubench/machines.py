@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from .compare import (KINDS, PRICED, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
-                              load_records, prices_of, text_table)
+from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
+                              is_too_wide, load_records, noise_warning, prices_of, text_table)
 from .core import hide_known_warnings, nearest
 from .plot import phase_shares, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
@@ -99,13 +99,14 @@ def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the 
 
 # %% ../nbs/34_machines.ipynb #b0d7513e
 _ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images '
-               'accuracy speedup lo hi verdict same_work warning note workload'.split()} # no settings
+               'accuracy speedup lo hi verdict same_work same_machine spread warning note '
+              'workload'.split()} # no settings
 _SHOWN = dict( # column of the table -> its heading, the factor for its numbers, and the field they come from
     images_per_s=('images per second', 1, 'images_per_s'), image_us=('an image (µs)', 1, 'images_per_s'),
     image_j=('an image (J)', 1, 'image_j'), image_price=('price of a million images', 1e6, 'images_per_s'))
 
 def _text(x, column, visits):
-    "A number of the table, without digits that its visits leave open"
+    "A number of the table, without a third digit that its visits leave open"
     _,times,field = _SHOWN[column]
     return fmt_known(x, visits[field], times)
 
@@ -115,6 +116,7 @@ class Comparison:
         self.runs = read_runs(runs)
         if prices: self.runs = price_runs(self.runs, prices)
         self.machines = split_runs(self.runs)
+        self.number_of = {o.name: i for i,o in enumerate(self.machines)}   # of its color and marker in all figures
         self.base, rows, self.remarks = pick_base(self.machines, base), [], self._copies()
         for o in self.machines:
             try: found = compare(self.base.visits, o.visits)
@@ -124,6 +126,9 @@ class Comparison:
             ' '.join([f"Nothing can be compared with {self.base.name}.", *self.remarks,
                       "Name another run, or another base."]))
         self.rows = self._named(pd.DataFrame(rows))
+        same = [o for o in self.rows.machine[self.rows.same_machine].unique() if o!=self.base.name]
+        if same: self.remarks.append(f'The same machine as {self.base.name}, so each ratio is how much two of its runs '
+                                     f'differ: {fmt_list(same)}.')
 
     def _row(self, c, machine):
         "A row of `compare`, in which `b` is the machine, as a row of the table"
@@ -134,9 +139,9 @@ class Comparison:
         row |= dict(machine=machine.name, run=machine.run, hardware=machine.hardware, n_visits=c['n_b'],
                     n_failed=c['n_failed_b'])
         row |= {o: c[f'{o}_b'] for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
-        row |= {o: c[o] for o in ('speedup', 'lo', 'hi', 'verdict', 'same_work', 'warning', 'note')}
+        row |= {o: c[o] for o in 'speedup lo hi verdict same_work same_machine warning note'.split()}
         return row | dict(image_us=over(1e6, c['images_per_s_b']), image_j=over(c['epoch_j_b'], n_images),
-                          image_price=over(c['epoch_price_b'], n_images))
+                          image_price=over(c['epoch_price_b'], n_images), spread=c['spread_b'])
 
     def _copies(self):
         "Runs with the same visits, sent in twice"
@@ -177,6 +182,10 @@ class Comparison:
         "Other differences"
         return [f'{o.machine}: {o.note}' for o in rows.itertuples() if o.note]
 
+    def noise(self)->list[str]:
+        "A warning if visits of a row differ too much"
+        return noise_warning({f'{o.workload} on {o.machine}': o.spread for o in self.rows.itertuples()})
+
     def visits(self, rows)->dict: # Machine -> its visits that succeeded
         "The visits of the rows of one workload"
         names = [o for o in rows if o in self.base.visits and o not in _ROW_NAMES]
@@ -184,11 +193,12 @@ class Comparison:
         return {o['machine']: by_name[o['machine']].like(o, names) for o in rows.to_dict('records')}
 
     def speeds(self, rows)->pd.DataFrame: # `name`, `price_per_h`, `images_per_s`, and its minimum `lo` and maximum `hi`
-        "The machines of one workload, as `plot_price_speed` takes them"
+        "The machines of one workload, as `plot_price_speed` takes them; the index is `number_of` each"
         def point(name, df):
             x, price = df.images_per_s, df.price_per_h.median() if 'price_per_h' in df else math.nan
             return dict(name=name, price_per_h=price, images_per_s=x.median(), lo=x.min(), hi=x.max())
-        return pd.DataFrame([point(*o) for o in self.visits(rows).items()])
+        visits = self.visits(rows)
+        return pd.DataFrame([point(*o) for o in visits.items()], [self.number_of[o] for o in visits])
 
     def __str__(self):
         "The table for a terminal"
@@ -197,15 +207,18 @@ class Comparison:
             lines += [workload, *text_table(self.table(rows))]
             lines += [*(f'  NOT THE SAME WORK: {o}' for o in self.warnings(rows)), '']
         notes = self.rows[self.rows.note.ne('')].groupby('note', sort=False).machine.unique()
-        return '\n'.join(lines + [f'Note on {fmt_list(names)}: {note}' for note,names in notes.items()])
+        lines += [f'Note on {fmt_list(names)}: {note}' for note,names in notes.items()]
+        return '\n'.join(lines + [f'WARNING: {o}' for o in self.noise()])
 
 def _ratio_text(row):
     "A ratio of the table with its interval, and a remark if it shows no difference"
     i = Interval(row.speedup, row.lo, row.hi, .95)
-    return fmt_ratio(i) + (', no difference shown' if is_known(i.lo) and i.holds(1.) else '')
+    is_open = is_known(i.lo) and i.holds(1.) and not is_too_wide(i)             # too wide is a remark of its own
+    return fmt_ratio(i) + (', no difference shown' if is_open else '')
 
 # %% ../nbs/34_machines.ipynb #01bc2bc2
 _MAX_SERIES = 6 # machines in one figure of phases
+_MAX_RIVALS = 3 # machines that a sentence lists
 
 class _Section:
     "The page's section on one workload"
@@ -237,25 +250,38 @@ class _Section:
             out.append(Picture('price and speed', f'Price of an hour against images per second: {alt}.',
                                partial(plot_price_speed, points, self.comparison.base.name, title='Price and speed'),
                                3.7+.12*len(known)))
-        several = [df.assign(machine_name=k) for k,df in self.visits.items()
+        several = [df.assign(run=k) for k,df in self.visits.items()
                    if df[[*PHASE_NAMES]].notna().any(axis=None)]
         if 1<len(several)<=_MAX_SERIES:
             both = pd.concat(several)
             out.append(Picture('phases', f'Parts of a step, for {fmt_list(self.visits)}; the numbers are in the table.',
-                               partial(plot_phases, both, by='machine_name', title='A step'), 1))
+                               partial(plot_phases, both, by='run', title='A step',
+                                       number_of=self.comparison.number_of), 1))
         return out
 
     def short(self)->list[str]:
-        "The fastest and the cheapest machine"
-        rows, out = self.rows[self.rows.same_work.eq(True)], []
+        "The fastest and the cheapest machine, as far as the visits show them"
+        rows, out, base = self.rows[self.rows.same_work.eq(True)], [], self.comparison.base.name
         if len(rows)<2: return out
         fast, cheap = rows.iloc[0], rows.sort_values('image_price').iloc[0]
-        if fast.machine!=self.comparison.base.name:
-            out.append(f'{self.name}: {fast.machine} is the fastest, {_ratio_text(fast)} times the base.')
-        if rows.image_price.notna().sum()>1:
-            price = _text(cheap.image_price, 'image_price', self.visits[cheap.machine])
-            out.append(f'{self.name}: an image costs least on {cheap.machine}, {price} a million.')
-        return out
+        ratio = '' if fast.machine==base else f', {_ratio_text(fast)} times as fast as {base}'
+        price = _text(cheap.image_price, 'image_price', self.visits[cheap.machine])
+        out.append(self._best('the fastest', fast.machine, rows, 'lo') or f'{fast.machine} is the fastest{ratio}.')
+        if rows.image_price.notna().sum()>1: out.append(
+            self._best('the cheapest', cheap.machine, rows[rows.image_price.notna()], 'money_lo')
+            or f'an image costs least on {cheap.machine}, {price} a million.')
+        return [f'{self.name}: {o}' for o in out]
+
+    def _best(self, what, best, rows, lo):
+        "Whom the machine with the best median may not surpass; empty if it surpasses all. `lo` names a ratio's low end"
+        def surpasses(machine):
+            pair = Pair(*(Side(o, self.visits[o]) for o in (machine, best)))
+            return (pair.time() | pair.money(pair.time()))[lo]>1
+        rivals = [o for o in rows.machine if o!=best and not surpasses(o)]
+        if not rivals: return ''
+        who = fmt_list(rivals) if len(rivals)<=_MAX_RIVALS else f'{len(rivals)} others'
+        return (f'no machine is shown to be {what}. By the medians it is {best}, but that is not distinguishable from '
+                f'{who}.')
 
 # %% ../nbs/34_machines.ipynb #6844f991
 def write_comparison(
@@ -271,7 +297,7 @@ def write_comparison(
     n_visits = sum(map(len, o.runs.values()))
     page = render('page.machines.html', title=title, base=o.base.name, n_runs=len(o.runs), sections=sections,
                   what=f'{fmt_count(n_visits)} visits of {len(o.runs)} runs on {len(o.machines)} devices',
-                  short=o.remarks + [text for s in sections for text in s.short()],
+                  short=o.noise() + o.remarks + [text for s in sections for text in s.short()],
                   machines=dict(head=machines['head'], blocks={'': machines['rows']}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -292,15 +292,17 @@ def plot_phases(
     by:str|None=None,     # Column that separates the series; by default all settings that vary
     ax:Axes|None=None,    # Where to draw; a new figure by default. One with no other axes becomes as high as needed
     title:str|None=None,  # Above the axes
+    number_of:dict|None=None, # Value of `by`, which then is its label -> number of its color and marker
 )->Axes:
     "Where a step's time goes: each phase from 0, every step or visit a dot, the median a bar"
     need_columns(df, 'step_ms', *[by]*bool(by))
     df = df[succeeded(df)].reset_index(drop=True)
     df = df.reindex(columns=[*df.columns, *(o for o in PHASE_NAMES if o not in df)])
-    ax, labels = _new_axes(ax, figsize=(5.4, 1)), _phase_labels(df, by)
+    ax, labels = _new_axes(ax, figsize=(5.4, 1)), df[by] if number_of else _phase_labels(df, by)
     _make_room(ax, 1.5+len(PHASE_NAMES)*max(.27, .17*labels.nunique()))
     shares = {o: phase_shares(df[labels==o]) for o in labels.unique()}
-    styles = {o: s for o,s in _series_styles(labels).items() if len(shares[o])}
+    styles = {o: series_style(i) for o,i in number_of.items()} if number_of else _series_styles(labels)
+    styles = {o: s for o,s in styles.items() if len(shares.get(o, ()))}
     values = df[[*PHASE_NAMES]].apply(pd.to_numeric, errors='coerce').clip(lower=0)
     end_ms, height = _phases_end_ms(values), .8/max(1, len(styles))
     found = [o for o in PHASE_NAMES if any(o in shares[k].index for k in styles)]
@@ -589,16 +591,17 @@ def plot_visits(
 # %% ../nbs/30_plot.ipynb #00e26b50
 @drawing()
 def plot_price_speed(
-    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, from `lo` to `hi` over its visits
+    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, from `lo` to `hi` over its visits;
+                         # its index is the number of its color and marker
     base:str='',         # Name of the machine that the line goes through
     ax:Axes|None=None,   # Where to draw; a new figure by default
     title:str|None=None, # Above the axes
 )->Axes:
     "Price of an hour against images per second, a point per machine, both axes from 0"
     need_columns(df, 'name', 'price_per_h', 'images_per_s', 'lo', 'hi')
-    ax, df = _new_axes(ax), df[df.price_per_h.gt(0) & df.images_per_s.gt(0)].reset_index(drop=True)
-    for i,o in enumerate(df.itertuples()):
-        style = series_style(i)
+    ax, df = _new_axes(ax), df[df.price_per_h.gt(0) & df.images_per_s.gt(0)]
+    for o in df.itertuples():
+        style = series_style(o.Index)
         ax.plot([o.price_per_h]*2, [o.lo, o.hi], color=style['color'], zorder=2)
         ax.plot(o.price_per_h, o.images_per_s, ls='none', **style, zorder=3, gid='machine',
                 label=_as_is(textwrap.fill(o.name, 60)))
@@ -606,6 +609,7 @@ def plot_price_speed(
         ax.axline((0, 0), slope=o.images_per_s/o.price_per_h, color=mpl.rcParams['text.color'], lw=1, ls=':', zorder=1)
     ax.set(xlim=(0, _top(df.price_per_h)), ylim=(0, _top(df[['images_per_s', 'hi']].max(axis=1))),
            xlabel='price of an hour', ylabel='images per second')
+    ax.yaxis.set_major_formatter('{x:,.10g}')
     if not len(df): ax.text(.5, .5, 'no price is known', transform=ax.transAxes, ha='center')
     words = [f'On the dotted line, an image costs the same as on {base}; above it, less.']*bool(df.name.eq(base).any())
     _finish(ax, title, ['Every point is a machine; its bar spans the slowest to the fastest visit.', *words])

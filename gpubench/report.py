@@ -243,7 +243,9 @@ def render(
 )->str:
     "A page from its template; all `values` are escaped"
     def text(o): return files('gpubench').joinpath(o).read_text(encoding='utf-8')
-    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(text))
+    def on_one_line(o): return o.replace(' %', '\xa0%') if isinstance(o, str) else o
+    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(text),
+                               finalize=on_one_line)
     return jinja.get_template(name).render(css=text('page.css'), **values)
 
 _MAX_SHORT = 6 # findings at the top of the page

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from made_up_records import PARTS, failed, visit, visits
 
-from gpubench.compare import compare, comparison_text, fmt, load_records
+from gpubench.compare import compare, comparison_text, fmt_ratio, load_records
 from gpubench.findings import (Workload, add_labels, compare_devices, findings, fit_sentence, recommend, summary_table,
                                summary_text)
 from gpubench.stats import Interval
@@ -23,7 +23,7 @@ def rates(bs, *values): return [visit(bs, 'cuda', i, images_per_s=o, n_dropped=0
 def test_smallest_batch_within_two_per_cent():
     rows = rates(64, 90, 91, 92) + rates(128, 100, 101, 99) + rates(256, 101, 100, 99.5)
     assert ('The smallest batch within 2 % of the fastest on the GPU: 128. Batch 256 gains nothing measurable. '
-            'Batch 64 is 9.8') in said(rows)
+            'Batch 64 is 9.9') in said(rows)
 
 
 def test_a_larger_batch_that_does_gain_is_named():
@@ -57,7 +57,7 @@ def pair(ratio, n=3):
 def test_the_noise_floor_is_that_of_the_sweep(ratio):
     rows, floor = pair(ratio), noise_floor(pd.DataFrame(pair(ratio)))
     text = said(rows)
-    assert f'took {fmt(floor.mid)} times as long as the other ({fmt(floor.lo)} to {fmt(floor.hi)}, 95 %). The true ratio is 1.' in text
+    assert f'took {fmt_ratio(floor)} times as long as the other. The true ratio is 1.' in text
     assert 'by its own interval, not by this one.' in text and ('excludes 1' in text)==(ratio in (.8, 1.5))
 
 
@@ -169,7 +169,7 @@ def test_the_warning_of_noise_comes_once_with_what_it_is_of():
 
 def test_no_percentage_is_called_the_threshold():
     text = next(o for o in recommend(pair(1.03)) if o.startswith('Noise check'))
-    assert re.findall(r'[\d.]+ %', text)==['95 %']
+    assert '%' not in text
 
 
 @pytest.mark.parametrize('ends,shown', [((77, 61_932), '(77 or more)'), ((77, np.inf), '(77 or more)'), ((77, 700), '(77 to 700)')])

@@ -3,6 +3,7 @@ import json
 import re
 import shutil
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from gpubench.cli import cli
 from gpubench.compare import add_prices, load_records
 from gpubench.machines import Comparison, price_runs, read_runs, write_comparison
+from gpubench.plot import plot_phases, plot_price_speed
 from gpubench.record import FIELDS
 from made_up_records import HOSTILE, PARTS, folder_of, visits
 
@@ -45,6 +47,33 @@ def test_a_price_that_no_run_uses_is_refused(tmp_path):
     with pytest.raises(ValueError, match="No run uses the price of 'all'"): price_runs(read_runs(both), dict(cpu=1., all=2.))
     for o in ('nan', 'none'):
         with pytest.raises(ValueError, match=f'No run has {o!r}'): add_prices(load_records(both), {o: 1.})
+
+
+def timed(s, **kw): return [o | dict(epoch_s=x, images_per_s=1408/x) | kw for o,x in zip(visits((64,), ['cpu'], n=len(s)), s)]
+
+
+def test_a_class_hears_of_noise_of_equal_machines_and_of_an_order_that_is_open(tmp_path):
+    runs = dict(laptop=timed([1., 1.1, 1.2]), desk=timed([.5, .9, 1.3], visit=9), server=timed([3., 3.1, 3.2], machine='m2'))
+    found = Comparison(runs, 'laptop', dict(laptop=1., desk=1., server=.01))
+    page = write_comparison(found, tmp_path/'class.html').read_text()
+    for text in (str(found), page):
+        assert 'In 1 of 3 configurations, visits of the same thing differ more than 2 times: 2.6 times at made-up net on made-up images, batch 64 on desk' in text
+        assert 'The same machine as laptop · CPU, so each ratio is how much two of its runs differ: desk · CPU.' in text
+    assert 'no machine is shown to be the fastest. By the medians it is desk · CPU, but that is not distinguishable from laptop · CPU.' in page
+    assert 'an image costs least on server · CPU, 0.0061 a million.' in page
+    clear = write_comparison(Comparison(runs | dict(desk=timed([.5, .51, .52], machine='m3')), 'laptop'), tmp_path/'clear.html').read_text()
+    assert re.search(r'desk · CPU is the fastest, 2\.\d+ \([\d.]+ to [\d.]+\) times as fast as laptop · CPU\.', clear)
+
+
+def test_a_machine_has_one_color_in_all_figures(tmp_path):
+    runs = {o: timed([1.+i, 1.1+i], machine=o, **PARTS) for i,o in enumerate(('slow', 'a', 'b'))}
+    runs['slow'] = timed([9., 9.1], machine='slow', **PARTS)
+    found = Comparison(runs, prices=dict.fromkeys(runs, 1.))
+    rows = pd.concat(df.assign(run=o) for o,df in found.visits(found.rows).items())
+    both = plot_price_speed(found.speeds(found.rows)), plot_phases(rows, by='run', number_of=found.number_of)
+    styles = [{o.get_label(): (o.get_color(), o.get_marker()) for o in ax.lines if not o.get_label().startswith('_')} for ax in both]
+    plt.close('all')
+    assert styles[0]==styles[1] and {*styles[0]}=={'slow · CPU', 'a · CPU', 'b · CPU'}
 
 
 BROKEN = {'deep': '{"schema": 3, "a": ' + '['*900 + ']'*900 + '}\n', 'long': json.dumps(dict(schema=3, cpu='x'*2**21))+'\n',

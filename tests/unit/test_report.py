@@ -33,7 +33,7 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         if not self.open or self.open.pop()!=tag: self.balanced = False
     def handle_data(self, data):
-        if not self.open or self.open[-1]!='style': self.text += data
+        if not self.open or self.open[-1]!='style': self.text += data.replace('\xa0', ' ')
     def all(self, tag): return [attrs for o,attrs in self.tags if o==tag]
 
 

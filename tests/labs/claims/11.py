@@ -32,11 +32,11 @@ table = found.rows[found.rows.model==models[-1]].set_index('machine')
 for name,r in by_hand.items(): assert table.loc[f'{name} · GPU', ['speedup', 'lo', 'hi']].tolist()==approx([r.mid, r.lo, r.hi])
 assert len(by_hand)==2
 
-# %% No ratio shows a digit that its interval leaves open
+# %% No ratio shows more than two digits if its interval leaves the third open
 for name,r in by_hand.items():
     shown = fmt_ratio(r).split(' ')[0]
     digit = 10.**(-len(shown.partition('.')[2])) if '.' in shown else 10.**(len(shown)-len(shown.rstrip('0')))
-    assert digit>=min((r.hi-r.lo)/2, r.lo)/10, (shown, r)
+    assert digit>=min((r.hi-r.lo)/2, r.lo)/10 or len(shown.replace('.', '').strip('0'))<=2, (shown, r)
 
 # %% Nor does a rate or a price
 for rows in (found.rows[found.rows.model==o] for o in models):
@@ -44,7 +44,8 @@ for rows in (found.rows[found.rows.model==o] for o in models):
     for name,text in zip(texts['machine'], texts['images per second']):
         r = ratio_ci(visits[name].images_per_s, [1, 1])
         digit = 10.**(-len(text.partition('.')[2])) if '.' in text else 10.**(len(text.replace(',', ''))-len(text.replace(',', '').rstrip('0')))
-        assert digit>=min((r.hi-r.lo)/2, r.lo)/10 and len(text.replace(',', '').replace('.', '').strip('0'))<=3, (name, text, r)
+        n = len(text.replace(',', '').replace('.', '').strip('0'))
+        assert n<=2 or n==3 and digit>=min((r.hi-r.lo)/2, r.lo)/10, (name, text, r)
 
 # %% Two sessions on alike servers differ by more than the visits of either explain
 assert 1<night.lo<night.mid==approx(1.1, abs=.01)
