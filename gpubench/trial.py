@@ -318,11 +318,6 @@ def remember(learn:Learner)->Callable:
             for k,v in state.items(): state[k] = v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     return put_back
 
-def timed_ms(learn, timer)->list:
-    "The steps' times; of a Learner with a graph, those of its replays"
-    graph = getattr(learn, 'graphed_step', None)
-    return [o['step_ms'] for o in timer.steps if not graph or graph.why_not or o['graph_ms'] is not None]
-
 def warm_up(
     learn:Learner, # With everything that the timed fit will have
     trial:Trial,   # Resolved
@@ -331,9 +326,12 @@ def warm_up(
     """Train until the steps are steady, or for about 3 s or 40 steps, two at least. Then weights and optimizer are
     restored, and the random numbers start from the trial's seed"""
     start_s, timer, put_back = perf_counter(), timer or StepTimerCallback(), remember(learn)
-    def is_enough(): return is_steady(timed_ms(learn, timer)[-20:])
+    graph = getattr(learn, 'graphed_step', None)
+    def steps(): # the times of those that are like the timed ones: of a graph, its replays
+        return [o['step_ms'] for o in timer.steps if not graph or graph.why_not or o['graph_ms'] is not None]
+    def is_enough(): return is_steady(steps()[-20:])
     def n_next():
-        ms = timed_ms(learn, timer)[-40:]
+        ms = steps()[-40:]
         if timer.steps and not ms: return 8                                     # the first steps compile and capture
         if hasattr(learn, 'sync_step') and len(ms)<16: return 8                 # the first ones are compiled
         return max(0, min(8, 40-len(ms), int((3e3-sum(ms))/ms[-1]))) if ms else 2
@@ -558,7 +556,8 @@ def _across_ranks(record, learn, trial):
     learn.remove_cb(learn.step_timer)
     warm_up(learn, trial, timer)
     cb.is_on = True
-    alone_ms, times = max(gather(float(np.median(timed_ms(learn, timer)[-20:])))), [o['step_ms'] for o in rows]
+    ms = [o['step_ms'] for o in timer.steps[-20:] if (o['graph_ms'] is not None)==trial.graph]
+    alone_ms, times = max(gather(float(np.median(ms)))), [o['step_ms'] for o in rows]
     slowest = max(range(len(rows)), key=lambda o: (rows[o]['status']!='ok', rows[o]['epoch_s']))
     row, n_bytes = rows[slowest], sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad)
     def over_ranks(how, names): # None if a rank has none
