@@ -99,11 +99,16 @@ def _check_place(endpoint):
           file=sys.stderr, flush=True)
     os._exit(1)
 
+def _end_with_parent(parent):
+    while os.getppid()==parent: sleep(.2)
+    os._exit(1)
+
 def _run_agent(folder): # in a process of its own
     "Start the ranks as torchrun does, and save the order in which they failed"
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-    n_local, n_nodes = (int(o) for o in sys.argv[2:])
+    n_local, n_nodes, parent = (int(o) for o in sys.argv[2:])
+    threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()    # and its ranks with it
     meet = os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0'
     if n_nodes>1: _check_place(meet)
     config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench',
@@ -116,10 +121,6 @@ def _run_agent(folder): # in a process of its own
                   if o.exitcode!=-signal.SIGTERM]        # which is how torchrun ends the others
         (Path(folder)/'deaths.json').write_text(json.dumps(deaths))
         sys.exit(1)
-
-def _end_with_parent(parent):
-    while os.getppid()==parent: sleep(.2)
-    os._exit(1)
 
 def _run_rank(): # in a process of its own
     "Join the group, call the function and save its result or its error in the folder"
@@ -179,7 +180,7 @@ def launch(
         folder = Path(folder)
         (folder/'job').write_bytes(cloudpickle.dumps((function, args, str(device))))
         command = [sys.executable, '-c', 'import sys; from gpubench.group import _run_agent; _run_agent(sys.argv[1])',
-                   str(folder), str(n_local), str(n_nodes)]
+                   str(folder), str(n_local), str(n_nodes), str(os.getpid())]
         with (folder/'out').open('wb') as out, (folder/'err').open('wb') as err:
             agent = subprocess.Popen(command, env=env, stdout=out, stderr=err)
             try: agent.wait()

@@ -184,6 +184,15 @@ def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
 
+def test_a_launcher_that_is_killed_leaves_nothing_behind():
+    code = "from gpubench.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
+    launcher, end = subprocess.Popen([sys.executable, '-c', code]), perf_counter()+90
+    while len(ranks_alive())<3 and perf_counter()<end: sleep(.2)         # the agent and two ranks
+    assert len(ranks_alive())>=3
+    launcher.kill()
+    launcher.wait()
+    assert all_gone(30)
+
 def test_a_group_that_cannot_be_left_keeps_its_results():
     def work(device):
         from gpubench import group
