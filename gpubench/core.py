@@ -16,6 +16,7 @@ import numbers
 import os
 import platform
 import re
+import signal
 import traceback
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -83,8 +84,9 @@ def check_whole(
     hint='',     # What to do instead
 ):
     "Raise a `ValueError` unless `value` is a whole number from `least` to `most`"
-    if is_number(value, whole=True) and least<=value<=most: return
-    is_large = is_number(value, whole=True) and value>most
+    is_whole = is_number(value, whole=True)
+    if is_whole and least<=value<=most: return
+    is_large = is_whole and value>most
     span = f"from {least} to {most}" if most<2**31 else f"of at most {most}" if is_large else f"of at least {least}"
     raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
 
@@ -192,6 +194,11 @@ def driver_version()->str|None: # None if no driver answers; `gpubench doctor` f
     try: return nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError: return None
     finally: nvml.nvmlShutdown()
+
+def signal_name(number:int)->str: # 'SIGKILL' of 9; 'signal 40' of a real-time signal, most of which have no name
+    "What a signal is called"
+    try: return signal.Signals(number).name
+    except ValueError: return f'signal {number}'
 
 def package_version(name:str)->str|None: # None if it isn't installed
     "The version of an installed package"

@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from .core import (cpu_name, cpu_quota, describe_machine, file_text, in_container, is_wsl2, n_cores, open_nvml,
-                           package_version)
+                           package_version, signal_name)
 from .nvml import LOST, ask_gpu, ask_nvml, throttle_words
 from .record import FIELDS, plain_record
 
@@ -153,10 +152,6 @@ def run_probe(*names):
     "Print a line of JSON for each step, on a new line after what packages print; runs in its own process"
     for o in names: print('\n'+json.dumps({'probe': o} | plain_record(attempt(_STEPS[o]))), flush=True)
 
-def _signal_name(number):
-    try: return signal.Signals(number).name
-    except ValueError: return f'signal {number}'                      # such as 40, a real-time signal
-
 def run_program(args, timeout_s, **kwargs):
     "stdout, stderr, and why a program didn't succeed. One that can't be killed is left behind"
     try: p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
@@ -168,7 +163,7 @@ def run_program(args, timeout_s, **kwargs):
         try: out, err = p.communicate(timeout=1)
         except subprocess.TimeoutExpired: pass                        # stuck in a driver, where no signal reaches it
     why = (f'no answer within {timeout_s} s' if code is None else f'it ended with exit code {code}' if code>=0 else
-           f'it was ended by {_signal_name(-code)}')
+           f'it was ended by {signal_name(-code)}')
     return out.decode('utf-8', 'replace'), err.decode('utf-8', 'replace'), why
 
 # %% ../nbs/40_doctor.ipynb #d8cfbeab

@@ -335,8 +335,8 @@ def run_folder(out='', what='')->Path: # Absolute; exists and is writable
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder): pass
     except OSError as e:
-        raise ValueError(f"Cannot write to the output folder {folder}: {e.strerror or e}. Choose another "
-                         "one.") from None
+        raise ValueError(
+            f"Cannot write to the output folder {folder}: {e.strerror or e}. Choose another one.") from None
     return folder
 
 @contextmanager

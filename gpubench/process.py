@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from .core import one_of, pick_device
+from .core import one_of, pick_device, signal_name
 from .record import plain_record
 
 # %% ../nbs/26_process.ipynb #9f8b9c99
@@ -147,8 +147,7 @@ _DEATH_HINTS = dict(
 def _how_it_died(code):
     if code is None or code>=0:
         return f"The process ended{'' if code is None else f' with exit code {code}'} before it gave a result."
-    try: name = signal.Signals(-code).name
-    except ValueError: name = f'signal {-code}'
+    name = signal_name(-code)
     return f'The process was killed by {name}.{_DEATH_HINTS.get(name, "")}'
 
 # %% ../nbs/26_process.ipynb #8c99c017

@@ -394,10 +394,10 @@ def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
 
 def print_failed(found:pd.DataFrame): # What a sweep returns
     "Print why visits failed, and how to repeat them"
-    bad = found[found.status!='ok'] if len(found) else found
-    for error,n in bad.error.value_counts(sort=False).items() if len(bad) else ():
+    if not len(found): return                              # it has no columns
+    for error,n in found.error[found.status!='ok'].value_counts(sort=False).items():
         print(f"{n} of {len(found)} visits failed: {error}")
-    n = sum(o in FAILED for o in bad.status) if len(bad) else 0
+    n = found.status.isin(FAILED).sum()
     if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
 
 _START_S = 10 # of a visit at most, for a fresh process, data, network and warm-up, where nothing is downloaded
