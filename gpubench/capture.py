@@ -254,9 +254,9 @@ class Step:
         (loss if self.share is None else loss/self.share).backward()
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), _plain(loss.detach())
 
-    def finish_gradients(self):
+    def finish_gradients(self, in_place=True):
         "Average them over all devices, and clip them"
-        if self.average: self.average()
+        if self.average: self.average(in_place)
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, owner, is_last):
@@ -280,7 +280,7 @@ class Step:
             out = self.backward(*self.batch())
             for p,g in zip(step_plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
             if is_last:
-                self.finish_gradients()
+                self.finish_gradients(in_place=self.share is not None)
                 update.grads = [p.grad for p in step_plan.params]
                 self.begin(step_plan)
                 with torch.no_grad():

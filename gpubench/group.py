@@ -195,14 +195,22 @@ def launch(
 
 
 # %% ../nbs/23_group.ipynb #7b481c61
-def average_gradients(parameters):
+def average_gradients(
+    parameters,    # Those of a network
+    in_place=True, # False: a gradient becomes a part of the message, which saves a copy
+):
     "Average the gradients of all ranks in one message; for your own training loop, after the backward pass"
     if n_ranks()==1: return
     by_dtype = {}
-    for o in (p.grad for p in parameters if p.grad is not None): by_dtype.setdefault(o.dtype, []).append(o)
+    for p in parameters:
+        if p.grad is not None: by_dtype.setdefault(p.grad.dtype, []).append(p)
     for some in by_dtype.values():
-        flat = torch.cat([o.reshape(-1) for o in some])
-        dist.all_reduce(flat)
-        flat /= n_ranks()
-        parts = [o.view_as(g) for o,g in zip(flat.split([o.numel() for o in some]), some)]
-        torch._foreach_copy_(some, parts)
+        grads = [p.grad.detach() for p in some]
+        flat = grads[0].new_empty(sum(o.numel() for o in grads))
+        strides = [torch.empty_like(p, device='meta').stride() for p in some]        # without gaps, on all ranks the same
+        parts = [o.as_strided(p.shape, s).detach() for o,p,s in zip(flat.split([o.numel() for o in grads]), some, strides)]
+        torch._foreach_copy_(parts, grads)                                           # 4 times as fast as `cat` on an H100
+        dist.all_reduce(flat, dist.ReduceOp.AVG)
+        if in_place: torch._foreach_copy_(grads, parts)
+        else:
+            for p,o in zip(some, parts): p.grad = o

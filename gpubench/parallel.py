@@ -28,7 +28,7 @@ def split(dls):
 # %% ../nbs/24_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
     buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
-    flat='all at once after the backward pass; a CUDA graph can capture this with compiled kernels too')
+    flat='all at once after the backward pass; also for compiled kernels')
 
 def same_start(model):
     "Give every rank rank 0's weights and buffers"
@@ -61,9 +61,9 @@ class ParallelCallback(Callback):
         wait_for(device)
         return ddp
     def before_step(self): self.average()
-    def average(self):
+    def average(self, in_place=True):
         "Average the gradients, unless DDP did so in the backward pass"
-        if self.is_on and self.all_reduce=='flat': average_gradients(self.learn.model.parameters())
+        if self.is_on and self.all_reduce=='flat': average_gradients(self.learn.model.parameters(), in_place)
     def after_train(self):
         if n_ranks()>1:
             for o in self.learn.model.buffers(): dist.broadcast(o, 0)
