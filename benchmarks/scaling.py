@@ -18,7 +18,7 @@ from fastai.learner import Learner
 from gpubench import data
 from gpubench.core import pick_device
 from gpubench.data import get_dls
-from gpubench.group import agree, launch, n_ranks
+from gpubench.group import agree, launch, n_ranks, rank
 from gpubench.made import draw_synthetic
 from gpubench.models import get_model
 from gpubench.record import append_record
@@ -63,11 +63,11 @@ def stock(device, workload, bs):
     steps = timer.to_df().query('epoch==1')
     return dict(status='ok', step_ms=median_ci(steps.step_ms-steps.wait_ms).mid, n_timed_steps=len(steps))
 
-def visits(device, workload, n_rounds, max_s):
+def visits(device, workload, n_rounds, max_s, names, out):
     "All visits of a workload in this group: its ways, weak and strong, in shuffled rounds"
     n, found, kind = n_ranks(), [], torch.device(device).type
     draw_once()
-    ways = WAYS if kind=='cuda' else CPU_WAYS
+    ways = {k: o for k,o in (WAYS if kind=='cuda' else CPU_WAYS).items() if any(p in k for p in names)}
     plans = [(way, bs_of) for way in ways for bs_of in (['weak', 'strong'] if n>1 else ['weak'])]
     for i in range(n_rounds):
         for way,scaling in random.Random(agree(i)).sample(plans, len(plans)):
@@ -76,6 +76,7 @@ def visits(device, workload, n_rounds, max_s):
             if way==STOCK: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
             else: row = run_trial(Trial(**settings).but(**ways[way]), half_width=.01, max_s=max_s, whole_epoch=False)
             found.append(row | dict(workload=workload, way=way, scaling=scaling, visit=i))
+            if rank()==0: append_record(out, found[-1])
     return found
 
 def table(rows):
@@ -97,6 +98,7 @@ if __name__=='__main__':
     parser.add_argument('--devices', default='1,2', help='numbers of devices, such as 1,2,4,8')
     parser.add_argument('--device', default='auto', help='cuda, cpu or auto')
     parser.add_argument('--workloads', default='', help='parts of their names, separated by commas; all by default')
+    parser.add_argument('--ways', default='', help='parts of their names, such as captured; all by default')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--max-s', type=float, default=3, help='seconds of timing a visit')
     parser.add_argument('--out', required=True, help='a .jsonl file of records; rows are added')
@@ -104,8 +106,8 @@ if __name__=='__main__':
     names, rows = [o for o in WORKLOADS if any(p.lower() in o.lower() for p in args.workloads.split(','))], []
     for workload in names:
         for n in map(int, args.devices.split(',')):
-            found = launch(visits, workload, args.rounds, args.max_s, n_devices=n, device=pick_device(args.device).type)[0]
-            for o in found: append_record(args.out, o)
+            found = launch(visits, workload, args.rounds, args.max_s, args.ways.split(','), args.out, n_devices=n,
+                           device=pick_device(args.device).type)[0]
             rows += found
             print(table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']].round(3).to_string(index=False), flush=True)
     print(table(rows).round(3).to_string(index=False))
