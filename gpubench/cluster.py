@@ -29,7 +29,7 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows
 from .stats import Interval, ratio_ci
-from .sweep import FAILED, pick_twin, plan, point_fields, point_id, print_failed, sweep
+from .sweep import FAILED, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -95,21 +95,21 @@ class Jobs:
     ids:dict=field(default_factory=dict)    # Name -> job's number
     states:dict=field(default_factory=dict) # Name -> the last state
 
-    def run(self, calls:dict): # Name -> `Call`
+    def run(self, calls:dict, stop:Callable=lambda running: ''): # Name -> `Call`; as `StopAlike`
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
-        if self.where=='slurm': return self._run_slurm(executor, calls)
+        if self.where=='slurm': return self._run_slurm(executor, calls, stop)
         for name,call in calls.items():                             # on one machine one after the other
             job = executor.submit(call)
             try:
-                while not job.done(): sleep(min(self.poll_s, .2))
-            except BaseException:
-                job._process.terminate()
+                while not job.done() and not stop([name]): sleep(min(self.poll_s, .2))
+            finally:
+                if not job.done(): job._process.terminate()
                 job._process.wait()
-                raise
+            if stop([]): return
             self.ids[name], self.states[name] = job.job_id, 'FAILED' if job.exception() else 'COMPLETED'
 
-    def _run_slurm(self, executor, calls):
+    def _run_slurm(self, executor, calls, stop):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         known, file = {}, self.folder/'jobs.json'
         if file.exists(): known = json.loads(file.read_text())
@@ -122,16 +122,18 @@ class Jobs:
         except (FailedJobError, FailedSubmissionError) as e: raise RuntimeError(
             f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
         file.write_text(json.dumps(known | self.ids))
-        try: self._wait()
+        try: self._wait(stop)
         except BaseException:
             subprocess.run(['scancel', *self.ids.values()])
             raise
 
-    def _wait(self):
+    def _wait(self, stop):
         before = {}
         while True:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
+            if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
+                subprocess.run(['scancel', *self.ids.values()])
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -171,6 +173,25 @@ def merge_records(out, found:list)->int: # How many are new
         append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
         n[key], n_new = n[key]+1, n_new+1
     return n_new
+
+def _rows_now(path):
+    "The records in a file that a process may be writing"
+    try: return [json.loads(o) for o in path.read_bytes().splitlines()]
+    except (OSError, ValueError): return []                  # no visit yet, or half a line
+
+class StopAlike:
+    "Why a sweep in several processes stops early, as `why_stop` for one process"
+    def __init__(self, paths:dict, n_todo:int): # Name of a process -> file of its records
+        self.paths, self.n_todo, self.why = paths, n_todo, ''
+        self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
+    def __call__(self, running:list)->str: # Names of running processes
+        if self.why or not self.paths: return self.why
+        new = {o: _rows_now(path)[self.n_old[o]:] for o,path in self.paths.items()}
+        rows = [o for each in new.values() for o in each]
+        tried = [o for o in rows if o['status']!='skipped' or o['process_s'] is not None]
+        if all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # those that fail end first
+        if any(o['status']=='ok' for o in rows): self.paths = {}                  # no need to read them again
+        return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
     "How many of the `n` visits of a round are not in its records; a round belongs to one machine"
@@ -230,14 +251,16 @@ def sweep_on(
     calls = {o: Call(_measure_round, path=path, trials=points, run=run, seed=seed+i, twin=twin,
                      retry_failed=retry_failed, **kwargs)
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
+    stop = StopAlike(paths, sum(n_missing(o, n, retry_failed) for o in paths.values()))
     devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
     n_gpus = int(any(o.startswith('cuda') or o=='auto' and where=='local' for o in devices))
     jobs = Jobs(where, folder, options, n_gpus, poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
     try:
-        if calls: jobs.run(calls)
+        if calls: jobs.run(calls, stop)
     finally: merge_records(out, [o for p in paths.values() for o in _counted(p)])
-    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n)}
+    if stop([]): print(stop.why)
+    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n) and not stop.why}
     why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
     missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
     found = merged(out, [missing]*bool(left))
@@ -299,15 +322,17 @@ class Share:
 def _measure_share(points, path, kwargs): # in a process of its own
     for o in points: sweep([o], out=path, repeats=1, twin=None, progress=False, **kwargs)
 
-def _run_together(shares, **kwargs):
+def _run_together(shares, stop, **kwargs):
     "Visit these shares at once; whatever happens, no process is left"
-    running = []
+    started = {}
     try:
-        for o in shares: running.append(o.start(**kwargs))
-        for o in running: o.wait()
+        for o in shares: started[o.name] = o.start(**kwargs)
+        while running := [name for name,o in started.items() if o.poll() is None]:
+            if stop(running): break
+            sleep(.5)
     finally:
-        for o in running: o.stdin.close()
-        for o in running: o.wait()
+        for o in started.values(): o.stdin.close()
+        for o in started.values(): o.wait()
 
 # %% ../nbs/29_cluster.ipynb #ed7e9a38
 def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each; the middle point is checked
@@ -375,14 +400,20 @@ def sweep_side_by_side(
     rounds = _rounds(slots, beside, repeats, seed, folder)
     shares = [o for phases in rounds for phase in phases for o in phase]
     def missing(o, retry=False): return n_missing(o.path, len(o.points), retry)
+    stop = StopAlike({o.name: o.path for o in shares}, sum(missing(o, retry_failed) for o in shares))
     try:
         with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):
-                if any(missing(o, retry_failed) for phase in phases for o in phase):
+                if not stop([]) and any(missing(o, retry_failed) for phase in phases for o in phase):
                     print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. '
                           f'Results go to {out}', flush=True)
-                for phase in phases: _run_together([o for o in phase if missing(o, retry_failed)], **how)
+                for phase in phases:
+                    if not stop([]): _run_together([o for o in phase if missing(o, retry_failed)], stop, **how)
     finally: merge_records(out, [row for o in shares for row in o.rows()])
+    if stop([]):
+        print(stop.why)
+        print_failed(found := merged(out, []))
+        return found
     if after: sweep(after, repeats, out, wait=wait, **how)
     found = merged(out, [
         f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"

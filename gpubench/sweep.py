@@ -369,10 +369,12 @@ def _check_measure(run, points, measure):
 
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
 
-def _fail_alike(rows):
-    "Did all of the first visits fail with the same error?"
-    seen = {(o['status'], o['error']) for o in rows}
-    return len(rows)==_MAX_ALIKE and len(seen)==1 and rows[0]['status'] in FAILED
+def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried; empty if it should go on
+    "Why a sweep stops early: its first visits all failed with the same error"
+    if not _MAX_ALIKE<=len(new)<n_todo or len({(o['status'], o['error']) for o in new})>1: return ''
+    if new[0]['status'] not in FAILED: return ''
+    return (f"Stopped after {len(new)} of {n_todo} visits: all failed with the same error: "
+            f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
 
 def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
     "Which visits are missing and how long they take: as long as earlier ones did, or as `measure` allows"
@@ -453,9 +455,8 @@ def sweep(
                 if o.fault: continue                                      # it was never tried
                 if row['status']=='skipped': unfit[_key(row)] = row['error']
                 new.append(row)
-                if len(new)<len(todo) and _fail_alike(new):
-                    print(f"Stopped after {len(new)} of {len(todo)} visits: all failed with the same error: "
-                          f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
+                if why := why_stop(new, len(todo)):
+                    print(why)
                     break
             with signals.listening(): pass                                # a signal during the last visit
         except KeyboardInterrupt as e: raise SweepStopped(records, e) from None

@@ -63,6 +63,16 @@ def test_each_gpu_has_its_process_its_cpus_and_neighbors(two_gpus, tmp_path, cap
     assert (tmp_path/'records.jsonl').read_bytes()==before and 'Round' not in capsys.readouterr().out
 
 
+def broken(x, device): raise RuntimeError('the driver is too old')
+
+
+def test_no_visit_starts_once_the_first_failed_alike(two_gpus, tmp_path, capsys):
+    df = sweep_side_by_side(dict(x=[*range(6)], device='cuda'), tmp_path, 2, run=broken, isolate=False)
+    said = capsys.readouterr().out
+    assert f'Stopped after {len(df)} of 14 visits: all failed with the same error: RuntimeError: the driver is too old' in said
+    assert 3<=len(df)<=7 and {*df.status}=={'error'} and 'Round 2' not in said and not (tmp_path/'side_by_side.json').exists()
+
+
 def test_refusals_in_words(tmp_path, two_gpus, monkeypatch):
     trials = dict(x=[1, 2], folder='', device='cuda')
     with pytest.raises(ValueError, match="device is 'cuda:1'.*Use 'cuda'"): sweep_side_by_side(dict(x=[1, 2], folder='', device='cuda:1'), tmp_path, run=witness)
