@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
 from time import sleep
@@ -357,9 +358,26 @@ def neighbor_cost(
         if a and b: return ratio_ci(a, b)
     return Interval(math.nan, math.nan, math.nan, .95)
 
-def _cost_sentence(r, n):
+def busy_frac(
+    visit:dict,      # A record
+    others:list,     # Those of its neighbors' visits
+    n_neighbors:int,
+)->float: # 1 if all neighbors had visits until its end
+    "The part of a visit's timing during which its neighbors had visits, too, averaged over neighbors"
+    def span(o, *before): # s
+        start_s = datetime.fromisoformat(o['time_utc']).timestamp()
+        return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
+    start_s, end_s = span(visit, 'process_s', 'setup_s', 'warmup_s')
+    both_s = [min(end_s, b)-max(start_s, a) for a,b in map(span, others)]
+    return sum(o for o in both_s if o>0)/(end_s-start_s)/n_neighbors
+
+_MOSTLY = .9 # of the time; visits of a process have short gaps between them
+
+def _cost_sentence(r, n, busy=1.):
     if math.isnan(r.mid): return "Whether neighbors cost time isn't known: the checked trial has no step_ms or epoch_s."
     text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
+    if busy<_MOSTLY: text += (f" But neighbors were busy for only {busy:.0%} of its timing, so they may cost more. "
+                              "More trials keep them busy.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else
                    " The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
@@ -418,12 +436,15 @@ def sweep_side_by_side(
     found = merged(out, [
         f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
         for o in shares if missing(o)])
-    alone = [row for o in shares if o.n_beside==1 for row in o.rows()]
-    checked = [row for o in shares if o.n_beside>1 for row in o.rows() if row['trial_id']==alone[0]['trial_id']]
-    r = neighbor_cost(alone, checked)
+    alone, checked, busy = [], [], []
+    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
+        alone += first.rows()
+        checked.append(row := next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id']))
+        if row['status']=='ok': busy.append(busy_frac(row, [x for o in others for x in record_rows(o.path)], n-1))
+    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
     (out/'side_by_side.json').write_text(json.dumps(plain_record(dict(
         trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
-        n_beside=len(checked), slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
-    print(_cost_sentence(r, n))
+        n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
+    print(_cost_sentence(r, n, busy))
     print_failed(found)
     return found

@@ -194,14 +194,15 @@ class Visit:
 
     def run_once(self, measure, signals, fresh=None): # `run_fresh` with its options; None runs in this process
         "Make the visit and return its record"
-        start, time_utc, process_s = perf_counter(), datetime.now(timezone.utc).isoformat(timespec='seconds'), None
+        start, process_s = perf_counter(), None
+        time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
         if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
         elif fresh:
             done = fresh(pack(run_point, self.run, self.point, measure))
             result, process_s = done.fault or done.value, done.process_s
         else:
             with signals.listening(): result = plain_record(run_point(self.run, self.point, measure))
-        return self.record(dict(time_utc=time_utc) | result, process_s=process_s, visit_s=perf_counter()-start)
+        return self.record(result, time_utc=time_utc, process_s=process_s, visit_s=perf_counter()-start)
 
 def _about_own(run, point):
     "As `trial.about`: the part of a record that is known before a user's own function runs"

@@ -55,9 +55,10 @@ def test_each_gpu_has_its_process_its_cpus_and_neighbors(two_gpus, tmp_path, cap
     for o in [*alone, *(o for o in rows if o['x']==9)]: assert not any(overlap(o, other) for other in rows if other is not o)
     check = json.loads((tmp_path/'side_by_side.json').read_text())
     assert (check['ratio'], check['n_alone'], check['n_beside']) == (1., 2, 2)
+    assert 0<=check['busy_frac']<=1
     assert [o['gpu_uuid'] for o in check['slots']]==two_gpus
     said = capsys.readouterr().out
-    assert 'With 1 neighbor, the checked trial took 1 (1 to 1, 95%) times as long as alone. The interval includes 1' in said
+    assert 'With 1 neighbor, the checked trial took 1 (1 to 1, 95%) times as long as alone.' in said and 'The interval includes 1' in said
     before = (tmp_path/'records.jsonl').read_bytes()
     go()                                                                       # nothing is left
     assert (tmp_path/'records.jsonl').read_bytes()==before and 'Round' not in capsys.readouterr().out
