@@ -6,6 +6,7 @@
 __all__ = ['JobsMissing', 'sweep_on', 'sweep_side_by_side']
 
 # %% ../nbs/29_cluster.ipynb #9342a717
+import inspect
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
@@ -28,9 +29,10 @@ import pandas as pd
 from .core import check_whole, one_of, pick_device
 from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
-from .record import append_record, check_writable, plain_record, record_rows
+from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import FAILED, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop
+from .sweep import (
+    FAILED, Records, forecast, pick_twin, plan, plan_visits, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -239,13 +241,20 @@ def sweep_on(
     twin='auto',             # As for `sweep`
     retry_failed:bool=False, # Run visits again that failed
     poll_s:float=10.,        # Seconds between checks of the jobs
+    dry_run:bool=False,      # As for `sweep`
     **kwargs,                # The rest of `sweep`'s arguments
 )->pd.DataFrame: # The records in `out`
     "A sweep as jobs, one a round; the same call again runs only what is missing"
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
-    points, out = distinct_points(trials, run, here=False), shared_folder(out)
+    points = distinct_points(trials, run, here=False)
+    if dry_run:
+        found = sweep(points, repeats, out, run, seed, twin=twin, retry_failed=retry_failed, dry_run=True, **kwargs)
+        if where=='slurm': print("That is the sum of all visits: rounds may run at once, and may have to wait in "
+                                 "Slurm's queue.")
+        return found
+    out = shared_folder(out)
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
@@ -348,6 +357,12 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
         found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
     return found
 
+def _as_recorded(visits, n, rows): # `rows`: the records so far
+    "Planned visits as their records have them: the A/A pair's second is the one alone, the others have neighbors"
+    slot = {'machine': o['machine'] for o in rows if 'side_by_side' in (o.get('measure') or {})}   # with fewer CPUs
+    def how(o): return o.measure if o.twin else o.measure | dict(side_by_side=n)
+    return [replace(o, about=o.about | slot, measure=how(o), twin=False) for o in visits]
+
 def neighbor_cost(
     alone:list,      # Records of a trial that was visited alone
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
@@ -392,6 +407,7 @@ def sweep_side_by_side(
     seed:int=0,              # Of the order of visits
     retry_failed:bool=False, # Run visits again that failed
     wait:bool=False,         # Wait for busy devices
+    dry_run:bool=False,      # As for `sweep`
     **kwargs,                # The rest of `sweep`'s arguments, but for `twin`
 )->pd.DataFrame: # The records in `out`; `side_by_side.json` beside them has the check
     "A sweep on all GPUs of this host at once, with a check of what neighbors cost; CPU-bound trials follow one by one"
@@ -400,7 +416,7 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run)
+    points = distinct_points(trials, run, here=not dry_run)
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
@@ -412,6 +428,15 @@ def sweep_side_by_side(
     n = min(len(uuids), len(beside))
     if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
                              f"{'is 1' if n else 'are 0'}. Sweep without it.")
+    if dry_run:
+        measure = {k: v for k,v in kwargs.items() if k not in inspect.signature(sweep).parameters}
+        def visits(points, twin): return plan_visits(points, run, repeats, seed, twin, measure)
+        rows = record_rows(out) if out is not None and records_path(out).is_file() else []
+        todo = _as_recorded(visits(beside, len(beside)//2), n, rows)
+        if after: todo += visits(after, pick_twin('auto', len(after), repeats))
+        records = Records(out, todo, retry_failed)
+        print(forecast(records, measure, math.ceil(len(beside)/n)/len(beside)))
+        return records.frame()
     slots = [*zip(uuids, _cpu_sets(n))]
     out = shared_folder(out)
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)

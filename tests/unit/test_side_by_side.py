@@ -64,6 +64,21 @@ def test_each_gpu_has_its_process_its_cpus_and_neighbors(two_gpus, tmp_path, cap
     assert (tmp_path/'records.jsonl').read_bytes()==before and 'Round' not in capsys.readouterr().out
 
 
+def test_a_dry_run_divides_the_time_among_the_gpus(two_gpus, tmp_path, capsys):
+    def go(*xs, **kwargs): return sweep_side_by_side(dict(x=[*xs], device='cuda'), tmp_path, 2, run=quick, isolate=False, **kwargs)
+    go(0, 1)
+    rows = [o | dict(visit_s=600.) for o in record_rows(tmp_path)]
+    (tmp_path/'records.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    capsys.readouterr()
+    assert len(go(0, 1, dry_run=True))==6 and capsys.readouterr().out=='Nothing is left to run.\n'
+    go(0, 1, 2, 3, 4, dry_run=True)                                # 2 visits alone, and 3/5 of 6
+    assert '8 visits to go, up to 2 at once, about 56 min, as long as the 6 earlier visits took.' in capsys.readouterr().out
+    assert len(record_rows(tmp_path))==6
+
+
+def quick(x, device): return dict(step_ms=1.)
+
+
 def broken(x, device): raise RuntimeError('the driver is too old')
 
 
