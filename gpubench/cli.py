@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -496,7 +497,7 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
     check_jobs(where, options, wait)
-    from gpubench import sweep as library
+    from gpubench import cluster, sweep as library
     from gpubench.data import get_images, is_path
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
@@ -510,17 +511,14 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets:                                           # so that no visit waits for a download
         if not dry_run or o[0] in ('digits', 'synthetic') or is_path(o[0]): get_images(*o)     # these write nothing
-    if dry_run: return library.sweep(todo, out=out or None, dry_run=True, **how)
+    if where=='gpus': go = partial(cluster.sweep_side_by_side, wait=wait)
+    elif where: go = partial(cluster.sweep_on, where, options=options)
+    else: go = partial(library.sweep, progress=not no_progress, wait=wait)
+    if dry_run: return go(todo, out=out or None, dry_run=True, **how)
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        if where=='gpus':
-            from gpubench.cluster import sweep_side_by_side
-            df = sweep_side_by_side(todo, out=out, wait=wait, **how)
-        elif where:
-            from gpubench.cluster import sweep_on
-            df = sweep_on(where, todo, out=out, options=options, **how)
-        else: df = library.sweep(todo, out=out, progress=not no_progress, wait=wait, **how)
+        df = go(todo, out=out, **how)
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 

@@ -6,6 +6,7 @@
 __all__ = ['JobsMissing', 'sweep_on', 'sweep_side_by_side']
 
 # %% ../nbs/29_cluster.ipynb #9342a717
+import inspect
 import json
 import math
 import os
@@ -17,7 +18,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
 from time import sleep
@@ -27,9 +29,10 @@ import pandas as pd
 from .core import check_whole, one_of, pick_device
 from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
-from .record import append_record, check_writable, plain_record, record_rows
+from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import FAILED, pick_twin, plan, point_fields, point_id, print_failed, sweep
+from .sweep import (
+    FAILED, Records, forecast, pick_twin, plan, plan_visits, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -95,21 +98,21 @@ class Jobs:
     ids:dict=field(default_factory=dict)    # Name -> job's number
     states:dict=field(default_factory=dict) # Name -> the last state
 
-    def run(self, calls:dict): # Name -> `Call`
+    def run(self, calls:dict, stop:Callable=lambda running: ''): # Name -> `Call`; as `StopAlike`
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
-        if self.where=='slurm': return self._run_slurm(executor, calls)
+        if self.where=='slurm': return self._run_slurm(executor, calls, stop)
         for name,call in calls.items():                             # on one machine one after the other
             job = executor.submit(call)
             try:
-                while not job.done(): sleep(min(self.poll_s, .2))
-            except BaseException:
-                job._process.terminate()
+                while not job.done() and not stop([name]): sleep(min(self.poll_s, .2))
+            finally:
+                if not job.done(): job._process.terminate()
                 job._process.wait()
-                raise
+            if stop([]): return
             self.ids[name], self.states[name] = job.job_id, 'FAILED' if job.exception() else 'COMPLETED'
 
-    def _run_slurm(self, executor, calls):
+    def _run_slurm(self, executor, calls, stop):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         known, file = {}, self.folder/'jobs.json'
         if file.exists(): known = json.loads(file.read_text())
@@ -122,16 +125,18 @@ class Jobs:
         except (FailedJobError, FailedSubmissionError) as e: raise RuntimeError(
             f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
         file.write_text(json.dumps(known | self.ids))
-        try: self._wait()
+        try: self._wait(stop)
         except BaseException:
             subprocess.run(['scancel', *self.ids.values()])
             raise
 
-    def _wait(self):
+    def _wait(self, stop):
         before = {}
         while True:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
+            if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
+                subprocess.run(['scancel', *self.ids.values()])
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -171,6 +176,25 @@ def merge_records(out, found:list)->int: # How many are new
         append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
         n[key], n_new = n[key]+1, n_new+1
     return n_new
+
+def _rows_now(path):
+    "The records in a file that a process may be writing"
+    try: return [json.loads(o) for o in path.read_bytes().splitlines()]
+    except (OSError, ValueError): return []                  # no visit yet, or half a line
+
+class StopAlike:
+    "Why a sweep in several processes stops early, as `why_stop` for one process"
+    def __init__(self, paths:dict, n_todo:int): # Name of a process -> file of its records
+        self.paths, self.n_todo, self.why = paths, n_todo, ''
+        self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
+    def __call__(self, running:list)->str: # Names of running processes
+        if self.why or not self.paths: return self.why
+        new = {o: _rows_now(path)[self.n_old[o]:] for o,path in self.paths.items()}
+        rows = [o for each in new.values() for o in each]
+        tried = [o for o in rows if o['status']!='skipped' or o['process_s'] is not None]
+        if all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # those that fail end first
+        if any(o['status']=='ok' for o in rows): self.paths = {}                  # no need to read them again
+        return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
     "How many of the `n` visits of a round are not in its records; a round belongs to one machine"
@@ -217,27 +241,36 @@ def sweep_on(
     twin='auto',             # As for `sweep`
     retry_failed:bool=False, # Run visits again that failed
     poll_s:float=10.,        # Seconds between checks of the jobs
+    dry_run:bool=False,      # As for `sweep`
     **kwargs,                # The rest of `sweep`'s arguments
 )->pd.DataFrame: # The records in `out`
     "A sweep as jobs, one a round; the same call again runs only what is missing"
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
-    points, out = distinct_points(trials, run, here=False), shared_folder(out)
+    points = distinct_points(trials, run, here=False)
+    if dry_run:
+        found = sweep(points, repeats, out, run, seed, twin=twin, retry_failed=retry_failed, dry_run=True, **kwargs)
+        if where=='slurm': print("That is the sum of all visits: rounds may run at once, and may have to wait in "
+                                 "Slurm's queue.")
+        return found
+    out = shared_folder(out)
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
     calls = {o: Call(_measure_round, path=path, trials=points, run=run, seed=seed+i, twin=twin,
                      retry_failed=retry_failed, **kwargs)
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
+    stop = StopAlike(paths, sum(n_missing(o, n, retry_failed) for o in paths.values()))
     devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
     n_gpus = int(any(o.startswith('cuda') or o=='auto' and where=='local' for o in devices))
     jobs = Jobs(where, folder, options, n_gpus, poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
     try:
-        if calls: jobs.run(calls)
+        if calls: jobs.run(calls, stop)
     finally: merge_records(out, [o for p in paths.values() for o in _counted(p)])
-    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n)}
+    if stop([]): print(stop.why)
+    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n) and not stop.why}
     why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
     missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
     found = merged(out, [missing]*bool(left))
@@ -299,15 +332,17 @@ class Share:
 def _measure_share(points, path, kwargs): # in a process of its own
     for o in points: sweep([o], out=path, repeats=1, twin=None, progress=False, **kwargs)
 
-def _run_together(shares, **kwargs):
+def _run_together(shares, stop, **kwargs):
     "Visit these shares at once; whatever happens, no process is left"
-    running = []
+    started = {}
     try:
-        for o in shares: running.append(o.start(**kwargs))
-        for o in running: o.wait()
+        for o in shares: started[o.name] = o.start(**kwargs)
+        while running := [name for name,o in started.items() if o.poll() is None]:
+            if stop(running): break
+            sleep(.5)
     finally:
-        for o in running: o.stdin.close()
-        for o in running: o.wait()
+        for o in started.values(): o.stdin.close()
+        for o in started.values(): o.wait()
 
 # %% ../nbs/29_cluster.ipynb #ed7e9a38
 def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each; the middle point is checked
@@ -322,6 +357,12 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
         found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
     return found
 
+def _as_recorded(visits, n, rows): # `rows`: the records so far
+    "Planned visits as their records have them: the A/A pair's second is the one alone, the others have neighbors"
+    slot = {'machine': o['machine'] for o in rows if 'side_by_side' in (o.get('measure') or {})}   # with fewer CPUs
+    def how(o): return o.measure if o.twin else o.measure | dict(side_by_side=n)
+    return [replace(o, about=o.about | slot, measure=how(o), twin=False) for o in visits]
+
 def neighbor_cost(
     alone:list,      # Records of a trial that was visited alone
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
@@ -332,9 +373,26 @@ def neighbor_cost(
         if a and b: return ratio_ci(a, b)
     return Interval(math.nan, math.nan, math.nan, .95)
 
-def _cost_sentence(r, n):
+def busy_frac(
+    visit:dict,      # A record
+    others:list,     # Those of its neighbors' visits
+    n_neighbors:int,
+)->float: # 1 if all neighbors had visits until its end
+    "The part of a visit's timing during which its neighbors had visits, too, averaged over neighbors"
+    def span(o, *before): # s
+        start_s = datetime.fromisoformat(o['time_utc']).timestamp()
+        return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
+    start_s, end_s = span(visit, 'process_s', 'setup_s', 'warmup_s')
+    both_s = [min(end_s, b)-max(start_s, a) for a,b in map(span, others)]
+    return sum(o for o in both_s if o>0)/(end_s-start_s)/n_neighbors
+
+_MOSTLY = .9 # of the time; visits of a process have short gaps between them
+
+def _cost_sentence(r, n, busy=1.):
     if math.isnan(r.mid): return "Whether neighbors cost time isn't known: the checked trial has no step_ms or epoch_s."
     text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
+    if busy<_MOSTLY: text += (f" But neighbors were busy for only {busy:.0%} of its timing, so they may cost more. "
+                              "More trials keep them busy.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else
                    " The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
@@ -349,6 +407,7 @@ def sweep_side_by_side(
     seed:int=0,              # Of the order of visits
     retry_failed:bool=False, # Run visits again that failed
     wait:bool=False,         # Wait for busy devices
+    dry_run:bool=False,      # As for `sweep`
     **kwargs,                # The rest of `sweep`'s arguments, but for `twin`
 )->pd.DataFrame: # The records in `out`; `side_by_side.json` beside them has the check
     "A sweep on all GPUs of this host at once, with a check of what neighbors cost; CPU-bound trials follow one by one"
@@ -357,7 +416,7 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run)
+    points = distinct_points(trials, run, here=not dry_run)
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
@@ -369,30 +428,48 @@ def sweep_side_by_side(
     n = min(len(uuids), len(beside))
     if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
                              f"{'is 1' if n else 'are 0'}. Sweep without it.")
+    if dry_run:
+        measure = {k: v for k,v in kwargs.items() if k not in inspect.signature(sweep).parameters}
+        def visits(points, twin): return plan_visits(points, run, repeats, seed, twin, measure)
+        rows = record_rows(out) if out is not None and records_path(out).is_file() else []
+        todo = _as_recorded(visits(beside, len(beside)//2), n, rows)
+        if after: todo += visits(after, pick_twin('auto', len(after), repeats))
+        records = Records(out, todo, retry_failed)
+        print(forecast(records, measure, math.ceil(len(beside)/n)/len(beside)))
+        return records.frame()
     slots = [*zip(uuids, _cpu_sets(n))]
     out = shared_folder(out)
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)
     rounds = _rounds(slots, beside, repeats, seed, folder)
     shares = [o for phases in rounds for phase in phases for o in phase]
     def missing(o, retry=False): return n_missing(o.path, len(o.points), retry)
+    stop = StopAlike({o.name: o.path for o in shares}, sum(missing(o, retry_failed) for o in shares))
     try:
         with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):
-                if any(missing(o, retry_failed) for phase in phases for o in phase):
+                if not stop([]) and any(missing(o, retry_failed) for phase in phases for o in phase):
                     print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. '
                           f'Results go to {out}', flush=True)
-                for phase in phases: _run_together([o for o in phase if missing(o, retry_failed)], **how)
+                for phase in phases:
+                    if not stop([]): _run_together([o for o in phase if missing(o, retry_failed)], stop, **how)
     finally: merge_records(out, [row for o in shares for row in o.rows()])
+    if stop([]):
+        print(stop.why)
+        print_failed(found := merged(out, []))
+        return found
     if after: sweep(after, repeats, out, wait=wait, **how)
     found = merged(out, [
         f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
         for o in shares if missing(o)])
-    alone = [row for o in shares if o.n_beside==1 for row in o.rows()]
-    checked = [row for o in shares if o.n_beside>1 for row in o.rows() if row['trial_id']==alone[0]['trial_id']]
-    r = neighbor_cost(alone, checked)
+    alone, checked, busy = [], [], []
+    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
+        alone += first.rows()
+        checked.append(row := next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id']))
+        if row['status']=='ok': busy.append(busy_frac(row, [x for o in others for x in record_rows(o.path)], n-1))
+    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
     (out/'side_by_side.json').write_text(json.dumps(plain_record(dict(
         trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
-        n_beside=len(checked), slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
-    print(_cost_sentence(r, n))
+        n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
+    print(_cost_sentence(r, n, busy))
     print_failed(found)
     return found

@@ -194,14 +194,15 @@ class Visit:
 
     def run_once(self, measure, signals, fresh=None): # `run_fresh` with its options; None runs in this process
         "Make the visit and return its record"
-        start, time_utc, process_s = perf_counter(), datetime.now(timezone.utc).isoformat(timespec='seconds'), None
+        start, process_s = perf_counter(), None
+        time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
         if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
         elif fresh:
             done = fresh(pack(run_point, self.run, self.point, measure))
             result, process_s = done.fault or done.value, done.process_s
         else:
             with signals.listening(): result = plain_record(run_point(self.run, self.point, measure))
-        return self.record(dict(time_utc=time_utc) | result, process_s=process_s, visit_s=perf_counter()-start)
+        return self.record(result, time_utc=time_utc, process_s=process_s, visit_s=perf_counter()-start)
 
 def _about_own(run, point):
     "As `trial.about`: the part of a record that is known before a user's own function runs"
@@ -209,7 +210,7 @@ def _about_own(run, point):
     ids = dict(trial_id=point_id(run, point), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def _planned(points, run, repeats, seed, i_twin, measure):
+def plan_visits(points, run, repeats, seed, i_twin, measure)->list[Visit]:
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
@@ -369,12 +370,18 @@ def _check_measure(run, points, measure):
 
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
 
-def _fail_alike(rows):
-    "Did all of the first visits fail with the same error?"
-    seen = {(o['status'], o['error']) for o in rows}
-    return len(rows)==_MAX_ALIKE and len(seen)==1 and rows[0]['status'] in FAILED
+def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried; empty if it should go on
+    "Why a sweep stops early: its first visits all failed with the same error"
+    if not _MAX_ALIKE<=len(new)<n_todo or len({(o['status'], o['error']) for o in new})>1: return ''
+    if new[0]['status'] not in FAILED: return ''
+    return (f"Stopped after {len(new)} of {n_todo} visits: all failed with the same error: "
+            f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
 
-def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
+def forecast(
+    records:Records,
+    measure:dict,       # As `sweep` gets it
+    busiest:float=1.,   # Part of the visits side by side that the busiest GPU has
+)->str:
     "Which visits are missing and how long they take: as long as earlier ones did, or as `measure` allows"
     todo, took_s = records.missing(), {}
     for o in records.rows:
@@ -382,15 +389,18 @@ def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
     lines = [f"{n} visit{'s'*(n>1)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
     if not todo: return 'Nothing is left to run.'
     usual = [x for o in took_s.values() for x in o]
-    each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
+    parts = [busiest if 'side_by_side' in o.measure else 1 for o in todo]
+    each = [k*np.median(took_s.get(_key(o.about), usual)) for o,k in zip(todo, parts)] if usual else []
     earlier = f'the {len(usual)} earlier visits' if len(usual)>1 else 'an earlier visit'
     if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
     elif todo[0].run is not run_trial: time = "as long as your function does: no visit of it is known yet"
     else:
         n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
-        time = (f"{_duration(n_s*len(todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
+        time = (f"{_duration(n_s*sum(parts))} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
                 "timing. The forecast is better after one visit of each")
-    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go, {time}."])
+    n_beside = max(o.measure.get('side_by_side', 1) for o in todo)
+    at_once = f', up to {n_beside} at once'*(n_beside>1)
+    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go{at_once}, {time}."])
 
 def print_failed(found:pd.DataFrame): # What a sweep returns
     "Print why visits failed, and how to repeat them"
@@ -428,7 +438,7 @@ def sweep(
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
     twin = pick_twin(twin, len(points), repeats)
-    def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure), retry_failed)
+    def look(): return Records(out, plan_visits(points, run, repeats, seed, twin, measure), retry_failed)
     if dry_run:
         if out is not None: check_place(out)
         records = look()
@@ -453,9 +463,8 @@ def sweep(
                 if o.fault: continue                                      # it was never tried
                 if row['status']=='skipped': unfit[_key(row)] = row['error']
                 new.append(row)
-                if len(new)<len(todo) and _fail_alike(new):
-                    print(f"Stopped after {len(new)} of {len(todo)} visits: all failed with the same error: "
-                          f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
+                if why := why_stop(new, len(todo)):
+                    print(why)
                     break
             with signals.listening(): pass                                # a signal during the last visit
         except KeyboardInterrupt as e: raise SweepStopped(records, e) from None

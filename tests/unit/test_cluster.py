@@ -150,6 +150,16 @@ def test_a_job_preempted_and_a_running_one_cancelled(slurm, tmp_path, notes):
     go()
     assert visits(out)==[(0, 0, 'ok'), (1, 0, 'ok')] and not (notes/'x0_run1').exists()
 
+def broken(x, folder):
+    (Path(folder)/f'x{x}').touch()
+    raise RuntimeError('no such file')
+
+def test_no_visit_starts_once_the_first_failed_alike(slurm, tmp_path, notes, capsys):
+    "The first round stops, and the queued ones are cancelled"
+    df = sweep_on('slurm', dict(x=[*range(5)], folder=[str(notes)]), tmp_path/'shared', 6, 'time=5', run=broken, twin=None, isolate=False, poll_s=.5)
+    assert 'of 30 visits: all failed with the same error: RuntimeError: no such file' in capsys.readouterr().out
+    assert 3<=len(df)<30 and {*df.status}=={'error'} and not slurm_cmd('squeue', '--noheader', '--states=pending,running')
+
 def test_an_option_that_slurm_refuses(slurm, tmp_path):
     with pytest.raises(RuntimeError, match='(?s)Slurm refused the jobs.*sinfo'):
         sweep_on('slurm', dict(x=[0], folder=['']), tmp_path, 1, 'partition=none', run=slow, isolate=False)
