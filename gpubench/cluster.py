@@ -6,7 +6,6 @@
 __all__ = ['JobsMissing', 'sweep_on', 'sweep_side_by_side']
 
 # %% ../nbs/29_cluster.ipynb #9342a717
-import inspect
 import json
 import math
 import os
@@ -18,12 +17,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
 from time import sleep
 
+import numpy as np
 import pandas as pd
 
 from .core import check_whole, one_of, pick_device
@@ -32,7 +32,7 @@ from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
 from .sweep import (
-    FAILED, Records, forecast, pick_twin, plan, plan_visits, point_fields, point_id, print_failed, sweep, why_stop)
+    FAILED, expected_time, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -105,12 +105,13 @@ class Jobs:
         for name,call in calls.items():                             # on one machine one after the other
             job = executor.submit(call)
             try:
-                while not job.done() and not stop([name]): sleep(min(self.poll_s, .2))
-            finally:
-                if not job.done(): job._process.terminate()
+                while not job.done(): sleep(min(self.poll_s, .2))
+            except BaseException:
+                job._process.terminate()
                 job._process.wait()
-            if stop([]): return
+                raise
             self.ids[name], self.states[name] = job.job_id, 'FAILED' if job.exception() else 'COMPLETED'
+            if stop([]): return
 
     def _run_slurm(self, executor, calls, stop):
         from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -136,7 +137,7 @@ class Jobs:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
             if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
-                subprocess.run(['scancel', *self.ids.values()])
+                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])    # the others stop by themselves
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -183,17 +184,19 @@ def _rows_now(path):
     except (OSError, ValueError): return []                  # no visit yet, or half a line
 
 class StopAlike:
-    "Why a sweep in several processes stops early, as `why_stop` for one process"
-    def __init__(self, paths:dict, n_todo:int): # Name of a process -> file of its records
-        self.paths, self.n_todo, self.why = paths, n_todo, ''
+    "Why a sweep in several processes stops early: as for one process, after failures of two trials or more"
+    def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> file of its records
+        self.paths, self.n_todo, self.n_trials, self.why = paths, n_todo, n_trials, ''
         self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
     def __call__(self, running:list)->str: # Names of running processes
         if self.why or not self.paths: return self.why
-        new = {o: _rows_now(path)[self.n_old[o]:] for o,path in self.paths.items()}
-        rows = [o for each in new.values() for o in each]
-        tried = [o for o in rows if o['status']!='skipped' or o['process_s'] is not None]
-        if all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # those that fail end first
-        if any(o['status']=='ok' for o in rows): self.paths = {}                  # no need to read them again
+        rows = {o: _rows_now(path) for o,path in self.paths.items()}
+        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {}   # it never stops then
+        new = {o: each[self.n_old[o]:] for o,each in rows.items()}
+        tried = [o for each in new.values() for o in each if o['status']!='killed'           # such as by preemption
+                 and (o['status']!='skipped' or o['process_s'] is not None)]
+        is_general = len({o['trial_id'] for o in tried})>=min(2, self.n_trials)
+        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # failures end first
         return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
@@ -205,6 +208,7 @@ def n_missing(path, n:int, retry_failed=False)->int:
 def shared_folder(out)->Path:
     "The folder of the records in `out`, for processes that may run elsewhere"
     return check_writable(Path(out).resolve()).parent
+def _folder(out, dry_run): return records_path(Path(out or '.').resolve()).parent if dry_run else shared_folder(out)
 
 def distinct_points(trials, run, here=True)->list:
     "What `plan` makes of `trials`, each point once"
@@ -212,9 +216,13 @@ def distinct_points(trials, run, here=True)->list:
 
 def job_folder(out:Path, run, points, **how)->Path:
     "Where this sweep's processes keep their records until they are merged; the same for the same sweep"
-    name = point_id(run, dict(points=[*map(point_fields, points)], **how))
-    (out/'jobs'/name).mkdir(parents=True, exist_ok=True)
-    return out/'jobs'/name
+    return out/'jobs'/point_id(run, dict(points=[*map(point_fields, points)], **how))
+
+def print_forecast(n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
+    "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
+    took_s = [o['visit_s'] for o in rows]
+    time = expected_time([float(np.median(took_s))]*n_turns if took_s else [], len(took_s), n_turns, run, measure)
+    print(f"{n_todo} visit{'s'*(n_todo>1)} to go{how}, {time}." if n_todo else 'Nothing is left to run.')
 
 def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
     "The records in `out`; a `JobsMissing` that holds them if visits are missing"
@@ -248,20 +256,20 @@ def sweep_on(
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
-    points = distinct_points(trials, run, here=False)
-    if dry_run:
-        found = sweep(points, repeats, out, run, seed, twin=twin, retry_failed=retry_failed, dry_run=True, **kwargs)
-        if where=='slurm': print("That is the sum of all visits: rounds may run at once, and may have to wait in "
-                                 "Slurm's queue.")
-        return found
-    out = shared_folder(out)
+    points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
+    n_todo, rows = sum(n_missing(o, n, retry_failed) for o in paths.values()), [o for p in paths.values() for o in _counted(p)]
+    if dry_run:
+        print_forecast(n_todo, n_todo, rows, run, kwargs, '')
+        if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
+        return pd.DataFrame(rows)
+    folder.mkdir(parents=True, exist_ok=True)
     calls = {o: Call(_measure_round, path=path, trials=points, run=run, seed=seed+i, twin=twin,
                      retry_failed=retry_failed, **kwargs)
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
-    stop = StopAlike(paths, sum(n_missing(o, n, retry_failed) for o in paths.values()))
+    stop = StopAlike(paths, n_todo, len(points))
     devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
     n_gpus = int(any(o.startswith('cuda') or o=='auto' and where=='local' for o in devices))
     jobs = Jobs(where, folder, options, n_gpus, poll_s)
@@ -357,12 +365,6 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
         found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
     return found
 
-def _as_recorded(visits, n, rows): # `rows`: the records so far
-    "Planned visits as their records have them: the A/A pair's second is the one alone, the others have neighbors"
-    slot = {'machine': o['machine'] for o in rows if 'side_by_side' in (o.get('measure') or {})}   # with fewer CPUs
-    def how(o): return o.measure if o.twin else o.measure | dict(side_by_side=n)
-    return [replace(o, about=o.about | slot, measure=how(o), twin=False) for o in visits]
-
 def neighbor_cost(
     alone:list,      # Records of a trial that was visited alone
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
@@ -378,7 +380,7 @@ def busy_frac(
     others:list,     # Those of its neighbors' visits
     n_neighbors:int,
 )->float: # 1 if all neighbors had visits until its end
-    "The part of a visit's timing during which its neighbors had visits, too, averaged over neighbors"
+    "The fraction of a visit's timing during which its neighbors had visits, averaged over neighbors"
     def span(o, *before): # s
         start_s = datetime.fromisoformat(o['time_utc']).timestamp()
         return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
@@ -391,8 +393,8 @@ _MOSTLY = .9 # of the time; visits of a process have short gaps between them
 def _cost_sentence(r, n, busy=1.):
     if math.isnan(r.mid): return "Whether neighbors cost time isn't known: the checked trial has no step_ms or epoch_s."
     text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
-    if busy<_MOSTLY: text += (f" But neighbors were busy for only {busy:.0%} of its timing, so they may cost more. "
-                              "More trials keep them busy.")
+    if busy<_MOSTLY: return (f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this says little. "
+                             "Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else
                    " The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
@@ -416,7 +418,7 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run, here=not dry_run)
+    points = distinct_points(trials, run)
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
@@ -428,22 +430,19 @@ def sweep_side_by_side(
     n = min(len(uuids), len(beside))
     if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
                              f"{'is 1' if n else 'are 0'}. Sweep without it.")
-    if dry_run:
-        measure = {k: v for k,v in kwargs.items() if k not in inspect.signature(sweep).parameters}
-        def visits(points, twin): return plan_visits(points, run, repeats, seed, twin, measure)
-        rows = record_rows(out) if out is not None and records_path(out).is_file() else []
-        todo = _as_recorded(visits(beside, len(beside)//2), n, rows)
-        if after: todo += visits(after, pick_twin('auto', len(after), repeats))
-        records = Records(out, todo, retry_failed)
-        print(forecast(records, measure, math.ceil(len(beside)/n)/len(beside)))
-        return records.frame()
-    slots = [*zip(uuids, _cpu_sets(n))]
-    out = shared_folder(out)
+    slots, out = [*zip(uuids, _cpu_sets(n))], _folder(out, dry_run)
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)
     rounds = _rounds(slots, beside, repeats, seed, folder)
     shares = [o for phases in rounds for phase in phases for o in phase]
     def missing(o, retry=False): return n_missing(o.path, len(o.points), retry)
-    stop = StopAlike({o.name: o.path for o in shares}, sum(missing(o, retry_failed) for o in shares))
+    n_todo, rows = sum(missing(o, retry_failed) for o in shares), [row for o in shares for row in o.rows()]
+    if dry_run:
+        n_turns = sum(max(missing(o, retry_failed) for o in phase) for phases in rounds for phase in phases)
+        print_forecast(n_todo, n_turns, rows, run, kwargs, f', up to {n} at once')
+        if after: sweep(after, repeats, out, dry_run=True, **how)
+        return pd.DataFrame(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    stop = StopAlike({o.name: o.path for o in shares}, n_todo, len(beside))
     try:
         with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):

@@ -207,9 +207,11 @@ def average_gradients(
     for some in by_dtype.values():
         grads = [p.grad.detach() for p in some]
         flat = grads[0].new_empty(sum(o.numel() for o in grads))
-        strides = [torch.empty_like(p, device='meta').stride() for p in some]        # without gaps, on all ranks the same
-        parts = [o.as_strided(p.shape, s).detach() for o,p,s in zip(flat.split([o.numel() for o in grads]), some, strides)]
-        torch._foreach_copy_(parts, grads)                                           # 4 times as fast as `cat` on an H100
+        pieces = flat.split([o.numel() for o in grads])
+        strides = [torch.empty_like(p, device='meta').stride() for p in some]    # without gaps, on all ranks the same
+        # detached, because fastai's `zero_grad` refuses views
+        parts = [o.as_strided(p.shape, s).detach() for o,p,s in zip(pieces, some, strides)]
+        torch._foreach_copy_(parts, grads)    # for ResNet-18 on an H100 in 39 µs; `cat` takes 165
         dist.all_reduce(flat, dist.ReduceOp.AVG)
         if in_place: torch._foreach_copy_(grads, parts)
         else:

@@ -210,7 +210,7 @@ def _about_own(run, point):
     ids = dict(trial_id=point_id(run, point), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def plan_visits(points, run, repeats, seed, i_twin, measure)->list[Visit]:
+def _planned(points, run, repeats, seed, i_twin, measure):
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
@@ -374,14 +374,25 @@ def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that wer
     "Why a sweep stops early: its first visits all failed with the same error"
     if not _MAX_ALIKE<=len(new)<n_todo or len({(o['status'], o['error']) for o in new})>1: return ''
     if new[0]['status'] not in FAILED: return ''
-    return (f"Stopped after {len(new)} of {n_todo} visits: all failed with the same error: "
+    return (f"Stopped after {len(new)} of {n_todo} visits, which all failed with the same error: "
             f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
 
-def forecast(
-    records:Records,
-    measure:dict,       # As `sweep` gets it
-    busiest:float=1.,   # Part of the visits side by side that the busiest GPU has
+def expected_time(
+    each:list,     # Seconds of the visits to come, as earlier ones took; empty if there were none
+    n_earlier:int,
+    n_todo:int,
+    run:Callable,
+    measure:dict,  # As `sweep` gets it
 )->str:
+    "How long visits take, as part of a sentence"
+    earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
+    if each: return f"about {_duration(sum(each))}, as long as {earlier} took"
+    if run is not run_trial: return "as long as your function does: no visit of it is known yet"
+    n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
+    return (f"{_duration(n_s*n_todo)} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
+            "timing. The forecast is better after one visit of each")
+
+def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
     "Which visits are missing and how long they take: as long as earlier ones did, or as `measure` allows"
     todo, took_s = records.missing(), {}
     for o in records.rows:
@@ -389,18 +400,9 @@ def forecast(
     lines = [f"{n} visit{'s'*(n>1)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
     if not todo: return 'Nothing is left to run.'
     usual = [x for o in took_s.values() for x in o]
-    parts = [busiest if 'side_by_side' in o.measure else 1 for o in todo]
-    each = [k*np.median(took_s.get(_key(o.about), usual)) for o,k in zip(todo, parts)] if usual else []
-    earlier = f'the {len(usual)} earlier visits' if len(usual)>1 else 'an earlier visit'
-    if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
-    elif todo[0].run is not run_trial: time = "as long as your function does: no visit of it is known yet"
-    else:
-        n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
-        time = (f"{_duration(n_s*sum(parts))} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
-                "timing. The forecast is better after one visit of each")
-    n_beside = max(o.measure.get('side_by_side', 1) for o in todo)
-    at_once = f', up to {n_beside} at once'*(n_beside>1)
-    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go{at_once}, {time}."])
+    each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
+    time = expected_time(each, len(usual), len(todo), todo[0].run, measure)
+    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go, {time}."])
 
 def print_failed(found:pd.DataFrame): # What a sweep returns
     "Print why visits failed, and how to repeat them"
@@ -438,7 +440,7 @@ def sweep(
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
     twin = pick_twin(twin, len(points), repeats)
-    def look(): return Records(out, plan_visits(points, run, repeats, seed, twin, measure), retry_failed)
+    def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure), retry_failed)
     if dry_run:
         if out is not None: check_place(out)
         records = look()

@@ -97,7 +97,8 @@ class Trial:
             f"bs={self.bs} images a step can't be shared evenly by n_devices={self.n_devices}. Use bs="
             f"{max(1, self.bs//self.n_devices)*self.n_devices}.")
         if self.n_devices>1 and self.compile and self.all_reduce=='buckets': raise ValueError(
-            "compile=True on several devices needs all_reduce='flat': one compiled backward pass has no buckets to send early.")
+            "compile=True on several devices needs all_reduce='flat': "
+            "a compiled backward pass can't send buckets early.")
         if self.compile and not self.graph: raise ValueError(
             "compile=True compiles the kernels of a captured step. Set graph=True too, or compile=False.")
         if self.graph and self.precision=='fp16': raise ValueError(

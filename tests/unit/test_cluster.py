@@ -157,7 +157,7 @@ def broken(x, folder):
 def test_no_visit_starts_once_the_first_failed_alike(slurm, tmp_path, notes, capsys):
     "The first round stops, and the queued ones are cancelled"
     df = sweep_on('slurm', dict(x=[*range(5)], folder=[str(notes)]), tmp_path/'shared', 6, 'time=5', run=broken, twin=None, isolate=False, poll_s=.5)
-    assert 'of 30 visits: all failed with the same error: RuntimeError: no such file' in capsys.readouterr().out
+    assert 'of 30 visits, which all failed with the same error: RuntimeError: no such file' in capsys.readouterr().out
     assert 3<=len(df)<30 and {*df.status}=={'error'} and not slurm_cmd('squeue', '--noheader', '--states=pending,running')
 
 def test_an_option_that_slurm_refuses(slurm, tmp_path):

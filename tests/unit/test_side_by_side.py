@@ -1,5 +1,5 @@
 "A sweep on several GPUs of one host at once: which GPU and CPUs each visit had, when, and what of it is recorded"
-import json, os, time
+import json, os, re, time
 from pathlib import Path
 
 import pytest
@@ -58,22 +58,27 @@ def test_each_gpu_has_its_process_its_cpus_and_neighbors(two_gpus, tmp_path, cap
     assert 0<=check['busy_frac']<=1
     assert [o['gpu_uuid'] for o in check['slots']]==two_gpus
     said = capsys.readouterr().out
-    assert 'With 1 neighbor, the checked trial took 1 (1 to 1, 95%) times as long as alone.' in said and 'The interval includes 1' in said
+    assert 'With 1 neighbor, the checked trial took 1 (1 to 1, 95%) times as long as alone.' in said
     before = (tmp_path/'records.jsonl').read_bytes()
     go()                                                                       # nothing is left
     assert (tmp_path/'records.jsonl').read_bytes()==before and 'Round' not in capsys.readouterr().out
 
 
 def test_a_dry_run_divides_the_time_among_the_gpus(two_gpus, tmp_path, capsys):
-    def go(*xs, **kwargs): return sweep_side_by_side(dict(x=[*xs], device='cuda'), tmp_path, 2, run=quick, isolate=False, **kwargs)
-    go(0, 1)
-    rows = [o | dict(visit_s=600.) for o in record_rows(tmp_path)]
-    (tmp_path/'records.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    def go(**kwargs): return sweep_side_by_side(dict(x=[0, 1, 2], device='cuda'), tmp_path, 2, run=quick, isolate=False, **kwargs)
+    go(dry_run=True)
+    assert '8 visits to go, up to 2 at once, as long as your function does' in capsys.readouterr().out and not [*tmp_path.iterdir()]
+    go()
+    for path in tmp_path.glob('jobs/*/*.jsonl'):
+        rows = [o | dict(visit_s=600.) for o in record_rows(path)]
+        path.write_text(''.join(json.dumps(o)+'\n' for o in rows))
+        if path.name.startswith('round_2_on'): path.unlink()
     capsys.readouterr()
-    assert len(go(0, 1, dry_run=True))==6 and capsys.readouterr().out=='Nothing is left to run.\n'
-    go(0, 1, 2, 3, 4, dry_run=True)                                # 2 visits alone, and 3/5 of 6
-    assert '8 visits to go, up to 2 at once, about 56 min, as long as the 6 earlier visits took.' in capsys.readouterr().out
-    assert len(record_rows(tmp_path))==6
+    go(dry_run=True)                                               # of 2 visits on one GPU and 1 on the other
+    assert capsys.readouterr().out=='3 visits to go, up to 2 at once, about 20 min, as long as the 5 earlier visits took.\n'
+    go()
+    capsys.readouterr()
+    assert len(go(dry_run=True))==8 and capsys.readouterr().out=='Nothing is left to run.\n'
 
 
 def quick(x, device): return dict(step_ms=1.)
@@ -85,7 +90,7 @@ def broken(x, device): raise RuntimeError('the driver is too old')
 def test_no_visit_starts_once_the_first_failed_alike(two_gpus, tmp_path, capsys):
     df = sweep_side_by_side(dict(x=[*range(6)], device='cuda'), tmp_path, 2, run=broken, isolate=False)
     said = capsys.readouterr().out
-    assert f'Stopped after {len(df)} of 14 visits: all failed with the same error: RuntimeError: the driver is too old' in said
+    assert re.search('Stopped after [3-7] of 14 visits, which all failed with the same error: RuntimeError: the driver is too old', said)
     assert 3<=len(df)<=7 and {*df.status}=={'error'} and 'Round 2' not in said and not (tmp_path/'side_by_side.json').exists()
 
 
