@@ -31,8 +31,8 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import (
-    FAILED, expected_time, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
+from .sweep import (FAILED, expected_time, pick_twin, plan, point_fields, point_id, print_failed, sweep,
+                            why_stop)
 from .trial import Trial, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -260,8 +260,9 @@ def sweep_on(
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
-    n_todo, rows = sum(n_missing(o, n, retry_failed) for o in paths.values()), [o for p in paths.values() for o in _counted(p)]
+    n_todo = sum(n_missing(o, n, retry_failed) for o in paths.values())
     if dry_run:
+        rows = [o for p in paths.values() for o in _counted(p)]
         print_forecast(n_todo, n_todo, rows, run, kwargs, '')
         if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
         return pd.DataFrame(rows)
@@ -435,8 +436,9 @@ def sweep_side_by_side(
     rounds = _rounds(slots, beside, repeats, seed, folder)
     shares = [o for phases in rounds for phase in phases for o in phase]
     def missing(o, retry=False): return n_missing(o.path, len(o.points), retry)
-    n_todo, rows = sum(missing(o, retry_failed) for o in shares), [row for o in shares for row in o.rows()]
+    n_todo = sum(missing(o, retry_failed) for o in shares)
     if dry_run:
+        rows = [row for o in shares for row in o.rows()]
         n_turns = sum(max(missing(o, retry_failed) for o in phase) for phases in rounds for phase in phases)
         print_forecast(n_todo, n_turns, rows, run, kwargs, f', up to {n} at once')
         if after: sweep(after, repeats, out, dry_run=True, **how)
