@@ -584,6 +584,8 @@ def plot_visits(
     if y=='accuracy' and len(ok):
         room = max(.01, .15*(ok[y].max()-ok[y].min()))
         ax.set_xlim(ok[y].min()-room, ok[y].max()+room)
+    ax.xaxis.set_major_formatter('{x:,.10g}')
+    ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
     _finish(ax, title, [caption(df)])
     return ax
