@@ -218,8 +218,11 @@ def job_folder(out:Path, run, points, **how)->Path:
     "Where this sweep's processes keep their records until they are merged; the same for the same sweep"
     return out/'jobs'/point_id(run, dict(points=[*map(point_fields, points)], **how))
 
-def print_forecast(n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
+def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
     "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
+    fields = [point_fields(o) for o in points]
+    varied = [k for k in {k: None for o in fields for k in o} if len({str(o.get(k)) for o in fields})>1]
+    for o in fields if varied and n_todo else []: print(' '.join(f'{k}={o.get(k)}' for k in varied))
     took_s = [o['visit_s'] for o in rows]
     time = expected_time([float(np.median(took_s))]*n_turns if took_s else [], len(took_s), n_turns, run, measure)
     print(f"{n_todo} visit{'s'*(n_todo>1)} to go{how}, {time}." if n_todo else 'Nothing is left to run.')
@@ -263,7 +266,7 @@ def sweep_on(
     n_todo = sum(n_missing(o, n, retry_failed) for o in paths.values())
     if dry_run:
         rows = [o for p in paths.values() for o in _counted(p)]
-        print_forecast(n_todo, n_todo, rows, run, kwargs, '')
+        print_forecast(points, n_todo, n_todo, rows, run, kwargs, '')
         if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
         return pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
@@ -440,7 +443,7 @@ def sweep_side_by_side(
     if dry_run:
         rows = [row for o in shares for row in o.rows()]
         n_turns = sum(max(missing(o, retry_failed) for o in phase) for phases in rounds for phase in phases)
-        print_forecast(n_todo, n_turns, rows, run, kwargs, f', up to {n} at once')
+        print_forecast(beside, n_todo, n_turns, rows, run, kwargs, f', up to {n} at once')
         if after: sweep(after, repeats, out, dry_run=True, **how)
         return pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)

@@ -550,7 +550,7 @@ def test_a_dry_run_for_a_cluster_needs_no_gpu_here(call, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: False)
     args = 'sweep', '--bs', '16,64', '--device', 'cuda', '--dry-run'
     said = call(*args, '--on', 'slurm')
-    assert said.exit_code==0 and '9 visits to go' in said.stdout and 'adds up all visits' in said.stdout, said.output
+    assert said.exit_code==0 and 'bs=16\nbs=64\n9 visits to go' in said.stdout and 'adds up all visits' in said.stdout, said.output
     for on in ([], ['--on', 'gpus']): refused(call(*args, *on), 'cuda')
 
 

@@ -75,7 +75,7 @@ def test_a_dry_run_divides_the_time_among_the_gpus(two_gpus, tmp_path, capsys):
         if path.name.startswith('round_2_on'): path.unlink()
     capsys.readouterr()
     go(dry_run=True)                                               # of 2 visits on one GPU and 1 on the other
-    assert capsys.readouterr().out=='3 visits to go, up to 2 at once, about 20 min, as long as the 5 earlier visits took.\n'
+    assert capsys.readouterr().out=='x=0\nx=1\nx=2\n3 visits to go, up to 2 at once, about 20 min, as long as the 5 earlier visits took.\n'
     go()
     capsys.readouterr()
     assert len(go(dry_run=True))==8 and capsys.readouterr().out=='Nothing is left to run.\n'
