@@ -31,7 +31,7 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import (FAILED, expected_time, pick_twin, plan, point_fields, point_id, print_failed, sweep,
+from .sweep import (FAILED, expected_time, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep,
                             why_stop)
 from .trial import Trial, run_trial
 
@@ -220,9 +220,7 @@ def job_folder(out:Path, run, points, **how)->Path:
 
 def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
     "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
-    fields = [point_fields(o) for o in points]
-    varied = [k for k in {k: None for o in fields for k in o} if len({str(o.get(k)) for o in fields})>1]
-    for o in fields if varied and n_todo else []: print(' '.join(f'{k}={o.get(k)}' for k in varied))
+    if n_todo and len(points)>1: print(*labels([*map(point_fields, points)]), sep='\n')
     took_s = [o['visit_s'] for o in rows]
     time = expected_time([float(np.median(took_s))]*n_turns if took_s else [], len(took_s), n_turns, run, measure)
     print(f"{n_todo} visit{'s'*(n_todo>1)} to go{how}, {time}." if n_todo else 'Nothing is left to run.')

@@ -210,19 +210,22 @@ def _about_own(run, point):
     ids = dict(trial_id=point_id(run, point), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
+def labels(rows:list)->list: # `rows`: as `point_fields` returns them
+    "What tells points apart, such as 'bs=16'"
+    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
+    return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
+
 def _planned(points, run, repeats, seed, i_twin, measure):
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
-    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
-    def visit(point, row):
+    def visit(point, row, label):
         fault = _why_skipped(point) if run is run_trial else ''
         known = _about_own(run, point) if run is not run_trial else about(point if fault else resolve(point))
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
-        label = ' '.join(f'{k}={row.get(k)}' for k in varied)
         return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
                      f'ValueError: {fault}' if fault else '')
-    each = [visit(*o) for o in zip(points, rows)]
+    each = [visit(*o) for o in zip(points, rows, labels(rows))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]

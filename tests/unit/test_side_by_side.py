@@ -59,6 +59,7 @@ def test_each_gpu_has_its_process_its_cpus_and_neighbors(two_gpus, tmp_path, cap
     assert [o['gpu_uuid'] for o in check['slots']]==two_gpus
     said = capsys.readouterr().out
     assert 'With 1 neighbor, the checked trial took 1 (1 to 1, 95%) times as long as alone.' in said
+    assert ('The interval includes 1' in said)==(check['busy_frac']>=.9)
     before = (tmp_path/'records.jsonl').read_bytes()
     go()                                                                       # nothing is left
     assert (tmp_path/'records.jsonl').read_bytes()==before and 'Round' not in capsys.readouterr().out
