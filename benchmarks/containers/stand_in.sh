@@ -17,7 +17,4 @@ printf 'Types: deb\nURIs: %s\nSuites: bookworm\nComponents: main\nSigned-By: /us
     > "$folder/etc/apt/sources.list.d/debian.sources"
 rm -rf "$folder/etc/apt/sources.list" "$folder"/var/cache/apt/*.bin "$folder"/var/cache/apt/archives/*.deb "$folder"/var/lib/apt/lists/*
 find "$folder/usr/local" -name __pycache__ -prune -exec rm -rf {} +
-container=$(buildah from scratch)
-buildah add -q "$container" "$folder" /
-buildah config --env PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin --env LANG=C.UTF-8 --cmd python3 "$container"
-buildah commit -q --rm "$container" "$(sed -n 's/^ARG PYTHON_IMAGE=\([^@]*\)@.*/\1/p' "$(dirname "$0")/../../Dockerfile")"
+tar -C "$folder" -c . | docker import -c 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' -c 'CMD ["python3"]' - python:stand-in
