@@ -4,6 +4,7 @@ from statistics import median
 from time import perf_counter
 
 from gpubench.core import describe_machine, pick_device
+from gpubench.record import plain_record
 from gpubench.stats import median_ci
 from gpubench.trial import Trial, make_learner, resolve, warm_up
 import numpy as np
@@ -23,7 +24,7 @@ def device_of(args): return str(pick_device(args.device))
 def write_json(path, machine=None, indent=1, **found):
     "What was found, with the machine: its description, or the device that was used"
     machine = machine if isinstance(machine, dict) else describe_machine(machine)
-    with open(path, 'w') as f: json.dump(dict(machine=machine, **found), f, indent=indent)
+    with open(path, 'w') as f: json.dump(plain_record(dict(machine=machine, **found)), f, indent=indent)
 
 class NoValidationCallback(Callback):
     sees_replays = True                        # it acts in no batch

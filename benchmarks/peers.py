@@ -2,7 +2,7 @@
 compiler mode, and JAX (Flax and Optax): one jitted `lax.scan` over the resident epoch with donated buffers.
 
 All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search and AdamW at a constant rate. None has a captured
-step of its own to offer beyond what its compiler does: in JAX the scan is one launch for an epoch. Each lives in a process of its own."""
+step of its own to offer beyond what its compiler does: in JAX the scan is one call from Python for an epoch. Each lives in a process of its own."""
 import logging, multiprocessing, os, warnings
 from contextlib import suppress
 from functools import partial

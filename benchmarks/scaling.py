@@ -7,7 +7,6 @@ workload run in one group of processes for each number of devices, in rounds, in
 `run_trial`, which verifies images, steps and weights, or fastai's own `distrib_ctx`, which needs the package accelerate. Prints
 a table of medians; each visit is a line of the records.
 """
-import argparse
 import random
 from contextlib import nullcontext
 
@@ -16,15 +15,16 @@ import pandas as pd
 import torch
 from fastai.learner import Learner
 from gpubench import data
-from gpubench.core import pick_device
 from gpubench.data import get_dls
-from gpubench.group import agree, launch, n_ranks, rank
+from gpubench.group import launch, n_ranks, rank
 from gpubench.made import draw_synthetic
 from gpubench.models import get_model
 from gpubench.record import append_record
 from gpubench.stats import median_ci, ratio_ci
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, run_trial
+
+from common import device_of, parser
 
 BF16 = dict(precision='bf16', channels_last=True)
 WORKLOADS = {
@@ -63,14 +63,13 @@ def stock(device, workload, bs):
     steps = timer.to_df().query('epoch==1')
     return dict(status='ok', step_ms=median_ci(steps.step_ms-steps.wait_ms).mid, n_timed_steps=len(steps))
 
-def visits(device, workload, n_rounds, max_s, names, out):
+def visits(device, workload, n_rounds, max_s, ways, out):
     "All visits of a workload in this group: its ways, weak and strong, in shuffled rounds"
     n, found, kind = n_ranks(), [], torch.device(device).type
     draw_once()
-    ways = {k: o for k,o in (WAYS if kind=='cuda' else CPU_WAYS).items() if any(p in k for p in names)}
     plans = [(way, bs_of) for way in ways for bs_of in (['weak', 'strong'] if n>1 else ['weak'])]
     for i in range(n_rounds):
-        for way,scaling in random.Random(agree(i)).sample(plans, len(plans)):
+        for way,scaling in random.Random(i).sample(plans, len(plans)):
             bs = WORKLOADS[workload]['bs']*(n if scaling=='weak' else 1)
             settings = dict(dataset='synthetic', loader='resident', device=kind, **WORKLOADS[workload]) | dict(bs=bs, n_devices=n)
             if way==STOCK: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
@@ -94,20 +93,24 @@ def table(rows):
     return pd.DataFrame(found)
 
 if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--devices', default='1,2', help='numbers of devices, such as 1,2,4,8')
-    parser.add_argument('--device', default='auto', help='cuda, cpu or auto')
-    parser.add_argument('--workloads', default='', help='parts of their names, separated by commas; all by default')
-    parser.add_argument('--ways', default='', help='parts of their names, such as captured; all by default')
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--max-s', type=float, default=3, help='seconds of timing a visit')
-    parser.add_argument('--out', required=True, help='a .jsonl file of records; rows are added')
-    args = parser.parse_args()
-    names, rows = [o for o in WORKLOADS if any(p.lower() in o.lower() for p in args.workloads.split(','))], []
+    p = parser(__doc__)
+    p.add_argument('--devices', default='1,2', help='numbers of devices, such as 1,2,4,8')
+    p.add_argument('--device', default='auto', help='cuda, cpu or auto')
+    p.add_argument('--workloads', default='', help='parts of their names, separated by commas; all by default')
+    p.add_argument('--ways', default='', help='parts of their names, such as captured; all by default')
+    p.add_argument('--rounds', type=int, default=5)
+    p.add_argument('--max-s', type=float, default=3, help='seconds of timing a visit')
+    p.add_argument('--out', required=True, help='a .jsonl file of records; rows are added')
+    args, rows = p.parse_args(), []
+    device = device_of(args)
+    def chosen(names, parts): # those of which a part is given
+        found = {k: o for k,o in names.items() if any(part.lower() in k.lower() for part in parts.split(','))}
+        if not found: p.error(f"nothing is called {parts!r}; there are: {'; '.join(names)}")
+        return found
+    names, ways = chosen(WORKLOADS, args.workloads), chosen(CPU_WAYS if device=='cpu' else WAYS, args.ways)
     for workload in names:
         for n in map(int, args.devices.split(',')):
-            found = launch(visits, workload, args.rounds, args.max_s, args.ways.split(','), args.out, n_devices=n,
-                           device=pick_device(args.device).type)[0]
+            found = launch(visits, workload, args.rounds, args.max_s, ways, args.out, n_devices=n, device=device)[0]
             rows += found
             print(table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']].round(3).to_string(index=False), flush=True)
     print(table(rows).round(3).to_string(index=False))

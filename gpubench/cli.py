@@ -464,7 +464,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
               metavar='auto|cpu|cuda|xla', help='Where to train.')
 @click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')
-@click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each.')
+@click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each, but with its own --out.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
 @click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')
@@ -506,7 +506,7 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     how = {o: given.pop(o) for o in ('repeats', 'timeout_s', 'retry_failed', 'monitor')} | dict(seed=given['seed'])
     todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
     if not where and not dry_run:
-        check_machine({o.device for o in todo}, wait)
+        check_machine(library.devices_of(todo), wait)
         start_server()                                       # starts up while the data is fetched
     sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
     for o in sets:                                           # so that no visit waits for a download

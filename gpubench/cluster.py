@@ -25,6 +25,7 @@ from time import sleep
 
 import numpy as np
 import pandas as pd
+import torch
 
 from .core import check_whole, one_of, pick_device
 from .nvml import gpu_uuids
@@ -33,13 +34,15 @@ from .record import append_record, check_writable, plain_record, record_rows, re
 from .stats import Interval, ratio_ci
 from .sweep import (FAILED, expected_time, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep,
                             why_stop)
-from .trial import Trial, run_trial
+from .trial import Trial, resolve, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
 class Call:
     "A function and its arguments; a job that is preempted or reaches its time limit makes the same call again"
-    def __init__(self, function:Callable, **kwargs): self.function, self.kwargs = function, kwargs
-    def __call__(self): return self.function(**self.kwargs)
+    def __init__(self, function:Callable, **kwargs): self.function, self.kwargs, self.env = function, kwargs, {}
+    def __call__(self):
+        os.environ.update(self.env)
+        return self.function(**self.kwargs)
     def checkpoint(self, *args, **kwargs): # submitit asks for it
         from submitit.helpers import DelayedSubmission
         return DelayedSubmission(self)
@@ -60,7 +63,7 @@ def _executor(where, folder, options, n_gpus):
         "Jobs need the package submitit, which isn't installed. Run `pip install submitit`.") from None
     if where=='local':
         executor = submitit.LocalExecutor(folder)
-        executor.update_parameters(timeout_min=options['time'], gpus_per_node=n_gpus)
+        executor.update_parameters(timeout_min=options['time'])
         return executor
     if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
         "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use 'local'.")
@@ -93,7 +96,7 @@ class Jobs:
     where:str         # 'slurm' or 'local'
     folder:Path       # Shared by all nodes
     options:dict      # As `slurm_options` returns them
-    n_gpus:int=0      # Of each job
+    n_gpus:int=0      # Of each job of Slurm
     poll_s:float=10.  # Seconds between checks
     ids:dict=field(default_factory=dict)    # Name -> job's number
     states:dict=field(default_factory=dict) # Name -> the last state
@@ -102,7 +105,9 @@ class Jobs:
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
         if self.where=='slurm': return self._run_slurm(executor, calls, stop)
+        gpus = ','.join(map(str, range(torch.cuda.device_count())))
         for name,call in calls.items():                             # on one machine one after the other
+            call.env = dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', gpus))   # which submitit changes
             job = executor.submit(call)
             try:
                 while not job.done(): sleep(min(self.poll_s, .2))
@@ -163,20 +168,19 @@ def _counted(path):
         if key not in found or found[key]['status'] in FAILED: found[key] = o
     return [*found.values()]
 
-def merge_records(out, found:list)->int: # How many are new
+def merge_records(out, found:list):
     "Add to the records in `out` those of `found` that it lacks, numbered anew"
     def content(o): return json.dumps({k: v for k,v in o.items() if k!='visit'}, sort_keys=True)
     path = check_writable(out)
     rows = record_rows(path) if path.exists() else []
-    there, n, n_new = {*map(content, rows)}, Counter(), 0
+    there, n = {*map(content, rows)}, Counter()
     for o in rows:
         key = o.get('trial_id'), o.get('machine')
         n[key] = max(n[key], (o.get('visit') or 0)+1)
     for o in [o for o in found if content(o) not in there]:
         key = o.get('trial_id'), o.get('machine')
         append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
-        n[key], n_new = n[key]+1, n_new+1
-    return n_new
+        n[key] += 1
 
 def _rows_now(path):
     "The records in a file that a process may be writing"
@@ -205,10 +209,9 @@ def n_missing(path, n:int, retry_failed=False)->int:
     return n-max(Counter(o['machine'] for o in rows).values(), default=0)
 
 # %% ../nbs/29_cluster.ipynb #0605eb15
-def shared_folder(out)->Path:
+def _folder(out, dry_run):
     "The folder of the records in `out`, for processes that may run elsewhere"
-    return check_writable(Path(out).resolve()).parent
-def _folder(out, dry_run): return records_path(Path(out or '.').resolve()).parent if dry_run else shared_folder(out)
+    return (records_path if dry_run else check_writable)(Path(out or '.').resolve()).parent
 
 def distinct_points(trials, run, here=True)->list:
     "What `plan` makes of `trials`, each point once"
@@ -258,6 +261,9 @@ def sweep_on(
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
     points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
+    fields = [*map(point_fields, points)]
+    if any(o.get('n_nodes', 1)>1 for o in fields): raise ValueError(
+        "n_nodes is for machines on which you start the same command; a job has one machine. Use n_nodes=1.")
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
@@ -272,9 +278,8 @@ def sweep_on(
                      retry_failed=retry_failed, **kwargs)
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
     stop = StopAlike(paths, n_todo, len(points))
-    devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
-    n_gpus = int(any(o.startswith('cuda') or o=='auto' and where=='local' for o in devices))
-    jobs = Jobs(where, folder, options, n_gpus, poll_s)
+    on_gpus = [o for o in fields if str(o.get('device')).startswith('cuda')]
+    jobs = Jobs(where, folder, options, max([o.get('n_devices', 1) for o in on_gpus], default=0), poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
     try:
         if calls: jobs.run(calls, stop)
@@ -362,7 +367,8 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
     for i in range(repeats):
         cards = [points[i_checked], *random.Random(seed+i).sample(rest, len(rest))]
         def share(j, points, n, what=''):
-            name, k = f'round {i+1}{what} on GPU {(i+j)%len(slots)}', (i+j)%len(slots)
+            k = (i+j)%len(slots)
+            name = f'round {i+1}{what} on GPU {k}'
             return Share(name, *slots[k], points, folder/f"{name.replace(' ', '_')}.jsonl", n)
         found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
     return found
@@ -414,20 +420,24 @@ def sweep_side_by_side(
     dry_run:bool=False,      # As for `sweep`
     **kwargs,                # The rest of `sweep`'s arguments, but for `twin`
 )->pd.DataFrame: # The records in `out`; `side_by_side.json` beside them has the check
-    "A sweep on all GPUs of this host at once, with a check of what neighbors cost; CPU-bound trials follow one by one"
+    """A sweep on all GPUs of this host at once, with a check of what neighbors cost
+
+    Trials that are CPU-bound or need several GPUs follow one by one."""
     check_whole('repeats', repeats, 1)
     uuids, how = gpu_uuids(), dict(run=run, seed=seed, retry_failed=retry_failed, **kwargs)
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
     points = distinct_points(trials, run)
+    for o in points:
+        if isinstance(o, Trial): resolve(o)                  # an error now, not in a worker
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
     n_cpus = len(_cpu_sets(len(uuids))[0])
     def is_beside(o):
-        device = pick_device(o.device).type if isinstance(o, Trial) else o.get('device')
-        return device=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
+        if not isinstance(o, Trial): return o.get('device')=='cuda' and (o.get('n_workers') or 0)<=n_cpus
+        return pick_device(o.device).type=='cuda' and o.n_devices==1 and o.n_workers<=n_cpus
     beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
     n = min(len(uuids), len(beside))
     if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "

@@ -170,7 +170,7 @@ def launch(
     device='cpu',      # 'cpu', 'cuda', or 'auto'
     n_nodes:int=1,     # Machines; the same call has to be made on each
 )->list:               # The results of the processes on this machine, by rank
-    "Call a function in several processes that form a group; their output is printed when all have ended"
+    "Call a function in several processes that form a group; what they print appears when all have ended"
     import cloudpickle
     check_group(n_devices, device, n_nodes)
     n_local = n_devices//n_nodes

@@ -51,7 +51,7 @@ def run_labs_on(
         "(--device cpu,cuda).")
     options = slurm_options(options)
     planned = prepare_run(labs, 'cpu', profile, params, texts, folder)        # 'cpu' gives one job per lab
-    n_gpus = int(where=='local' and not asked or any(o!='cpu' for o in asked))
+    n_gpus = int(any(o!='cpu' for o in asked))
     with filled_folder(out) as out:
         print(f"{len(planned)} lab{'s'*(len(planned)>1)} to run, each as a job. Results go to {out}")
         jobs, folders, calls = Jobs(where, out.resolve()/'jobs', options, n_gpus, poll_s), {}, {}

@@ -13,7 +13,7 @@ from fastai.callback.fp16 import MixedPrecision
 from torch.nn.parallel import DistributedDataParallel
 
 from .capture import capture_stream
-from .core import wait_for
+from .core import one_of, wait_for
 from .group import average_gradients, n_ranks, rank
 
 # %% ../nbs/24_parallel.ipynb #197bc4e2
@@ -43,7 +43,8 @@ class ParallelCallback(Callback):
     def __init__(self,
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
     ):
-        self.all_reduce, self.ddp, self.is_on, self.is_fitting = all_reduce, None, True, False
+        self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
+        self.ddp, self.is_on, self.is_fitting = None, True, False
 
     def before_fit(self):
         self.unwrap()                                  # an earlier fit may have ended by an error

@@ -52,6 +52,14 @@ def point_fields(point)->dict:
     "The fields of a `Trial`, or of a point that is a dict already"
     return vars(point) if isinstance(point, Trial) else point
 
+def devices_of(points)->set: # Their names
+    "The devices that these points use; several GPUs are the first ones"
+    def names(o):
+        device = str(point_fields(o).get('device', 'cpu'))
+        if not isinstance(o, Trial) or o.n_devices==1 or pick_device(device).type!='cuda': return [device]
+        return [f'cuda:{i}' for i in range(o.n_devices//o.n_nodes)]
+    return {name for o in points for name in names(o)}
+
 # %% ../nbs/27_sweep.ipynb #965ead74
 def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
     "Every combination of the fields' values, each one value or several: a list, a range, an array, a generator"
@@ -453,8 +461,7 @@ def sweep(
         start_server(start_method)                                        # which loads while the visits are planned
         pack(run, points, measure)                                        # an error now if it can't travel
     if out is not None: check_writable(out)
-    devices = {str(point_fields(o).get('device', 'cpu')) for o in points}
-    with device_locks(devices, out, wait=wait), StopSignals(anywhere=False) as signals:
+    with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
         records = look()
         records.print_resumed()
         new, todo, unfit = [], records.missing(), {}                      # trial -> why no visit of it can succeed

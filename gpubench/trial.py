@@ -574,6 +574,8 @@ def _across_ranks(record, learn, trial):
 
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     "Make a visit on `device`; each rank calls this with its own"
+    if len({*gather(trial.trial_id)})>1: raise RuntimeError(
+        "The machines run different trials. Start the same command on each, with a new `out`.")
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")

@@ -212,6 +212,12 @@ def test_two_machines_meet(monkeypatch):
         a, b = (o.result() for o in jobs)
     assert a==b and (a['n_devices'], a['n_nodes'], a['process_bs'], a['status'])==(2, 2, 32, 'ok')
 
+def test_machines_that_run_different_trials(monkeypatch):
+    monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{free_port()}')
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(run_trial, **quick, loader=o, n_devices=2, n_nodes=2, max_s=.2) for o in ('memory', 'resident')]
+        assert all('different trials' in str(o.exception()) for o in jobs)
+
 def test_a_place_to_meet_that_another_program_uses(monkeypatch):
     with socket.create_server(('localhost', 0)) as s:
         monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{s.getsockname()[1]}')
