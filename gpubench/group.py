@@ -105,6 +105,7 @@ def _end_with_parent(parent):
 
 def _run_agent(folder): # in a process of its own
     "Start the ranks as torchrun does, and save the order in which they failed"
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     n_local, n_nodes, parent = (int(o) for o in sys.argv[2:])
@@ -113,7 +114,8 @@ def _run_agent(folder): # in a process of its own
     if n_nodes>1: _check_place(meet)
     config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench',
                           max_restarts=0, rdzv_backend='c10d', rdzv_endpoint=meet,
-                          local_addr='localhost' if n_nodes==1 else None)
+                          local_addr='localhost' if n_nodes==1 else None,
+                          logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder)/'logs')))
     try: elastic_launch(config, sys.executable)('-c', 'from gpubench.group import _run_rank; _run_rank()', folder,
                                                      str(os.getpid()))
     except ChildFailedError as e:
@@ -144,14 +146,13 @@ def _run_rank(): # in a process of its own
     os._exit(0)
 
 # %% ../nbs/23_group.ipynb #1ec8570b
-def _failure(folder, n):
+def _failure(folder, n, code):
     "The error of a group: that of the rank that was killed, or of the first one that failed"
     import cloudpickle
     deaths = json.loads((folder/'deaths.json').read_text()) if (folder/'deaths.json').exists() else []
     for k,code in deaths:
-        if code<0: return RuntimeError(
-            f'Rank {k} of {n} was ended by signal {-code}. If nobody stopped it, memory may have been full: `dmesg` '
-            'shows it.')                             # the words "out of memory" would make the visit an 'oom'
+        hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.'  # "out of memory" would be an 'oom'
+        if code<0: return RuntimeError(f'Rank {k} of {n} was ended by signal {-code}.{hint*(code==-signal.SIGKILL)}')
         if not (folder/f'{k}.rank').exists(): return RuntimeError(
             f'Rank {k} of {n} ended with exit code {code} and no result.')
     found = {o.stem: cloudpickle.loads(o.read_bytes()) for o in folder.glob('*.rank')}
@@ -159,6 +160,8 @@ def _failure(folder, n):
     if failed:
         k = failed[0][1]
         return (ValueError if found[k]['is_bad'] else RuntimeError)(f"Rank {k} of {n} failed. {found[k]['error']}")
+    if code==0: return RuntimeError(f'Of {n} ranks, not all have a result: one ended its process with exit code 0.')
+    if code<0: return RuntimeError(f'The process that started the {n} ranks was ended by signal {-code}.')
     lines = [o for o in (folder/'err').read_text(errors='replace').splitlines() if o.strip()]
     return RuntimeError(f"The {n} processes could not meet. The last messages were: {' '.join(lines[-3:])[-600:]}")
 
@@ -189,8 +192,8 @@ def launch(
                 with suppress(subprocess.TimeoutExpired): agent.wait(5)
                 agent.kill()
         print((folder/'out').read_text(errors='replace'), end='')
-        if agent.returncode: raise _failure(folder, n_devices)
         files = sorted(folder.glob('*.rank'), key=lambda o: int(o.stem))
+        if agent.returncode or len(files)<n_local: raise _failure(folder, n_devices, agent.returncode)
         return [cloudpickle.loads(o.read_bytes())['value'] for o in files]
 
 

@@ -230,9 +230,13 @@ class _Section:
         self.visits = comparison.visits(rows)
 
     @cached_property
+    def timed(self)->dict: # Machine -> visits, where the parts of steps were timed
+        return {k: df for k,df in self.visits.items() if df[[*PHASE_NAMES]].notna().any(axis=None)}
+
+    @cached_property
     def phases(self)->dict:
         "The parts of a step, a row per machine"
-        found = {k: phase_shares(df).ms for k,df in self.visits.items() if df[[*PHASE_NAMES]].notna().any(axis=None)}
+        found = {k: phase_shares(df).ms for k,df in self.timed.items()}
         names = [o for o in PHASE_NAMES if any(o in ms for ms in found.values())]
         def text(k, name, x): return fmt_known(x, self.visits[k][name])
         rows = [[k, text(k, 'step_ms', self.visits[k].step_ms.median()), *(text(k, o, ms.get(o)) for o in names)]
@@ -250,11 +254,9 @@ class _Section:
             out.append(Picture('price and speed', f'Price of an hour against images per second: {alt}.',
                                partial(plot_price_speed, points, self.comparison.base.name, title='Price and speed'),
                                3.7+.12*len(known)))
-        several = [df.assign(run=k) for k,df in self.visits.items()
-                   if df[[*PHASE_NAMES]].notna().any(axis=None)]
-        if 1<len(several)<=_MAX_SERIES:
-            both = pd.concat(several)
-            out.append(Picture('phases', f'Parts of a step, for {fmt_list(self.visits)}; the numbers are in the table.',
+        if 1<len(self.timed)<=_MAX_SERIES:
+            both = pd.concat(df.assign(run=k) for k,df in self.timed.items())
+            out.append(Picture('phases', f'Parts of a step, for {fmt_list(self.timed)}; the numbers are in the table.',
                                partial(plot_phases, both, by='run', title='A step',
                                        number_of=self.comparison.number_of), 1))
         return out

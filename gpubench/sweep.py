@@ -353,7 +353,7 @@ class SweepStopped(KeyboardInterrupt):
     "Ctrl-C or another signal ended a sweep; `records` holds its visits so far"
     def __init__(self, records, reason):
         n_all, out, why = len(records.visits), records.out, str(reason).replace('SIGINT', '') or 'Ctrl-C'
-        kept = f"in {out}, and the same call resumes there" if out is not None else "in this exception's `records`"
+        kept = f"in {out}; with this folder as `out`, the same call resumes" if out is not None else "in this exception's `records`"
         super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 

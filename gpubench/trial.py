@@ -550,7 +550,7 @@ def _across_ranks(record, learn, trial):
     n_twice = len(positions)-len(set(positions))
     if n_twice: raise RuntimeError(f"{n_twice} images were trained more than once in an epoch, so no times are given.")
     with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
-    if len(set(gather(total)))>1: raise RuntimeError(
+    if len(set(map(str, gather(total))))>1: raise RuntimeError(                              # nan differs from nan
         "The weights differ between ranks after the training: gradients were not averaged, so no times are given.")
     cb, timer = learn.parallel, StepTimerCallback()
     cb.is_on = False
@@ -574,7 +574,7 @@ def _across_ranks(record, learn, trial):
 
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     "Make a visit on `device`; each rank calls this with its own"
-    if len({*gather(trial.trial_id)})>1: raise RuntimeError(
+    if len({*gather((trial.trial_id, half_width, max_s, whole_epoch, monitor))})>1: raise RuntimeError(
         "The machines run different trials. Start the same command on each, with a new `out`.")
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from time import perf_counter, sleep
 
 import numpy as np
@@ -178,11 +180,17 @@ def in_a_visit(how): return dict(found=len(launch(dies(how))))
 def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
     def visits(*how, **kwargs): return sweep(dict(how=how), run=in_a_visit, out=tmp_path, repeats=1, twin=None, progress=False,
                                              **kwargs).set_index('how')
+    before = {*Path(tempfile.gettempdir()).glob('torchelastic_*')}
     df = visits('killed', 'memory', 'exits')
     assert df.status.to_dict()==dict(killed='error', memory='oom', exits='error')
+    assert {*Path(tempfile.gettempdir()).glob('torchelastic_*')}<=before
     assert 'Rank 1 of 2 was ended by signal 9' in df.error['killed'] and 'Rank 1 of 2 ended with exit code 3' in df.error['exits']
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
+
+def test_a_rank_without_a_result():
+    def work(device): return sys.exit(0) if rank()==1 else rank()
+    with pytest.raises(RuntimeError, match='one ended its process with exit code 0'): launch(work)
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind():
     code = "from gpubench.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
