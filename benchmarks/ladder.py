@@ -181,7 +181,7 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},
-        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if device!='cpu' and not only else {},
+        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if not only else {},
         bound_us=bound_us(case, device),
         joules_per_image={k: joules_per_image(run, n_steps[k], case[1], joules_s) for k,run in runs.items()} if joules_s else {})
 
@@ -194,6 +194,7 @@ def main():
     p.add_argument('--only', nargs='+', default=[], help='just these rungs, beside the step by hand and the peers, and no look inside')
     args = p.parse_args()
     device, found = device_of(args), {}
+    if device=='cpu': p.error('this ladder needs a GPU; for a CPU there is ladder_cpu.py')
     for name in args.case:
         try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s, args.only)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])

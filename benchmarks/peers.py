@@ -41,7 +41,7 @@ def plain_loop(case, device):
         start_s = perf_counter()
         for i in indices(len(x), case[1], n_steps, device):
             torch.compiler.cudagraph_mark_step_begin()
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=case[4]): loss = forward(x[i], y[i])
+            with torch.autocast('cuda', torch.bfloat16, enabled=case[4]): loss = forward(x[i], y[i])
             loss.backward()
             opt.step()
             opt.zero_grad()
@@ -73,9 +73,8 @@ def lightning(case, device):
             self.took_s = perf_counter()-self.start_s
     module = Net()
     def epoch(n_steps=case[6]):
-        kind = torch.device(device).type
         with warnings.catch_warnings(action='ignore'):
-            trainer = L.Trainer(max_epochs=1, accelerator='gpu' if kind=='cuda' else kind, devices=1, precision='bf16-mixed' if case[4] else 32,
+            trainer = L.Trainer(max_epochs=1, accelerator='gpu', devices=1, precision='bf16-mixed' if case[4] else 32,
                                 logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, benchmark=True)
             trainer.fit(module, torch.utils.data.DataLoader(indices(len(x), case[1], n_steps, device), batch_size=None))
         return 1e6*module.took_s/n_steps
@@ -121,7 +120,7 @@ def jax_scan(case, device):
             return dense(10)(nn.relu(dense(50)(x.reshape(len(x), -1))))
     net = LeNet() if name=='lenet' else ResNet((2, 2, 2, 2) if name=='resnet18' else (3, 4, 6, 3), name=='resnet50')
     x, y, mean, std = pixels(case, device)
-    place = jax.devices('gpu' if torch.device(device).type=='cuda' else 'cpu')[0]
+    place = jax.devices('gpu')[0]
     x, y = (jax.device_put(o.cpu().numpy(), place) for o in (x.permute(0, 2, 3, 1), y))
     opt = optax.adamw(1e-3, b1=.9, b2=.99, eps=1e-5, weight_decay=.01)
     made = net.init(jax.random.key(0), jnp.zeros((2, size, size, n_in)))
