@@ -261,8 +261,7 @@ def sweep_on(
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
     points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
-    fields = [*map(point_fields, points)]
-    if any(o.get('n_nodes', 1)>1 for o in fields): raise ValueError(
+    if any(isinstance(o, Trial) and o.n_nodes>1 for o in points): raise ValueError(
         "n_nodes is for machines on which you start the same command; a job has one machine. Use n_nodes=1.")
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
@@ -278,8 +277,9 @@ def sweep_on(
                      retry_failed=retry_failed, **kwargs)
              for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
     stop = StopAlike(paths, n_todo, len(points))
-    on_gpus = [o for o in fields if str(o.get('device')).startswith('cuda')]
-    jobs = Jobs(where, folder, options, max([o.get('n_devices', 1) for o in on_gpus], default=0), poll_s)
+    on_gpus = [o for o in points if str(point_fields(o).get('device')).startswith('cuda')]
+    n_gpus = max([o.n_devices if isinstance(o, Trial) else 1 for o in on_gpus], default=0)
+    jobs = Jobs(where, folder, options, n_gpus, poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
     try:
         if calls: jobs.run(calls, stop)
