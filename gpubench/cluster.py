@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .core import check_whole, one_of, pick_device
+from .core import check_whole, one_of
 from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
@@ -105,9 +105,9 @@ class Jobs:
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
         if self.where=='slurm': return self._run_slurm(executor, calls, stop)
-        gpus = ','.join(map(str, range(torch.cuda.device_count())))
+        gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(torch.cuda.device_count()))))
         for name,call in calls.items():                             # on one machine one after the other
-            call.env = dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', gpus))   # which submitit changes
+            call.env = dict(CUDA_VISIBLE_DEVICES=gpus)              # which submitit changes
             job = executor.submit(call)
             try:
                 while not job.done(): sleep(min(self.poll_s, .2))
@@ -429,15 +429,14 @@ def sweep_side_by_side(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
     points = distinct_points(trials, run)
-    for o in points:
-        if isinstance(o, Trial): resolve(o)                  # an error now, not in a worker
+    if run is run_trial: points = [resolve(o) for o in points]           # an error now, not in a worker
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
     n_cpus = len(_cpu_sets(len(uuids))[0])
     def is_beside(o):
-        if not isinstance(o, Trial): return o.get('device')=='cuda' and (o.get('n_workers') or 0)<=n_cpus
-        return pick_device(o.device).type=='cuda' and o.n_devices==1 and o.n_workers<=n_cpus
+        if isinstance(o, Trial) and o.n_devices>1: return False
+        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
     beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
     n = min(len(uuids), len(beside))
     if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
