@@ -11,6 +11,7 @@ import platform
 import warnings
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
@@ -21,6 +22,7 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Learner, Recorder
 from fastai.torch_core import find_bs
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from .core import check_value, free_memory, one_of
@@ -493,6 +495,18 @@ class SpeedUp:
             cb = GraphedStepCallback(compile)
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
 
+    def pool_first(self):
+        "max(relu(x)) is relu(max(x)), gradients included, and a ReLU after the pooling has a quarter of the numbers to go through"
+        pairs = [(seq, i) for seq in self.learn.model.modules() if type(seq).forward is nn.Sequential.forward
+                 for i,(a,b) in enumerate(pairwise(seq)) if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices]
+        def swap():
+            for seq,i in pairs: seq[i], seq[i+1] = seq[i+1], seq[i]
+        if self.on_gpu: self.add('pooling', 'Measured on CPUs only.', False)
+        elif not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in an `nn.Sequential`.', False)
+        else:
+            swap()
+            self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=swap)
+
     def keep_pages(self):
         why = 'They matter on CPUs only.' if self.on_gpu else keep_pages()
         self.add('pages', why or 'no page faults at each step; until the process ends', not why)
@@ -534,5 +548,6 @@ def speed_up(
     out.fuse_step()
     out.search_kernels()
     out.capture(compile)
+    out.pool_first()
     out.keep_pages()
     return out

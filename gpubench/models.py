@@ -25,13 +25,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 # %% ../nbs/12_models.ipynb #9fe28a08
+class PoolTo(nn.AdaptiveAvgPool2d):
+    "The mean of regions; an image that has this size already, as one of 28 px has in `lenet`, stays as it is"
+    def forward(self, x): return x if tuple(x.shape[-2:])==(self.output_size,)*2 else super().forward(x)
+
 def lenet(n_classes:int=10, n_in:int=1)->nn.Module:
     "Three convolutions and two linear layers: 54,528 parameters for 10 classes of gray images (`n_in` channels)"
     conv = partial(nn.Conv2d, kernel_size=3, bias=False)
     return nn.Sequential(
         conv(n_in, 16), nn.ReLU(), nn.MaxPool2d(2),
         conv(16, 32), nn.ReLU(), nn.MaxPool2d(2),
-        conv(32, 32, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(5), nn.Flatten(),
+        conv(32, 32, padding=1), nn.ReLU(), PoolTo(5), nn.Flatten(),
         nn.Linear(32*5*5, 50), nn.ReLU(), nn.Linear(50, n_classes))
 
 # %% ../nbs/12_models.ipynb #11637984

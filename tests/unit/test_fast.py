@@ -23,7 +23,7 @@ from torch import nn
 from gpubench import capture, fast, optim
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
-from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, keep_pages, loss_readers, speed_up,
+from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, keep_pages, loss_readers, speed_up,
                            swap_recorder)
 from gpubench.optim import FusedOptimizer, fuse, fused_adam
 from gpubench.timing import StepTimerCallback
@@ -548,7 +548,7 @@ def test_speed_up_on_a_cpu_and_back():
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
     assert found=={'channels_last': True, 'recorder': False, 'fused step': True, 'kernels': False, 'CUDA graph': False,
-                    'pages': True}
+                    'pooling': False, 'pages': True}
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
@@ -565,6 +565,38 @@ def test_speed_up_leaves_what_a_user_chose():
     fast = speed_up(other)
     with pytest.warns(UserWarning, match='cannot be fused'): other.fit(1)
     assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
+
+
+class Skips(nn.Sequential):
+    "A Sequential that isn't one"
+    def forward(self, x): return self[2](self[0](x))
+
+def test_pooling_before_relu_is_the_same_training():
+    def trained(change):
+        set_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.MaxPool2d(2),
+                            nn.Sequential(nn.Conv2d(8, 8, 2), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.LazyLinear(10))
+        dls = get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400)
+        dls.train.n = 300                                                 # a short last batch
+        net(dls.one_batch()[0])
+        learn = Learner(dls, net, loss_func=CrossEntropyLossFlat())
+        undo = change(learn)
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
+        if undo: undo()
+        return learn
+    def swap(learn):
+        done = SpeedUp(learn)
+        done.pool_first()
+        assert [type(o).__name__ for o in learn.model[:6]]==['Conv2d', 'MaxPool2d', 'ReLU', 'Conv2d', 'ReLU6', 'MaxPool2d']
+        assert isinstance(learn.model[6][1], nn.MaxPool2d) and list(done.to_df().on)==[True]
+        return done.undo
+    plain, swapped = trained(lambda learn: None), trained(swap)
+    assert repr(plain.model)==repr(swapped.model) and plain.recorder.values==swapped.recorder.values
+    for a,b in zip(plain.model.parameters(), swapped.model.parameters(), strict=True): assert torch.equal(a, b)
+    for net in (Skips(nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))):
+        plain.model = net
+        (done := SpeedUp(plain)).pool_first()
+        assert list(done.to_df().on)==[False] and isinstance(net[1], (nn.ReLU, nn.MaxPool2d)) and not isinstance(net[0], nn.MaxPool2d)
 
 
 def test_only_glibc_keeps_its_pages(): assert keep_pages('Darwin').startswith('Only glibc') and keep_pages()==''
