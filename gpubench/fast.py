@@ -496,7 +496,7 @@ class SpeedUp:
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
 
     def pool_first(self):
-        "max(relu(x)) is relu(max(x)), gradients included, and a ReLU after the pooling has a quarter of the numbers to go through"
+        "max(relu(x)) is relu(max(x)), gradients included"
         pairs = [(seq, i) for seq in self.learn.model.modules() if type(seq).forward is nn.Sequential.forward
                  for i,(a,b) in enumerate(pairwise(seq)) if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices]
         def swap():

@@ -567,38 +567,6 @@ def test_speed_up_leaves_what_a_user_chose():
     assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
 
 
-class Skips(nn.Sequential):
-    "A Sequential that isn't one"
-    def forward(self, x): return self[2](self[0](x))
-
-def test_pooling_before_relu_is_the_same_training():
-    def trained(change):
-        set_seed(0)
-        net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.MaxPool2d(2),
-                            nn.Sequential(nn.Conv2d(8, 8, 2), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.LazyLinear(10))
-        dls = get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400)
-        dls.train.n = 300                                                 # a short last batch
-        net(dls.one_batch()[0])
-        learn = Learner(dls, net, loss_func=CrossEntropyLossFlat())
-        undo = change(learn)
-        with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
-        if undo: undo()
-        return learn
-    def swap(learn):
-        done = SpeedUp(learn)
-        done.pool_first()
-        assert [type(o).__name__ for o in learn.model[:6]]==['Conv2d', 'MaxPool2d', 'ReLU', 'Conv2d', 'ReLU6', 'MaxPool2d']
-        assert isinstance(learn.model[6][1], nn.MaxPool2d) and list(done.to_df().on)==[True]
-        return done.undo
-    plain, swapped = trained(lambda learn: None), trained(swap)
-    assert repr(plain.model)==repr(swapped.model) and plain.recorder.values==swapped.recorder.values
-    for a,b in zip(plain.model.parameters(), swapped.model.parameters(), strict=True): assert torch.equal(a, b)
-    for net in (Skips(nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))):
-        plain.model = net
-        (done := SpeedUp(plain)).pool_first()
-        assert list(done.to_df().on)==[False] and isinstance(net[1], (nn.ReLU, nn.MaxPool2d)) and not isinstance(net[0], nn.MaxPool2d)
-
-
 def test_only_glibc_keeps_its_pages(): assert keep_pages('Darwin').startswith('Only glibc') and keep_pages()==''
 
 
@@ -613,16 +581,42 @@ class Viewed(nn.Module):
         x = self.conv(x)
         return self.linear(x.view(x.size(0), -1))
 
-def fitted(model, fast, **kwargs):
+def fitted(model, change=None, **kwargs):
+    "A Learner after two epochs, and what `change` made of it before them"
     set_seed(0)
     learn = Learner(get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400), model(),
                     loss_func=CrossEntropyLossFlat(), **kwargs)
-    done = speed_up(learn) if fast else None
+    done = change(learn) if change else None
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
     return learn, done
 
+def pool_first(learn):
+    done = SpeedUp(learn)
+    done.pool_first()
+    return done
+
+def test_pooling_before_relu_is_the_same_training():
+    def network(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.MaxPool2d(2),
+                                        nn.Sequential(nn.Conv2d(8, 8, 2), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(8*2*2, 10))
+    (plain, _), (swapped, done) = fitted(network), fitted(network, pool_first)
+    names = [type(o).__name__ for o in (*swapped.model[:6], *swapped.model[6])]
+    assert names==['Conv2d', 'MaxPool2d', 'ReLU', 'Conv2d', 'ReLU6', 'MaxPool2d', 'Conv2d', 'MaxPool2d', 'ReLU'] and done.to_df().on.tolist()==[True]
+    assert plain.recorder.values==swapped.recorder.values
+    for a,b in zip(plain.model.parameters(), swapped.model.parameters(), strict=True): assert torch.equal(a, b)
+    done.undo()
+    assert repr(plain.model)==repr(swapped.model)
+
+class Reversed(nn.Sequential):
+    def forward(self, x): return self[0](self[1](x))
+
+def test_pooling_stays_where_relu_cannot_follow():
+    learn = learner(False)
+    for net in (Reversed(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))):
+        learn.model, before = net, repr(net)
+        assert pool_first(learn).to_df().on.tolist()==[False] and repr(net)==before
+
 def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
-    (stock, _), (fast, done) = fitted(Viewed, False), fitted(Viewed, True)
+    (stock, _), (fast, done) = fitted(Viewed), fitted(Viewed, speed_up)
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
     row = done.to_df().set_index('part').loc['channels_last']
     assert not row.on and "doesn't run in channels_last: view size" in row.why
@@ -633,8 +627,8 @@ def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
     (lambda: nn.Sequential(nn.Flatten(), Tokens(), nn.Linear(16, 10)), 'fused step', 'sparse gradients')])
 def test_parts_that_give_way(model, part, why):
     kwargs = dict(opt_func=SGD) if part=='fused step' else {}
-    with pytest.warns(UserWarning, match='sparse') if kwargs else nullcontext(): fast, done = fitted(model, True, **kwargs)
-    stock, _ = fitted(model, False, **kwargs)
+    with pytest.warns(UserWarning, match='sparse') if kwargs else nullcontext(): fast, done = fitted(model, speed_up, **kwargs)
+    stock, _ = fitted(model, **kwargs)
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
     row = done.to_df().set_index('part').loc[part]
     assert not row.on and why in row.why
