@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Optional, Union, get_origin
@@ -443,17 +444,17 @@ def _stopped_by(e):
 
 # %% ../nbs/41_labs.ipynb #45dc4f29
 def merge_streams(cell, **_):
-    "Merge each of a cell's streams into one output; nbclient takes half an hour for a line of a million letters"
-    texts = {}
-    for o in cell.outputs:
-        if o.output_type=='stream': texts.setdefault(o.name, []).append(o)
-    for outputs in texts.values():                   # overwritten lines look as in a terminal
-        lines = ''.join(o.text for o in outputs).split('\n')
-        outputs[0].text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
-    firsts = [o for o in cell.outputs if o.output_type!='stream' or o is texts[o.name][0]]
-    for i,o in enumerate(firsts[1:]):                # their order is random
-        if [p.get('name') for p in firsts[i:i+2]]==['stderr', 'stdout']: firsts[i:i+2] = o, firsts[i]
-    cell.outputs = firsts
+    "Merge what a cell prints between two displays; nbclient takes half an hour for a line of a million letters"
+    merged = []
+    for is_stream,outputs in groupby(cell.outputs, lambda o: o.output_type=='stream'):
+        outputs = list(outputs)
+        if not is_stream: merged += outputs
+        for name in ('stdout', 'stderr') if is_stream else ():       # they arrive in random order
+            pieces = [o for o in outputs if o.name==name]
+            lines = ''.join(o.text for o in pieces).split('\n')      # overwritten lines look as in a terminal
+            for o in pieces[:1]: o.text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
+            merged += pieces[:1]
+    cell.outputs = merged
 
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
