@@ -447,13 +447,15 @@ def merge_streams(cell, **_):
     "Merge what a cell prints between two displays; nbclient takes half an hour for a line of a million letters"
     merged = []
     for is_stream,outputs in groupby(cell.outputs, lambda o: o.output_type=='stream'):
-        outputs = list(outputs)
-        if not is_stream: merged += outputs
-        for name in ('stdout', 'stderr') if is_stream else ():       # they arrive in random order
-            pieces = [o for o in outputs if o.name==name]
-            lines = ''.join(o.text for o in pieces).split('\n')      # overwritten lines look as in a terminal
-            for o in pieces[:1]: o.text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
-            merged += pieces[:1]
+        if not is_stream:
+            merged += outputs
+            continue
+        texts = dict(stdout=[], stderr=[])           # they arrive in random order
+        for o in outputs: texts[o.name].append(o)
+        for pieces in filter(None, texts.values()):  # overwritten lines look as in a terminal
+            lines = ''.join(o.text for o in pieces).split('\n')
+            pieces[0].text = '\n'.join(o[o.rfind('\r', 0, len(o)-1)+1:] for o in lines)
+            merged.append(pieces[0])
     cell.outputs = merged
 
 def _papermill(job, target, timeout_s, on_cell, log):
