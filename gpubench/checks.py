@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+import torch
 from .answers import QUESTIONS
 from .core import describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device
 from .labs import check_values, labs_folder, run_folder
@@ -35,6 +36,7 @@ class LabSession:
         name:str,        # Name of the lab: '04_data_loading'
         parameters:dict, # Its `globals()`; checked here
         with_cpu=False,  # Also use the recorded notes of the GPU's own CPU?
+        n_devices=1,     # With fewer GPUs, the lab works on the CPU
         **about,         # Added to every note
     ):
         hide_known_warnings()
@@ -43,6 +45,7 @@ class LabSession:
         asked = parameters['device']
         self.name, self.folder, self.about = name, run_folder(parameters['out'], name), about
         self.devices = find_devices() if asked=='auto' else [str(pick_device(asked))]
+        if n_devices>1 and torch.cuda.device_count()<n_devices: self.devices = ['cpu']
         self.here = self.devices[-1]                 # the GPU if there is one
         self.on_gpu, self.machine = self.here!='cpu', describe_machine(self.here)
         self.mine, self.theirs = [], self.recorded(f'{name[:2]}_parts.jsonl', with_cpu)

@@ -45,5 +45,20 @@ for compiled_s,words in ((1.5, '40 s and saves 0.5 s per epoch: paid back after 
         again("if 'compiled' in set")
     assert words in out.getvalue(), out.getvalue()
 
+# %% A graph's gain at batch 32 decides at which batch it should gain nothing; a batch that fails says nothing
+from unittest.mock import patch
+def gains(eager_ms, graph_ms={32: 10, 256: 70}): # the batches tried and the lines printed, for these times of eager steps; no other batch fits
+    tried, out = [], io.StringIO()
+    def made_sweep(trials, **kwargs):
+        tried.append(trials[0].bs)
+        return pd.DataFrame([dict(graph=o.graph, status='ok' if o.bs in eager_ms else 'oom', step_ms=(graph_ms if o.graph else eager_ms).get(o.bs))
+                             for o in trials])
+    as_if = dict(rungs=dict(bf16=rungs['fused']), sweep=made_sweep, on_gpu=True, look_inside=lambda o: dict(device_ms=graph_ms[o.bs]))
+    with redirect_stdout(out), planted(**as_if), patch.object(lab, 'mine', []), patch.object(lab, 'theirs', []): again('def gain_of_graph')
+    return tried, [line[:45] for line in out.getvalue().splitlines()]
+assert gains({32: 25, 256: 72})==([32, 256], ['Batch 32: predicted gain of a graph 2.50 time', 'Batch 256: predicted gain of a graph 1.03 tim'])
+assert gains({32: 25})==([32, 256], ['Batch 32: predicted gain of a graph 2.50 time'])
+assert gains({32: 10.5})==([32], ['Batch 32: predicted gain of a graph 1.05 time'])
+
 # %% The bound is below every step
 assert (of_bound>0).all() and (of_bound<1).all() and len([o for o in lab.mine if o['part']=='bound'])==len(rungs)

@@ -30,8 +30,17 @@ assert (df.process_bs.dropna()*df.n_devices[df.process_bs.notna()]==df.bs[df.pro
 # %% Weak scaling keeps each device's batch, strong scaling the global one; ratios are taken within rounds
 sizes = df.groupby('way')[['bs', 'process_bs']].first()
 assert sizes.bs.to_dict()=={'one device': bs, 'weak': bs*n_devices, 'strong': bs} and sizes.process_bs['weak']==bs==n_devices*sizes.process_bs['strong']
-rounds = by_round['weak']/by_round['one device']
-assert len(by_round)==repeats and times_as_fast['one device'].mid==1 and rounds.min()<=times_as_fast['weak'].mid<=rounds.max()
+weak, one_device = (df[df.way==o].set_index('visit').images_per_s for o in ('weak', 'one device'))
+assert len(weak)==len(one_device)==repeats and gains.times_as_fast['one device']==1
+assert (weak/one_device).min()-.001<=gains.times_as_fast['weak']<=(weak/one_device).max()+.001
+
+# %% The recorded H100s: what slows them down besides the message, and what a graph and a second GPU bring
+if len(gpus) and not lab.on_gpu:
+    of, they = lab.of_gpu('predicted'), scaling(gpus, predict(lab.of_gpu('predicted')))
+    assert of['side by side']>1.1*of['alone'] and of['alone, part of the batch']>.95*of['alone'] and of['predicted_ms']<.1*of['alone']
+    assert they.hi['strong']<1 and round(they.times_as_fast['weak, graph'], 1)==1.8
+    assert round(they.images_per_s['one device, graph']/they.images_per_s['one device'])==18
+    assert they.times_as_fast['weak']==approx(they.predicted['weak']*of['alone']/of['side by side'], rel=.05)
 
 # %% The speed-ups follow from a step's time and the message's: weak scaling pays for it once for N batches
 assert predicted['weak']==approx(n_devices/(1+predicted_ms/steps['alone'])) and predicted['weak']<n_devices
