@@ -115,7 +115,7 @@ def refuse_unequal(name, price, rows, by, whole=False): # `whole`: does the pric
     if len(found)>1: raise ValueError(f"One price, {price} for {name!r}, fits unequal machines: "
                                       f"{'; '.join(sorted(found.values()))}. Give each its own, {by}.")
 
-PRICED = ['device', 'gpu', 'cpu', 'n_cores'] # what a price depends on, besides the machine's name
+PRICED = ['device', 'gpu', 'cpu', 'n_cores', 'n_devices'] # what a price depends on, besides the machine's name
 _GENERAL = 'all', 'cpu', 'gpu', 'cuda'       # names that fit several pieces of hardware
 
 def prices_of(
@@ -149,15 +149,18 @@ def prices_of(
     for o,price in prices.items():
         fits = [row for row,owner,name in zip(rows, owners, used) if name==o and (o!=owner or o in runs)]
         refuse_unequal(o, price, fits, by, whole=o=='all' or o in runs)
-    return [float(prices.get(o, math.nan)) for o in used]
+    def n_times(row, name, owner): # a GPU's price is for one of them, a machine's for all it has
+        is_of_gpus = str(row['device']).startswith('cuda') and name not in (owner, 'all')
+        return row['n_devices'] if is_of_gpus and is_known(row['n_devices']) else 1
+    return [float(prices.get(o, math.nan))*n_times(row, o, owner) for row,o,owner in zip(rows, used, owners)]
 
 # %% ../nbs/31_compare.ipynb #0d1e8843
 def add_prices(
     df:pd.DataFrame, # As `load_records` returns it
-    price_per_h,     # Price of an hour: one number, or a dict of 'gpu', 'cpu', 'cuda:1', hardware names or parts,
-                     # machine names, and 'all' for the rest; None for no prices
+    price_per_h,     # Price of an hour: one number, or a dict of 'gpu' (one of them), 'cpu', 'cuda:1', hardware names or
+                     # parts, machine names, and 'all' for the rest; None for no prices
 )->pd.DataFrame: # With `price_per_h`, NaN if unknown
-    "Add what an hour of each visit's device costs, in any currency"
+    "Add what an hour of each visit's devices costs, in any currency"
     if price_per_h is None: return df
     prices = price_per_h if isinstance(price_per_h, Mapping) else dict(all=price_per_h)
     return df.assign(price_per_h=prices_of(df, prices, df.machine, "by the machine's name in the records"))
