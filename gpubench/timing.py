@@ -159,14 +159,14 @@ class _TrainingPart:
         self.shared = {} if isinstance(marks, HostMarks) else {   # those of `_MARK_BEFORE` that one mark serves
             a: b for a,b in _MARK_BEFORE.items() if not any(acts(cb, (a, b)) for cb in cbs)}
         self.start, self.n_images, self.opened, self.closed = None, None, {}, {}
-        self.start_s = self.end_s = clock()                       # `end_s` is the end of the last step, if any
+        self.start_s = clock()
 
     def at(self, event, b=None):
         "A mark in the loader closes one phase and opens the next"
         self.opened[event] = self.closed[event] = mark = self.mark()
         if self.start is None:                                    # the first batch: everything before is start-up
-            self.start, self.end_s = mark, self.marks.seconds(mark)
-            self.row['first_batch_ms'] = 1e3*(self.end_s-self.start_s)
+            self.start = mark
+            self.row['first_batch_ms'] = 1e3*(self.marks.seconds(mark)-self.start_s)
             if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
 
     def begin_batch(self, n_images):
@@ -204,16 +204,19 @@ class _TrainingPart:
             self.steps.add(self.marks, about, self.start, self.opened, self.closed, end)
             row['n_steps'] += 1
             row['n_images'] += self.n_images
-            self.start, self.end_s = end, self.marks.seconds(end)
+            self.start = end
         else: self.marks.reuse({*self.opened.values(), *self.closed.values()}-{self.start})
         self.opened, self.closed = {'after_batch': end}, {}
 
     def finish(self):
         "At `after_train`, or when the training part is cancelled, which may be before the timer's own `after_batch`"
         if self.is_trained: self.end_batch()
+        end = self.mark()
         self.marks.wait()
-        now_s = self.clock()
-        self.row.update(train_s=now_s-self.start_s, closing_ms=1e3*(now_s-self.end_s))
+        train_s = self.marks.seconds(end)-self.start_s
+        closing_ms = 1e3*train_s if self.start is None else self.marks.ms(self.start, end)
+        self.row.update(train_s=train_s, closing_ms=closing_ms)
+        self.marks.reuse({end})
 
 # %% ../nbs/20_timing.ipynb #82569a35
 _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cancel_fit'}

@@ -3,20 +3,28 @@ from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 
-from gpubench.timing import HostMarks, StepTimerCallback
+from gpubench.timing import DeviceMarks, StepTimerCallback
 
 
-def test_an_epoch_ends_when_the_device_has_done_its_work(monkeypatch):
-    now_s = [0.]
-    class Behind(HostMarks):
-        "The host queues in no time, and the device then has work for 3 s"
-        def wait(self): now_s[0] += 3.
+def test_work_that_waits_on_the_device_is_in_its_steps_and_in_the_epoch_once(monkeypatch):
+    "The host queues in no time, and the device works for 1 s a step: its marks are passed later than they are made"
+    now_s, device_s = [0.], [0.]
+    class Behind(DeviceMarks):
+        def __init__(self): self.clock = lambda: now_s[0]
+        def mark(self): return max(now_s[0], device_s[0])
+        def ms(self, a, b): return 1e3*(b-a)
+        def passed(self, mark): return mark<=now_s[0]
+        def wait(self): now_s[0] = max(now_s[0], device_s[0])
+        def reuse(self, marks): pass
+    class WorkCallback(Callback):
+        def after_step(self): device_s[0] = max(now_s[0], device_s[0])+1.
     timer = StepTimerCallback(clock=lambda: now_s[0])
-    monkeypatch.setattr(StepTimerCallback, '_marks', lambda self: Behind(self.clock))
-    learn = synth_learner(n_trn=4, cbs=[timer])
+    monkeypatch.setattr(StepTimerCallback, '_marks', lambda self: Behind())
+    learn = synth_learner(n_trn=4, cbs=[WorkCallback(), timer])
     with learn.no_bar(), learn.no_logging(): learn.fit(2)
     epochs = timer.epochs_df()
-    assert epochs.train_s.tolist()==[3., 3.] and epochs.closing_ms.tolist()==[3000., 3000.]
+    assert timer.to_df().step_ms.tolist()==[1000.]*8
+    assert epochs.train_s.tolist()==[4., 4.] and epochs.closing_ms.tolist()==[0., 0.]
 
 
 def test_batches_after_a_validation_in_mid_epoch_are_not_counted_as_trained():
