@@ -103,7 +103,6 @@ class Reply:
     "A sentence about a student's answer"
     ok: bool|None  # None: not answered, or nothing to compare it with
     text: str      # The sentence
-    def __str__(self): return self.text
     def __repr__(self): return self.text
     def _repr_markdown_(self): return f"{ {True: '✅', False: '🤔', None: '✏️'}[self.ok]} {self.text}"
 

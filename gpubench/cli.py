@@ -61,11 +61,10 @@ class Verbs(click.Group):
     "A group of commands that prints our errors as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
-        except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException): raise
+        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise                # click exits quietly
         except KeyboardInterrupt as e:
             if str(e): _print(f'\ngpubench: {e}', err=True)               # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
-        except BrokenPipeError: raise                                # click exits quietly
         except (ValueError, RuntimeError, OSError, ImportError) as e:
             debug = ctx.find_root().meta.get('gpubench.debug') or os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
             message = OurError.message_of(e)

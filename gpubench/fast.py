@@ -524,10 +524,9 @@ class SpeedUp:
             is_on = on and not failed
             return dict(part=part, on=is_on, why=failed or why, brings=BROUGHT.get(part, '')*(is_on and self.on_gpu))
         return pd.DataFrame([now(**o) for o in self.rows])
-    def __str__(self):
+    def __repr__(self):
         return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{f' (times as fast: {o.brings})'*bool(o.brings)}"
                          for o in self.to_df().itertuples())
-    __repr__ = __str__
     def _repr_html_(self): return self.to_df().to_html(index=False)
 
 # %% ../nbs/23_fast.ipynb #4c6a3a81

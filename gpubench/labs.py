@@ -224,8 +224,6 @@ LIMITS = [ # names of parameters that are numbers → which numbers make sense �
 # %% ../nbs/41_labs.ipynb #dca3009e
 def check_values(values:dict): # Name → value; a lab passes its `globals()`
     "A ValueError if a parameter has a value that no lab can use. None, '' and names without a rule always pass"
-    if not isinstance(values, dict):
-        raise ValueError(f"Parameters are a dict of names and values, such as dict(seed=3), not {values!r}.")
     kinds = values.get('__annotations__') or {}                     # of a lab's `globals()`
     for name,x in list(values.items()):
         limit = next((o for o in LIMITS if re.fullmatch(o[0], name)), None)

@@ -18,7 +18,7 @@ import yaml
 
 from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
                               is_too_wide, load_records, noise_warning, prices_of, text_table)
-from .core import hide_known_warnings, nearest
+from .core import nearest
 from .plot import phase_shares, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
 from .report import Picture, machine_table, render
@@ -292,7 +292,6 @@ def write_comparison(
     title:str='Machines side by side', # Of the page
 )->Path:
     "One self-contained page: a table for each workload, phases, price against speed, the machines"
-    hide_known_warnings()
     o, path = comparison, Path(path)
     sections = [_Section(o, workload, rows) for workload,rows in o.rows.groupby('workload', sort=False)]
     machines = machine_table(load_records([df.assign(machine=run) for run,df in o.runs.items()]))

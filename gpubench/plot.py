@@ -664,9 +664,7 @@ def plot_curves(
     return ax
 
 # %% ../nbs/30_plot.ipynb #4a357789
-ROOF = dict( # column -> its place in a roofline; the last two are the device's ceilings
-    flop_per_byte='arithmetic intensity (FLOP per byte)', flop_per_s='FLOP per second', peak_flop_per_s='product',
-    peak_bytes_per_s='copy')
+ROOF = 'flop_per_byte', 'flop_per_s', 'peak_flop_per_s', 'peak_bytes_per_s'   # the last two are the device's ceilings
 
 # %% ../nbs/30_plot.ipynb #3d062296
 def _draw_roof(ax, rows, name, color):
@@ -692,7 +690,7 @@ def plot_roofline(
     df = df.assign(**{o: pd.to_numeric(df[o], errors='coerce') for o in ROOF})
     df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
     ax, lo, hi = _new_axes(ax, figsize=(6.6, 4.6)), df.flop_per_byte.min(), df.flop_per_byte.max()
-    ax.set(xscale='log', yscale='log', xlabel=ROOF['flop_per_byte'], ylabel=ROOF['flop_per_s'])
+    ax.set(xscale='log', yscale='log', xlabel='arithmetic intensity (FLOP per byte)', ylabel='FLOP per second')
     ax.set_xlim(*((lo/4, hi*4) if len(df) else (.1, 1000)))
     if not len(df): ax.text(.5, .5, 'no visit gave a value', transform=ax.transAxes, ha='center')
     names, where, notes = df[by].map(lambda o: setting_label(by, o)), where_labels(df), []

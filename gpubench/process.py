@@ -145,8 +145,7 @@ _DEATH_HINTS = dict(
     SIGSEGV=" A library crashed: n_workers=0 or other versions of it may help.")
 
 def _how_it_died(code):
-    if code is None or code>=0:
-        return f"The process ended{'' if code is None else f' with exit code {code}'} before it gave a result."
+    if code>=0: return f"The process ended with exit code {code} before it gave a result."
     name = signal_name(-code)
     return f'The process was killed by {name}.{_DEATH_HINTS.get(name, "")}'
 

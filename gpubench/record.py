@@ -142,11 +142,11 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     *_fields('measured', 'temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib '
              'temperature_end_c monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j '
              'cpu_energy_j mem_util_mean_frac power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image '
-             'cpu_energy_j_per_image energy_train_j cpu_energy_train_j cpu_energy_error_j cpu_mean_frac '
+             'cpu_energy_j_per_image cpu_mean_frac '
              'process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s monitor_n_samples '
              'monitor_interval_s monitor_n_images monitor_cost_frac'),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
-    *_fields('measured', 'energy_source cpu_energy_source throttle_seen monitor_note', str),
+    *_fields('measured', 'energy_source throttle_seen monitor_note', str),
     Field('epoch_j', 'measured', 'energy of an epoch', 'epoch', table='costs', meaning=
           'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training continues after '
           'the timing. An epoch takes the energy per image times its images, without validation. A GPU is compared '

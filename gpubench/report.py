@@ -25,7 +25,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
-from .core import hide_known_warnings
 from .findings import (AllVisits, Workload, add_labels, columns_of, configuration_columns, device_phrase,
                                findings, start_sentence, summary_table)
 from .plot import (MEMORY, ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, plot_batch_sizes,
@@ -280,7 +279,6 @@ def write_report(
     out=None,          # Folder of the page; by default that of the records
 )->Path: # `report.html` in the folder, or `NAME_report.html` for NAME.jsonl
     "Write a self-contained page and its figures from the records of a run"
-    hide_known_warnings()
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
     df = load_records(path)

@@ -566,7 +566,7 @@ def _across_ranks(record, learn, trial):
         return {k: None if None in v else float(how(v)) for k,v in values.items()}
     shared = over_ranks(np.mean, 'loss') | over_ranks(np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib')
     if 'energy_j' in record: # each rank watches its own GPU, and all of them the same CPU
-        shared |= over_ranks(np.sum, 'energy_j energy_train_j power_mean_w power_max_w')
+        shared |= over_ranks(np.sum, 'energy_j power_mean_w power_max_w')
         shared |= over_ranks(np.mean, 'energy_j_per_image energy_epoch_j')
         shared |= over_ranks(lambda v: np.mean(v)/n_ranks(), 'cpu_energy_j_per_image cpu_energy_epoch_j')
     return row | shared | dict(process_bs=trial.process_bs, slowest_rank=slowest, skew_frac=max(times)/min(times)-1,
