@@ -36,8 +36,7 @@ class LabSession:
         name:str,        # Name of the lab: '04_data_loading'
         parameters:dict, # Its `globals()`; checked here
         with_cpu=False,  # Also use the recorded notes of the GPU's own CPU?
-        n_devices=1,     # With fewer GPUs, the lab works on the CPU
-        **about,         # Added to every note
+        **about,         # Added to every note; with fewer GPUs than `n_devices`, the lab works on the CPU
     ):
         hide_known_warnings()
         start_server()                               # for the sweeps' fresh processes; loads in the background
@@ -45,7 +44,7 @@ class LabSession:
         asked = parameters['device']
         self.name, self.folder, self.about = name, run_folder(parameters['out'], name), about
         self.devices = find_devices() if asked=='auto' else [str(pick_device(asked))]
-        if n_devices>1 and torch.cuda.device_count()<n_devices: self.devices = ['cpu']
+        if torch.cuda.device_count()<about.get('n_devices', 0): self.devices = ['cpu']
         self.here = self.devices[-1]                 # the GPU if there is one
         self.on_gpu, self.machine = self.here!='cpu', describe_machine(self.here)
         self.mine, self.theirs = [], self.recorded(f'{name[:2]}_parts.jsonl', with_cpu)

@@ -216,7 +216,7 @@ NAMED = 'device dataset loader runs model models larger'.split()      # paramete
 LIMITS = [ # names of parameters that are numbers → which numbers make sense → in words
     (r'bs|\w+_bs|batch_sizes|max_images|n_images|n_epoch|n_steps|n_seeds|repeats|rounds|draws|size', lambda x: x>=1,
      '1 or more'),
-    (r'n_workers|transfer_epochs', lambda x: x>=0, '0 or more'),
+    (r'n_workers', lambda x: x>=0, '0 or more'), (r'n_devices', lambda x: x>=2, '2 or more'),
     (r'seed', lambda x: 0<=x<=2**31, f'from 0 to {2**31}'),                 # as of a `Trial`
     (r'\w+_s|lr|rates|price_per_h', lambda x: 0<x<float('inf'), 'above 0'),
     (r'half_width|goal', lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')]
