@@ -8,6 +8,7 @@ from gpubench.record import plain_record
 from gpubench.stats import median_ci
 from gpubench.trial import Trial, make_learner, resolve, warm_up
 import numpy as np
+import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
 
 def parser(doc): return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -25,6 +26,10 @@ def write_json(path, machine=None, indent=1, **found):
     "What was found, with the machine: its description, or the device that was used"
     machine = machine if isinstance(machine, dict) else describe_machine(machine)
     with open(path, 'w') as f: json.dump(plain_record(dict(machine=machine, **found)), f, indent=indent)
+
+def search_kernels(is_on=True):
+    "cuDNN times all kernels that it has for a shape, not just the first ten, and keeps the fastest"
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = is_on, 0
 
 class NoValidationCallback(Callback):
     sees_replays = True                        # it acts in no batch

@@ -5,7 +5,7 @@
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
 every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with cuDNN's
-search, channels_last and torch's fused AdamW at a constant rate, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
+search, channels_last and AdamW at a constant rate, compiled as well, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
 time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
@@ -32,7 +32,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 import torch
 
-from common import NoValidationCallback, alternate, device_of, device_parser, write_json
+from common import NoValidationCallback, alternate, device_of, device_parser, search_kernels, write_json
 from peers import PEERS, in_own_process
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run
@@ -100,7 +100,7 @@ def make_learner(case, changes, device):
 
 def step_us(learn, n_steps):
     learn.dls.train.n = n_steps*learn.dls.train.bs
-    torch.backends.cudnn.benchmark = learn.searches
+    search_kernels(learn.searches)
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
     return 1e6*learn.end.took_s/n_steps
 
@@ -110,18 +110,21 @@ def by_hand(case, device):
     dls = loaders(case, device)
     set_seed(0)
     net = get_model(model, n_in=n_in).to(device, memory_format=torch.channels_last)
-    torch.backends.cudnn.benchmark = True
-    opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, fused=True, capturable=True)
+    search_kernels()
+    opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, foreach=True, capturable=True)
+    update = torch.compile(opt.step)                         # one kernel; torch's fused AdamW gives a small network to few multiprocessors
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
     order, at = torch.zeros((n_steps, bs), dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     @torch.compile(fullgraph=True, dynamic=False)
-    def forward(i): return torch.nn.functional.cross_entropy(net((x[i].float()/255-mean)/std).float(), y[i])
+    def forward(order, at):
+        i = order.index_select(0, at)[0]
+        return torch.nn.functional.cross_entropy(net((x[i].float()/255-mean)/std).float(), y[i])
     def step():
         opt.zero_grad(set_to_none=True)
-        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward(order.index_select(0, at)[0])
+        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward(order, at)
         loss.backward()
-        opt.step()
+        update()
         at.add_(1)
         return loss
     stream = torch.cuda.Stream()
@@ -198,6 +201,7 @@ def main():
     for name in args.case:
         try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s, args.only)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])
+        torch._dynamo.reset()                    # it compiles a function for eight cases at most
         free_memory()
         write_json(args.out, device, cases=found)
         o = found[name]

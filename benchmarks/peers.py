@@ -13,6 +13,8 @@ from gpubench.models import get_model
 import torch
 import torch.nn.functional as F
 
+from common import search_kernels
+
 ADAMW = dict(lr=1e-3, betas=(.9, .99), eps=1e-5, weight_decay=.01)
 
 def pixels(case, device):
@@ -25,7 +27,7 @@ def pixels(case, device):
     return x, y, some.mean().item(), some.std().item()
 
 def network(case, device):
-    torch.backends.cudnn.benchmark = True
+    search_kernels()
     return get_model(case[0], n_in=case[3]).to(device, memory_format=torch.channels_last)
 
 def indices(n, bs, n_steps, device): return torch.randperm(n, device=device)[:n_steps*bs].view(n_steps, bs)

@@ -9,7 +9,7 @@ __all__ = ['TapeCapture']
 import gc
 import inspect
 import random
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from types import SimpleNamespace
 import numpy as np
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import free_memory
-from .optim import make_update, place
+from .optim import make_update, place, tl, triton, triton_works
 
 # %% ../nbs/14_capture.ipynb #c1a0ce98
 @lru_cache
@@ -208,6 +208,21 @@ def _plain_loss(loss_func):
 
 def _plain(o): return o.as_subclass(torch.Tensor)
 
+@contextmanager
+def long_search():
+    "cuDNN, where it searches, times all kernels that it has for a shape, not just the first ten"
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark_limit = cudnn.benchmark_limit, 0
+    try: yield
+    finally: cudnn.benchmark_limit = before
+
+if triton:
+    @triton.jit
+    def _count_kernel(at, losses, loss):
+        i = tl.load(at)
+        tl.store(losses+i, tl.load(loss))
+        tl.store(at, i+1)
+
 def _plain_batch(dl):
     "What a `PixelDL` does to rows of its pixels, for a compiler"
     data, (_, norm, *augment) = dl.dataset, dl.after_batch.fs
@@ -230,6 +245,7 @@ class Step:
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
+        self.seed = None                               # the loss's own gradient
         self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
         self.forward = self._forward
         if self.compile: self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
@@ -237,22 +253,23 @@ class Step:
     def _forward(self, xb, yb):
         pred = self.model(*xb)
         if self.bf16: pred = to_float(pred)
-        return pred, (_plain_loss(self.loss_func) if self.compile else self.loss_func)(pred, *yb)
+        loss = (_plain_loss(self.loss_func) if self.compile else self.loss_func)(pred, *yb)
+        return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def fill(self, xb, yb):
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
     def given(self, owner): return owner.learn.xb, owner.learn.yb
     def batch(self): return self.xb, self.yb           # where a captured step finds it
-    def prepare(self, step_plan, loss): "Allocate what the capture needs"
-    def begin(self, step_plan): "What else is captured, before the optimizer's step"
+    def prepare(self, update, loss): "Allocate what the capture needs"
     def end(self, loss): "What else is captured, at the end"
 
     def backward(self, *batch):
         "Forward pass, loss and backward pass; prediction and loss without their history"
         if self.compile: batch = tree_map(_plain, batch)
         with torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext(): pred, loss = self.forward(*batch)
-        (loss if self.share is None else loss/self.share).backward()
-        return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), _plain(loss.detach())
+        if self.seed is None: self.seed = torch.full_like(loss.detach(), 1/self.share if self.share else 1)
+        loss.backward(self.seed if loss.numel()==1 else None)          # torch refuses None if there are more
+        return pred, _plain(loss.detach())
 
     def finish_gradients(self, in_place=True):
         "Average them over all devices, and clip them"
@@ -270,10 +287,10 @@ class Step:
     def capture(self, is_last, capture, loss):
         "Record the step; nothing is trained meanwhile, and the gradients are zero before"
         step_plan = self.opt.step_plan()
-        self.prepare(step_plan, loss)
         before = [p.grad for p in step_plan.params]
         zeros = before if self.share is not None else [torch.zeros_like(o) for o in before]
         update = make_update(step_plan, before, capturable=True)
+        self.prepare(update, loss)
         def step():
             if self.share is None:                # the backward pass then makes gradients instead of adding to some
                 for p in step_plan.params: p.grad = None if p.requires_grad else p.grad
@@ -282,7 +299,6 @@ class Step:
             if is_last:
                 self.finish_gradients(in_place=self.share is not None)
                 update.grads = [p.grad for p in step_plan.params]
-                self.begin(step_plan)
                 with torch.no_grad():
                     update()
                     if self.share is not None: torch._foreach_zero_(update.grads)
@@ -314,20 +330,24 @@ class EpochStep(Step):
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
         self.make = _plain_batch(dl) if self.compile else dl.batch
-    def prepare(self, step_plan, loss):
+    def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
-        self.numbers, self.losses = step_plan.rows.on_device.new_zeros((self.n, *step_plan.rows.on_device.shape)), loss.new_zeros(self.n)
+        self.numbers, self.losses = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), loss.new_zeros(self.n)
+        update.numbers, update.at = self.numbers, self.at
         self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
-    def given(self, owner): return (owner.rows,) if self.compile else super().given(owner)
+    def given(self, owner):
+        if not self.compile: return super().given(owner)
+        self.start(owner.rows, 0)
+        return self.order, self.at
     def batch(self):
-        rows = self.order.index_select(0, self.at)[0]
-        return (rows,) if self.compile else tuple((_plain(o),) for o in self.make(rows))
-    def _forward(self, *batch):
+        if self.compile: return self.order, self.at
+        return tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
+    def _forward(self, a, b):
         if self.compile:                               # in one piece with the making of the batch, which then costs no pass
-            with torch.autocast('cuda', enabled=False): batch = [(o,) for o in self.make(*batch)]
-        return super()._forward(*batch)
-    def begin(self, step_plan): torch.index_select(self.numbers, 0, self.at, out=step_plan.rows.on_device[None])
+            with torch.autocast('cuda', enabled=False): a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
+        return super()._forward(a, b)
     def end(self, loss):
+        if loss.is_cuda and triton_works(): return _count_kernel[1,](self.at, self.losses, loss)
         self.losses.index_copy_(0, self.at, loss[None])
         self.at.add_(1)
 

@@ -72,11 +72,11 @@ BLOCK = 1024   # elements that one program of the kernel updates
 
 if triton:
     @triton.jit
-    def _update_kernel(chunks, table, sizes, buckets, coefs, L2: tl.constexpr, HAS_AVG: tl.constexpr,
+    def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, L2: tl.constexpr, HAS_AVG: tl.constexpr,
                        HAS_SQR: tl.constexpr, BLOCK: tl.constexpr):
         i = tl.load(chunks+2*tl.program_id(0))
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
-        mask, c = offs<tl.load(sizes+i), coefs+9*tl.load(buckets+i)
+        mask, c = offs<tl.load(sizes+i), coefs+9*(tl.load(at)*n_buckets+tl.load(buckets+i))
         p_at = tl.load(table+4*i).to(tl.pointer_type(tl.float32))+offs
         p = tl.load(p_at, mask)
         g = tl.load(tl.load(table+4*i+1).to(tl.pointer_type(tl.float32))+offs, mask)
@@ -101,7 +101,7 @@ def triton_works()->bool:
     if not triton: return False
     x, whole = torch.zeros(len(COEFS), device='cuda'), torch.ones((1, 4), dtype=torch.int32, device='cuda')
     at = torch.full((1, 4), x.data_ptr(), device='cuda')
-    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, L2=False, HAS_AVG=False, HAS_SQR=False, BLOCK=BLOCK)
+    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at[0, 1:]*0, 1, L2=False, HAS_AVG=False, HAS_SQR=False, BLOCK=BLOCK)
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
         return False
@@ -176,13 +176,17 @@ class StepPlan:
 
 # %% ../nbs/13_optim.ipynb #5f1c3059
 class ForeachUpdate:
-    "A plan's update by operations of torch"
-    def __init__(self, step_plan, grads): self.step_plan, self.grads, self.places = step_plan, grads, [place(o) for o in grads]
+    "A plan's update by operations of torch, with row `at` of a table of numbers: of steps, buckets and `COEFS`"
+    def __init__(self, step_plan, grads):
+        self.step_plan, self.grads, self.places = step_plan, grads, [place(o) for o in grads]
+        self.numbers = step_plan.rows.on_device[None]                      # of one step
+        self.at = torch.zeros(1, dtype=torch.int64, device=self.numbers.device)
     def point(self): "Called before it runs with other tensors"
     def __call__(self):
         step_plan = self.step_plan
         lists = step_plan.in_buckets(step_plan.params, self.grads, step_plan.avgs, step_plan.sqr_avgs)
-        for row,tensors in zip(step_plan.rows.on_device, lists): update_foreach(step_plan.recipe, *tensors, row.unbind())
+        rows = self.numbers.index_select(0, self.at)[0]
+        for row,tensors in zip(rows, lists): update_foreach(step_plan.recipe, *tensors, row.unbind())
 
 class TritonUpdate(ForeachUpdate):
     "A plan's update in one launch"
@@ -201,7 +205,7 @@ class TritonUpdate(ForeachUpdate):
     def __call__(self):
         is_decoupled, kind = self.step_plan.recipe
         _update_kernel[len(self.chunks),](
-            self.chunks, self.table, self.sizes, self.buckets, self.step_plan.rows.on_device,
+            self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets),
             L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
 
 class NativeUpdate(ForeachUpdate):

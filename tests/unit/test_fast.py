@@ -164,6 +164,20 @@ def test_a_captured_step_of_compiled_kernels_trains_as_the_eager_one_does(gather
     for a,b in zip(compiled.model.state_dict().values(), eager.model.state_dict().values()): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize('compile,limit', [(False, 10), (True, 0)])
+def test_cudnn_times_all_its_kernels_where_the_user_waits_for_a_compiler_anyway(compile, limit, tmp_path, monkeypatch):
+    class Watched(nn.Sequential):
+        seen = []
+        def forward(self, x):
+            if self.training: self.seen.append(torch.backends.cudnn.benchmark_limit)
+            return super().forward(x)
+    monkeypatch.setattr(torch, 'compile', lambda f, **_: f)
+    learn = learner(True, model=lambda: Watched(network()), splitter=params, path=tmp_path)
+    learn.graphed_step.compile = compile
+    learn.fit(1, 1e-2)
+    assert Watched.seen[:3]==[limit]*3 and torch.backends.cudnn.benchmark_limit==10
+
+
 class Broken(nn.Sequential):
     "Python that a compiler can't follow"
     def forward(self, x):
@@ -306,14 +320,20 @@ def test_the_comparison_notices_a_planted_mistake(plant, tmp_path, monkeypatch):
 
 def same_order(mp): mp.setattr(capture.EpochStep, 'start', lambda self, order, i: self.at.fill_(i))
 def stuck_counter(mp): mp.setattr(capture.EpochStep, 'end', lambda self, loss: self.losses.index_copy_(0, self.at, loss[None]))
-def numbers_of_no_step(mp): mp.setattr(capture.EpochStep, 'begin', lambda self, plan: None)
+def numbers_of_one_step(mp):
+    prepare = capture.EpochStep.prepare
+    def keeps_its_place(self, update, loss):
+        at = update.at
+        prepare(self, update, loss)
+        update.at = at
+    mp.setattr(capture.EpochStep, 'prepare', keeps_its_place)
 def shifted_numbers(mp):
     start = capture.EpochStep.start
     mp.setattr(capture.EpochStep, 'start', lambda self, order, i: start(self, order, max(i-1, 0)))
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('plant', [same_order, stuck_counter, numbers_of_no_step, shifted_numbers, frozen_numbers, frozen_rate,
+@pytest.mark.parametrize('plant', [same_order, stuck_counter, numbers_of_one_step, shifted_numbers, frozen_numbers, frozen_rate,
                                    norms_updated_twice, repeated_dropout], ids=lambda o: o.__name__)
 def test_the_comparison_notices_a_mistake_where_batches_are_gathered(plant, tmp_path, monkeypatch):
     def train(graph):
