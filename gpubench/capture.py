@@ -122,10 +122,13 @@ class TapeCapture:
     def warm_up(self, step): return step()
     def record(self, step): # (what repeats it, what it returned)
         rng = torch.get_rng_state()
-        with _Tape() as tape: out = step()
-        with torch.no_grad():
-            for now,before in tape.before.values(): now.copy_(before)
-        torch.set_rng_state(rng)
+        tape = _Tape()
+        try:
+            with tape: out = step()
+        finally:
+            with torch.no_grad():
+                for now,before in tape.before.values(): now.copy_(before)
+            torch.set_rng_state(rng)
         return tape.replay, out
 
 # %% ../nbs/14_capture.ipynb #94ac8ef6
@@ -245,7 +248,6 @@ class Step:
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
-        self.seed = None                               # the loss's own gradient
         self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
         self.forward = self._forward
         if self.compile: self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
@@ -267,8 +269,7 @@ class Step:
         "Forward pass, loss and backward pass; prediction and loss without their history"
         if self.compile: batch = tree_map(_plain, batch)
         with torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext(): pred, loss = self.forward(*batch)
-        if self.seed is None: self.seed = torch.full_like(loss.detach(), 1/self.share if self.share else 1)
-        loss.backward(self.seed if loss.numel()==1 else None)          # torch refuses None if there are more
+        (loss if self.share is None else loss/self.share).backward()
         return pred, _plain(loss.detach())
 
     def finish_gradients(self, in_place=True):
@@ -332,13 +333,13 @@ class EpochStep(Step):
         self.make = _plain_batch(dl) if self.compile else dl.batch
     def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
-        self.numbers, self.losses = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), loss.new_zeros(self.n)
-        update.numbers, update.at = self.numbers, self.at
-        self.host_numbers, self.host_losses = pinned(self.numbers), pinned(self.losses)
+        update.numbers, update.at = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), self.at
+        self.losses = loss.new_zeros(self.n)
+        self.host_numbers, self.host_losses = pinned(update.numbers), pinned(self.losses)
     def given(self, owner):
         if not self.compile: return super().given(owner)
         self.start(owner.rows, 0)
-        return self.order, self.at
+        return self.batch()
     def batch(self):
         if self.compile: return self.order, self.at
         return tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
@@ -348,7 +349,7 @@ class EpochStep(Step):
         return super()._forward(a, b)
     def end(self, loss):
         if loss.is_cuda and triton_works(): return _count_kernel[1,](self.at, self.losses, loss)
-        self.losses.index_copy_(0, self.at, loss[None])
+        self.losses.index_copy_(0, self.at, loss.reshape(1))
         self.at.add_(1)
 
     def start(self, order, i):
@@ -357,12 +358,12 @@ class EpochStep(Step):
         self.at.fill_(i)
     def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
-        replay, out, step_plan, _ = self.replays[True]
+        replay, out, step_plan, update = self.replays[True]
         numbers = self.host_numbers.numpy()
         for i in range(first, last):
             count(i)
             numbers[i] = step_plan.advance()
-        self.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
+        update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
         for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
         for _ in range(first, last): replay()
         self.host_losses[first:last].copy_(self.losses[first:last], non_blocking=True)

@@ -456,18 +456,24 @@ class PixelDL(_ShuffledDL):
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # an iterator draws a seed for its workers here
+        return self.get_idxs()
+    def get_idxs(self): # A tensor on the data set's device, unless workers or a function of the user's own take it
+        if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().get_idxs()
         order = self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
         self.mine = share(order, self.bs, self.part)
         return self.mine
+    def sample(self):
+        order = self._DataLoader__idxs
+        return order if isinstance(order, torch.Tensor) else super().sample()
     def draw(self, n): return super().draw(n, self.dataset.rows.device)           # on the device, which saves a copy
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])
 
     def create_batches(self, samps):
-        samps = list(islice(samps, self.n))                # `show_batch(unique=True)` passes an endless one
-        rows = torch.tensor(samps, dtype=torch.long, device=self.dataset.rows.device)        # one copy per epoch
-        for o in rows.split(self.bs):
+        if not isinstance(samps, torch.Tensor):            # `show_batch(unique=True)` passes an endless one
+            samps = torch.tensor(list(islice(samps, self.n)), dtype=torch.long, device=self.dataset.rows.device)
+        for o in samps.split(self.bs):
             if len(o)==self.bs or len(o) and not self.drop_last: yield self.dataset[o]   # a worker may have none
 
     def new(self, dataset=None, cls=None, **kwargs):

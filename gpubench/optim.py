@@ -101,7 +101,7 @@ def triton_works()->bool:
     if not triton: return False
     x, whole = torch.zeros(len(COEFS), device='cuda'), torch.ones((1, 4), dtype=torch.int32, device='cuda')
     at = torch.full((1, 4), x.data_ptr(), device='cuda')
-    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at[0, 1:]*0, 1, L2=False, HAS_AVG=False, HAS_SQR=False, BLOCK=BLOCK)
+    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, L2=False, HAS_AVG=False, HAS_SQR=False, BLOCK=BLOCK)
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
         return False

@@ -149,7 +149,8 @@ def acts(
     events, # Names of events
 )->bool:
     "Does a callback do anything at one of these events?"
-    return type(cb).__call__ is not Callback.__call__ or any(hasattr(type(cb), o) or o in vars(cb) for o in events)
+    is_own = any(getattr(type(cb), o)!=getattr(Callback, o) for o in ('__call__', '__getattr__', '_default'))   # delegates, perhaps
+    return is_own or any(hasattr(type(cb), o) or o in vars(cb) for o in events)
 
 class _TrainingPart:
     "The training part of an epoch, from the end of `before_train`: its row, and the marks of the current step"

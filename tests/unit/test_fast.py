@@ -349,6 +349,60 @@ def test_the_comparison_notices_a_mistake_where_batches_are_gathered(plant, tmp_
     with pytest.raises(AssertionError): assert_same(eager, graphed)
 
 
+class ScalarParameter(nn.Module):
+    "Whose gradient is a view of the loss's own"
+    def __init__(self):
+        super().__init__()
+        self.body, self.own = network(), nn.Parameter(torch.zeros(()))
+    def forward(self, x): return self.body(x), self.own
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('gathered', [False, True])
+@pytest.mark.parametrize('model, loss, cbs', [
+    (ScalarParameter, lambda p, y: nn.functional.cross_entropy(p[0], y)+p[1].view(()), ()),
+    (network, lambda p, y: nn.functional.cross_entropy(p, y).view(1), ()),
+    (network, nn.functional.cross_entropy, [GradientAccumulation(100)])], ids=['scalar_parameter', 'loss_of_one', 'uneven_share'])
+def test_unusual_losses_train_as_eager_ones_do(model, loss, cbs, gathered, tmp_path):
+    def train(graph):
+        learn = learner(graph, cbs, model=model, loss_func=lambda: loss, metrics=lambda: [], splitter=params, gathered=graph and gathered, path=tmp_path)
+        set_seed(1)
+        learn.dls.train.rng.seed(1)
+        learn.fit(2, 1e-2)
+        return learn
+    eager, graphed = train(False), train(True)
+    assert graphed.graphed_step.why_not=='' and graphed.graphed_step.n_replays
+    for a,b in zip(eager.model.parameters(), graphed.model.parameters()): assert a.equal(b)
+
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_loss_of_more_than_one_number_is_fastais_error(gathered, tmp_path):
+    learn = learner(True, loss_func=lambda: lambda p, y: nn.functional.cross_entropy(p, y, reduction='none'), gathered=gathered, path=tmp_path)
+    with pytest.raises(RuntimeError, match='scalar outputs'): learn.fit(1, 1e-2)
+
+
+class CountCallback(Callback):
+    sees_replays = True
+    def __init__(self, *names):
+        self.seen = []
+        for o in names: setattr(self, o, partial(self.seen.append, o))
+
+class DelegatingCallback(Callback):
+    sees_replays, _default = True, 'inner'
+    def __init__(self, inner): self.inner = inner
+
+
+@pytest.mark.parametrize('wrap', [lambda o: o, DelegatingCallback], ids=['own', 'delegated'])
+def test_a_callback_that_sees_replays_is_called_at_each_where_batches_are_gathered(wrap, tmp_path):
+    names, seen = ('before_batch', 'after_step', 'after_batch'), []
+    for graph in False, True:
+        cb = CountCallback(*names)
+        learn = learner(graph, [wrap(cb)], gathered=True, path=tmp_path)
+        learn.fit(2, 1e-2)
+        seen.append(cb.seen)
+    assert seen[0]==seen[1] and seen[0].count('after_step')==2*len(learn.dls.train)
+
+
 class Images(nn.Module):
     "Keeps which images it was trained on, as a graph does: in a buffer"
     def __init__(self):
