@@ -121,15 +121,20 @@ def _devices(rows): yield _Options(_option_parts(rows, ['device'], lambda o: _ON
 def _batches(rows):
     def by_bs(part): return {int(bs): o for bs,o in part.groupby('bs')}
     parts, aside = by_bs(rows[~leaves_out(rows)]), by_bs(rows[leaves_out(rows)])
-    best = best_batch(_rates(parts))
     if len(parts)<2: return
     usual = 64 if 64 in parts else min(parts)                       # fastai's own
+    def learned_less(o): return o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])
+    less = {k: o for k,o in parts.items() if learned_less(o)}
+    parts = {k: o for k,o in parts.items() if k not in less}
+    best = best_batch(_rates(parts))
+    if len(parts)<2: return
     others = sorted({*parts}-{best.bs}, key=lambda o: np.median(best.rates[o]))
     than = usual if best.bs!=usual else others[-1]
     unsure = [o for o in best.unsettled if o!=than and is_known(best.against(o).lo)]
     notes = [f'Perhaps batch {o} is as fast.' for o in unsure[:1]]
     notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
-    notes += ['No larger batch was tried.']*(best.bs==max([*parts, *aside]))
+    notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: in as many epochs, less was learned.']*bool(less)
+    notes += ['No larger batch was tried.']*(best.bs==max([*parts, *aside, *less]))
     yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(f'batch {best.bs}', f'batch {than}'),
                   note=' '.join(notes))
 
@@ -151,7 +156,9 @@ _PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # the default, then what m
 def _precisions(rows):
     def key(k): return _PRECISIONS.index(k[0]) if k[0] in _PRECISIONS else 99, bool(k[1])
     def label(o, last): return o+' with channels last'*bool(last)
-    yield _Options(_option_parts(rows, ['precision', 'channels_last'], label, key))
+    parts = _option_parts(rows, ['precision', 'channels_last'], label, key)
+    note = "On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing there."
+    yield _Options(parts, note=note*(rows.device.iloc[0]=='cpu' and any('bf16' in o for o in parts)))
 
 _SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages channels_last'.split(), 'precision'
 
@@ -222,9 +229,12 @@ def _decide(name, d, df):
         for o in d.options(rows):
             if len(o.parts)<2: continue
             work = ', '.join(filter(None, [_work_name(rows, d, df.machine.unique()), o.work]))
-            pair = o.pair or choose(_rates(o.parts))
-            advice = advise_pair(name, work, d.words, _rates(o.parts), *pair, session=rows.session.iloc[0])
-            notes = filter(None, [advice.do, o.note, _learned(*(o.parts[k] for k in pair))])
+            rates = _rates(o.parts)
+            pair = o.pair or choose(rates)
+            advice = advise_pair(name, work, d.words, rates, *pair, session=rows.session.iloc[0])
+            fastest = max(rates, key=lambda k: np.median(rates[k]))
+            perhaps = f'Perhaps {fastest} is faster: measure again.'*(not o.pair and fastest not in pair)
+            notes = filter(None, [advice.do, perhaps, o.note, _learned(*(o.parts[k] for k in pair))])
             size = rows.n_params.max()
             yield size, (len(o.parts), len(rows), str(rows.time_utc.max())), replace(advice, do=' '.join(notes))
 
@@ -262,8 +272,10 @@ def _cheapest(comparison, work, rows, session):
     rates = {o: (3600*visits[o].images_per_s/visits[o].price_per_h).tolist() for o in names
              if o in visits and visits[o].price_per_h.notna().all()}
     if comparison.base.name in rates and len(rates)>1:
-        return advise_pair('cost', work, 'Train on', rates, *choose(rates), session=session,
-                           unit='times as many images for the money', rate='images for a price of 1')
+        advice = advise_pair('cost', work, 'Train on', rates, *choose(rates), session=session,
+                             unit='times as many images for the money', rate='images for a price of 1')
+        at = fmt_list(f'{o} {visits[o].price_per_h.iloc[0]:g}' for o in rates)
+        return replace(advice, do=f'{advice.do} An hour costs: {at}.')
 
 def _costs(records, prices, others):
     "The cost of each workload, from the first session that can be compared"
@@ -295,7 +307,9 @@ def plot_advice(
     rows = [dict(label=label(o), speedup=o.ratio.mid, lo=o.ratio.lo, hi=o.ratio.hi, verdict=o.kind)
             for o in found if o.visits]
     if not rows: raise ValueError("None of this advice was measured, so there is nothing to draw. Run a lab first.")
-    return plot_speedup(pd.DataFrame(rows), title=title)
+    ax = plot_speedup(pd.DataFrame(rows), title=title)
+    ax.set_xlabel('ratio: better (right of 1) or worse (left of 1)')
+    return ax
 
 # %% ../nbs/35_advice.ipynb #7f9f97e1
 def _markdown_table(head, rows):

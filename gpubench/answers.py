@@ -56,7 +56,7 @@ QUESTIONS = { # name → question
         hints=lambda counts: {100*float(counts.dropped_frac.iloc[-1]): 'That is in per cent; give a fraction.'}),
     '02.plateau': Question(
         lambda plateau: plateau[0], tolerance=0, unit='images a step',
-        why='These visits show no gain from larger batches.',
+        why='These visits show no gain from larger batches, though a wide interval would hide one.',
         hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,
@@ -166,7 +166,7 @@ QUESTIONS = { # name → question
         hint='Look at `n_steps` and the accuracy in your own table.'),
     '06.slower': Question(
         'unknown', options=_YES_NO_UNKNOWN,
-        why='Loop, optimizer and training all differ, and there was only one run.',
+        why='Loop, optimizer and training all differ.',
         hint='How many things differ between the two?'),
     '06.piece': Question(
         .2, why='Its share of the images.',

@@ -394,11 +394,12 @@ _TIMES = [*PHASE_NAMES, 'step_ms']
 
 def steady_rounds(df, trial): # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
     """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; partial ones if no epoch holds a whole round.
-    An epoch's first 1 + 2·n_workers steps, or the first half of a short epoch, are left out as its start: each worker
-    prefetches two batches"""
+    Each worker prefetches two batches: an epoch's first 1 + 2·n_workers steps, or the first half of a short epoch, are
+    left out as its start, and its last 2·n_workers, when nothing is left to load, as its end, if a round remains"""
     length = max(1, trial.n_workers)*trial.accumulate
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
-    rest = df[df.step >= np.minimum(1+2*trial.n_workers, n_steps//2)]
+    start = np.minimum(1+2*trial.n_workers, n_steps//2)
+    rest = df[(df.step >= start) & (df.step < np.maximum(n_steps-2*trial.n_workers, start+length))]
     measured = [o for o in _TIMES if rest[o].notna().any()]
     rest = rest.assign(**rest[measured].fillna(0), round=rest.groupby(['fit', 'epoch']).cumcount()//length)
     means = rest.groupby(['fit', 'epoch', 'round'])[_TIMES].agg(['mean', 'size'])
@@ -417,7 +418,7 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
         return is_tight(step_ms, half_width)
     def n_next(): # enough for eight rounds; more after each epoch that wasn't enough
         w, ms = trial.n_workers, [o['step_ms'] for o in timer.steps]
-        n = (1+2*w+8*max(1, w)*trial.accumulate)*(1+len(timer.epochs_df()))
+        n = (1+4*w+8*max(1, w)*trial.accumulate)*(1+len(timer.epochs_df()))
         return int(min(n, 1e3*(end_s-clock())/np.median(ms))) if ms else n
     cb = _ShortEpochsCallback(is_enough, n_next)
     if not cb.is_over(): cb.train(learn, trial)
