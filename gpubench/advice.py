@@ -233,8 +233,9 @@ def _decide(name, d, df):
             pair = o.pair or choose(rates)
             advice = advise_pair(name, work, d.words, rates, *pair, session=rows.session.iloc[0])
             fastest = max(rates, key=lambda k: np.median(rates[k]))
-            perhaps = f'Perhaps {fastest} is faster: measure again.'*(not o.pair and fastest not in pair)
-            notes = filter(None, [advice.do, perhaps, o.note, _learned(*(o.parts[k] for k in pair))])
+            perhaps = f'Perhaps slower than {fastest}: measure again.'*(not o.pair and fastest not in pair)
+            note = o.note*(bool(o.pair) or 'bf16' in pair[0])                   # of a batch size, or of bf16
+            notes = filter(None, [advice.do, perhaps, note, _learned(*(o.parts[k] for k in pair))])
             size = rows.n_params.max()
             yield size, (len(o.parts), len(rows), str(rows.time_utc.max())), replace(advice, do=' '.join(notes))
 

@@ -13,7 +13,7 @@ assert each.shape==(7, 3) and each.notna().all(axis=None) and each.idxmax().nuni
 
 # %% By hand and in one line
 [line] = [o for o in recorded if o.decision=='workers']
-assert line.do==f'Load with {enough} workers.' and line.ratio==ratios(0)[enough] and line.than=='0 workers' and line.session.startswith('04_data_loading')
+assert line.do==f'Load with {enough} workers. Perhaps slower than {fastest} workers: measure again.' and line.ratio==ratios(0)[enough] and line.than=='0 workers' and line.session.startswith('04_data_loading')
 
 # %% What doesn't leave out 1 is never recommended, and what nobody measured names its lab
 def fair(advice):
