@@ -5,7 +5,7 @@
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
 every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with cuDNN's
-search, channels_last and AdamW at a constant rate, compiled as well, the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
+search, channels_last and AdamW at a constant rate, compiled as well (which takes minutes for a ResNet), the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
 time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
