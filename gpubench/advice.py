@@ -9,7 +9,7 @@ __all__ = ['read_lab_records', 'Advice', 'advise', 'advice_table', 'plot_advice'
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +105,7 @@ class _Options:
     parts:dict     # Option -> its visits; the simplest first
     work:str=''    # More about the workload
     pair:tuple=()  # The option to take and the one to compare it with; by default `choose` decides
-    note:str=''    # To add to the advice
+    notes:dict=field(default_factory=dict)   # Option -> what to add to the advice if it's taken
 
 def _option_parts(rows, names, label, key=None): # `label` and `key` take the values of `names`
     "The visits of each option, sorted"
@@ -121,13 +121,11 @@ def _devices(rows): yield _Options(_option_parts(rows, ['device'], lambda o: _ON
 def _batches(rows):
     def by_bs(part): return {int(bs): o for bs,o in part.groupby('bs')}
     parts, aside = by_bs(rows[~leaves_out(rows)]), by_bs(rows[leaves_out(rows)])
-    if len(parts)<2: return
-    usual = 64 if 64 in parts else min(parts)                       # fastai's own
-    def learned_less(o): return o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])
-    less = {k: o for k,o in parts.items() if learned_less(o)}
+    usual = 64 if 64 in parts else min(parts, default=None)         # fastai's own
+    less = [k for k,o in parts.items() if o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])]
     parts = {k: o for k,o in parts.items() if k not in less}
-    best = best_batch(_rates(parts))
     if len(parts)<2: return
+    best = best_batch(_rates(parts))
     others = sorted({*parts}-{best.bs}, key=lambda o: np.median(best.rates[o]))
     than = usual if best.bs!=usual else others[-1]
     unsure = [o for o in best.unsettled if o!=than and is_known(best.against(o).lo)]
@@ -135,8 +133,8 @@ def _batches(rows):
     notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
     notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: in as many epochs, less was learned.']*bool(less)
     notes += ['No larger batch was tried.']*(best.bs==max([*parts, *aside, *less]))
-    yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(f'batch {best.bs}', f'batch {than}'),
-                  note=' '.join(notes))
+    pick = f'batch {best.bs}'
+    yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(pick, f'batch {than}'), notes={pick: ' '.join(notes)})
 
 def _workers(rows):
     yield _Options(_option_parts(rows[rows.loader=='files'], ['n_workers'], lambda o: setting_label('n_workers', o)))
@@ -158,7 +156,7 @@ def _precisions(rows):
     def label(o, last): return o+' with channels last'*bool(last)
     parts = _option_parts(rows, ['precision', 'channels_last'], label, key)
     note = "On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing there."
-    yield _Options(parts, note=note*(rows.device.iloc[0]=='cpu' and any('bf16' in o for o in parts)))
+    yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and rows.device.iloc[0]=='cpu'})
 
 _SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages channels_last'.split(), 'precision'
 
@@ -234,8 +232,7 @@ def _decide(name, d, df):
             advice = advise_pair(name, work, d.words, rates, *pair, session=rows.session.iloc[0])
             fastest = max(rates, key=lambda k: np.median(rates[k]))
             perhaps = f'Perhaps slower than {fastest}: measure again.'*(not o.pair and fastest not in pair)
-            note = o.note*(bool(o.pair) or 'bf16' in pair[0])                   # of a batch size, or of bf16
-            notes = filter(None, [advice.do, perhaps, note, _learned(*(o.parts[k] for k in pair))])
+            notes = filter(None, [advice.do, perhaps, o.notes.get(pair[0]), _learned(*(o.parts[k] for k in pair))])
             size = rows.n_params.max()
             yield size, (len(o.parts), len(rows), str(rows.time_utc.max())), replace(advice, do=' '.join(notes))
 

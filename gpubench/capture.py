@@ -212,7 +212,7 @@ def _plain_loss(loss_func):
 def _plain(o): return o.as_subclass(torch.Tensor)
 
 @contextmanager
-def long_search():
+def _long_search():
     "cuDNN, where it searches, times all kernels that it has for a shape, not just the first ten"
     cudnn = torch.backends.cudnn
     before, cudnn.benchmark_limit = cudnn.benchmark_limit, 0
@@ -278,7 +278,8 @@ class Step:
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, owner, is_last):
-        out = self.backward(*self.given(owner))
+        with _long_search() if self.compile else nullcontext():      # who waits for a compiler can wait for it
+            out = self.backward(*self.given(owner))
         if is_last:
             self.finish_gradients()
             self.opt.step()

@@ -371,8 +371,9 @@ class _ShuffledDL(TfmdDL):
     part, mine = (0, 1), ()                                # `mine`: the positions of the last epoch
     def __len__(self): return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
     def get_idxs(self):
-        self.mine = share(super().get_idxs(), self.bs, self.part)
+        self.mine = share(self.all_idxs(), self.bs, self.part)
         return self.mine
+    def all_idxs(self): return super().get_idxs()
     def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
     def draw(self, n, device='cpu'):
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
@@ -457,11 +458,9 @@ class PixelDL(_ShuffledDL):
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # an iterator draws a seed for its workers here
         return self.get_idxs()
-    def get_idxs(self): # A tensor on the data set's device, unless workers or a function of the user's own take it
-        if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().get_idxs()
-        order = self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
-        self.mine = share(order, self.bs, self.part)
-        return self.mine
+    def all_idxs(self): # A tensor on the data set's device, unless workers or a function of the user's own take it
+        if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().all_idxs()
+        return self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
     def sample(self):
         order = self._DataLoader__idxs
         return order if isinstance(order, torch.Tensor) else super().sample()

@@ -9,7 +9,7 @@ __all__ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback', 'spee
 import ctypes
 import platform
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 import pandas as pd
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from .core import check_value, free_memory, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, Hook, Step, host_random, long_search, look
+from .capture import CUDACapture, EpochStep, Hook, Step, host_random, look
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, acts
 
@@ -309,13 +309,11 @@ class GraphedStepCallback(FusedStepCallback):
         def random_and_held(): return is_end and (host_random(not self.capture.draws_on_cpu), self._look()[1][1])
         before = random_and_held()
         step.n_seen += 1
-        def train():                          # who waits for a compiler can wait for a longer search
-            with long_search() if step.compile else nullcontext(): return step.eager(self, is_last)
-        try: out = self.capture.warm_up(train)
+        try: out = self.capture.warm_up(lambda: step.eager(self, is_last))
         except torch._dynamo.exc.TorchDynamoException as e:      # before anything was trained; other errors are the user's
             self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
             step.compile, step.forward = False, step._forward
-            out = self.capture.warm_up(train)
+            out = self.capture.warm_up(lambda: step.eager(self, is_last))
         after = random_and_held()
         if before!=after: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.'
             if before[0]!=after[0] else 'The network or the loss changes numbers of its own at each step.')
