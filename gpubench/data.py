@@ -457,7 +457,10 @@ class PixelDL(_ShuffledDL):
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_()       # an iterator draws a seed for its workers here
-        return self.get_idxs()
+        return super().get_idxs()
+    def get_idxs(self):
+        order = super().get_idxs()
+        return order.cpu() if isinstance(order, torch.Tensor) else order    # fastai sorts predictions on the host by it
     def all_idxs(self): # A tensor on the data set's device, unless workers or a function of the user's own take it
         if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().all_idxs()
         return self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
@@ -471,8 +474,8 @@ class PixelDL(_ShuffledDL):
 
     def create_batches(self, samps):
         if not isinstance(samps, torch.Tensor):            # `show_batch(unique=True)` passes an endless one
-            samps = torch.tensor(list(islice(samps, self.n)), dtype=torch.long, device=self.dataset.rows.device)
-        for o in samps.split(self.bs):
+            samps = torch.tensor(list(islice(samps, self.n)), dtype=torch.long)
+        for o in samps.to(self.dataset.rows.device).split(self.bs):
             if len(o)==self.bs or len(o) and not self.drop_last: yield self.dataset[o]   # a worker may have none
 
     def new(self, dataset=None, cls=None, **kwargs):
