@@ -375,7 +375,8 @@ class _ShuffledDL(TfmdDL):
         return self.mine
     def all_idxs(self): return super().get_idxs()
     def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
-    def draw(self, n, device='cpu'):
+    def draw(self, n):
+        device = self.device if torch.device(self.device or 'cpu').type=='cuda' else 'cpu'   # the same for every loader
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
         return torch.randperm(n, generator=generator, device=device)
 
@@ -463,11 +464,11 @@ class PixelDL(_ShuffledDL):
         return order.cpu() if isinstance(order, torch.Tensor) else order    # fastai sorts predictions on the host by it
     def all_idxs(self): # A tensor on the data set's device, unless workers or a function of the user's own take it
         if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().all_idxs()
-        return self.draw(self.n) if self.shuffle else torch.arange(self.n, device=self.dataset.rows.device)
+        device = self.dataset.rows.device
+        return self.draw(self.n).to(device) if self.shuffle else torch.arange(self.n, device=device)
     def sample(self):
         order = self._DataLoader__idxs
         return order if isinstance(order, torch.Tensor) else super().sample()
-    def draw(self, n): return super().draw(n, self.dataset.rows.device)           # on the device, which saves a copy
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])
