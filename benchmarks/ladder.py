@@ -4,7 +4,8 @@
 
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
-every rung runs once, in an order of its own. `hand` is the limit: the same network compiled and captured with cuDNN's
+every rung runs once, in an order of its own. Rungs without cuDNN's search live in a process of their own: a process keeps the kernel that it used first
+for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's
 search, channels_last and AdamW at a constant rate, compiled as well (which takes minutes for a ResNet), the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
@@ -44,13 +45,13 @@ CASES = dict(
     resnet18_224px_b256=('resnet18', 256, 224, 3, True, 6_000, 18), resnet50_224px_b128=('resnet50', 128, 224, 3, True, 6_000, 36))
 
 class StartCallback(Callback):
-    order, sees_replays = -1e9, True
+    order, sees_replays = 1e9, True
     def before_train(self):
         wait_for(self.learn.dls.device)
         self.start_s = perf_counter()
 
 class EndCallback(Callback):
-    order, sees_replays = 1e9, True
+    order, sees_replays = -1e9, True
     def after_train(self):
         wait_for(self.learn.dls.device)
         self.took_s = perf_counter()-self.learn.start.start_s
@@ -76,7 +77,8 @@ def rungs(is_bf16):
     return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels], graph=[*last, graph],
                         compiled_graph=[*last, lambda learn: graph(learn, True)])
 
-SLOW = 'stock', 'stock_bf16', 'no_waits', 'fused', 'kernels'  # rungs that take a fortieth of the steps, at least 12 of them
+APART = 'stock', 'stock_bf16', 'no_waits', 'fused'            # without cuDNN's search
+SLOW = *APART, 'kernels'                                      # rungs that take a fortieth of the steps, at least 12 of them
 
 @lru_cache(1)                                                # 6,000 images of 224 px take many seconds to draw
 def images(size, n_in, n, device):
@@ -103,6 +105,17 @@ def step_us(learn, n_steps):
     search_kernels(learn.searches)
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
     return 1e6*learn.end.took_s/n_steps
+
+def train_rungs(names, case, device):
+    "A function that takes a rung and a number of steps and returns microseconds a step; its Learners"
+    changes = rungs(case[4])
+    learners = {k: make_learner(case, changes[k], device) for k in names}
+    return (lambda name, n_steps: step_us(learners[name], n_steps)), learners
+def apart(names, case, device): return train_rungs(names, case, device)[0]
+
+def call(run, *args): return run(*args)
+def call_here(run, look, *args): return look(run, *args)
+def with_rung(run, name, look, *args): return look(partial(run, name), *args)
 
 def by_hand(case, device):
     "A function that returns microseconds a step"
@@ -171,11 +184,15 @@ def bound_us(case, device):
     return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1], **device_rates(device, precision), precision=precision)
 
 def measure(case, device, rounds, peers=(), joules_s=0, only=()):
-    learners = {k: make_learner(case, o, device) for k,o in rungs(case[4]).items() if not only or k in only}
-    n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in [*learners, 'hand', *peers]}
-    runs = {k: partial(step_us, learn) for k,learn in learners.items()} | dict(hand=by_hand(case, device))
-    runs |= {o: in_own_process(o, case, device) for o in peers}
-    times = alternate({k: partial(run, n_steps[k]) for k,run in runs.items()}, rounds, lambda run: run())
+    names = [o for o in rungs(case[4]) if not only or o in only]
+    here, learners = train_rungs([o for o in names if o not in APART], case, device)
+    others = in_own_process(partial(apart, [o for o in names if o in APART]), case, device)
+    hand = by_hand(case, device)
+    # name -> a function that calls another one, wherever the rung is, with the function that trains it
+    at = {k: partial(others if k in APART else partial(call_here, here), with_rung, k) for k in names}
+    at |= dict(hand=partial(call_here, hand)) | {o: in_own_process(PEERS[o], case, device) for o in peers}
+    n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in at}
+    times = alternate({k: partial(do, call, n_steps[k]) for k,do in at.items()}, rounds, lambda run: run())
     stock = 'stock_bf16' if case[4] else 'stock'
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
@@ -184,9 +201,9 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},
-        inside={k: look_inside(run, min(n_steps[k], 24)) for k,run in runs.items() if k not in peers} if not only else {},
+        inside={k: do(look_inside, min(n_steps[k], 24)) for k,do in at.items() if k not in peers} if not only else {},
         bound_us=bound_us(case, device),
-        joules_per_image={k: joules_per_image(run, n_steps[k], case[1], joules_s) for k,run in runs.items()} if joules_s else {})
+        joules_per_image={k: do(joules_per_image, n_steps[k], case[1], joules_s) for k,do in at.items()} if joules_s else {})
 
 def main():
     p = device_parser(__doc__)

@@ -152,21 +152,23 @@ def jax_scan(case, device):
 
 PEERS = dict(plain_loop=plain_loop, lightning=lightning, jax=jax_scan)
 
-def _serve(name, case, device, pipe): # in a process of its own
-    try: run = PEERS[name](case, device)
+def _serve(make, case, device, pipe): # in a process of its own
+    try: run = make(case, device)
     except Exception as e: return pipe.send(e)
     pipe.send(None)
     with suppress(EOFError):                                    # the end of the other side
-        while True: pipe.send(run(pipe.recv()))
+        while True:
+            look, *args = pipe.recv()
+            pipe.send(look(run, *args))
 
-def in_own_process(name, case, device):
-    "A peer's function that takes a number of steps and returns microseconds a step; its process ends with this one"
+def in_own_process(make, case, device):
+    "What calls functions there with what `make(case, device)` returned there, and further arguments; the process ends with this one"
     context = multiprocessing.get_context('spawn')
     ours, theirs = context.Pipe()
-    context.Process(target=_serve, args=(name, case, device, theirs), daemon=True).start()
-    def ask(*args):
-        if args: ours.send(*args)
-        if not ours.poll(900): raise RuntimeError(f'{name} does not answer')   # JAX compiles a ResNet-50 for minutes
+    context.Process(target=_serve, args=(make, case, device, theirs), daemon=True).start()
+    def ask(*call):
+        if call: ours.send(call)
+        if not ours.poll(900): raise RuntimeError(f'{make} does not answer')   # JAX compiles a ResNet-50 for minutes
         return ours.recv()
     if (error := ask()): raise error
     return ask

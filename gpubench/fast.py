@@ -486,7 +486,7 @@ class SpeedUp:
         elif cudnn.benchmark: self.add(part, 'cuDNN searches already.')
         else:
             cudnn.benchmark = True
-            self.add(part, 'cuDNN times those it has for each new shape and keeps the fastest; for the whole process',
+            self.add(part, 'cuDNN times those it has for each shape that is new to this process, and keeps the fastest',
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
     def capture(self, compile):
