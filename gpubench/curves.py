@@ -238,8 +238,9 @@ def why_no_curve(self:_Sizes, loss):
     slope = np.polyfit(np.log(self.b), self.y, 1)[0]
     if slope>-1e-9: return "The times do not fall with the batch size, so a constant describes them as well."
     explained = 1-loss/self.constant_loss()
+    remedy = 'each size in at least three visits' if self.n.min()<3 else 'more batch sizes, over a wider range'
     return (f"The curve is no better than a constant: it explains {100*explained:.0f} % of the variation, "
-            f"which chance does easily with {len(self.b)} batch sizes. Measure each size in at least three visits.")
+            f"which chance does easily with {len(self.b)} batch sizes. Measure {remedy}.")
 
 # %% ../nbs/03_curves.ipynb #132ff1dd
 @np.errstate(over='ignore')

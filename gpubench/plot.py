@@ -689,9 +689,10 @@ def plot_roofline(
     need_columns(df, by, *ROOF)
     df = df.assign(**{o: pd.to_numeric(df[o], errors='coerce') for o in ROOF})
     df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
-    ax, lo, hi = _new_axes(ax, figsize=(6.6, 4.6)), df.flop_per_byte.min(), df.flop_per_byte.max()
+    corner = (df.peak_flop_per_s/df.peak_bytes_per_s).max()
+    ax, lo, hi = _new_axes(ax, figsize=(6.6, 4.6)), df.flop_per_byte.min()/4, max(4*df.flop_per_byte.max(), 2*corner)
     ax.set(xscale='log', yscale='log', xlabel='arithmetic intensity (FLOP per byte)', ylabel='FLOP per second')
-    ax.set_xlim(*((lo/4, hi*4) if len(df) else (.1, 1000)))
+    ax.set_xlim(*((lo, hi) if len(df) else (.1, 1000)))
     if not len(df): ax.text(.5, .5, 'no visit gave a value', transform=ax.transAxes, ha='center')
     names, where, notes = df[by].map(lambda o: setting_label(by, o)), where_labels(df), []
     if 'bs' in df and df.bs.nunique()>1: names += ' · '+df.bs.map(lambda o: setting_label('bs', o))

@@ -4,14 +4,14 @@ from gpubench.stats import Interval
 verdicts = pd.Series(['not distinguishable', 'GPU faster'])
 for limits in ((nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)):
     c = Interval(*limits, .95)
-    assert say_meeting(c).startswith('not determined'), c
+    assert meeting_words(c).startswith('not determined'), c
     assert meeting_bs(c, verdicts) is None, c
     reply = check_guess(20, meeting_bs(c, verdicts), unit='images')
     assert reply.ok is None and 'the measurement is' not in reply.text, c
 
 # %% A meeting that is determined
 c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
-assert say_meeting(c)=="at batch 30. From 20 to 40 they can't be told apart." and meeting_bs(c, verdicts)==30
+assert meeting_words(c)=="at batch 30. From 20 to 40 they can't be told apart." and meeting_bs(c, verdicts)==30
 assert meeting_bs(Interval(nan, nan, nan, 0.), verdicts[1:])==0      # the GPU was faster at every size
 
 # %% A prediction without a curve

@@ -1,7 +1,7 @@
 # %% A neighbor makes products longer by the clock, and not by the core's own time
 from pytest import approx
 from replay import planted
-company = found.loc['with company']
+company = found.loc['with neighbors']
 assert company.times_by_clock>1.3 and company.times_by_clock>1.2*company.times_by_core
 assert all(o.poll() is not None for o in neighbors)
 
@@ -9,7 +9,7 @@ assert all(o.poll() is not None for o in neighbors)
 def made(clock, core): # 2 s before, 2 s with company, 1 s after
     return pd.DataFrame([dict(time_s=t/10, by_clock_ms=3*(clock if 20<t<=40 else 1), by_core_ms=2*(core if 20<t<=40 else 1)) for t in range(50)])
 for clock,core in ((2., 1.), (1.5, 1.5)):
-    row = slower(made(clock, core), 2).loc['with company']
+    row = slower(made(clock, core), 2).loc['with neighbors']
     assert (row.times_by_clock, row.times_by_core)==(approx(clock), approx(core))
 
 # %% Two clocks: 20 products each

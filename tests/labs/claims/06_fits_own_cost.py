@@ -14,7 +14,7 @@ def lines_of(run):
 n = len(new_learner().dls.train)
 assert lines_of(fit_loop)==[*ENDS.values()]*n and lines_of(plain_loop)==[*ENDS.values(), 'loss.item()']*n
 assert [k for k in lines_of(lambda w: not_read(w, 1))]==[*ENDS.values()]*n
-if len(theirs := lab.recorded('06_lines.jsonl')): assert {o['line'] for o in theirs}=={*ENDS.values(), 'loss.item()'}
+assert {*read_records(lab_records('06_lines.jsonl')).line}=={*ENDS.values(), 'loss.item()'}
 
 # %% Calls and operations are counted
 with CountCalls() as counter: sorted([2, 1]), len('ab')

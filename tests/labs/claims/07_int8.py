@@ -22,7 +22,7 @@ w = torch.randn(8, 3, 3, 3)*torch.logspace(-2, 0, 8)[:, None, None, None]
 for each in (False, True):
     q, scale = to_int8(w, each)
     assert q.dtype==torch.int8 and q.abs().max()==127 and (q*scale-w).abs().max()<=.51*torch.as_tensor(scale).max(), each
-assert away(w, True)<.7*away(w, False)
+assert rounding_error(w, True)<.7*rounding_error(w, False)
 
 # %% Every layer is int8, the file a quarter, and nearly every answer the same
 if has_int8:
