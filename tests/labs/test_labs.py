@@ -100,11 +100,9 @@ def records(folder):
 def test_lab(lab, route, tmp_path):
     assert list(faults(route(with_claims(lab, tmp_path), tmp_path)))==[]
     found = records(tmp_path/'out')
-    ran = [o for o in found if o['status']!='skipped']
-    assert bool(ran)==(lab.stem not in times_nothing)
-    assert {o['status'] for o in ran}<={'ok'} and {o['device'] for o in found}<={'cpu'}
-    assert all(o['epoch_s']>0 and o['n_images']>0 for o in ran)
-    assert {o['precision'] for o in found if o not in ran}==({'fp16', 'tf32'} if lab.stem=='07_precision' else set())    # no CPU has these
+    assert bool(found)==(lab.stem not in times_nothing)
+    assert {o['status'] for o in found}<={'ok'} and {o['device'] for o in found}<={'cpu'}
+    assert all(o['epoch_s']>0 and o['n_images']>0 for o in found)
     keys = [(o['trial_id'], o['machine'], o['visit']) for o in found]
     assert len(set(keys))==len(keys)                 # no visit is written twice
 
