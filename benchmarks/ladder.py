@@ -106,16 +106,9 @@ def step_us(learn, n_steps):
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
     return 1e6*learn.end.took_s/n_steps
 
-def train_rungs(names, case, device):
-    "A function that takes a rung and a number of steps and returns microseconds a step; its Learners"
-    changes = rungs(case[4])
-    learners = {k: make_learner(case, changes[k], device) for k in names}
-    return (lambda name, n_steps: step_us(learners[name], n_steps)), learners
-def apart(names, case, device): return train_rungs(names, case, device)[0]
-
+def make_learners(names, case, device): return {k: make_learner(case, rungs(case[4])[k], device) for k in names}
+def on_rung(learners, name, look, *args): return look(partial(step_us, learners[name]), *args)
 def call(run, *args): return run(*args)
-def call_here(run, look, *args): return look(run, *args)
-def with_rung(run, name, look, *args): return look(partial(run, name), *args)
 
 def by_hand(case, device):
     "A function that returns microseconds a step"
@@ -185,12 +178,12 @@ def bound_us(case, device):
 
 def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     names = [o for o in rungs(case[4]) if not only or o in only]
-    here, learners = train_rungs([o for o in names if o not in APART], case, device)
-    others = in_own_process(partial(apart, [o for o in names if o in APART]), case, device)
+    learners = make_learners([o for o in names if o not in APART], case, device)
+    others = in_own_process(partial(make_learners, [o for o in names if o in APART]), case, device)
     hand = by_hand(case, device)
-    # name -> a function that calls another one, wherever the rung is, with the function that trains it
-    at = {k: partial(others if k in APART else partial(call_here, here), with_rung, k) for k in names}
-    at |= dict(hand=partial(call_here, hand)) | {o: in_own_process(PEERS[o], case, device) for o in peers}
+    # name -> what calls a function, wherever the rung is, with the one that trains it and further arguments
+    at = {k: partial(on_rung, learners, k) if k in learners else partial(others, on_rung, k) for k in names}
+    at |= dict(hand=lambda look, *args: look(hand, *args)) | {o: in_own_process(PEERS[o], case, device) for o in peers}
     n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in at}
     times = alternate({k: partial(do, call, n_steps[k]) for k,do in at.items()}, rounds, lambda run: run())
     stock = 'stock_bf16' if case[4] else 'stock'
