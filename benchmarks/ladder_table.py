@@ -1,0 +1,34 @@
+"""What ladder.py wrote, as a table for Markdown: a row for each case, from the last of the files that has it; medians in microseconds a step,
+ratios with 95 % intervals
+
+    ladder_table.py benchmarks/results/h200/fast/ladder_14.json [...]"""
+import json, re
+from pathlib import Path
+from statistics import median
+
+from gpubench.stats import ratio_ci
+
+from common import parser
+
+LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
+SIDES = dict(stock='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
+
+def by_number(case): return [int(o) if o.isdigit() else o for o in re.split(r'(\d+)', case)]
+
+def row(case, file, step_us):
+    times = step_us | dict(stock=step_us.get('stock_bf16') or step_us.get('stock'))
+    def ratio(k):
+        o = ratio_ci(times['compiled_graph'], times[k])
+        return f'{o.mid:.3f} ({o.lo:.3f} to {o.hi:.3f})'
+    return [f'`{case}`', f'`{file.stem}`', *(f'{median(times[k]):,.0f}' if times.get(k) else '' for k in SIDES),
+            *(ratio(k) if k in times else '' for k in LIMITS)]
+
+def main():
+    p = parser(__doc__)
+    p.add_argument('records', nargs='+', type=Path)
+    found = {case: (file, o['step_us']) for file in p.parse_args().records
+             for case,o in json.loads(file.read_text())['cases'].items() if 'step_us' in o}
+    head = ['case', 'file', *SIDES.values(), *(f'compiled graph ÷ {o}' for o in LIMITS.values())]
+    for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=by_number))]: print('|', ' | '.join(o), '|')
+
+if __name__=='__main__': main()
