@@ -306,7 +306,7 @@ def plot_advice(
             for o in found if o.visits]
     if not rows: raise ValueError("None of this advice was measured, so there is nothing to draw. Run a lab first.")
     ax = plot_speedup(pd.DataFrame(rows), title=title)
-    ax.set_xlabel('ratio: better (right of 1) or worse (left of 1)')
+    ax.set_xlabel('ratio: better (right of 1) or worse (left of 1), log scale')
     return ax
 
 # %% ../nbs/35_advice.ipynb #7f9f97e1

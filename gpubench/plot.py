@@ -60,6 +60,10 @@ def series_style(i:int)->dict: # `color` and `marker`, as matplotlib's `plot` ta
     colors = ON_DARK if dark else ON_LIGHT
     return dict(color=colors[i%len(colors)], marker=_MARKERS[i%len(_MARKERS)])
 
+def _machine_style(i):
+    "Color and marker of a machine, neither of them a device's; together they repeat after 28"
+    return series_style(2+i%4) | dict(marker=_MARKERS[1+i%7])
+
 # %% ../nbs/30_plot.ipynb #c5990805
 def _as_is(text):
     "`text` as matplotlib shows it literally"
@@ -281,8 +285,8 @@ def _draw_phase(ax, ms, row, y, height, style, end_ms, rasterized):
     ax.plot([end_ms]*int(far.sum()), at[far], marker='>', ms=6, clip_on=False, **look)
 
 def _phases_end_ms(values):
-    "End of the axis of phases: before any dots beyond 3 times the 98th percentile of the longest phase"
-    top, usual = values.max().max(), values.quantile(.98).max()
+    "End of the axis of phases: before any dots beyond 3 times the 95th percentile of the longest phase"
+    top, usual = values.max().max(), values.quantile(.95).max()
     if not is_known(top) or top<=0: return 1.
     return 1.08*top if top<=3*usual else 1.5*usual
 
@@ -301,7 +305,7 @@ def plot_phases(
     ax, labels = _new_axes(ax, figsize=(5.4, 1)), df[by] if number_of else _phase_labels(df, by)
     _make_room(ax, 1.5+len(PHASE_NAMES)*max(.27, .17*labels.nunique()))
     shares = {o: phase_shares(df[labels==o]) for o in labels.unique()}
-    styles = {o: series_style(i) for o,i in number_of.items()} if number_of else _series_styles(labels)
+    styles = {o: _machine_style(i) for o,i in number_of.items()} if number_of else _series_styles(labels)
     styles = {o: s for o,s in styles.items() if len(shares.get(o, ()))}
     values = df[[*PHASE_NAMES]].apply(pd.to_numeric, errors='coerce').clip(lower=0)
     end_ms, height = _phases_end_ms(values), .8/max(1, len(styles))
@@ -522,7 +526,7 @@ def _draw_ratios(ax, labels, ratio, lo, hi):
     ink, rows, shown = mpl.rcParams['text.color'], np.arange(len(labels)), np.isfinite(ratio)
     differs = np.isfinite(lo) & ~((lo<=1) & (1<=hi))
     for at,alpha in ((shown & differs, .85), (shown & ~differs, .3)):
-        ax.barh(rows[at], ratio[at]-1, left=1, height=.32, color=series_style(1)['color'], alpha=alpha, zorder=2)
+        ax.barh(rows[at], ratio[at]-1, left=1, height=.32, color=series_style(2)['color'], alpha=alpha, zorder=2)
     ends = np.column_stack([lo, np.where(np.isnan(lo), lo, hi), lo*np.nan])    # NaN ends the line of a row
     ax.plot(ends.ravel(), np.repeat(rows, 3), '|-', color=ink, ms=8, mew=1.5, lw=1.5, zorder=5)
     ax.plot(np.tile([1, 1, np.nan], len(rows)), (rows[:,None]+[-.24, .24, 0]).ravel(), color=ink, lw=1.5, zorder=4)
@@ -545,13 +549,14 @@ def plot_speedup(
     _draw_ratios(ax, labels, *values.T)
     shown = [1., *values[np.isfinite(values) & (values>0)]]
     start, end = min(shown)/1.25, max(shown)*1.25
-    ticks = [o for e in range(-4, 6) for m in (1, 2, 5) if start<=(o := m*10.**e)<=end]
-    if len(ticks)>6: ticks = [o for o in ticks if np.isclose(np.log10(o)%1, 0)]
+    for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+        ticks = [o for e in range(-4, 6) for m in steps if start<=(o := m*10.**e)<=end]
+        if len(ticks)<=6: break
     ax.set_xscale('log')
     ax.set_xticks(ticks, labels=[f'{o:g}' for o in ticks])
     ax.set_xticks([], minor=True)
     ax.set(xlim=(start, end), ylim=(len(labels)-.5, -.85), yticks=[],
-           xlabel='times faster (right of 1) or slower (left of 1)')
+           xlabel='times faster (right of 1) or slower (left of 1), log scale')
     ax.grid(False, axis='y')
     ax.spines['left'].set_visible(False)
     machines = {o for c in ('machine_a', 'machine_b') if c in comparison for o in comparison[c] if is_known(o)}
@@ -587,7 +592,7 @@ def plot_visits(
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
-    _finish(ax, title, [caption(df)])
+    _finish(ax, title, [caption(df), 'The axis does not start at 0.'*(ax.get_xlim()[0]>0)])
     return ax
 
 # %% ../nbs/30_plot.ipynb #00e26b50
@@ -603,8 +608,8 @@ def plot_price_speed(
     need_columns(df, 'name', 'price_per_h', 'images_per_s', 'lo', 'hi')
     ax, df = _new_axes(ax), df[df.price_per_h.gt(0) & df.images_per_s.gt(0)]
     for o in df.itertuples():
-        style = series_style(o.Index)
-        ax.plot([o.price_per_h]*2, [o.lo, o.hi], color=style['color'], zorder=2)
+        style = _machine_style(o.Index)
+        ax.plot([o.price_per_h]*2, [o.lo, o.hi], '_-', ms=8, color=style['color'], zorder=2)
         ax.plot(o.price_per_h, o.images_per_s, ls='none', **style, zorder=3, gid='machine',
                 label=_as_is(textwrap.fill(o.name, 60)))
     for o in df[df.name==base].itertuples():
@@ -614,7 +619,7 @@ def plot_price_speed(
     ax.yaxis.set_major_formatter('{x:,.10g}')
     if not len(df): ax.text(.5, .5, 'no price is known', transform=ax.transAxes, ha='center')
     words = [f'On the dotted line, an image costs the same as on {base}; above it, less.']*bool(df.name.eq(base).any())
-    _finish(ax, title, ['Every point is a machine; its bar spans the slowest to the fastest visit.', *words])
+    _finish(ax, title, ['Every point is a run on one device; its bar spans its slowest to its fastest visit.', *words])
     return ax
 
 # %% ../nbs/30_plot.ipynb #fcc76ea5

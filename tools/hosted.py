@@ -10,7 +10,7 @@ repo = 'gpubench/gpubench'
 
 # torch, torchvision and the packages of the running kernel are pinned to the host's versions, so pip either fits everything else to them
 # or gives up
-install = f'''# On Colab and Kaggle only: install gpubench, with the records that come with the labs. Its torch and its kernel stay.
+install = f'''# On Colab and Kaggle only: install gpubench and the labs' records; torch and the kernel stay as they are.
 import os
 from importlib.util import find_spec
 if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & set(os.environ):
@@ -18,10 +18,10 @@ if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'
     from importlib.metadata import version
     own = 'torch torchvision ipykernel jupyter_client traitlets'.split()
     kept = [f'{{o}}=={{version(o)}}' for o in own if find_spec(o)]
-    print('Installing gpubench, in a minute or two. As it is stays:', ', '.join(kept))
+    print('Installing gpubench, which takes a minute or two. Kept unchanged:', ', '.join(kept))
     kit = 'gpubench @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
-        raise RuntimeError('gpubench was not installed and torch is untouched: pip says why. On Kaggle, switch Internet on.')'''
+        raise RuntimeError('gpubench was not installed; see the message from pip above. torch is unchanged. On Kaggle, turn the Internet on.')'''
 
 def page_name(path): return path.relative_to(labs).with_suffix('').as_posix()    # '01_cpu_vs_gpu', 'deeper/02_crossover'
 
