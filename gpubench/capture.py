@@ -40,7 +40,7 @@ class CUDACapture:
         self.device, self.stream, self.pool, self.held_bytes = device, capture_stream(device), None, 0
     def mark(self): # What waits for all that was launched before
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event.synchronize
     def warm_up(self, step):
         "Run it once on the stream of the captures; what it allocates outlives them"
@@ -53,7 +53,7 @@ class CUDACapture:
         graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
         generator = torch.cuda.default_generators[device.index]
         kept = generator.clone_state()
-        if self.pool is None:         # cuBLAS's workspace has to lie in it, too: compiled code of others frees the one that all share
+        if self.pool is None:         # holds cuBLAS's workspace, too: other compiled code frees the shared one
             torch._C._cuda_clearCublasWorkspaces()
             self.pool = torch.cuda.graph_pool_handle()
         free_memory()                                   # to free a graph during the capture of another one is an error
@@ -136,7 +136,7 @@ class Hook:
     "Stands in for a method of one Learner as long as a callback is in it; copied and pickled it is fastai's own"
     def __init__(self, cb, name, func): self.cb, self.name, self.func = cb, name, func
     def __call__(self): return self.func()
-    def __reduce__(self): return partial, (getattr(Learner, self.name), self.cb.learn)
+    def __reduce__(self): return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
 
 _VALUES = {bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None)}
 _GENERATORS = {random.Random, np.random.Generator, np.random.RandomState, torch.Generator}
@@ -167,7 +167,7 @@ def _value(o, depth=3):
 def look(
     learn,    # A Learner with an optimizer
     built_in, # The callbacks that become a part of the step
-):            # A sentence, empty if nothing stands against a captured step; all that one relies on
+):            # Why a step can't be captured ('' if it can); all that a captured one relies on
     "Find out whether a step can be captured, and what it depends on that may change without it: places, modes, numbers"
     b, model, loss_func = torch.backends, learn.model, learn.loss_func
     if isinstance(model, DistributedDataParallel): model = model.module           # it counts its steps
@@ -183,7 +183,7 @@ def look(
     elif hooks or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in model.parameters()):
         why = 'The network has hooks, and a graph runs no Python.'
     elif any(type(o) in _GENERATORS for _,o in held):
-        why = 'The network has a random generator of its own, and a graph would repeat its numbers.'
+        why = 'The network has its own random generator, and a graph would repeat its numbers.'
     for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
         own = vars(learn).get(name)
         if getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, Hook):
@@ -201,8 +201,7 @@ def _plain_loss(loss_func):
     "A fastai loss without its tensor types, which a compiler cannot follow"
     if type(loss_func).__call__ is not BaseLoss.__call__: return loss_func
     def loss(pred, y):
-        if loss_func.axis not in (-1, pred.ndim-1):
-            pred, y = (o.transpose(loss_func.axis, -1).contiguous() if o.ndim==pred.ndim else o for o in (pred, y))
+        if loss_func.axis!=-1: pred, y = (o.transpose(loss_func.axis, -1).contiguous() for o in (pred, y))
         if loss_func.floatify and y.dtype!=torch.float16: y = y.float()
         if y.dtype in (torch.int8, torch.int16, torch.int32): y = y.long()
         if loss_func.flatten: pred = pred.reshape(-1, pred.shape[-1]) if loss_func.is_2d else pred.reshape(-1)
@@ -278,7 +277,7 @@ class Step:
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, owner, is_last):
-        with _long_search() if self.compile else nullcontext():      # who waits for a compiler can wait for it
+        with _long_search() if self.compile else nullcontext():      # compiling takes far longer anyway
             out = self.backward(*self.given(owner))
         if is_last:
             self.finish_gradients()

@@ -344,7 +344,7 @@ class Share:
         how = dict(side_by_side=self.n_beside) if self.n_beside>1 else {}
         return [o | dict(gpu_uuid=self.uuid, measure=o['measure'] | how) for o in _counted(self.path)]
 
-def _measure_share(points, path, kwargs): # in a process of its own
+def _measure_share(points, path, kwargs): # in a separate process
     for o in points: sweep([o], out=path, repeats=1, twin=None, progress=False, **kwargs)
 
 def _run_together(shares, stop, **kwargs):
@@ -399,9 +399,9 @@ def busy_frac(
 _MOSTLY = .9 # of the time; visits of a process have short gaps between them
 
 def _cost_sentence(r, n, busy=1.):
-    if math.isnan(r.mid): return "Whether neighbors cost time isn't known: the checked trial has no step_ms or epoch_s."
+    if math.isnan(r.mid): return "The cost of neighbors is unknown: the checked trial has no step_ms or epoch_s."
     text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
-    if busy<_MOSTLY: return (f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this says little. "
+    if busy<_MOSTLY: return (f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no evidence. "
                              "Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else

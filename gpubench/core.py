@@ -99,7 +99,7 @@ def find_devices()->list[str]: # `['cpu']` or `['cpu', 'cuda']`
 def _import_xla():
     try: import torch_xla
     except Exception as e: raise ValueError(         # an ImportError, or some other with a torch of the wrong version
-        "Device 'xla' needs torch_xla and a torch of the same version, in an environment of their own: `pip install "
+        "Device 'xla' needs torch_xla and a torch of the same version, in a separate environment: `pip install "
         f"torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0` ({type(e).__name__}: {e}).") from None
     return torch_xla
 

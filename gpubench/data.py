@@ -248,7 +248,7 @@ def _check_classes(root, parts):
     if not (train or valid): raise ValueError(f"There are no images in class folders below {root}. {sort}")
     if not train: raise ValueError(f"{root} has held-out images but none to train on. {sort}")
     if not valid:
-        raise ValueError(f"The folder for held-out images in {root} has none of its own. Fill it or remove it.")
+        raise ValueError(f"The folder for held-out images in {root} has no images in class folders. Fill it or remove it.")
     if len(train)<2: raise ValueError(f"{root} has only one class, {min(train)!r}. {sort}")
     if only := sorted(valid-train):
         raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")

@@ -24,13 +24,13 @@ from fastai.learner import CastToTensor, Learner, Recorder
 from fastai.torch_core import find_bs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from .core import check_value, free_memory, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_random, look
 from .monitor import MonitorCallback
-from .timing import StepTimerCallback, StepTimerEdgeCallback, acts
+from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 
 # %% ../nbs/23_fast.ipynb #24e22445
 _INNER = ['after_pred', 'after_loss', 'before_backward', 'after_cancel_backward', 'after_backward', 'before_step',
@@ -129,7 +129,7 @@ def swap_recorder(
 
 # %% ../nbs/23_fast.ipynb #2a941f6f
 N_WARM_UP = 3    # batches of a shape that train eagerly, on the stream of the captures, before one is captured
-N_WARM_UP_DDP = 11 # where DDP averages the gradients, which makes its buckets anew in the first ten steps
+N_WARM_UP_DDP = 11 # where DDP averages the gradients: it rebuilds its buckets in the first ten steps
 MAX_SHAPES = 4   # that get a graph of their own
 N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
 
@@ -158,6 +158,41 @@ class CheckedChannelsLastCallback(ChannelsLast):
             self.model.to(memory_format=torch.contiguous_format)
             self.why_not = f"The network doesn't run in channels_last: {str(e).splitlines()[0]}"
     def __reduce__(self): return ChannelsLast, (), dict(learn=self.learn)
+
+class ToDenseCallback(Callback):
+    "Gives images and predictions back in the usual layout, before another callback sees them"
+    order, given = -1e9, None
+    def after_pred(self):
+        if self.given is None: return
+        self.learn.pred = tree_map(lambda o: o.to_dense(), self.pred)
+        self.learn.xb, self.given = self.given, None
+    def __reduce__(self): return Callback, (), dict(learn=self.learn)
+
+class OneDNNCallback(Callback):
+    """Runs a network on a CPU in the layout of oneDNN, its library of kernels, so that no layer reorders its input
+
+    Its `end` has to be in the Learner, too. Predictions, losses and gradients have the usual layout. `why_not` is a
+    sentence where a layer has no such kernel; everything runs as before then."""
+    order, why_not, is_checked = 1e9, '', False          # after callbacks that change the images
+    def __init__(self): self.end = ToDenseCallback()
+    def before_batch(self):
+        if not self.is_checked: self.why_not, self.is_checked = self._why_not(), True
+        if not self.why_not: self.end.given, self.learn.xb = self.xb, self._in_layout()
+    def _in_layout(self, n=None): return tuple(o.as_subclass(torch.Tensor)[:n].to_mkldnn() for o in self.xb)
+    def _why_not(self):
+        "Try a step of two images, which leaves everything as it was"
+        model, modes = self.learn.model, {o: o.training for o in self.learn.model.modules()}
+        buffers = [(o, o.clone()) for o in model.buffers()]
+        try:
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                out = sum(o.to_dense().sum() for o in tree_leaves(model.train()(*self._in_layout(2))))
+                torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
+        except (RuntimeError, TypeError) as e: return f"The network doesn't run in it: {str(e).splitlines()[0]}"
+        finally:
+            for o,mode in modes.items(): o.training = mode
+            for o,before in buffers: o.copy_(before)
+        return ''
+    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/23_fast.ipynb #c5037f05
 class FusedStepCallback(Callback):
@@ -193,8 +228,8 @@ class GraphedStepCallback(FusedStepCallback):
 
     The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with nothing but
     fastai's own callbacks and a `DeferredRecorder`, batches are gathered within the graph, too. `why_not` is a sentence
-    where steps can't be captured; they are fastai's own then. What Python decides in `forward` or in the loss is
-    decided when the step is captured."""
+    where steps can't be captured; they are fastai's own then. Branches that Python takes in `forward` or the loss are
+    fixed at capture."""
     order = TrainEvalCallback.order+1
     def __init__(self,
         compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
@@ -207,7 +242,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _forget(self):
         self.steps, self.known = {}, None
-        if self.capture: self.capture.pool = None          # the pool of graphs that are gone takes no other
+        if self.capture: self.capture.pool, self.capture.held_bytes = None, 0  # a pool takes no graph once its own are gone
     @property
     def learn(self): return super().learn
     @learn.setter
@@ -226,9 +261,9 @@ class GraphedStepCallback(FusedStepCallback):
         if learn.opt is None or self.why_not: return
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
         self.give_up(self._why_not())
-        learn.opt.capturable = True
+        learn.opt.capturable = not self.why_not
         self.built_in = {type(o): o for o in learn.cbs if type(o) in _BUILT_IN or hasattr(type(o), 'average')}
-        self.timers = [o for o in learn.cbs if isinstance(o, StepTimerCallback)]
+        self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
         self.watchers = [o for o in learn.cbs if getattr(o, 'sees_replays', False)]
         self.strangers, self.gathered, self.must_check = strangers(learn), None, True
         self.has_others = bool(strangers(learn, [o for o in vars(event) if o[0]!='_']))
@@ -273,12 +308,13 @@ class GraphedStepCallback(FusedStepCallback):
         step = self._find_step() if learn.training and len(learn.yb) and not self.why_not else None
         if step is None:
             if learn.training: self._settle()
-            return Learner._do_one_batch(learn)
+            return type(learn)._do_one_batch(learn)
         if MixedPrecision in self.built_in: self.built_in[MixedPrecision].after_loss()   # leaves its autocast
         is_last = self._is_last()
         if step.n_seen>=self.n_warm_up and is_last not in step.replays: self._capture(step, is_last)
         learn.pred, learn.loss = (self._replay if is_last in step.replays else self._warm_up)(step, is_last)
         learn.loss_grad = learn.loss
+        for o in self.monitors: o('after_backward')        # it counts what was trained
         for o in self.watchers if is_last else (): o('after_step')
         if not is_last: raise CancelBatchException()
 
@@ -316,7 +352,7 @@ class GraphedStepCallback(FusedStepCallback):
             out = self.capture.warm_up(lambda: step.eager(self, is_last))
         after = random_and_held()
         if before!=after: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.'
-            if before[0]!=after[0] else 'The network or the loss changes numbers of its own at each step.')
+            if before[0]!=after[0] else 'The network or the loss changes its own numbers at each step.')
         self.must_check = True                # the first gradients, and moments, are there now
         for o in self.timers: o.edge('after_backward')
         return out
@@ -339,12 +375,15 @@ class GraphedStepCallback(FusedStepCallback):
     def _can_gather(self, dl):
         learn = self.learn
         others = self.why_not or self.strangers or GradientAccumulation in self.built_in
-        return (not others and isinstance(dl, PixelDL) and dl.is_plain and isinstance(learn.recorder, DeferredRecorder)
-                and learn.recorder.is_late and dl.dataset.x.device==next(learn.model.parameters()).device)
+        return (not others and isinstance(dl, PixelDL) and dl.is_plain
+                and type(learn).all_batches is Learner.all_batches
+                and isinstance(getattr(learn, 'recorder', None), DeferredRecorder) and learn.recorder.is_late
+                and dl.dataset.x.device==next(learn.model.parameters()).device)
 
     def _all_batches(self):
-        learn, dl = self.learn, getattr(self.learn.dl, 'dl', self.learn.dl)         # a timer stands in for its loader
-        if not (learn.training and self._can_gather(dl)): return Learner.all_batches(learn)
+        learn = self.learn
+        dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl            # a timer's, for its loader
+        if not (learn.training and self._can_gather(dl)): return type(learn).all_batches(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
         def train(i):
@@ -391,6 +430,7 @@ class GraphedStepCallback(FusedStepCallback):
             first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))             # the device starts after the first
             learn.pred, learn.loss = step.run(first, last, count, self.timers)
             self.n_replays += last-first
+            for o in self.monitors: o.count((last-first)*step.dl.bs)
             waiting.append((first, last, self.capture.mark()))
             if len(waiting)>2: finish(*waiting.pop(0))
         for o in waiting: finish(*o)
@@ -434,20 +474,22 @@ class SpeedUp:
         self.on_gpu = torch.device(getattr(learn.dls, 'device', None) or 'cpu').type=='cuda'
 
     def add(self, part, why, on=True, cb=None, undo=None):
-        "A row: what it is for, or why it is off; a callback that goes into the Learner, and what else has to be undone"
+        "Add a row: what the part does, or why it is off; `cb` joins the Learner, `undo` is called with the rest"
         self.rows.append(dict(part=part, on=on, why=why, cb=cb))
         if cb:
             self.learn.add_cb(cb)
             self.undos.append(partial(self.learn.remove_cb, cb))
         if undo: self.undos.append(undo)
     def has(self, part, *kinds):
-        "Was it there before? Then it stays when this is undone"
+        "Does the Learner have it already? Then undoing leaves it"
         found = any(isinstance(o, kinds) for o in self.learn.cbs)
         if found: self.add(part, 'The Learner has it already.')
         return found
 
     def mix(self):
+        mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
         if not self.on_gpu: self.add('bf16', 'fastai always trains in fp32 on a CPU.', False)
+        elif mixed and AMPMode(mixed.amp_mode)==AMPMode.FP16: self.add('bf16', 'The Learner trains in fp16.', False)
         elif not self.has('bf16', MixedPrecision):
             self.add('bf16', 'matrix products in 16 bits', cb=MixedPrecision(amp_mode='bf16'))
 
@@ -466,9 +508,8 @@ class SpeedUp:
 
     def defer_losses(self):
         learn = self.learn
-        if not self.on_gpu: self.add('recorder', 'Reading a loss on a CPU costs no wait.', False)
-        elif self.has('recorder', DeferredRecorder): pass
-        elif type(getattr(learn, 'recorder', None)) is not Recorder:
+        if self.has('recorder', DeferredRecorder): return
+        if type(getattr(learn, 'recorder', None)) is not Recorder:
             self.add('recorder', "The Learner has no recorder, or a custom one.", False)
         else:
             old, readers = swap_recorder(learn, DeferredRecorder()), ', '.join(loss_readers(learn))
@@ -481,8 +522,7 @@ class SpeedUp:
 
     def search_kernels(self):
         cudnn, part = torch.backends.cudnn, 'kernels'
-        if not self.on_gpu: self.add(part, "cuDNN chooses kernels on GPUs only.", False)
-        elif cudnn.deterministic: self.add(part, 'Deterministic kernels are required.', False)
+        if cudnn.deterministic: self.add(part, 'Deterministic kernels are required.', False)
         elif cudnn.benchmark: self.add(part, 'cuDNN searches already.')
         else:
             cudnn.benchmark = True
@@ -490,10 +530,20 @@ class SpeedUp:
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
     def capture(self, compile):
-        if not self.on_gpu: self.add('CUDA graph', 'A CPU has no launches to save.', False)
-        elif not self.has('CUDA graph', GraphedStepCallback):
+        if not self.has('CUDA graph', GraphedStepCallback):
             cb = GraphedStepCallback(compile)
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
+
+    def use_onednn(self):
+        if not any(p.ndim==4 for p in self.learn.model.parameters()):
+            self.add('oneDNN', 'It is for convolutions of images.', False)
+        elif platform.machine() not in ('x86_64', 'AMD64') or not torch.backends.mkldnn.is_available():
+            self.add('oneDNN', 'Its layout was measured on x86 processors only.', False)
+        elif not self.has('oneDNN', OneDNNCallback):
+            cb = OneDNNCallback()
+            self.learn.add_cb(cb.end)
+            self.add('oneDNN', 'the layout of its kernels from the first layer to the last', cb=cb,
+                     undo=partial(self.learn.remove_cb, cb.end))
 
     def pool_first(self):
         "max(relu(x)) is relu(max(x)), gradients included"
@@ -501,14 +551,13 @@ class SpeedUp:
                  for i,(a,b) in enumerate(pairwise(seq)) if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices]
         def swap():
             for seq,i in pairs: seq[i], seq[i+1] = seq[i+1], seq[i]
-        if self.on_gpu: self.add('pooling', 'Measured on CPUs only.', False)
-        elif not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in an `nn.Sequential`.', False)
+        if not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in an `nn.Sequential`.', False)
         else:
             swap()
             self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=swap)
 
     def keep_pages(self):
-        why = 'They matter on CPUs only.' if self.on_gpu else keep_pages()
+        why = keep_pages()
         self.add('pages', why or 'no page faults at each step; until the process ends', not why)
 
     def undo(self):
@@ -543,10 +592,7 @@ def speed_up(
     out = SpeedUp(learn)
     if precision: out.mix()
     out.order_channels()
-    out.defer_losses()
     out.fuse_step()
-    out.search_kernels()
-    out.capture(compile)
-    out.pool_first()
-    out.keep_pages()
+    if out.on_gpu: out.defer_losses(), out.search_kernels(), out.capture(compile)
+    else: out.use_onednn(), out.pool_first(), out.keep_pages()
     return out

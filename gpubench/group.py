@@ -103,7 +103,7 @@ def _end_with_parent(parent):
     while os.getppid()==parent: sleep(.2)
     os._exit(1)
 
-def _run_agent(folder): # in a process of its own
+def _run_agent(folder): # in a separate process
     "Start the ranks as torchrun does, and save the order in which they failed"
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -124,7 +124,7 @@ def _run_agent(folder): # in a process of its own
         (Path(folder)/'deaths.json').write_text(json.dumps(deaths))
         sys.exit(1)
 
-def _run_rank(): # in a process of its own
+def _run_rank(): # in a separate process
     "Join the group, call the function and save its result or its error in the folder"
     import cloudpickle
     threading.Thread(target=_end_with_parent, args=[int(sys.argv[2])], daemon=True).start()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.learner import Learner
 
-from .core import check_value, check_whole
+from .core import check_value, check_whole, pick_device
 from .models import count_params
 from .stats import is_steady
 from .timing import StepTimerCallback
@@ -66,12 +66,13 @@ def time_learner(
         learn.add_cb(StepTimerCallback())
         learn.fit(n_epoch)
     ran = _seen(learn, seen)
-    asked = point | ({'device': str(point['device']).partition(':')[0]} if 'device' in point else {})
+    if point.get('precision') in ('tf32', 'ieee') and ran['precision']=='fp32': ran['precision'] = None    # can't be seen
+    asked = point | ({'device': pick_device(point['device']).type} if 'device' in point else {})
     seen.refuse(f"{k} should have been {point[k]!r}, but was {v!r}" for k,v in ran.items()
                 if k in point and v is not None and v!=asked[k])
     epochs = learn.step_timer.epochs_df()
     times = epoch_times(learn.step_timer,
-                        SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=1, bs=ran['bs'] or 1),
+                        SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=ran['accumulate'] or 1, bs=ran['bs'] or 1),
                         int(epochs.n_steps.median()))
     n_images, values = int(epochs.n_images.median()), dict(zip(learn.recorder.metric_names[1:],
                                                                learn.recorder.values[-1]))

@@ -96,7 +96,7 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
     "Import the function or class that makes a user's network; `ValueError` if it isn't there or its module fails"
     module, _, function = name.partition(':')
     if not (module and function):
-        raise ValueError(f"{name!r} does not name a model of your own: write 'module:function'.")
+        raise ValueError(f"{name!r} isn't a model. For your own, write 'module:function'.")
     try:
         with _current_folder_first(): found = importlib.import_module(module)
     except (Exception, SystemExit) as e:

@@ -428,9 +428,8 @@ class Monitor:
     @property
     def is_enough(self)->bool: # A callback may ask at the end of an epoch, and raise `CancelFitException`
         """Are there three full windows? For a GPU's utilization and power these are 1 s each, of which the first looks
-        back before the fit; for the CPU alone, three samples. Also true if no more samples will come"""
+        back before the fit; for the CPU alone, three samples"""
         if not self.fits: return False
-        if self.running and not self.fits[-1].thread.is_alive() and self.fits[-1].ready.is_set(): return True
         windowed = any(o.alive and o.windowed for s in self.fits for o in s.sources)
         full_s = sum(max(0., o.length_s-_WINDOW_S) for o in self.fits)
         return sum(max(0, o.n-1) for o in self.fits)>=3 and (not windowed or full_s>=2*_WINDOW_S)
@@ -547,7 +546,9 @@ class MonitorCallback(Monitor, Callback):
     def before_batch(self): self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
     def after_backward(self): self.is_trained = True
     def after_batch(self):                    # also after a cancelled batch
-        if self.sampling and self.training and self.is_trained: self.sampling.count(batch_images(self.learn))
+        if self.training and self.is_trained: self.count(batch_images(self.learn))
+    def count(self, n): # images that were trained
+        if self.sampling: self.sampling.count(n)
     def before_train(self):
         if self.sampling: self.sampling.begin('train', self.learn.epoch)
     def before_validate(self):

@@ -124,7 +124,7 @@ class HostRows:
         self.passed[i].synchronize()                    # passed long ago, unless 64 steps are waiting
         self.rows_np[i] = values
         self.on_device.copy_(self.rows[i], non_blocking=True)
-        self.passed[i].record()
+        self.passed[i].record(torch.cuda.current_stream(self.on_device.device))
 
 def place(o): # A tensor or None
     "What a kernel that was given its address relies on"
@@ -204,7 +204,7 @@ class TritonUpdate(ForeachUpdate):
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
     def __call__(self):
         is_decoupled, kind = self.step_plan.recipe
-        _update_kernel[len(self.chunks),](
+        with torch.cuda.device(self.table.device): _update_kernel[len(self.chunks),](     # Triton takes the current one
             self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets),
             L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
 

@@ -44,14 +44,14 @@ class ParallelCallback(Callback):
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
     ):
         self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
-        self.ddp, self.is_on, self.is_fitting = None, True, False
+        self.ddp, self.key, self.is_on, self.is_fitting = None, None, True, False
 
     def before_fit(self):
         self.unwrap()                                  # an earlier fit may have ended by an error
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
-        if self.is_fitting and (self.ddp is None or self.ddp.module is not self.learn.model):
-            self.ddp = self.make_ddp()
+        key = [id(self.learn.model), *(o.requires_grad for o in self.learn.model.parameters())]
+        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key     # DDP keeps what trained then
         self.wrap()
     def make_ddp(self):
         device, stream = next(self.learn.model.parameters()).device, None

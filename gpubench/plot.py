@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['drawing', 'caption', 'plot_batch_sizes', 'plot_images_per_s', 'plot_fit', 'plot_phases', 'plot_workers',
-           'plot_monitor', 'plot_memory', 'plot_speedup', 'plot_visits', 'plot_price_speed', 'plot_losses',
-           'plot_curves', 'plot_roofline']
+           'plot_monitor', 'plot_memory', 'plot_speedup', 'plot_visits', 'plot_price_speed', 'plot_curves',
+           'plot_roofline']
 
 # %% ../nbs/30_plot.ipynb #5feebdc3
 import re
@@ -620,29 +620,6 @@ def plot_price_speed(
     if not len(df): ax.text(.5, .5, 'no price is known', transform=ax.transAxes, ha='center')
     words = [f'On the dotted line, an image costs the same as on {base}; above it, less.']*bool(df.name.eq(base).any())
     _finish(ax, title, ['Every point is a run on one device; its bar spans its slowest to its fastest visit.', *words])
-    return ax
-
-# %% ../nbs/30_plot.ipynb #fcc76ea5
-@drawing()
-def plot_losses(
-    df:pd.DataFrame,      # One row per step: `step`, `y`, `by`
-    y:str='loss',         # Column of the vertical axis
-    by:str='loop',        # Column that names the series, in order of appearance
-    ax:Axes|None=None,    # Where to draw; a new figure by default
-    title:str|None=None,  # Above the axes
-)->Axes:
-    "Losses over steps, a line per training, visible even where lines coincide; no device's color"
-    need_columns(df, 'step', y, by)
-    df, ax = _numeric(df, y), _new_axes(ax)
-    names = list(dict.fromkeys(df[by]))
-    for i,name in enumerate(names):
-        rows = df[df[by]==name].sort_values('step')
-        look = dict(color=series_style(i+2)['color'], lw=max(1.4, 6-3.2*i), alpha=.45 if i==0 and len(names)>1 else 1,
-                    ls=LINES[i%2])
-        ax.plot(rows.step, rows[y], label=_as_is(name), zorder=2+i, **look)
-    ax.set(xlabel='step', ylabel=field(y).words(), ylim=(0, _top(df[y].dropna())))
-    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
-    _finish(ax, title, [caption(df)])
     return ax
 
 # %% ../nbs/30_plot.ipynb #8fbc5c0b

@@ -582,7 +582,7 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
         "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, which can't be undone. "
-        "Use `sweep`, which gives each trial a process of its own, or keep_pages=True.")
+        "Use `sweep`, which runs each visit in a fresh process, or keep_pages=True.")
     with tf32_set(trial.precision, trial.search_kernels):
         learn = make_learner(trial)
         record['setup_s'] = perf_counter()-start_s

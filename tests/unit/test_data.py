@@ -465,7 +465,7 @@ def test_links(animals, tmp_path):
         assert get_images(root).files==files
     shutil.rmtree(root/'valid')
     (root/'valid').symlink_to(root/'train')
-    with pytest.raises(ValueError, match='held-out images in .* has none of its own'): get_images(root)
+    with pytest.raises(ValueError, match='held-out images in .* has no images in class folders'): get_images(root)
 
 @pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
 def test_folder_with_split(valid, animals, tmp_path):

@@ -25,6 +25,8 @@ from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
 from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, keep_pages, loss_readers, speed_up,
                            swap_recorder)
+from gpubench.models import get_model
+from gpubench.monitor import CpuSource, MonitorCallback
 from gpubench.optim import FusedOptimizer, fuse, fused_adam
 from gpubench.timing import StepTimerCallback
 
@@ -471,8 +473,8 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
 
 
 @pytest.mark.parametrize('says, kwargs', [
-    ('random generator of its own', dict(model=lambda: nn.Sequential(network(), Generator()))),
-    ('numbers of its own at each step', dict(model=lambda: nn.Sequential(network(), Counting()))),
+    ('its own random generator', dict(model=lambda: nn.Sequential(network(), Generator()))),
+    ('its own numbers at each step', dict(model=lambda: nn.Sequential(network(), Counting()))),
     ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
     ("Only fastai's Adam and SGD can", dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
@@ -485,7 +487,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
 @pytest.mark.parametrize('device', DEVICES)
 def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(device, says, kwargs):
     says = 'capturing' if device=='cuda' and 'on the host' in says else says                      # in CUDA's words
-    learn = learner(True, device=device, gathered=says in ('random generator of its own', 'numbers of its own at each step'), **kwargs)
+    learn = learner(True, device=device, gathered=says in ('its own random generator', 'its own numbers at each step'), **kwargs)
     with pytest.warns(UserWarning, match='run eagerly instead of as a graph') as caught: learn.fit(2, 1e-3)
     assert says in learn.graphed_step.why_not and sum('as a graph' in str(o.message) for o in caught)==1
     assert len(learn.recorder.losses)==10 and all(torch.isfinite(o) for o in learn.recorder.losses)
@@ -548,6 +550,54 @@ def test_the_timer_reports_the_replay_as_one_phase(device, gathered):
     assert df.graph_ms.notna().sum()==replays and df[df.graph_ms.notna()].backward_ms.isna().all()
     assert (df.step_ms>0).all() and (df.graph_ms.dropna()<=df.step_ms[df.graph_ms.notna()]+1e-3).all()
     assert learn.step_timer.epochs_df().n_images.tolist()==[184]*3
+
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_monitor_counts_the_images_of_replays(gathered):
+    monitor = MonitorCallback(.01, sources=lambda names: ([CpuSource()], []))
+    learn = learner(True, cbs=[monitor], gathered=gathered, drop_last=False)
+    learn.fit(3)
+    spans = monitor.epochs_df()
+    assert learn.graphed_step.n_replays and spans[spans.phase=='train'].n_images.tolist()==[184]*3
+
+
+class OwnLoopLearner(Learner):
+    "Has its own steps and its own way through an epoch"
+    calls = 0
+    def _do_one_batch(self):
+        self.calls += 1
+        super()._do_one_batch()
+    def all_batches(self):
+        self.calls += 100
+        super().all_batches()
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_learner_with_its_own_loop_keeps_it(gathered, monkeypatch):
+    monkeypatch.setitem(globals(), 'Learner', OwnLoopLearner)
+    learn = learner(True, gathered=gathered)
+    with pytest.warns(UserWarning, match='has its own _do_one_batch'): learn.fit(1)
+    assert learn.calls==200+len(learn.dls.train)+len(learn.dls.valid)
+
+
+def test_a_learner_without_a_recorder_has_its_batches_copied():
+    learn = learner(True, gathered=True)
+    learn.remove_cb(learn.recorder)
+    learn.fit(2)
+    assert learn.graphed_step.n_replays and not learn.graphed_step.why_not
+
+
+def test_memory_of_graphs_that_are_gone_is_not_counted():
+    learn = learner(True)
+    learn.fit(1)
+    learn.graphed_step.capture.held_bytes = 99
+    learn.graphed_step.release()
+    assert learn.graphed_step.held_bytes==0
+
+
+def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
+    set_seed(0)
+    pred, y, loss = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5)), CrossEntropyLossFlat(axis=1)
+    torch.testing.assert_close(capture._plain_loss(loss)(pred, y), torch.Tensor(loss(pred, y)))
 
 
 def test_a_deferred_recorder_records_the_same(tmp_path):
@@ -618,11 +668,10 @@ def test_speed_up_on_a_cpu_and_back():
         n = len(learn.cbs)
         again = speed_up(learn)                                           # changes nothing, and undoes nothing
         again.undo()
-        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2
+        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==3
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
-    assert found=={'channels_last': True, 'recorder': False, 'fused step': True, 'kernels': False, 'CUDA graph': False,
-                    'pooling': False, 'pages': True}
+    assert found=={'channels_last': True, 'fused step': True, 'oneDNN': False, 'pooling': False, 'pages': True}
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
@@ -694,6 +743,69 @@ def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
     row = done.to_df().set_index('part').loc['channels_last']
     assert not row.on and "doesn't run in channels_last: view size" in row.why
+
+class Residual(nn.Module):
+    "What a ResNet does: norms in training, a sum, ReLUs in place, and two outputs into one"
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    def forward(self, x):
+        x = self.relu(self.a(x))
+        return self.head(self.relu(self.norm(self.b(x))+x))
+
+def in_onednn(learn):
+    done = SpeedUp(learn)
+    done.use_onednn()
+    return done
+
+@pytest.mark.parametrize('model', [partial(get_model, 'lenet', n_in=1), Residual])
+def test_a_network_in_the_layout_of_onednn_trains_as_before(model, tmp_path):
+    inside, outside = set(), set()
+    def watch(learn):
+        next(o for o in learn.model.modules() if type(o) is nn.Conv2d).register_forward_hook(lambda m, x, out: inside.add(out.is_mkldnn))
+        learn.add_cb(At('after_pred', lambda cb: outside.update((cb.xb[0].is_mkldnn, cb.pred.is_mkldnn))))
+        return in_onednn(learn)
+    (stock, _), (fast, done) = fitted(model), fitted(model, watch, path=tmp_path)
+    assert done.to_df().on.tolist()==[True] and inside=={True} and outside=={False}
+    for o in 'losses', 'values':
+        torch.testing.assert_close(torch.tensor(getattr(fast.recorder, o)), torch.tensor(getattr(stock.recorder, o)), rtol=1e-3, atol=1e-4)
+    a, b = (torch.cat([p.flatten() for p in (*o.model.parameters(), *o.model.buffers())]) for o in (stock, fast))
+    assert (a-b).norm()<.01*a.norm()                                      # Adam makes a step of a gradient of 1e-9, too
+    with fast.no_bar():
+        images, preds, _ = fast.get_preds(with_input=True)
+    torch.testing.assert_close(preds, fast.model.eval()(images).softmax(1).detach(), rtol=1e-4, atol=1e-5)
+    done.undo()
+    assert [type(o) for o in fast.cbs if type(o) is not At]==[type(o) for o in stock.cbs]
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        torch.rand(1)
+        raise RuntimeError('from the random module')
+
+def test_trying_the_layout_of_onednn_changes_nothing():
+    learn = learner(False, model=Residual)
+    learn.xb, learn.yb = (o[None] for o in learn.dls.one_batch())
+    cb, before, rng = fast.OneDNNCallback(), deepcopy(learn.model.state_dict()), torch.get_rng_state()
+    cb.learn = learn
+    learn.model.eval()
+    assert cb._why_not()=='' and not any(o.training for o in learn.model.modules())
+    learn.model.head.append(Noisy())
+    assert 'from the random' in cb._why_not()
+    for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
+    assert torch.equal(torch.get_rng_state(), rng) and all(o.grad is None for o in learn.model.parameters())
+
+@pytest.mark.parametrize('model', [Viewed, lambda: nn.Sequential(network()[0], nn.AdaptiveMaxPool2d(3), nn.Flatten(), nn.Linear(36, 10))])
+def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model):
+    (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
+    assert stock.recorder.values==fast.recorder.values
+    assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0]
+
+def test_bf16_is_refused_where_fp16_is_on():
+    done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
+    done.on_gpu = True
+    done.mix()
+    assert done.to_df()[['on', 'why']].values.tolist()==[[False, 'The Learner trains in fp16.']]
 
 @pytest.mark.parametrize('model, part, why', [
     (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 28, 28)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(2*26*26, 10)),
@@ -775,7 +887,7 @@ def test_numbers_in_containers_are_looked_at(where):
 
 def test_a_generator_of_the_module_is_not_captured():
     learn, graphed = on_tape(OwnDraw())
-    with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='a random generator of its own'): learn.fit(1, 1e-2)
+    with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='its own random generator'): learn.fit(1, 1e-2)
     assert graphed.n_replays==0
 
 

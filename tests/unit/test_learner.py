@@ -1,12 +1,14 @@
 "A function that returns a `Learner`, in a sweep"
 import os
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.training import GradientAccumulation
 from fastai.test_utils import synth_learner
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -84,6 +86,19 @@ def test_text_and_segmentation(run, point, n_images, unverified, capsys):
     assert (df.n_images.tolist(), df.unverified.tolist()) == ([n_images], [unverified])
     assert df.epoch_s[0]>0 and df.loss[0]>0 and f"can't be observed during training: {unverified}." in said
     with pytest.raises(RuntimeError, match=f'bs should have been 3, but was {point["bs"]}'): time_learner(run(**point), dict(bs=3))
+
+
+def test_a_device_chosen_by_the_machine_and_a_kind_of_float32():
+    record = time_learner(synth_learner(n_trn=10), dict(device='auto' if not torch.cuda.is_available() else 'cpu', precision='ieee'))
+    assert record['unverified']=='precision'
+
+
+def test_steps_that_add_up_batches_are_measured_as_rounds():
+    class SlowOptimizerCallback(Callback):
+        def after_step(self): sleep(.04)
+    def run(): return synth_learner(n_trn=24, cbs=[GradientAccumulation(64), SlowOptimizerCallback()])
+    record = time_learner(run(), {})
+    assert record['n_opt_steps']==6 and .24<=record['epoch_s']<1        # 24 batches of 16
 
 
 IN_A_NOTEBOOK = """

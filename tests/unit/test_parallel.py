@@ -118,22 +118,26 @@ def loop():
         opt.zero_grad()
     return model
 
-def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64):
-    "A Learner with clipped gradients and a schedule, two epochs"
+def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64, first=0):
+    "A Learner with clipped gradients and a schedule, two epochs; `first`: one before them, in which so many tensors are frozen"
     cbs = [ParallelCallback(all_reduce), GradientClip(.5)]
     if graph: cbs.append(GraphedStepCallback(capture=TapeCapture()))
     elif dtype==torch.float32: cbs.append(CapturableCallback())
     if accumulate>1: cbs.append(GradientAccumulation(accumulate*24//n_ranks()))
     learn = Learner(loader(), network(dtype), cbs=cbs)
     if graph: swap_recorder(learn, DeferredRecorder())
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(2, .01)
+    with learn.no_bar(), learn.no_logging():
+        for o in [*learn.model.parameters()][:first]: o.requires_grad_(False)
+        if first: learn.fit(1, .01)
+        learn.model.requires_grad_(True)
+        learn.fit_one_cycle(2, .01)
     if graph: assert not cbs[-1].why_not and cbs[-1].n_replays>4, cbs[-1].why_not
     return learn.model
 
 def several_ways(device=None): # the weights after each
     "The same trainings, by one process or by several"
     ways = dict(loop=loop(), buckets=fitted('buckets'), flat=fitted(), accumulated=fitted(accumulate=2),
-                accumulated_buckets=fitted('buckets', accumulate=2))
+                accumulated_buckets=fitted('buckets', accumulate=2), unfrozen_buckets=fitted('buckets', first=3))
     if n_ranks()>1: ways |= {o: fitted(graph=o=='graph', dtype=torch.float32) for o in ('graph', 'eager')}
     return {k: [o.detach().numpy() for o in m.parameters()] for k,m in ways.items()}
 
