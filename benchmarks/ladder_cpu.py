@@ -22,7 +22,7 @@ def by_fastai(rung):
     import io
     from contextlib import redirect_stdout
     from gpubench.data import get_dls
-    from gpubench.fast import keep_pages, speed_up
+    from gpubench.fast import OneDNNCallback, keep_pages, speed_up
     from gpubench.models import get_model
     from common import NoValidationCallback
     from fastai.callback.channelslast import ChannelsLast
@@ -40,6 +40,7 @@ def by_fastai(rung):
     learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), cbs=[clock, NoValidationCallback()])
     if rung!='stock': keep_pages()
     if rung=='channels_last': learn.add_cb(ChannelsLast())
+    if rung=='onednn': learn.add_cbs([cb := OneDNNCallback(), cb.end])
     if rung=='speed_up': speed_up(learn)
     with redirect_stdout(io.StringIO()):
         learn.fit(1, 1e-3)
@@ -80,7 +81,7 @@ def main():
         done = subprocess.run([python, __file__, 'one', rung], env=env, capture_output=True, text=True)
         if done.returncode: raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
-    names = ['stock', 'pages', 'channels_last', 'speed_up', *['keras', 'keras_pages']*bool(args.keras)]
+    names = ['stock', 'pages', 'channels_last', 'onednn', 'speed_up', *['keras', 'keras_pages']*bool(args.keras)]
     runs = alternate({o: o for o in names}, args.rounds, run)
     times = {k: [o['step_ms'] for o in v] for k,v in runs.items()}
     ratios = {k: {other: vars(ratio_ci(times[k], times[other])) for other in times if other!=k} for k in times}

@@ -158,7 +158,7 @@ def _precisions(rows):
     note = "On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing there."
     yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and rows.device.iloc[0]=='cpu'})
 
-_SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages channels_last'.split(), 'precision'
+_SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages onednn channels_last'.split(), 'precision'
 
 def _fast_steps(rows):
     "Steps by the number of changes"

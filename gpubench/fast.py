@@ -187,7 +187,7 @@ class OneDNNCallback(Callback):
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 out = sum(o.to_dense().sum() for o in tree_leaves(model.train()(*self._in_layout(2))))
                 torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
-        except (RuntimeError, TypeError) as e: return f"The network doesn't run in it: {str(e).splitlines()[0]}"
+        except (RuntimeError, TypeError) as e: return f"The network doesn't run in it: {str(e).splitlines()[0].split('. ')[0]}"
         finally:
             for o,mode in modes.items(): o.training = mode
             for o,before in buffers: o.copy_(before)

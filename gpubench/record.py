@@ -72,6 +72,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
     Field('search_kernels', 'setting', wording=("cuDNN's first choice", "cuDNN's fastest kernels"), dtype=bool),
     Field('keep_pages', 'setting', wording=('pages given back', 'pages kept'), dtype=bool),
+    Field('onednn', 'setting', wording=("PyTorch's layout", "oneDNN's layout"), dtype=bool),
     Field('n_devices', 'setting', 'devices', wording='{} devices', dtype=int),
     Field('n_nodes', 'setting', wording='{} machines', dtype=int),
     Field('all_reduce', 'setting', wording='gradients averaged in {}', dtype=str),
@@ -285,7 +286,7 @@ def _set_torn_aside(path):
         Path(new.name).replace(path)
 
 _ADDED = dict(defer_losses=False, fused=False, graph=False, compile=False, search_kernels=False, # settings added later,
-              keep_pages=False, n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)     # as older trials ran
+              keep_pages=False, onednn=False, n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)     # as older trials ran
 
 def _upgrade(row):
     "A record of an older schema, converted to the current one"

@@ -45,7 +45,8 @@ from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
 from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
-from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, evaluating, keep_pages, swap_recorder
+from .fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, OneDNNCallback, evaluating, keep_pages,
+                              swap_recorder)
 
 # %% ../nbs/25_trial.ipynb #142af0af
 PRECISIONS = { # name -> what it means
@@ -76,6 +77,7 @@ class Trial:
     compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
     search_kernels:bool=False    # Let cuDNN time its kernels at each new shape and keep the fastest; GPUs only
     keep_pages:bool=False        # Let glibc reuse large blocks of memory from step to step; CPU only
+    onednn:bool=False            # Activations in the layout of oneDNN's kernels; CPU only
     n_devices:int=1              # GPUs, or processes on CPU cores, that share each step
     n_nodes:int=1                # Machines that they are on
     all_reduce:str='buckets'     # A name from `ALL_REDUCES`: how several devices average their gradients
@@ -156,7 +158,7 @@ class Trial:
 _ON_XLA = dict( # field -> the values that XLA supports
     loader=['memory', 'files'], precision=['fp32', 'bf16'], accumulate=[1], n_devices=[1], n_nodes=[1],
     channels_last=[False], defer_losses=[False], fused=[False], graph=[False], search_kernels=[False],
-    keep_pages=[False], pin_memory=[False], sync_bn=[False])
+    keep_pages=[False], onednn=[False], pin_memory=[False], sync_bn=[False])
 
 _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
     ('precision', 'fp16'): "does nothing on a CPU: fastai's to_fp16 leaves everything in float32 there. "
@@ -179,6 +181,10 @@ def resolve(trial:Trial)->Trial: # With a device that exists
         if getattr(trial, name)==value: raise ValueError(f'{name}={value!r} {why}')
     if trial.keep_pages and trial.device!='cpu': raise ValueError(
         "keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. Use keep_pages=False on a GPU.")
+    if trial.onednn and trial.device!='cpu': raise ValueError(
+        "onednn=True is for CPUs, whose kernels are oneDNN's. Use onednn=False on a GPU.")
+    if trial.onednn and trial.channels_last: raise ValueError(
+        "onednn=True is a layout, and so is channels_last=True. Use one of them.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
     return trial
@@ -239,7 +245,7 @@ class SeenCallback(Callback):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
         if getattr(self.graph, 'n_graphs', 0): return                          # they repeat what was seen before them
-        self.dtype = self.is_channels_last = self.switches = None
+        self.dtype = self.is_channels_last = self.switches = self.is_onednn = None
         if not self.is_compiled: look_once(self.model, self.saw_product)
     @property
     def graph(self): return getattr(self.learn, 'graphed_step', None)
@@ -247,7 +253,8 @@ class SeenCallback(Callback):
     def is_compiled(self): return getattr(self.graph, 'compile', False)
     def saw_product(self, out):
         if self.dtype is None: self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
-        if out.ndim!=4 or self.is_channels_last is not None: return
+        self.is_onednn = out.is_mkldnn
+        if out.is_mkldnn or out.ndim!=4 or self.is_channels_last is not None: return
         last = out.is_contiguous(memory_format=torch.channels_last)
         if last!=out.is_contiguous(): self.is_channels_last = last             # of one channel or one pixel it is both
     def before_batch(self):
@@ -261,7 +268,7 @@ class SeenCallback(Callback):
 
     def verify(self, trial:Trial):
         "A `RuntimeError` that names the settings that didn't happen in the last fit"
-        timer, graph = self.learn.step_timer, self.graph
+        timer, graph, onednn = self.learn.step_timer, self.graph, getattr(self.learn, 'one_dnn', None)
         dtype, switches = _DTYPES.get(trial.precision, 'float32'), (*_TF32[trial.precision], trial.search_kernels)
         pinned = timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
@@ -270,6 +277,7 @@ class SeenCallback(Callback):
             'the type in the forward pass': (dtype, self.dtype),
             'TF32 in products and convolutions, and the search for kernels': (switches, self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
+            'the layout of oneDNN': (trial.onednn, bool(onednn) and (onednn.why_not or self.is_onednn)),
             'the fused optimizer': (trial.fused or trial.graph, isinstance(self.learn.opt, FusedOptimizer)),
             'the CUDA graph': (trial.graph, bool(graph) and (graph.why_not or graph.n_replays>self.n_before)),
             'the deferred losses': (trial.defer_losses, getattr(self.learn.recorder, 'is_late', False)),
@@ -380,6 +388,7 @@ def make_learner(trial:Trial)->Learner:
         cbs.append(SyncStepCallback())
     if trial.n_devices>1: cbs.append(ParallelCallback(trial.all_reduce))
     if trial.channels_last: cbs.append(ChannelsLast())
+    if trial.onednn: cbs += [onednn := OneDNNCallback(), onednn.end]
     if trial.precision in ('fp16', 'bf16'):
         cbs.append(_AutocastCallback() if trial.device in ('cpu', 'xla') else MixedPrecision(amp_mode=trial.precision))
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))

@@ -156,6 +156,17 @@ def test_a_fast_trial_trains_the_same_and_says_what_ran():
     assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
 
 
+def unsupported(n_classes, n_in): return torch.nn.Sequential(torch.nn.Conv2d(n_in, 4, 3), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, n_classes))
+
+def test_the_layout_of_onednn():
+    base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
+    a, b = (run_trial(base.but(onednn=o), half_width=.9, max_s=0.) for o in (False, True))
+    assert (a['onednn'], b['onednn'])==(False, True) and abs(a['valid_loss']-b['valid_loss'])<1e-3
+    with pytest.raises(RuntimeError, match="the layout of oneDNN should have been True, but was The network doesn't run in it"):
+        run_trial(base.but(onednn=True, model=f'{__name__}:unsupported'), half_width=.9, max_s=0.)
+    with pytest.raises(ValueError, match='Use one of them'): resolve(base.but(onednn=True, channels_last=True))
+
+
 def test_pages_are_kept_for_good():
     quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
     assert run_trial(**quick)['keep_pages'] is False
