@@ -175,6 +175,7 @@ class OneDNNCallback(Callback):
     sentence where a layer has no such kernel; everything runs as before then."""
     order, why_not, is_checked = 1e9, '', False          # after callbacks that change the images
     def __init__(self): self.end = ToDenseCallback()
+    def before_fit(self): self.is_checked = False        # there may be hooks now
     def before_batch(self):
         if not self.is_checked: self.why_not, self.is_checked = self._why_not(), True
         if not self.why_not: self.end.given, self.learn.xb = self.xb, self._in_layout()

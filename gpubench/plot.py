@@ -592,7 +592,7 @@ def plot_visits(
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
-    _finish(ax, title, [caption(df), 'The axis does not start at 0.'*(ax.get_xlim()[0]>0)])
+    _finish(ax, title, [caption(df), 'The axis does not start at 0.'*(y=='accuracy')])
     return ax
 
 # %% ../nbs/30_plot.ipynb #00e26b50

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.hook import ActivationStats
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
 from fastai.callback.tracker import TerminateOnNaNCallback
 from fastai.callback.training import GradientAccumulation, GradientClip
@@ -800,6 +801,14 @@ def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model):
     (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
     assert stock.recorder.values==fast.recorder.values
     assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0]
+
+def test_hooks_that_come_later_see_the_usual_layout():
+    learn, done = fitted(Residual, in_onednn)
+    assert done.to_df().on.tolist()==[True]
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=ActivationStats(modules=[learn.model.a]))
+    assert "aten::mean" in done.to_df().why[0]
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    assert done.to_df().on.tolist()==[True]
 
 def test_bf16_is_refused_where_fp16_is_on():
     done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
