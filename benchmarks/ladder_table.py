@@ -1,7 +1,7 @@
-"""What ladder.py wrote, as a table for Markdown: a row for each case, from the last of the files that has it; medians in microseconds a step,
-ratios with 95 % intervals
+"""What ladder.py wrote, as a table for Markdown: a row for each case, from the file with the highest number that has it; medians in microseconds
+a step, ratios with 95 % intervals
 
-    ladder_table.py benchmarks/results/h200/fast/ladder_14.json [...]"""
+    ladder_table.py benchmarks/results/h200/fast/ladder_*.json"""
 import json, re
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from common import parser
 LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
 SIDES = dict(stock='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
 
-def by_number(case): return [int(o) if o.isdigit() else o for o in re.split(r'(\d+)', case)]
+def by_number(name): return [int(o) if o.isdigit() else o for o in re.split(r'(\d+)', name)]
 
 def row(case, file, step_us):
     times = step_us | dict(stock=step_us.get('stock_bf16') or step_us.get('stock'))
@@ -26,7 +26,7 @@ def row(case, file, step_us):
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path)
-    found = {case: (file, o['step_us']) for file in p.parse_args().records
+    found = {case: (file, o['step_us']) for file in sorted(p.parse_args().records, key=lambda o: by_number(o.stem))
              for case,o in json.loads(file.read_text())['cases'].items() if 'step_us' in o}
     head = ['case', 'file', *SIDES.values(), *(f'compiled graph ÷ {o}' for o in LIMITS.values())]
     for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=by_number))]: print('|', ' | '.join(o), '|')

@@ -159,12 +159,14 @@ class CheckedChannelsLastCallback(ChannelsLast):
             self.why_not = f"The network doesn't run in channels_last: {str(e).splitlines()[0]}"
     def __reduce__(self): return ChannelsLast, (), dict(learn=self.learn)
 
+def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
+
 class ToDenseCallback(Callback):
     "Gives images and predictions back in the usual layout, before another callback sees them"
     order, given = -1e9, None
     def after_pred(self):
         if self.given is None: return
-        self.learn.pred = tree_map(lambda o: o.to_dense(), self.pred)
+        self.learn.pred = _of_tensors(torch.Tensor.to_dense, self.pred)
         self.learn.xb, self.given = self.given, None
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
@@ -173,25 +175,33 @@ class OneDNNCallback(Callback):
 
     Its `end` has to be in the Learner, too. Predictions, losses and gradients have the usual layout. `why_not` is a
     sentence where a layer has no such kernel; everything runs as before then."""
-    order, why_not, is_checked = 1e9, '', False          # after callbacks that change the images
-    def __init__(self): self.end = ToDenseCallback()
-    def before_fit(self): self.is_checked = False        # there may be hooks now
+    order = 1e9                                          # after callbacks that change the images
+    def __init__(self):
+        self.end = ToDenseCallback()
+        self.before_fit()
+    def before_fit(self): self.why_not, self.tried, self.n_batches = '', set(), 0      # there may be hooks now
     def before_batch(self):
-        if not self.is_checked: self.why_not, self.is_checked = self._why_not(), True
-        if not self.why_not: self.end.given, self.learn.xb = self.xb, self._in_layout()
+        self.end.given = None                            # an earlier batch may have been interrupted
+        kind = self.training, *(getattr(o, 'shape', ())[1:] for o in self.xb)
+        if not self.why_not and kind not in self.tried: self.why_not = self._why_not()
+        self.tried.add(kind)
+        if self.why_not: return
+        self.end.given, self.learn.xb = self.xb, self._in_layout()
+        self.n_batches += self.training
     def _in_layout(self, n=None): return tuple(o.as_subclass(torch.Tensor)[:n].to_mkldnn() for o in self.xb)
     def _why_not(self):
-        "Try a step of two images, which leaves everything as it was"
-        model, modes = self.learn.model, {o: o.training for o in self.learn.model.modules()}
-        buffers = [(o, o.clone()) for o in model.buffers()]
+        "Try two images, which leaves weights, buffers and random numbers as they were; hooks see them, too"
+        model, buffers = self.learn.model, [(o, o.clone()) for o in self.learn.model.buffers()]
         try:
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-                out = sum(o.to_dense().sum() for o in tree_leaves(model.train()(*self._in_layout(2))))
-                torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
-        except (RuntimeError, TypeError) as e: return f"The network doesn't run in it: {str(e).splitlines()[0].split('. ')[0]}"
+            with torch.set_grad_enabled(self.training), torch.random.fork_rng(devices=[]):
+                out = sum(o.to_dense().sum() for o in tree_leaves(model(*self._in_layout(2))) if isinstance(o, torch.Tensor))
+                if out.requires_grad:
+                    torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
+        except Exception as e: # whatever a network that doesn't know this layout makes of it
+            return f"The network doesn't run in it: {(str(e) or type(e).__name__).splitlines()[0].split('. ')[0]}"
         finally:
-            for o,mode in modes.items(): o.training = mode
-            for o,before in buffers: o.copy_(before)
+            with torch.no_grad():
+                for o,before in buffers: o.copy_(before)
         return ''
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
@@ -594,6 +604,13 @@ def speed_up(
     if precision: out.mix()
     out.order_channels()
     out.fuse_step()
-    if out.on_gpu: out.defer_losses(), out.search_kernels(), out.capture(compile)
-    else: out.use_onednn(), out.pool_first(), out.keep_pages()
+    if out.on_gpu:
+        out.defer_losses()
+        out.search_kernels()
+        out.capture(compile)
+    else:
+        if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
+        out.use_onednn()
+        out.pool_first()
+        out.keep_pages()
     return out

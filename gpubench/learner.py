@@ -67,7 +67,8 @@ def time_learner(
         learn.fit(n_epoch)
     ran = _seen(learn, seen)
     if point.get('precision') in ('tf32', 'ieee') and ran['precision']=='fp32': ran['precision'] = None    # can't be seen
-    asked = point | ({'device': pick_device(point['device']).type} if 'device' in point else {})
+    device = point.get('device')
+    asked = point | dict(device=str(pick_device() if device=='auto' else device).partition(':')[0])
     seen.refuse(f"{k} should have been {point[k]!r}, but was {v!r}" for k,v in ran.items()
                 if k in point and v is not None and v!=asked[k])
     epochs = learn.step_timer.epochs_df()

@@ -50,7 +50,7 @@ class ParallelCallback(Callback):
         self.unwrap()                                  # an earlier fit may have ended by an error
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
-        key = [id(self.learn.model), *(o.requires_grad for o in self.learn.model.parameters())]
+        key = [id(self.learn.model), *((id(o), o.requires_grad) for o in self.learn.model.parameters())]
         if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key     # DDP keeps what trained then
         self.wrap()
     def make_ddp(self):

@@ -61,8 +61,8 @@ def series_style(i:int)->dict: # `color` and `marker`, as matplotlib's `plot` ta
     return dict(color=colors[i%len(colors)], marker=_MARKERS[i%len(_MARKERS)])
 
 def _machine_style(i):
-    "Color and marker of a machine, neither of them a device's; together they repeat after 28"
-    return series_style(2+i%4) | dict(marker=_MARKERS[1+i%7])
+    "Color and marker of a machine, neither of them a device's; together they repeat after 12"
+    return series_style(2+i%4) | dict(marker=_MARKERS[2+i%6])
 
 # %% ../nbs/30_plot.ipynb #c5990805
 def _as_is(text):

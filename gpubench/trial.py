@@ -185,6 +185,8 @@ def resolve(trial:Trial)->Trial: # With a device that exists
         "onednn=True is for CPUs, whose kernels are oneDNN's. Use onednn=False on a GPU.")
     if trial.onednn and trial.channels_last: raise ValueError(
         "onednn=True is a layout, and so is channels_last=True. Use one of them.")
+    if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise ValueError(
+        f"onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
     return trial
@@ -245,7 +247,7 @@ class SeenCallback(Callback):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
         if getattr(self.graph, 'n_graphs', 0): return                          # they repeat what was seen before them
-        self.dtype = self.is_channels_last = self.switches = self.is_onednn = None
+        self.dtype = self.is_channels_last = self.switches = None
         if not self.is_compiled: look_once(self.model, self.saw_product)
     @property
     def graph(self): return getattr(self.learn, 'graphed_step', None)
@@ -253,7 +255,6 @@ class SeenCallback(Callback):
     def is_compiled(self): return getattr(self.graph, 'compile', False)
     def saw_product(self, out):
         if self.dtype is None: self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
-        self.is_onednn = out.is_mkldnn
         if out.is_mkldnn or out.ndim!=4 or self.is_channels_last is not None: return
         last = out.is_contiguous(memory_format=torch.channels_last)
         if last!=out.is_contiguous(): self.is_channels_last = last             # of one channel or one pixel it is both
@@ -277,7 +278,7 @@ class SeenCallback(Callback):
             'the type in the forward pass': (dtype, self.dtype),
             'TF32 in products and convolutions, and the search for kernels': (switches, self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
-            'the layout of oneDNN': (trial.onednn, bool(onednn) and (onednn.why_not or self.is_onednn)),
+            'the layout of oneDNN': (trial.onednn, bool(onednn) and (onednn.why_not or onednn.n_batches>=self.n_batches)),
             'the fused optimizer': (trial.fused or trial.graph, isinstance(self.learn.opt, FusedOptimizer)),
             'the CUDA graph': (trial.graph, bool(graph) and (graph.why_not or graph.n_replays>self.n_before)),
             'the deferred losses': (trial.defer_losses, getattr(self.learn.recorder, 'is_late', False)),

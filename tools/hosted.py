@@ -21,7 +21,7 @@ if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'
     print('Installing gpubench, which takes a minute or two. Kept unchanged:', ', '.join(kept))
     kit = 'gpubench @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
-        raise RuntimeError('gpubench was not installed; see the message from pip above. torch is unchanged. On Kaggle, turn the Internet on.')'''
+        raise RuntimeError('gpubench was not installed; see the message from pip above. torch is unchanged. On Kaggle, turn on Internet access.')'''
 
 def page_name(path): return path.relative_to(labs).with_suffix('').as_posix()    # '01_cpu_vs_gpu', 'deeper/02_crossover'
 

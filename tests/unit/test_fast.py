@@ -705,11 +705,11 @@ class Viewed(nn.Module):
         x = self.conv(x)
         return self.linear(x.view(x.size(0), -1))
 
-def fitted(model, change=None, **kwargs):
+def fitted(model, change=None, loss_func=CrossEntropyLossFlat(), **kwargs):
     "A Learner after two epochs, and what `change` made of it before them"
     set_seed(0)
     learn = Learner(get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400), model(),
-                    loss_func=CrossEntropyLossFlat(), **kwargs)
+                    loss_func=loss_func, **kwargs)
     done = change(learn) if change else None
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
     return learn, done
@@ -788,9 +788,8 @@ def test_trying_the_layout_of_onednn_changes_nothing():
     learn = learner(False, model=Residual)
     learn.xb, learn.yb = (o[None] for o in learn.dls.one_batch())
     cb, before, rng = fast.OneDNNCallback(), deepcopy(learn.model.state_dict()), torch.get_rng_state()
-    cb.learn = learn
-    learn.model.eval()
-    assert cb._why_not()=='' and not any(o.training for o in learn.model.modules())
+    cb.learn, learn.training = learn, True
+    assert cb._why_not()==''
     learn.model.head.append(Noisy())
     assert 'from the random' in cb._why_not()
     for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
@@ -801,6 +800,39 @@ def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model):
     (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
     assert stock.recorder.values==fast.recorder.values
     assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0]
+
+class Odd(nn.Module):
+    "Evaluates by a layer that it doesn't train with, and returns more than tensors"
+    def __init__(self):
+        super().__init__()
+        self.body = Residual()
+    def forward(self, x):
+        out = self.body(x)
+        return (out if self.training else out.exp().log()), None
+
+def test_what_runs_in_training_only_is_evaluated_in_the_usual_layout():
+    def loss(pred, y): return nn.functional.cross_entropy(pred[0], y)
+    (stock, _), (fast, done) = fitted(Odd, loss_func=loss), fitted(Odd, in_onednn, loss_func=loss)
+    torch.testing.assert_close(torch.tensor(fast.recorder.values), torch.tensor(stock.recorder.values), rtol=1e-3, atol=1e-4)
+    assert "The network doesn't run in it" in done.to_df().why[0]
+
+def test_images_of_an_interrupted_batch_are_forgotten():
+    learn, _ = fitted(Residual, in_onednn)
+    def interrupt(*args): raise KeyboardInterrupt
+    hook, kept, seen = learn.model.norm.register_forward_hook(interrupt), learn.one_dnn, []
+    kept.before_fit = lambda: None                                        # what was tried stays, so a batch is interrupted
+    with learn.no_bar(), learn.no_logging(), pytest.raises(KeyboardInterrupt): learn.fit(1)
+    hook.remove()
+    kept.why_not = 'not any more'
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1, cbs=[At('before_batch', lambda cb: seen.append(cb.xb[0])), At('after_pred', lambda cb: seen.append(cb.xb[0]))])
+    assert len(seen)>4 and all(a.data_ptr()==b.data_ptr() for a,b in zip(seen[::2], seen[1::2]))
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_single_image_is_predicted_before_any_fit():
+    learn = Learner(get_dls('digits', bs=16, device='cpu', max_images=60), Residual(), loss_func=CrossEntropyLossFlat())
+    speed_up(learn)
+    with learn.no_bar(): assert len(learn.get_preds(dl=learn.dls.test_dl([np.zeros((8, 8), np.uint8)]))[0])==1
 
 def test_hooks_that_come_later_see_the_usual_layout():
     learn, done = fitted(Residual, in_onednn)

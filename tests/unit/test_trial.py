@@ -158,13 +158,16 @@ def test_a_fast_trial_trains_the_same_and_says_what_ran():
 
 def unsupported(n_classes, n_in): return torch.nn.Sequential(torch.nn.Conv2d(n_in, 4, 3), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, n_classes))
 
-def test_the_layout_of_onednn():
+def test_the_layout_of_onednn(monkeypatch):
     base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
     a, b = (run_trial(base.but(onednn=o), half_width=.9, max_s=0.) for o in (False, True))
     assert (a['onednn'], b['onednn'])==(False, True) and abs(a['valid_loss']-b['valid_loss'])<1e-3
     with pytest.raises(RuntimeError, match="the layout of oneDNN should have been True, but was The network doesn't run in it"):
         run_trial(base.but(onednn=True, model=f'{__name__}:unsupported'), half_width=.9, max_s=0.)
     with pytest.raises(ValueError, match='Use one of them'): resolve(base.but(onednn=True, channels_last=True))
+    with pytest.raises(ValueError, match='a layout for float32'): resolve(base.but(onednn=True, precision='bf16'))
+    monkeypatch.setattr(fast.OneDNNCallback, 'before_batch', lambda self: None)
+    with pytest.raises(RuntimeError, match='the layout of oneDNN should have been True, but was False'): run_trial(base.but(onednn=True), half_width=.9, max_s=0.)
 
 
 def test_pages_are_kept_for_good():
