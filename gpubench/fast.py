@@ -7,11 +7,14 @@ __all__ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback', 'spee
 
 # %% ../nbs/23_fast.ipynb #772e52a3
 import ctypes
+import math
 import platform
+import random
 import warnings
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
@@ -24,6 +27,8 @@ from fastai.learner import CastToTensor, Learner, Recorder
 from fastai.torch_core import find_bs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import check_value, free_memory, one_of
 from .data import PixelDL
@@ -143,6 +148,9 @@ def evaluating(model):
     finally:
         for o,mode in modes.items(): o.training = mode
 
+def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
+def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
+
 class CheckedChannelsLastCallback(ChannelsLast):
     "fastai's `ChannelsLast`, which gives way where the network can't run so; `why_not` is a sentence then"
     sees_replays = leaves_the_loss = True
@@ -153,17 +161,45 @@ class CheckedChannelsLastCallback(ChannelsLast):
         if self.is_checked: return
         self.is_checked = True
         try:
-            with evaluating(self.model): self.model(*[o[:2] for o in self.xb])
-        except RuntimeError as e: # such as of a `view` after the convolutions
+            with evaluating(self.model): self.model(*_of_tensors(lambda o: o[:2], self.xb))
+        except Exception as e: # such as of a `view` after the convolutions
             self.model.to(memory_format=torch.contiguous_format)
-            self.why_not = f"The network doesn't run in channels_last: {str(e).splitlines()[0]}"
+            self.why_not = f"The network doesn't run in channels_last: {_reason(e)}"
     def __reduce__(self): return ChannelsLast, (), dict(learn=self.learn)
 
-def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
+_IN_ONEDNN = set("""to_mkldnn _to_dense _mkldnn_reshape convolution native_batch_norm relu relu_ threshold add add_ empty
+    mkldnn_max_pool2d mkldnn_adaptive_avg_pool2d mkldnn_linear""".split())
+
+class _OneDNNMode(TorchDispatchMode):
+    "Lets only operations pass that were tested in oneDNN's layout: others may be wrong there, or even crash, as PReLU does"
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name.removesuffix('_backward') not in _IN_ONEDNN and any(
+            isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves((args, kwargs))):
+            raise RuntimeError(f"{name} wasn't tested")
+        return func(*args, **kwargs or {})
+
+@contextmanager
+def _untouched(model):
+    "Undo what a try does to buffers and random numbers"
+    buffers = [(o._buffers, k, b, b.clone()) for o in model.modules() for k,b in o._buffers.items() if b is not None]
+    py, np_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]): yield
+    finally:
+        random.setstate(py)
+        np.random.set_state(np_state)
+        with torch.no_grad():
+            for where,k,b,before in buffers: where[k] = b.copy_(before)
+
+def _is_watched(model):
+    "Does a hook look at its layers?"
+    return any(not getattr(h, 'for_one_pass', False) for o in model.modules()
+               for d in (o._forward_hooks, o._forward_pre_hooks, o._backward_hooks, o._backward_pre_hooks) for h in d.values())
 
 class ToDenseCallback(Callback):
     "Gives images and predictions back in the usual layout, before another callback sees them"
-    order, given = -1e9, None
+    order, given = -math.inf, None
     def after_pred(self):
         if self.given is None: return
         self.learn.pred = _of_tensors(torch.Tensor.to_dense, self.pred)
@@ -174,34 +210,35 @@ class OneDNNCallback(Callback):
     """Runs a network on a CPU in the layout of oneDNN, its library of kernels, so that no layer reorders its input
 
     Its `end` has to be in the Learner, too. Predictions, losses and gradients have the usual layout. `why_not` is a
-    sentence where a layer has no such kernel; everything runs as before then."""
-    order = 1e9                                          # after callbacks that change the images
+    sentence where a layer has no such kernel that was tested; everything runs as before then, as do batches whose layers
+    a hook looks at."""
+    order = math.inf                                     # after callbacks that change the images
     def __init__(self):
         self.end = ToDenseCallback()
         self.before_fit()
-    def before_fit(self): self.why_not, self.tried, self.n_batches = '', set(), 0      # there may be hooks now
+    def before_fit(self): self.why_not, self.tried, self.n_batches = '', set(), 0
     def before_batch(self):
         self.end.given = None                            # an earlier batch may have been interrupted
-        kind = self.training, *(getattr(o, 'shape', ())[1:] for o in self.xb)
-        if not self.why_not and kind not in self.tried: self.why_not = self._why_not()
+        if self.why_not or _is_watched(self.model): return
+        kind = (*(o.training for o in self.model.modules()), *(o.requires_grad for o in self.model.parameters()),
+                *(getattr(o, 'shape', ())[1:] for o in self.xb))
+        if kind not in self.tried: self.why_not = self._why_not()
         self.tried.add(kind)
         if self.why_not: return
         self.end.given, self.learn.xb = self.xb, self._in_layout()
         self.n_batches += self.training
     def _in_layout(self, n=None): return tuple(o.as_subclass(torch.Tensor)[:n].to_mkldnn() for o in self.xb)
     def _why_not(self):
-        "Try two images, which leaves weights, buffers and random numbers as they were; hooks see them, too"
-        model, buffers = self.learn.model, [(o, o.clone()) for o in self.learn.model.buffers()]
+        "Try two images"
+        model = self.model
         try:
-            with torch.set_grad_enabled(self.training), torch.random.fork_rng(devices=[]):
+            with torch.set_grad_enabled(self.training), _untouched(model), _OneDNNMode():
                 out = sum(o.to_dense().sum() for o in tree_leaves(model(*self._in_layout(2))) if isinstance(o, torch.Tensor))
                 if out.requires_grad:
                     torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
-        except Exception as e: # whatever a network that doesn't know this layout makes of it
-            return f"The network doesn't run in it: {(str(e) or type(e).__name__).splitlines()[0].split('. ')[0]}"
-        finally:
-            with torch.no_grad():
-                for o,before in buffers: o.copy_(before)
+        except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
+        kept = [v for o in model.modules() for k,v in vars(o).items() if k[0]!='_']
+        if any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves(kept)): return 'The network keeps activations.'
         return ''
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
@@ -506,7 +543,7 @@ class SpeedUp:
 
     def order_channels(self):
         model, is_mixed = self.learn.model, any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        layouts = {p: p.stride() for p in model.parameters()}
+        layouts = {p: p.stride() for p in model.parameters() if not is_lazy(p)}
         def undo():
             for p,stride in layouts.items():
                 if p.stride()!=stride: p.data = torch.empty_strided(p.shape, stride, dtype=p.dtype, device=p.device).copy_(p)
@@ -546,7 +583,7 @@ class SpeedUp:
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
 
     def use_onednn(self):
-        if not any(p.ndim==4 for p in self.learn.model.parameters()):
+        if not any(p.ndim==4 for p in self.learn.model.parameters() if not is_lazy(p)):
             self.add('oneDNN', 'It is for convolutions of images.', False)
         elif platform.machine() not in ('x86_64', 'AMD64') or not torch.backends.mkldnn.is_available():
             self.add('oneDNN', 'Its layout was measured on x86 processors only.', False)
@@ -558,11 +595,15 @@ class SpeedUp:
 
     def pool_first(self):
         "max(relu(x)) is relu(max(x)), gradients included"
-        pairs = [(seq, i) for seq in self.learn.model.modules() if type(seq).forward is nn.Sequential.forward
-                 for i,(a,b) in enumerate(pairwise(seq)) if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices]
+        def chains(o): # that nothing but an `nn.Sequential` calls: others may take what comes between two layers
+            if type(o) is not nn.Sequential: return
+            yield o
+            for part in o: yield from chains(part)
+        pairs = [(seq, i) for seq in chains(self.learn.model) for i,(a,b) in enumerate(pairwise(seq))
+                 if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices and not _is_watched(a)]
         def swap():
             for seq,i in pairs: seq[i], seq[i+1] = seq[i+1], seq[i]
-        if not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in an `nn.Sequential`.', False)
+        if not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in a chain of `nn.Sequential`s.', False)
         else:
             swap()
             self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=swap)

@@ -1,5 +1,6 @@
 """The captured step against the eager one, on a CPU: the tape repeats a step's operations with the tensors and numbers of the
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
+import random
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -763,18 +764,23 @@ def in_onednn(learn):
 @pytest.mark.parametrize('model', [partial(get_model, 'lenet', n_in=1), Residual])
 def test_a_network_in_the_layout_of_onednn_trains_as_before(model, tmp_path):
     inside, outside = set(), set()
+    class Look(nn.Module):
+        def forward(self, x):
+            inside.add(x.is_mkldnn)
+            return x
     def watch(learn):
-        next(o for o in learn.model.modules() if type(o) is nn.Conv2d).register_forward_hook(lambda m, x, out: inside.add(out.is_mkldnn))
+        learn.model.insert(0, Look())
         learn.add_cb(At('after_pred', lambda cb: outside.update((cb.xb[0].is_mkldnn, cb.pred.is_mkldnn))))
         return in_onednn(learn)
-    (stock, _), (fast, done) = fitted(model), fitted(model, watch, path=tmp_path)
-    assert done.to_df().on.tolist()==[True] and inside=={True} and outside=={False}
+    (stock, _), (fast, done) = fitted(lambda: nn.Sequential(model())), fitted(lambda: nn.Sequential(model()), watch, path=tmp_path)
+    assert done.to_df().on.tolist()==[True] and inside=={True} and outside=={False}, done
     for o in 'losses', 'values':
         torch.testing.assert_close(torch.tensor(getattr(fast.recorder, o)), torch.tensor(getattr(stock.recorder, o)), rtol=1e-3, atol=1e-4)
     a, b = (torch.cat([p.flatten() for p in (*o.model.parameters(), *o.model.buffers())]) for o in (stock, fast))
     assert (a-b).norm()<.01*a.norm()                                      # Adam makes a step of a gradient of 1e-9, too
     with fast.no_bar():
         images, preds, _ = fast.get_preds(with_input=True)
+        assert inside=={True}
     torch.testing.assert_close(preds, fast.model.eval()(images).softmax(1).detach(), rtol=1e-4, atol=1e-5)
     done.undo()
     assert [type(o) for o in fast.cbs if type(o) is not At]==[type(o) for o in stock.cbs]
@@ -799,7 +805,7 @@ def test_trying_the_layout_of_onednn_changes_nothing():
 def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model):
     (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
     assert stock.recorder.values==fast.recorder.values
-    assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0]
+    assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0], done
 
 class Odd(nn.Module):
     "Evaluates by a layer that it doesn't train with, and returns more than tensors"
@@ -834,13 +840,59 @@ def test_a_single_image_is_predicted_before_any_fit():
     speed_up(learn)
     with learn.no_bar(): assert len(learn.get_preds(dl=learn.dls.test_dl([np.zeros((8, 8), np.uint8)]))[0])==1
 
-def test_hooks_that_come_later_see_the_usual_layout():
+def test_hooks_see_the_usual_layout():
     learn, done = fitted(Residual, in_onednn)
-    assert done.to_df().on.tolist()==[True]
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=ActivationStats(modules=[learn.model.a]))
-    assert "aten::mean" in done.to_df().why[0]
-    with learn.no_bar(), learn.no_logging(): learn.fit(1)
-    assert done.to_df().on.tolist()==[True]
+    stored = []
+    def look(cb):
+        if cb.epoch==1: stored.append(cb.model.a.register_forward_hook(lambda m, x, out: stored.append(out.is_mkldnn)))
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(2, cbs=At('before_train', look))
+        assert learn.one_dnn.n_batches==5 and len(stored)>5 and not any(stored[1:])
+        stored[0].remove()
+        learn.fit(1, cbs=ActivationStats(modules=[learn.model.a]))
+        assert learn.one_dnn.n_batches==0
+        learn.fit(1)
+    assert learn.one_dnn.n_batches==5 and done.to_df().on.tolist()==[True]
+
+class Keeps(Residual):
+    def forward(self, x):
+        self.feature = self.a(x)
+        return super().forward(x)
+
+@pytest.mark.parametrize('model, why', [
+    (lambda: nn.Sequential(nn.Conv2d(1, 8, 3, 4), nn.PReLU(8), nn.Flatten(), nn.Linear(8*49, 10)), "_prelu_kernel wasn't tested"),     # a crash
+    (lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4*14*14, 10)), "avg_pool2d wasn't tested"),
+    (Keeps, 'keeps activations')])
+def test_layers_that_are_wrong_in_the_layout_of_onednn_are_not_run_in_it(model, why):
+    (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
+    assert stock.recorder.values==fast.recorder.values and why in done.to_df().why[0]
+
+class Counts(Residual):
+    "Draws on the host, and has a buffer that it replaces"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('n', torch.zeros(()))
+    def forward(self, x):
+        if self.training: self.n, self.drawn = self.n+1, (random.random(), np.random.rand())
+        return super().forward(x)
+
+def test_trying_the_layout_of_onednn_leaves_no_trace():
+    random.seed(0)
+    (stock, _), _ = fitted(Counts), random.seed(0)
+    fast, done = fitted(Counts, in_onednn)
+    assert done.to_df().on.tolist()==[True] and stock.model.n==fast.model.n==10 and stock.model.drawn==fast.model.drawn
+
+def test_pooling_stays_where_others_take_what_comes_before_it():
+    class Taps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    hooked = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    hooked[0].register_forward_hook(print)
+    for net in Taps(), hooked:
+        learn = learner(False)
+        learn.model = net
+        assert pool_first(learn).to_df().on.tolist()==[False]
 
 def test_bf16_is_refused_where_fp16_is_on():
     done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
