@@ -547,7 +547,8 @@ class SpeedUp:
         def undo():
             for p,stride in layouts.items():
                 if p.stride()!=stride: p.data = torch.empty_strided(p.shape, stride, dtype=p.dtype, device=p.device).copy_(p)
-        if not any(p.ndim==4 for p in layouts) or any(p.ndim==5 for p in layouts):
+        if any(map(is_lazy, model.parameters())): self.add('channels_last', "Some weights don't exist yet.", False)
+        elif not any(p.ndim==4 for p in layouts) or any(p.ndim==5 for p in layouts):
             self.add('channels_last', 'It is for convolutions of images.', False)
         elif self.on_gpu and not (is_mixed or _uses_tf32(self.learn.dls.device)):
             self.add('channels_last', 'On a GPU it pays with bf16, fp16 or TF32.', False)

@@ -903,6 +903,7 @@ def test_bf16_is_refused_where_fp16_is_on():
 @pytest.mark.parametrize('model, part, why', [
     (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 28, 28)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(2*26*26, 10)),
      'channels_last', 'for convolutions of images'),
+    (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10)), 'channels_last', "weights don't exist yet"),
     (lambda: nn.Sequential(nn.Flatten(), Tokens(), nn.Linear(16, 10)), 'fused step', 'sparse gradients')])
 def test_parts_that_give_way(model, part, why):
     kwargs = dict(opt_func=SGD) if part=='fused step' else {}
