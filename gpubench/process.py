@@ -73,7 +73,9 @@ def _child(line, surroundings, job, warned):
     if hasattr(os, 'setsid'): os.setsid()            # its own session, and so its own group
     threading.Thread(target=_end_with, args=[line], daemon=True).start()
     surroundings.adopt()
-    def send(**words): line.send_bytes(json.dumps(words).encode())
+    def send(**words):
+        try: line.send_bytes(json.dumps(words).encode())
+        except BrokenPipeError: sys.exit()           # who asked was stopped by Ctrl-C
     try: function, args = cloudpickle.loads(job)
     except Exception as e: return send(refused=f'{type(e).__name__}: {e}')   # an object's own code may raise anything
     gc.freeze()                                      # else collecting the packages' objects takes .5 s amid the timing

@@ -43,7 +43,7 @@ assert many_steps.accuracy.min()>few_steps.accuracy.max()+.05
 
 # %% The high rate fails where it is constant, and a schedule rescues it
 rate = done[done.part=='rate'].set_index('how')
-assert set(rate.n_steps)=={3*n} and len(rate)==6
+assert set(rate.n_steps)=={3*n} and len(rate)==9
 assert rate.accuracy['one cycle to 0.03'].min()>rate.accuracy['rate 0.03'].max()
 assert rate.accuracy['one cycle to 0.03'].median()>rate.accuracy['rate 0.001'].median()
 steps = []
