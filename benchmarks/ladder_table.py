@@ -2,18 +2,17 @@
 a step, ratios with 95 % intervals
 
     ladder_table.py benchmarks/results/h200/fast/ladder_*.json"""
-import json, re
+import json
 from pathlib import Path
 from statistics import median
 
+from gpubench.plot import _by_number
 from gpubench.stats import ratio_ci
 
 from common import parser
 
 LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
 SIDES = dict(stock='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
-
-def by_number(name): return [int(o) if o.isdigit() else o for o in re.split(r'(\d+)', name)]
 
 def row(case, file, step_us):
     times = step_us | dict(stock=step_us.get('stock_bf16') or step_us.get('stock'))
@@ -26,9 +25,9 @@ def row(case, file, step_us):
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path)
-    found = {case: (file, o['step_us']) for file in sorted(p.parse_args().records, key=lambda o: by_number(o.stem))
+    found = {case: (file, o['step_us']) for file in sorted(p.parse_args().records, key=lambda o: _by_number(o.stem))
              for case,o in json.loads(file.read_text())['cases'].items() if 'step_us' in o}
     head = ['case', 'file', *SIDES.values(), *(f'compiled graph ÷ {o}' for o in LIMITS.values())]
-    for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=by_number))]: print('|', ' | '.join(o), '|')
+    for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=_by_number))]: print('|', ' | '.join(o), '|')
 
 if __name__=='__main__': main()

@@ -168,6 +168,7 @@ _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
     ('search_kernels', True): "is for cuDNN, on GPUs. Use search_kernels=False on a CPU.",
     ('sync_bn', True): "needs GPUs: PyTorch has no SyncBatchNorm for CPUs. Use sync_bn=False.",
     ('pin_memory', True): "speeds up copies to a GPU. Use pin_memory=False on a CPU."}
+_ON_CPU_ONLY = dict(keep_pages="a GPU's memory stays with PyTorch anyway", onednn="a GPU's kernels aren't oneDNN's")
 
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine; a `ValueError` if its device, folder of images or network isn't there, or can't do this"
@@ -179,14 +180,12 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     if trial.n_devices>1 or trial.n_nodes>1: check_group(trial.n_devices, trial.device, trial.n_nodes)
     for (name,value),why in _NOT_ON_CPU.items() if trial.device=='cpu' else ():
         if getattr(trial, name)==value: raise ValueError(f'{name}={value!r} {why}')
-    if trial.keep_pages and trial.device!='cpu': raise ValueError(
-        "keep_pages=True is for CPUs: a GPU's memory stays with PyTorch anyway. Use keep_pages=False on a GPU.")
-    if trial.onednn and trial.device!='cpu': raise ValueError(
-        "onednn=True is for CPUs, whose kernels are oneDNN's. Use onednn=False on a GPU.")
+    for name,why in _ON_CPU_ONLY.items() if trial.device!='cpu' else ():
+        if getattr(trial, name): raise ValueError(f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
     if trial.onednn and trial.channels_last: raise ValueError(
         "onednn=True is a layout, and so is channels_last=True. Use one of them.")
     if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise ValueError(
-        f"onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
+        "onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
     return trial

@@ -170,6 +170,12 @@ def test_the_layout_of_onednn(monkeypatch):
     with pytest.raises(RuntimeError, match='the layout of oneDNN should have been True, but was False'): run_trial(base.but(onednn=True), half_width=.9, max_s=0.)
 
 
+@pytest.mark.parametrize('name', ['keep_pages', 'onednn'])
+def test_what_is_for_cpus_is_refused_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(library, 'pick_device', lambda name: torch.device('cuda'))
+    with pytest.raises(ValueError, match=f"{name}=True is for CPUs: a GPU's .* Use {name}=False on a GPU"): resolve(Trial(**{name: True}))
+
+
 def test_pages_are_kept_for_good():
     quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
     assert run_trial(**quick)['keep_pages'] is False
