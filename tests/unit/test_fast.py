@@ -144,6 +144,22 @@ def test_a_captured_step_trains_as_the_eager_one_does_bit_by_bit(case, device, t
     for o in compare(act, tmp_path, device=device, **kwargs)[1:]: assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
 
 
+@pytest.mark.skipif(torch.cuda.device_count()<2, reason='needs two GPUs')
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('case', ['one_cycle', 'short_last_batch', 'bf16', 'augment'])
+def test_a_step_on_a_gpu_that_is_not_the_current_one(case):
+    act, kwargs = CASES[case]
+    for o in compare(act, device='cuda:1', **kwargs)[1:]: assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
+    learners = [learner(False, splitter=params, device=o) for o in ('cuda:0', 'cuda:1')]
+    for o in learners:
+        o.remove_cb(o.fuse)
+        set_seed(1)
+        o.dls.train.rng.seed(1)
+        with speed_up(o, compile=case=='one_cycle'): act(o)
+    first, second = ([o.cpu() for o in learn.model.state_dict().values()] for learn in learners)
+    for a,b in zip(first, second): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+
+
 # what a user may do to a Learner between two steps, and a graph has to notice
 def then(change, act=lambda learn: learn.fit(1, 1e-2)):
     def both(learn):
