@@ -588,11 +588,11 @@ def plot_visits(
     ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(ok[y])), xlabel=field(y).words())
     if y=='accuracy' and len(ok):
         room = max(.01, .15*(ok[y].max()-ok[y].min()))
-        ax.set_xlim(ok[y].min()-room, ok[y].max()+room)
+        ax.set_xlim(max(0, ok[y].min()-room), ok[y].max()+room)
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
-    _finish(ax, title, [caption(df), 'The axis does not start at 0.'*(y=='accuracy')])
+    _finish(ax, title, [caption(df), 'The axis does not start at 0.' if ax.get_xlim()[0]>0 else ''])
     return ax
 
 # %% ../nbs/30_plot.ipynb #00e26b50
