@@ -11,7 +11,7 @@ import inspect
 import random
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from types import SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 import numpy as np
 import torch
 from fastai.callback.core import Callback
@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .core import free_memory
+from .core import allows_tf32, free_memory
 from .optim import make_update, place, tl, triton, triton_works
 
 # %% ../nbs/14_capture.ipynb #c1a0ce98
@@ -189,8 +189,8 @@ def look(
         if getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, Hook):
             why = f"The Learner has its own {name}."
     return why, (tensors, [_value(o) for _,o in held], settings, list(map(id, (model, learn.opt, learn.opt.state, loss_func))),
-                 learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, b.cudnn.allow_tf32,
-                 torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
+                 learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, allows_tf32(b.cudnn), allows_tf32(b.cuda.matmul),
+                 torch.are_deterministic_algorithms_enabled())
 
 def host_random(with_torch):
     _, key, at, *_ = np.random.get_state()
@@ -235,6 +235,10 @@ def _plain_batch(dl):
         return x, data.y[rows]
     return make
 
+def _copied(method): # with code of its own: Dynamo compiles the same one for eight shapes or networks, then refuses
+    func = method.__func__
+    return MethodType(FunctionType(func.__code__.replace(), func.__globals__, func.__name__, None, func.__closure__), method.__self__)
+
 class Step:
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner):
@@ -249,7 +253,7 @@ class Step:
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
         self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
         self.forward = self._forward
-        if self.compile: self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
+        if self.compile: self.forward = torch.compile(_copied(self._forward), fullgraph=True, dynamic=False)
 
     def _forward(self, xb, yb):
         pred = self.model(*xb)

@@ -205,6 +205,13 @@ def package_version(name:str)->str|None: # None if it isn't installed
     try: return version(name)
     except PackageNotFoundError: return None
 
+def allows_tf32(
+    part, # `torch.backends.cuda.matmul` or `torch.backends.cudnn`
+)->bool:
+    "Is TF32 allowed there? PyTorch refuses to read its old switch where the user has set the new one"
+    try: return part.allow_tf32
+    except RuntimeError: return getattr(part, 'conv', part).fp32_precision=='tf32'
+
 def cudnn_text(number:int|None)->str|None:
     "cuDNN's version with dots; `number` is 92600 for 9.26.0, and 8902 for 8.9.2"
     if number is None: return None
@@ -243,7 +250,7 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
         driver=driver_version(), cuda=torch.version.cuda,
         cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None), python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
-        tf32_matmul=torch.backends.cuda.matmul.allow_tf32, tf32_cudnn=cudnn.allow_tf32, cudnn_benchmark=cudnn.benchmark,
+        tf32_matmul=allows_tf32(torch.backends.cuda.matmul), tf32_cudnn=allows_tf32(cudnn), cudnn_benchmark=cudnn.benchmark,
         omp_wait_policy=_WAIT_POLICY, xla=xla)
 
 # %% ../nbs/00_core.ipynb #8a566c17

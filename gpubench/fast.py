@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .core import check_value, free_memory, one_of
+from .core import allows_tf32, check_value, free_memory, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_random, look
@@ -67,7 +67,7 @@ class DeferredRecorder(Recorder):
         every:int=100, # Steps after which the progress bar gets a new loss
         **kwargs,      # For `Recorder`
     ):
-        self.every, self.pending, self.slots, self.is_late = every, 0, None, False
+        self.every, self.pending, self.slots, self.is_late, self.readers = every, 0, None, False, None
         super().__init__(**kwargs)
 
     @property
@@ -84,8 +84,13 @@ class DeferredRecorder(Recorder):
     def smooth_loss(self, v): self.__dict__['smooth_loss'] = v
 
     def before_fit(self):
-        self.pending, self.slots, self.is_late = 0, None, not self.train_metrics and not loss_readers(self.learn)
+        self.pending, self.slots, self.readers = 0, None, loss_readers(self.learn)
+        self.is_late = not self.train_metrics and not self.readers
         super().before_fit()
+    @property
+    def why_not(self): # in the last fit, or the next one
+        names = ', '.join(loss_readers(self.learn) if self.readers is None else self.readers)
+        return f'{names} may need each loss, so the host waits for it in every step; a graph copies its batch and results.' if names else ''
 
     def after_batch(self):
         if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
@@ -115,7 +120,7 @@ class DeferredRecorder(Recorder):
         super().after_train()
     def __reduce__(self): # without gpubench
         self.read()
-        late = 'every', 'pending', 'slots', 'is_late'
+        late = 'every', 'pending', 'slots', 'is_late', 'readers'
         return Recorder, (), {k: v for k,v in vars(self).items() if k not in late}
 
 # %% ../nbs/23_fast.ipynb #1cd310d6
@@ -289,7 +294,7 @@ class GraphedStepCallback(FusedStepCallback):
         self._forget()
 
     def _forget(self):
-        self.steps, self.known = {}, None
+        self.steps, self.known, self.left_out = {}, None, ''
         if self.capture: self.capture.pool, self.capture.held_bytes = None, 0  # a pool takes no graph once its own are gone
     @property
     def learn(self): return super().learn
@@ -370,12 +375,17 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         if self.must_check: self._check()
         if self.gathered:
-            if self.gathered not in self.steps: self.steps[self.gathered] = EpochStep(self, learn.dl)
+            if self.gathered not in self.steps:
+                if len(self.steps)>=MAX_SHAPES: self._forget()              # those of earlier loaders
+                self.steps[self.gathered] = EpochStep(self, learn.dl)
             return None if self.why_not else self.steps[self.gathered]
         batch = *learn.xb, *learn.yb
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
         with torch._C.DisableTorchFunctionSubclass(): key = tuple((o.shape, o.dtype, o.stride()) for o in batch)
         if key not in self.steps and len(self.steps)<MAX_SHAPES: self.steps[key] = Step(self)
+        if key not in self.steps and not self.left_out:
+            self.left_out = f'only the first {MAX_SHAPES} shapes of batches have one; the others train eagerly'
+            warnings.warn(f'Of the CUDA graphs, {self.left_out}.')
         return None if self.why_not else self.steps.get(key)
 
     def _is_last(self):
@@ -511,9 +521,11 @@ keep_pages.is_done = False    # in this process
 BROUGHT = { # how many times as fast a step got by each, one after the other, on an H200: benchmarks/results
     'bf16': '0.9 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': 'nothing alone',
     'fused step': '1.1 to 1.6', 'CUDA graph': '1.03 to 15; compiled, 1.2 to 1.5 more'}
+BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC
+    'pages': '1.9', 'channels_last': '1.6', 'oneDNN': '1.2 more', 'pooling': '1.2, with the fused step'}
 
 def _uses_tf32(device): # for convolutions
-    return torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device)>=(8, 0)
+    return allows_tf32(torch.backends.cudnn) and torch.cuda.get_device_capability(device)>=(8, 0)
 
 class SpeedUp:
     "What `speed_up` did to a Learner: a table when printed, `undo()`, and a context manager that undoes it"
@@ -521,9 +533,9 @@ class SpeedUp:
         self.learn, self.rows, self.undos = learn, [], []
         self.on_gpu = torch.device(getattr(learn.dls, 'device', None) or 'cpu').type=='cuda'
 
-    def add(self, part, why, on=True, cb=None, undo=None):
-        "Add a row: what the part does, or why it is off; `cb` joins the Learner, `undo` is called with the rest"
-        self.rows.append(dict(part=part, on=on, why=why, cb=cb))
+    def add(self, part, why, on=True, cb=None, shows=None, undo=None):
+        "Add a row: what the part does, or why it is off, as `cb` or `shows` says later; `cb` joins the Learner, `undo` is called with the rest"
+        self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
         if cb:
             self.learn.add_cb(cb)
             self.undos.append(partial(self.learn.remove_cb, cb))
@@ -561,9 +573,8 @@ class SpeedUp:
         if type(getattr(learn, 'recorder', None)) is not Recorder:
             self.add('recorder', "The Learner has no recorder, or a custom one.", False)
         else:
-            old, readers = swap_recorder(learn, DeferredRecorder()), ', '.join(loss_readers(learn))
-            why = f'{readers} may need the loss after each step and gets it' if readers else 'no wait for a loss'
-            self.add('recorder', why, not readers, undo=lambda: swap_recorder(learn, old))
+            old = swap_recorder(learn, new := DeferredRecorder())
+            self.add('recorder', 'no wait for a loss', shows=new, undo=lambda: swap_recorder(learn, old))
 
     def fuse_step(self):
         if not self.has('fused step', FusedStepCallback):
@@ -577,6 +588,10 @@ class SpeedUp:
             cudnn.benchmark = True
             self.add(part, 'cuDNN times those it has for each shape that is new to this process, and keeps the fastest',
                      undo=partial(setattr, cudnn, 'benchmark', False))
+
+    def look_at_loader(self):
+        if not isinstance(self.learn.dls.train, PixelDL):
+            self.add('data', "The CPU prepares each batch, which may take longer than a step: `get_dls(loader='resident')` keeps images on the GPU.", False)
 
     def capture(self, compile):
         if not self.has('CUDA graph', GraphedStepCallback):
@@ -623,8 +638,9 @@ class SpeedUp:
         def now(part, on, why, cb):
             failed, held = getattr(cb, 'why_not', ''), getattr(cb, 'held_bytes', 0)
             if held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
+            if left := getattr(cb, 'left_out', ''): why += f'; {left}'
             is_on = on and not failed
-            return dict(part=part, on=is_on, why=failed or why, brings=BROUGHT.get(part, '')*(is_on and self.on_gpu))
+            return dict(part=part, on=is_on, why=failed or why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
         return pd.DataFrame([now(**o) for o in self.rows])
     def __repr__(self):
         return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{f' (times as fast: {o.brings})'*bool(o.brings)}"
@@ -650,6 +666,7 @@ def speed_up(
         out.defer_losses()
         out.search_kernels()
         out.capture(compile)
+        out.look_at_loader()
     else:
         if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
         out.use_onednn()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter
-from .core import check_whole, nearest, one_of, user_place, wait_for
+from .core import allows_tf32, check_whole, nearest, one_of, user_place, wait_for
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -230,7 +230,7 @@ def device_rates(
             taken.append(clock()-start)
         return min(taken[1:])                                   # the first one may allocate
     out, y, products = torch.empty_like(a), torch.empty_like(x), torch.backends.cuda.matmul
-    was, products.allow_tf32 = products.allow_tf32, precision!='ieee'
+    was, products.allow_tf32 = allows_tf32(products), precision!='ieee'
     try: product_s = best_s(lambda: torch.mm(a, a, out=out))
     finally: products.allow_tf32 = was
     return dict(flop_per_s=2*side**3/product_s, bytes_per_s=2*x.nbytes/best_s(lambda: y.copy_(x)))

@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from .core import one_of, pick_device, signal_name
+from .core import allows_tf32, one_of, pick_device, signal_name
 from .record import plain_record
 
 # %% ../nbs/26_process.ipynb #9f8b9c99
@@ -36,7 +36,7 @@ class Surroundings:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         self.env, self.cwd, self.path = dict(os.environ), os.getcwd(), list(sys.path)
         self.start_method, self.n_threads = get_start_method(allow_none=True), torch.get_num_threads()
-        self.cudnn, self.tf32 = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32), matmul.allow_tf32
+        self.cudnn, self.tf32 = (cudnn.benchmark, cudnn.deterministic, allows_tf32(cudnn)), allows_tf32(matmul)
 
     def adopt(self):
         "Give them to this process"

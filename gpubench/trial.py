@@ -34,7 +34,7 @@ from torch.nn import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
+    allows_tf32, check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
 from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
 from .data import LOADERS, check_dataset, find_folder, get_dls, is_path
@@ -192,11 +192,11 @@ def resolve(trial:Trial)->Trial: # With a device that exists
 
 # %% ../nbs/25_trial.ipynb #297bac2c
 _CUDNN = torch.backends.cudnn
-_SWITCHES = (torch.backends.cuda.matmul, 'allow_tf32'), (_CUDNN, 'allow_tf32'), (_CUDNN, 'benchmark')
+_MATMUL = torch.backends.cuda.matmul
 _DTYPES = dict(fp16='float16', bf16='bfloat16')
 _TF32 = {o: (False, True) for o in PRECISIONS} | dict(ieee=(False, False), tf32=(True, True))
 
-def _kernel_switches(): return tuple(getattr(o, name) for o,name in _SWITCHES)
+def _kernel_switches(): return allows_tf32(_MATMUL), allows_tf32(_CUDNN), _CUDNN.benchmark
 
 @contextmanager
 def tf32_set(
@@ -205,8 +205,7 @@ def tf32_set(
 ):
     "Within `with`, sets TF32 as `precision` needs it and cuDNN's search on or off; restores them afterwards"
     one_of('precision', precision, PRECISIONS)
-    def put(values):
-        for (o,name),v in zip(_SWITCHES, values): setattr(o, name, v)
+    def put(values): _MATMUL.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark = values
     before = _kernel_switches()
     put((*_TF32[precision], search_kernels))
     try: yield
