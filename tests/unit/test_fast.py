@@ -25,12 +25,15 @@ from torch import nn
 from gpubench import capture, fast, optim
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
+from gpubench.core import allows_tf32, describe_machine
 from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, keep_pages, loss_readers, speed_up,
                            swap_recorder)
 from gpubench.models import get_model
 from gpubench.monitor import CpuSource, MonitorCallback
 from gpubench.optim import FusedOptimizer, fuse, fused_adam
+from gpubench.process import Surroundings
 from gpubench.timing import StepTimerCallback
+from gpubench.trial import tf32_set
 
 
 DEVICES = ['cpu', *['cuda']*torch.cuda.is_available()]
@@ -1007,3 +1010,76 @@ def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
 
 
 def classifier_of(**kw): return Learner(get_dls('digits', bs=64, max_images=200), nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), **kw)
+
+
+@pytest.fixture
+def new_tf32_switches():
+    "As set by a user who follows PyTorch's advice; its old switches can't be read then"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul.fp32_precision, cudnn.conv.fp32_precision = 'tf32', 'ieee'
+    for o in matmul, cudnn:
+        with pytest.raises(RuntimeError): o.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = False, True
+
+def test_the_new_switches_of_tf32(new_tf32_switches):
+    learn = learner(True)
+    learn.fit(2)
+    assert learn.graphed_step.n_replays and not learn.graphed_step.why_not
+    machine = describe_machine('cpu')
+    assert machine['tf32_matmul'] and not machine['tf32_cudnn']
+    with tf32_set('ieee'): assert not allows_tf32(torch.backends.cuda.matmul)
+    assert allows_tf32(torch.backends.cuda.matmul) and not allows_tf32(torch.backends.cudnn)
+    Surroundings().adopt()
+    assert allows_tf32(torch.backends.cuda.matmul) and not allows_tf32(torch.backends.cudnn)
+
+
+def test_each_shape_is_compiled_however_many_there_are():
+    learn = learner(True)
+    learn.fit(1)
+    learn.graphed_step.compile = True
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(torch, 'compile', partial(torch.compile, backend='eager'))
+        for n in range(1, 11):
+            learn.xb, learn.yb = (torch.rand(n, 1, 8, 8),), (torch.zeros(n, dtype=torch.long),)
+            assert capture.Step(learn.graphed_step).forward(learn.xb, learn.yb)[0].shape==(n, 10)
+
+
+def test_shapes_without_a_graph_are_named():
+    learn = learner(False)
+    learn.remove_cb(learn.fuse)
+    done = SpeedUp(learn)
+    cb = GraphedStepCallback(capture=TapeCapture())
+    done.add('CUDA graph', 'one launch', cb=cb)
+    class Cuts(Callback):
+        order, leaves_the_loss, sees_replays = -10, True, True
+        def before_batch(self): self.learn.xb, self.learn.yb = ((o[0][:3+self.iter],) for o in (self.xb, self.yb))
+    with pytest.warns(UserWarning, match='only the first 4 shapes') as seen: learn.fit(6, cbs=Cuts())
+    assert cb.n_graphs==4 and not cb.why_not and sum('shapes' in str(o.message) for o in seen)==1
+    assert 'the others train eagerly' in done.to_df().why[0]
+
+def test_graphs_of_earlier_loaders_are_given_back():
+    learn = learner(True, gathered=True)
+    for _ in range(6):
+        learn.dls = learner(False).dls
+        learn.dls.train.drop_last = True
+        learn.fit(1)
+    assert 0<len(learn.graphed_step.steps)<=fast.MAX_SHAPES and not learn.graphed_step.why_not
+
+
+def test_the_table_names_those_who_want_each_loss():
+    learn = learner(False)
+    done = SpeedUp(learn)
+    done.defer_losses()
+    def row(): return done.to_df().set_index('part').loc['recorder']
+    assert row().on
+    learn.fit(1, cbs=TerminateOnNaNCallback())
+    assert not row().on and 'terminate_on_na_n may need each loss' in row().why
+    learn.fit(1)
+    assert row().on
+
+@pytest.mark.parametrize('loader, rows', [('files', ['data']), ('resident', [])])
+def test_a_loader_that_may_be_the_limit_is_named(loader, rows):
+    done = SpeedUp(Learner(get_dls('digits', bs=8, loader=loader, device='cpu', max_images=20), network()))
+    done.look_at_loader()
+    assert [*done.to_df().get('part', [])]==rows
