@@ -15,6 +15,12 @@ RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits=
              fused='+ fused optimizer', graph='+ CUDA graph', compiled_graph='+ compiled kernels',
              hand='the same step by hand')
 
+def finish(ax, title, machine):
+    "Title above the axes, the machine below"
+    ax.set_title(title, x=0, ha='left')
+    ax.annotate(caption(pd.DataFrame([machine | dict(device='cuda')])), (0, 0), (0, -8), va='top', fontsize=9,
+                xycoords=('axes fraction', ax.xaxis.label), textcoords='offset points')
+
 @drawing()
 def draw(runs_ms, title, machine):
     "`runs_ms`: rung -> times of its runs; returns the figure"
@@ -32,9 +38,7 @@ def draw(runs_ms, title, machine):
            xlim=(0, 1.2*max(map(max, runs_ms.values()))), xlabel='time of a step (ms)')
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
-    ax.set_title(title, x=0, ha='left')
-    ax.annotate(caption(pd.DataFrame([machine | dict(device='cuda')])), (0, 0), (0, -8), va='top', fontsize=9,
-                xycoords=('axes fraction', ax.xaxis.label), textcoords='offset points')
+    finish(ax, title, machine)
     return fig
 
 def main():

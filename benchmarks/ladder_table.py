@@ -14,7 +14,16 @@ from common import parser
 LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
 SIDES = dict(stock='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
 
-def row(case, file, step_us):
+def latest(paths):
+    "case -> file and what it holds, from the file with the highest number that has the case"
+    cases = {}
+    for file in sorted(paths, key=lambda o: _by_number(o.stem)):
+        found = json.loads(file.read_text())
+        cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o}
+    return cases
+
+def row(case, file, found):
+    step_us = found['cases'][case]['step_us']
     times = step_us | dict(stock=step_us.get('stock_bf16') or step_us.get('stock'))
     def ratio(k):
         o = ratio_ci(times['compiled_graph'], times[k])
@@ -25,8 +34,7 @@ def row(case, file, step_us):
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path)
-    found = {case: (file, o['step_us']) for file in sorted(p.parse_args().records, key=lambda o: _by_number(o.stem))
-             for case,o in json.loads(file.read_text())['cases'].items() if 'step_us' in o}
+    found = latest(p.parse_args().records)
     head = ['case', 'file', *SIDES.values(), *(f'compiled graph ÷ {o}' for o in LIMITS.values())]
     for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=_by_number))]: print('|', ' | '.join(o), '|')
 

@@ -1,0 +1,95 @@
+"""The cases of ladder.py in bf16 as two figures, each case from the file with the highest number that has it
+
+    ladder_cases.py benchmarks/results/h200/fast/ladder_*.json --tflop-per-s 776 --gb-per-s 4199
+    --batch-sizes benchmarks/results/h200/fast/batch_sizes.png --roofline benchmarks/results/h200/fast/roofline.png
+
+(in one line). The first shows images per second of ResNet-18 at 32 px over the batch size. The second shows FLOP per
+second below the roof of two rates that `device_rates` measured and no record holds. FLOPs and bytes are counted as for
+`bound_ms`; the bound is the record's `bound_us`."""
+from math import inf
+from pathlib import Path
+
+from gpubench.models import bound_ms, get_model
+from gpubench.plot import drawing, plt, series_style
+import numpy as np
+import pandas as pd
+
+from common import parser
+from ladder import CASES
+from ladder_figure import finish
+from ladder_table import latest
+
+STOCK, COMPILED, HAND, BOUND = 'stock fastai', 'compiled graph', 'the same step by hand', 'bound'
+RUNGS = dict(stock_bf16=STOCK, compiled_graph=COMPILED, hand=HAND)
+COLORS = {k: series_style(i)['color'] for k,i in ((STOCK, 3), (COMPILED, 2), (HAND, 5))} | {BOUND: 'k'}
+MARKS = {HAND: dict(mfc='none', ms=11), COMPILED: dict(zorder=3), BOUND: dict(marker='_', ms=14, mew=2)}
+NAMES = dict(resnet18_224px_b256=('224 px, batch 256', 'left'),             # with the alignment of the label
+             resnet50_224px_b128=('ResNet-50, 224 px, batch 128', 'right'))
+
+def runs(case, record):
+    "A row for each run of a case, and one for its bound"
+    model, bs, size, n_in, *_ = CASES[case]
+    def count(*rates): return bound_ms(get_model(model, n_in=n_in), (n_in, size, size), bs, *rates, 'bf16')/1e3
+    n_flop, n_bytes = count(1, inf), count(inf, 1)             # seconds at a rate of 1, if the other takes no time
+    times = [(label, us) for k,label in RUNGS.items() for us in record['step_us'][k]] + [(BOUND, record['bound_us'])]
+    return [dict(case=case, bs=bs, rung=label, images_per_s=1e6*bs/us, flop_per_s=1e6*n_flop/us,
+                 flop_per_byte=n_flop/n_bytes) for label,us in times]
+
+def plot(ax, df, x, y):
+    "Every run a dot; returns the medians"
+    for name,rows in df.groupby('rung'):
+        style = dict(marker='o', zorder=2) | MARKS.get(name, {})
+        ax.plot(rows[x], rows[y], ls='none', alpha=.75, color=COLORS[name], **style)
+    ax.set(xscale='log', yscale='log')
+    return df.groupby(['rung', x])[y].median()
+
+def note(ax, text, xy, dx, dy, **kw):
+    ax.annotate(text, xy, (dx, dy), textcoords='offset points', va='center', fontsize=10, **kw)
+
+@drawing()
+def draw_sizes(df, machine):
+    fig, ax = plt.subplots(figsize=(6.6, 4.4))
+    medians, sizes = plot(ax, df, 'bs', 'images_per_s'), sorted(df.bs.unique())
+    for name,dx,dy,ha in ((STOCK, 10, -6, 'left'), (COMPILED, -8, 14, 'right'), (HAND, 10, -10, 'left')):
+        ax.plot(medians[name], color=COLORS[name], lw=1, zorder=2)
+        note(ax, name, (256, medians[name, 256]), dx, dy, ha=ha, color=COLORS[name])
+    ax.set(xlabel='batch size (images)', ylabel='images per second', ylim=(5e2, 2e6))
+    ax.set_xticks(sizes, labels=sizes)
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter('{x:,.0f}')
+    finish(ax, 'Training ResNet-18 in bf16, 32 px', machine)
+    return fig
+
+@drawing()
+def draw_roofline(df, flop_per_s, bytes_per_s, machine):
+    fig, ax = plt.subplots(figsize=(7.6, 5.2))
+    medians, least = plot(ax, df, 'flop_per_byte', 'flop_per_s'), df.flop_per_byte.min()
+    for name in (STOCK, COMPILED, BOUND):
+        note(ax, name, (least, medians[name, least]), 10, -4*(name==BOUND), color=COLORS[name])
+    for case,rows in df[df.rung==STOCK].groupby('case'):
+        name, ha = NAMES.get(case, (f'batch {rows.bs.iloc[0]}', 'center'))
+        y = rows.flop_per_s.min() if ha=='center' else rows.flop_per_s.median()
+        dx, dy = dict(left=(9, 0), center=(0, -13), right=(-9, 0))[ha]
+        note(ax, name, (rows.flop_per_byte.iloc[0], y), dx, dy, ha=ha)
+    x = np.array([4, flop_per_s/bytes_per_s, 2000])
+    ax.plot(x, np.minimum(flop_per_s, x*bytes_per_s), color='k', zorder=1)
+    note(ax, f'products: {flop_per_s/1e12:,.0f} TFLOP/s', (x[-1], flop_per_s), -4, 8, ha='right')
+    note(ax, f'copies: {bytes_per_s/1e9:,.0f} GB/s', (16.8, 16.8*bytes_per_s), 0, 9, ha='center', rotation=22)
+    ax.set(xlim=(x[0], x[-1]), ylim=(1e11, 2e15), xlabel='FLOP per byte', ylabel='FLOP per second')
+    finish(ax, 'Training in bf16: ResNet-18 at 32 px, unless labeled otherwise', machine)
+    return fig
+
+def main():
+    p = parser(__doc__)
+    p.add_argument('records', nargs='+', type=Path, help='what ladder.py wrote')
+    for o in ('tflop-per-s', 'gb-per-s'): p.add_argument(f'--{o}', type=float, required=True)
+    for o in ('batch-sizes', 'roofline'): p.add_argument(f'--{o}', required=True, help='the figure to write')
+    args = p.parse_args()
+    found = {case: o for case,(_,o) in latest(args.records).items() if CASES[case][4]}
+    df = pd.DataFrame([row for case,o in found.items() for row in runs(case, o['cases'][case])])
+    small, machine = df.case.str.startswith('resnet18_32px'), found['resnet18_32px_b64']['machine']
+    draw_sizes(df[small & df.rung.ne(BOUND)], machine).savefig(args.batch_sizes, dpi=130)
+    roof = draw_roofline(df[df.rung.ne(HAND)], 1e12*args.tflop_per_s, 1e9*args.gb_per_s, machine)
+    roof.savefig(args.roofline, dpi=130)
+
+if __name__=='__main__': main()
