@@ -67,6 +67,17 @@ QUESTIONS = { # name → question
         why='There the CPU also takes 4 ms: 1 + 30 × 0.1.',
         hint='At which number of images does the CPU take 4 ms?',
         hints={40: 'The CPU also has a fixed part of 1 ms.'}),
+    '02.unfrozen': Question(
+        5, unit='s',
+        why='Four unfrozen epochs share the 20 s that the frozen one leaves.',
+        hint='Which epochs does fine_tune(4) run, and which of them do you want to know?',
+        hints={5.5: 'The 22 s contain a fifth epoch, the frozen one.', 4.4: 'That is the mean of two kinds of epochs.'}),
+    '02.body_steps': Question(
+        2, tolerance=0, unit='steps',
+        why='One full batch in each of two unfrozen epochs; the other 224 images are left out.',
+        hint='How many full batches has an epoch, and in which epochs do the convolutions learn?',
+        hints={3: 'In the frozen epoch, only the head and the norms learn.',
+               4: 'A batch that is not full is left out.', 6: 'Not in the frozen epoch, and only with full batches.'}),
     '03.flop': Question(
         2*5*5*16*32*20*20, tolerance=.001, unit='FLOP',
         why='Each of 32·20·20 results takes 5·5·16 multiplications and additions.',
