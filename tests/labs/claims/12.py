@@ -44,7 +44,7 @@ with planted(folders=[str(shipped/f'{o}.jsonl') for o in ('01_cpu_vs_gpu', '02_b
     assert '- workers: Not measured here: run lab 04.' in text and '02_batch_size of 2026-11-21: 6 and 3 visits' in text
 with planted(folders=[str(shipped)]):
     again('own = read_lab_records')
-    assert [o for o in found if o.decision!='cost']==[o for o in recorded if o.decision!='cost']
+    assert [o for o in advise(own[own.gpu=='NVIDIA H200']) if o.decision!='cost']==[o for o in recorded if o.decision!='cost']
     assert all('server' not in o.do for o in found)              # these are the server's own records
 
 # %% A report in which somebody may have written is never written over
