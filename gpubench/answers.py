@@ -75,7 +75,7 @@ QUESTIONS = { # name → question
     '02.body_steps': Question(
         2, tolerance=0, unit='steps',
         why='One full batch in each of two unfrozen epochs; the other 224 images are left out.',
-        hint='How many full batches has an epoch, and in which epochs do the convolutions learn?',
+        hint='How many full batches does an epoch have, and in which epochs do the convolutions learn?',
         hints={3: 'In the frozen epoch, only the head and the norms learn.',
                4: 'A batch that is not full is left out.', 6: 'Not in the frozen epoch, and only with full batches.'}),
     '03.flop': Question(

@@ -235,9 +235,12 @@ def _plain_batch(dl):
         return x, data.y[rows]
     return make
 
-def _copied(method): # with code of its own: Dynamo compiles the same one for eight shapes or networks, then refuses
+@lru_cache(64)
+def _code_for(func, *key): return func.__code__.replace()
+def _copied(method, *key): # with code of its own for each key: Dynamo compiles the same one eight times, then refuses
     func = method.__func__
-    return MethodType(FunctionType(func.__code__.replace(), func.__globals__, func.__name__, None, func.__closure__), method.__self__)
+    copied = FunctionType(_code_for(func, *key), func.__globals__, func.__name__, None, func.__closure__)
+    return MethodType(copied, method.__self__)
 
 class Step:
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
@@ -253,7 +256,9 @@ class Step:
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
         self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
         self.forward = self._forward
-        if self.compile: self.forward = torch.compile(_copied(self._forward), fullgraph=True, dynamic=False)
+        if self.compile:
+            copied = _copied(self._forward, id(self.model), *(o.shape for o in (*self.xb, *self.yb)))
+            self.forward = torch.compile(copied, fullgraph=True, dynamic=False)
 
     def _forward(self, xb, yb):
         pred = self.model(*xb)

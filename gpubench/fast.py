@@ -90,7 +90,8 @@ class DeferredRecorder(Recorder):
     @property
     def why_not(self): # in the last fit, or the next one
         names = ', '.join(loss_readers(self.learn) if self.readers is None else self.readers)
-        return f'{names} may need each loss, so the host waits for it in every step; a graph copies its batch and results.' if names else ''
+        if self.train_metrics: names = 'Metrics of the training'
+        return f'{names} may need each loss, so the host waits for it in every step.' if names else ''
 
     def after_batch(self):
         if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
@@ -311,6 +312,7 @@ class GraphedStepCallback(FusedStepCallback):
     def before_fit(self):
         learn, device = self.learn, next(self.learn.model.parameters()).device
         super().before_fit()
+        if len(self.steps)>=MAX_SHAPES: self._forget()                    # those of earlier fits leave no room
         if learn.opt is None or self.why_not: return
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
         self.give_up(self._why_not())
@@ -375,17 +377,15 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         if self.must_check: self._check()
         if self.gathered:
-            if self.gathered not in self.steps:
-                if len(self.steps)>=MAX_SHAPES: self._forget()              # those of earlier loaders
-                self.steps[self.gathered] = EpochStep(self, learn.dl)
+            if self.gathered not in self.steps: self.steps[self.gathered] = EpochStep(self, learn.dl)
             return None if self.why_not else self.steps[self.gathered]
         batch = *learn.xb, *learn.yb
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
         with torch._C.DisableTorchFunctionSubclass(): key = tuple((o.shape, o.dtype, o.stride()) for o in batch)
         if key not in self.steps and len(self.steps)<MAX_SHAPES: self.steps[key] = Step(self)
         if key not in self.steps and not self.left_out:
-            self.left_out = f'only the first {MAX_SHAPES} shapes of batches have one; the others train eagerly'
-            warnings.warn(f'Of the CUDA graphs, {self.left_out}.')
+            self.left_out = f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; the others train eagerly.'
+            warnings.warn(self.left_out)
         return None if self.why_not else self.steps.get(key)
 
     def _is_last(self):
@@ -519,10 +519,10 @@ keep_pages.is_done = False    # in this process
 
 # %% ../nbs/23_fast.ipynb #ba6a18ef
 BROUGHT = { # how many times as fast a step got by each, one after the other, on an H200: benchmarks/results
-    'bf16': '0.9 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': 'nothing alone',
-    'fused step': '1.1 to 1.6', 'CUDA graph': '1.03 to 15; compiled, 1.2 to 1.5 more'}
-BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC
-    'pages': '1.9', 'channels_last': '1.6', 'oneDNN': '1.2 more', 'pooling': '1.2, with the fused step'}
+    'bf16': '0.9 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': '1.0 alone',
+    'fused step': '1.1 to 1.6', 'CUDA graph': '1.03 to 15; compiled, 1.2 to 1.6 more'}
+BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC: ladder_cpu_2_cores.json there
+    'pages': 'up to 1.9', 'channels_last': 'up to 1.6', 'oneDNN': 'up to 1.2 more', 'pooling': 'up to 1.2, with the fused step'}
 
 def _uses_tf32(device): # for convolutions
     return allows_tf32(torch.backends.cudnn) and torch.cuda.get_device_capability(device)>=(8, 0)
@@ -534,7 +534,7 @@ class SpeedUp:
         self.on_gpu = torch.device(getattr(learn.dls, 'device', None) or 'cpu').type=='cuda'
 
     def add(self, part, why, on=True, cb=None, shows=None, undo=None):
-        "Add a row: what the part does, or why it is off, as `cb` or `shows` says later; `cb` joins the Learner, `undo` is called with the rest"
+        "Add a row, which follows the `why_not` of `cb` or `shows`; `cb` joins the Learner, `undo` is called with the rest"
         self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
         if cb:
             self.learn.add_cb(cb)
@@ -542,9 +542,9 @@ class SpeedUp:
         if undo: self.undos.append(undo)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
-        found = any(isinstance(o, kinds) for o in self.learn.cbs)
-        if found: self.add(part, 'The Learner has it already.')
-        return found
+        found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
+        if found: self.add(part, 'The Learner has it already.', shows=found)
+        return bool(found)
 
     def mix(self):
         mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
@@ -590,8 +590,9 @@ class SpeedUp:
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
     def look_at_loader(self):
-        if not isinstance(self.learn.dls.train, PixelDL):
-            self.add('data', "The CPU prepares each batch, which may take longer than a step: `get_dls(loader='resident')` keeps images on the GPU.", False)
+        x = getattr(self.learn.dls.train.dataset, 'x', None)
+        if not isinstance(x, torch.Tensor) or x.device.type!=torch.device(self.learn.dls.device).type: self.add('data',
+            "The CPU may take longer to prepare a batch than a step takes. `get_dls(loader='resident')` keeps images on the GPU.", False)
 
     def capture(self, compile):
         if not self.has('CUDA graph', GraphedStepCallback):
@@ -638,7 +639,7 @@ class SpeedUp:
         def now(part, on, why, cb):
             failed, held = getattr(cb, 'why_not', ''), getattr(cb, 'held_bytes', 0)
             if held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-            if left := getattr(cb, 'left_out', ''): why += f'; {left}'
+            if left := getattr(cb, 'left_out', ''): why += f'. {left}'
             is_on = on and not failed
             return dict(part=part, on=is_on, why=failed or why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
         return pd.DataFrame([now(**o) for o in self.rows])

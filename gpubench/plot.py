@@ -637,7 +637,7 @@ def plot_curves(
     need_columns(df, x, y, by, 'seed')
     df, lines, ax = _numeric(df, y), [] if ax is not None else [caption(df)], _new_axes(ax)
     for i,name in enumerate(dict.fromkeys(df[by])):
-        at, color = df[df[by]==name].groupby(x)[y], series_style(i+2*(by!='device'))['color']     # the first two are devices'
+        at, color = df[df[by]==name].groupby(x)[y], series_style(i+2)['color']     # the first two are devices'
         ax.plot(at.median(), color=color, label=_as_is(setting_label(by, name)))
         ax.fill_between(at.min().index, at.min(), at.max(), color=color, alpha=.2, lw=0)
     if goal is not None: ax.axhline(goal, color='gray', lw=1, ls=LINES[1])

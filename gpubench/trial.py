@@ -205,7 +205,10 @@ def tf32_set(
 ):
     "Within `with`, sets TF32 as `precision` needs it and cuDNN's search on or off; restores them afterwards"
     one_of('precision', precision, PRECISIONS)
-    def put(values): _MATMUL.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark = values
+    def put(values):
+        _MATMUL.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark = values
+        if not values[1] and hasattr(_CUDNN, 'conv'):        # the old switch leaves them to the new one for all of PyTorch
+            _CUDNN.conv.fp32_precision = _CUDNN.rnn.fp32_precision = 'ieee'
     before = _kernel_switches()
     put((*_TF32[precision], search_kernels))
     try: yield

@@ -206,7 +206,9 @@ def test_a_step_on_a_gpu_that_is_not_the_current_one(case):
         o.remove_cb(o.fuse)
         set_seed(1)
         o.dls.train.rng.seed(1)
-        with speed_up(o, compile=case=='one_cycle'): act(o)
+        with speed_up(o, compile=case=='one_cycle'):
+            act(o)
+            assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
     first, second = ([o.cpu() for o in learn.model.state_dict().values()] for learn in learners)
     for a,b in zip(first, second): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
@@ -800,7 +802,7 @@ def test_speed_up_on_a_cpu_and_back():
         n = len(learn.cbs)
         again = speed_up(learn)                                           # changes nothing, and undoes nothing
         again.undo()
-        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==3
+        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2 and not again.to_df().on[2]
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
     assert found=={'channels_last': True, 'fused step': True, 'oneDNN': False, 'pooling': False, 'pages': True}
@@ -1212,26 +1214,30 @@ def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
 def classifier_of(**kw): return Learner(get_dls('digits', bs=64, max_images=200), nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), **kw)
 
 
-@pytest.fixture
-def new_tf32_switches():
+@pytest.fixture(params=['the parts', 'all of cuDNN', 'all'])
+def new_tf32_switches(request):
     "As set by a user who follows PyTorch's advice; its old switches can't be read then"
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    matmul.fp32_precision, cudnn.conv.fp32_precision = 'tf32', 'ieee'
-    for o in matmul, cudnn:
-        with pytest.raises(RuntimeError): o.allow_tf32
-    yield
-    matmul.allow_tf32, cudnn.allow_tf32 = False, True
+    b = torch.backends
+    matmul, convolutions = b.cuda.matmul, {'the parts': b.cudnn.conv, 'all of cuDNN': b.cudnn, 'all': b}[request.param]
+    before = convolutions.fp32_precision
+    matmul.fp32_precision, convolutions.fp32_precision = 'tf32', 'ieee' if request.param=='the parts' else 'tf32'
+    with pytest.raises(RuntimeError): matmul.allow_tf32
+    yield True, request.param!='the parts'
+    convolutions.fp32_precision, matmul.allow_tf32, b.cudnn.allow_tf32 = before, False, True
 
 def test_the_new_switches_of_tf32(new_tf32_switches):
+    def now(): return tuple(map(allows_tf32, (torch.backends.cuda.matmul, torch.backends.cudnn)))
     learn = learner(True)
     learn.fit(2)
     assert learn.graphed_step.n_replays and not learn.graphed_step.why_not
     machine = describe_machine('cpu')
-    assert machine['tf32_matmul'] and not machine['tf32_cudnn']
-    with tf32_set('ieee'): assert not allows_tf32(torch.backends.cuda.matmul)
-    assert allows_tf32(torch.backends.cuda.matmul) and not allows_tf32(torch.backends.cudnn)
-    Surroundings().adopt()
-    assert allows_tf32(torch.backends.cuda.matmul) and not allows_tf32(torch.backends.cudnn)
+    assert (machine['tf32_matmul'], machine['tf32_cudnn'])==now()==new_tf32_switches
+    kept = Surroundings()
+    with tf32_set('ieee'): assert now()==(False, False) and torch.backends.cudnn.conv.fp32_precision=='ieee'
+    assert now()==new_tf32_switches
+    torch.backends.cuda.matmul.allow_tf32 = False
+    kept.adopt()
+    assert now()==new_tf32_switches
 
 
 def test_each_shape_is_compiled_however_many_there_are():
@@ -1245,6 +1251,32 @@ def test_each_shape_is_compiled_however_many_there_are():
             assert capture.Step(learn.graphed_step).forward(learn.xb, learn.yb)[0].shape==(n, 10)
 
 
+@pytest.mark.filterwarnings('ignore')
+def test_a_step_is_compiled_once_for_a_network_and_a_shape(tmp_path, compiler_counts):
+    learn = learner(True, path=tmp_path, model=without_dropout)
+    learn.graphed_step.compile = True
+    learn.fit(1)
+    n = len(compiler_counts)
+    learn.save('here')
+    learn.fit(1)
+    learn.load('here')
+    learn.fit(2)
+    learn.graphed_step.release()
+    learn.fit(1)
+    assert len(compiler_counts)==n>0 and learn.graphed_step.why_not==''
+
+@pytest.fixture
+def compiler_counts(monkeypatch):
+    "What was compiled, by a backend that leaves it as it is"
+    seen = []
+    def backend(graph, _):
+        seen.append(graph)
+        return graph.forward
+    torch._dynamo.reset()
+    monkeypatch.setattr(capture._Tape, 'ignore_compile_internals', classmethod(lambda cls: True))
+    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=backend))
+    return seen
+
 def test_shapes_without_a_graph_are_named():
     learn = learner(False)
     learn.remove_cb(learn.fuse)
@@ -1254,17 +1286,19 @@ def test_shapes_without_a_graph_are_named():
     class Cuts(Callback):
         order, leaves_the_loss, sees_replays = -10, True, True
         def before_batch(self): self.learn.xb, self.learn.yb = ((o[0][:3+self.iter],) for o in (self.xb, self.yb))
-    with pytest.warns(UserWarning, match='only the first 4 shapes') as seen: learn.fit(6, cbs=Cuts())
+    with pytest.warns(UserWarning, match='Only the first 4 batch shapes') as seen: learn.fit(6, cbs=Cuts())
     assert cb.n_graphs==4 and not cb.why_not and sum('shapes' in str(o.message) for o in seen)==1
     assert 'the others train eagerly' in done.to_df().why[0]
+    n = cb.n_replays
+    learn.fit(4)                                     # other shapes, which get the room
+    assert cb.n_replays==n+4*len(learn.dls.train)-3 and cb.left_out==''
 
 def test_graphs_of_earlier_loaders_are_given_back():
     learn = learner(True, gathered=True)
     for _ in range(6):
         learn.dls = learner(False).dls
-        learn.dls.train.drop_last = True
         learn.fit(1)
-    assert 0<len(learn.graphed_step.steps)<=fast.MAX_SHAPES and not learn.graphed_step.why_not
+    assert 0<len(learn.graphed_step.steps)<=fast.MAX_SHAPES and learn.graphed_step.n_replays==6*(len(learn.dls.train)-3)
 
 
 def test_the_table_names_those_who_want_each_loss():
@@ -1277,9 +1311,20 @@ def test_the_table_names_those_who_want_each_loss():
     assert not row().on and 'terminate_on_na_n may need each loss' in row().why
     learn.fit(1)
     assert row().on
+    learn.recorder.train_metrics = True
+    assert not row().on
+    again = SpeedUp(learn)
+    again.defer_losses()
+    assert not again.to_df().on[0]
 
 @pytest.mark.parametrize('loader, rows', [('files', ['data']), ('resident', [])])
 def test_a_loader_that_may_be_the_limit_is_named(loader, rows):
     done = SpeedUp(Learner(get_dls('digits', bs=8, loader=loader, device='cpu', max_images=20), network()))
     done.look_at_loader()
     assert [*done.to_df().get('part', [])]==rows
+
+def test_pixels_on_the_host_of_a_gpu_are_named():
+    train = SimpleNamespace(dataset=SimpleNamespace(x=torch.zeros(1)))
+    done = SpeedUp(SimpleNamespace(dls=SimpleNamespace(device='cuda', train=train)))
+    done.look_at_loader()
+    assert done.to_df().on.tolist()==[False]
