@@ -42,9 +42,9 @@ fine, coarse = product(torch.float32, 'ieee', 128, 2), product(torch.bfloat16, '
 assert fine['error']<1e-5 and 1e-3<coarse['error']<1e-2
 
 # %% Ratios are taken within rounds: a slow round does no harm
-made = pd.DataFrame([dict(device='cuda', size=128, way=w, visit=i, step_ms=ms*slow, peak_allocated_mib=mib) for i,slow in enumerate((1., 3., 1.1))
+made = pd.DataFrame([dict(device='cuda', gpu='A GPU', size=128, way=w, visit=i, step_ms=ms*slow, peak_allocated_mib=mib) for i,slow in enumerate((1., 3., 1.1))
                      for w,ms,mib in (('fp32', 4., 800), ('bf16', 2., 500))])
-seen = gains(made.assign(way=pd.Categorical(made.way, order))).loc['cuda', 128]
+seen = gains(made.assign(way=pd.Categorical(made.way, order))).loc['A GPU', 128]
 assert seen.index.tolist()==['fp32', 'bf16'] and seen.mib_of_fp32.bf16==.625
 assert seen.times_as_fast.bf16==approx(2) and seen.lo.bf16==approx(2) and seen.verdict.tolist()==['', 'faster']
 
@@ -64,7 +64,7 @@ if len(theirs):
     for p in ('ieee', 'fp32', 'tf32', 'bf16'): assert way(p).optimizer_ms.between(1.3, 1.5).all(), p
     passes = {k: way(*k).forward_ms+way(*k).backward_ms for k in (('bf16', True), ('bf16', False), ('fp16', False))}
     assert passes['bf16', True].between(9, 10.3).all() and passes['bf16', False].between(15, 15.2).all() and passes['fp16', False].between(12.6, 14).all()
-    r, at_224 = table.loc['cuda', 128], table.loc['cuda', 224]
+    r, at_224 = (table.sort_index().loc[o] for o in (('NVIDIA H200', 128), ('NVIDIA H100 80GB HBM3', 224)))
     assert r.mib_of_fp32.bf16==approx(.65, abs=.01) and at_224.mib_of_fp32.bf16==approx(.61, abs=.01)
     assert r.verdict['bf16, channels last']==r.verdict.fp16=='not distinguishable'
     assert at_224.times_as_fast.bf16==approx(1.1, abs=.005) and 1/at_224.times_as_fast.ieee==approx(1.7, abs=.05)
