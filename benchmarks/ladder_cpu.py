@@ -1,17 +1,16 @@
 """From stock fastai to `speed_up` on a CPU, beside Keras: the MNIST CNN of 54,528 parameters, batch 1000, fp32
 
-    ladder_cpu.py --out ladder_cpu.json [--rounds 5] [--rungs stock pages ...] [--keras PYTHON] [--env LD_PRELOAD=/path/to/libjemalloc.so ...]
+    ladder_cpu.py --out ladder_cpu.json [--rounds 5] [--keras PYTHON]
 
 Each run is a process of its own, since kept pages are kept until a process ends; in each round every rung runs once, in an order of its own. A run
 trains an epoch of 15 steps as warm-up, then four; its figure is the median of their milliseconds a step, from the first batch asked for to the last
 step done. PYTHON is that of an environment with Keras and TensorFlow, which trains the same network on the same number of images, normalized
-beforehand, by `fit`; `keras_pages` has glibc keep its pages, too, by environment variables. Each `--env` is stock fastai with that variable."""
+beforehand, by `fit`; `keras_pages` has glibc keep its pages, too, by environment variables."""
 import json, os, resource, subprocess, sys
 from statistics import median
 from time import perf_counter
 
 N, BS = 15_000, 1000
-RUNGS = ['stock', 'pages', 'channels_last', 'onednn', 'speed_up']
 PAGES = dict(MALLOC_MMAP_THRESHOLD_=str(1<<30), MALLOC_TRIM_THRESHOLD_=str(1<<40))
 
 def found(times, n_steps, faults):
@@ -74,17 +73,15 @@ def main():
     p = parser(__doc__)
     p.add_argument('--out', required=True, help='the JSON file to write')
     p.add_argument('--rounds', type=int, default=5)
-    p.add_argument('--rungs', nargs='+', choices=RUNGS, default=RUNGS)
     p.add_argument('--keras', metavar='PYTHON')
-    p.add_argument('--env', nargs='*', default=[], metavar='NAME=VALUE')
     args = p.parse_args()
     def run(rung):
-        env = os.environ | (PAGES if rung=='keras_pages' else dict([rung.split('=', 1)]) if rung in args.env else {})
+        env = os.environ | (PAGES if rung=='keras_pages' else {})
         python = args.keras if 'keras' in rung else sys.executable
-        done = subprocess.run([python, __file__, 'one', 'stock' if rung in args.env else rung], env=env, capture_output=True, text=True)
+        done = subprocess.run([python, __file__, 'one', rung], env=env, capture_output=True, text=True)
         if done.returncode: raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
-    names = [*args.rungs, *['keras', 'keras_pages']*bool(args.keras), *args.env]
+    names = ['stock', 'pages', 'channels_last', 'onednn', 'speed_up', *['keras', 'keras_pages']*bool(args.keras)]
     runs = alternate({o: o for o in names}, args.rounds, run)
     times = {k: [o['step_ms'] for o in v] for k,v in runs.items()}
     ratios = {k: {other: vars(ratio_ci(times[k], times[other])) for other in times if other!=k} for k in times}

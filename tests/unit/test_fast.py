@@ -1252,6 +1252,7 @@ def test_each_shape_is_compiled_however_many_there_are():
 
 
 @pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('device', ['cpu'])
 def test_a_step_is_compiled_once_for_a_network_and_a_shape(tmp_path, compiler_counts):
     learn = learner(True, path=tmp_path, model=without_dropout)
     learn.graphed_step.compile = True
@@ -1266,14 +1267,12 @@ def test_a_step_is_compiled_once_for_a_network_and_a_shape(tmp_path, compiler_co
     assert len(compiler_counts)==n>0 and learn.graphed_step.why_not==''
 
 @pytest.fixture
-def compiler_counts(monkeypatch):
+def compiler_counts(compiler, monkeypatch):
     "What was compiled, by a backend that leaves it as it is"
     seen = []
     def backend(graph, _):
         seen.append(graph)
         return graph.forward
-    torch._dynamo.reset()
-    monkeypatch.setattr(capture._Tape, 'ignore_compile_internals', classmethod(lambda cls: True))
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=backend))
     return seen
 
