@@ -10,6 +10,7 @@ Trainings: each way trains on digits60k by `fit_one_cycle`, once for each seed; 
 eager training with the same seed."""
 import io
 from contextlib import redirect_stdout
+from functools import partial
 from statistics import mean, median, stdev
 
 import torch
@@ -24,19 +25,25 @@ from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 from gpubench.core import free_memory
 from gpubench.data import get_dls, get_images
-from gpubench.fast import FusedStepCallback, GraphedStepCallback
+from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
 from gpubench.models import get_model
 from scipy import stats as sps
 
 from common import NoValidationCallback, device_of, device_parser, write_json
 
-def bf16(): return [MixedPrecision(amp_mode='bf16'), ChannelsLast()]
-# name -> its callbacks, and the way of the same precision that it is compared with
-WAYS = {'eager': (list, 'eager'), 'eager again': (list, 'eager'), 'fused': (lambda: [FusedStepCallback()], 'eager')}
+def with_cbs(*makes): return lambda learn: learn.add_cbs([o() for o in makes])
+def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
+def bf16_graph(learn, compile=False):
+    bf16(learn)
+    learn.add_cb(GraphedStepCallback(compile))
+# name -> what it does to a Learner, and the way of the same precision that it is compared with
+WAYS = {'eager': (with_cbs(), 'eager'), 'eager again': (with_cbs(), 'eager'), 'fused': (with_cbs(FusedStepCallback), 'eager'),
+        'speed_up': (speed_up, 'eager')}
 GPU_WAYS = WAYS | {
-    'graph': (lambda: [GraphedStepCallback()], 'eager'), 'compiled graph': (lambda: [GraphedStepCallback(True)], 'eager'),
-    'bf16': (bf16, 'bf16'), 'bf16, graph': (lambda: [*bf16(), GraphedStepCallback()], 'bf16'),
-    'bf16, compiled graph': (lambda: [*bf16(), GraphedStepCallback(True)], 'bf16')}
+    'graph': (with_cbs(GraphedStepCallback), 'eager'), 'compiled graph': (with_cbs(partial(GraphedStepCallback, True)), 'eager'),
+    'speed_up, compiled': (partial(speed_up, compile=True), 'eager'), 'bf16': (bf16, 'bf16'), 'bf16, graph': (bf16_graph, 'bf16'),
+    'bf16, compiled graph': (partial(bf16_graph, compile=True), 'bf16'),
+    'speed_up, bf16, compiled': (partial(speed_up, precision='bf16', compile=True), 'bf16')}
 CASES = dict(mnist_cnn_b64=('lenet', 64, 28, 1), resnet18_32px_b64=('resnet18', 64, 32, 3))
 TRAININGS = dict(mnist_cnn=('lenet', 256), resnet18=('resnet18', 1024))
 SKIPPED = 12     # steps in which a graph warms up and is captured, and moments begin
@@ -66,13 +73,14 @@ class DoubleCallback(Callback):
     order = -1e6
     def before_batch(self): self.learn.xb = (self.learn.xb[0].double(),)
 
-def one_step_changes(case, device, n_steps, states, cbs, double=False):
+def one_step_changes(case, device, n_steps, states, change, double=False):
     model, bs, size, n_in = case
     set_seed(0)
     dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=2*bs*(n_steps+SKIPPED), size=size, n_channels=n_in)
     dls.train.n = bs*(n_steps+SKIPPED)
     net = get_model(model, n_in=n_in)
-    learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(), cbs=[*cbs, NoValidationCallback(), *[DoubleCallback()]*double])
+    learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(), cbs=[NoValidationCallback(), *[DoubleCallback()]*double])
+    change(learn)
     start = StartCallback(states, not states)
     learn.add_cb(start)
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
@@ -82,18 +90,19 @@ def one_step_changes(case, device, n_steps, states, cbs, double=False):
 def errors_of(case, device, ways, n_steps):
     "way -> relative errors of single steps"
     states, found = [], {}
-    found['eager'] = one_step_changes(case, device, n_steps, states, [])
-    exact = one_step_changes(case, device, n_steps, states, [], double=True)
+    found['eager'] = one_step_changes(case, device, n_steps, states, with_cbs())
+    exact = one_step_changes(case, device, n_steps, states, with_cbs(), double=True)
     for name in list(ways)[1:]:
-        found[name] = one_step_changes(case, device, n_steps, states, ways[name][0]())
+        found[name] = one_step_changes(case, device, n_steps, states, ways[name][0])
         free_memory()
     return {k: [((a-b).norm()/b.norm()).item() for a,b in zip(o, exact, strict=True)] for k,o in found.items()}
 
-def accuracy_of(training, device, n_epoch, seed, cbs):
+def accuracy_of(training, device, n_epoch, seed, change):
     model, bs = training
     set_seed(seed)
     dls = get_dls('digits60k', bs=bs, loader='resident', device=device, seed=seed)
-    learn = Learner(dls, get_model(model, n_in=1), loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
+    learn = Learner(dls, get_model(model, n_in=1), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+    change(learn)
     learn.remove_cbs(ProgressCallback)
     with learn.no_logging(): learn.fit_one_cycle(n_epoch, 3e-3)
     return learn.recorder.values[-1][-1]
@@ -120,7 +129,7 @@ def main():
     for name,training in TRAININGS.items() if args.seeds else ():
         found = {k: [] for k in ways}
         for seed in range(args.seeds):
-            for k,(cbs,_) in ways.items(): found[k].append(accuracy_of(training, device, args.epochs, seed, cbs()))
+            for k,(change,_) in ways.items(): found[k].append(accuracy_of(training, device, args.epochs, seed, change))
         trainings[name] = dict(accuracy=found, to_eager={k: difference(o, found['eager']) for k,o in found.items() if k!='eager'})
         write_json(args.out, device, n_steps=args.steps, steps=steps, n_epoch=args.epochs, trainings=trainings)
         for k,o in trainings[name]['to_eager'].items():

@@ -11,7 +11,8 @@ search, channels_last and AdamW at a constant rate, compiled as well (which take
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
 time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
 which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
-import io, sys
+import io, re
+from collections import Counter
 from contextlib import redirect_stdout
 from functools import lru_cache, partial
 from statistics import median
@@ -110,6 +111,17 @@ def make_learners(names, case, device): return {k: make_learner(case, rungs(case
 def on_rung(learners, name, look, *args): return look(partial(step_us, learners[name]), *args)
 def call(run, *args): return run(*args)
 
+def valid_us(learners, name):
+    "Of a batch, validation as `fit` does it"
+    learn, dl = learners[name], learners[name].dls.valid
+    dl.n = min(dl.n, 50*dl.bs)
+    with learn.removed_cbs(learn.no_validation), redirect_stdout(io.StringIO()):
+        wait_for(dl.device)
+        start_s = perf_counter()
+        learn.validate()
+        wait_for(dl.device)
+    return 1e6*(perf_counter()-start_s)/len(dl)
+
 def by_hand(case, device):
     "A function that returns microseconds a step"
     model, bs, _, n_in, is_bf16, _, n_steps = case
@@ -151,14 +163,22 @@ def by_hand(case, device):
         return 1e6*(perf_counter()-start_s)/n_steps
     return epoch
 
+KINDS = { # the first whose expression a kernel's name has; Inductor names its kernels after what they fuse
+    'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_', 'norms': 'batch_norm|bn_|batchnorm', 'element-wise': '^triton_',
+    'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK', 'layouts': 'nchwToNhwc|nhwcToNchw', 'copies': '^Mem|memset'}
+
+def kind_of(name): return next((k for k,o in KINDS.items() if re.search(o, name)), 'element-wise')
+
 def look_inside(run, n_steps):
     "What the profiler sees of a step; it slows Python down, so no time of the host is taken from it"
     with torch.profiler.profile() as seen: run(n_steps)
     calls = seen.key_averages()
+    on_gpu, kinds = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA], Counter()
+    for o in on_gpu: kinds[kind_of(o.key)] += o.self_device_time_total/n_steps
     def count(*names): return sum(o.count for o in calls if o.key.startswith(names))/n_steps
     return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'), waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),
-                kernels=sum(o.count for o in calls if o.device_type==torch.autograd.DeviceType.CUDA)/n_steps,
-                device_us=sum(o.self_device_time_total for o in calls if o.device_type==torch.autograd.DeviceType.CUDA)/n_steps)
+                kernels=sum(o.count for o in on_gpu)/n_steps, device_us=sum(kinds.values()), kinds_us=dict(kinds),
+                longest_us={o.key[:120]: o.self_device_time_total/n_steps for o in sorted(on_gpu, key=lambda o: -o.self_device_time_total)[:12]})
 
 def joules_per_image(run, n_steps, bs, seconds):
     nvml, n = open_nvml(), 0
@@ -189,8 +209,9 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     stock = 'stock_bf16' if case[4] else 'stock'
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
+    valid_at = {k: partial(valid_us, learners, k) if k in learners else partial(others, valid_us, k) for k in names}
     return dict(
-        images=case[1], step_us=times, median_us={k: median(o) for k,o in times.items()},
+        images=case[1], step_us=times, valid_us=alternate(valid_at, 3, lambda run: run()), median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},

@@ -1,16 +1,19 @@
 """From stock fastai to `speed_up` on a CPU, beside Keras: the MNIST CNN of 54,528 parameters, batch 1000, fp32
 
-    ladder_cpu.py --out ladder_cpu.json [--rounds 5] [--keras PYTHON]
+    ladder_cpu.py --out ladder_cpu.json [--rounds 5] [--keras PYTHON] [--rungs stock pages jemalloc tcmalloc]
 
 Each run is a process of its own, since kept pages are kept until a process ends; in each round every rung runs once, in an order of its own. A run
 trains an epoch of 15 steps as warm-up, then four; its figure is the median of their milliseconds a step, from the first batch asked for to the last
 step done. PYTHON is that of an environment with Keras and TensorFlow, which trains the same network on the same number of images, normalized
-beforehand, by `fit`; `keras_pages` has glibc keep its pages, too, by environment variables."""
+beforehand, by `fit`; `keras_pages` has glibc keep its pages, too, by environment variables. `jemalloc` and `tcmalloc` are stock fastai with another
+allocator in place of glibc's, where the system has it."""
 import json, os, resource, subprocess, sys
 from statistics import median
 from time import perf_counter
 
 N, BS = 15_000, 1000
+RUNGS = ['stock', 'pages', 'channels_last', 'onednn', 'speed_up', 'keras', 'keras_pages']
+ALLOCATORS = dict(jemalloc='libjemalloc.so.2', tcmalloc='libtcmalloc_minimal.so.4')
 PAGES = dict(MALLOC_MMAP_THRESHOLD_=str(1<<30), MALLOC_TRIM_THRESHOLD_=str(1<<40))
 
 def found(times, n_steps, faults):
@@ -38,7 +41,7 @@ def by_fastai(rung):
     dls = get_dls('synthetic', bs=BS, loader='resident', device='cpu', max_images=N*5//4, size=28, n_channels=1)
     clock = ClockCallback()
     learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), cbs=[clock, NoValidationCallback()])
-    if rung!='stock': keep_pages()
+    if rung not in ('stock', *ALLOCATORS): keep_pages()
     if rung=='channels_last': learn.add_cb(ChannelsLast())
     if rung=='onednn': learn.add_cbs([cb := OneDNNCallback(), cb.end])
     if rung=='speed_up': speed_up(learn)
@@ -74,14 +77,15 @@ def main():
     p.add_argument('--out', required=True, help='the JSON file to write')
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--keras', metavar='PYTHON')
+    p.add_argument('--rungs', nargs='+', default=RUNGS, choices=[*RUNGS, *ALLOCATORS])
     args = p.parse_args()
     def run(rung):
-        env = os.environ | (PAGES if rung=='keras_pages' else {})
+        env = os.environ | (PAGES if rung=='keras_pages' else dict(LD_PRELOAD=ALLOCATORS[rung]) if rung in ALLOCATORS else {})
         python = args.keras if 'keras' in rung else sys.executable
         done = subprocess.run([python, __file__, 'one', rung], env=env, capture_output=True, text=True)
         if done.returncode: raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
-    names = ['stock', 'pages', 'channels_last', 'onednn', 'speed_up', *['keras', 'keras_pages']*bool(args.keras)]
+    names = [o for o in args.rungs if args.keras or 'keras' not in o]
     runs = alternate({o: o for o in names}, args.rounds, run)
     times = {k: [o['step_ms'] for o in v] for k,v in runs.items()}
     ratios = {k: {other: vars(ratio_ci(times[k], times[other])) for other in times if other!=k} for k in times}

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import allows_tf32, free_memory
-from .optim import make_update, place, tl, triton, triton_works
+from .optim import make_update, place
 
 # %% ../nbs/14_capture.ipynb #c1a0ce98
 @lru_cache
@@ -218,13 +218,6 @@ def _long_search():
     try: yield
     finally: cudnn.benchmark_limit = before
 
-if triton:
-    @triton.jit
-    def _count_kernel(at, losses, loss):
-        i = tl.load(at)
-        tl.store(losses+i, tl.load(loss))
-        tl.store(at, i+1)
-
 def _plain_batch(dl):
     "What a `PixelDL` does to rows of its pixels, for a compiler"
     data, (_, norm, *augment) = dl.dataset, dl.after_batch.fs
@@ -271,7 +264,6 @@ class Step:
     def given(self, owner): return owner.learn.xb, owner.learn.yb
     def batch(self): return self.xb, self.yb           # where a captured step finds it
     def prepare(self, update, loss): "Allocate what the capture needs"
-    def end(self, loss): "What else is captured, at the end"
 
     def backward(self, *batch):
         "Forward pass, loss and backward pass; prediction and loss without their history"
@@ -310,9 +302,8 @@ class Step:
                 self.finish_gradients(in_place=self.share is not None)
                 update.grads = [p.grad for p in step_plan.params]
                 with torch.no_grad():
-                    update()
+                    update(out[1])
                     if self.share is not None: torch._foreach_zero_(update.grads)
-            self.end(out[1])
             return out
         try:
             self.replays[is_last] = (*capture.record(step), step_plan, update)
@@ -343,7 +334,7 @@ class EpochStep(Step):
     def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         update.numbers, update.at = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), self.at
-        self.losses = loss.new_zeros(self.n)
+        self.losses = update.losses = loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(update.numbers), pinned(self.losses)
     def given(self, owner):
         if not self.compile: return super().given(owner)
@@ -356,10 +347,6 @@ class EpochStep(Step):
         if self.compile:                               # in one piece with the making of the batch, which then costs no pass
             with torch.autocast('cuda', enabled=False): a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
         return super()._forward(a, b)
-    def end(self, loss):
-        if loss.is_cuda and triton_works(): return _count_kernel[1,](self.at, self.losses, loss)
-        self.losses.index_copy_(0, self.at, loss.reshape(1))
-        self.at.add_(1)
 
     def start(self, order, i):
         n = len(order)//self.dl.bs

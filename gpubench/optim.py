@@ -72,8 +72,8 @@ BLOCK = 1024   # elements that one program of the kernel updates
 
 if triton:
     @triton.jit
-    def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, L2: tl.constexpr, HAS_AVG: tl.constexpr,
-                       HAS_SQR: tl.constexpr, BLOCK: tl.constexpr):
+    def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, loss, losses, n_done, L2: tl.constexpr,
+                       HAS_AVG: tl.constexpr, HAS_SQR: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
         i = tl.load(chunks+2*tl.program_id(0))
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
         mask, c = offs<tl.load(sizes+i), coefs+9*(tl.load(at)*n_buckets+tl.load(buckets+i))
@@ -94,6 +94,12 @@ if triton:
             tl.store(sqr_at, sqr, mask)
             change /= tl.sqrt(sqr*tl.load(c+6))+tl.load(c+7)
         tl.store(p_at, p+change, mask)
+        if COUNTS:
+            tl.debug_barrier()                         # all threads have read `at`
+            if tl.atomic_add(n_done, 1)==tl.num_programs(0)-1:       # so have all programs
+                tl.store(losses+tl.load(at), tl.load(loss))
+                tl.store(at, tl.load(at)+1)
+                tl.store(n_done, 0)
 
 @lru_cache
 def triton_works()->bool:
@@ -101,7 +107,8 @@ def triton_works()->bool:
     if not triton: return False
     x, whole = torch.zeros(len(COEFS), device='cuda'), torch.ones((1, 4), dtype=torch.int32, device='cuda')
     at = torch.full((1, 4), x.data_ptr(), device='cuda')
-    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, L2=False, HAS_AVG=False, HAS_SQR=False, BLOCK=BLOCK)
+    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, x, x, whole*0, L2=False, HAS_AVG=False, HAS_SQR=False,
+                            COUNTS=False, BLOCK=BLOCK)
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
         return False
@@ -176,17 +183,23 @@ class StepPlan:
 
 # %% ../nbs/13_optim.ipynb #5f1c3059
 class ForeachUpdate:
-    "A plan's update by operations of torch, with row `at` of a table of numbers: of steps, buckets and `COEFS`"
+    """A plan's update by operations of torch, with row `at` of a table of numbers: of steps, buckets and `COEFS`
+
+    With a table of `losses`, it keeps the loss in row `at`, and counts."""
+    losses = None
     def __init__(self, step_plan, grads):
         self.step_plan, self.grads, self.places = step_plan, grads, [place(o) for o in grads]
         self.numbers = step_plan.rows.on_device[None]                      # of one step
         self.at = torch.zeros(1, dtype=torch.int64, device=self.numbers.device)
     def point(self): "Called before it runs with other tensors"
-    def __call__(self):
+    def __call__(self, loss=None):
         step_plan = self.step_plan
         lists = step_plan.in_buckets(step_plan.params, self.grads, step_plan.avgs, step_plan.sqr_avgs)
         rows = self.numbers.index_select(0, self.at)[0]
         for row,tensors in zip(rows, lists): update_foreach(step_plan.recipe, *tensors, row.unbind())
+        if self.losses is not None:
+            self.losses.index_copy_(0, self.at, loss.reshape(1))
+            self.at.add_(1)
 
 class TritonUpdate(ForeachUpdate):
     "A plan's update in one launch"
@@ -197,16 +210,18 @@ class TritonUpdate(ForeachUpdate):
         self.chunks, self.sizes, self.buckets = (torch.tensor(o, dtype=torch.int32, device=device)
                                                  for o in (chunks, sizes, step_plan.bucket_of))
         self.table = torch.zeros((len(sizes), 4), dtype=torch.int64, device=device)
+        self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
         self.point()
     def point(self):
         "Look up where the tensors lie: gradients that a captured step makes have their places once it is captured"
         lists = zip(self.step_plan.params, self.grads, self.step_plan.avgs, self.step_plan.sqr_avgs)
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
-    def __call__(self):
-        is_decoupled, kind = self.step_plan.recipe
+    def __call__(self, loss=None):
+        (is_decoupled, kind), counts = self.step_plan.recipe, self.losses is not None
         with torch.cuda.device(self.table.device): _update_kernel[len(self.chunks),](     # Triton takes the current one
             self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets),
-            L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
+            *((loss, self.losses) if counts else (self.numbers,)*2), self.n_done, L2=not is_decoupled, HAS_AVG=kind!='sgd',
+            HAS_SQR=kind=='adam', COUNTS=counts, BLOCK=BLOCK)
 
 class NativeUpdate(ForeachUpdate):
     "A plan's Adam by torch's fused step, on a CPU"

@@ -376,14 +376,21 @@ def test_the_comparison_notices_a_planted_mistake(plant, tmp_path, monkeypatch):
 
 
 def same_order(mp): mp.setattr(capture.EpochStep, 'start', lambda self, order, i: self.at.fill_(i))
-def stuck_counter(mp): mp.setattr(capture.EpochStep, 'end', lambda self, loss: self.losses.index_copy_(0, self.at, loss[None]))
+def stuck_counter(mp):
+    update = optim.ForeachUpdate.__call__
+    def stuck(self, loss=None):
+        at = self.at.clone()
+        update(self, loss)
+        self.at.copy_(at)
+    mp.setattr(optim.ForeachUpdate, '__call__', stuck)
 def numbers_of_one_step(mp):
-    prepare = capture.EpochStep.prepare
-    def keeps_its_place(self, update, loss):
-        at = update.at
-        prepare(self, update, loss)
-        update.at = at
-    mp.setattr(capture.EpochStep, 'prepare', keeps_its_place)
+    update = optim.ForeachUpdate.__call__
+    def from_first_row(self, loss=None):
+        numbers = self.numbers
+        self.numbers = numbers[:1].expand_as(numbers)
+        update(self, loss)
+        self.numbers = numbers
+    mp.setattr(optim.ForeachUpdate, '__call__', from_first_row)
 def shifted_numbers(mp):
     start = capture.EpochStep.start
     mp.setattr(capture.EpochStep, 'start', lambda self, order, i: start(self, order, max(i-1, 0)))
@@ -418,7 +425,7 @@ def compare_compiled(case, gathered, device, path, plant=lambda: None):
         learn = learner(graph, path=path, gathered=graph and gathered, model=without_dropout, device=device,
                         **kwargs | dict(cbs=kwargs.get('cbs', list)()))
         if graph: learn.graphed_step.compile = True
-        start = [o.clone() for o in learn.model.state_dict().values()]
+        start = [o.to(device, copy=True) for o in learn.model.state_dict().values()]
         set_seed(1)
         learn.dls.train.rng.seed(1)
         act(learn)
