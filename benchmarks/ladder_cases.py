@@ -1,11 +1,14 @@
-"""The cases of ladder.py in bf16 as two figures, each case from the file with the highest number that has it
+"""The cases of ladder.py in bf16 as three figures, each case from the file with the highest number that has it
 
     ladder_cases.py benchmarks/results/h200/fast/ladder_*.json --tflop-per-s 776 --gb-per-s 4199
     --batch-sizes benchmarks/results/h200/fast/batch_sizes.png --roofline benchmarks/results/h200/fast/roofline.png
+    --kinds benchmarks/results/h200/fast/kinds.png
 
 (in one line). The first shows images per second of ResNet-18 at 32 px over the batch size. The second shows FLOP per
 second below the roof of two rates that `device_rates` measured and no record holds. FLOPs and bytes are counted as for
-`bound_ms`; the bound is the record's `bound_us`."""
+`bound_ms`; the bound is the record's `bound_us`. The third shows how a step divides among kinds of kernels, for the
+cases whose record looks inside: where the profiler's kernels take longer than the step itself, which it lengthens,
+their times are scaled to the step."""
 from math import inf
 from pathlib import Path
 
@@ -79,11 +82,42 @@ def draw_roofline(df, flop_per_s, bytes_per_s, machine):
     finish(ax, 'Training in bf16: ResNet-18 at 32 px, unless labeled otherwise', machine)
     return fig
 
+KINDS = dict(products='products', norms='batch norm', **{'element-wise': 'other element-wise'}, optimizer='optimizer', rest='layouts, copies')
+
+def shares(record, rung):
+    "How the step of a rung divides, in percent: kinds of kernels, and the GPU waiting"
+    step_us, us = record['median_us'][rung], record['inside'][rung]['kinds_us']
+    whole = max(step_us, sum(us.values()))
+    found = {label: 100*us.get(k, 0)/whole for k,label in KINDS.items()}
+    found[KINDS['rest']] = 100*sum(v for k,v in us.items() if k not in KINDS)/whole
+    return found | dict(waiting=100-sum(found.values()))
+
+@drawing()
+def draw_kinds(records, machine): # case -> record
+    fig, ax = plt.subplots(figsize=(8.4, 5))
+    labels, colors = [], dict(zip(KINDS.values(), (*(series_style(i)['color'] for i in (2, 3, 4, 5)), '0.7'))) | dict(waiting='0.92')
+    for i,(case,record) in enumerate(records.items()):
+        for j,(rung,label) in enumerate((('stock_bf16', STOCK), ('compiled_graph', COMPILED))):
+            y, left, step_us = 2.6*i+j, 0, record['median_us'][rung]
+            for kind,share in shares(record, rung).items():
+                ax.barh(y, share, left=left, height=.85, color=colors[kind], label=kind if not labels else None)
+                left += share
+            ax.plot([100*record['bound_us']/step_us]*2, [y-.42, y+.42], color='k', lw=2, label='bound' if not labels else None)
+            name = NAMES.get(case, (f'batch {CASES[case][1]}', ''))[0]
+            labels.append((y, f'{name}, {label}: {step_us/1e3:.3g} ms'))
+    ax.set(xlabel='share of the step (%)', xlim=(0, 100), ylim=(labels[-1][0]+.6, -.6))
+    ax.set_yticks(*zip(*labels))
+    ax.grid(False, axis='y')
+    ax.tick_params(axis='y', length=0)
+    ax.legend(loc='upper center', bbox_to_anchor=(.3, -.2), ncols=4, frameon=False)
+    finish(ax, 'A step of ResNet-18 in bf16, 32 px or as labeled', machine)
+    return fig
+
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path, help='what ladder.py wrote')
     for o in ('tflop-per-s', 'gb-per-s'): p.add_argument(f'--{o}', type=float, required=True)
-    for o in ('batch-sizes', 'roofline'): p.add_argument(f'--{o}', required=True, help='the figure to write')
+    for o in ('batch-sizes', 'roofline', 'kinds'): p.add_argument(f'--{o}', required=True, help='the figure to write')
     args = p.parse_args()
     found = {case: o for case,(_,o) in latest(args.records).items() if CASES[case][4]}
     df = pd.DataFrame([row for case,o in found.items() for row in runs(case, o['cases'][case])])
@@ -91,5 +125,7 @@ def main():
     draw_sizes(df[small & df.rung.ne(BOUND)], machine).savefig(args.batch_sizes, dpi=130)
     roof = draw_roofline(df[df.rung.ne(HAND)], 1e12*args.tflop_per_s, 1e9*args.gb_per_s, machine)
     roof.savefig(args.roofline, dpi=130)
+    inside = {k: found[k]['cases'][k] for k in CASES if k in found and 'kinds_us' in found[k]['cases'][k].get('inside', {}).get('stock_bf16', {})}
+    draw_kinds(inside, machine).savefig(args.kinds, dpi=130)
 
 if __name__=='__main__': main()

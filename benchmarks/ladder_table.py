@@ -1,5 +1,5 @@
-"""What ladder.py wrote, as a table for Markdown: a row for each case, from the file with the highest number that has it; medians in microseconds
-a step, ratios with 95 % intervals
+"""What ladder.py wrote, as three tables for Markdown: the rungs, the comparison with the step by hand and other frameworks, and a look inside. Each
+has a row for a case, from the file with the highest number that has what it shows; medians, ranges in brackets, ratios with 95 % intervals
 
     ladder_table.py benchmarks/results/h200/fast/ladder_*.json"""
 import json
@@ -11,31 +11,54 @@ from gpubench.stats import ratio_ci
 
 from common import parser
 
+RUNGS = dict(stock='stock', stock_bf16='stock, bf16', no_waits='no waiting for losses', fused='and the fused optimizer', kernels="and cuDNN's search",
+             graph='and a CUDA graph', compiled_graph='of compiled kernels')
 LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
-SIDES = dict(stock='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
+SIDES = dict(same='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
 
-def latest(paths):
-    "case -> file and what it holds, from the file with the highest number that has the case"
+def latest(paths, has='hand'):
+    "case -> file and what it holds, from the file with the highest number that has the case with this rung"
     cases = {}
     for file in sorted(paths, key=lambda o: _by_number(o.stem)):
         found = json.loads(file.read_text())
-        cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o}
+        cases |= {case: (file, found) for case,o in found['cases'].items() if has in o.get('step_us', {})}
     return cases
 
-def row(case, file, found):
-    step_us = found['cases'][case]['step_us']
-    times = step_us | dict(stock=step_us.get('stock_bf16') or step_us.get('stock'))
-    def ratio(k):
-        o = ratio_ci(times['compiled_graph'], times[k])
-        return f'{o.mid:.3f} ({o.lo:.3f} to {o.hi:.3f})'
-    return [f'`{case}`', f'`{file.stem}`', *(f'{median(times[k]):,.0f}' if times.get(k) else '' for k in SIDES),
-            *(ratio(k) if k in times else '' for k in LIMITS)]
+def same_precision(found): return found.get('stock_bf16') or found.get('stock')
+
+def ratio(a, b):
+    o = ratio_ci(a, b)
+    return f'{o.mid:.3f} ({o.lo:.3f} to {o.hi:.3f})'
+
+def rungs(found):
+    us = found['step_us']
+    cells = {label: f'{median(us[k]):,.0f} ({min(us[k]):,.0f} to {max(us[k]):,.0f})' if k in us else '' for k,label in RUNGS.items()}
+    return cells | {'stock of the same precision ÷ compiled graph': f"{median(same_precision(us))/median(us['compiled_graph']):.1f}"}
+
+def comparison(found):
+    us = found['step_us'] | dict(same=same_precision(found['step_us']))
+    return {label: f'{median(us[k]):,.0f}' if us.get(k) else '' for k,label in SIDES.items()} | {
+        f'compiled graph ÷ {label}': ratio(us['compiled_graph'], us[k]) if k in us else '' for k,label in LIMITS.items()}
+
+def look_inside(found):
+    stock, fast = (found['inside'].get(k) for k in ('stock_bf16' if 'stock_bf16' in found['inside'] else 'stock', 'compiled_graph'))
+    joules, valid = found.get('joules_per_image', {}), found.get('valid_us', {})
+    def both(values, form='{:,.0f}'): return ', '.join(form.format(o) for o in values)
+    return {'launches: stock, compiled graph': both(o['launches'] for o in (stock, fast)),
+            'kernels': both(o['kernels'] for o in (stock, fast)), 'their time': both(o['device_us'] for o in (stock, fast)),
+            'step, compiled graph': f"{found['median_us']['compiled_graph']:,.0f}", 'bound': f"{found['bound_us']:,.0f}",
+            'a batch of validation': both(median(o) for o in (same_precision(valid), valid['compiled_graph'])) if valid else '',
+            'mJ an image: stock, compiled graph, by hand, plain loop, JAX': both(
+                (1e3*o for o in (same_precision(joules), *(joules[k] for k in ('compiled_graph', *LIMITS)))), '{:,.2f}') if joules else ''}
 
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path)
-    found = latest(p.parse_args().records)
-    head = ['case', 'file', *SIDES.values(), *(f'compiled graph ÷ {o}' for o in LIMITS.values())]
-    for o in [head, ['---']*len(head), *(row(case, *found[case]) for case in sorted(found, key=_by_number))]: print('|', ' | '.join(o), '|')
+    paths = p.parse_args().records
+    for has,cells in ('fused', rungs), ('hand', comparison), ('kernels', look_inside):
+        found = latest(paths, has)
+        rows = [{'case': f'`{case}`', 'file': f'`{found[case][0].stem}`'} | cells(found[case][1]['cases'][case]) for case in sorted(found, key=_by_number)]
+        for o in [list(rows[0]), ['---']*len(rows[0]), *(o.values() for o in rows)]: print('|', ' | '.join(o), '|')
+        print()
 
 if __name__=='__main__': main()

@@ -519,8 +519,8 @@ keep_pages.is_done = False    # in this process
 
 # %% ../nbs/23_fast.ipynb #ba6a18ef
 BROUGHT = { # how many times as fast a step got by each, one after the other, on an H200: benchmarks/results
-    'bf16': '0.9 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': '1.0 alone',
-    'fused step': '1.1 to 1.6', 'CUDA graph': '1.03 to 15; compiled, 1.2 to 1.6 more'}
+    'bf16': '0.8 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': '1.0 alone',
+    'fused step': '1.0 to 2.0', 'CUDA graph': '1.03 to 20; compiled, 1.3 to 1.6 more'}
 BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC: ladder_cpu_2_cores.json there
     'pages': 'up to 1.9', 'channels_last': 'up to 1.6', 'oneDNN': 'up to 1.2 more', 'pooling': 'up to 1.2, with the fused step'}
 
@@ -586,7 +586,8 @@ class SpeedUp:
         elif cudnn.benchmark: self.add(part, 'cuDNN searches already.')
         else:
             cudnn.benchmark = True
-            self.add(part, 'cuDNN times those it has for each shape that is new to this process, and keeps the fastest',
+            also_tf32 = ', also if its products are in TF32'*_uses_tf32(self.learn.dls.device)
+            self.add(part, f'cuDNN times those it has for each shape that is new to this process, and keeps the fastest{also_tf32}',
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
     def look_at_loader(self):
