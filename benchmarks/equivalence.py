@@ -25,24 +25,21 @@ from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 from gpubench.core import free_memory
 from gpubench.data import get_dls, get_images
-from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
+from gpubench.fast import FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up
 from gpubench.models import get_model
 from scipy import stats as sps
 
 from common import NoValidationCallback, device_of, device_parser, write_json
 
 def with_cbs(*makes): return lambda learn: learn.add_cbs([o() for o in makes])
-def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
-def bf16_graph(learn, compile=False):
-    bf16(learn)
-    learn.add_cb(GraphedStepCallback(compile))
+BF16 = partial(MixedPrecision, amp_mode='bf16'), ChannelsLast
 # name -> what it does to a Learner, and the way of the same precision that it is compared with
 WAYS = {'eager': (with_cbs(), 'eager'), 'eager again': (with_cbs(), 'eager'), 'fused': (with_cbs(FusedStepCallback), 'eager'),
         'speed_up': (speed_up, 'eager')}
 GPU_WAYS = WAYS | {
     'graph': (with_cbs(GraphedStepCallback), 'eager'), 'compiled graph': (with_cbs(partial(GraphedStepCallback, True)), 'eager'),
-    'speed_up, compiled': (partial(speed_up, compile=True), 'eager'), 'bf16': (bf16, 'bf16'), 'bf16, graph': (bf16_graph, 'bf16'),
-    'bf16, compiled graph': (partial(bf16_graph, compile=True), 'bf16'),
+    'speed_up, compiled': (partial(speed_up, compile=True), 'eager'), 'bf16': (with_cbs(*BF16), 'bf16'), 'bf16, graph': (with_cbs(*BF16, GraphedStepCallback), 'bf16'),
+    'bf16, compiled graph': (with_cbs(*BF16, partial(GraphedStepCallback, True)), 'bf16'),
     'speed_up, bf16, compiled': (partial(speed_up, precision='bf16', compile=True), 'bf16')}
 CASES = dict(mnist_cnn_b64=('lenet', 64, 28, 1), resnet18_32px_b64=('resnet18', 64, 32, 3))
 TRAININGS = dict(mnist_cnn=('lenet', 256), resnet18=('resnet18', 1024))
@@ -80,11 +77,12 @@ def one_step_changes(case, device, n_steps, states, change, double=False):
     dls.train.n = bs*(n_steps+SKIPPED)
     net = get_model(model, n_in=n_in)
     learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(), cbs=[NoValidationCallback(), *[DoubleCallback()]*double])
-    change(learn)
+    done = change(learn)
     start = StartCallback(states, not states)
     learn.add_cb(start)
     with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
     if 'graphed_step' in vars(learn) and not learn.graphed_step.n_replays: raise RuntimeError(learn.graphed_step.why_not)
+    if isinstance(done, SpeedUp): done.undo()                # or later ways would have cuDNN's search, too
     return start.changes
 
 def errors_of(case, device, ways, n_steps):
@@ -102,9 +100,10 @@ def accuracy_of(training, device, n_epoch, seed, change):
     set_seed(seed)
     dls = get_dls('digits60k', bs=bs, loader='resident', device=device, seed=seed)
     learn = Learner(dls, get_model(model, n_in=1), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
-    change(learn)
+    done = change(learn)
     learn.remove_cbs(ProgressCallback)
     with learn.no_logging(): learn.fit_one_cycle(n_epoch, 3e-3)
+    if isinstance(done, SpeedUp): done.undo()
     return learn.recorder.values[-1][-1]
 
 def difference(a, b):

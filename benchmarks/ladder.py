@@ -8,7 +8,8 @@ every rung runs once, in an order of its own. Rungs without cuDNN's search live 
 for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's
 search, channels_last and AdamW at a constant rate, compiled as well (which takes minutes for a ResNet), the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
 
-Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels ran. `bound_us` is the least
+Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which ran longest. `valid_us` is
+the time of a batch of validation. `bound_us` is the least
 time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
 which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, re
@@ -114,7 +115,7 @@ def call(run, *args): return run(*args)
 def valid_us(learners, name):
     "Of a batch, validation as `fit` does it"
     learn, dl = learners[name], learners[name].dls.valid
-    dl.n = min(dl.n, 50*dl.bs)
+    dl.n = min(dl.n//dl.bs, 50)*dl.bs
     with learn.removed_cbs(learn.no_validation), redirect_stdout(io.StringIO()):
         wait_for(dl.device)
         start_s = perf_counter()
@@ -165,7 +166,7 @@ def by_hand(case, device):
 
 KINDS = { # the first whose expression a kernel's name has; Inductor names its kernels after what they fuse
     'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_', 'norms': 'batch_norm|bn_|batchnorm', 'element-wise': '^triton_',
-    'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK', 'layouts': 'nchwToNhwc|nhwcToNchw', 'copies': '^Mem|memset'}
+    'layouts': 'nchwToNhwc|nhwcToNchw|convertTensor|AddPadding', 'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK', 'copies': '^Mem|memset'}
 
 def kind_of(name): return next((k for k,o in KINDS.items() if re.search(o, name)), 'element-wise')
 
@@ -173,7 +174,8 @@ def look_inside(run, n_steps):
     "What the profiler sees of a step; it slows Python down, so no time of the host is taken from it"
     with torch.profiler.profile() as seen: run(n_steps)
     calls = seen.key_averages()
-    on_gpu, kinds = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA], Counter()
+    kinds = Counter()
+    on_gpu = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA and not o.is_user_annotation]     # such as a loader's range
     for o in on_gpu: kinds[kind_of(o.key)] += o.self_device_time_total/n_steps
     def count(*names): return sum(o.count for o in calls if o.key.startswith(names))/n_steps
     return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'), waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),

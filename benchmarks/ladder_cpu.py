@@ -6,7 +6,7 @@ Each run is a process of its own, since kept pages are kept until a process ends
 trains an epoch of 15 steps as warm-up, then four; its figure is the median of their milliseconds a step, from the first batch asked for to the last
 step done. PYTHON is that of an environment with Keras and TensorFlow, which trains the same network on the same number of images, normalized
 beforehand, by `fit`; `keras_pages` has glibc keep its pages, too, by environment variables. `jemalloc` and `tcmalloc` are stock fastai with another
-allocator in place of glibc's, where the system has it."""
+allocator in place of glibc's, which the system must have."""
 import json, os, resource, subprocess, sys
 from statistics import median
 from time import perf_counter
@@ -83,7 +83,7 @@ def main():
         env = os.environ | (PAGES if rung=='keras_pages' else dict(LD_PRELOAD=ALLOCATORS[rung]) if rung in ALLOCATORS else {})
         python = args.keras if 'keras' in rung else sys.executable
         done = subprocess.run([python, __file__, 'one', rung], env=env, capture_output=True, text=True)
-        if done.returncode: raise RuntimeError(done.stderr[-2000:])
+        if done.returncode or 'cannot be preloaded' in done.stderr: raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
     names = [o for o in args.rungs if args.keras or 'keras' not in o]
     runs = alternate({o: o for o in names}, args.rounds, run)

@@ -1,6 +1,6 @@
 """One case of ladder.py as a figure: what a step takes on each rung, every run a dot, the bar ends at the median
 
-    ladder_figure.py benchmarks/results/h200/fast/ladder_2.json --case resnet18_32px_b64
+    ladder_figure.py benchmarks/results/h200/fast/ladder_27.json --case resnet18_32px_b64
     --figure benchmarks/results/h200/fast/ladder.png --title 'A training step of ResNet-18, 32 px, batch 64'
 
 The README's first figure, made by this command (in one line)."""
@@ -12,7 +12,7 @@ import pandas as pd
 from common import parser
 
 RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits='+ no waiting for losses',
-             fused='+ fused optimizer', graph='+ CUDA graph', compiled_graph='+ compiled kernels',
+             fused='+ fused optimizer', graph="+ cuDNN's search, CUDA graph", compiled_graph='+ compiled kernels',
              hand='the same step by hand')
 
 def finish(ax, title, machine):

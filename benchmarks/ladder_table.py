@@ -16,12 +16,12 @@ RUNGS = dict(stock='stock', stock_bf16='stock, bf16', no_waits='no waiting for l
 LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
 SIDES = dict(same='stock, same precision', graph='graph', compiled_graph='compiled graph') | LIMITS
 
-def latest(paths, has='hand'):
-    "case -> file and what it holds, from the file with the highest number that has the case with this rung"
+def latest(paths, has=lambda o: 'hand' in o['step_us']):
+    "case -> file and what it holds, from the file with the highest number of those whose case has what is needed"
     cases = {}
     for file in sorted(paths, key=lambda o: _by_number(o.stem)):
         found = json.loads(file.read_text())
-        cases |= {case: (file, found) for case,o in found['cases'].items() if has in o.get('step_us', {})}
+        cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o and has(o)}
     return cases
 
 def same_precision(found): return found.get('stock_bf16') or found.get('stock')
@@ -41,22 +41,21 @@ def comparison(found):
         f'compiled graph ÷ {label}': ratio(us['compiled_graph'], us[k]) if k in us else '' for k,label in LIMITS.items()}
 
 def look_inside(found):
-    stock, fast = (found['inside'].get(k) for k in ('stock_bf16' if 'stock_bf16' in found['inside'] else 'stock', 'compiled_graph'))
+    stock, fast = same_precision(found['inside']), found['inside']['compiled_graph']
     joules, valid = found.get('joules_per_image', {}), found.get('valid_us', {})
-    def both(values, form='{:,.0f}'): return ', '.join(form.format(o) for o in values)
-    return {'launches: stock, compiled graph': both(o['launches'] for o in (stock, fast)),
-            'kernels': both(o['kernels'] for o in (stock, fast)), 'their time': both(o['device_us'] for o in (stock, fast)),
+    def listed(values, form='{:,.0f}'): return ', '.join(form.format(o) for o in values)
+    return {'launches: stock, compiled graph': listed(o['launches'] for o in (stock, fast)),
+            'kernels': listed(o['kernels'] for o in (stock, fast)), 'their time': listed(o['device_us'] for o in (stock, fast)),
             'step, compiled graph': f"{found['median_us']['compiled_graph']:,.0f}", 'bound': f"{found['bound_us']:,.0f}",
-            'a batch of validation': both(median(o) for o in (same_precision(valid), valid['compiled_graph'])) if valid else '',
-            'mJ an image: stock, compiled graph, by hand, plain loop, JAX': both(
+            'a batch of validation': listed(median(o) for o in (same_precision(valid), valid['compiled_graph'])) if valid else '',
+            'mJ an image: stock, compiled graph, by hand, plain loop, JAX': listed(
                 (1e3*o for o in (same_precision(joules), *(joules[k] for k in ('compiled_graph', *LIMITS)))), '{:,.2f}') if joules else ''}
 
 def main():
     p = parser(__doc__)
     p.add_argument('records', nargs='+', type=Path)
     paths = p.parse_args().records
-    for has,cells in ('fused', rungs), ('hand', comparison), ('kernels', look_inside):
-        found = latest(paths, has)
+    for found,cells in (latest(paths, lambda o: 'graph' in o['step_us']), rungs), (latest(paths), comparison), (latest(paths, lambda o: o.get('inside')), look_inside):
         rows = [{'case': f'`{case}`', 'file': f'`{found[case][0].stem}`'} | cells(found[case][1]['cases'][case]) for case in sorted(found, key=_by_number)]
         for o in [list(rows[0]), ['---']*len(rows[0]), *(o.values() for o in rows)]: print('|', ' | '.join(o), '|')
         print()

@@ -324,7 +324,7 @@ class Step:
         return out
 
 class EpochStep(Step):
-    "A step that takes its batch and its numbers out of tables of an epoch on the device, and counts itself"
+    "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"
     def __init__(self, owner, dl):
         super().__init__(owner)
         self.dl, self.n = dl, len(dl.dataset)//dl.bs                          # batches of the longest epoch
@@ -334,8 +334,8 @@ class EpochStep(Step):
     def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         update.numbers, update.at = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), self.at
-        self.losses = update.losses = loss.new_zeros(self.n)
-        self.host_numbers, self.host_losses = pinned(update.numbers), pinned(self.losses)
+        update.losses = loss.new_zeros(self.n)
+        self.host_numbers, self.host_losses = pinned(update.numbers), pinned(update.losses)
     def given(self, owner):
         if not self.compile: return super().given(owner)
         self.start(owner.rows, 0)
@@ -362,5 +362,5 @@ class EpochStep(Step):
         update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
         for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
         for _ in range(first, last): replay()
-        self.host_losses[first:last].copy_(self.losses[first:last], non_blocking=True)
+        self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
         return out
