@@ -9,7 +9,7 @@ What counts is the median of its errors as a multiple of that of the eager step 
 Trainings: each way trains on digits60k by `fit_one_cycle`, once for each seed; what counts is the interval of the differences in accuracy to the
 eager training with the same seed."""
 import io
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from statistics import mean, median, stdev
 
@@ -25,15 +25,19 @@ from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 from gpubench.core import free_memory
 from gpubench.data import get_dls, get_images
-from gpubench.fast import FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up
+from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
 from gpubench.models import get_model
 from scipy import stats as sps
 
 from common import NoValidationCallback, device_of, device_parser, write_json
 
-def with_cbs(*makes): return lambda learn: learn.add_cbs([o() for o in makes])
+def with_cbs(*makes):
+    def change(learn):
+        learn.add_cbs([o() for o in makes])
+        return nullcontext()
+    return change
 BF16 = partial(MixedPrecision, amp_mode='bf16'), ChannelsLast
-# name -> what it does to a Learner, and the way of the same precision that it is compared with
+# name -> what changes a Learner until the end of a `with` (or later ways would have cuDNN's search, too), and the way of the same precision that it is compared with
 WAYS = {'eager': (with_cbs(), 'eager'), 'eager again': (with_cbs(), 'eager'), 'fused': (with_cbs(FusedStepCallback), 'eager'),
         'speed_up': (speed_up, 'eager')}
 GPU_WAYS = WAYS | {
@@ -77,19 +81,17 @@ def one_step_changes(case, device, n_steps, states, change, double=False):
     dls.train.n = bs*(n_steps+SKIPPED)
     net = get_model(model, n_in=n_in)
     learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(), cbs=[NoValidationCallback(), *[DoubleCallback()]*double])
-    done = change(learn)
     start = StartCallback(states, not states)
-    learn.add_cb(start)
-    with redirect_stdout(io.StringIO()): learn.fit(1, 1e-3)
-    if 'graphed_step' in vars(learn) and not learn.graphed_step.n_replays: raise RuntimeError(learn.graphed_step.why_not)
-    if isinstance(done, SpeedUp): done.undo()                # or later ways would have cuDNN's search, too
+    with change(learn), redirect_stdout(io.StringIO()):
+        learn.fit(1, 1e-3, cbs=start)
+        if 'graphed_step' in vars(learn) and not learn.graphed_step.n_replays: raise RuntimeError(learn.graphed_step.why_not)
     return start.changes
 
 def errors_of(case, device, ways, n_steps):
     "way -> relative errors of single steps"
     states, found = [], {}
-    found['eager'] = one_step_changes(case, device, n_steps, states, with_cbs())
-    exact = one_step_changes(case, device, n_steps, states, with_cbs(), double=True)
+    found['eager'] = one_step_changes(case, device, n_steps, states, ways['eager'][0])
+    exact = one_step_changes(case, device, n_steps, states, ways['eager'][0], double=True)
     for name in list(ways)[1:]:
         found[name] = one_step_changes(case, device, n_steps, states, ways[name][0])
         free_memory()
@@ -100,10 +102,8 @@ def accuracy_of(training, device, n_epoch, seed, change):
     set_seed(seed)
     dls = get_dls('digits60k', bs=bs, loader='resident', device=device, seed=seed)
     learn = Learner(dls, get_model(model, n_in=1), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
-    done = change(learn)
     learn.remove_cbs(ProgressCallback)
-    with learn.no_logging(): learn.fit_one_cycle(n_epoch, 3e-3)
-    if isinstance(done, SpeedUp): done.undo()
+    with change(learn), learn.no_logging(): learn.fit_one_cycle(n_epoch, 3e-3)
     return learn.recorder.values[-1][-1]
 
 def difference(a, b):

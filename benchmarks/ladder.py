@@ -8,9 +8,8 @@ every rung runs once, in an order of its own. Rungs without cuDNN's search live 
 for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's
 search, channels_last and AdamW at a constant rate, compiled as well (which takes minutes for a ResNet), the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
 
-Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which ran longest. `valid_us` is
-the time of a batch of validation. `bound_us` is the least
-time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
+Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which
+ran longest. `valid_us` is the time of a batch of validation, `bound_us` the least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
 which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, re
 from collections import Counter
@@ -112,9 +111,10 @@ def make_learners(names, case, device): return {k: make_learner(case, rungs(case
 def on_rung(learners, name, look, *args): return look(partial(step_us, learners[name]), *args)
 def call(run, *args): return run(*args)
 
-def valid_us(learners, name):
-    "Of a batch, validation as `fit` does it"
-    learn, dl = learners[name], learners[name].dls.valid
+def valid_us(run):
+    "Of a batch, validation as `fit` does it, by the Learner of a rung"
+    [learn] = run.args
+    dl = learn.dls.valid
     dl.n = min(dl.n//dl.bs, 50)*dl.bs
     with learn.removed_cbs(learn.no_validation), redirect_stdout(io.StringIO()):
         wait_for(dl.device)
@@ -207,13 +207,12 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     at = {k: partial(on_rung, learners, k) if k in learners else partial(others, on_rung, k) for k in names}
     at |= dict(hand=lambda look, *args: look(hand, *args)) | {o: in_own_process(PEERS[o], case, device) for o in peers}
     n_steps = {k: min(case[6], max(12, case[6]//40)) if k in SLOW else case[6] for k in at}
-    times = alternate({k: partial(do, call, n_steps[k]) for k,do in at.items()}, rounds, lambda run: run())
+    times = alternate({k: partial(do, call, n_steps[k]) for k,do in at.items()}, rounds, call)
     stock = 'stock_bf16' if case[4] else 'stock'
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
-    valid_at = {k: partial(valid_us, learners, k) if k in learners else partial(others, valid_us, k) for k in names}
     return dict(
-        images=case[1], step_us=times, valid_us=alternate(valid_at, 3, lambda run: run()), median_us={k: median(o) for k,o in times.items()},
+        images=case[1], step_us=times, valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call), median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},

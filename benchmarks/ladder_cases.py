@@ -125,7 +125,7 @@ def main():
     draw_sizes(df[small & df.rung.ne(BOUND)], machine).savefig(args.batch_sizes, dpi=130)
     roof = draw_roofline(df[df.rung.ne(HAND)], 1e12*args.tflop_per_s, 1e9*args.gb_per_s, machine)
     roof.savefig(args.roofline, dpi=130)
-    inside = {k: found[k]['cases'][k] for k in CASES if k in found and 'kinds_us' in found[k]['cases'][k].get('inside', {}).get('stock_bf16', {})}
-    draw_kinds(inside, machine).savefig(args.kinds, dpi=130)
+    looked = latest(args.records, lambda o: 'kinds_us' in o.get('inside', {}).get('stock_bf16', {}))
+    draw_kinds({k: looked[k][1]['cases'][k] for k in CASES if k in looked}, machine).savefig(args.kinds, dpi=130)
 
 if __name__=='__main__': main()
