@@ -56,6 +56,7 @@ def main():
     p.add_argument('records', nargs='+', type=Path)
     paths = p.parse_args().records
     for found,cells in (latest(paths, lambda o: 'graph' in o['step_us']), rungs), (latest(paths), comparison), (latest(paths, lambda o: o.get('inside')), look_inside):
+        if not found: continue                                  # no file has what this table shows
         rows = [{'case': f'`{case}`', 'file': f'`{found[case][0].stem}`'} | cells(found[case][1]['cases'][case]) for case in sorted(found, key=_by_number)]
         for o in [list(rows[0]), ['---']*len(rows[0]), *(o.values() for o in rows)]: print('|', ' | '.join(o), '|')
         print()

@@ -356,8 +356,8 @@ def _not_shown(found, part, b):
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
         f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of that is overhead, "
         "and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
-    if part=='rise': return (f"The step gets longer from {b[0]:g} images on: the overhead does not show, and is "
-                             f"{o.hi:.3g} ms at most. Measure smaller batch sizes to see the overhead.")
+    if part=='rise': return (f"The step gets longer from {b[0]:g} images on, so these sizes don't show the overhead, "
+                             f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
     if len(b)<4: return "An overhead and a rise fit any three batch sizes, so nothing checks them. Measure a fourth size."
     if k.half_width_frac>_TOLD_FRAC:
         return (f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. "

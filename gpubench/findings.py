@@ -597,7 +597,7 @@ def fit_sentence(series, fit, short=False)->str: # Short: without the best batch
         return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
     plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
     parts = [f"{ends('overhead_ms', 'ms')} {'at least' if rise else 'at every size'}"]*plateau
-    parts += [f"{ends('fixed_ms', 'ms')} and {ends('per_image_ms', 'µs', 1e3)} an image"]*rise
+    parts += [f"{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image"]*rise
     if not parts: return f"The step times of {where} make no curve. {fit.reason}"
     text, i = f"By a fit (95 % intervals), a step on {where} takes {', or '.join(parts)}.", fit.best_bs_ci()
     if short: return text

@@ -73,10 +73,10 @@ BLOCK = 1024   # elements that one program of the kernel updates
 if triton:
     @triton.jit
     def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, loss, losses, n_done, L2: tl.constexpr,
-                       HAS_AVG: tl.constexpr, HAS_SQR: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-        i = tl.load(chunks+2*tl.program_id(0))
+                       HAS_AVG: tl.constexpr, HAS_SQR: tl.constexpr, BLOCK: tl.constexpr):
+        i, step = tl.load(chunks+2*tl.program_id(0)), tl.load(at)
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
-        mask, c = offs<tl.load(sizes+i), coefs+9*(tl.load(at)*n_buckets+tl.load(buckets+i))
+        mask, c = offs<tl.load(sizes+i), coefs+9*(step*n_buckets+tl.load(buckets+i))
         p_at = tl.load(table+4*i).to(tl.pointer_type(tl.float32))+offs
         p = tl.load(p_at, mask)
         g = tl.load(tl.load(table+4*i+1).to(tl.pointer_type(tl.float32))+offs, mask)
@@ -94,11 +94,11 @@ if triton:
             tl.store(sqr_at, sqr, mask)
             change /= tl.sqrt(sqr*tl.load(c+6))+tl.load(c+7)
         tl.store(p_at, p+change, mask)
-        if COUNTS:
+        if losses is not None:
             tl.debug_barrier()                         # all threads have read `at`
             if tl.atomic_add(n_done, 1)==tl.num_programs(0)-1:       # so have all programs
-                tl.store(losses+tl.load(at), tl.load(loss))
-                tl.store(at, tl.load(at)+1)
+                tl.store(losses+step, tl.load(loss))
+                tl.store(at, step+1)
                 tl.store(n_done, 0)
 
 @lru_cache
@@ -107,8 +107,8 @@ def triton_works()->bool:
     if not triton: return False
     x, whole = torch.zeros(len(COEFS), device='cuda'), torch.ones((1, 4), dtype=torch.int32, device='cuda')
     at = torch.full((1, 4), x.data_ptr(), device='cuda')
-    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, x, x, whole*0, L2=False, HAS_AVG=False, HAS_SQR=False,
-                            COUNTS=False, BLOCK=BLOCK)
+    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, None, None, whole*0, L2=False, HAS_AVG=False,
+                            HAS_SQR=False, BLOCK=BLOCK)
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
         return False
@@ -217,11 +217,10 @@ class TritonUpdate(ForeachUpdate):
         lists = zip(self.step_plan.params, self.grads, self.step_plan.avgs, self.step_plan.sqr_avgs)
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
     def __call__(self, loss=None):
-        (is_decoupled, kind), counts = self.step_plan.recipe, self.losses is not None
+        is_decoupled, kind = self.step_plan.recipe
         with torch.cuda.device(self.table.device): _update_kernel[len(self.chunks),](     # Triton takes the current one
             self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets),
-            *((loss, self.losses) if counts else (self.numbers,)*2), self.n_done, L2=not is_decoupled, HAS_AVG=kind!='sgd',
-            HAS_SQR=kind=='adam', COUNTS=counts, BLOCK=BLOCK)
+            loss, self.losses, self.n_done, L2=not is_decoupled, HAS_AVG=kind!='sgd', HAS_SQR=kind=='adam', BLOCK=BLOCK)
 
 class NativeUpdate(ForeachUpdate):
     "A plan's Adam by torch's fused step, on a CPU"
