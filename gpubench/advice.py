@@ -326,7 +326,7 @@ def _section(o):
 _LIMITS = """
 - Another network, data set, image size or batch size, unless it is listed above.
 - Another day: the intervals cover differences between visits of one session.
-- Two changes at once: each was measured alone.
+- Two decisions at once: each was measured without the others.
 - ✏️ What else?"""
 
 def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
