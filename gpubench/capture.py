@@ -148,12 +148,27 @@ def _parts(o):
     if isinstance(o, torch.nn.Module): yield from list(o.modules())[1:]
     for name in 'func', '__self__': yield from _parts(getattr(o, name, None))
 
-def _held(o): # What the code of an object or a function looks up in it and in its module, by name
+def _is_own(o): return (o.__module__ or '').split('.')[0] not in ('torch', 'torchvision', 'fastai', 'fastcore')
+
+def _looked_up(func, classes):
+    "What a function looks up by name in its module and in these classes, and what the functions that it finds there look up"
+    found, todo, seen = [], [func], set()
+    while todo:
+        func = inspect.unwrap(todo.pop())
+        if func in seen: continue
+        seen.add(func)
+        names = getattr(getattr(func, '__code__', None), 'co_names', ())
+        new = [(k, space[k]) for space in (getattr(func, '__globals__', {}), *map(vars, classes)) for k in names if k in space]
+        found += new
+        inner = [o.fget if isinstance(o, property) else o.__func__ if isinstance(o, (classmethod, staticmethod)) else o for _,o in new]
+        todo += [o for o in inner if isinstance(o, FunctionType) and _is_own(o)]
+    return found
+
+def _held(o): # What the code of an object or a function finds in it, in its classes and in modules, by name
     cells = [('', c.cell_contents) for c in getattr(o, '__closure__', None) or ()]
-    func = inspect.unwrap(o if inspect.isfunction(o) else getattr(type(o), 'forward', None) or getattr(type(o), '__call__'))
-    names, space = getattr(getattr(func, '__code__', None), 'co_names', ()), getattr(func, '__globals__', {})
+    func = o if inspect.isfunction(o) else getattr(type(o), 'forward', None) or getattr(type(o), '__call__')
     return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells,
-            *((k, space[k]) for k in names if k in space)]
+            *_looked_up(func, [c for c in type(o).__mro__ if _is_own(c)])]
 
 def _value(o, depth=3):
     "Something that differs if a number in it does; of what is deeper or another object, which one it is"
@@ -173,7 +188,7 @@ def look(
     if isinstance(model, DistributedDataParallel): model = model.module           # it counts its steps
     held = [o for root in (model, loss_func) for part in _parts(root) for o in _held(part)]
     tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
-    settings = [vars(o).get(k) for o in built_in.values() for k in ('max_norm', 'n_acc', 'is_on')]
+    settings = [vars(o).get(k) for o in built_in.values() for k in ('max_norm', 'norm_type', 'n_acc', 'is_on')]
     everywhere = vars(torch.nn.modules.module).items()
     hooks = [o for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict)
              for o in v.values() if not getattr(o, 'for_one_pass', False)]

@@ -306,6 +306,8 @@ class GraphedStepCallback(FusedStepCallback):
     @property
     def hooks(self): return dict(_do_one_batch=self._one_batch, all_batches=self._all_batches)
     def let_go(self):
+        self._settle()
+        self._forget()                        # their plans count the optimizer's steps, which go on without them
         for o in self.hooks: vars(self.learn).pop(o, None)
         super().let_go()
 
@@ -325,11 +327,9 @@ class GraphedStepCallback(FusedStepCallback):
         self._settle()                                                    # an earlier fit may have ended by an error
     def _why_not(self):
         if not self.capture: return 'A CPU has no launches to save.'
-        for cb in self.learn.cbs:
-            if type(cb) not in _KNOWN and not getattr(cb, 'sees_replays', False) and acts(cb, _INNER):
-                return f"{cb.name} acts within the step."
-            if isinstance(cb, MixedPrecision) and AMPMode(cb.amp_mode)==AMPMode.FP16:
-                return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
+        for cb in strangers(self.learn, _INNER): return f"{cb.name} acts within the step."
+        if any(isinstance(o, MixedPrecision) and AMPMode(o.amp_mode)==AMPMode.FP16 for o in self.learn.cbs):
+            return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
         return ''
     def give_up(self, why): super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
 
@@ -434,7 +434,8 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         others = self.why_not or self.strangers or GradientAccumulation in self.built_in
         return (not others and isinstance(dl, PixelDL) and dl.is_plain
-                and type(learn).all_batches is Learner.all_batches
+                and all(getattr(type(learn), o) is getattr(Learner, o) for o in ('all_batches', 'one_batch', '_split'))
+                and not {'one_batch', '_split'} & vars(learn).keys()
                 and isinstance(getattr(learn, 'recorder', None), DeferredRecorder) and learn.recorder.is_late
                 and dl.dataset.x.device==next(learn.model.parameters()).device)
 
@@ -447,7 +448,9 @@ class GraphedStepCallback(FusedStepCallback):
         def train(i):
             self.rows = order[i*dl.bs:(i+1)*dl.bs]
             learn.one_batch(i, dl.batch(self.rows))
-        self.gathered = dl, dl.bs, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows))
+        changes = [(type(f), *vars(f).items()) for f in dl.after_batch.fs]
+        self.gathered = (dl, dl.bs, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows)),
+                         str(tree_map(lambda o: place(o) if isinstance(o, torch.Tensor) else o, changes)))
         try:
             if self.must_check: self._check()
             while i<n and not self._is_ready():
@@ -484,14 +487,16 @@ class GraphedStepCallback(FusedStepCallback):
         step.start(order, i)
         self.is_stale = True
         last = i
-        while last<n:
-            first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))             # the device starts after the first
-            learn.pred, learn.loss = step.run(first, last, count, self.timers)
-            self.n_replays += last-first
-            for o in self.monitors: o.count((last-first)*step.dl.bs)
-            waiting.append((first, last, self.capture.mark()))
-            if len(waiting)>2: finish(*waiting.pop(0))
-        for o in waiting: finish(*o)
+        try:
+            while last<n:
+                first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))         # the device starts after the first
+                learn.pred, learn.loss = step.run(first, last, count, self.timers)
+                self.n_replays += last-first
+                for o in self.monitors: o.count((last-first)*step.dl.bs)
+                waiting.append((first, last, self.capture.mark()))
+                if len(waiting)>2: finish(*waiting.pop(0))
+        finally:                              # also of what was trained before an interrupt
+            for o in waiting: finish(*o)
 
     @property
     def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())

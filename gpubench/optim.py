@@ -241,11 +241,10 @@ def make_update(
     capturable=False, # Will a graph replay it, with other numbers?
 ):
     "The fastest update that these tensors allow"
-    tensors = [*step_plan.params, *grads]
     def order(o): return [s for s,n in zip(o.stride(), o.shape) if n>1]      # of one channel, both layouts are the same
-    is_alike = all(order(p)==order(g) and p.dtype==g.dtype for p,g in zip(step_plan.params, grads))
+    is_alike = all(order(p)==order(g) for p,g in zip(step_plan.params, grads))
     is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
-    is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in tensors)
+    is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in (*step_plan.params, *grads))
     if is_plain and step_plan.params[0].is_cuda and triton_works(): return TritonUpdate(step_plan, grads)
     is_adam_on_cpu = step_plan.recipe[1]=='adam' and step_plan.params[0].device.type=='cpu'
     return (NativeUpdate if is_plain and is_adam_on_cpu and not capturable else ForeachUpdate)(step_plan, grads)

@@ -1,6 +1,7 @@
 """The captured step against the eager one, on a CPU: the tape repeats a step's operations with the tensors and numbers of the
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
 import gc
+import math
 import random
 from contextlib import nullcontext
 from copy import deepcopy
@@ -34,7 +35,7 @@ from gpubench.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallb
                            swap_recorder)
 from gpubench.models import get_model
 from gpubench.monitor import CpuSource, MonitorCallback
-from gpubench.optim import FusedOptimizer, fuse, fused_adam
+from gpubench.optim import FusedOptimizer, fuse, fused_adam, unfuse
 from gpubench.process import Surroundings
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import tf32_set
@@ -291,6 +292,23 @@ def unfrozen_and_reset(learn):
 def spared(learn):
     for p in learn.model.parameters(): learn.opt.state[p]['do_wd'] = False
 
+class Dimmed(Learner):
+    def one_batch(self, i, b): super().one_batch(i, (b[0]*.1, *b[1:]) if self.training else b)
+class SplitDimmed(Learner):
+    def _split(self, b): super()._split((b[0]*.1, *b[1:]) if self.training else b)
+def normalized(learn):
+    norm = learn.dls.train.after_batch.fs[1]
+    norm.mean = norm.mean+.2
+def less_augmented(learn):
+    for degrees in 30, 0:
+        learn.dls.train.after_batch.fs[2].degrees = degrees
+        learn.fit(2, 1e-2)
+def without(learn):
+    "A fit without what makes the optimizer's steps ours"
+    with learn.removed_cbs([o for o in learn.cbs if isinstance(o, (GraphedStepCallback, FuseCallback))]):
+        unfuse(learn.opt)
+        learn.fit(1, 1e-2)
+
 CHANGES = dict(
     layout=(then(lambda o: o.model.to(memory_format=torch.channels_last)), {}),
     clear_state=(then(lambda o: o.opt.clear_state()), {}), no_gradients=(then(unfrozen_and_reset), {}), decay=(then(spared), dict(wd=.5)),
@@ -304,7 +322,12 @@ CHANGES = dict(
     frozen_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].requires_grad_(cb.iter<4))])),
     eval_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].train(cb.iter!=4))])),
     reached_late=(lambda o: o.fit(4, 1e-2), dict(model=Sometimes, drop_last=False, wd=.1)),
-    two_outputs=(lambda o: o.fit(2, 1e-2), dict(model=Pair, loss_func=lambda: of_the_first, metrics=lambda: [])))
+    two_outputs=(lambda o: o.fit(2, 1e-2), dict(model=Pair, loss_func=lambda: of_the_first, metrics=lambda: [])),
+    norm_type=(then(lambda o: setattr(o.gradient_clip, 'norm_type', math.inf)), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
+    augmented=(then(lambda o: o.dls.train.after_batch.add(BatchAugment(True, 2, 20, .3))), {}),
+    less_augmented=(less_augmented, dict(augment=BatchAugment(True, 1, 30, .1))),
+    normalized=(then(normalized), {}), removed=(then(without, lambda o: o.fit(4, 1e-2)), dict(drop_last=False)),
+    own_batch=(lambda o: o.fit(2, 1e-2), dict(make=Dimmed)), own_split=(lambda o: o.fit(2, 1e-2), dict(make=SplitDimmed)))
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -666,18 +689,28 @@ def test_a_graph_keeps_its_memory_while_others_capture_theirs(gathered, tmp_path
     assert_same(*learners)
 
 
-def test_an_error_in_an_epoch_leaves_a_learner_that_trains():
-    class Stop(Callback):
-        leaves_the_loss = True
-        def after_batch(self):
-            if self.training and self.iter==4 and self.epoch==0: raise KeyboardInterrupt
-    learn = learner(True)
+class Stop(Callback):
+    leaves_the_loss = sees_replays = True
+    def before_batch(self):
+        if self.training and self.iter==3: raise KeyboardInterrupt
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_an_error_in_an_epoch_leaves_a_learner_that_trains(gathered):
+    learn = learner(True, gathered=gathered)
+    learn.fit(1)
     with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=Stop())
     learn.remove_cbs([Stop])
-    assert len(learn.recorder.losses)==4          # the recorder comes after this callback
+    assert len(learn.recorder.losses)==3
     learn.fit(1)
-    learn.remove_cb(learn.graphed_step)
-    assert '_do_one_batch' not in vars(learn)
+    assert learn.graphed_step.n_replays
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_callback_that_is_removed_after_an_error_leaves_no_gradient(gathered):
+    learn = learner(True, gathered=gathered)
+    learn.fit(1)
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=Stop())
+    learn.remove_cbs([Stop, GraphedStepCallback])
+    assert '_do_one_batch' not in vars(learn) and not any(p.grad.any() for p in learn.model.parameters())
     learn.fit(1)
 
 
@@ -1165,7 +1198,8 @@ def test_speed_up_takes_a_learner():
 
 # ---- numbers that a network finds elsewhere than in itself
 
-drawn = np.random.default_rng(0)
+drawn, for_function, for_property = np.random.default_rng(0), dict(t=1.), dict(t=1.)
+def temperature(): return for_function['t']
 
 class Elsewhere(nn.Module):
     def __init__(self, where):
@@ -1174,13 +1208,20 @@ class Elsewhere(nn.Module):
     def scale(self):
         if self.where=='list': return self.held[0]
         if self.where=='namespace': return self.held.t
-        return self.held['a'][0]
+        if self.where=='deep': return self.held['a'][0]
+        if self.where=='class': return self.t
+        return self.twice if self.where=='property' else temperature()
+    t = 1.
+    @property
+    def twice(self): return 2*for_property['t']
     def forward(self, x): return self.linear(x.flatten(1))/self.scale()
 
 class Annealed(Callback):
     def before_epoch(self):
         held, t = self.model.held, 1.+self.epoch
-        if self.model.where=='namespace': held.t = t
+        if self.model.where=='class': Elsewhere.t = t
+        elif held is None: dict(function=for_function, property=for_property)[self.model.where]['t'] = t
+        elif self.model.where=='namespace': held.t = t
         else: (held['a'] if self.model.where=='deep' else held)[0] = t
 
 class OwnDraw(nn.Module):
@@ -1196,8 +1237,8 @@ def on_tape(model, cb=None):
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=[cb, graphed] if cb else [graphed])
     return learn, graphed
 
-@pytest.mark.parametrize('where', ['list', 'namespace', 'deep'])
-def test_numbers_in_containers_are_looked_at(where):
+@pytest.mark.parametrize('where', ['list', 'namespace', 'deep', 'class', 'property', 'function'])
+def test_numbers_that_a_network_finds_elsewhere_are_looked_at(where):
     set_seed(0)
     dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)
     stock = Learner(dls, Elsewhere(where), loss_func=CrossEntropyLossFlat(), cbs=Annealed())
