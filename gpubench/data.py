@@ -79,8 +79,10 @@ class ImageSet:
         if self.is_valid is not None: return np.flatnonzero(~self.is_valid), np.flatnonzero(self.is_valid)
         n_valid = max(-(-len(self)//5), len(np.unique(self.labels)))
         rows = np.arange(len(self))
-        parts = train_test_split(rows, test_size=n_valid, stratify=self.labels, random_state=_SPLIT_SEED)
-        return tuple(np.sort(o) for o in parts)
+        train, valid = train_test_split(rows, test_size=n_valid, stratify=self.labels, random_state=_SPLIT_SEED)
+        small = np.setdiff1d(self.labels, self.labels[valid])                 # a class of few images may have none there
+        moved = [train[self.labels[train]==o].min() for o in small]
+        return np.setdiff1d(train, moved), np.sort([*valid, *moved])
 
     def sample(self, n): # At most `n` images
         "A smaller set, each class and part of the split in proportion, but at least two of each"
@@ -256,9 +258,11 @@ def _check_classes(root, parts):
 def _folder_set(path, size, n_in):
     "The images in a folder of class folders, or in its `train` and `valid` folders of such"
     root = find_folder(path)
-    def below(*names): return [o for o in (root/name for name in names) if o.is_dir()][:1]
-    train, valid = below('train', 'training'), below('valid', 'val', 'validation', 'test', 'testing')
-    try: parts = _list_images(train+valid if train else [root])
+    try:
+        there = {o.name.lower(): o for o in root.iterdir() if o.is_dir()}
+        train, valid = ([there[o] for o in names if o in there][:1]
+                        for names in (('train', 'training'), ('valid', 'val', 'validation', 'test', 'testing')))
+        parts = _list_images(train+valid if train else [root])
     except OSError as e: raise ValueError(f"{e.filename} in the data set {root} cannot be read ({e.strerror}). Make it "
                                           f"readable, or take it out{_THEN}.") from e
     _check_classes(root, parts)
@@ -374,11 +378,11 @@ class _ShuffledDL(TfmdDL):
         self.mine = share(self.all_idxs(), self.bs, self.part)
         return self.mine
     def all_idxs(self): return super().get_idxs()
-    def shuffle_fn(self, idxs): return [idxs[o] for o in self.draw(len(idxs)).tolist()]
-    def draw(self, n):
+    def shuffle_fn(self, idxs): return self.draw(len(idxs)).tolist()
+    def draw(self, n): # out of all images, also for an epoch of fewer: a folder's are sorted by class
         device = self.device if torch.device(self.device or 'cpu').type=='cuda' else 'cpu'   # the same for every loader
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
-        return torch.randperm(n, generator=generator, device=device)
+        return torch.randperm(len(self.dataset), generator=generator, device=device)[:n]
 
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
@@ -544,4 +548,5 @@ def as_tensors(
 )->list: # Training images and their labels, held-out images and theirs, normalized and on the loaders' device
     "All images of both parts at once, as plain tensors"
     whole = [o.new(bs=len(o.dataset), shuffle=False, drop_last=False) for o in (dls.train, dls.valid)]
+    for o in whole: o.after_batch = type(o.after_batch)(f for f in o.after_batch.fs if f.split_idx!=0)      # augments nothing
     return [o.as_subclass(torch.Tensor) for dl in whole for o in next(iter(dl))]

@@ -11,7 +11,7 @@ import math
 import platform
 import random
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 import numpy as np
@@ -160,14 +160,18 @@ def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[
 class CheckedChannelsLastCallback(ChannelsLast):
     "fastai's `ChannelsLast`, which gives way where the network can't run so; `why_not` is a sentence then"
     sees_replays = leaves_the_loss = True
-    why_not, is_checked = '', False
+    why_not = ''
+    def __init__(self): self.tried = set()               # modes of the network
     def before_fit(self):
         if not self.why_not: super().before_fit()
     def before_batch(self):
-        if self.is_checked: return
-        self.is_checked = True
+        if self.why_not or self.training in self.tried: return
+        self.tried.add(self.training)
+        xb, yb = _of_tensors(lambda o: o[:2], (self.xb, self.yb))
         try:
-            with evaluating(self.model): self.model(*_of_tensors(lambda o: o[:2], self.xb))
+            with _untouched(self.model), torch.no_grad():
+                pred = self.model(*xb)
+                if yb and not isinstance(getattr(self.loss_func, '__self__', None), Callback): self.loss_func(pred, *yb)
         except Exception as e: # such as of a `view` after the convolutions
             self.model.to(memory_format=torch.contiguous_format)
             self.why_not = f"The network doesn't run in channels_last: {_reason(e)}"
@@ -187,14 +191,17 @@ class _OneDNNMode(TorchDispatchMode):
 
 @contextmanager
 def _untouched(model):
-    "Undo what a try does to buffers and random numbers"
+    "Undo what a try does to buffers, to numbers of the modules and to random numbers"
     buffers = [(o._buffers, k, b, b.clone()) for o in model.modules() for k,b in o._buffers.items() if b is not None]
+    numbers = [(vars(o), k, v) for o in model.modules() for k,v in vars(o).items() if type(v) in (bool, int, float)]
     py, np_state = random.getstate(), np.random.get_state()
+    gpus = {o.device for o in model.parameters() if o.is_cuda}
     try:
-        with torch.random.fork_rng(devices=[]): yield
+        with torch.random.fork_rng(devices=gpus): yield
     finally:
         random.setstate(py)
         np.random.set_state(np_state)
+        for where,k,v in numbers: where[k] = v
         with torch.no_grad():
             for where,k,b,before in buffers: where[k] = b.copy_(before)
 
@@ -535,7 +542,7 @@ def _uses_tf32(device): # for convolutions
 class SpeedUp:
     "What `speed_up` did to a Learner: a table when printed, `undo()`, and a context manager that undoes it"
     def __init__(self, learn):
-        self.learn, self.rows, self.undos = learn, [], []
+        self.learn, self.rows, self.undos = learn, [], ExitStack()
         self.on_gpu = torch.device(getattr(learn.dls, 'device', None) or 'cpu').type=='cuda'
 
     def add(self, part, why, on=True, cb=None, shows=None, undo=None):
@@ -543,8 +550,8 @@ class SpeedUp:
         self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
         if cb:
             self.learn.add_cb(cb)
-            self.undos.append(partial(self.learn.remove_cb, cb))
-        if undo: self.undos.append(undo)
+            self.undos.callback(self.learn.remove_cb, cb)
+        if undo: self.undos.callback(undo)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
         found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
@@ -579,7 +586,8 @@ class SpeedUp:
             self.add('recorder', "The Learner has no recorder, or a custom one.", False)
         else:
             old = swap_recorder(learn, new := DeferredRecorder())
-            self.add('recorder', 'no wait for a loss', shows=new, undo=lambda: swap_recorder(learn, old))
+            self.add('recorder', 'no wait for a loss', shows=new,
+                     undo=lambda: getattr(learn, 'recorder', None) is new and swap_recorder(learn, old))
 
     def fuse_step(self):
         if not self.has('fused step', FusedStepCallback):
@@ -622,14 +630,17 @@ class SpeedUp:
             if type(o) is not nn.Sequential: return
             yield o
             for part in o: yield from chains(part)
-        pairs = [(seq, i) for seq in chains(self.learn.model) for i,(a,b) in enumerate(pairwise(seq))
-                 if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and not b.return_indices and not _is_watched(a)]
-        def swap():
-            for seq,i in pairs: seq[i], seq[i+1] = seq[i+1], seq[i]
-        if not pairs: self.add('pooling', 'No ReLU comes right before a max pooling in a chain of `nn.Sequential`s.', False)
+        found = [(seq, a, b) for seq in dict.fromkeys(chains(self.learn.model)) for a,b in pairwise(seq) if type(a) is nn.ReLU
+                 and type(b) is nn.MaxPool2d and not b.return_indices and not _is_watched(a) and not _is_watched(b)]
+        def swap(seq, a, b): # if they still follow each other
+            i = next((i for i,o in enumerate(pairwise(seq)) if o[0] is a and o[1] is b), None)
+            if i is not None: seq[i], seq[i+1] = b, a
+        def undo():
+            for seq,a,b in found: swap(seq, b, a)
+        if not found: self.add('pooling', 'No ReLU comes right before a max pooling in a chain of `nn.Sequential`s.', False)
         else:
-            swap()
-            self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=swap)
+            for o in found: swap(*o)
+            self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=undo)
 
     def keep_pages(self):
         why = keep_pages()
@@ -637,7 +648,7 @@ class SpeedUp:
 
     def undo(self):
         "Put everything back, apart from the pages"
-        while self.undos: self.undos.pop()()
+        self.undos.close()
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
 

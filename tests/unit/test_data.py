@@ -600,3 +600,31 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path): raise PermissionError(13, 'Permission denied', str(path))
     monkeypatch.setattr(os, 'scandir', refuse)
     with pytest.raises(ValueError, match='in the data set .* cannot be read .Permission denied.'): get_images(str(tmp_path))
+
+
+@pytest.mark.parametrize('loader', ['memory', 'resident'])
+def test_an_epoch_of_fewer_images_takes_them_from_all(loader):
+    dl = get_dls('digits', bs=16, loader=loader, max_images=500, device='cpu').train
+    dl.n = 64
+    order = [int(o) for o in dl.get_idxs()]
+    assert len({*order})==64 and max(order)>300
+
+@pytest.mark.parametrize('sizes', [(1000, 2), (100, 3, 3), (8, 2)])
+def test_each_class_has_images_in_both_parts(sizes):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    images = replace(get_images('digits'), labels=labels, rows=None, vocab=[*map(str, range(len(sizes)))])
+    train, valid = images.split()
+    assert {*labels[train]}=={*labels[valid]}=={*range(len(sizes))} and sorted([*train, *valid])==[*range(len(labels))]
+
+def test_folders_of_the_official_split_may_have_capitals(tmp_path):
+    rng = np.random.default_rng(0)
+    for part in 'Train', 'Valid':
+        for k in 'ab':
+            (tmp_path/part/k).mkdir(parents=True)
+            for i in range(10): Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path/part/k/f'{i}.png')
+    assert get_images(tmp_path).is_valid.sum()==20
+
+def test_all_images_as_tensors_are_not_augmented():
+    plain, augmented = (get_dls('digits', bs=32, max_images=200, device='cpu', augment=o) for o in (False, True))
+    for a,b in zip(data.as_tensors(plain), data.as_tensors(augmented)): assert torch.equal(a, b)
+    assert BatchAugment in map(type, augmented.train.after_batch.fs)

@@ -1375,3 +1375,63 @@ def test_pixels_on_the_host_of_a_gpu_are_named():
     done = SpeedUp(SimpleNamespace(dls=SimpleNamespace(device='cuda', train=train)))
     done.look_at_loader()
     assert done.to_df().on.tolist()==[False]
+
+
+# ---- what a try, a change by the user, or an undo must not do
+
+class Trace(nn.Module):
+    "Draws numbers and counts its calls in training"
+    def __init__(self):
+        super().__init__()
+        self.body, self.n = without_dropout(), 0
+    def forward(self, x):
+        self.n += self.training
+        return nn.functional.dropout(self.body(x), .5)*min(1, self.n/4)
+
+def test_trying_channels_last_leaves_no_trace():
+    nets = []
+    for cbs in [], [fast.CheckedChannelsLastCallback()]:
+        learn = learner(False, cbs=cbs, model=Trace, splitter=params)
+        set_seed(1)
+        learn.dls.train.rng.seed(1)
+        learn.fit(2, 1e-2)
+        nets.append(learn.model)
+    assert nets[0].n==nets[1].n==10
+    for a,b in zip(*(o.parameters() for o in nets)): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+def dice(pred, y): return 1-(pred.view(-1)*nn.functional.one_hot(y, 10)[..., None, None].expand(-1, -1, *pred.shape[2:]).reshape(-1)).mean()
+class InTraining(nn.Sequential):
+    def forward(self, x): return self[1](self[0](x).flatten(1) if not self.training else self[0](x).view(len(x), -1))
+
+@pytest.mark.parametrize('model, loss', [(lambda: nn.Sequential(nn.Conv2d(1, 10, 3), nn.Sigmoid()), dice),
+    (lambda: InTraining(nn.Conv2d(1, 4, 3), nn.Linear(144, 10)), nn.functional.cross_entropy)], ids=['loss', 'training'])
+def test_a_loss_or_a_branch_of_training_that_needs_the_usual_order_gets_it(model, loss):
+    learn = learner(False, model=model, loss_func=lambda: loss, metrics=lambda: [], splitter=params)
+    learn.remove_cb(learn.fuse)
+    with speed_up(learn) as done:
+        learn.fit(1)
+        table = done.to_df().set_index('part')
+        assert not table.on['channels_last'] and 'view' in table.why['channels_last']
+
+def test_undo_swaps_only_the_layers_that_speed_up_swapped():
+    learn = learner(False, model=lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)), splitter=params)
+    learn.remove_cb(learn.fuse)
+    with speed_up(learn):
+        assert [type(o) for o in learn.model[1:3]]==[nn.MaxPool2d, nn.ReLU]
+        learn.model.insert(0, nn.Identity())
+    assert [type(o) for o in learn.model]==[nn.Identity, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear]
+    learn.model[3].register_forward_hook(lambda *args: None)
+    with speed_up(learn) as done: assert not done.to_df().set_index('part').on['pooling']
+
+def test_undo_goes_on_without_the_recorder_and_after_an_error():
+    learn = learner(False)
+    learn.remove_cb(learn.fuse)
+    def fail(): raise ZeroDivisionError
+    done = SpeedUp(learn)
+    done.fuse_step()
+    done.defer_losses()
+    learn.remove_cb(learn.recorder)
+    done.add('another', '', undo=fail)
+    with pytest.raises(ZeroDivisionError): done.undo()
+    assert not any(isinstance(o, FusedStepCallback) for o in learn.cbs) and 'recorder' not in vars(learn)
+    done.undo()
