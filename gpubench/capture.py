@@ -179,6 +179,11 @@ def _value(o, depth=3):
             [type(o), *[_value(v, depth-1) for v in items]]
     return id(o)
 
+def has_own(learn, name):
+    "Has the Learner, or its class, a method of its own in place of fastai's?"
+    own = vars(learn).get(name)
+    return getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, Hook)
+
 def look(
     learn,    # A Learner with an optimizer
     built_in, # The callbacks that become a part of the step
@@ -200,9 +205,7 @@ def look(
     elif any(type(o) in _GENERATORS for _,o in held):
         why = 'The network has its own random generator, and a graph would repeat its numbers.'
     for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
-        own = vars(learn).get(name)
-        if getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, Hook):
-            why = f"The Learner has its own {name}."
+        if has_own(learn, name): why = f"The Learner has its own {name}."
     return why, (tensors, [_value(o) for _,o in held], settings, list(map(id, (model, learn.opt, learn.opt.state, loss_func))),
                  learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, allows_tf32(b.cudnn), allows_tf32(b.cuda.matmul),
                  torch.are_deterministic_algorithms_enabled())

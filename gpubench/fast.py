@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .core import allows_tf32, check_value, free_memory, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, Hook, Step, host_random, look
+from .capture import CUDACapture, EpochStep, Hook, Step, has_own, host_random, look
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 
@@ -144,16 +144,6 @@ N_WARM_UP_DDP = 11 # where DDP averages the gradients: it rebuilds its buckets i
 MAX_SHAPES = 4   # that get a graph of their own
 N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
 
-@contextmanager
-def evaluating(model):
-    "A network in evaluation mode, without gradients"
-    modes = {o: o.training for o in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(): yield
-    finally:
-        for o,mode in modes.items(): o.training = mode
-
 def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
 def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
 
@@ -169,7 +159,7 @@ class CheckedChannelsLastCallback(ChannelsLast):
         self.tried.add(self.training)
         xb, yb = _of_tensors(lambda o: o[:2], (self.xb, self.yb))
         try:
-            with _untouched(self.model), torch.no_grad():
+            with untouched(self.model), torch.no_grad():
                 pred = self.model(*xb)
                 if yb and not isinstance(getattr(self.loss_func, '__self__', None), Callback): self.loss_func(pred, *yb)
         except Exception as e: # such as of a `view` after the convolutions
@@ -190,8 +180,8 @@ class _OneDNNMode(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 @contextmanager
-def _untouched(model):
-    "Undo what a try does to buffers, to numbers of the modules and to random numbers"
+def untouched(model):
+    "Undo what a try does to buffers, to numbers and modes of the modules and to random numbers"
     buffers = [(o._buffers, k, b, b.clone()) for o in model.modules() for k,b in o._buffers.items() if b is not None]
     numbers = [(vars(o), k, v) for o in model.modules() for k,v in vars(o).items() if type(v) in (bool, int, float)]
     py, np_state = random.getstate(), np.random.get_state()
@@ -245,7 +235,7 @@ class OneDNNCallback(Callback):
         "Try two images"
         model = self.model
         try:
-            with torch.set_grad_enabled(self.training), _untouched(model), _OneDNNMode():
+            with torch.set_grad_enabled(self.training), untouched(model), _OneDNNMode():
                 out = sum(o.to_dense().sum() for o in tree_leaves(model(*self._in_layout(2))) if isinstance(o, torch.Tensor))
                 if out.requires_grad:
                     torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
@@ -441,8 +431,7 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         others = self.why_not or self.strangers or GradientAccumulation in self.built_in
         return (not others and isinstance(dl, PixelDL) and dl.is_plain
-                and all(getattr(type(learn), o) is getattr(Learner, o) for o in ('all_batches', 'one_batch', '_split'))
-                and not {'one_batch', '_split'} & vars(learn).keys()
+                and not any(has_own(learn, o) for o in ('all_batches', 'one_batch', '_split'))
                 and isinstance(getattr(learn, 'recorder', None), DeferredRecorder) and learn.recorder.is_late
                 and dl.dataset.x.device==next(learn.model.parameters()).device)
 

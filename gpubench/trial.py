@@ -45,8 +45,8 @@ from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
 from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
-from .fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, OneDNNCallback, evaluating, keep_pages,
-                              swap_recorder)
+from .fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, OneDNNCallback, keep_pages,
+                              swap_recorder, untouched)
 
 # %% ../nbs/25_trial.ipynb #142af0af
 PRECISIONS = { # name -> what it means
@@ -264,7 +264,7 @@ class SeenCallback(Callback):
         self.n_workers = len(multiprocessing.active_children())-self.n_others
         if self.is_compiled and self.dtype is None:         # a compiler can't follow a look, so before it compiles
             look_once(self.model, self.saw_product)
-            with evaluating(self.model): self.model(*[o[:2] for o in self.xb])
+            with untouched(self.model), torch.no_grad(): self.model.eval()(*[o[:2] for o in self.xb])
     def after_step(self): self.n_opt_steps += 1
     def after_batch(self): self.n_batches += self.training
 
