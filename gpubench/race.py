@@ -70,7 +70,7 @@ class _Race:
         "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
         if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
-        return n*row['bs']/epoch_seconds(n, *times)
+        return n*row['bs']/epoch_seconds(n, *times, row.get('wait_ms') or 0, self.trial.n_workers)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]

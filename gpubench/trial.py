@@ -436,16 +436,17 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 
 
 # %% ../nbs/25_trial.ipynb #95695eb4
-def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms):
-    "An epoch's start-up, steps and closing together"
-    return (first_batch_ms+n_steps*step_ms+closing_ms)/1e3
+def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, n_workers):
+    "An epoch's start-up, steps and closing together; the first round's waits are part of the start-up, not of the steps"
+    waits_ms = wait_ms*min(n_steps, max(1, n_workers)) if wait_ms>0 else 0     # it may be NaN
+    return (first_batch_ms+n_steps*step_ms-waits_ms+closing_ms)/1e3
 
 def epoch_times(timer, trial, n_steps):
     "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback` after its fits"
     df, epochs = timer.to_df(), timer.epochs_df()
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s = epoch_seconds(n_steps, step.mid, first, closing)
+    epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial.n_workers)
     whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | dict(
         step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level, step_mean_ms=df.step_ms.mean(),
