@@ -463,6 +463,8 @@ def match_sides(
     return found, alone
 
 # %% ../nbs/31_compare.ipynb #071f3fce
+_OFF = {o: False for o in SETTINGS if FIELDS[o].dtype is bool} | dict(n_devices=1, n_nodes=1, accumulate=1) # without a record
+
 def _differences(a, b, names):
     "The settings in which two sides have no value in common"
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o].unique()}))
@@ -486,9 +488,10 @@ def compare(
     ways = way_labels(both) if recorded else [*way_labels(a), *way_labels(b)]
     both = both.assign(where=where_labels(both), measure=ways)
     own = [o for names in both.settings if isinstance(names, list) for o in names if o not in FIELDS]
+    both = both.assign(**{o: both[o].where(both[o].notna(), off) for o,off in _OFF.items() if o in both})
     known, (a, b) = set(a) & set(b), (both[:len(a)], both[len(a):])
-    names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
-             if o in both and (o in known or any(x[o].map(plain_value).nunique(dropna=False)>1 for x in (a, b)))]
+    def varies(o): return any(x[o].map(plain_value).nunique(dropna=False)>1 for x in ((both,) if o in _OFF else (a, b)))
+    names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own]) if o in both and (o in known or varies(o))]
     def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
     if is_edited(a) or is_edited(b): names.append('model_source')                 # versions are not pooled
     if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')

@@ -35,6 +35,16 @@ def test_folders_files_frames_and_lists_are_the_same(tmp_path):
         pd.testing.assert_frame_equal(compare(o, visits(devices=['cuda'])), wanted, check_dtype=False)
 
 
+def test_records_from_before_a_setting_existed():
+    "They match what leaves it off, also where one side turns it on in part; what turns it on isn't the same work"
+    old, new = visits(devices=['cuda']), visits(devices=['cuda'], graph=False, n_devices=1)
+    assert compare(old, new).same_work.all() and len(compare(old, new))==2
+    c = compare(old, new+visits(devices=['cuda'], graph=True, n_devices=1))
+    assert c.same_work.tolist()==[True, True, False, False] and c.speedup.notna().tolist()==[True, True, False, False]
+    for on in (dict(graph=True), dict(n_devices=2), dict(accumulate=4)):
+        with pytest.raises(ValueError, match=f'differ in {next(iter(on))}: '): compare(old, visits(devices=['cuda'], **on))
+
+
 def test_a_run_beside_itself_is_not_distinguishable():
     c = compare(visits(), visits())
     assert c.verdict.tolist()==['not distinguishable']*4

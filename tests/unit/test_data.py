@@ -616,13 +616,22 @@ def test_each_class_has_images_in_both_parts(sizes):
     train, valid = images.split()
     assert {*labels[train]}=={*labels[valid]}=={*range(len(sizes))} and sorted([*train, *valid])==[*range(len(labels))]
 
+def draw_images(*folders):
+    for o in folders:
+        o.mkdir(parents=True)
+        for i in range(10): Image.fromarray(np.full((8, 8, 3), 20*i, np.uint8)).save(o/f'{i}.png')
+
 def test_folders_of_the_official_split_may_have_capitals(tmp_path):
-    rng = np.random.default_rng(0)
-    for part in 'Train', 'Valid':
-        for k in 'ab':
-            (tmp_path/part/k).mkdir(parents=True)
-            for i in range(10): Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path/part/k/f'{i}.png')
+    draw_images(*(tmp_path/part/k for part in ('Train', 'Valid') for k in 'ab'))
     assert get_images(tmp_path).is_valid.sum()==20
+
+def test_a_class_may_be_called_train(tmp_path):
+    draw_images(*(tmp_path/o for o in ('bus', 'plane', 'train')))
+    assert get_images(tmp_path).vocab==['bus', 'plane', 'train']
+
+def test_a_split_without_class_folders_is_refused(tmp_path):
+    draw_images(tmp_path/'train', tmp_path/'valid')
+    with pytest.raises(ValueError, match='no images in class folders'): get_images(tmp_path)
 
 def test_all_images_as_tensors_are_not_augmented():
     plain, augmented = (get_dls('digits', bs=32, max_images=200, device='cpu', augment=o) for o in (False, True))
