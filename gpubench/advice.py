@@ -26,7 +26,7 @@ from .series import SETTINGS, is_known, leaves_out, plain_value, setting_label, 
 from .stats import Interval
 
 # %% ../nbs/35_advice.ipynb #7173e624
-_OF_A_TRIAL = {'trial_id', 'loader', 'precision', 'n_params'}   # fields that a lab's notes lack
+_OF_A_TRIAL = {'trial_id', 'loader', 'precision', 'n_workers'}   # fields that a lab's notes lack
 
 def _session_name(path, rows):
     "'02_batch_size of 2026-11-21': the lab that the folder or file is named after, and the day"
@@ -116,11 +116,14 @@ def _rates(parts): return {k: o.images_per_s.tolist() for k,o in parts.items()}
 
 _ON = dict(cpu='the CPU', cuda='the GPU')
 
-def _devices(rows): yield _Options(_option_parts(rows, ['device'], lambda o: _ON.get(o, o), lambda k: (k[0]!='cpu', k)))
+def _devices(rows):
+    def label(o, pinned): return _ON.get(o, o)+' with pinned memory'*bool(pinned)
+    yield _Options(_option_parts(rows, ['device', 'pin_memory'], label, lambda k: (k[0]!='cpu', str(k))))
 
 def _batches(rows):
     def by_bs(part): return {int(bs): o for bs,o in part.groupby('bs')}
-    parts, aside = by_bs(rows[~leaves_out(rows)]), by_bs(rows[leaves_out(rows)])
+    ok, failed = rows[succeeded(rows)], rows[~succeeded(rows)]
+    parts, aside = by_bs(ok[~leaves_out(ok)]), by_bs(ok[leaves_out(ok)])
     usual = 64 if 64 in parts else min(parts, default=None)         # fastai's own
     less = [k for k,o in parts.items() if o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])]
     parts = {k: o for k,o in parts.items() if k not in less}
@@ -131,13 +134,18 @@ def _batches(rows):
     unsure = [o for o in best.unsettled if o!=than and is_known(best.against(o).lo)]
     notes = [f'Perhaps batch {o} is as fast.' for o in unsure[:1]]
     notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
-    notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: in as many epochs, less was learned.']*bool(less)
-    notes += ['No larger batch was tried.']*(best.bs==max([*parts, *aside, *less]))
+    notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.']*bool(less)
+    if best.bs==max([*parts, *aside, *less]):
+        larger = failed[failed.bs>best.bs].sort_values('bs')
+        how = 'ran out of memory' if 'oom' in larger.status[:1].tolist() else 'failed'
+        notes.append(f'Batch {fmt_bs(larger.bs.iloc[0])} {how}.' if len(larger) else 'No larger batch was tried.')
     pick = f'batch {best.bs}'
     yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(pick, f'batch {than}'), notes={pick: ' '.join(notes)})
 
 def _workers(rows):
-    yield _Options(_option_parts(rows[rows.loader=='files'], ['n_workers'], lambda o: setting_label('n_workers', o)))
+    def label(n, pinned): return setting_label('n_workers', n)+', pinned'*bool(pinned)
+    files = rows[rows.loader=='files']
+    yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label, lambda k: (k[0], bool(k[1]))))
 
 _LOADERS = dict(memory='decoded images in memory', resident='images on the device')
 
@@ -168,11 +176,11 @@ def _fast_steps(rows):
 
 def _several(rows):
     "Several GPUs against one: at the same batch in total, and at the same batch on each"
-    n_devices = rows.n_devices.fillna(1)
-    for (bs,n),part in rows[n_devices>1].groupby(['bs', n_devices]):
-        for one,where in ((bs, 'in all'), (bs/n, 'on each')):
-            base = rows[(n_devices==1) & (rows.bs==one)]
-            if len(base): yield _Options({'one GPU': base, f'{n:.0f} GPUs': part}, f'batch {one:.0f} {where}')
+    rows = rows.assign(n_devices=rows.n_devices.fillna(1))
+    def label(n): return 'one GPU' if n==1 else f'{n} GPUs'
+    for bs in sorted({*rows.bs[rows.n_devices==1]}):
+        for each,where in ((rows.bs, 'in all'), (rows.bs/rows.n_devices, 'on each')):
+            yield _Options(_option_parts(rows[each==bs], ['n_devices'], label), f'batch {bs:.0f} {where}')
 
 # %% ../nbs/35_advice.ipynb #b438f670
 @dataclass(frozen=True)
@@ -200,10 +208,9 @@ _MAX_WORKLOADS = 3 # per decision: those with the largest networks
 
 def _of_labs(df, labs):
     "The records of these labs' sessions, and of runs of several labs"
-    lab = df.session.str.extract(r'^(\d\d_\w+)')[0]
-    return df[lab.isna() | lab.isin(labs)]
+    return df[~df.session.str.match(r'\d\d_') | df.session.str.startswith(tuple(labs))]
 
-def _work_name(rows, d, machines):
+def _work_name(rows, d, machines, more):
     "'lenet on digits, batch 64, on the GPU'"
     o = rows.iloc[0]
     parts = [f'{o.model} on {o.dataset}', *([setting_label('size', o['size'])] if is_known(o['size']) else [])]
@@ -211,7 +218,7 @@ def _work_name(rows, d, machines):
     if 'device' not in d.varied: parts.append(f'on {_ON.get(o.device, o.device)}')
     if plain_value(o.graph) and 'graph' not in d.varied: parts.append('as a CUDA graph')
     if len(machines)>1: parts.append(f'on machine {o.machine}')
-    return ', '.join(parts)
+    return ', '.join(parts + [more]*bool(more))
 
 def _learned(a, b):
     "A warning if the accuracy of two options differs by more than chance"
@@ -223,18 +230,20 @@ def _decide(name, d, df):
     "The advice for every workload, each with its size and the rank of its session"
     fixed = ['session', 'machine', 'device', *SETTINGS, 'bs', 'measure', 'n_train', 'n_params', 'n_images']
     names = [o for o in fixed if o not in d.varied]
-    for rows in group_by_settings(df, names).values():
-        for o in d.options(rows):
-            if len(o.parts)<2: continue
-            work = ', '.join(filter(None, [_work_name(rows, d, df.machine.unique()), o.work]))
-            rates = _rates(o.parts)
-            pair = o.pair or choose(rates)
-            advice = advise_pair(name, work, d.words, rates, *pair, session=rows.session.iloc[0])
-            fastest = max(rates, key=lambda k: np.median(rates[k]))
-            perhaps = f'Perhaps slower than {fastest}: measure again.'*(not o.pair and fastest not in pair)
-            notes = filter(None, [advice.do, perhaps, o.notes.get(pair[0]), _learned(*(o.parts[k] for k in pair))])
-            size = rows.n_params.max()
-            yield size, (len(o.parts), len(rows), str(rows.time_utc.max())), replace(advice, do=' '.join(notes))
+    def label(k, rows): return setting_label(k, rows[k].iloc[0])
+    found = [(_work_name(rows, d, df.machine.unique(), o.work), rows, o)
+             for rows in group_by_settings(df, names).values() for o in d.options(rows) if len(o.parts)>1]
+    for work,rows,o in found:
+        alike = [r for w,r,_ in found if w==work]
+        told = [label(k, rows) for k in names if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
+        rates = _rates(o.parts)
+        pair = o.pair or choose(rates)
+        advice = advise_pair(name, ', '.join([work, *told]), d.words, rates, *pair, session=rows.session.iloc[0])
+        fastest = max(rates, key=lambda k: np.median(rates[k]))
+        perhaps = f'Perhaps slower than {fastest}: measure again.'*(not o.pair and fastest not in pair)
+        notes = filter(None, [advice.do, perhaps, o.notes.get(pair[0]), _learned(*(o.parts[k] for k in pair))])
+        rank = len(o.parts), sum(map(len, o.parts.values())), str(rows.time_utc.max())
+        yield rows.n_params.max(), rank, replace(advice, do=' '.join(notes))
 
 def _best_of(found):
     "The best session of each workload, for the largest networks, by size"
@@ -253,10 +262,12 @@ def advise(
     others:dict|None=None,  # Other machines, to compare the cost, as `read_runs` takes them: 'server' -> records
 )->list[Advice]: # At least one for each decision
     "What to do, and what wasn't measured"
-    ok = records[succeeded(records) & records.images_per_s.gt(0)].reindex(columns=dict.fromkeys([*records, *SETTINGS]))
-    ok, out = ok.assign(measure=way_labels(ok).tolist()), []
+    df = records[~succeeded(records) | records.images_per_s.gt(0)].reindex(columns=dict.fromkeys([*records, *SETTINGS]))
+    df, out = df.assign(measure=way_labels(df).tolist()), []
+    counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]       # failed visits lack the counts
+    df[counts] = df[counts].fillna(df.groupby(same, dropna=False)[counts].transform('first'))
     for name,d in _DECISIONS.items():
-        rows = _of_labs(ok, d.labs)
+        rows = _of_labs(df if name=='batch size' else df[succeeded(df)], d.labs)
         if name=='second GPU': rows = rows[rows.device.ne('cpu')]
         out += _best_of(_decide(name, d, rows)) or [_not_measured(name, d.labs, d.needs)]
     return out + (_costs(records, prices or {}, others or {}) or

@@ -11,7 +11,7 @@ import inspect
 import random
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from types import FunctionType, MethodType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, ModuleType
 import numpy as np
 import torch
 from fastai.callback.core import Callback
@@ -150,6 +150,8 @@ def _parts(o):
 
 def _is_own(o): return (o.__module__ or '').split('.')[0] not in ('torch', 'torchvision', 'fastai', 'fastcore')
 
+def _names(code): return [*code.co_names, *(k for o in code.co_consts if isinstance(o, CodeType) for k in _names(o))]
+
 def _looked_up(func, classes):
     "What a function looks up by name in its module and in these classes, and what the functions that it finds there look up"
     found, todo, seen = [], [func], set()
@@ -157,7 +159,7 @@ def _looked_up(func, classes):
         func = inspect.unwrap(todo.pop())
         if func in seen: continue
         seen.add(func)
-        names = getattr(getattr(func, '__code__', None), 'co_names', ())
+        names = _names(func.__code__) if hasattr(func, '__code__') else ()
         new = [(k, space[k]) for space in (getattr(func, '__globals__', {}), *map(vars, classes)) for k in names if k in space]
         found += new
         inner = [o.fget if isinstance(o, property) else o.__func__ if isinstance(o, (classmethod, staticmethod)) else o for _,o in new]
@@ -170,14 +172,21 @@ def _held(o): # What the code of an object or a function finds in it, in its cla
     return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells,
             *_looked_up(func, [c for c in type(o).__mro__ if _is_own(c)])]
 
+class _Is:
+    "An object, equal only to itself; kept, so that no other one gets its place in memory"
+    def __init__(self, o): self.o = o
+    def __eq__(self, other): return isinstance(other, _Is) and self.o is other.o
+
+_OPAQUE = torch.nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType
+
 def _value(o, depth=3):
-    "Something that differs if a number in it does; of what is deeper or another object, which one it is"
+    "Something that differs if a number in it does; of what is deeper, or PyTorch's or fastai's own, which object it is"
     if type(o) in _VALUES: return o
-    items = vars(o) if type(o) is SimpleNamespace else o
-    if depth and type(items) in (list, tuple, dict) and len(items)<1000:
-        return [type(o), *[_value(v, depth-1) for kv in items.items() for v in kv]] if isinstance(items, dict) else \
-            [type(o), *[_value(v, depth-1) for v in items]]
-    return id(o)
+    if isinstance(o, (np.ndarray, np.generic)) and o.size<1000: return o.tobytes()
+    if not isinstance(o, (list, tuple, set, dict, *_OPAQUE)) and hasattr(o, '__dict__') and _is_own(type(o)):
+        return [_Is(o), _value(vars(o), depth-1)]
+    if depth<=0 or not isinstance(o, (list, tuple, set, dict)) or len(o)>=1000: return _Is(o)
+    return [type(o), *[_value(v, depth-1) for v in ([*o, *o.values()] if isinstance(o, dict) else o)]]
 
 def has_own(learn, name):
     "Has the Learner, or its class, a method of its own in place of fastai's?"
@@ -194,19 +203,26 @@ def look(
     held = [o for root in (model, loss_func) for part in _parts(root) for o in _held(part)]
     tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
     settings = [vars(o).get(k) for o in built_in.values() for k in ('max_norm', 'norm_type', 'n_acc', 'is_on')]
+    if GradientAccumulation in built_in: settings += [place(p.grad) for p in model.parameters() if p.grad is not None]
+    if MixedPrecision not in built_in:
+        kind = next(model.parameters()).device.type
+        settings += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
     everywhere = vars(torch.nn.modules.module).items()
     hooks = [o for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict)
              for o in v.values() if not getattr(o, 'for_one_pass', False)]
     why = ''
     if isinstance(getattr(loss_func, '__self__', None), Callback):
         why = 'A callback computes the loss, with numbers that a graph would not see change.'
+    elif any(isinstance(o, (Learner, Callback)) for _,o in held):
+        why = 'The network or the loss reads from a Learner or a callback, and a graph would not see its numbers change.'
+    elif {'step', 'zero_grad'} & vars(learn.opt).keys(): why = 'The optimizer has a step or a zero_grad of its own.'
     elif hooks or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in model.parameters()):
         why = 'The network has hooks, and a graph runs no Python.'
     elif any(type(o) in _GENERATORS for _,o in held):
         why = 'The network has its own random generator, and a graph would repeat its numbers.'
     for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
         if has_own(learn, name): why = f"The Learner has its own {name}."
-    return why, (tensors, [_value(o) for _,o in held], settings, list(map(id, (model, learn.opt, learn.opt.state, loss_func))),
+    return why, (tensors, [_value(o) for _,o in held], settings, list(map(_Is, (model, learn.opt, learn.opt.state, loss_func))),
                  learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, allows_tf32(b.cudnn), allows_tf32(b.cuda.matmul),
                  torch.are_deterministic_algorithms_enabled())
 

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import allows_tf32, check_value, free_memory, one_of
 from .data import PixelDL
-from .optim import FusedOptimizer, fuse, place, unfuse
+from .optim import FusedOptimizer, find_recipe, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, has_own, host_random, look
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
@@ -263,7 +263,11 @@ class FusedStepCallback(Callback):
 
     def before_fit(self):
         self.why_not, opt = '', self.learn.opt
-        if opt is None or isinstance(opt, FusedOptimizer): return          # `validate` needs no optimizer
+        if opt is None: return                                             # `validate` needs no optimizer
+        if isinstance(opt, FusedOptimizer):
+            recipe = find_recipe(opt)
+            if recipe and (opt._plan is None or opt._plan.recipe==recipe): return
+            unfuse(opt)                                                    # its own callbacks have changed
         if any(getattr(o, 'sparse', False) for o in self.learn.model.modules()):
             return self.give_up('The network has sparse gradients, which are not fused.')
         try: self.ours = fuse(opt)
@@ -274,6 +278,8 @@ class FusedStepCallback(Callback):
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/23_fast.ipynb #8a224574
+def _is_on(cb): return cb.run and cb.run_train
+
 class GraphedStepCallback(FusedStepCallback):
     """Trains each batch by a CUDA graph of the whole step: forward, loss, backward, clipping, optimizer, gradients
 
@@ -316,7 +322,8 @@ class GraphedStepCallback(FusedStepCallback):
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
         self.give_up(self._why_not())
         learn.opt.capturable = not self.why_not
-        self.built_in = {type(o): o for o in learn.cbs if type(o) in _BUILT_IN or hasattr(type(o), 'average')}
+        inner = [o for o in learn.cbs if type(o) in _BUILT_IN or hasattr(type(o), 'average')]
+        self.built_in = {type(o): o for o in inner if _is_on(o)}
         self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
         self.watchers = [o for o in learn.cbs if getattr(o, 'sees_replays', False)]
         self.strangers, self.gathered, self.must_check = strangers(learn), None, True
@@ -325,6 +332,8 @@ class GraphedStepCallback(FusedStepCallback):
     def _why_not(self):
         if not self.capture: return 'A CPU has no launches to save.'
         for cb in strangers(self.learn, _INNER): return f"{cb.name} acts within the step."
+        twice = [k.__name__ for k in _BUILT_IN if sum(type(o) is k and _is_on(o) for o in self.learn.cbs)>1]
+        if twice: return f'There is more than one {twice[0]}.'
         if any(isinstance(o, MixedPrecision) and AMPMode(o.amp_mode)==AMPMode.FP16 for o in self.learn.cbs):
             return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
         return ''
@@ -350,7 +359,7 @@ class GraphedStepCallback(FusedStepCallback):
         "Forget the graphs if anything that they rely on has changed"
         (why, now), plans = self._look(), [o[2] for s in self.steps.values() for o in s.replays.values()]
         if why: self.give_up(why)
-        if now!=self.known or not all(o.is_current() for o in plans):
+        if now!=self.known or not all(o is self.learn.opt._plan and o.is_current() for o in plans):
             if plans: self._forget()
             for o in self.steps.values(): o.look(self)
         self.known, self.must_check = now, bool(self.strangers)
@@ -445,7 +454,7 @@ class GraphedStepCallback(FusedStepCallback):
             self.rows = order[i*dl.bs:(i+1)*dl.bs]
             learn.one_batch(i, dl.batch(self.rows))
         changes = [(type(f), *vars(f).items()) for f in dl.after_batch.fs]
-        self.gathered = (dl, dl.bs, *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows)),
+        self.gathered = (dl, dl.bs, len(dl.dataset), *map(place, (dl.dataset.x, dl.dataset.y, dl.dataset.rows)),
                          str(tree_map(lambda o: place(o) if isinstance(o, torch.Tensor) else o, changes)))
         try:
             if self.must_check: self._check()
@@ -580,7 +589,7 @@ class SpeedUp:
 
     def fuse_step(self):
         if not self.has('fused step', FusedStepCallback):
-            self.add('fused step', 'one launch instead of ten for each tensor', cb=FusedStepCallback())
+            self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
 
     def search_kernels(self):
         cudnn, part = torch.backends.cudnn, 'kernels'
@@ -624,16 +633,19 @@ class SpeedUp:
         def swap(seq, a, b): # if they still follow each other
             i = next((i for i,o in enumerate(pairwise(seq)) if o[0] is a and o[1] is b), None)
             if i is not None: seq[i], seq[i+1] = b, a
+        in_place = [a for _,a,_ in found if a.inplace]                         # oneDNN's pooling keeps its result
         def undo():
             for seq,a,b in found: swap(seq, b, a)
+            for o in in_place: o.inplace = True
         if not found: self.add('pooling', 'No ReLU comes right before a max pooling in a chain of `nn.Sequential`s.', False)
         else:
             for o in found: swap(*o)
+            for o in in_place: o.inplace = False
             self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=undo)
 
     def keep_pages(self):
         why = keep_pages()
-        self.add('pages', why or 'no page faults at each step; until the process ends', not why)
+        self.add('pages', why or 'memory is kept between steps, until the process ends', not why)
 
     def undo(self):
         "Put everything back, apart from the pages"

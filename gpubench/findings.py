@@ -185,30 +185,32 @@ def _rivals(best):
     same = [o for o in best.rates if o!=best.bs and is_known(best.against(o).lo) and not best.against(o).is_distinct()]
     return [o for o in same if o<best.bs or best.against(o).hi>_MAX_GAIN]
 
-def _best_paragraph(series, best):
+def _best_paragraph(series, best, largest):
     "The best batch size, how larger and smaller ones compare, and what is not ranked"
     goal, rivals = f'the smallest batch within {100*best.tolerance:.0f} % of the fastest', _rivals(best)
     r = best.against
-    start = f'{start_sentence(goal)} on {device_phrase(series)}: {best.bs}.'
+    among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'*bool(best.set_aside)
+    on = f'on {device_phrase(series)}{among}'
+    start = f'{start_sentence(goal)} {on}: {best.bs}.'
     each = [f"batch {o} ({fmt_ends(r(o), 'times as fast')})" for o in rivals]
-    out = [f"By the medians, {goal} on {device_phrase(series)} is {best.bs}, but it is not distinguishable from "
+    out = [f"By the medians, {goal} {on}{','*bool(among)} is {best.bs}, but it is not distinguishable from "
            f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
-    beyond = (f'Every larger batch that was tried leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the images.'
-              if best.set_aside else 'No larger batch was tried, and one may be faster still.')
-    out += [beyond]*(not larger)
+    if largest==best.bs: out.append('No larger batch was tried, and one may be faster still.')
     idle = [o for o in larger if o not in rivals and compare_words(r(o)) not in ('faster', 'no interval')]
     if idle: out.append(f"{start_sentence(_batch_phrase(idle))} gain{'s'*(len(idle)==1)} nothing measurable.")
     out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in larger if compare_words(r(o))=='faster']
-    out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in smaller[-1:] if is_known(r(o).lo)]
+    than = f'than batch {best.bs}'
+    out += [f"Batch {o} is {verdict(r(o), with_level=True)} {than}." for o in smaller[-1:] if is_known(r(o).lo)]
     beyond = [o for o in best.set_aside if r(o).mid>1+best.tolerance and not r(o).holds(1)]
-    return ' '.join(out + [f"In images per second, batch {o} is {verdict(r(o), with_level=True)}, but it leaves out "
-                           "too many images of this set; try it on a larger one." for o in beyond[-1:]])
+    return ' '.join(out + [f"In images per second, batch {o} is {verdict(r(o), with_level=True)} {than}, but it leaves "
+                           "out too many images of this set; try it on a larger one." for o in beyond[-1:]])
 
 @patch
 def best_batches(self:Workload)->list[str]:
     "A paragraph for each series, or one sentence for many"
-    if len(self.best)<=_FEW: return [_best_paragraph(*o) for o in self.best.items()]
+    largest = self.df.groupby('series').bs.max()                                   # that was tried, even if it failed
+    if len(self.best)<=_FEW: return [_best_paragraph(k, o, largest[k]) for k,o in self.best.items()]
     def where(bs): return fmt_list(device_phrase(o) for o,best in self.best.items() if best.bs==bs)
     clauses = [f'{bs} on {where(bs)}' for bs in sorted({o.bs for o in self.best.values()})]
     unsure = [device_phrase(o) for o,best in self.best.items() if _rivals(best)]
@@ -361,10 +363,13 @@ def images_left_out(self:Workload)->list[str]:
 def accuracies(self:Workload)->list[str]:
     "Batch sizes that learned less in the same number of epochs"
     rows = self.ok[self.ok.accuracy.notna() & self.ok.bs.notna()]
-    medians = rows.groupby('bs').accuracy.median().sort_values()
+    each = {k: o.groupby('bs').accuracy.median().sort_values() for k,o in rows.groupby('series')}
+    series = max(each, key=lambda o: each[o].iloc[-1]-each[o].iloc[0], default=None)
+    medians = each.get(series, ())
     if not len(medians) or not accuracy_differs(medians.iloc[-1], medians.iloc[0], rows.n_valid.min()): return []
+    where = f' on {device_phrase(series)}'*(len(each)>1)
     high, low = (f"{fmt(medians[o], '%', 100)} at batch {fmt_bs(o)}" for o in (medians.index[-1], medians.index[0]))
-    return [f"Held-out accuracy of {self.name} is {high} and {low}. The same number of epochs is not the same "
+    return [f"Held-out accuracy of {self.name}{where} is {high} and {low}. The same number of epochs is not the same "
             "learning, so the fastest epoch may not be the best choice."]
 
 _MIN_STARTUP_FRAC = .1 # fraction of an epoch above which the wait for the first batch is reported

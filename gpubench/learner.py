@@ -65,16 +65,18 @@ def time_learner(
         record = _train_until_steady(learn)
         learn.add_cb(StepTimerCallback())
         learn.fit(n_epoch)
-    ran = _seen(learn, seen)
+    ran, asked_n = _seen(learn, seen), point.get('accumulate')
+    if asked_n and seen.n_batches//asked_n==seen.n_opt_steps: ran['accumulate'] = asked_n   # a rest may be left over
     if point.get('precision') in ('tf32', 'ieee') and ran['precision']=='fp32': ran['precision'] = None    # can't be seen
     device = point.get('device')
     asked = point | dict(device=str(pick_device() if device=='auto' else device).partition(':')[0])
     seen.refuse(f"{k} should have been {point[k]!r}, but was {v!r}" for k,v in ran.items()
                 if k in point and v is not None and v!=asked[k])
-    epochs = learn.step_timer.epochs_df()
-    times = epoch_times(learn.step_timer,
-                        SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=ran['accumulate'] or 1, bs=ran['bs'] or 1),
-                        int(epochs.n_steps.median()))
+    df, epochs, bs = learn.step_timer.to_df(), learn.step_timer.epochs_df(), ran['bs']
+    n_steps = int(epochs.n_steps.median())
+    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)      # a short batch is part of a step
+    settings = SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=ran['accumulate'] or 1, bs=bs or 1)
+    times = epoch_times(df, epochs, settings, epochs.n_steps.median()) | dict(n_steps=n_steps)
     n_images, values = int(epochs.n_images.median()), dict(zip(learn.recorder.metric_names[1:],
                                                                learn.recorder.values[-1]))
     record |= times | dict(n_images=n_images, images_per_s=n_images/times['epoch_s'],

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
+from .compare import (KINDS, OFF, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
                               is_too_wide, load_records, noise_warning, prices_of, text_table)
 from .core import nearest
 from .plot import phase_shares, plot_phases, plot_price_speed
@@ -79,7 +79,8 @@ class Machine(Side):
 
     def like(self, row:dict, names:list)->pd.DataFrame: # Its visits that succeeded with these settings
         "The visits of a row"
-        same = [all(plain_value(x.get(o))==plain_value(row[o]) for o in names) for x in self.ok.to_dict('records')]
+        def value(x, o): return OFF.get(o) if (v := plain_value(x.get(o))) is None else v
+        same = [all(value(x, o)==value(row, o) for o in names) for x in self.ok.to_dict('records')]
         return self.ok.loc[same]
 
 def split_runs(runs:dict)->list: # `Machine`s

@@ -23,11 +23,15 @@ from .trial import Trial, epoch_seconds, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
+def may_be_best(rates:dict, tolerance:float)->list: # Batch sizes, ascending
+    "The sizes that may be as good as the fastest, as coarse visits are known to 5 %"
+    return sorted(o for o in rates if rates[o] >= max(rates.values())*(1-tolerance-.05))
+
 def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes, ascending
-    "The sizes worth a closer look: the fastest, and the smallest that may still be as good, as visits are known to 5 %"
-    ranked = sorted((o for o in rates if rates[o]==rates[o]), key=lambda o: -rates[o])
+    "The sizes worth a closer look: the fastest, and the smallest that may be as good"
+    ranked = sorted(rates, key=lambda o: -rates[o])
     if len(ranked)<=most: return sorted(ranked)
-    smallest = min(o for o in ranked if rates[o] >= rates[ranked[0]]*(1-tolerance-.05))
+    smallest = may_be_best(rates, tolerance)[0]
     return sorted(ranked[:most] if smallest in ranked[:most] else [*ranked[:most-1], smallest])
 
 # %% ../nbs/28_race.ipynb #f92ba320
@@ -70,7 +74,7 @@ class _Race:
         "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
         if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
-        return n*row['bs']/epoch_seconds(n, *times, row.get('wait_ms') or 0, self.trial.n_workers)
+        return n*row['bs']/epoch_seconds(n, *times, row.get('wait_ms') or 0, self.trial)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
@@ -145,7 +149,12 @@ def find_best_bs(
     if out is not None: records_path(out)            # refuses an unusable place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)
-    chosen = pick_finalists(df.groupby('bs').rate.median().to_dict(), tolerance, finalists)
+    rates = df.groupby('bs').rate.median().dropna().to_dict()
+    chosen = pick_finalists(rates, tolerance, finalists)
     if not chosen: raise RuntimeError(f"No batch size gave a time.{race.left_out(df)}")
-    df = pd.concat([df, race.visits('fine', chosen, fine_rounds, run, out, fine | options)], ignore_index=True)
-    return race.answer(df, chosen)
+    def closely(df, sizes):
+        return pd.concat([df, race.visits('fine', sizes, fine_rounds, run, out, fine | options)], ignore_index=True)
+    df = closely(df, chosen)
+    found = race.answer(df, chosen)
+    rest = [o for o in may_be_best(rates, tolerance) if o<found.bs and o not in chosen]
+    return race.answer(closely(df, rest), sorted([*chosen, *rest])) if rest else found

@@ -403,14 +403,19 @@ def make_learner(trial:Trial)->Learner:
 # %% ../nbs/25_trial.ipynb #b721fc23
 _TIMES = [*PHASE_NAMES, 'step_ms']
 
+def has_steady(n_steps, trial):
+    "With workers, is a round left of an epoch of `n_steps` without its start and its end?"
+    return not trial.n_workers or n_steps >= 1+trial.n_workers*(4+trial.accumulate)
+
 def steady_rounds(df, trial): # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
     """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; partial ones if no epoch holds a whole round.
-    Each worker prefetches two batches: an epoch's first 1 + 2·n_workers steps, or the first half of a short epoch, are
-    left out as its start, and its last 2·n_workers, when nothing is left to load, as its end, if a round remains"""
-    length = max(1, trial.n_workers)*trial.accumulate
+    Each worker prefetches two batches: an epoch's first 1 + 2·n_workers steps are left out as its start, and its last
+    2·n_workers, when nothing is left to load, as its end. If no epoch is that long, each one is a round as a whole"""
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
-    start = np.minimum(1+2*trial.n_workers, n_steps//2)
-    rest = df[(df.step >= start) & (df.step < np.maximum(n_steps-2*trial.n_workers, start+length))]
+    is_steady = has_steady(n_steps.max(), trial)
+    start, end = np.minimum(1+2*trial.n_workers, n_steps//2), n_steps-2*trial.n_workers
+    rest = df[(df.step >= start) & (df.step < end)] if is_steady else df
+    length = max(1, trial.n_workers)*trial.accumulate if is_steady else len(df)
     measured = [o for o in _TIMES if rest[o].notna().any()]
     rest = rest.assign(**rest[measured].fillna(0), round=rest.groupby(['fit', 'epoch']).cumcount()//length)
     means = rest.groupby(['fit', 'epoch', 'round'])[_TIMES].agg(['mean', 'size'])
@@ -436,17 +441,16 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 
 
 # %% ../nbs/25_trial.ipynb #95695eb4
-def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, n_workers):
+def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, trial):
     "An epoch's start-up, steps and closing together; the first round's waits are part of the start-up, not of the steps"
-    waits_ms = wait_ms*min(n_steps, max(1, n_workers)) if wait_ms>0 else 0     # it may be NaN
+    waits_ms = wait_ms*max(1, trial.n_workers) if wait_ms>0 and has_steady(n_steps, trial) else 0     # it may be NaN
     return (first_batch_ms+n_steps*step_ms-waits_ms+closing_ms)/1e3
 
-def epoch_times(timer, trial, n_steps):
-    "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback` after its fits"
-    df, epochs = timer.to_df(), timer.epochs_df()
+def epoch_times(df, epochs, trial, n_steps):
+    "Times of a step and of a whole epoch of `n_steps`, from the steps and epochs of a `StepTimerCallback`"
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial.n_workers)
+    epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial)
     whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | dict(
         step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level, step_mean_ms=df.step_ms.mean(),
@@ -514,7 +518,7 @@ def _train(learn, trial, half_width, max_s, whole_epoch):
 def _results(learn, trial, half_width):
     "The part of a record that was timed, seen and counted"
     timer, found, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
-    times = epoch_times(timer, trial, len(learn.dls.train))
+    times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     peaks = dict.fromkeys(('peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'))
     if trial.device.startswith('cuda'):
         (free, total), cuda = torch.cuda.mem_get_info(trial.device), torch.cuda

@@ -142,7 +142,7 @@ def test_no_ratio_is_not_the_same_work():
 def test_two_runs_of_one_machine_are_called_so():
     again = [o | dict(visit=o['visit']+3) for o in visits()]
     text = comparison_text(compare(visits(), again))
-    assert text.count('the same machine, so each ratio is how much two of its runs differ')==2      # once for each device
+    assert text.count('the same machine, or one just like it, so each ratio is how much two runs differ')==2      # once for each device
     assert 'the same machine' not in comparison_text(compare(visits(), visits(machine='m2')))
     assert 'the same machine' not in comparison_text(compare(visits(devices=['cpu']), visits(devices=['cuda'])))
 
@@ -194,3 +194,10 @@ def test_settings_of_a_users_own_function():
     assert load_records(rows)['size'].tolist()==['small', 'small']
     with pytest.raises(RuntimeError, match='settings are not names'): load_records([dict(settings=5, epoch_s=1.)])
     with pytest.raises(RuntimeError, match="size is 'small', not a number"): load_records([dict(size='small', epoch_s=1.)])
+
+
+def test_cards_of_two_machines_and_of_one_are_kept_apart():
+    a, b = visits((64,), ['cuda'], machine='aaaa1'), visits((64,), ['cuda:0'], machine='bbbb1')
+    cpu, both = visits((64,), ['cpu'], machine='cccc1'), visits((64,), ['cuda:0', 'cuda:1'], machine='bbbb1')
+    assert sorted(compare(cpu, [*a, *b]).where_b)==['Made-up GPU (aaaa)', 'Made-up GPU (bbbb)']
+    assert sorted(compare(cpu, both).where_b)==['Made-up GPU 0', 'Made-up GPU 1']

@@ -3,6 +3,7 @@ recording, as a CUDA graph does, so that a rate, a batch or a gradient that was 
 import gc
 import math
 import random
+from collections import defaultdict
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial, wraps
@@ -309,7 +310,32 @@ def without(learn):
         unfuse(learn.opt)
         learn.fit(1, 1e-2)
 
+def halved(learn):
+    learn.fit(2, 1e-2)
+    with torch.autocast(learn.dls.device.type, torch.bfloat16): learn.fit(1, 1e-2)
+    learn.fit(1, 1e-2)
+def activations(learn):
+    for kind in (nn.Tanh, nn.SiLU, nn.Tanh, nn.SiLU): learn.model[0][2] = kind()           # one may get the place of an earlier one
+def more_rows(learn):
+    data, train = learn.dls.train.dataset, learn.dls.train
+    for rows in data.rows[:100], data.rows:
+        data.rows, train.n = rows, len(rows)
+        learn.fit(2, 1e-2)
+def saliency(learn):
+    learn.model.zero_grad()
+    x, y = learn.dls.valid.one_batch()
+    learn.loss_func(learn.model(x), y).backward()
+    learn.opt.zero_grad()
+def without_fused(learn): learn.remove_cbs([o for o in learn.cbs if type(o) is FusedStepCallback])
+def not_clipped(learn):
+    learn.gradient_clip.run = False
+    learn.fit(2, 1e-2)
+
 CHANGES = dict(
+    autocast=(halved, {}), activation=(then(activations), {}), rows=(more_rows, {}),
+    not_clipped=(not_clipped, dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
+    saliency=(then(saliency, lambda o: o.fit(3, 1e-2)), dict(drop_last=False, cbs=lambda: [GradientAccumulation(64)])),
+    without_fused=(then(without_fused, lambda o: o.fit(5, 1e-2)), dict(drop_last=False, cbs=lambda: [FusedStepCallback()])),
     layout=(then(lambda o: o.model.to(memory_format=torch.channels_last)), {}),
     clear_state=(then(lambda o: o.opt.clear_state()), {}), no_gradients=(then(unfrozen_and_reset), {}), decay=(then(spared), dict(wd=.5)),
     dropout=(then(lambda o: setattr(o.model[0][3], 'p', .7)), {}), own_step=(then(own_step), {}),
@@ -613,6 +639,12 @@ class Item(nn.Module):
     def forward(self, x): return x if x.sum().item()>-1e9 else -x
 class Inside(Callback):
     def after_pred(self): pass
+class OwnStep(Callback):
+    order = -100
+    def before_fit(self): self.opt.step = self.opt.step
+weighting = Inside()
+weighting.w = 1.
+def weighted(): return lambda pred, y: nn.functional.cross_entropy(pred, y)*weighting.w
 
 
 class Generator(nn.Module):
@@ -646,6 +678,9 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('inside acts within the step', dict(cbs=[Inside()])),
     ("Only fastai's Adam and SGD can", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
+    ('reads from a Learner or a callback', dict(loss_func=weighted)),
+    ('more than one GradientClip', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
+    ('a step or a zero_grad of its own', dict(cbs=[OwnStep()])),
     ('A callback computes the loss', dict(cbs=[OwnLoss()])),
     ('fp16 looks at the gradients', dict(cbs=[MixedPrecision()]))])
 @pytest.mark.parametrize('device', DEVICES)
@@ -995,6 +1030,24 @@ def test_pooling_before_relu_is_the_same_training():
 class Reversed(nn.Sequential):
     def forward(self, x): return self[0](self[1](x))
 
+def test_relu_in_place_pools_first_in_the_layout_of_onednn():
+    relu = nn.ReLU(inplace=True)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), relu, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8*16, 10))
+    learn = learner(False, model=lambda: net, splitter=params)
+    with speed_up(learn) as done:
+        learn.fit(1, 1e-3)
+        assert done.to_df().set_index('part').on[['oneDNN', 'pooling']].all() and net[2] is relu
+    assert net[1] is relu and relu.inplace
+
+def test_an_optimizer_that_gets_a_function_of_its_own_is_no_longer_fused():
+    def clamped(p, **kwargs): p.data.clamp_(-.1, .1)
+    learn = Learner(get_dls('digits', bs=32, max_images=230, size=8, device='cpu'), network(), loss_func=CrossEntropyLossFlat(), cbs=FusedStepCallback())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1, 1e-2)
+        learn.opt.cbs.append(clamped)
+        with pytest.warns(UserWarning, match='cannot be fused'): learn.fit(1, 1e-2)
+    assert type(learn.opt) is Optimizer and max(p.abs().max() for p in learn.model.parameters())<=.1
+
 def test_pooling_stays_where_relu_cannot_follow():
     learn = learner(False)
     for net in (Reversed(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))):
@@ -1199,15 +1252,21 @@ def test_speed_up_takes_a_learner():
 # ---- numbers that a network finds elsewhere than in itself
 
 drawn, for_function, for_property = np.random.default_rng(0), dict(t=1.), dict(t=1.)
+for_lambda = 1.
 def temperature(): return for_function['t']
+class Settings: t = None
 
 class Elsewhere(nn.Module):
     def __init__(self, where):
         super().__init__()
-        self.linear, self.where, self.held = nn.Linear(784, 10), where, dict(list=[1.], namespace=SimpleNamespace(t=1.), deep=dict(a=[1.])).get(where)
+        self.linear, self.where, self.held = nn.Linear(784, 10), where, dict(list=[1.], namespace=SimpleNamespace(t=1.), deep=dict(a=[1.]), object=Settings(),
+            array=np.ones(1), default=defaultdict(float)).get(where)
+        if where=='object': self.held.t = 1.
+        if where=='default': self.held[0] = 1.
     def scale(self):
-        if self.where=='list': return self.held[0]
-        if self.where=='namespace': return self.held.t
+        if self.where in ('list', 'array', 'default'): return float(self.held[0])
+        if self.where in ('namespace', 'object'): return self.held.t
+        if self.where=='lambda': return sum(o*for_lambda for o in (1., 1.))
         if self.where=='deep': return self.held['a'][0]
         if self.where=='class': return self.t
         return self.twice if self.where=='property' else temperature()
@@ -1220,8 +1279,9 @@ class Annealed(Callback):
     def before_epoch(self):
         held, t = self.model.held, 1.+self.epoch
         if self.model.where=='class': Elsewhere.t = t
+        elif self.model.where=='lambda': globals()['for_lambda'] = t
         elif held is None: dict(function=for_function, property=for_property)[self.model.where]['t'] = t
-        elif self.model.where=='namespace': held.t = t
+        elif self.model.where in ('namespace', 'object'): held.t = t
         else: (held['a'] if self.model.where=='deep' else held)[0] = t
 
 class OwnDraw(nn.Module):
@@ -1237,7 +1297,7 @@ def on_tape(model, cb=None):
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=[cb, graphed] if cb else [graphed])
     return learn, graphed
 
-@pytest.mark.parametrize('where', ['list', 'namespace', 'deep', 'class', 'property', 'function'])
+@pytest.mark.parametrize('where', ['list', 'namespace', 'deep', 'class', 'property', 'function', 'object', 'array', 'default', 'lambda'])
 def test_numbers_that_a_network_finds_elsewhere_are_looked_at(where):
     set_seed(0)
     dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)

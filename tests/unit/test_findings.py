@@ -69,7 +69,7 @@ def test_the_noise_floor_of_real_records():
 
 def test_left_out_images_disqualify_an_epoch_time():
     text = said(visits((64, 128, 1024), ['cuda']))
-    assert 'fastest on the GPU: 128' in text
+    assert 'fastest on the GPU, among those that leave out at most 5 % of the images: 128' in text
     assert 'Batch 1024 leaves out 413 of the 1,437 training images in each epoch: its time is not comparable.' in text
 
 
@@ -178,3 +178,14 @@ def test_a_range_of_batch_sizes_that_nobody_can_read_has_one_end(ends, shown):
     fit = SimpleNamespace(overhead_ms=1., per_image_ms=1., intervals=intervals, reason='', measured_range=(1, 99), best_bs=lambda: 300,
                           best_bs_ci=lambda: Interval(300., *ends, .95))
     assert shown in fit_sentence('GPU', fit)
+
+
+def test_sizes_that_only_failed_were_tried():
+    text = ' '.join(recommend(visits((64, 128), ['cuda'])+[failed(bs=256, n=i) for i in range(3)]))
+    assert 'Batch 256 ran out of memory' in text and 'No larger batch was tried' not in text
+
+def test_accuracies_of_two_ways_are_not_pooled():
+    rows = visits((16, 64), ['cpu'], accuracy=.95)+visits((16, 64), ['cpu'], precision='bf16', accuracy=.55)
+    assert 'Held-out accuracy' not in ' '.join(recommend(rows))
+    rows += visits((256,), ['cpu'], precision='bf16', accuracy=.3)
+    assert 'Held-out accuracy of made-up net on made-up images on the CPU (bf16) is 55 % at batch' in ' '.join(recommend(rows))

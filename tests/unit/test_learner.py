@@ -9,6 +9,8 @@ import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
 from fastai.test_utils import synth_learner
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -65,9 +67,7 @@ def texts_of(bs, n_hidden):
 
 def masks_of(bs, size):
     "A tiny U-Net that segments made-up squares"
-    from fastai.data.core import DataLoaders
     from fastai.layers import ConvLayer
-    from fastai.learner import Learner
     from fastai.losses import CrossEntropyLossFlat
     from fastai.vision.core import TensorImage, TensorMask
     from fastai.vision.models.unet import DynamicUnet
@@ -99,6 +99,21 @@ def test_steps_that_add_up_batches_are_measured_as_rounds():
     def run(): return synth_learner(n_trn=24, cbs=[GradientAccumulation(64), SlowOptimizerCallback()])
     record = time_learner(run(), {})
     assert record['n_opt_steps']==6 and .24<=record['epoch_s']<1        # 24 batches of 16
+
+
+def test_groups_of_batches_that_run_from_one_epoch_into_the_next():
+    for n_trn, n_epoch in (11, 2), (11, 1):
+        record = time_learner(synth_learner(n_trn=n_trn, cbs=GradientAccumulation(96)), dict(accumulate=6, n_epoch=n_epoch))
+        assert record['n_opt_steps']==n_trn*n_epoch//6 and 'accumulate' not in (record['unverified'] or '')
+
+
+def test_a_short_last_batch_counts_as_part_of_a_step():
+    class SlowCallback(Callback):
+        def after_pred(self): sleep(.005*len(self.xb[0])*self.training)
+    data = [(torch.randn(4), torch.randn(1)) for _ in range(49)]
+    dls = DataLoaders.from_dsets(data[:33], data[33:], bs=8, drop_last=False, num_workers=0, device='cpu')
+    record = time_learner(Learner(dls, torch.nn.Linear(4, 1), loss_func=torch.nn.MSELoss(), cbs=SlowCallback()), dict(n_epoch=2))
+    assert (record['n_steps'], record['n_images'])==(5, 33) and abs(record['epoch_check_frac'])<.1
 
 
 IN_A_NOTEBOOK = """

@@ -10,3 +10,10 @@ def test_a_size_that_leaves_images_out_gains_nothing_by_it():
     def run(bs, half_width, max_s, whole_epoch, **point): return dict(step_ms=float(bs), first_batch_ms=0., closing_ms=0.)
     best = find_best_bs(Trial(device='cpu'), [64, 1000], run=run, isolate=False, progress=False)
     assert best.records.rate.tolist()==pytest.approx([1000.]*len(best.records)) and (best.bs, best.images_per_s)==(64, pytest.approx(1000.))
+
+
+def test_sizes_between_the_finalists_are_looked_at_before_a_larger_one_is_the_answer():
+    rates = {16: .94, 32: .985, 64: .99, 128: 1., 256: .995}
+    def run(bs, half_width, max_s, whole_epoch, **point): return dict(step_ms=bs/rates[bs], first_batch_ms=0., closing_ms=0.)
+    best = find_best_bs(Trial(device='cpu'), [*rates], run=run, isolate=False, progress=False)
+    assert (best.bs, best.fastest_bs, best.finalists)==(32, 128, [16, 32, 64, 128, 256])

@@ -144,7 +144,7 @@ def test_only_whole_epochs_count_as_such():
         def epochs_df(self): return pd.DataFrame(dict(n_steps=[8, 3], first_batch_ms=20., closing_ms=5., train_s=[.040, .030], valid_s=None), dtype=float)
     trial = Trial(n_workers=1, bs=10)
     assert steady_rounds(Timer().to_df(), trial).step_ms.tolist()==[0., 0., 8.]*2      # 1 + 2 steps are the start, 2 the end
-    times = epoch_times(Timer(), trial, 8)
+    times = epoch_times(Timer().to_df(), Timer().epochs_df(), trial, 8)
     assert [times[o] for o in ('step_ms', 'epoch_s', 'epoch_whole_s', 'n_images', 'n_timed_steps')]==[0., .025, .040, 80, 16]
     assert times['epoch_check_frac']==pytest.approx(.025/.040-1)
 
