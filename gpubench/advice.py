@@ -136,9 +136,9 @@ def _batches(rows):
     notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
     notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.']*bool(less)
     if best.bs==max([*parts, *aside, *less]):
-        larger = failed[failed.bs>best.bs].sort_values('bs')
-        how = 'ran out of memory' if 'oom' in larger.status[:1].tolist() else 'failed'
-        notes.append(f'Batch {fmt_bs(larger.bs.iloc[0])} {how}.' if len(larger) else 'No larger batch was tried.')
+        bs = failed.bs[failed.bs>best.bs].min()
+        how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
+        notes.append(f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else 'No larger batch was tried.')
     pick = f'batch {best.bs}'
     yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(pick, f'batch {than}'), notes={pick: ' '.join(notes)})
 

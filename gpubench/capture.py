@@ -183,10 +183,10 @@ def _value(o, depth=3):
     "Something that differs if a number in it does; of what is deeper, or PyTorch's or fastai's own, which object it is"
     if type(o) in _VALUES: return o
     if isinstance(o, (np.ndarray, np.generic)) and o.size<1000: return o.tobytes()
-    if not isinstance(o, (list, tuple, set, dict, *_OPAQUE)) and hasattr(o, '__dict__') and _is_own(type(o)):
-        return [_Is(o), _value(vars(o), depth-1)]
-    if depth<=0 or not isinstance(o, (list, tuple, set, dict)) or len(o)>=1000: return _Is(o)
-    return [type(o), *[_value(v, depth-1) for v in ([*o, *o.values()] if isinstance(o, dict) else o)]]
+    if isinstance(o, (list, tuple, set, dict)): items, head = [*o, *o.values()] if isinstance(o, dict) else o, [type(o)]
+    elif isinstance(o, _OPAQUE) or not hasattr(o, '__dict__') or not _is_own(type(o)): return _Is(o)
+    else: items, head = vars(o).values(), [_Is(o), *vars(o)]
+    return [*head, *[_value(v, depth-1) for v in items]] if depth>0 and len(items)<1000 else _Is(o)
 
 def has_own(learn, name):
     "Has the Learner, or its class, a method of its own in place of fastai's?"

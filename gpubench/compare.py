@@ -400,9 +400,9 @@ class Pair:
         r, n = speed_ratio(a, b, self.level), tuple(int((o>0).sum()) for o in joules)
         epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (self.a, self.b))]
         with_cpu = not (a.equals(self.a.ok.image_j) and b.equals(self.b.ok.image_j))
-        alone = ', the GPU without its host'*(not with_cpu and {self.a.kind, self.b.kind}=={'cpu', 'cuda'})
+        of = 'GPU and CPU together' if with_cpu else 'GPU alone'*({self.a.kind, self.b.kind}=={'cpu', 'cuda'})
         return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi,
-                    energy_verdict=verdict(r, n, words=('less', 'more'))+alone if is_known(r.mid) else '–',
+                    energy_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–', energy_of=of,
                     energy_with_cpu=with_cpu)
 
     def money(self, time:dict)->dict: # As `time` returns it
@@ -464,7 +464,7 @@ def match_sides(
     return found, alone
 
 # %% ../nbs/31_compare.ipynb #071f3fce
-OFF = {o: False for o in SETTINGS if FIELDS[o].dtype is bool} | dict(n_devices=1, n_nodes=1, accumulate=1) # without a record
+OFF = {o: False for o in SETTINGS if FIELDS[o].dtype is bool} | dict(n_devices=1, n_nodes=1, accumulate=1) # what was so in records from before it was a setting
 
 def _differences(a, b, names):
     "The settings in which two sides have no value in common"
@@ -520,7 +520,7 @@ def noise_warning(spreads:dict)->list[str]: # One sentence, or none
 
 def cost_words(row:dict)->list[str]:
     "Energy and money of a row, as far as known"
-    energy = 'energy (GPU and CPU together)' if row.get('energy_with_cpu') is True else 'energy'
+    energy = 'energy' + f" ({row.get('energy_of')})"*bool(row.get('energy_of'))
     return [f"{what}: {row[f'{o}_verdict']}" for what,o in ((energy, 'energy'), ('money', 'money'))
             if is_known(row.get(f'{o}_ratio'))]
 

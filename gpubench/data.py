@@ -255,16 +255,17 @@ def _check_classes(root, parts):
     if only := sorted(valid-train):
         raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
+def _folders(path): return [o for o in path.iterdir() if o.is_dir() and not o.name.startswith('.')]
 _PARTS = ('train', 'training'), ('valid', 'val', 'validation', 'test', 'testing')
 
 def _folder_set(path, size, n_in):
     "The images in a folder of class folders, or in its `train` and `valid` folders of such"
     root = find_folder(path)
     try:
-        there = {o.name.lower(): o for o in root.iterdir() if o.is_dir() and not o.name.startswith('.')}
+        there = {o.name.lower(): o for o in _folders(root)}
         train, valid = ([there[o] for o in names if o in there][:1] for names in _PARTS)
-        is_class = train and {*there}-{*sum(_PARTS, ())} and not any(o.is_dir() for o in train[0].iterdir())
-        parts = _list_images(train+valid if train and not is_class else [root])     # 'train' may be a vehicle, beside 'bus'
+        is_class = train and not valid and len(there)>1 and not _folders(train[0])      # a vehicle, beside 'bus'
+        parts = _list_images(train+valid if train and not is_class else [root])
     except OSError as e: raise ValueError(f"{e.filename} in the data set {root} cannot be read ({e.strerror}). Make it "
                                           f"readable, or take it out{_THEN}.") from e
     _check_classes(root, parts)

@@ -195,12 +195,12 @@ def _best_paragraph(series, best, largest):
     each = [f"batch {o} ({fmt_ends(r(o), 'times as fast')})" for o in rivals]
     out = [f"By the medians, {goal} {on}{','*bool(among)} is {best.bs}, but it is not distinguishable from "
            f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
+    than = f'than batch {best.bs}'
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
     if largest==best.bs: out.append('No larger batch was tried, and one may be faster still.')
     idle = [o for o in larger if o not in rivals and compare_words(r(o)) not in ('faster', 'no interval')]
     if idle: out.append(f"{start_sentence(_batch_phrase(idle))} gain{'s'*(len(idle)==1)} nothing measurable.")
-    out += [f"Batch {o} is {verdict(r(o), with_level=True)}." for o in larger if compare_words(r(o))=='faster']
-    than = f'than batch {best.bs}'
+    out += [f"Batch {o} is {verdict(r(o), with_level=True)} {than}." for o in larger if compare_words(r(o))=='faster']
     out += [f"Batch {o} is {verdict(r(o), with_level=True)} {than}." for o in smaller[-1:] if is_known(r(o).lo)]
     beyond = [o for o in best.set_aside if r(o).mid>1+best.tolerance and not r(o).holds(1)]
     return ' '.join(out + [f"In images per second, batch {o} is {verdict(r(o), with_level=True)} {than}, but it leaves "

@@ -66,7 +66,7 @@ def time_learner(
         learn.add_cb(StepTimerCallback())
         learn.fit(n_epoch)
     ran, asked_n = _seen(learn, seen), point.get('accumulate')
-    if asked_n and seen.n_batches//asked_n==seen.n_opt_steps: ran['accumulate'] = asked_n   # a rest may be left over
+    if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: ran['accumulate'] = asked_n   # a rest may be left over
     if point.get('precision') in ('tf32', 'ieee') and ran['precision']=='fp32': ran['precision'] = None    # can't be seen
     device = point.get('device')
     asked = point | dict(device=str(pick_device() if device=='auto' else device).partition(':')[0])

@@ -128,8 +128,8 @@ class Comparison:
                       "Name another run, or another base."]))
         self.rows = self._named(pd.DataFrame(rows))
         same = [o for o in self.rows.machine[self.rows.same_machine].unique() if o!=self.base.name]
-        if same: self.remarks.append(f'The same machine as {self.base.name}, so each ratio is how much two of its runs '
-                                     f'differ: {fmt_list(same)}.')
+        if same: self.remarks.append(f'The same machine as {self.base.name}, or one just like it, so each ratio is how much '
+                                     f'two runs differ: {fmt_list(same)}.')
 
     def _row(self, c, machine):
         "A row of `compare`, in which `b` is the machine, as a row of the table"

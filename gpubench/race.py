@@ -131,12 +131,12 @@ def find_best_bs(
     trial:Trial,            # What to train; its `bs` is ignored
     sizes,                  # Batch sizes to choose from, or one
     tolerance:float=.02,    # A size is as good as the fastest if it's at most this fraction slower
-    finalists:int=3,        # Sizes that get the fine rounds
+    finalists:int=3,        # Sizes that get fine rounds first; smaller ones that may be as good as the answer follow
     out=None,               # Folder for the records of both stages, which the same call reads again
     coarse:dict=dict(half_width=.05, max_s=.5),  # How to time a coarse visit, as for `run_trial`
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
     fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
-    run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`
+    run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`, `wait_ms`
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # A `RuntimeError` if no size gave a time
     "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"

@@ -70,9 +70,9 @@ def where_labels(df:pd.DataFrame)->pd.Series: # One label per row
     titles = [re.sub(noise, '', machine_title(o).split(' · ')[0]) for o in machines]
     titles = [re.sub(r'\s+', ' ', o).replace(' ,', ',').strip() for o in titles]
     names = pd.Series([titles[o] for o in which], df.index)
-    which = kind.str.extract(r'( \d+)$')[0].fillna('')                  # of several alike in one machine
-    names = names.where(kind.groupby([df.machine, names]).transform('nunique')<2, names+which)
     same = df.machine.groupby(names).transform('nunique')>1            # several machines of one kind
+    several = kind.groupby([df.machine, names]).transform('nunique')>1  # several cards of one machine
+    names = names.where(~several, names+kind.str.extract(r'( \d+)$')[0].fillna(''))
     return names.where(~same, names+' ('+df.machine.astype(str).str[:4]+')')
 
 # %% ../nbs/04_series.ipynb #25fe447f

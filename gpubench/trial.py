@@ -404,13 +404,13 @@ def make_learner(trial:Trial)->Learner:
 _TIMES = [*PHASE_NAMES, 'step_ms']
 
 def has_steady(n_steps, trial):
-    "With workers, is a round left of an epoch of `n_steps` without its start and its end?"
+    "Is an epoch of `n_steps` long enough for a round without its start and its end? Without workers, always"
     return not trial.n_workers or n_steps >= 1+trial.n_workers*(4+trial.accumulate)
 
 def steady_rounds(df, trial): # One row a round of max(1, n_workers)·accumulate steps: means of the phases and `step_ms`
-    """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; partial ones if no epoch holds a whole round.
+    """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; without workers, partial ones if there is none.
     Each worker prefetches two batches: an epoch's first 1 + 2·n_workers steps are left out as its start, and its last
-    2·n_workers, when nothing is left to load, as its end. If no epoch is that long, each one is a round as a whole"""
+    2·n_workers, when nothing is left to load, as its end. If no epoch is long enough for that, each one is one round"""
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
     is_steady = has_steady(n_steps.max(), trial)
     start, end = np.minimum(1+2*trial.n_workers, n_steps//2), n_steps-2*trial.n_workers

@@ -201,3 +201,4 @@ def test_cards_of_two_machines_and_of_one_are_kept_apart():
     cpu, both = visits((64,), ['cpu'], machine='cccc1'), visits((64,), ['cuda:0', 'cuda:1'], machine='bbbb1')
     assert sorted(compare(cpu, [*a, *b]).where_b)==['Made-up GPU (aaaa)', 'Made-up GPU (bbbb)']
     assert sorted(compare(cpu, both).where_b)==['Made-up GPU 0', 'Made-up GPU 1']
+    assert sorted(compare(cpu, [*a, *both]).where_b)==['Made-up GPU (aaaa)', 'Made-up GPU 0 (bbbb)', 'Made-up GPU 1 (bbbb)']

@@ -631,6 +631,7 @@ def test_a_class_may_be_called_train(tmp_path):
 
 def test_a_split_without_class_folders_is_refused(tmp_path):
     draw_images(tmp_path/'train', tmp_path/'valid')
+    (tmp_path/'models').mkdir()
     with pytest.raises(ValueError, match='no images in class folders'): get_images(tmp_path)
 
 def test_all_images_as_tensors_are_not_augmented():

@@ -333,6 +333,8 @@ def not_clipped(learn):
 
 CHANGES = dict(
     autocast=(halved, {}), activation=(then(activations), {}), rows=(more_rows, {}),
+    clip_later=(lambda o: o.fit(4, 1e-2), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01),
+        At('before_epoch', lambda cb: setattr(cb.learn.gradient_clip, 'run', cb.epoch>=2))])),
     not_clipped=(not_clipped, dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
     saliency=(then(saliency, lambda o: o.fit(3, 1e-2)), dict(drop_last=False, cbs=lambda: [GradientAccumulation(64)])),
     without_fused=(then(without_fused, lambda o: o.fit(5, 1e-2)), dict(drop_last=False, cbs=lambda: [FusedStepCallback()])),
@@ -1252,7 +1254,7 @@ def test_speed_up_takes_a_learner():
 # ---- numbers that a network finds elsewhere than in itself
 
 drawn, for_function, for_property = np.random.default_rng(0), dict(t=1.), dict(t=1.)
-for_lambda = 1.
+for_inner = 1.
 def temperature(): return for_function['t']
 class Settings: t = None
 
@@ -1260,13 +1262,14 @@ class Elsewhere(nn.Module):
     def __init__(self, where):
         super().__init__()
         self.linear, self.where, self.held = nn.Linear(784, 10), where, dict(list=[1.], namespace=SimpleNamespace(t=1.), deep=dict(a=[1.]), object=Settings(),
-            array=np.ones(1), default=defaultdict(float)).get(where)
+            array=np.ones(1), default=defaultdict(float), nested=SimpleNamespace(a=SimpleNamespace(t=1.))).get(where)
         if where=='object': self.held.t = 1.
         if where=='default': self.held[0] = 1.
     def scale(self):
         if self.where in ('list', 'array', 'default'): return float(self.held[0])
         if self.where in ('namespace', 'object'): return self.held.t
-        if self.where=='lambda': return sum(o*for_lambda for o in (1., 1.))
+        if self.where=='nested': return self.held.a.t
+        if self.where=='inner': return sum(o*for_inner for o in (1., 1.))
         if self.where=='deep': return self.held['a'][0]
         if self.where=='class': return self.t
         return self.twice if self.where=='property' else temperature()
@@ -1279,9 +1282,10 @@ class Annealed(Callback):
     def before_epoch(self):
         held, t = self.model.held, 1.+self.epoch
         if self.model.where=='class': Elsewhere.t = t
-        elif self.model.where=='lambda': globals()['for_lambda'] = t
+        elif self.model.where=='inner': globals()['for_inner'] = t
         elif held is None: dict(function=for_function, property=for_property)[self.model.where]['t'] = t
         elif self.model.where in ('namespace', 'object'): held.t = t
+        elif self.model.where=='nested': held.a.t = t
         else: (held['a'] if self.model.where=='deep' else held)[0] = t
 
 class OwnDraw(nn.Module):
@@ -1297,7 +1301,7 @@ def on_tape(model, cb=None):
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=[cb, graphed] if cb else [graphed])
     return learn, graphed
 
-@pytest.mark.parametrize('where', ['list', 'namespace', 'deep', 'class', 'property', 'function', 'object', 'array', 'default', 'lambda'])
+@pytest.mark.parametrize('where', ['list', 'namespace', 'deep', 'class', 'property', 'function', 'object', 'array', 'default', 'inner', 'nested'])
 def test_numbers_that_a_network_finds_elsewhere_are_looked_at(where):
     set_seed(0)
     dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)

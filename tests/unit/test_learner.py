@@ -109,11 +109,11 @@ def test_groups_of_batches_that_run_from_one_epoch_into_the_next():
 
 def test_a_short_last_batch_counts_as_part_of_a_step():
     class SlowCallback(Callback):
-        def after_pred(self): sleep(.005*len(self.xb[0])*self.training)
+        def after_pred(self): sleep(.01*len(self.xb[0])*self.training)
     data = [(torch.randn(4), torch.randn(1)) for _ in range(49)]
     dls = DataLoaders.from_dsets(data[:33], data[33:], bs=8, drop_last=False, num_workers=0, device='cpu')
-    record = time_learner(Learner(dls, torch.nn.Linear(4, 1), loss_func=torch.nn.MSELoss(), cbs=SlowCallback()), dict(n_epoch=2))
-    assert (record['n_steps'], record['n_images'])==(5, 33) and abs(record['epoch_check_frac'])<.1
+    record = time_learner(Learner(dls, torch.nn.Linear(4, 1), loss_func=torch.nn.MSELoss(), cbs=SlowCallback()), dict(n_epoch=3))
+    assert (record['n_steps'], record['n_images'])==(5, 33) and abs(record['epoch_check_frac'])<.12
 
 
 IN_A_NOTEBOOK = """
