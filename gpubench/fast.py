@@ -322,7 +322,6 @@ class GraphedStepCallback(FusedStepCallback):
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
         self.give_up(self._why_not())
         learn.opt.capturable = not self.why_not
-        self._find_built_in()
         self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
         self.watchers = [o for o in learn.cbs if getattr(o, 'sees_replays', False)]
         self.strangers, self.gathered, self.must_check = strangers(learn), None, True
@@ -353,11 +352,9 @@ class GraphedStepCallback(FusedStepCallback):
         if self.is_stale: self.learn.opt.zero_grad()
         self.is_stale = False
 
-    def _find_built_in(self):
-        inner = [o for o in self.learn.cbs if type(o) in _BUILT_IN or hasattr(type(o), 'average')]
-        self.built_in = {type(o): o for o in inner if _is_on(o)}
     def _look(self):
-        self._find_built_in()                                             # one may be switched on or off in a fit
+        inner = [o for o in self.learn.cbs if type(o) in _BUILT_IN or hasattr(type(o), 'average')]
+        self.built_in = {type(o): o for o in inner if _is_on(o)}          # one may be switched on or off in a fit
         return look(self.learn, self.built_in)
     def _check(self):
         "Forget the graphs if anything that they rely on has changed"
