@@ -360,7 +360,7 @@ def _not_shown(found, part, b):
                              f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
     if len(b)<4: return "An overhead and a rise fit any three batch sizes, so nothing checks them. Measure a fourth size."
     if k.half_width_frac>_TOLD_FRAC:
-        return (f"The rise shows at too few batch sizes: an image may take {k.lo:.2g} to {k.hi:.2g} ms. "
+        return ("The rise shows at too few batch sizes to tell how long an image takes. "
                 "Measure larger batch sizes, or more visits.")
     return ''
 

@@ -601,16 +601,16 @@ def fit_sentence(series, fit, short=False)->str: # Short: without the best batch
         i = fit.intervals[name]
         return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
     plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
-    parts = [f"{ends('overhead_ms', 'ms')} {'at least' if rise else 'at every size'}"]*plateau
-    parts += [f"{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image"]*rise
+    parts = [f"{ends('overhead_ms', 'ms')} {'while its images are few' if rise else 'at every size'}"]*plateau
+    parts += ['with many, '*plateau+f"{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image"]*rise
     if not parts: return f"The step times of {where} make no curve. {fit.reason}"
-    text, i = f"By a fit (95 % intervals), a step on {where} takes {', or '.join(parts)}.", fit.best_bs_ci()
+    text, i = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}.", fit.best_bs_ci()
     if short: return text
     if is_known(i.mid):
-        goal, beyond = 'within 2 % of the most images per second', fit.best_bs()>fit.measured_range[1]
-        seen = f'from batch {fit.best_bs()} ({_bs_range(i)}) on' + ', beyond the measured sizes'*bool(beyond)
-        text += (f' It trains {goal} {seen}.' if i.lo*_MAX_ENDS_RATIO>=i.hi else
-                 f' The times do not show from which batch size on it trains {goal} ({_bs_range(i)}).')
+        beyond = ', beyond the measured sizes'*bool(fit.best_bs()>fit.measured_range[1])
+        which = (f'{fit.best_bs()} ({_bs_range(i)}){beyond}' if i.lo*_MAX_ENDS_RATIO>=i.hi else
+                 f'{_bs_range(i)}; the times do not show which')
+        text += f' The smallest batch within 2 % of the most images per second: {which}.'
     return f'{text} {fit.reason}'.rstrip()
 
 # %% ../nbs/32_findings.ipynb #6188cc33

@@ -73,6 +73,11 @@ def _as_is(text):
 def _new_axes(ax, **kw): return plt.subplots(**kw)[1] if ax is None else ax
 def _numeric(df, y): return df.assign(**{y: pd.to_numeric(df[y], errors='coerce')})
 def _top(values, room=1.1): return room*values.max() if len(values) and values.max()>0 else 1   # of an axis from 0
+_NOT_FROM_0 = 'The axis does not start at 0.'
+def _limits(y, values): # from 0, which would hide differences of accuracies
+    if y!='accuracy' or not len(values): return 0, _top(values)
+    room = max(.01, .15*(values.max()-values.min()))
+    return max(0, values.min()-room), values.max()+room
 def _by_number(text): return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]  # 16 comes before 128
 
 def _series_styles(labels):
@@ -168,7 +173,7 @@ def _finish_sizes(ax, df, y, labels, title, notes=()):
     ax.set_xscale('log', base=2)
     ax.set_xticks(sizes, labels=[str(o) for o in sizes], rotation=90 if crowded else 0)
     ax.set_xticks([], minor=True)
-    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=(0, _top(df[y][ok])),
+    ax.set(xlim=(sizes[0]/1.3, sizes[-1]*1.3), xlabel=field('bs').words(), ylim=_limits(y, df[y][ok]),
            ylabel=field(y).words())
     if not ok.any():
         ax.text(.5, .6, 'no visit gave a value', transform=ax.transAxes, ha='center')
@@ -177,7 +182,8 @@ def _finish_sizes(ax, df, y, labels, title, notes=()):
     hollow = f"Hollow: this batch size leaves out more than {100*LEFT_OUT_FRAC:.0f} % of the training images."
     missing = sorted({*labels[succeeded(df)].unique()} - {*labels[ok].unique()})
     unseen = f"Not measured: {', '.join(missing)}."*bool(missing)
-    _finish(ax, title, [caption(df), *notes, hollow*bool((leaves_out(df) & ok).any()), unseen], 3)
+    cut = _NOT_FROM_0*bool(ax.get_ylim()[0])
+    _finish(ax, title, [caption(df), *notes, cut, hollow*bool((leaves_out(df) & ok).any()), unseen], 3)
 
 # %% ../nbs/30_plot.ipynb #1407056c
 @drawing()
@@ -188,7 +194,7 @@ def plot_batch_sizes(
     ax:Axes|None=None,     # Where to draw; a new figure by default
     title:str|None=None,   # Above the axes
 )->Axes:
-    "Batch size against `y`: every visit a dot, the median a line, failures crosses, the axis from 0"
+    "Batch size against `y`: every visit a dot, the median a line, failures crosses, the axis from 0, except for accuracy"
     need_columns(df, 'bs', y, by)
     (df, labels), ax = _dots_and_labels(df, y, by), _new_axes(ax)
     rows = dict(iter(df[succeeded(df) & df[y].notna()].groupby(labels)))
@@ -585,14 +591,11 @@ def plot_visits(
         ax.plot([values.median()]*2, [i-.28, i+.28], color=style['color'], lw=2, zorder=2, gid='median')
     words = [setting_label(by, o) if by in SETTINGS else str(o) for o in names]
     ax.set_yticks(range(len(names)), labels=[_as_is(textwrap.fill(o, 30)) for o in words])
-    ax.set(ylim=(len(names)-.4, -.6), xlim=(0, _top(ok[y])), xlabel=field(y).words())
-    if y=='accuracy' and len(ok):
-        room = max(.01, .15*(ok[y].max()-ok[y].min()))
-        ax.set_xlim(max(0, ok[y].min()-room), ok[y].max()+room)
+    ax.set(ylim=(len(names)-.4, -.6), xlim=_limits(y, ok[y]), xlabel=field(y).words())
     ax.xaxis.set_major_formatter('{x:,.10g}')
     ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
-    _finish(ax, title, [caption(df), 'The axis does not start at 0.' if ax.get_xlim()[0]>0 else ''])
+    _finish(ax, title, [caption(df), _NOT_FROM_0*bool(ax.get_xlim()[0])])
     return ax
 
 # %% ../nbs/30_plot.ipynb #00e26b50

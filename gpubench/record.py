@@ -40,7 +40,8 @@ class Field:
     def words(self, long=True)->str:
         "The label, or the heading unless `long`, followed by the unit"
         stem = self.name.removesuffix(next((o for o in UNITS if self.name.endswith(o)), '')).replace('_', ' ')
-        return ((self.label if long else self.heading) or stem) + (f' ({self.unit})' if self.unit else '')
+        unit = f' {self.unit}' if self.unit=='per second' else f' ({self.unit})' if self.unit else ''
+        return ((self.label if long else self.heading) or stem) + unit
 
 # %% ../nbs/01_record.ipynb #6a40e9b2
 def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o in names.split()]

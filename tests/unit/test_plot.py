@@ -63,11 +63,17 @@ def test_ways_of_loading_are_not_drawn_in_the_colors_of_devices():
         assert len(used)==2 and not used & of_devices
 
 
+def test_accuracies_that_differ_little_fill_the_axis_and_the_caption_says_so():
+    ax = plot.plot_batch_sizes(pd.DataFrame(visits((16, 64), n=4)).assign(accuracy=[.95, .96, .97, .98]*2), y='accuracy')
+    lo, hi = ax.get_ylim()
+    assert .9<lo<.95 and .98<hi<1.01 and 'The axis does not start at 0.' in caption_of(ax)
+
+
 def test_every_visit_is_a_dot_and_the_axis_starts_at_zero():
     rows = visits((16, 64, 256), n=4)
     ax = plot.plot_batch_sizes(pd.DataFrame(rows))
     assert sorted(dots(ax)) == sorted((o['bs'], o['epoch_s']) for o in rows)
-    assert ax.get_ylim()[0]==0
+    assert ax.get_ylim()[0]==0 and 'start at 0' not in caption_of(ax)
     assert [o.get_text() for o in ax.get_xticklabels()]==['16', '64', '256']
     assert '(s)' in ax.get_ylabel()
     ax.figure.canvas.draw()
@@ -166,6 +172,9 @@ def test_hostile_names_can_be_drawn():
 
 WORDY = dict(gpu='Made-up GPU of a maker with a long name 9000', cpu='Made-up CPU of a maker with a long name 7000 v2', torch='2.11.0+cu130',
              fastai='2.8.12', container=True)
+
+
+def caption_of(ax): return ' '.join(next(o for o in ax.texts if o.get_gid()=='caption').get_text().split())
 
 
 def inside(ax):

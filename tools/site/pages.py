@@ -10,7 +10,7 @@ from nbformat.v4 import new_markdown_cell
 chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/records/README'],
             'Going deeper': ['nbs/labs/deeper/*'],
             'Results': ['benchmarks/results/README', 'benchmarks/containers/README'],
-            'The labs on GPUs': [f'benchmarks/results/*/labs_full/{o:02}_*' for o in range(3, 13)] +
+            'The labs on GPUs': [f'benchmarks/results/*/labs_full/{o:02}_*' for o in range(1, 13)] +
                                 ['benchmarks/results/*/labs_full/deeper/*'],
             'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
             'The library': ['nbs/[0-9]*'],

@@ -19,11 +19,10 @@ assert {k: [*o.values()] for k,o in changed.items()}=={
 # %% What it counts: with the norms learning, the gradient goes through the whole body
 assert mflop['train_bn=False']==mflop['and BnFreeze']<.4*mflop['unfrozen']<.6*mflop['unfrozen']<mflop['default']<mflop['unfrozen']
 
-# %% A warm-up leaves the network as it is
-learn = new_learner(base, seed)
-before = kinds(learn.model)
-warm_up(learn)
-assert all((o==before[k]).all() for k,o in kinds(learn.model).items()) and all(o.grad is None for o in learn.model.parameters())
+# %% A visit's warm-up changes nothing that it reports
+found = transfer('fine_tune', base, seed, n_epoch, lr, lr_mult, start_from)
+last = by_hand.recorder.values[-1][-1]
+assert found['accuracy']==approx(last, abs=1.01/found['n_valid']) and found['frozen_steps']==found['unfrozen_steps']==n_train//base
 
 # %% A cut network returns what its last layer got, and starts from the body's weights
 for name in ('cnn_small', 'resnet18', 'lenet'):
