@@ -39,6 +39,7 @@ def main():
     monitor, parts = timeline(device, fields, args.seconds, args.rest)
     df, machine = monitor.to_df(), describe_machine(device) | dict(device=device)
     axes = plot_monitor(df, parts, machine=machine, title=f'Rest, {args.model} at {args.size} px, batch {args.bs}, rest')
+    axes[-1].set_xlabel('time since the first sample (s)')          # before the fit
     axes[0].figure.savefig(args.figure, dpi=100)
     samples = df.round(4).astype(object).where(df.notna(), None).dropna(axis=1, how='all').to_dict('list')
     write_json(args.out, machine, indent=None, trial=fields, summary=monitor.summary(), parts=parts.to_dict('list'), samples=samples)

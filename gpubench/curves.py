@@ -239,8 +239,8 @@ def why_no_curve(self:_Sizes, loss):
     if slope>-1e-9: return "The times do not fall with the batch size, so a constant describes them as well."
     explained = 1-loss/self.constant_loss()
     remedy = 'each size in at least three visits' if self.n.min()<3 else 'more batch sizes, over a wider range'
-    return (f"The curve is no better than a constant: it explains {100*explained:.0f} % of the variation, "
-            f"which chance does easily with {len(self.b)} batch sizes. Measure {remedy}.")
+    return (f"The best curve explains {100*explained:.0f} % of the differences between {len(self.b)} batch sizes, "
+            f"which chance does easily. Measure {remedy}.")
 
 # %% ../nbs/03_curves.ipynb #132ff1dd
 @np.errstate(over='ignore')
