@@ -102,7 +102,7 @@ class DeferredRecorder(Recorder):
         self.slots[self.pending].copy_(loss)
         self.pending += 1
         self.lrs.append(self.opt.hypers[-1]['lr'])
-        if self.pending==self.every: self.learn.smooth_loss = self.smooth_loss.value
+        if self.pending==self.every or self.iter+1==self.n_iter: self.learn.smooth_loss = self.smooth_loss.value
 
     def read(self):
         "Keep the losses that wait on the device"

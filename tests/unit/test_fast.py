@@ -814,11 +814,14 @@ def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
 def test_a_deferred_recorder_records_the_same(tmp_path):
     plain, late = (learner(False) for _ in range(2))
     swap_recorder(late, DeferredRecorder(every=3))
-    for o in (plain, late):
+    ends = [], []
+    for o,seen in zip((plain, late), ends):
         set_seed(1)
         o.dls.train.rng.seed(1)
+        o.add_cb(At('after_train', lambda cb, seen=seen: seen.append(float(cb.learn.smooth_loss))))
         one_cycle(o)
     assert_same(plain, late)
+    assert ends[0]==ends[1] and len(set(ends[0]))==len(ends[0])>1
     assert loss_readers(late)==[] and plain.recorder.iters==late.recorder.iters
     late.add_cb(TerminateOnNaNCallback())
     assert loss_readers(late)==['terminate_on_na_n']
