@@ -176,7 +176,6 @@ def _fast_steps(rows):
 
 def _several(rows):
     "Several GPUs against one: at the same batch in total, and at the same batch on each"
-    rows = rows.assign(n_devices=rows.n_devices.fillna(1))
     def label(n): return 'one GPU' if n==1 else f'{n} GPUs'
     for bs in sorted({*rows.bs[rows.n_devices==1]}):
         for each,where in ((rows.bs, 'in all'), (rows.bs/rows.n_devices, 'on each')):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
 import torch
 from .answers import QUESTIONS
 from .core import describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device
@@ -169,7 +170,7 @@ def check_number(q, answer)->Reply:
 # %% ../nbs/42_checks.ipynb #0db6995d
 def check_set(q, answer)->Reply:
     "Are these the values of a `Question`, no more and no fewer?"
-    answer = [answer] if isinstance(answer, str) or not hasattr(answer, '__iter__') else list(answer)
+    answer = [answer] if isinstance(answer, str) or not np.iterable(answer) else list(answer)
     if not any(isinstance(o, str) for o in q.correct) and any(isinstance(o, str) for o in answer):
         return Reply(False, f"Give numbers, without quotes; this is {answer!r}.")
     missing = [o for o in q.correct if not any(_same(o, a) for a in answer)]

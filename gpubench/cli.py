@@ -353,8 +353,6 @@ def check_machine(devices, wait):
 
 def show_report(folder, price_per_h=None, form=None, out=None):
     "Write the report on a folder's records, print its table, as text or for scripts, and where the report is"
-    from gpubench.record import records_path
-    if not records_path(folder).is_file(): return _print(f'No records in {folder}, so no report.', err=True)
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_table, summary_text
     from gpubench.report import write_report
@@ -431,7 +429,8 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
             _print(f'To run the rest, repeat the command with --out {shlex.quote(str(out))}')
         is_stopped = any(o.stopped for o in done)            # a cancelled job has no time for figures
         try:
-            if not is_stopped: show_report(out)
+            if not is_stopped and not records_path(out).is_file(): _print(f'No records in {out}, so no report.', err=True)
+            elif not is_stopped: show_report(out)
         except KeyboardInterrupt:
             is_stopped = True
             raise
@@ -591,6 +590,4 @@ def report_command(folder, price_per_h, out, form):
     NAME_report.html beside NAME.jsonl.
     """
     print_at_once('Reading the records …')
-    from gpubench.record import read_records
-    read_records(folder)                                             # an error with a remedy if there are none
     show_report(Path(folder), price_per_h, form, out)

@@ -93,19 +93,30 @@ def threshold(self:_Sizes, loss, level):
     var, df = self.residual_variance(loss)
     return loss+var*sps.t.ppf((1+level)/2, df)**2
 
+def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
+    return np.maximum(lo, np.nanmin(x, -1)-step), np.minimum(hi, np.nanmax(x, -1)+step)
+
+@patch
+def near(self:_Sizes, shape, lo, hi, first, threshold):
+    "The coordinates below `threshold`, if any, for each value of `first`; the search zooms in on the second coordinate"
+    a, z = np.full((2, len(first)), [[lo], [hi]])
+    for _ in range(4):
+        second = np.linspace(a, z, 41, axis=1)                 # (n_first, 41)
+        x = np.stack([np.broadcast_to(first[:,None], second.shape), second], -1).reshape(-1, 2)
+        loss = self.profile(shape, x)[1].reshape(second.shape)
+        kept = loss<=np.maximum(threshold, loss.min(1, keepdims=True))
+        a, z = _around(np.where(kept, second, math.nan), lo, hi, (z-a)/40)
+    return x[loss.ravel()<=threshold]
+
 @patch
 def plausible(self:_Sizes, shape, lo, hi, best, threshold):
     "Coordinates whose squares stay below `threshold`, each with both ends of its log scale"
-    def kept(*box):
-        x = np.vstack([best, _grid(*box)])
-        s, loss = self.profile(shape, x)
-        return [o[loss<=threshold] for o in (x, s, loss)]
-    a, z = lo, hi
-    for _ in range(16):                                        # the box shrinks to the set, or grows where they touch
-        x, pad = kept(a, z)[0], (z-a)/8
-        a, z = np.maximum(lo, x.min(0)-pad), np.minimum(hi, x.max(0)+pad)
-    x, s, loss = kept(a, z, 121)
-    half = np.sqrt((threshold-loss)/self.n.sum())
+    a, z = lo[0], hi[0]
+    for n in (41, 41, 41, 41, 121):                            # the range of the first one shrinks to the set
+        x = np.vstack([best, self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)])
+        a, z = _around(x[:,0], lo[0], hi[0], (z-a)/(n-1))
+    s, loss = self.profile(shape, x)
+    half = np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
     return np.vstack([x, x]), np.concatenate([s-half, s+half])
 
 # %% ../nbs/03_curves.ipynb #9df9d19f
@@ -341,7 +352,7 @@ def dip_words(self:_Sizes):
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
 @patch
-def shown_part(self:_Sizes, lo, hi, loss, cut):
+def shown_part(self:_Sizes, lo, loss, cut):
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
     shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
@@ -393,7 +404,7 @@ def fit_step_time(
     x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
     cut = data.threshold(loss, level)
-    part = data.shown_part(lo, hi, loss, cut)
+    part = data.shown_part(lo, loss, cut)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))      # the F test allows a little more
     p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut), lo)
     bounds = StepTime._bounds(data.b, part)
@@ -402,9 +413,6 @@ def fit_step_time(
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
     found = _intervals(StepTime, mid, p, level)
     found |= {o: replace(i, lo=0.) for o,i in found.items() if math.isnan(i.mid)}
-    if part=='rise': # neither the overhead nor a fixed part is longer than the shortest step
-        found |= {o: replace(i, hi=min(i.hi, max(step_ms.min(), found['fixed_ms'].mid)))
-                  for o,i in found.items() if o!='per_image_ms'}
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,

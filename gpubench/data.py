@@ -236,7 +236,7 @@ def _file_sizes(files):
     def size(file):
         try:
             if not file.stat().st_size: return 'empty'
-            with Image.open(file) as im: return im.size
+            with Image.open(file) as im: return 'more than 8 bits per channel' if im.mode[:1] in 'IF' else im.size
         except Exception as e: return type(e).__name__            # Pillow raises half a dozen kinds
     seen = {o: size(o) for o in files}
     bad = [f'{o} ({why})' for o,why in seen.items() if isinstance(why, str)]
@@ -245,6 +245,9 @@ def _file_sizes(files):
                      f"{' …'*(len(bad)>5)}. Delete or replace them{_THEN}.")
 
 def _check_classes(root, parts):
+    places = {o.parent for part in parts for o in part}
+    if inner := next((o for o in places if o.parent in places), None):
+        raise ValueError(f"The folder {inner} is inside another class's folder. Move it up, or its images into that folder.")
     train, valid = ({o.parent.name for o in part} for part in (parts[0], parts[-1]))
     sort = "Put the images of each class into a separate folder."
     if not (train or valid): raise ValueError(f"There are no images in class folders below {root}. {sort}")
@@ -262,6 +265,8 @@ def _folder_set(path, size, n_in):
     "The images in a folder of class folders, or in its `train` and `valid` folders of such"
     root = find_folder(path)
     try:
+        inner = _folders(root)
+        if len(inner)==1 and {o.name.lower() for o in _folders(inner[0])} & {*_PARTS[0]}: root = inner[0]   # one level deeper
         there = {o.name.lower(): o for o in _folders(root)}
         train, valid = ([there[o] for o in names if o in there][:1] for names in _PARTS)
         is_class = train and not valid and len(there)>1 and not _folders(train[0])      # a vehicle, beside 'bus'

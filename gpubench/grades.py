@@ -33,20 +33,27 @@ def read_cells(path)->list[tuple[str, str]]: # (source, its Markdown outputs) of
                                               if 'data' in p)) for o in cells]
     except _UNREADABLE as e: raise ValueError(f'it is not a readable notebook ({type(e).__name__})') from None
 
+def _changed(tree):
+    "Variables that get their value in another way than by `name = …` on a line of its own"
+    plain = {id(o.targets[0]) for o in tree.body if isinstance(o, ast.Assign) and len(o.targets)==1}
+    for o in ast.walk(tree):
+        if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store) and id(o) not in plain: yield o.id
+        elif isinstance(o, (ast.Attribute, ast.Subscript)) and isinstance(o.value, ast.Name): yield o.value.id # `answer.append`
+
 def _asked(source):
     "(name, expression of the answer) for each question and guess in a cell; None if it can't be parsed"
     names = dict.fromkeys(o for o in re.findall(r"\bcheck\(\s*['\"](\d\d\.\w+)['\"]", source) if o in QUESTIONS)
     if not names and 'my_guess' not in source: return
     try:
         if len(source)>MAX_SOURCE: raise ValueError
-        body = ast.parse(source).body
+        tree = ast.parse(source)
     except _UNREADABLE:
         yield from ((o, None) for o in names)
         return
-    values = {}                                      # variable → expression
-    for node in body:
+    values, changed = {}, set(_changed(tree))        # variable → expression; those that have none
+    for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            values[node.targets[0].id] = node.value
+            if node.targets[0].id not in changed: values[node.targets[0].id] = node.value
             if node.targets[0].id.startswith('my_guess'): yield node.targets[0].id, node.value
         for o in ast.walk(node):
             if (isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -198,13 +199,29 @@ def launch(
 
 
 # %% ../nbs/23_group.ipynb #7b481c61
+_agreed = set() # which parameters have gradients, as far as the ranks have compared it
+
+def _check_agreed(parameters):
+    "Compare with the other ranks which parameters have gradients, whenever that is new here"
+    known = bytes(o.grad is not None for o in parameters)
+    if known in _agreed: return
+    code = zlib.crc32(known)
+    ends = torch.tensor([code, -code], device=parameters[0].device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    if ends.sum(): raise RuntimeError("The ranks have gradients of different parameters, so an average would mix layers. "
+                                      "In each step, let every rank train the same layers.")
+    _agreed.add(known)
+
 def average_gradients(
     parameters,    # Those of a network
     in_place=True, # False: a gradient becomes a part of the message, which saves a copy
 ):
-    "Average the gradients of all ranks in one message; for your own training loop, after the backward pass"
+    """Average the gradients of all ranks in one message; for your own training loop, after the backward pass
+
+    Every rank needs gradients of the same parameters in each step: a `RuntimeError` otherwise."""
     if n_ranks()==1: return
-    by_dtype = {}
+    parameters, by_dtype = [*parameters], {}
+    _check_agreed(parameters)
     for p in parameters:
         if p.grad is not None: by_dtype.setdefault(p.grad.dtype, []).append(p)
     for some in by_dtype.values():

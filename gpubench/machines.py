@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, count
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from .compare import (KINDS, OFF, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
+from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
                               is_too_wide, load_records, noise_warning, prices_of, text_table)
 from .core import nearest
 from .plot import phase_shares, plot_phases, plot_price_speed
@@ -44,8 +45,8 @@ def _named(paths):
     found = {}
     for o in map(records_path, paths):
         stem = o.resolve().parent.name if o.name=='records.jsonl' else o.stem
-        name = stem if stem not in found else f'{stem} ({1+sum(k.partition(" (")[0]==stem for k in found)})'
-        found[name] = o
+        names = chain([stem], (f'{stem} ({i})' for i in count(2)))
+        found[next(k for k in names if k not in found)] = o
     return found
 
 # %% ../nbs/34_machines.ipynb #8391d6a8
@@ -79,8 +80,8 @@ class Machine(Side):
 
     def like(self, row:dict, names:list)->pd.DataFrame: # Its visits that succeeded with these settings
         "The visits of a row"
-        def value(x, o): return OFF.get(o) if (v := plain_value(x.get(o))) is None else v
-        same = [all(value(x, o)==value(row, o) for o in names) for x in self.ok.to_dict('records')]
+        same = [all(plain_value(x[o])==plain_value(row[o]) for o in names if o in x)
+                for x in self.ok.to_dict('records')]
         return self.ok.loc[same]
 
 def split_runs(runs:dict)->list: # `Machine`s

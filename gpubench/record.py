@@ -9,6 +9,7 @@ __all__ = ['FIELDS', 'PHASE_NAMES', 'append_record', 'read_records']
 import json
 import math
 import os
+import shutil
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -173,6 +174,7 @@ def field(name:str)->Field:
 
 # %% ../nbs/01_record.ipynb #a12aac23
 SCHEMA_VERSION = 3   # goes up when a field's meaning changes
+_MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
 def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts and lists; NaN and infinity are None
     "A record as it reads back from its line of JSON"
@@ -181,8 +183,9 @@ def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts a
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item()                       # a scalar of numpy or torch
+        elif hasattr(x, 'tolist') and n<=_MAX_NUMBERS: x = plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
-        return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
+        return x if x is None or isinstance(x, (bool, int, float, str, list)) else str(x)
     return plain(dict(record))
 
 def records_path(path)->Path:
@@ -275,6 +278,7 @@ def _parse(line):
 
 def _set_torn_aside(path):
     "Move torn lines to a file of their own; the rest replace the records in one step, so an interruption loses nothing"
+    path = path.resolve()                            # a link stays one
     with _open_locked(path) as f:
         f.seek(0)
         lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()]      # again, now that nobody appends
@@ -284,14 +288,15 @@ def _set_torn_aside(path):
             new.writelines(o for o in lines if _parse(o) is not None)
             new.flush()
             os.fsync(new.fileno())
+        shutil.copymode(path, new.name)
         Path(new.name).replace(path)
 
-_ADDED = dict(defer_losses=False, fused=False, graph=False, compile=False, search_kernels=False, # settings added later,
-              keep_pages=False, onednn=False, n_devices=1, n_nodes=1, all_reduce='buckets', sync_bn=False)     # as older trials ran
+ADDED = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool} | dict(
+    n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)    # how a record ran that lacks one of these settings
 
 def _upgrade(row):
     "A record of an older schema, converted to the current one"
-    if 'loader' in row: row = _ADDED | row
+    if 'loader' in row: row = ADDED | row
     if row['schema']==SCHEMA_VERSION: return row
     new = row | dict(schema=SCHEMA_VERSION)
     if row['schema']==1 and 'epoch_s' in row:

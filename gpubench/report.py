@@ -281,7 +281,7 @@ def write_report(
     "Write a self-contained page and its figures from the records of a run"
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
-    df = load_records(path)
+    df = load_records(folder)
     df = add_labels(add_prices(load_records([df, others]) if others is not None else df, price_per_h))
     title = title or f"gpubench: {stem[:-1] or path.resolve().parent.name}"
     if out is not None: path = Path(out)/path.name           # the page links to what is beside it

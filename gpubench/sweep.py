@@ -121,7 +121,22 @@ def _identity(v):
     closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None)
               for k,o in inspect.getclosurevars(v).nonlocals.items()}
     seen = {k: o for k,o in inspect.getclosurevars(v).globals.items() if isinstance(o, (bool, int, float, str))}
+    seen |= {k: _source(o) for k,o in _helpers(v).items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *[seen]*bool(seen)]
+
+def _source(f):
+    try: return inspect.getsource(f)
+    except OSError: return ''                                # typed at a prompt
+
+def _helpers(f):
+    "The functions of its own module that `f` calls, and those that they call, by name"
+    found, todo = {}, [f]
+    while todo:
+        for k,o in inspect.getclosurevars(todo.pop()).globals.items():
+            if inspect.isfunction(o) and o.__module__==f.__module__ and o is not f and k not in found:
+                found[k] = o
+                todo.append(o)
+    return found
 
 def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
     "The same in every session, for 1 and 1., and for a list and a tuple; different for each of a user's functions"

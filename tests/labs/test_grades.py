@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from gpubench.answers import QUESTIONS
 from gpubench.cli import cli
-from gpubench.grades import lab_questions
+from gpubench.grades import lab_questions, read_answers
 
 from helpers import root
 from test_labs_machinery import write_lab
@@ -41,6 +41,15 @@ def test_grades_for_scripts(handed_in):
     rows = list(csv.DictReader(io.StringIO(gpubench('labs', '--grade', handed_in, '--csv').stdout)))
     assert [o['result'] for o in rows if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not run', 'not answered']
     assert len(json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout))==len(rows)
+
+@pytest.mark.parametrize('lines', ["answer = []; answer.append('falls')", "answer = 'f'; answer += 'alls'", "answer, why = 'falls', ''",
+                                   "answer = None\nif True: answer = 'falls'"])
+def test_an_answer_put_together_counts_as_its_cell_shows(lines, tmp_path):
+    cells = [f"{lines}\ncheck('08.copy', answer)", "answer = 'rises'\ncheck('08.copy', answer)"]
+    for source,shown,result in zip(cells, ('✅ Right.', '✅ Right.'), (('right', 'output'), ('wrong', 'answer'))):
+        out = nbformat.v4.new_output('display_data', {'text/markdown': shown})
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, outputs=[out])]), tmp_path/'a.ipynb')
+        assert [(o['result'], o['by']) for o in read_answers(tmp_path/'a.ipynb')]==[result]
 
 def test_no_folder(tmp_path):
     (tmp_path/'empty').mkdir()

@@ -2,7 +2,6 @@
 Needs the extra `site`, and for the browser playwright and a Chromium or Chrome of this machine"""
 import re, sys
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest

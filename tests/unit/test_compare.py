@@ -7,7 +7,7 @@ import pytest
 from made_up_records import NOT_MEASURED, failed, folder_of, visit, visits
 
 from gpubench.compare import accuracy_differs, compare, comparison_text, load_records
-from gpubench.findings import summary_table, summary_text
+from gpubench.findings import summary_table
 
 
 def test_cpu_beside_gpu():
@@ -43,6 +43,16 @@ def test_records_from_before_a_setting_existed():
     assert c.same_work.tolist()==[True, True, False, False] and c.speedup.notna().tolist()==[True, True, False, False]
     for on in (dict(graph=True), dict(n_devices=2), dict(accumulate=4)):
         with pytest.raises(ValueError, match=f'differ in {next(iter(on))}: '): compare(old, visits(devices=['cuda'], **on))
+
+
+def test_an_own_function_with_a_setting_is_other_work_than_one_without():
+    def own(**kw): return [{k: v for k,v in o.items() if k!='loader'} for o in visits(devices=['cuda'], **kw)]
+    with pytest.raises(ValueError, match='graph'): compare(own(), own(graph=True))
+
+
+def test_records_with_and_without_a_setting_are_one_series():
+    rows = load_records(visits(devices=['cuda'])+visits(devices=['cuda'], graph=False))
+    assert rows.graph.tolist()==[False]*12
 
 
 def test_a_run_beside_itself_is_not_distinguishable():

@@ -467,6 +467,14 @@ def test_links(animals, tmp_path):
     (root/'valid').symlink_to(root/'train')
     with pytest.raises(ValueError, match='held-out images in .* has no images in class folders'): get_images(root)
 
+def test_a_split_unpacked_one_level_deeper_stays_a_split(animals, tmp_path):
+    for part in ('train', 'valid'): shutil.copytree(animals, tmp_path/'outer'/'inner'/part)
+    assert [len(o) for o in get_images(tmp_path/'outer').split()]==[12, 12]
+
+def test_images_that_Pillow_would_clip_are_refused(animals):
+    Image.fromarray(np.full((9, 9), 40_000, np.uint16)).save(animals/'cat'/'deep.png')
+    with pytest.raises(ValueError, match=r'deep.png \(more than 8 bits per channel\)'): get_images(animals)
+
 @pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
 def test_folder_with_split(valid, animals, tmp_path):
     root = tmp_path/'split'
@@ -491,6 +499,7 @@ def test_bad_folders(animals, tmp_path):
                        (make('flat', '1.png', '2.png'), 'no images in class folders'),
                        (make('one', 'cat/1.png', 'cat/2.png'), "only one class, 'cat'"),
                        (make('lonely', 'cat/1.png', 'cat/2.png', 'dog/1.png'), "a single image of dog"),
+                       (make('inside', 'cat/1.png', 'cat/more/2.png', 'dog/1.png'), "more is inside another class's folder"),
                        (make('valid_only', 'train/x/.keep.png', 'valid/cat/1.png'), 'held-out images but none to')):
         with pytest.raises(ValueError, match=match): get_dls(path, bs=1, device='cpu')
     with pytest.raises(ValueError, match='no folder'): get_dls(animals/'cat'/'0.jpg', bs=1, device='cpu')

@@ -32,6 +32,11 @@ def test_a_class_of_twenty_is_one_table_and_nobody_is_pooled(tmp_path):
     assert (tmp_path/'class.html').read_text().count('<tbody>')==5            # two sizes, their phases, the machines
 
 
+def test_folders_of_one_name_are_three_runs(tmp_path):
+    runs = read_runs([folder_of(tmp_path/o/'run (1)', visits((16,), ['cpu'])) for o in 'abc'])
+    assert [*runs]==['run (1)', 'run (1) (2)', 'run (1) (3)']
+
+
 def test_prices_are_for_equal_machines_only(tmp_path):
     runs = read_runs(class_of(tmp_path, 4))
     assert price_runs(runs, {'gpu 1': .5})['student01'].price_per_h.tolist()==[.5]*6

@@ -106,6 +106,15 @@ class CapturableCallback(FusedStepCallback):
 
 def loader(bs=24): return split(get_dls('digits', bs=bs//n_ranks(), device='cpu', loader='resident', max_images=300))
 
+def other_layers(device):
+    "Gradients of the first layer on rank 0, of the second on rank 1"
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+    layers[rank()](torch.ones(4)).sum().backward()
+    average_gradients(layers.parameters())
+
+def test_gradients_of_different_layers_are_never_averaged():
+    with pytest.raises(RuntimeError, match='gradients of different parameters'): launch(other_layers, n_devices=2, device='cpu')
+
 def loop():
     "A training loop of one's own"
     model, dls = network(torch.float64), loader()

@@ -64,7 +64,7 @@ def test_ways_of_loading_are_not_drawn_in_the_colors_of_devices():
 
 
 def test_accuracies_that_differ_little_fill_the_axis_and_the_caption_says_so():
-    ax = plot.plot_batch_sizes(pd.DataFrame(visits((16, 64), n=4)).assign(accuracy=[.95, .96, .97, .98]*2), y='accuracy')
+    ax = plot.plot_batch_sizes(pd.DataFrame(visits((16, 64), n=4)).assign(accuracy=[.95, .96, .97, .98]*4), y='accuracy')
     lo, hi = ax.get_ylim()
     assert .9<lo<.95 and .98<hi<1.01 and 'The axis does not start at 0.' in caption_of(ax)
 

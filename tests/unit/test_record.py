@@ -1,8 +1,10 @@
 "A new quantity takes one line in one place"
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from gpubench.compare import load_records
 from gpubench.findings import recommend
@@ -30,6 +32,22 @@ def test_what_nobody_declared_is_kept_and_not_shown(tmp_path):
     for o in rows: append_record(tmp_path, o)
     assert 'frob' not in write_report(tmp_path).read_text(encoding='utf-8')
     assert load_records(tmp_path).frob_ms.tolist()==[4321.]*3 and recommend(pd.DataFrame(rows)) is not None
+
+
+def test_arrays_are_lists(tmp_path):
+    append_record(tmp_path, dict(losses=np.linspace(2, 1, 1500), ids=torch.arange(3), many=np.zeros(10**6)))
+    row = read_records(tmp_path).iloc[0]
+    assert row.losses[0]==2 and row.losses[-1]==1 and len(row.losses)==1500 and row.ids==[0, 1, 2] and row.many.startswith('[0.')
+
+
+def test_a_link_to_records_stays_a_link(tmp_path):
+    real, link = tmp_path/'real.jsonl', tmp_path/'records.jsonl'
+    append_record(real, visit(16, 0))
+    real.write_text(real.read_text()+'{"torn\n')
+    real.chmod(0o660)
+    link.symlink_to(real)
+    with pytest.warns(UserWarning): read_records(link)
+    assert link.is_symlink() and real.stat().st_mode & 0o777==0o660 and len(real.read_text().splitlines())==1
 
 
 def test_a_file_without_any_record_is_left_alone(tmp_path):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote
 
 import matplotlib.image as mpimg

@@ -31,6 +31,16 @@ def test_a_number_of_the_module_tells_two_runs_of_a_function_apart(monkeypatch):
     monkeypatch.setitem(globals(), 'FACTOR', 1000)
     assert point_id(scaled, dict(x=1))!=before
 
+def tripled(x): return 3*x
+def through(x): return dict(y=tripled(x))
+
+def test_an_edited_helper_is_another_function(monkeypatch):
+    before = point_id(through, dict(x=1))
+    def tripled(x): return 4*x
+    tripled.__module__ = __name__
+    monkeypatch.setitem(globals(), 'tripled', tripled)
+    assert point_id(through, dict(x=1))!=before
+
 def test_options_that_cannot_be_are_refused_before_anything_runs():
     for kwargs in (dict(half_width=5), dict(max_s='a'), dict(monitor=1)):
         with pytest.raises(ValueError, match=f'^{next(iter(kwargs))} is'): sweep(dict(bs=8, device='cpu'), **kwargs)

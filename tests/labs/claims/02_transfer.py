@@ -1,5 +1,5 @@
 # %% Two phases are what fine_tune does: the same weights after it
-from pytest import approx, raises
+from pytest import approx
 from replay import again, planted
 def trained(train):
     learn = new_learner(base, seed)

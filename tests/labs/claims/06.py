@@ -1,6 +1,6 @@
 # %% Both loops do the same training; torch's own numbers train something else
 from pytest import approx
-from replay import again, planted
+from replay import planted
 n = len(make(64)[0].train)
 assert len(fitted)==len(plain)==len(usual)==2*n
 assert max(apart(fitted[:16], plain[:16]))<1e-5 and usual[0]==approx(fitted[0], rel=1e-6) and max(apart(fitted[:16], usual[:16]))>1e-3

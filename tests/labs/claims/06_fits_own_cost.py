@@ -1,6 +1,5 @@
 # %% A watch keeps what lies between marks
 from pytest import approx
-from replay import planted
 values = iter([0, 3, 4, 4, 9, 10])
 watch = Watch(lambda: next(values))
 for line in ('a', 'b', 'a', 'b', 'b'): watch.mark(line)

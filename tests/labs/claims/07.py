@@ -1,7 +1,6 @@
 # %% Bits of the types, and sums that stop growing
 import math
 from pytest import approx
-from replay import planted
 assert formats.exponent.astype(int).tolist()==[8, 8, 5, 8] and formats.fraction.astype(int).tolist()==[23, 7, 10, 10]
 assert torch.tensor(formats.smallest.float16).half().item()>0 and torch.tensor(formats.smallest.float16/2.01).half().item()==0
 assert (sums['float16'], sums['bfloat16'])==(4., .5) and sums['float32']==approx(10, rel=1e-3)

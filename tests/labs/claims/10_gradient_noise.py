@@ -1,6 +1,6 @@
 # %% Gradients of single images
 from itertools import product
-from math import inf, isnan, nan
+from math import inf, isnan
 from pytest import approx
 from replay import planted
 net, made = train_to(.5, 32, .2, 0)
