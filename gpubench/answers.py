@@ -56,7 +56,7 @@ QUESTIONS = { # name → question
         hints=lambda counts: {100*float(counts.dropped_frac.iloc[-1]): 'That is in per cent; give a fraction.'}),
     '02.plateau': Question(
         lambda plateau: plateau[0], tolerance=0, unit='images a step',
-        why='These visits show no gain from larger batches, though a wide interval would hide one.',
+        why='The visits show no gain from larger batches, though a wide interval would hide one.',
         hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,

@@ -192,9 +192,9 @@ def _best_paragraph(series, best, largest):
     among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'*bool(best.set_aside)
     on = f'on {device_phrase(series)}{among}'
     start = f'{start_sentence(goal)} {on}: {best.bs}.'
-    each = [f"batch {o} ({fmt_ends(r(o), 'times as fast')})" for o in rivals]
+    each = [f"batch {o} ({fmt_ends(r(o), f'times as fast as {best.bs}')})" for o in rivals]
     out = [f"By the medians, {goal} {on}{','*bool(among)} is {best.bs}, but it is not distinguishable from "
-           f"{fmt_list(each)}; more repeats would settle it." if rivals else start]
+           f"{fmt_list(each)}; more repeats may settle it." if rivals else start]
     than = f'than batch {best.bs}'
     larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs and o not in rivals]
     if largest==best.bs: out.append('No larger batch was tried, and one may be faster still.')
@@ -489,8 +489,9 @@ def noise_floor(self:AllVisits)->list[str]:
     which = f'batch {fmt_bs(first.bs)} on {device_phrase(first.series)}'
     which += f', {first.workload}'*(self.df.workload.nunique()>1)
     which += f'; the widest of {len(found)} such pairs'*(len(found)>1)
+    times, _, ends = fmt_ratio(r).partition(' (')
     text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set of visits '
-            f'took {fmt_ratio(r)} times as long as the other')
+            f"took {times} times as long as the other{' ('*bool(ends)}{ends}")
     if not is_known(r.lo): return [f"{text}: there are too few visits."]
     text += '. The true ratio is 1. Judge every other difference by its own interval, not by this one.'
     disturbed = max(r.lo, 1/r.hi)-1>_MAX_FLOOR_FRAC

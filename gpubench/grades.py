@@ -141,21 +141,26 @@ _RUBRIC = """\
 | An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |
 """
 
+def _shown(x):
+    if isinstance(x, list): return ', '.join(map(_shown, x))
+    if isinstance(x, float) and abs(x)<1e4: return f'{x:.4g}'
+    return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
+
 def _right(q):
     "The right answer, in words"
     values = ', '.join(f'`{o}`' for o in inspect.signature(q.correct).parameters) if q.is_computed else ''
     if values: return f'depends on what the student measured: {values}.'
-    return f'**{q.correct:,.6g} {q.unit}'.rstrip()+'**.' if isinstance(q.correct, (int, float)) else f'**{q.correct}**.'
+    return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
 
 def teacher_key(folder=None)->str: # Markdown
     "Right answers, common mistakes and a grading rubric"
     lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
     for lab,names in lab_questions(folder).items():
-        texts = {k: ' '.join(re.findall(r'^# (.*)', s, re.M)) for s,_ in read_cells(lab.path) for k,_ in _asked(s)}
+        texts = {k: ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', s, re.M)) for s,_ in read_cells(lab.path) for k,_ in _asked(s)}
         if asked := [o for o in names if o in QUESTIONS]: lines += [f'## {lab.name}: {lab.title}', '']
         for name in asked:
             q = QUESTIONS[name]
             lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(q)} {q.why}'.rstrip()]
-            if not callable(q.hints): lines += [f'  {k} is wrong: {v}' for k,v in dict(q.hints).items()]
+            if not callable(q.hints): lines += [f'  {_shown(k)} is wrong: {v}' for k,v in dict(q.hints).items()]
             lines += ['']
     return '\n'.join(lines)
