@@ -62,15 +62,13 @@ def profile(self:_Sizes, shape, x):
     s = r@self.n/self.n.sum()
     return s, ((r-s[:,None])**2)@self.n
 
-def _grid(lo, hi, n=41): return np.stack(np.meshgrid(*np.linspace(lo, hi, n).T, indexing='ij'), -1).reshape(-1, 2)
-
 @patch
 def best_shape(self:_Sizes, shape, lo, hi):
     "The coordinates (1,2) with the smallest sum of squares, their log scale (1,), and that sum"
     def residuals(x):
         s, _ = self.profile(shape, x[None])
         return np.sqrt(self.n)*(self.y-shape(self.b, x[None])[0]-s)
-    x = _grid(lo, hi)
+    x = np.stack(np.meshgrid(*np.linspace(lo, hi, 41).T, indexing='ij'), -1).reshape(-1, 2)
     start = x[self.profile(shape, x)[1].argmin()]
     end = optimize.least_squares(residuals, start, bounds=(lo, hi), xtol=1e-10, ftol=1e-10, gtol=1e-10).x
     x = np.stack([start, end])

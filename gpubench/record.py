@@ -183,9 +183,9 @@ def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts a
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item()                       # a scalar of numpy or torch
-        elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: x = plain(x.tolist())
+        elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
-        return x if x is None or isinstance(x, (bool, int, float, str, list)) else str(x)
+        return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
     return plain(dict(record))
 
 def records_path(path)->Path:

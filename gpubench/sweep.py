@@ -115,18 +115,16 @@ def _identity(v):
     if isinstance(v := plain_number(v), (bool, int, float)): return v
     v = inspect.unwrap(v)                                    # such as what lru_cache made
     if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
-    try: source = [inspect.getsource(v)]                     # a line of it may hold several lambdas
-    except OSError: source = []                              # typed at a prompt
+    source, outer = _source(v), inspect.getclosurevars(v)    # a line of it may hold several lambdas
     if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
-    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None)
-              for k,o in inspect.getclosurevars(v).nonlocals.items()}
-    seen = {k: o for k,o in inspect.getclosurevars(v).globals.items() if isinstance(o, (bool, int, float, str))}
+    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None) for k,o in outer.nonlocals.items()}
+    seen = {k: o for k,o in outer.globals.items() if isinstance(o, (bool, int, float, str))}
     seen |= {k: _source(o) for k,o in _helpers(v).items()}
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *[seen]*bool(seen)]
 
 def _source(f):
-    try: return inspect.getsource(f)
-    except OSError: return ''                                # typed at a prompt
+    try: return [inspect.getsource(f)]
+    except OSError: return []                                # typed at a prompt
 
 def _helpers(f):
     "The functions of its own module that `f` calls, and those that they call, by name"
