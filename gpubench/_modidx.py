@@ -1342,4 +1342,8 @@ d = { 'settings': { 'branch': 'main',
                                 'gpubench.trial.tf32_set': ('trial.html#tf32_set', 'gpubench/trial.py'),
                                 'gpubench.trial.time_more': ('trial.html#time_more', 'gpubench/trial.py'),
                                 'gpubench.trial.train_monitored': ('trial.html#train_monitored', 'gpubench/trial.py'),
-                                'gpubench.trial.warm_up': ('trial.html#warm_up', 'gpubench/trial.py')}}}
+                                'gpubench.trial.warm_up': ('trial.html#warm_up', 'gpubench/trial.py')},
+            'gpubench.turns': { 'gpubench.turns.declares': ('turns.html#declares', 'gpubench/turns.py'),
+                                'gpubench.turns.is_watched': ('turns.html#is_watched', 'gpubench/turns.py'),
+                                'gpubench.turns.own_methods': ('turns.html#own_methods', 'gpubench/turns.py'),
+                                'gpubench.turns.strangers': ('turns.html#strangers', 'gpubench/turns.py')}}}
