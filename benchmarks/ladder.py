@@ -46,13 +46,13 @@ CASES = dict(
     resnet18_224px_b256=('resnet18', 256, 224, 3, True, 6_000, 18), resnet50_224px_b128=('resnet50', 128, 224, 3, True, 6_000, 36))
 
 class StartCallback(Callback):
-    order, sees_replays = 1e9, True
+    order, graph_safe = 1e9, 'counts'
     def before_train(self):
         wait_for(self.learn.dls.device)
         self.start_s = perf_counter()
 
 class EndCallback(Callback):
-    order, sees_replays = -1e9, True
+    order, graph_safe = -1e9, 'counts'
     def after_train(self):
         wait_for(self.learn.dls.device)
         self.took_s = perf_counter()-self.learn.start.start_s

@@ -7,25 +7,23 @@ __all__ = ['TapeCapture']
 
 # %% ../nbs/14_capture.ipynb #8b8648d2
 import gc
-import inspect
 import random
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 import numpy as np
 import torch
-from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import CutMix, MixUp, reduce_loss
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.learner import Learner
+from fastai.layers import NoneReduce
 from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
 from torch._C._distributed_c10d import Work
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .core import allows_tf32, free_memory
-from .optim import make_update, place
+from .core import free_memory
+from .optim import make_update
 
 # %% ../nbs/14_capture.ipynb #c1a0ce98
 @lru_cache
@@ -38,6 +36,9 @@ class CUDACapture:
     draws_on_cpu = False        # are random numbers that PyTorch draws on a CPU fresh in each replay?
     def __init__(self, device):
         self.device, self.stream, self.pool, self.held_bytes = device, capture_stream(device), None, 0
+    def random(self): # What sets it back to now
+        "The state of the GPU's random numbers"
+        return partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(self.device), self.device)
     def mark(self): # What waits for all that was launched before
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
@@ -118,6 +119,7 @@ class TapeCapture:
     """Repeats the operations of a step on a CPU, as a graph does on a GPU: with the tensors and the numbers of the
     recording. It saves no time: it is for learning, and for tests where there is no GPU"""
     draws_on_cpu, held_bytes = True, 0
+    def random(self): return partial(torch.set_rng_state, torch.get_rng_state())
     def mark(self): return lambda: None
     def warm_up(self, step): return step()
     def record(self, step): # (what repeats it, what it returned)
@@ -138,97 +140,93 @@ class Hook:
     def __call__(self): return self.func()
     def __reduce__(self): return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
 
-_VALUES = {bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None)}
-_GENERATORS = {random.Random, np.random.Generator, np.random.RandomState, torch.Generator}
-
-def _parts(o):
-    "An object, the modules in it, and what it wraps"
-    if o is None: return
-    yield o
-    if isinstance(o, torch.nn.Module): yield from list(o.modules())[1:]
-    for name in 'func', '__self__': yield from _parts(getattr(o, name, None))
-
-def _is_own(o): return (o.__module__ or '').split('.')[0] not in ('torch', 'torchvision', 'fastai', 'fastcore')
-
-def _names(code): return [*code.co_names, *(k for o in code.co_consts if isinstance(o, CodeType) for k in _names(o))]
-
-def _looked_up(func, classes):
-    "What a function looks up by name in its module and in these classes, and what the functions that it finds there look up"
-    found, todo, seen = [], [func], set()
-    while todo:
-        func = inspect.unwrap(todo.pop())
-        if func in seen: continue
-        seen.add(func)
-        names = _names(func.__code__) if hasattr(func, '__code__') else ()
-        new = [(k, space[k]) for space in (getattr(func, '__globals__', {}), *map(vars, classes)) for k in names if k in space]
-        found += new
-        inner = [o.fget if isinstance(o, property) else o.__func__ if isinstance(o, (classmethod, staticmethod)) else o for _,o in new]
-        todo += [o for o in inner if isinstance(o, FunctionType) and _is_own(o)]
-    return found
-
-def _held(o): # What the code of an object or a function finds in it, in its classes and in modules, by name
-    cells = [('', c.cell_contents) for c in getattr(o, '__closure__', None) or ()]
-    func = o if inspect.isfunction(o) else getattr(type(o), 'forward', None) or getattr(type(o), '__call__')
-    return [*getattr(o, '__dict__', {}).items(), *(getattr(o, 'keywords', None) or {}).items(), *cells,
-            *_looked_up(func, [c for c in type(o).__mro__ if _is_own(c)])]
-
-class _Is:
-    "An object, equal only to itself; kept, so that no other one gets its place in memory"
-    def __init__(self, o): self.o = o
-    def __eq__(self, other): return isinstance(other, _Is) and self.o is other.o
-
-_OPAQUE = torch.nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType
-
-def _value(o, depth=3):
-    "Something that differs if a number in it does; of what is deeper, or PyTorch's or fastai's own, which object it is"
-    if type(o) in _VALUES: return o
-    if isinstance(o, (np.ndarray, np.generic)) and o.size<1000: return o.tobytes()
-    if isinstance(o, (list, tuple, set, dict)): items, head = [*o, *o.values()] if isinstance(o, dict) else o, [type(o)]
-    elif isinstance(o, _OPAQUE) or not hasattr(o, '__dict__') or not _is_own(type(o)): return _Is(o)
-    else: items, head = vars(o).values(), [_Is(o), *vars(o)]
-    return [*head, *[_value(v, depth-1) for v in items]] if depth>0 and len(items)<1000 else _Is(o)
-
-def has_own(learn, name):
-    "Has the Learner, or its class, a method of its own in place of fastai's?"
-    own = vars(learn).get(name)
-    return getattr(type(learn), name) is not getattr(Learner, name) or own is not None and not isinstance(own, Hook)
-
-def look(
-    learn,    # A Learner with an optimizer
-    built_in, # The callbacks that become a part of the step
-):            # Why a step can't be captured ('' if it can); all that a captured one relies on
-    "Find out whether a step can be captured, and what it depends on that may change without it: places, modes, numbers"
-    b, model, loss_func = torch.backends, learn.model, learn.loss_func
-    if isinstance(model, DistributedDataParallel): model = model.module           # it counts its steps
-    held = [o for root in (model, loss_func) for part in _parts(root) for o in _held(part)]
-    tensors = [(place(o), o.requires_grad) for o in (*model.parameters(), *model.buffers())]
-    settings = [vars(o).get(k) for o in built_in.values() for k in ('max_norm', 'norm_type', 'n_acc', 'is_on')]
-    if GradientAccumulation in built_in: settings += [place(p.grad) for p in model.parameters() if p.grad is not None]
-    if MixedPrecision not in built_in:
-        kind = next(model.parameters()).device.type
-        settings += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
-    everywhere = vars(torch.nn.modules.module).items()
-    hooks = [o for k,v in (*held, *everywhere) if k.endswith('hooks') and isinstance(v, dict)
-             for o in v.values() if not getattr(o, 'for_one_pass', False)]
-    why = ''
-    if isinstance(getattr(loss_func, '__self__', None), Callback):
-        why = 'A callback computes the loss, with numbers that a graph would not see change.'
-    elif any(isinstance(o, (Learner, Callback)) for _,o in held):
-        why = 'The network or the loss reads from a Learner or a callback, and a graph would not see its numbers change.'
-    elif {'step', 'zero_grad'} & vars(learn.opt).keys(): why = 'The optimizer has a step or a zero_grad of its own.'
-    elif hooks or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in model.parameters()):
-        why = 'The network has hooks, and a graph runs no Python.'
-    elif any(type(o) in _GENERATORS for _,o in held):
-        why = 'The network has its own random generator, and a graph would repeat its numbers.'
-    for name in '_do_one_batch', '_backward', '_step', '_do_grad_opt':
-        if has_own(learn, name): why = f"The Learner has its own {name}."
-    return why, (tensors, [_value(o) for _,o in held], settings, list(map(_Is, (model, learn.opt, learn.opt.state, loss_func))),
-                 learn.opt.frozen_idx, b.cudnn.benchmark, b.cudnn.deterministic, allows_tf32(b.cudnn), allows_tf32(b.cuda.matmul),
-                 torch.are_deterministic_algorithms_enabled())
-
 def host_random(with_torch):
+    "The state of the host's random numbers, which no replay draws"
     _, key, at, *_ = np.random.get_state()
     return random.getstate(), key.tolist(), at, torch.get_rng_state().tolist() if with_torch else None
+
+LOSS_TOLERANCE = 1e-3   # relative: of a step whose kernels may round differently each time
+STEP_TOLERANCE = .05    # the same, of the changes of weights, buffers and moments, in their norm
+
+def is_exact(device, compile):
+    "Do kernels give the same bits each time?"
+    return not compile and (torch.device(device).type=='cpu' or torch.backends.cudnn.deterministic
+                            or torch.are_deterministic_algorithms_enabled())
+
+class Kept:
+    "The state before a step, to put it back and to compare two ways to do the step"
+    def __init__(self,
+        parts:dict, # Name -> list of tensors that a step changes in place
+        dicts:list, # Dicts of the host that it changes
+        random,     # Sets the device's random numbers back
+    ):
+        self.parts, self.random = parts, random
+        self.dicts = [(o, dict(o)) for o in dicts]
+        self.before = self.now()
+    def now(self): # Name -> list of copies
+        with torch.no_grad(): return {k: [o.detach().clone() for o in v] for k,v in self.parts.items()}
+    def put_back(self):
+        self.random()
+        for o,before in self.dicts:
+            o.clear()
+            o.update(before)
+        with torch.no_grad():
+            for k,tensors in self.parts.items():
+                for o,before in zip(tensors, self.before[k]): o.copy_(before)
+
+    def agree(self, a, b, is_exact): # Two results of `now`
+        "Is it the same step, bit by bit or within the tolerances of kernels that round differently?"
+        if is_exact: return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for k in a for x,y in zip(a[k], b[k]))
+        def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm()
+        far = []
+        for k in filter(a.get, a):
+            x, y = ([o.float() for o in tensors[k]] for tensors in (a, b))
+            size = torch._foreach_sub(y, [o.float() for o in self.before[k]]) if k in self.before else y
+            tolerance = LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE
+            far.append(norm(torch._foreach_sub(x, y)) > tolerance*norm(size))
+        return not torch.stack(far).any().item()
+
+# %% ../nbs/14_capture.ipynb #mix00001
+def draw_weights(alpha, n, device):
+    "`n` draws of a symmetric beta distribution, on the device"
+    return torch._sample_dirichlet(torch.full((n, 2), alpha, device=device))[:, 0]
+def draw_order(n, device): return torch.rand(n, device=device).argsort()
+def draw_below(n, device): return torch.randint(0, n, (1,), device=device)
+
+class Mix:
+    "What fastai's MixUp or CutMix does to a batch and to its loss, by draws on the device"
+    def __init__(self, cb):
+        self.is_cut, self.alpha, self.stacks = type(cb) is CutMix, float(cb.distrib.concentration1), cb.stack_y
+        self.loss_func = cb.old_lf if self.stacks else cb.learn.loss_func
+        self.reduction = getattr(self.loss_func, 'reduction', 'mean')
+        if self.stacks and not hasattr(self.loss_func, 'reduction'): self.loss_func = partial(self.loss_func, reduction='none')
+
+    def __call__(self, xb, yb): # the batch with others blended in, and (their targets, the batch's own weights)
+        n, device = len(yb[0]), yb[0].device
+        order = draw_order(n, device)
+        others = tuple(o[order] for o in yb)
+        xb, weight = (self.cut if self.is_cut else self.blend)(xb, order)
+        if not self.stacks: yb = tuple(self.lerp(a, b, weight, yb[0].ndim) for a,b in zip(others, yb))
+        return xb, yb, (others, weight)
+    def lerp(self, a, b, weight, ndim): return torch.lerp(a, b, weight.view(-1, *[1]*(ndim-1)))
+    def blend(self, xb, order):
+        weight = draw_weights(self.alpha, len(order), order.device)
+        weight = torch.maximum(weight, 1-weight)
+        return tuple(self.lerp(o[order], o, weight, xb[0].ndim) for o in xb), weight
+    def cut(self, xb, order):
+        (x, *rest), device = xb, order.device
+        h, w = x.shape[-2:]
+        side = torch.sqrt(1.-draw_weights(self.alpha, 1, device))
+        def bounds(n):
+            half, middle = torch.div(torch.round(n*side).long(), 2, rounding_mode='floor'), draw_below(n, device)
+            return torch.clamp(middle-half, 0, n), torch.clamp(middle+half, 0, n)
+        (x1, x2), (y1, y2) = bounds(w), bounds(h)
+        rows, columns = (torch.arange(n, device=device) for n in (h, w))
+        inside = ((rows>=y1) & (rows<y2))[:, None] & ((columns>=x1) & (columns<x2))
+        return (torch.where(inside, x[order], x), *rest), 1-((x2-x1)*(y2-y1))/float(w*h)
+
+    def loss(self, loss_func, pred, yb, others, weight):
+        return reduce_loss(torch.lerp(loss_func(pred, *others), loss_func(pred, *yb), weight), self.reduction)
 
 # %% ../nbs/14_capture.ipynb #44961cba
 def _plain_loss(loss_func):
@@ -266,31 +264,33 @@ def _plain_batch(dl):
 def _code_for(func, *key): return func.__code__.replace()
 def _copied(method, *key): # with code of its own for each key: Dynamo compiles the same one eight times, then refuses
     func = method.__func__
-    copied = FunctionType(_code_for(func, *key), func.__globals__, func.__name__, None, func.__closure__)
+    copied = FunctionType(_code_for(func, *key), func.__globals__, func.__name__, func.__defaults__, func.__closure__)
     return MethodType(copied, method.__self__)
 
 class Step:
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner):
-        self.compile, self.n_seen, self.replays = owner.compile, 0, {}
+        self.n_seen, self.replays, self.tried, self.is_old = 0, {}, set(), False
         self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (owner.learn.xb, owner.learn.yb))
-        self.look(owner)
-    def look(self, owner):
-        "Find out what it has to do, as long as nothing is captured"
         learn, o = owner.learn, owner.built_in
-        self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
+        self.model, self.loss_func, self.opt, self.compile = learn.model, learn.loss_func, learn.opt, owner.compile
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
         self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
         self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
+        self.afters = [c for c in o.values() if hasattr(type(c), 'after_captured')]
+        mixed = next((c for c in o.values() if type(c) in (MixUp, CutMix)), None)
+        self.mix = Mix(mixed) if mixed else None
+        if self.mix: self.loss_func = self.mix.loss_func
         self.forward = self._forward
         if self.compile:
             copied = _copied(self._forward, id(self.model), *(o.shape for o in (*self.xb, *self.yb)))
             self.forward = torch.compile(copied, fullgraph=True, dynamic=False)
 
-    def _forward(self, xb, yb):
+    def _forward(self, xb, yb, mixed=None):
         pred = self.model(*xb)
         if self.bf16: pred = to_float(pred)
-        loss = (_plain_loss(self.loss_func) if self.compile else self.loss_func)(pred, *yb)
+        loss_func = _plain_loss(self.loss_func) if self.compile else self.loss_func
+        loss = self.mix.loss(loss_func, pred, yb, *mixed) if mixed else loss_func(pred, *yb)
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def fill(self, xb, yb):
@@ -302,7 +302,12 @@ class Step:
     def backward(self, *batch):
         "Forward pass, loss and backward pass; prediction and loss without their history"
         if self.compile: batch = tree_map(_plain, batch)
-        with torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext(): pred, loss = self.forward(*batch)
+        if self.mix:
+            *batch, mixed = self.mix(*batch)
+            if self.mix.stacks: batch.append(mixed)
+        autocast = torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext()
+        with autocast, NoneReduce(self.loss_func) if self.mix and self.mix.stacks else nullcontext():
+            pred, loss = self.forward(*batch)
         (loss if self.share is None else loss/self.share).backward()
         return pred, _plain(loss.detach())
 
@@ -317,6 +322,7 @@ class Step:
         if is_last:
             self.finish_gradients()
             self.opt.step()
+            for o in self.afters: o.after_captured()
             self.opt.zero_grad()
         return out
 
@@ -337,6 +343,7 @@ class Step:
                 update.grads = [p.grad for p in step_plan.params]
                 with torch.no_grad():
                     update(out[1])
+                    for o in self.afters: o.after_captured()
                     if self.share is not None: torch._foreach_zero_(update.grads)
             return out
         try:
@@ -350,12 +357,23 @@ class Step:
             raise
         update.point()
 
-    def __call__(self, is_last):
-        "Train on the batch in `xb` and `yb`"
+    def __call__(self, owner, is_last):
+        "Train on the batch that `owner`'s Learner has, by a replay"
         replay, out, step_plan, _ = self.replays[is_last]    # which keep alive what the graph reads and writes
+        self.fill(*self.given(owner))
         if is_last: step_plan.rows.fill(step_plan.advance())
         replay()
         return out
+
+    def keep(self, random):
+        "The state before a step"
+        states = [self.opt.state[p] for p in self.model.parameters()]
+        parts = dict(weights=[*self.model.parameters()], buffers=[*self.model.buffers()])
+        for k in dict.fromkeys(k for o in states for k in o):
+            parts[k] = [o[k] for o in states if isinstance(o.get(k), torch.Tensor)]
+        if self.share is not None: parts['gradients'] = [p.grad for p in self.model.parameters() if p.grad is not None]
+        for o in self.afters: parts[o.name] = o.averages
+        return Kept(parts, states, random)
 
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"
@@ -364,28 +382,36 @@ class EpochStep(Step):
         self.dl, self.n = dl, len(dl.dataset)//dl.bs                          # batches of the longest epoch
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
-        self.make = _plain_batch(dl) if self.compile else dl.batch
+        self.makes = self.compile and not self.mix       # in one piece with the network, which then costs no pass
+        self.make = _plain_batch(dl) if self.makes else dl.batch
     def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
         update.numbers, update.at = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), self.at
         update.losses = loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(update.numbers), pinned(update.losses)
     def given(self, owner):
-        if not self.compile: return super().given(owner)
+        if not self.makes: return super().given(owner)
+        owner.rewind()
         self.start(owner.rows, 0)
         return self.batch()
     def batch(self):
-        if self.compile: return self.order, self.at
+        if self.makes: return self.order, self.at
         return tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
-    def _forward(self, a, b):
-        if self.compile:                               # in one piece with the making of the batch, which then costs no pass
+    def _forward(self, a, b, mixed=None):
+        if self.makes:
             with torch.autocast('cuda', enabled=False): a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
-        return super()._forward(a, b)
+        return super()._forward(a, b, mixed)
 
     def start(self, order, i):
         n = len(order)//self.dl.bs
         self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))
         self.at.fill_(i)
+    def __call__(self, owner, is_last):
+        owner.rewind()                                   # to before its loader drew the batch's random numbers
+        self.start(owner.rows, 0)
+        out = self.run(0, 1, lambda i: None, ())
+        if self.at.is_cuda: torch.cuda.synchronize(self.at.device)     # the next one writes into the same row on the host
+        return out
     def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
         replay, out, step_plan, update = self.replays[True]

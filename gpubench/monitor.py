@@ -511,7 +511,7 @@ class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 
     `learn.export()` replaces it with a `Callback` that does nothing, so the Learner loads without gpubench."""
-    order = -math.inf
+    order, graph_safe = -math.inf, 'counts'
     def __init__(self,
         interval_s:float=.25, # Seconds between samples; longer where they cost more than 0.4 % of that
         devices=None,         # GPUs to watch, as for `Monitor`; by default those that the fit uses

@@ -39,7 +39,7 @@ class ParallelCallback(Callback):
     """Trains with the other ranks of the group: equal weights at the start, averaged gradients at each step
 
     `is_on=False` doesn't average, which shows what averaging costs."""
-    order, sees_replays, leaves_the_loss = MixedPrecision.order-5, True, True
+    order, graph_safe = MixedPrecision.order-5, 'counts'
     def __init__(self,
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
     ):

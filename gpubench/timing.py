@@ -224,7 +224,7 @@ _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cance
 
 class StepTimerEdgeCallback(Callback):
     "Runs first at each event on behalf of its `StepTimerCallback`, with which it joins and leaves the Learner"
-    order = -np.inf
+    order, graph_safe = -np.inf, 'counts'
     def __init__(self, timer): self.timer = timer
     def __call__(self, event):
         timer = self.timer
@@ -243,7 +243,7 @@ class StepTimerCallback(Callback):
     A batch that a callback cancels counts only if its backward pass has ended, or if that callback's class has
     `trains_batches = True`. `learn.export()` replaces the timer with a `Callback` that does nothing, so that the
     Learner loads where gpubench isn't installed."""
-    order, _learn = np.inf, None
+    order, graph_safe, _learn = np.inf, 'counts', None
     def __init__(self,
         clock:Callable=perf_counter, # Returns seconds; tests pass their own. A GPU times its phases itself
     ):

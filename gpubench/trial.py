@@ -216,7 +216,7 @@ def tf32_set(
 
 class _AutocastCallback(Callback):
     "Forward pass and loss in bfloat16 on a CPU or XLA, where `MixedPrecision` does nothing"
-    order, leaves_the_loss = MixedPrecision.order, True
+    order, graph_safe = MixedPrecision.order, True
     def before_batch(self):
         self._autocast = torch.autocast(next(self.model.parameters()).device.type, dtype=torch.bfloat16)
         self._autocast.__enter__()
@@ -243,7 +243,7 @@ def look_once(model:torch.nn.Module, saw:Callable):
 # %% ../nbs/25_trial.ipynb #3194db5f
 class SeenCallback(Callback):
     "Observes what a fit does: type, layout and switches of what is computed, workers, optimizer steps"
-    order, sees_replays = 59, True
+    order, graph_safe = 59, 'counts'
     def before_fit(self):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
         self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
@@ -303,7 +303,7 @@ class SeenCallback(Callback):
 # %% ../nbs/25_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
     "Trains short epochs without validation until `is_enough()`, or until `n_next()`, the next epoch's steps, is 0"
-    order, enough = StepTimerCallback.order, False
+    order, graph_safe, enough = StepTimerCallback.order, 'counts', False
     def __init__(self, is_enough, n_next): self.is_enough, self.n_next = is_enough, n_next
     def before_epoch(self): self.dls.train.n = min(self.n, max(1, agree(self.n_next()))*self.dls.train.bs*n_ranks())
     def before_validate(self): raise CancelFitException() if self.is_over() else CancelValidException()
@@ -394,7 +394,7 @@ def make_learner(trial:Trial)->Learner:
     if trial.precision in ('fp16', 'bf16'):
         cbs.append(_AutocastCallback() if trial.device in ('cpu', 'xla') else MixedPrecision(amp_mode=trial.precision))
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
-    if trial.graph: cbs.append(GraphedStepCallback(trial.compile))
+    if trial.graph: cbs.append(GraphedStepCallback(trial.compile, alone=True))
     elif trial.fused: cbs.append(FusedStepCallback())
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
     if trial.defer_losses: swap_recorder(learn, DeferredRecorder())

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../nbs/21_turns.ipynb #turns002
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import TrainEvalCallback, event
+from fastai.callback.core import TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
@@ -17,13 +17,13 @@ from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, Sa
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Learner, Recorder, SkipToEpoch
 
-from .capture import Hook
 from .timing import acts
 
 # %% ../nbs/21_turns.ipynb #turns005
 BATCH_EVENTS = ['before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_cancel_backward', 'after_backward',
                 'before_step', 'after_cancel_step', 'after_step', 'after_cancel_batch', 'after_batch']
-EPOCH_EVENTS = [o for o in vars(event) if o[0]!='_' and o not in (*BATCH_EVENTS, 'after_create', 'before_fit')]
+EPOCH_EVENTS = ['before_epoch', 'before_train', 'after_cancel_train', 'after_train', 'before_validate', 'after_cancel_validate',
+                'after_validate', 'after_cancel_epoch', 'after_epoch']
 LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read the loss of each batch
 KNOWN = {TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLogger, ParamScheduler, CastToTensor, ChannelsLast,
          MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
@@ -48,16 +48,17 @@ def strangers(
     return [cb for cb in learn.cbs if not is_known(cb) and not declares(cb) and acts(cb, events)]
 
 # %% ../nbs/21_turns.ipynb #turns008
-_METHODS = [k for k,v in vars(Learner).items() if callable(v) and (k[:2]!='__' or k=='__call__')]
+_LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate all_batches one_batch _set_device
+    _split _with_events _do_one_batch _backward _do_grad_opt _step""".split()
 
 def own_methods(
     learn, # A Learner
 )->list: # Names
-    "Methods of the Learner that aren't fastai's: of a subclass, patched, or set on the instance"
+    "Methods of the training loop that are neither fastai's nor gpubench's: of a subclass, patched, or set on the instance"
     def is_own(name):
-        own = vars(learn).get(name)
-        return getattr(type(learn), name).__module__.split('.')[0]!='fastai' or own is not None and not isinstance(own, Hook)
-    return [o for o in _METHODS if is_own(o)]
+        methods = [getattr(type(learn), name), *[o for k,o in vars(learn).items() if k==name]]
+        return any(o.__module__.split('.')[0] not in ('fastai', 'gpubench') for o in methods)
+    return [o for o in _LOOP if is_own(o)]
 
 def is_watched(
     model, # A module, or a loss function
