@@ -37,7 +37,7 @@ class NoValidationCallback(Callback):
 
 class UntilCallback(Callback):
     "Ends the fit after `seconds` from its first batch and knows how many steps that were; the loss has just been read from the device"
-    order = 59
+    order, graph_safe = 59, True
     def __init__(self, seconds, validate=False): self.seconds, self.validate, self.n = seconds, validate, 0
     def is_over(self): return perf_counter()-self.start_s>=self.seconds
     def end_if_over(self, how):

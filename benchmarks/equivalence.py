@@ -51,6 +51,7 @@ SKIPPED = 12     # steps in which a graph warms up and is captured, and moments 
 
 class StartCallback(Callback):
     "Begins each step from a state of `states`, which it makes if there are none, and keeps by how much the step changed the weights"
+    graph_safe = True                            # it changes weights and moments where they lie
     def __init__(self, states, is_first): self.states, self.is_first, self.changes = states, is_first, []
     def tensors(self):
         moments = [self.learn.opt.state[p] for p in self.learn.model.parameters()]
