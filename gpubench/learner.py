@@ -54,7 +54,7 @@ _IN_WARM_UP = {'fastai.learner', 'gpubench.fast'} | { # modules whose callbacks 
 
 class _UntilSteadyCallback(Callback):
     "Ends each fit when its steps are steady, or after about 3 s, 40 steps or an epoch"
-    order, is_steady = StepTimerCallback.order, False
+    order, sees_replays, is_steady = StepTimerCallback.order, True, False
     def __init__(self, timer): self.timer = timer
     def before_fit(self): self.n_before = len(self.timer.steps)
     def after_batch(self):
@@ -91,16 +91,41 @@ def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not until_steady.is_steady)
 
 # %% ../nbs/26_learner.ipynb #3f8b62ce
-def _seen(learn, seen, df, point): # Name of a setting -> as it ran; None if that couldn't be seen
-    "The settings that a fit reveals, from its steps `df`"
-    sizes, n_epoch, asked_n = df.n_images, len(learn.recorder.values), point.get('accumulate')
-    lrs = {float(f'{o:.6g}') for o in learn.recorder.lrs}
+class _FitCallback(SeenCallback):
+    """Observes also what each epoch of the last fit learned, and at which rates
+
+    `validate` and `get_preds` call `before_fit`, too, and clear what the `Recorder` has; they lock the Learner."""
+    epochs = ()                                              # dicts; none before the first fit
+    @property
+    def is_fit(self): return not self.learn.lock.locked()
+    def before_fit(self):
+        if not self.is_fit: return
+        super().before_fit()
+        self.epochs, self.rates = [], set()
+    def before_epoch(self):
+        if self.is_fit: self.found = dict.fromkeys(('loss', 'valid_loss', 'accuracy'))
+    def after_train(self):
+        self.found |= zip(['loss'], self.logged(self.recorder._train_mets))
+        self.rates |= {float(f'{o:.6g}') for o in self.recorder.lrs}
+    def after_validate(self):
+        if not self.is_fit: return
+        metrics = self.recorder._valid_mets
+        values = dict(zip(['valid_loss', *metrics[1:].attrgot('name')], self.logged(metrics)))
+        self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
+    def after_epoch(self):
+        if self.is_fit: self.epochs.append(self.found)
+    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else []   # none of a cancelled part
+
+def _seen(seen, df, point): # Name of a setting -> as it ran; None if that couldn't be seen
+    "The settings that a fit reveals: its `_FitCallback` and its steps `df`"
+    sizes, n_epoch, asked_n = df.n_images, len(seen.epochs), point.get('accumulate')
     accumulate = round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None
     if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: accumulate = asked_n       # a rest may be left over
     return dict(bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
-                lr=lrs.pop() if len(lrs)==1 else None, n_workers=seen.n_workers, n_epoch=n_epoch, accumulate=accumulate,
+                lr=min(seen.rates) if len(seen.rates)==1 else None, accumulate=accumulate,
+                n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
                 precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
-                channels_last=seen.is_channels_last, device=str(next(learn.model.parameters()).device))
+                device=str(next(seen.model.parameters()).device))
 
 def _happened(name, asked, ran): # None if that can't be seen, or if `asked` isn't in gpubench's words
     "Is a setting as it was asked for?"
@@ -112,11 +137,11 @@ def _happened(name, asked, ran): # None if that can't be seen, or if `asked` isn
     return asked==ran if type(asked) is type(ran) else None
 
 # %% ../nbs/26_learner.ipynb #c2f4a9d6
-def _last_fit(learn, timer): # Steps, epochs
+def _last_fit(timer, n_epoch): # Steps, epochs
     "The rows of the last fit; a `RuntimeError` if it trained no epoch"
     df, epochs = timer.to_df(), timer.epochs_df()
     df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
-    if len(df) and learn.recorder.values: return df, epochs
+    if len(df) and n_epoch: return df, epochs
     raise RuntimeError(f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
                        "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
 
@@ -130,13 +155,6 @@ def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     settings = SimpleNamespace(n_workers=ran['n_workers'] or 0, accumulate=ran['accumulate'] or 1, bs=bs or 1)
     times = epoch_times(df, epochs, settings, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
-
-def _learned(recorder): # `loss`, `valid_loss`, `accuracy`; None where there is none
-    "What the last epoch of the last fit ended with"
-    names = [o for o in recorder.metric_names[1:] if not (recorder.cancel_train and o.startswith('train_'))]
-    values = dict(zip(names, recorder.values[-1]))           # a part that was cancelled has none
-    return dict(loss=values.get('train_loss'), valid_loss=values.get('valid_loss'),
-                accuracy=values.get('accuracy', values.get('valid_accuracy')))
 
 # %% ../nbs/26_learner.ipynb #24f5f136
 def time_learner(
@@ -156,7 +174,7 @@ def time_learner(
     if str(learn.dls.device).startswith('xla'): raise ValueError(
         "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
     check_fit(fit)
-    n_epoch, seen, timer = point.get('n_epoch', 1), SeenCallback(), StepTimerCallback()
+    n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
     if not callable(fit): _check_batches(learn.dls.train)    # a function may bring its own data
     with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
@@ -164,15 +182,15 @@ def time_learner(
         free_memory()                                        # of the copy
         learn.add_cbs([seen, timer])
         _train(learn, fit, n_epoch)
-    df, epochs = _last_fit(learn, timer)
-    ran = _seen(learn, seen, df, point)
+    df, epochs = _last_fit(timer, len(seen.epochs))
+    ran = _seen(seen, df, point)
     happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
     if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
     elif not happened.get('n_epoch'): happened['n_epoch'] = None                     # it may count in its own way
     seen.refuse(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}" for k,v in happened.items() if v is False)
     fits = timer.epochs_df().groupby('fit').agg(n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'),
                                                 epoch_whole_s=('train_s', 'median'))
-    record |= _times(df, epochs, ran) | _learned(learn.recorder) | dict(
+    record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
         n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
         n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
     if len(fits)>1: record['fits'] = fits.to_dict('records')
