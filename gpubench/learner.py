@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from operator import length_hint
 from time import perf_counter
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
 import numpy as np
@@ -74,17 +74,35 @@ def _random_numbers_kept():
         random.setstate(states[0])
         np.random.set_state(states[1])
 
+@contextmanager
+def _autocast_kept():
+    "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
+    was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
+    depth = torch.autocast_increment_nesting()
+    try: yield
+    finally:
+        while torch.autocast_decrement_nesting()>=depth: pass
+        torch.clear_autocast_cache()
+        for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
+
+def _drop_hooks(model):
+    "Remove the hooks that are functions, since a copy shares them with the original"
+    for m in model.modules():
+        for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks):
+            for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
+
 def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     """Train a copy of `learn` until its steps are steady, so that kernels are loaded and memory is reserved
 
-    Only fastai's callbacks that shape a step run in the copy: no tracker, logger or other callback of the user's.
-    What can't be copied, or needs such a callback, isn't warmed up"""
+    Only fastai's callbacks that shape a step run in the copy: no tracker, logger, hook or other function of the user's
+    that could leave something behind. What can't be copied, or needs those, isn't warmed up"""
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
     left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
-    with _random_numbers_kept():
+    with _random_numbers_kept(), _autocast_kept():
         try:
             copied = deepcopy(learn, left_out | {id(learn.metrics): L(), id(learn.logger): noop})
+            _drop_hooks(copied.model)
             copied.add_cbs([timer, until_steady])
             _train(copied, 'fit' if callable(fit) else fit, 1)
         except Exception: pass                               # of the user's code; if it matters, the training meets it
@@ -166,7 +184,7 @@ def time_learner(
 
     A deep copy warms up first, so `learn` trains as it would by itself and its callbacks see one training. A second
     Learner from the same function would load the data again, and might share them or its network with this one. While
-    the copy lives, its data and network take memory twice.
+    the copy lives, data and network take memory twice. Both see what is outside of them, such as a module's globals.
 
     Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of 'fine_tune'. If there
     were several, `fits` lists the epochs, the steps and the median `epoch_whole_s` (s) of each."""
