@@ -7,83 +7,211 @@ __all__ = ['time_learner']
 
 # %% ../nbs/26_learner.ipynb #9b843db9
 import math
+import random
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from operator import length_hint
 from time import perf_counter
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
+import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
+import numpy as np
+import torch
+from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
+from fastcore.basics import noop
+from fastcore.foundation import L
 
-from .core import check_value, check_whole, pick_device
+from .core import check_value, check_whole, free_memory, is_number, pick_device
 from .models import count_params
 from .stats import is_steady
 from .timing import StepTimerCallback
-from .trial import SeenCallback, epoch_times, remember
+from .trial import PRECISIONS, SeenCallback, epoch_times
 
 # %% ../nbs/26_learner.ipynb #304576bb
+FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
+
+def check_fit(fit):
+    "A `ValueError` unless this says how to train"
+    check_value('fit', fit, callable(fit) or fit in FITS, f"{', '.join(map(repr, FITS))} or a function of the Learner")
+
+def _train(learn, fit, n_epoch):
+    if callable(fit): fit(learn)
+    else: getattr(learn, fit)(n_epoch)
+
+def _check_batches(dl):
+    "A `ValueError` if an epoch of this loader would be empty"
+    if length_hint(dl, 1): return                            # a stream doesn't know its length
+    n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+    if not n: raise ValueError("The Learner has no training images, so no step would run.")
+    raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would run. "
+                     f"Use bs={n} or less, or a larger data set.")
+
+# %% ../nbs/26_learner.ipynb #5d0c27e1
+_IN_WARM_UP = {'fastai.learner', 'gpubench.fast'} | { # modules whose callbacks shape a step, and keep nothing
+    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
+
 class _UntilSteadyCallback(Callback):
-    "Trains until the steps are steady, or for about 3 s or 40 steps"
-    order = StepTimerCallback.order
+    "Ends each fit when its steps are steady, or after about 3 s, 40 steps or an epoch"
+    order, sees_replays, is_steady = StepTimerCallback.order, True, False
     def __init__(self, timer): self.timer = timer
+    def before_fit(self): self.n_before = len(self.timer.steps)
     def after_batch(self):
-        ms = [o['step_ms'] for o in self.timer.steps]
-        if self.training and (len(ms)>=40 or sum(ms)>3e3 or is_steady(ms)): raise CancelTrainException()
+        ms = [o['step_ms'] for o in self.timer.steps[self.n_before:]]
+        self.is_steady = is_steady(ms)
+        if self.is_steady or len(ms)>=40 or sum(ms)>3e3: raise CancelFitException()
     def before_validate(self): raise CancelFitException()
 
-def _train_until_steady(learn):
-    "Warm up, then restore weights and optimizer"
-    start_s, timer, put_back = perf_counter(), StepTimerCallback(), remember(learn)
-    learn.fit(1, cbs=[timer, _UntilSteadyCallback(timer)])
-    put_back()
-    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps))
+@contextmanager
+def _random_numbers_kept():
+    "Afterwards, Python, numpy and PyTorch draw what they would have drawn"
+    states = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(gpus): yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
-def _seen(learn, seen): # Name of a setting -> as it ran; None if that couldn't be seen
-    "The settings that a training reveals"
-    sizes = {o['n_images'] for o in learn.step_timer.steps}
-    lrs, dtype = {float(f'{o:.6g}') for o in learn.recorder.lrs}, seen.dtype
-    n_epoch = len(learn.step_timer.epochs_df())
-    n_short = len([o for o in learn.step_timer.steps if o['n_images']<max(sizes)])
-    return dict(bs=max(sizes) if n_short<=n_epoch else None, lr=lrs.pop() if len(lrs)==1 else None,
-                n_workers=seen.n_workers, n_epoch=n_epoch,
-                precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(dtype),
-                channels_last=seen.is_channels_last,
-                device=next(learn.model.parameters()).device.type,
-                accumulate=round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None)
+@contextmanager
+def _autocast_kept():
+    "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
+    was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
+    depth = torch.autocast_increment_nesting()
+    try: yield
+    finally:
+        while torch.autocast_decrement_nesting()>=depth: pass
+        torch.clear_autocast_cache()
+        for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
+
+def _drop_hooks(model):
+    "Remove the hooks that are functions, since a copy shares them with the original"
+    for m in model.modules():
+        for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks):
+            for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
+
+def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
+    """Train a copy of `learn` until its steps are steady, so that kernels are loaded and memory is reserved
+
+    Only fastai's callbacks that shape a step run in the copy: no tracker, logger, hook or other function of the user's
+    that could leave something behind. What can't be copied, or needs those, isn't warmed up"""
+    start_s, timer = perf_counter(), StepTimerCallback()
+    until_steady = _UntilSteadyCallback(timer)
+    left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
+    with _random_numbers_kept(), _autocast_kept():
+        try:
+            copied = deepcopy(learn, left_out | {id(learn.metrics): L(), id(learn.logger): noop})
+            _drop_hooks(copied.model)
+            copied.add_cbs([timer, until_steady])
+            _train(copied, 'fit' if callable(fit) else fit, 1)
+        except Exception: pass                               # of the user's code; if it matters, the training meets it
+    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not until_steady.is_steady)
+
+# %% ../nbs/26_learner.ipynb #3f8b62ce
+class _FitCallback(SeenCallback):
+    """Observes also what each epoch of the last fit learned, and at which rates
+
+    `validate` and `get_preds` call `before_fit`, too, and clear what the `Recorder` has; they lock the Learner."""
+    epochs = ()                                              # dicts; none before the first fit
+    @property
+    def is_fit(self): return not self.learn.lock.locked()
+    def before_fit(self):
+        if not self.is_fit: return
+        super().before_fit()
+        self.epochs, self.rates = [], set()
+    def before_epoch(self):
+        if self.is_fit: self.found = dict.fromkeys(('loss', 'valid_loss', 'accuracy'))
+    def after_train(self):
+        self.found |= zip(['loss'], self.logged(self.recorder._train_mets))
+        self.rates |= {float(f'{o:.6g}') for o in self.recorder.lrs}
+    def after_validate(self):
+        if not self.is_fit: return
+        metrics = self.recorder._valid_mets
+        values = dict(zip(['valid_loss', *metrics[1:].attrgot('name')], self.logged(metrics)))
+        self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
+    def after_epoch(self):
+        if self.is_fit: self.epochs.append(self.found)
+    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else []   # none of a cancelled part
+
+def _seen(seen, df, point): # Name of a setting -> as it ran; None if that couldn't be seen
+    "The settings that a fit reveals: its `_FitCallback` and its steps `df`"
+    sizes, n_epoch, asked_n = df.n_images, len(seen.epochs), point.get('accumulate')
+    accumulate = round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None
+    if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: accumulate = asked_n       # a rest may be left over
+    return dict(bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
+                lr=min(seen.rates) if len(seen.rates)==1 else None, accumulate=accumulate,
+                n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
+                precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
+                device=str(next(seen.model.parameters()).device))
+
+def _happened(name, asked, ran): # None if that can't be seen, or if `asked` isn't in gpubench's words
+    "Is a setting as it was asked for?"
+    if name=='device':
+        asked = str(pick_device()).partition(':')[0] if asked=='auto' else str(asked)
+        ran = ran if ':' in asked else ran.partition(':')[0]
+    if name=='precision' and (asked not in [*PRECISIONS] or ran=='fp32' and asked in ('tf32', 'ieee')): return None
+    if is_number(asked) and is_number(ran): return math.isclose(asked, ran, rel_tol=1e-5)
+    return asked==ran if type(asked) is type(ran) else None
+
+# %% ../nbs/26_learner.ipynb #c2f4a9d6
+def _last_fit(timer, n_epoch): # Steps, epochs
+    "The rows of the last fit; a `RuntimeError` if it trained no epoch"
+    df, epochs = timer.to_df(), timer.epochs_df()
+    df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
+    if len(df) and n_epoch: return df, epochs
+    raise RuntimeError(f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
+                       "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
+
+def _times(df, epochs, ran): # `ran`: as `_seen` returns it
+    "Times of these steps and epochs, as `epoch_times`"
+    n_steps, n_images, bs = int(epochs.n_steps.median()), int(epochs.n_images.median()), ran['bs']
+    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)      # a short batch is part of a step
+    replayed = df.graph_ms.notna()
+    if replayed.any(): df = df[replayed]                     # the steps before a capture are unlike the others
+    df = df.assign(step=df.groupby(['fit', 'epoch']).cumcount())
+    settings = SimpleNamespace(n_workers=ran['n_workers'] or 0, accumulate=ran['accumulate'] or 1, bs=bs or 1)
+    times = epoch_times(df, epochs, settings, epochs.n_steps.median())
+    return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
 
 # %% ../nbs/26_learner.ipynb #24f5f136
 def time_learner(
-    learn:Learner, # New, with everything that its training needs
-    point:dict,    # The arguments of the function that made it; `n_epoch` among them is how long to train, else 1
+    learn:Learner,          # New, with everything that its training needs
+    point:dict,             # The arguments of the function that made it; `n_epoch` among them is how long to train, else 1
+    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function that trains the Learner it is given
 )->dict: # The measured part of a record, and `unverified`
-    "Warm up, train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen"
+    """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
+
+    A deep copy warms up first, so `learn` trains as it would by itself and its callbacks see one training. A second
+    Learner from the same function would load the data again, and might share them or its network with this one. While
+    the copy lives, data and network take memory twice. Both see what is outside of them, such as a module's globals.
+
+    Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of 'fine_tune'. If there
+    were several, `fits` lists the epochs, the steps and the median `epoch_whole_s` (s) of each."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if str(learn.dls.device).startswith('xla'): raise ValueError(
         "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
-    n_epoch, seen = point.get('n_epoch', 1), SeenCallback()
+    check_fit(fit)
+    n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
-    with learn.no_bar(), learn.no_logging():
-        learn.add_cb(seen)
-        record = _train_until_steady(learn)
-        learn.add_cb(StepTimerCallback())
-        learn.fit(n_epoch)
-    ran, asked_n = _seen(learn, seen), point.get('accumulate')
-    if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: ran['accumulate'] = asked_n   # a rest may be left over
-    if point.get('precision') in ('tf32', 'ieee') and ran['precision']=='fp32': ran['precision'] = None    # can't be seen
-    device = point.get('device')
-    asked = point | dict(device=str(pick_device() if device=='auto' else device).partition(':')[0])
-    seen.refuse(f"{k} should have been {point[k]!r}, but was {v!r}" for k,v in ran.items()
-                if k in point and v is not None and v!=asked[k])
-    df, epochs, bs = learn.step_timer.to_df(), learn.step_timer.epochs_df(), ran['bs']
-    n_steps = int(epochs.n_steps.median())
-    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)      # a short batch is part of a step
-    settings = SimpleNamespace(n_workers=seen.n_workers or 0, accumulate=ran['accumulate'] or 1, bs=bs or 1)
-    times = epoch_times(df, epochs, settings, epochs.n_steps.median()) | dict(n_steps=n_steps)
-    n_images, values = int(epochs.n_images.median()), dict(zip(learn.recorder.metric_names[1:],
-                                                               learn.recorder.values[-1]))
-    record |= times | dict(n_images=n_images, images_per_s=n_images/times['epoch_s'],
-                           n_params=count_params(learn.model),
-                           dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, n_opt_steps=seen.n_opt_steps)
-    record |= dict(loss=values.get('train_loss'), valid_loss=values.get('valid_loss'), accuracy=values.get('accuracy'))
-    record['unverified'] = ', '.join(k for k in point if ran.get(k) is None) or None
+    if not callable(fit): _check_batches(learn.dls.train)    # a function may bring its own data
+    with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
+        record = _warm_up(learn, fit)
+        free_memory()                                        # of the copy
+        learn.add_cbs([seen, timer])
+        _train(learn, fit, n_epoch)
+    df, epochs = _last_fit(timer, len(seen.epochs))
+    ran = _seen(seen, df, point)
+    happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
+    if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
+    elif not happened.get('n_epoch'): happened['n_epoch'] = None                     # it may count in its own way
+    seen.refuse(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}" for k,v in happened.items() if v is False)
+    fits = timer.epochs_df().groupby('fit').agg(n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'),
+                                                epoch_whole_s=('train_s', 'median'))
+    record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
+        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
+        n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
+    if len(fits)>1: record['fits'] = fits.to_dict('records')
     if record['loss'] is None or math.isfinite(record['loss']):
         return {k: v for k,v in record.items() if k not in point}
     return dict(status='error', error=f"The loss is {record['loss']}. Try a smaller learning rate.")

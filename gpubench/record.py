@@ -120,6 +120,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('all_reduce_mib', 'measured', 'gradients averaged in a step'),
     Field('sync_frac', 'measured', "share of a step that averaging the gradients takes", 'averaging', meaning=
           'How much shorter a step is if each device trains on its own, as a share of the step.'),
+    Field('fits', 'measured', dtype=list), # of a user's own Learner, if it trained several times
     Field('first_batch_ms', 'measured', 'first batch of an epoch', 'first batch'),
     Field('closing_ms', 'measured', 'end of an epoch after its last step'), Field('valid_s', 'measured'),
     # the phases of a step, in their order; together they are `step_ms`

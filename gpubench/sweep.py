@@ -35,7 +35,7 @@ from fastai.learner import Learner
 from tqdm.auto import tqdm
 
 from .core import check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place
-from .learner import time_learner
+from .learner import check_fit, time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, aa_pairs
@@ -170,11 +170,14 @@ def run_point(
     run:Callable, # `run_trial`, or any function of a point's fields that returns a dict or a `Learner`
     point,        # A `Trial` or a dict
     measure:dict, # How to measure; passed to `run`
+    fit='fit',    # How to train a `Learner`, as `time_learner` takes it
 )->dict: # What it returned, or `status` and `error`
     "Run one point once, in this process; whatever happens, there is a result"
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
-        if isinstance(result, Learner): result = time_learner(result, point)
+        if isinstance(result, Learner): result = time_learner(result, point, fit)
+        elif fit!='fit': raise TypeError(
+            f"fit= says how to train a Learner, but the function returned {type(result).__name__}.")
         if not isinstance(result, Mapping):
             raise TypeError(f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
         if isinstance(result.get('status', 'ok'), str): return dict(result)
@@ -198,6 +201,7 @@ class Visit:
     measure:dict    # How it is measured, defaults included
     usual:dict      # How it would be measured by default
     fault:str=''    # The error that it would end with, if that is known beforehand
+    fit:object='fit' # How to train a user's own `Learner`
     twin:bool=False # The second of the A/A pair
 
     def is_like(self, row):
@@ -219,16 +223,18 @@ class Visit:
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
         if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
         elif fresh:
-            done = fresh(pack(run_point, self.run, self.point, measure))
+            done = fresh(pack(run_point, self.run, self.point, measure, self.fit))
             result, process_s = done.fault or done.value, done.process_s
         else:
-            with signals.listening(): result = plain_record(run_point(self.run, self.point, measure))
+            with signals.listening(): result = plain_record(run_point(self.run, self.point, measure, self.fit))
         return self.record(result, time_utc=time_utc, process_s=process_s, visit_s=perf_counter()-start)
 
-def _about_own(run, point):
+def _about_own(run, point, fit):
     "As `trial.about`: the part of a record that is known before a user's own function runs"
     machine = describe_machine()
-    ids = dict(trial_id=point_id(run, point), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
+    trial_id = point_id(run, point if fit=='fit' else point | dict(fit=fit))      # the default leaves ids as they were
+    ids = dict(trial_id=trial_id, model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
+    if fit!='fit': point = point | dict(fit=fit if isinstance(fit, str) else getattr(fit, '__qualname__', type(fit).__name__))
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
 def labels(rows:list)->list: # `rows`: as `point_fields` returns them
@@ -236,16 +242,16 @@ def labels(rows:list)->list: # `rows`: as `point_fields` returns them
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
     return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
 
-def _planned(points, run, repeats, seed, i_twin, measure):
+def _planned(points, run, repeats, seed, i_twin, measure, fit='fit'):
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
     def visit(point, row, label):
         fault = _why_skipped(point) if run is run_trial else ''
-        known = _about_own(run, point) if run is not run_trial else about(point if fault else resolve(point))
+        known = _about_own(run, point, fit) if run is not run_trial else about(point if fault else resolve(point))
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
-                     f'ValueError: {fault}' if fault else '')
+                     f'ValueError: {fault}' if fault else '', fit)
     each = [visit(*o) for o in zip(points, rows, labels(rows))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
@@ -392,6 +398,14 @@ def _check_measure(run, points, measure):
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
     raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
 
+def _check_fit(fit, run, points):
+    "A `ValueError` if this can't say how a Learner is trained"
+    check_fit(fit)
+    if fit=='fit': return
+    if run is run_trial: raise ValueError(
+        "fit= says how to train a Learner that your own function returns. Pass this function as `run`.")
+    if any('fit' in o for o in points): raise ValueError("The trials have a field 'fit', so fit= can't say how to train.")
+
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
 
 def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried; empty if it should go on
@@ -445,6 +459,7 @@ def sweep(
     repeats:int=3,           # Visits of each; three are the fewest that allow an interval worth having
     out=None,                # Folder or .jsonl file for the records; None keeps them in memory only
     run:Callable=run_trial,  # Or any function of your own: `run(**point)` returns a dict, or a `Learner` to time
+    fit:str|Callable='fit',  # Trains your Learner: 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
     twin='auto',             # Which trial each round visits twice: its number, 'auto' for the middle one, or None
@@ -463,8 +478,9 @@ def sweep(
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
+    _check_fit(fit, run, points)
     twin = pick_twin(twin, len(points), repeats)
-    def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure), retry_failed)
+    def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure, fit), retry_failed)
     if dry_run:
         if out is not None: check_place(out)
         records = look()
@@ -472,7 +488,7 @@ def sweep(
         return records.frame()
     if isolate:
         start_server(start_method)                                        # which loads while the visits are planned
-        pack(run, points, measure)                                        # an error now if it can't travel
+        pack(run, points, measure, fit)                                   # an error now if it can't travel
     if out is not None: check_writable(out)
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
         records = look()

@@ -1,5 +1,9 @@
 "A function that returns a `Learner`, in a sweep"
 import os
+import pickle
+import random
+import tempfile
+from functools import partial
 from pathlib import Path
 from time import sleep
 
@@ -7,10 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fastai.callback.core import Callback, CancelFitException
-from fastai.callback.training import GradientAccumulation
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.progress import CSVLogger
+from fastai.callback.schedule import ParamScheduler, SchedCos
+from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback
+from fastai.callback.training import GradientAccumulation, GradientClip, ShortEpochCallback
 from fastai.data.core import DataLoaders
-from fastai.learner import Learner
+from fastai.learner import Learner, Metric
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import accuracy
+from fastai.optimizer import Optimizer, OptimWrapper, ranger
 from fastai.test_utils import synth_learner
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -18,6 +29,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 import gpubench
 from gpubench.learner import time_learner
 from gpubench.sweep import sweep
+from gpubench.trial import run_trial
 
 
 def make_learner(bs, n_trn):
@@ -42,13 +54,13 @@ def test_a_setting_that_did_not_happen_is_an_error(capsys):
     assert 'bs should have been 64, but was 16' in df.set_index('bs').error[64]
 
 
-def test_the_warm_up_leaves_the_weights_as_they_were(capsys):
+def test_the_user_s_callbacks_see_one_training(capsys):
     starts = []
     class StartCallback(Callback):
-        def before_fit(self): starts.append([o.item() for o in self.model.parameters()])
+        def before_fit(self): starts.append(1)
     def run(n_trn): return synth_learner(n_trn=n_trn, cbs=StartCallback())
     sweep_of(run, capsys, n_trn=10)
-    assert len(starts)==2 and starts[0]==pytest.approx(starts[1])
+    assert len(starts)==1
 
 
 # ---- learners as a practitioner has them
@@ -146,3 +158,253 @@ def test_a_training_that_stops_early_is_no_record_of_all_its_epochs():
     with pytest.raises(RuntimeError, match='n_epoch should have been 3, but was 1'):
         time_learner(synth_learner(n_trn=10, cbs=StopCallback()), dict(n_epoch=3))
     with pytest.raises(ValueError, match='n_epoch must be a whole number of at least 1'): time_learner(synth_learner(n_trn=10), dict(n_epoch=0))
+
+
+# ---- the record has the loss of one plain training
+
+def data(bs, n=64, **kwargs):
+    x = torch.randn(n+24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(n+24)%4
+    pairs = [*zip(x+.3*y[:, None, None, None], y)]
+    return DataLoaders.from_dsets(pairs[:n], pairs[n:], bs=bs, num_workers=0, device='cpu', **kwargs)
+
+
+class OwnNet(torch.nn.Module):
+    "Keeps a buffer, a count, a list, and a generator of its own"
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(.3),
+                                        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4))
+        self.n, self.seen, self.generator = 0, [], torch.Generator().manual_seed(3)
+        self.register_buffer('scale', torch.ones(1))
+    def forward(self, x):
+        self.n += self.training
+        self.seen.append(len(x))
+        self.scale += .01
+        return self.body(x)*self.scale/(1+.1*self.n) + .1*torch.randn(4, generator=self.generator) + random.random()*.1*len(self.seen)
+
+
+class CountCallback(Callback):
+    "Weighs the loss by the number of batches so far"
+    n_seen = 0
+    def after_loss(self):
+        if self.training: self.learn.loss_grad = self.loss_grad*(1+.1*self.n_seen)
+    def after_batch(self): self.n_seen += 1
+
+
+class RunningMetric(Metric):
+    "Never forgets"
+    def __init__(self): self.total = 0.
+    def reset(self): self.total += 1
+    def accumulate(self, learn): self.total += float(learn.pred.mean())
+    @property
+    def value(self): return self.total
+    @property
+    def name(self): return 'accuracy'
+
+
+class OwnSGD(Optimizer):
+    "Keeps a rate that falls with each step, beside fastai's state"
+    rate = 1.
+    def __init__(self, params, lr): super().__init__(params, [], lr=lr)
+    def step(self, closure=None):
+        self.rate *= .9
+        for p,*_ in self.all_params(with_grad=True): p.data -= .05*self.rate*p.grad
+
+
+def own(bs=8, **kwargs):
+    "A Learner from a function that seeds itself"
+    torch.manual_seed(1)
+    return unseeded(bs, **kwargs)
+
+
+def unseeded(bs=8, **kwargs):
+    how = dict(loss_func=CrossEntropyLossFlat(), metrics=accuracy, lr=.01, path=Path(tempfile.mkdtemp()))
+    return Learner(data(bs), OwnNet(), **how | kwargs)
+
+
+def shared(store={}):
+    "A Learner whose data and network are made once and used by every call"
+    if not store: store.update(dls=data(8), model=OwnNet())
+    return Learner(store['dls'], store['model'], loss_func=CrossEntropyLossFlat(), metrics=accuracy, lr=.01)
+
+
+class CountedItems:
+    "Data that change with each read"
+    def __init__(self, items): self.items, self.n_read = items, 0
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i):
+        self.n_read += 1
+        x, y = self.items[i]
+        return x+.001*self.n_read, y
+
+
+def counted_items():
+    learn = own()
+    learn.dls.train.dataset = CountedItems(learn.dls.train.dataset)
+    return learn
+
+
+KINDS = dict( # name -> makes a Learner
+    seeded=own, unseeded=unseeded, pickled=lambda: pickle.loads(pickle.dumps(own())), counted_items=counted_items,
+    save=lambda: own(cbs=SaveModelCallback()), stop=lambda: own(cbs=EarlyStoppingCallback(patience=9)),
+    plateau=lambda: own(cbs=ReduceLROnPlateau(patience=0, min_delta=9.)), csv=lambda: own(cbs=CSVLogger(append=True)),
+    adamw=lambda: own(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)), ranger=lambda: own(opt_func=ranger),
+    own_optimizer=lambda: own(opt_func=OwnSGD), schedule=lambda: own(cbs=ParamScheduler(dict(lr=SchedCos(.05, .001)))),
+    mixup=lambda: own(cbs=MixUp(.4)), cutmix=lambda: own(cbs=CutMix()), accumulate=lambda: own(cbs=GradientAccumulation(24)),
+    clip=lambda: own(cbs=GradientClip(.1)), count=lambda: own(cbs=CountCallback()), metric=lambda: own(metrics=RunningMetric()))
+
+
+def seed_all():
+    for seed in (random.seed, np.random.seed, torch.manual_seed): seed(5)
+
+
+def draws(): return torch.rand(1).item(), np.random.rand(), random.random()
+
+
+def trained(learn, train):
+    "Losses and accuracy that a plain training ends with, and what is drawn next"
+    with learn.no_bar(), learn.no_logging(): train(learn)
+    return [*learn.recorder.values[-1]], draws()
+
+
+def check_same(make, fit='fit', train=lambda learn: learn.fit(2)):
+    "A record of `make()` has what the plain `train` ends with"
+    made = []
+    def run(n_epoch):
+        made.append(make())
+        return made[-1]
+    seed_all()
+    right = trained(make(), train)
+    seed_all()
+    df = sweep(dict(n_epoch=2), run=run, fit=fit, repeats=1, isolate=False, progress=False, twin=None)
+    assert df.status.tolist()==['ok'], df.error[0]
+    assert ([*df.loc[0, ['loss', 'valid_loss', 'accuracy']]], draws())==right
+    return df.iloc[0], made[0]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_record_has_the_loss_of_one_plain_training(kind):
+    record, learn = check_same(KINDS[kind])
+    assert record.n_warmup_steps>0 and learn.model.n==16
+
+
+def test_a_function_that_reuses_data_and_network():
+    store = {}
+    seed_all()
+    right = trained(shared(), lambda learn: learn.fit(2))
+    seed_all()
+    df = sweep(dict(n_epoch=2), run=lambda n_epoch: shared(store), repeats=1, isolate=False, progress=False, twin=None)
+    assert ([*df.loc[0, ['loss', 'valid_loss', 'accuracy']]], draws())==right
+
+
+def in_stages(learn):
+    learn.fit(1)
+    learn.lr_find(num_it=5, show_plot=False)
+    learn.fit_one_cycle(2, .02)
+
+
+@pytest.mark.parametrize('fit,train,fits', [
+    ('fit_one_cycle', lambda learn: learn.fit_one_cycle(2), None),
+    ('fine_tune', lambda learn: learn.fine_tune(2), [(1, 8), (2, 16)]), (in_stages, in_stages, [(1, 8), (1, 6), (2, 16)])],
+    ids=['fit_one_cycle', 'fine_tune', 'function'])
+def test_other_ways_to_train(fit, train, fits):
+    record, learn = check_same(own, fit, train)
+    assert (record.n_timed_steps, record.n_opt_steps, record.unverified)==(16, 16, None)
+    assert (record.fit, record.settings)==(fit if isinstance(fit, str) else 'in_stages', ['fit'])
+    assert (fits and [(o['n_epoch'], o['n_steps']) for o in record.fits])==fits
+
+
+def test_files_and_loggers_are_those_of_one_training(capsys):
+    rows = []
+    class LogCallback(Callback):
+        def __init__(self, log_file): self.log_file = log_file
+        def after_epoch(self): print(self.epoch, file=self.log_file, flush=True)
+    def run(n_epoch):
+        path = Path(tempfile.mkdtemp())
+        learn = own(cbs=[SaveModelCallback(every_epoch=True), CSVLogger(append=True), LogCallback(open(path/'own.txt', 'w'))], path=path)
+        learn.logger = rows.append
+        return learn
+    made = []
+    df = sweep(dict(n_epoch=2), run=lambda n_epoch: made.append(run(n_epoch)) or made[-1], repeats=1, isolate=False, progress=False, twin=None)
+    path = made[0].path
+    assert df.n_warmup_steps[0]>0 and sorted(o.name for o in (path/'models').iterdir())==['model_0.pth', 'model_1.pth']
+    assert (path/'own.txt').read_text()=='0\n1\n' and [o[0] for o in rows]==[0, 1]
+    assert [o.split(',')[0] for o in (path/'history.csv').read_text().split()]==['epoch', '0', '1']
+
+
+def test_what_cannot_be_copied_trains_without_a_warm_up():
+    def run():
+        learn = own()
+        learn.dls.train.stream = (o for o in range(3))
+        return learn
+    record, _ = check_same(run)
+    assert record.n_warmup_steps==0 and record.not_steady
+
+
+def test_a_batch_larger_than_the_data():
+    df = sweep(dict(bs=[8, 128]), run=own, repeats=1, isolate=False, progress=False, twin=None).set_index('bs')
+    assert df.status.to_dict()=={8: 'ok', 128: 'skipped'}
+    assert 'Batch size 128 is larger than the 64 training images, so no step would run. Use bs=64 or less' in df.error[128]
+
+
+def test_fits_that_train_nothing():
+    class CancelCallback(Callback):
+        def before_batch(self):
+            if self.training: raise CancelBatchException()
+    with pytest.raises(RuntimeError, match='trained 0 steps'): time_learner(own(cbs=CancelCallback()), {})
+    with pytest.raises(RuntimeError, match='trained 0 steps'): time_learner(own(), {}, fit=lambda learn: None)
+
+
+def test_a_fit_that_cannot_be():
+    for fit, run, words in (('tune', own, "fit is 'tune', but"), (3, own, 'fit is 3, but'), ('fine_tune', run_trial, 'your own function')):
+        with pytest.raises(ValueError, match=words): sweep(dict(bs=[8]), run=run, fit=fit)
+    with pytest.raises(ValueError, match="have a field 'fit'"): sweep(dict(fit=[1]), run=lambda fit: own(), fit='fine_tune')
+
+
+def test_settings_in_a_user_s_own_words():
+    point = dict(lr=.01*10**.123456789, precision=16, n_workers=None, device='cpu')
+    assert time_learner(own(lr=point['lr']), point)['unverified']=='precision, n_workers'
+
+
+@pytest.mark.parametrize('order', [0, 90])                # before and after the Recorder
+def test_validations_beside_the_training(order):
+    class TestSetCallback(Callback):
+        def after_epoch(self):
+            if not self.learn.lock.locked() and self.epoch==1: self.learn.validate(0)
+    def validated(learn):
+        cb = TestSetCallback()
+        cb.order = order
+        learn.fit(2, cbs=cb)
+        learn.validate(0)
+        learn.get_preds()
+    seed_all()
+    right, _ = trained(own(), lambda learn: learn.fit(2))
+    seed_all()
+    record = time_learner(own(), dict(n_epoch=2, lr=.01), validated)
+    assert [record[o] for o in ('loss', 'valid_loss', 'accuracy')]==right
+    assert (record['n_timed_epochs'], record['n_opt_steps'], record['unverified'])==(2, 16, None)
+
+
+def test_losses_of_a_recorder_that_keeps_more_or_less():
+    learn = own()
+    learn.recorder.train_metrics = True
+    record = time_learner(learn, {})
+    assert [record[o] for o in ('loss', 'valid_loss', 'accuracy')]==[learn.recorder.values[-1][i] for i in (0, 2, 3)]
+    learn = own(cbs=ShortEpochCallback(.5, short_valid=False))          # of an epoch that is cut short there is no loss
+    record = time_learner(learn, {})
+    assert [record[o] for o in ('loss', 'valid_loss', 'accuracy')]==[None, *learn.recorder.values[-1]]
+
+
+def saving(n_epoch):
+    seed_all()
+    return own(cbs=SaveModelCallback())
+def two_fits(learn): learn.fit(1), learn.fit(2)
+
+
+def test_a_function_that_trains_travels_to_a_fresh_process_and_back_into_the_same_record(tmp_path):
+    how = dict(run=saving, fit=two_fits, repeats=1, out=tmp_path, progress=False)
+    df = sweep(dict(n_epoch=2), **how)
+    right, _ = trained(saving(2), two_fits)
+    assert [*df.loc[0, ['loss', 'valid_loss', 'accuracy', 'fit']]]==[*right, 'two_fits'], df.error[0]
+    assert len(sweep(dict(n_epoch=2), **how))==1 and len(sweep(dict(n_epoch=2), dry_run=True, **how | dict(fit='fit')))==0
