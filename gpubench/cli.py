@@ -356,9 +356,12 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_table, summary_text
     from gpubench.report import write_report
-    page = write_report(folder, price_per_h=price_per_h, out=out).resolve()    # first: the reader may close the pipe
+    page = fault = None
+    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()  # first: the reader may close the pipe
+    except RuntimeError as e: fault = e                                           # a full disk keeps nobody from the table
     df = add_prices(load_records(folder), price_per_h)
     print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
+    if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/43_cli.ipynb #4e308a70
@@ -516,7 +519,11 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        df = go(todo, out=out, **how)
+        try: df = go(todo, out=out, **how)
+        except RuntimeError as e:
+            if isinstance(e.__cause__, OSError):                                  # a full disk: show what there is
+                with suppress(RuntimeError): show_report(out, form=form)
+            raise
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from .core import write_fault
 
 # %% ../nbs/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
@@ -251,8 +252,10 @@ def check_writable(path)->Path: # The file of the records; its folder exists
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
         if path.exists(): open(path, 'ab').close()
-    except OSError as e: raise RuntimeError(f"Records cannot be written to {path} ({e.strerror or e}). Free some space "
-                                            "there or name another folder; nothing was measured yet.") from None
+    except OSError as e:
+        why, remedy = write_fault(e)
+        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another folder; nothing was "
+                           "measured yet.") from None
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd

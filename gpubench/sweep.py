@@ -34,7 +34,8 @@ except (ImportError, OSError) as e:
 from fastai.learner import Learner
 from tqdm.auto import tqdm
 
-from .core import check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place
+from .core import (check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device,
+                           user_place, write_fault)
 from .learner import time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
@@ -308,13 +309,15 @@ class Records:
         try:
             for o in [*lost, row]: append_record(self.path, o)
             return
-        except OSError as e: why = f"{self.path} can't be written ({e.strerror or e}). It has all earlier visits"
+        except OSError as e: cause = e
+        why, remedy = write_fault(cause)
+        state = f"{self.path} can't be written: {why}. It has all earlier visits"
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, row)
-        except OSError: raise RuntimeError(f"{why}, but not the last one, which is: {json.dumps(row)}") from None
-        raise RuntimeError(f"{why}; the last one is in {self.spare}. Free some space and call the same sweep again: "
-                           "it fetches that record and goes on.")
+        except OSError: raise RuntimeError(f"{state}, but not the last one, which is: {json.dumps(row)}") from cause
+        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
+                           "it fetches that record and goes on.") from cause
 
     def print_resumed(self):
         "Print how many visits are there already, and which similar ones don't count"
