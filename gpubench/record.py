@@ -64,6 +64,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('size', 'setting', wording='{} px', default='own size', dtype=int),
     Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
     Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
+    Field('labels', 'setting', wording='labels {}', default='own labels', dtype=str),
     Field('loader', 'setting', wording='{} loader', dtype=str),
     Field('n_workers', 'setting', wording='{} workers', dtype=int),
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
@@ -135,6 +136,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
           'Share of held-out images recognized after the last epoch, the median over visits.'),
     Field('loss', 'measured', 'training loss'), Field('valid_loss', 'measured', 'loss on held-out images'),
+    *_fields('measured', 'classes split', str),          # the images of each class, and whose split they have
     Field('dtype_seen', 'measured', dtype=str), Field('n_workers_seen', 'measured', dtype=int),
     Field('channels_last_seen', 'measured', dtype=bool),
     # memory
