@@ -308,7 +308,8 @@ def _size_or_fault(file):
         allow_heic(file)
         with Image.open(file) as im: return 'more than 8 bits per channel' if im.mode[:1] in 'IF' else im.size
     except Exception as e:                                        # Pillow raises half a dozen kinds
-        try: start = file.open('rb').read(40)
+        try:
+            with file.open('rb') as f: start = f.read(40)
         except OSError: return type(e).__name__
         if start.startswith(b'version https://git-lfs'): return 'git-lfs pointer'
         return 'HEIC' if file.suffix.lower() in _HEIC and b'ftyp' in start else type(e).__name__
@@ -390,16 +391,6 @@ def labeller(labels, root:Path, files:list)->Callable: # From a file to the name
         return found and found[1 if pattern.groups else 0]
     return label
 
-def check_labels(labels, dataset):
-    "A `ValueError` unless `labels` is None, a CSV file's path, a valid pattern or a function, and the set a folder"
-    if labels is None: return
-    if not is_path(dataset): raise ValueError(f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
-    check_value('labels', labels, callable(labels) or isinstance(labels, str) and labels!='',
-                "the path of a CSV file, a pattern of the file's name such as r'^(.+)_\\d+', or a function of it")
-    if isinstance(labels, str) and not labels.lower().endswith('.csv'):
-        try: re.compile(labels)
-        except re.error as e: raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file that ends in .csv.") from e
-
 # %% ../nbs/11_data.ipynb #a917e63b
 @dataclass
 class Place:
@@ -415,10 +406,13 @@ def read_places(root:Path)->tuple[list[Place], set[str]]: # And the parts whose 
     "What the names say of all folders with images; those above all of them count for nothing"
     found = scan(root)
     full = [o for o,files in found.items() if files]
-    base = Path(os.path.commonpath(full)) if len(full)>1 else full[0].parent if full and full[0]!=root else root
     parts = {o: part_of(o.relative_to(root).parts) for o in found}
-    def key(o): return tuple(name for name in o.relative_to(base).parts if not meaning_of(name))
-    places = [Place(o, found[o], parts[o], key(o) if o!=base else ()) for o in sorted(full)]
+    own = [o for o in full if parts[o] in PARTS] if 'train' in map(parts.get, full) else [
+           o for o in full if parts[o]!='annotation']
+    base = Path(os.path.commonpath(own)) if len(own)>1 else own[0].parent if own and own[0]!=root else root
+    def key(o): # what is above all images of the set is no class
+        return tuple(n for n in o.relative_to(base).parts if not meaning_of(n)) if o.is_relative_to(base) else ()
+    places = [Place(o, found[o], parts[o], key(o)) for o in sorted(full)]
     return places, {*parts.values()} - {o.part for o in places}
 
 def _train_as_class(places): # Whether it is
@@ -429,17 +423,25 @@ def _train_as_class(places): # Whether it is
     own[0].part, own[0].key = '', ('train',)
     return True
 
+def words_of(root, places, parts)->list[str]: # Sorted
+    "The names of the folders that make these places parts of a split"
+    return sorted({n for o in places for n in o.path.relative_to(root).parts if meaning_of(n) in parts})
+
 def _check_keys(root, places):
-    "A `ValueError` if a class lies within another, or in several folders, which may be variants of the same images"
+    "A `ValueError` if classes lie within another, at several depths or in several folders: they may not belong together"
     keys = {o.key: o.path for o in places if o.key}
     if inner := next((o for o in keys if o[:-1] in keys), None): raise ValueError(
         f"The folder {keys[inner]} is inside another class's folder. Move it up, or its images into that folder.")
+    above = {o: [n for n in path.relative_to(root).parts if n in o or meaning_of(n) not in PARTS] for o,path in keys.items()}
+    above = {o: names[:names.index(o[-1])] for o,names in above.items()}       # the folders above the class
     n = Counter(o[-1] for o in keys)
-    if not (twice := [o for o in n if n[o]>1]): return
-    above = sorted({str(keys[o].parent.relative_to(root)) for o in keys if o[-1] in twice})
-    raise ValueError(f"{root} has {_few(sorted(twice))} in several folders: {_few(above)}. They may be variants of the same "
-        f"images, so they aren't mixed. Give one of these folders; or set labels='([^/]+)/[^/]+$' to mix them, or "
-        "labels='^([^/]+)/' if the outer folders are the classes.")
+    twice, outer = [o for o in keys if n[o[-1]]>1], sorted({'/'.join([root.name, *o]) for o in above.values()})
+    if len({len(o) for o in above.values()})>1: why = f"classes at several depths, in {_few(outer)}. Some may be no classes"
+    elif twice: why = (f"{_few(sorted({o[-1] for o in twice}))} in several folders: {_few(outer)}. They may be variants of the "
+                       "same images")
+    else: return
+    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels='([^/]+)/[^/]+$' if "
+                     "each folder with images is a class, or labels='^([^/]+)/' if the outer ones are.")
 
 def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counter]:
     """The places to train on and to hold out, empty without a split; and the counts of images left out, by reason.
@@ -455,7 +457,7 @@ def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counte
     out = Counter()
     for o in places:
         why = ('annotations' if o.part=='annotation' else '' if o.part in used else 'outside the split' if not o.part
-               else f'{held} is held out' if o.is_labelled() else 'no labels')
+               else f"{', '.join(words_of(root, part(held), PARTS))} is held out" if o.is_labelled() else 'no labels')
         if why: out[f'{where(o)} ({why})'] += len(o.files)
         elif not strict and None in o.labels: out[f'{where(o)} (no class folder)'] += o.labels.count(None)
     return [o for o in places if o.part in used and o.part!=held], [o for o in places if held and o.part==held], out
@@ -474,7 +476,8 @@ def _check_classes(root, train, valid, empty, out):
     if not classes[0]: raise ValueError(f"There are no images in class folders below {root}.{found} {sort}")
     if has_train and not valid and not any('(no labels)' in o for o in out) and empty & {'valid', 'test'}:
         raise ValueError(f"The folder for held-out images in {root} has no images in class folders. Fill it or remove it.")
-    if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}.{found} {sort}")
+    if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}.{found}"
+        f"{' If one of these folders is a class, give it another name.'*bool(out)} {sort}")
     if only := sorted(classes[1]-classes[0]):
         raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
@@ -499,11 +502,10 @@ def _folder_set(path, size, n_in, labels=None):
     parts = [sorted(f for o in part for f in o.files if names[f] is not None) for part in (train, valid) if part]
     squish = _file_sizes([f for part in parts for f in part])!={(size,size)}
     is_parent = all(f.parent.name==names[f] for part in parts for f in part)      # as new files can be labelled, too
-    if not valid and (words := sorted({n for o in train for n in o.path.relative_to(root).parts if meaning_of(n) in PARTS[1:]})):
-        notes.append(f"{', '.join(words)} isn't taken for a part, without a folder to train on")
+    if not valid and (words := words_of(root, train, PARTS[1:])):
+        notes.append(f"{', '.join(words)} isn't taken for a part, as no folder is for training")
     if out: notes.append('left out: ' + _few(f'{n:,} in {k}' for k,n in sorted(out.items())))
-    held = sorted({n for o in valid for n in o.path.relative_to(root).parts if meaning_of(n)==o.part})
-    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish, held_out=', '.join(held),
+    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish, held_out=', '.join(words_of(root, valid, PARTS)),
                        label=parent_label if is_parent else names.__getitem__,
                        remarks='; '.join(notes))
 
@@ -525,6 +527,16 @@ def check_dataset(dataset):
     raise ValueError(f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: "
                      f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, such as "
                      f"'./{folder}'.")
+
+def check_labels(labels, dataset):
+    "A `ValueError` unless `labels` is None, a CSV file's path, a valid pattern or a function, and the set a folder"
+    if labels is None: return
+    if not is_path(dataset): raise ValueError(f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
+    check_value('labels', labels, callable(labels) or isinstance(labels, str) and labels!='',
+                "the path of a CSV file, a pattern of the file's name such as r'^(.+)_\\d+', or a function of it")
+    if isinstance(labels, str) and not labels.lower().endswith('.csv'):
+        try: re.compile(labels)
+        except re.error as e: raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file that ends in .csv.") from e
 
 # %% ../nbs/11_data.ipynb #e1db6682
 def get_images(
