@@ -481,6 +481,8 @@ def _check_classes(root, train, valid, empty, out):
     if only := sorted(classes[1]-classes[0]):
         raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
+def _label_of(names, file): return names[file]                    # which travels to workers, unlike a dict's method
+
 def _folder_set(path, size, n_in, labels=None):
     """The images in a folder, with classes and split by one rule: an image's class is the last folder on its path whose
     name is a word neither for a split nor for an annotation (nor just images); its part is the word for a split"""
@@ -506,7 +508,7 @@ def _folder_set(path, size, n_in, labels=None):
         notes.append(f"{', '.join(words)} isn't taken for a part, as no folder is for training")
     if out: notes.append('left out: ' + _few(f'{n:,} in {k}' for k,n in sorted(out.items())))
     return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish, held_out=', '.join(words_of(root, valid, PARTS)),
-                       label=parent_label if is_parent else names.__getitem__,
+                       label=parent_label if is_parent else partial(_label_of, names),
                        remarks='; '.join(notes))
 
 # %% ../nbs/11_data.ipynb #3282ba11
