@@ -342,6 +342,23 @@ def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
 
 # sweep
 
+def test_what_a_folder_was_taken_for_is_printed_once(tmp_path):
+    from PIL import Image
+    for k in ('pets/train', 'pets/test1'):
+        (tmp_path/k).mkdir(parents=True)
+        for i in range(8): Image.new('RGB', (16, 16), (9*i, 0, 0)).save(tmp_path/k/f'{"cat" if i%2 else "dog"}_{i}.png')
+    asked = ('sweep', '--dataset', 'pets', '--labels', '^train/(cat|dog)_', '--bs', 4, '--size', 16, '--repeats', 1, '--device', 'cpu', '--no-progress')
+    p = gpubench_command(*asked, '--out', 'mine', cwd=tmp_path)
+    classes = '8 images of 2 classes (cat 4, dog 4)'
+    split = 'split by gpubench: 6 to train, 2 held out (20 % of each class); left out: 8 in test1 (no labels)'
+    assert (p.returncode, p.stdout.count(f'pets: {classes}; {split}\n'))==(0, 1), p.stderr
+    row = read_records(tmp_path/'mine').iloc[0]
+    assert [row[o] for o in ('status', 'labels', 'classes', 'split')]==['ok', '^train/(cat|dog)_', classes, split]
+    p = gpubench_command(*asked, '--out', 'mine', '--json', cwd=tmp_path)
+    assert len(json.loads(p.stdout))==1 and p.stderr.count('pets: ')==1
+    p = gpubench_command('sweep', '--dataset', 'digits', '--labels', 'a', '--device', 'cpu', cwd=tmp_path)
+    assert p.returncode==2 and "labels='a' is for a folder of your own" in p.stderr
+
 @pytest.mark.parametrize('number, words', [(errno.ENOSPC, 'the disk is full'), (errno.EDQUOT, 'your share of the disk is used up'),
                                            (errno.EACCES, 'Permission denied. Make the folder writable')])
 def test_a_report_that_cannot_be_written_hides_no_table(call, tmp_path, monkeypatch, number, words):
