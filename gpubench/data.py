@@ -417,7 +417,8 @@ def read_places(root:Path)->tuple[list[Place], set[str]]: # And the parts whose 
 
 def _train_as_class(places): # Whether it is
     "A flat `train` beside two classes or more, in a set without splits, is one: a vehicle, beside bus and plane"
-    own, other = [[o for o in places if (o.part=='train')==is_train and o.part!='annotation'] for is_train in (True, False)]
+    own = [o for o in places if o.part=='train']
+    other = [o for o in places if o.part not in ('train', 'annotation')]
     if len(own)!=1 or own[0].path.name.lower()!='train' or own[0].key: return False
     if len({o.key for o in other if o.key})<2 or any(o.part for o in other): return False
     own[0].part, own[0].key = '', ('train',)
@@ -428,20 +429,24 @@ def words_of(root, places, parts)->list[str]: # Sorted
     return sorted({n for o in places for n in o.path.relative_to(root).parts if meaning_of(n) in parts})
 
 def _check_keys(root, places):
-    "A `ValueError` if classes lie within another, at several depths or in several folders: they may not belong together"
+    "A `ValueError` if classes lie within another, at several depths or in several folders: they may not fit together"
     keys = {o.key: o.path for o in places if o.key}
     if inner := next((o for o in keys if o[:-1] in keys), None): raise ValueError(
         f"The folder {keys[inner]} is inside another class's folder. Move it up, or its images into that folder.")
-    above = {o: [n for n in path.relative_to(root).parts if n in o or meaning_of(n) not in PARTS] for o,path in keys.items()}
-    above = {o: names[:names.index(o[-1])] for o,names in above.items()}       # the folders above the class
+    def outside(o): # the folders above the class
+        names = [n for n in keys[o].relative_to(root).parts if n in o or meaning_of(n) not in PARTS]
+        return names[:names.index(o[-1])]
+    above = {o: outside(o) for o in keys}
     n = Counter(o[-1] for o in keys)
     twice, outer = [o for o in keys if n[o[-1]]>1], sorted({'/'.join([root.name, *o]) for o in above.values()})
-    if len({len(o) for o in above.values()})>1: why = f"classes at several depths, in {_few(outer)}. Some may be no classes"
-    elif twice: why = (f"{_few(sorted({o[-1] for o in twice}))} in several folders: {_few(outer)}. They may be variants of the "
-                       "same images")
+    if len({len(o) for o in above.values()})>1:
+        why = f"classes at several depths, in {_few(outer)}. Some may be no classes"
+    elif twice:
+        names = _few(sorted({o[-1] for o in twice}))
+        why = f"{names} in several folders: {_few(outer)}. They may be variants of the same images"
     else: return
-    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels='([^/]+)/[^/]+$' if "
-                     "each folder with images is a class, or labels='^([^/]+)/' if the outer ones are.")
+    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels="
+                     "'([^/]+)/[^/]+$' if each folder with images is a class, or labels='^([^/]+)/' if the outer ones are.")
 
 def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counter]:
     """The places to train on and to hold out, empty without a split; and the counts of images left out, by reason.
@@ -450,7 +455,8 @@ def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counte
     def part(name): return [o for o in places if o.part==name and o.is_labelled()]
     def where(o):
         names = o.path.relative_to(root).parts
-        return next((n for n in names if meaning_of(n)==o.part), '') if o.part else '/'.join(names) or 'the folder itself'
+        if not o.part: return '/'.join(names) or 'the folder itself'
+        return next((n for n in names if meaning_of(n)==o.part), '')
     train = [o for o in places if o.part=='train']
     held = next((name for name in ('valid', 'test') if part(name)), None) if train else None
     used = ['train', held] if train else ['', *(o for o in ('valid', 'test') if part(o))]
@@ -464,8 +470,8 @@ def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counte
 
 # %% ../nbs/11_data.ipynb #d1cdf9f7
 def _check_classes(root, train, valid, empty, out):
-    sort = ("Put the images of each class into a separate folder, or say where the labels are: labels='labels.csv' (columns "
-            "file and label), or a pattern of the file's name, such as labels=r'^(.+)_\\d+'.")
+    sort = ("Put the images of each class into a separate folder, or say where the labels are: labels='labels.csv' "
+            "(columns file and label), or a pattern of the file's name, such as labels=r'^(.+)_\\d+'.")
     found = f" It has {_few(f'{n:,} in {k}' for k,n in out.items())}."*bool(out)
     if 'annotation' in empty or any('(annotations)' in o for o in out):
         found += " Its annotations are boxes or masks; a classifier needs one class for each image."
@@ -475,13 +481,14 @@ def _check_classes(root, train, valid, empty, out):
     classes = [{k for o in part for k in o.labels if k is not None} for part in (train, valid)]
     if not classes[0]: raise ValueError(f"There are no images in class folders below {root}.{found} {sort}")
     if has_train and not valid and not any('(no labels)' in o for o in out) and empty & {'valid', 'test'}:
-        raise ValueError(f"The folder for held-out images in {root} has no images in class folders. Fill it or remove it.")
+        raise ValueError(f"The folder for held-out images in {root} has no images in class folders. "
+                         "Fill it or remove it.")
     if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}.{found}"
         f"{' If one of these folders is a class, give it another name.'*bool(out)} {sort}")
     if only := sorted(classes[1]-classes[0]):
         raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
 
-def _label_of(names, file): return names[file]                    # which travels to workers, unlike a dict's method
+def _label_of(names, file): return names[file]
 
 def _folder_set(path, size, n_in, labels=None):
     """The images in a folder, with classes and split by one rule: an image's class is the last folder on its path whose
@@ -538,7 +545,8 @@ def check_labels(labels, dataset):
                 "the path of a CSV file, a pattern of the file's name such as r'^(.+)_\\d+', or a function of it")
     if isinstance(labels, str) and not labels.lower().endswith('.csv'):
         try: re.compile(labels)
-        except re.error as e: raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file that ends in .csv.") from e
+        except re.error as e:
+            raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file that ends in .csv.") from e
 
 # %% ../nbs/11_data.ipynb #e1db6682
 def get_images(
@@ -792,8 +800,9 @@ def get_dls(
     device = pick_device('auto' if device is None else device)
     _check_knobs(bs, loader, n_workers, pin_memory, device, seed)
     images = get_images(dataset, size, n_channels, max_images, labels)
+    # not in a sweep's visits, whose records have it
     if is_path(dataset) and multiprocessing.parent_process() is None and 'LOCAL_RANK' not in os.environ:
-        print_once(images.name, images.classes_text(), images.split_text())  # a sweep's visits have it in their records
+        print_once(images.name, images.classes_text(), images.split_text())
     n = len(images.split()[0])
     if bs>n: raise ValueError(f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
                               f"would run. Use bs={n} or less, or a larger data set.")
