@@ -446,7 +446,8 @@ def _check_keys(root, places):
         why = f"{names} in several folders: {_few(outer)}. They may be variants of the same images"
     else: return
     raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels="
-                     "'([^/]+)/[^/]+$' if each folder with images is a class, or labels='^([^/]+)/' if the outer ones are.")
+                     "'([^/]+)/[^/]+$' if each folder with images is a class, or labels='^([^/]+)/' if the outer ones "
+                     "are.")
 
 def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counter]:
     """The places to train on and to hold out, empty without a split; and the counts of images left out, by reason.
@@ -514,9 +515,9 @@ def _folder_set(path, size, n_in, labels=None):
     if not valid and (words := words_of(root, train, PARTS[1:])):
         notes.append(f"{', '.join(words)} isn't taken for a part, as no folder is for training")
     if out: notes.append('left out: ' + _few(f'{n:,} in {k}' for k,n in sorted(out.items())))
-    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish, held_out=', '.join(words_of(root, valid, PARTS)),
-                       label=parent_label if is_parent else partial(_label_of, names),
-                       remarks='; '.join(notes))
+    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats, squish,
+                       held_out=', '.join(words_of(root, valid, PARTS)), remarks='; '.join(notes),
+                       label=parent_label if is_parent else partial(_label_of, names))
 
 # %% ../nbs/11_data.ipynb #3282ba11
 def is_path(dataset)->bool:
