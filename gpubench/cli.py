@@ -356,9 +356,12 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_table, summary_text
     from gpubench.report import write_report
-    page = write_report(folder, price_per_h=price_per_h, out=out).resolve()    # first: the reader may close the pipe
+    page = fault = None
+    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()  # first: the reader may close the pipe
+    except RuntimeError as e: fault = e                                           # a full disk keeps nobody from the table
     df = add_prices(load_records(folder), price_per_h)
     print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
+    if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/43_cli.ipynb #4e308a70
@@ -465,6 +468,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each, but with its own --out.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
+@click.option('--labels', help="For a folder: a CSV file in it, or a pattern of a file's name.")
 @click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')
 @click.option('--repeats', type=click.IntRange(1), default=3, show_default=True,
               help='Visits of each combination. A visit is one measurement, in a fresh process.')
@@ -496,7 +500,7 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     print_at_once('Loading torch …')
     check_jobs(where, options, wait)
     from gpubench import cluster, sweep as library
-    from gpubench.data import get_images, is_path
+    from gpubench.data import get_images, is_path, print_once
     from gpubench.labs import filled_folder
     from gpubench.process import start_server
     sys.path.append(os.getcwd())                             # for what a user's own network imports
@@ -506,9 +510,12 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     if not where and not dry_run:
         check_machine(library.devices_of(todo), wait)
         start_server()                                       # starts up while the data is fetched
-    sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images) for o in todo)
+    sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in todo)
     for o in sets:                                           # so that no visit waits for a download
-        if not dry_run or o[0] in ('digits', 'synthetic') or is_path(o[0]): get_images(*o)     # these write nothing
+        if dry_run and o[0] not in ('digits', 'synthetic') and not is_path(o[0]): continue     # these write nothing
+        images = get_images(*o)
+        with redirect_stdout(sys.stderr) if form else nullcontext():
+            if is_path(o[0]): print_once(images.name, images.classes_text(), images.split_text())
     if where=='gpus': go = partial(cluster.sweep_side_by_side, wait=wait)
     elif where: go = partial(cluster.sweep_on, where, options=options)
     else: go = partial(library.sweep, progress=not no_progress, wait=wait)
@@ -516,7 +523,11 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
     with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
         if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        df = go(todo, out=out, **how)
+        try: df = go(todo, out=out, **how)
+        except RuntimeError as e:
+            if isinstance(e.__cause__, OSError):                                  # a full disk: show what there is
+                with suppress(RuntimeError): show_report(out, form=form)
+            raise
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 

@@ -8,6 +8,7 @@ __all__ = ['hide_known_warnings', 'find_devices', 'pick_device', 'wait_for', 'fr
 
 # %% ../nbs/00_core.ipynb #bd49ac28
 import difflib
+import errno
 import gc
 import hashlib
 import json
@@ -147,6 +148,13 @@ def file_text(path)->str: # Stripped
     try: return Path(path).read_text(errors='replace').strip()
     except OSError: return ''
 
+# %% ../nbs/00_core.ipynb #9a67f88f
+def write_fault(e:OSError)->tuple[str,str]:
+    "Why a file couldn't be written, and the start of a sentence with the remedy"
+    if e.errno==errno.ENOSPC: return f'the disk is full ({e.strerror})', 'Free some space there'
+    if e.errno==errno.EDQUOT: return f'your share of the disk is used up ({e.strerror})', 'Free some space there'
+    return e.strerror or str(e), 'Make the folder writable'
+
 # %% ../nbs/00_core.ipynb #c7157260
 def is_wsl2(root='/')->bool: # The file system starts at `root`
     "Is this the Windows Subsystem for Linux, version 2?"
@@ -164,13 +172,41 @@ def cpu_name(root='/')->str|None:
     found = re.search(r'(?m)^model name\s*:(.*)$', file_text(Path(root)/'proc/cpuinfo'))
     return found[1].strip() if found else platform.processor() or None
 
+def control_groups(controller:str, root='/')->list[Path]: # `controller`: 'cpu' or 'memory'
+    "Folders of the control groups that limit this process: its own and all above it, of version 2 and 1"
+    top = Path(root)/'sys/fs/cgroup'
+    found = {top: None, top/controller: None}                # a container may see its own group as the topmost
+    for line in file_text(Path(root)/'proc/self/cgroup').splitlines():
+        _, controllers, path = (line.split(':', 2) + ['']*2)[:3]
+        if controllers and controller not in controllers.split(','): continue
+        parts = [o for o in path.split('/') if o not in ('', '..')]
+        for base in ([top/controller, top/controllers] if controllers else [top]):
+            found |= dict.fromkeys(base.joinpath(*parts[:n]) for n in range(len(parts)+1))
+    return list(found)
+
 def cpu_quota(root='/')->float|None: # Cores, with fractions; None if there is no limit
-    "How many cores the control group (version 2 or 1) grants, as set by `docker run --cpus`"
-    cgroup = Path(root)/'sys/fs/cgroup'
-    quota, _, period = file_text(cgroup/'cpu.max').partition(' ')
-    if not quota: quota, period = (file_text(cgroup/f'cpu/cpu.cfs_{o}_us') for o in ('quota', 'period'))
-    try: return int(quota)/int(period) if int(quota)>0 else None
-    except (ValueError, ZeroDivisionError): return None          # 'max', or no control group
+    "How many cores the control groups grant, the strictest of them, as set by `docker run --cpus` or systemd"
+    found = []
+    for o in control_groups('cpu', root):
+        quota, _, period = file_text(o/'cpu.max').partition(' ')
+        if not quota: quota, period = (file_text(o/f'cpu.cfs_{name}_us') for name in ('quota', 'period'))
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period): found.append(int(quota)/int(period))
+    return min(found, default=None)
+
+def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
+    "How much memory this process may use: the machine's, or less where a control group limits it"
+    import psutil
+    def number(*files): return next((int(text) for o in files if (text := file_text(o)).isdigit()), None)
+    ram = psutil.virtual_memory()
+    total, free = ram.total, ram.available
+    for o in control_groups('memory', root):
+        limit = number(o/'memory.max', o/'memory.limit_in_bytes')
+        if limit is None or limit>=ram.total: continue       # version 1 writes a huge number for none
+        used = number(o/'memory.current', o/'memory.usage_in_bytes') or 0
+        cached = re.search(r'(?m)^(?:total_)?inactive_file (\d+)$', file_text(o/'memory.stat'))
+        used -= min(used, int(cached[1])) if cached else 0   # the kernel drops cached files before it refuses memory
+        total, free = min(total, limit), min(free, max(0, limit-used))
+    return total, free
 
 # %% ../nbs/00_core.ipynb #717fa59a
 def n_cores(root='/')->int:
@@ -239,14 +275,14 @@ def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
 # %% ../nbs/00_core.ipynb #3154d87e
 def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
     "What this machine's numbers depend on: hardware (the first GPU, or `device`), system, versions, switches"
-    import psutil, torch
+    import torch
     python, system, cudnn = platform.python_version(), platform.system(), torch.backends.cudnn
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(), container=in_container(),
                    torch=torch.__version__, fastai=package_version('fastai'))
     xla = _describe_xla(device)
     name = fingerprint(lasting | dict(python=python.rpartition('.')[0], os=system) | (dict(xla=xla) if xla else {}))
     return dict(fingerprint=name) | lasting | dict(
-        ram_gib=round(psutil.virtual_memory().total/2**30, 1), os=f'{system} {platform.release()}',
+        ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda,
         cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None), python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),

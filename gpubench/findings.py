@@ -27,7 +27,7 @@ from .stats import Interval, aa_pairs, compare_words, median_ci
 
 # %% ../nbs/32_findings.ipynb #62be6681
 # what is trained, on what, and for how long; the other settings are about how
-_WORKLOAD_SETTINGS = 'dataset', 'model', 'size', 'n_channels', 'max_images', 'n_epoch', 'measure'
+_WORKLOAD_SETTINGS = 'dataset', 'model', 'size', 'n_channels', 'max_images', 'labels', 'n_epoch', 'measure'
 
 def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `workload`, and `measure` in words
     "Name each visit's workload and series; existing names stay, so a part keeps the names it had in the whole"

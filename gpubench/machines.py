@@ -19,7 +19,7 @@ import yaml
 
 from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
                               is_too_wide, load_records, noise_warning, prices_of, text_table)
-from .core import nearest
+from .core import nearest, write_fault
 from .plot import phase_shares, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
 from .report import Picture, machine_table, render
@@ -306,5 +306,6 @@ def write_comparison(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding='utf-8', errors='backslashreplace')
     except OSError as e:
-        raise RuntimeError(f"The page cannot be written to {path}: {e.strerror}. Name another place.") from e
+        why, remedy = write_fault(e)
+        raise RuntimeError(f"The page cannot be written to {path}: {why}. {remedy}, or name another place.") from e
     return path

@@ -56,7 +56,7 @@ class _Race:
         self.trial, self.tolerance, sizes = trial, tolerance, [o['bs'] for o in grid(bs=sizes)]
         check_value('sizes', sizes, sizes and all(is_number(o, whole=True) and o>=1 for o in sizes),
                     'a list of whole numbers above 0, such as [16, 64, 256]')
-        self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images)
+        self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images, trial.labels)
         self.n_train = len(self.images.split()[0])
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
         self.too_large = sorted({*sizes}-{*self.sizes})

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from .core import write_fault
 
 # %% ../nbs/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
@@ -63,6 +64,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('size', 'setting', wording='{} px', default='own size', dtype=int),
     Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
     Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
+    Field('labels', 'setting', wording='labels {}', default='own labels', dtype=str),
     Field('loader', 'setting', wording='{} loader', dtype=str),
     Field('n_workers', 'setting', wording='{} workers', dtype=int),
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
@@ -135,6 +137,7 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
           'Share of held-out images recognized after the last epoch, the median over visits.'),
     Field('loss', 'measured', 'training loss'), Field('valid_loss', 'measured', 'loss on held-out images'),
+    *_fields('measured', 'classes split', str),          # the images of each class, and whose split they have
     Field('dtype_seen', 'measured', dtype=str), Field('n_workers_seen', 'measured', dtype=int),
     Field('channels_last_seen', 'measured', dtype=bool),
     # memory
@@ -252,8 +255,10 @@ def check_writable(path)->Path: # The file of the records; its folder exists
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
         if path.exists(): open(path, 'ab').close()
-    except OSError as e: raise RuntimeError(f"Records cannot be written to {path} ({e.strerror or e}). Free some space "
-                                            "there or name another folder; nothing was measured yet.") from None
+    except OSError as e:
+        why, remedy = write_fault(e)
+        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another folder; nothing was "
+                           "measured yet.") from None
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd

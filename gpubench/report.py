@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.resources import files
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
+from .core import write_fault
 from .findings import (AllVisits, Workload, add_labels, columns_of, configuration_columns, device_phrase,
                                findings, start_sentence, summary_table)
 from .plot import (MEMORY, ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, plot_batch_sizes,
@@ -296,5 +298,8 @@ def write_report(
             (figures/f"report_{i:02d}_{'_'.join(slugs)}.png").write_bytes(o.drawn[0])
         new.write_text(page, encoding='utf-8', errors='backslashreplace')
         return new.replace(new.with_suffix(''))
-    except OSError as e: raise RuntimeError(f"The report cannot be written into {path.parent}: {e.strerror}. Make the "
-                                            "folder writable, or name another: out='reports' (--out reports).") from e
+    except OSError as e:
+        why, remedy = write_fault(e)
+        with suppress(OSError): new.unlink(missing_ok=True)                # half a page
+        raise RuntimeError(f"The report cannot be written into {path.parent}: {why}. {remedy}, or name another: "
+                           "out='reports' (--out reports).") from e

@@ -34,7 +34,9 @@ except (ImportError, OSError) as e:
 from fastai.learner import Learner
 from tqdm.auto import tqdm
 
-from .core import check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place
+from .core import (check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device,
+                           user_place, write_fault)
+from .data import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
@@ -314,13 +316,15 @@ class Records:
         try:
             for o in [*lost, row]: append_record(self.path, o)
             return
-        except OSError as e: why = f"{self.path} can't be written ({e.strerror or e}). It has all earlier visits"
+        except OSError as e: cause = e
+        why, remedy = write_fault(cause)
+        state = f"{self.path} can't be written: {why}. It has all earlier visits"
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, row)
-        except OSError: raise RuntimeError(f"{why}, but not the last one, which is: {json.dumps(row)}") from None
-        raise RuntimeError(f"{why}; the last one is in {self.spare}. Free some space and call the same sweep again: "
-                           "it fetches that record and goes on.")
+        except OSError: raise RuntimeError(f"{state}, but not the last one, which is: {json.dumps(row)}") from cause
+        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
+                           "it fetches that record and goes on.") from cause
 
     def print_resumed(self):
         "Print how many visits are there already, and which similar ones don't count"
@@ -450,6 +454,12 @@ def print_failed(found:pd.DataFrame): # What a sweep returns
     n = found.status.isin(FAILED).sum()
     if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
 
+def print_sets(found:pd.DataFrame):
+    "Print what the folders of images were taken for, once for each, where all visits had the same images"
+    if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1: return
+    for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
+        if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
+
 _START_S = 10 # of a visit at most, for a fresh process, data, network and warm-up, where nothing is downloaded
 def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
 
@@ -514,6 +524,7 @@ def sweep(
     unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
     if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
     if out is not None: print_failed(found)
+    print_sets(found)
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78

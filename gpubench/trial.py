@@ -37,7 +37,7 @@ from .core import (
     allows_tf32, check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
 from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
-from .data import LOADERS, check_dataset, find_folder, get_dls, is_path
+from .data import LOADERS, check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from .optim import FusedOptimizer
 from .timing import StepTimerCallback, SyncStepCallback
@@ -69,6 +69,7 @@ class Trial:
     size:int|None=None           # Pixels on a side
     n_channels:int|None=None     # 1 or 3
     max_images:int|None=None     # Use at most this many images of the set; for 'synthetic', make this many
+    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of a file's name
     precision:str='fp32'         # A name from `PRECISIONS`
     channels_last:bool=False     # Weights and activations in NHWC order
     defer_losses:bool=False      # Read the losses of many steps together
@@ -91,6 +92,7 @@ class Trial:
     def __post_init__(self):
         for o in fields(self): object.__setattr__(self, o.name, self._checked(o, getattr(self, o.name)))
         check_dataset(self.dataset)
+        check_labels(self.labels, self.dataset)
         if ':' not in self.model: one_of('model', self.model, MODELS)
         one_of('loader', self.loader, LOADERS)
         one_of('precision', self.precision, PRECISIONS)
@@ -115,6 +117,8 @@ class Trial:
         "The value as Python's own type, so that equal trials compare, hash and travel alike"
         name, kind = declared.name, declared.type
         if isinstance(value, np.generic): value = value.item()
+        if kind==str|None and value is None: return None
+        kind = str if kind==str|None else kind
         if kind in (int, int|None):
             if value is not None or kind is int: check_whole(name, value, 0 if name in ('n_workers', 'seed') else 1)
             return value
@@ -368,7 +372,7 @@ def _check_model(trial, model, dls):
 def make_learner(trial:Trial)->Learner:
     "Data, network and `Learner` of a resolved trial, as a fastai user writes them; a `ValueError` if it can't train"
     set_seed(trial.seed)
-    names = 'dataset loader n_workers size device seed pin_memory n_channels max_images'.split()
+    names = 'dataset loader n_workers size device seed pin_memory n_channels max_images labels'.split()
     dls = split(get_dls(bs=trial.process_bs, **{o: getattr(trial, o) for o in names}))
     if not len(dls.train): raise ValueError(f"Batch size {trial.bs} is larger than the {dls.train.n} training images of "
                                             f"'{dls.name}', so no step would run. Use a smaller bs.")
@@ -527,7 +531,7 @@ def _results(learn, trial, half_width):
     return times | peaks | dict(
         dtype_seen=found.dtype, n_workers_seen=found.n_workers, channels_last_seen=found.is_channels_last,
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
-        n_params=count_params(learn.model),
+        n_params=count_params(learn.model), classes=learn.dls.classes_text, split=learn.dls.split_text,
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
 
 def check_measure(half_width=.05, max_s=10., whole_epoch=True, monitor=False):

@@ -482,6 +482,7 @@ disk.mkdir()
 def mount(*args): subprocess.run(['mount', *map(str, args)], check=True)
 mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', disk)
 from gpubench.record import append_record, read_records
+from gpubench.report import write_report
 from gpubench.sweep import sweep
 def spare(): return re.search(r'last one is in ([^ ]+jsonl)', said['full'])[1]
 ran, said = [], {}
@@ -501,6 +502,7 @@ refused('full')
 said['whole'] = [len(json.loads(o)['y']) for o in (disk/'runs'/'records.jsonl').read_text().splitlines()]
 said['spare'] = len(read_records(spare()))
 refused('still full')
+refused('report', lambda: write_report(disk/'runs'))
 said['ran'] = len(ran)
 (disk/'filler').unlink()
 df = once()
@@ -529,6 +531,7 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
     said = json.loads(p.stdout.splitlines()[-1])
     assert said['full'].startswith('RuntimeError') and 'No space left' in said['full'] and 'the same sweep again: it fetches' in said['full']
     assert said['whole']==[5000, 5000] and said['spare']==1                    # no torn line; the third is elsewhere
+    assert all('the disk is full (No space left on device)' in said[o] for o in ('full', 'still full', 'report'))
     assert 'nothing was measured' in said['still full'] and said['ran']==3
     assert said['after']==[[1, 2, 3, 4], 4, 4, False]                          # it came back, and only the fourth ran
     assert 'Read-only' in said['read-only'] and said['readable']==4 and said['ran at last']==4

@@ -1,4 +1,5 @@
 "The command line as scripts and students meet it: in a process of its own"
+import errno
 import json
 import os
 import re
@@ -340,6 +341,50 @@ def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
 
 
 # sweep
+
+def test_what_a_folder_was_taken_for_is_printed_once(tmp_path):
+    from PIL import Image
+    for k in ('pets/train', 'pets/test1'):
+        (tmp_path/k).mkdir(parents=True)
+        for i in range(8): Image.new('RGB', (16, 16), (9*i, 0, 0)).save(tmp_path/k/f'{"cat" if i%2 else "dog"}_{i}.png')
+    asked = ('sweep', '--dataset', 'pets', '--labels', '^train/(cat|dog)_', '--bs', 4, '--size', 16, '--repeats', 1, '--device', 'cpu', '--no-progress')
+    p = gpubench_command(*asked, '--out', 'mine', cwd=tmp_path)
+    classes = '8 images of 2 classes (cat 4, dog 4)'
+    split = 'split by gpubench: 6 to train, 2 held out (20 % of each class); left out: 8 in test1 (no labels)'
+    assert (p.returncode, p.stdout.count(f'pets: {classes}; {split}\n'))==(0, 1), p.stderr
+    row = read_records(tmp_path/'mine').iloc[0]
+    assert [row[o] for o in ('status', 'labels', 'classes', 'split')]==['ok', '^train/(cat|dog)_', classes, split]
+    p = gpubench_command(*asked, '--out', 'mine', '--json', cwd=tmp_path)
+    assert len(json.loads(p.stdout))==1 and p.stderr.count('pets: ')==1
+    p = gpubench_command('sweep', '--dataset', 'digits', '--labels', 'a', '--device', 'cpu', cwd=tmp_path)
+    assert p.returncode==2 and "labels='a' is for a folder of your own" in p.stderr
+
+@pytest.mark.parametrize('number, words', [(errno.ENOSPC, 'the disk is full'), (errno.EDQUOT, 'your share of the disk is used up'),
+                                           (errno.EACCES, 'Permission denied. Make the folder writable')])
+def test_a_report_that_cannot_be_written_hides_no_table(call, tmp_path, monkeypatch, number, words):
+    write_run(tmp_path/'mine')
+    before = (tmp_path/'mine'/'records.jsonl').read_bytes()
+    def full(path, *args, **kwargs):
+        path.touch()
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(Path, 'write_text', full)
+    said, rows = call('report', 'mine'), call('report', 'mine', '--json')
+    for o in (said, rows): refused(o, f'The report cannot be written into mine: {words}')
+    assert 'lenet on digits' in said.stdout and [o['bs'] for o in json.loads(rows.stdout)]==[64, 64]
+    assert 'Report:' not in said.stdout and (tmp_path/'mine'/'records.jsonl').read_bytes()==before
+    assert not [*(tmp_path/'mine').glob('*.html*')]                                      # nor half a page
+    assert ('writable' in said.stderr)==(number==errno.EACCES)
+
+def test_a_sweep_that_fills_the_disk_shows_what_it_has(call, tmp_path, monkeypatch):
+    import gpubench.sweep as library
+    def full(trials, out, **kwargs):
+        write_run(out)
+        raise RuntimeError("records.jsonl can't be written: the disk is full") from OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setitem(globals(), '__name__', 'gpubench.made_up')                         # where our own errors come from
+    monkeypatch.setattr(library, 'sweep', full)
+    said = call('sweep', '--bs', 64, '--device', 'cpu', '--no-progress', '--out', 'mine')
+    refused(said, 'the disk is full')
+    assert 'lenet on digits' in said.stdout and len(read_records(tmp_path/'mine'))==6
 
 def test_a_sweep_writes_records_and_a_report(tmp_path):
     p = gpubench_command('sweep', '--bs', '128,256', '--max-images', 400, '--repeats', 2, '--device', 'cpu',

@@ -647,3 +647,156 @@ def test_all_images_as_tensors_are_not_augmented():
     plain, augmented = (get_dls('digits', bs=32, max_images=200, device='cpu', augment=o) for o in (False, True))
     for a,b in zip(data.as_tensors(plain), data.as_tensors(augmented)): assert torch.equal(a, b)
     assert BatchAugment in map(type, augmented.train.after_batch.fs)
+
+
+# ---- what people's folders look like
+
+def put(root, **counts):
+    "'a__b' is a folder b in a; each image has its own color"
+    for k,n in counts.items():
+        (folder := root/k.replace('__', '/')).mkdir(parents=True, exist_ok=True)
+        for i in range(n): Image.new('RGB', (9, 9), (9*i, len(k), 0)).save(folder/f'{folder.name}_{i}.png')
+    return root
+
+def found(root, **kwargs):
+    "Images of each class to train on and held out, and the remarks"
+    images = get_images(root, 9, **kwargs)
+    parts = [{k: int((images.labels[rows]==i).sum()) for i,k in enumerate(images.vocab)} for rows in images.split()]
+    return images.is_valid is not None, *parts, images.remarks
+
+BOTH = dict(cat=4, dog=4), dict(cat=1, dog=1)
+
+@pytest.mark.parametrize('counts, remarks', [
+    (dict(a__train__cat=4, a__train__dog=4, a__valid__cat=1, a__valid__dog=1, notebooks=0), ''),
+    (dict(a__b__TRAIN__cat=4, a__b__TRAIN__dog=4, a__b__TEST__cat=1, a__b__TEST__dog=1), ''),
+    (dict(Train_set__cat=4, Train_set__dog=4, Test_set__cat=1, Test_set__dog=1), ''),
+    (dict(train2017__cat=4, train2017__dog=4, val2017__cat=1, val2017__dog=1), ''),
+    (dict(seg_train__seg_train__cat=4, seg_train__seg_train__dog=4, seg_test__seg_test__cat=1, seg_test__seg_test__dog=1, seg_pred__seg_pred=3),
+     'left out: 3 in seg_pred/seg_pred (outside the split)'),
+    (dict(train__cat__images=4, train__dog__images=4, dev__cat=1, dev__dog=1, test=3), 'left out: 3 in test (no labels)'),
+    (dict(train__cat=4, train__dog=4, eval__cat=1, eval__dog=1, figures=2), 'left out: 2 in figures (outside the split)'),
+    (dict(train__cat=4, train__dog=4, val__cat=1, val__dog=1, test__cat=2, test__dog=2), 'left out: 4 in test (val is held out)'),
+    (dict(train__cat=4, train__dog=4, test__cat=1, test__dog=1, val=2), 'left out: 2 in val (no labels)'),
+    (dict(cat__train=4, dog__train=4, cat__val=1, dog__val=1), ''),
+    (dict(train__cat=4, train__dog=4, val__cat=1, val__dog=1, train__masks=3, masks__train__cat=2),
+     'left out: 5 in masks (annotations)')], ids=str)
+def test_a_split_of_the_sets_own_is_kept(tmp_path, counts, remarks):
+    put(tmp_path, **counts)
+    shutil.copytree(tmp_path, tmp_path/'__MACOSX')
+    assert found(tmp_path)==(True, *BOTH, remarks)
+
+@pytest.mark.parametrize('counts, remarks', [
+    (dict(cat=5, dog=5), ''), (dict(zip__zip__cat=5, zip__zip__dog=5, zip__masks=2), 'left out: 2 in masks (annotations)'),
+    (dict(train__cat=5, train__dog=5, test1=2), 'left out: 2 in test1 (no labels)'), (dict(cat=5, dog=5, test=2), 'left out: 2 in test (no labels)'),
+    (dict(train__cat=5, train__dog=5, val=2, test=3), 'left out: 3 in test (no labels), 2 in val (no labels)'),
+    (dict(test__cat=5, test__dog=5), "test isn't taken for a part, as no folder is for training"),
+    (dict(cat__images=5, cat__masks=5, dog__images=5, dog__masks=5), 'left out: 10 in masks (annotations)'),
+    (dict(pack=1, pack__cat=5, pack__dog=5, bird=0), 'left out: 1 in pack (no class folder)')], ids=str)
+def test_without_a_split_a_fifth_is_held_out(tmp_path, counts, remarks): assert found(put(tmp_path, **counts))==(False, *BOTH, remarks)
+
+@pytest.mark.parametrize('counts, says', [
+    (dict(images__train=4, images__val=2, labels__train=0), 'no images in class folders .* 4 in train .no class folder., 2 in val .no labels.. Its annotations are boxes'),
+    (dict(images__train2017=4, annotations=0), 'no images in class folders .* 4 in .*train2017'), (dict(images=4, masks=4), '4 in images .no class folder., 4 in masks'),
+    (dict(train__images=4, train__labels=0, valid__images=2), 'no images in class folders .* 4 in train'),
+    (dict(images=4, annotations__trimaps=4), '4 in annotations .annotations., 4 in images'), (dict(train=4, test1=2), '2 in test1 .no labels., 4 in train .no class folder..*labels='),
+    (dict(trainA=4, trainB=4, testA=1), 'no images in class folders'), (dict(train=4, train_masks=4), '4 in train_masks .annotations.'),
+    (dict(train__good=4, test__good=1, test__bad=1, ground_truth__bad=1), "only one class, 'good'. It has 1 in ground_truth"),
+    (dict(valid=4, invalid=4), "only one class, 'invalid'. It has 4 in valid .no labels.. If one of these folders is a class, give it another name"),
+    (dict(no_mask=4, mask=4), "only one class, 'no_mask'. It has 4 in mask"), (dict(bus=4, train=4), '4 in bus .outside the split., 4 in train'),
+    (dict(color__a=2, color__b=2, gray__a=2, gray__b=2), 'a, b in several folders: .*color, .*gray. They may be variants'),
+    (dict(color__train__a=2, color__train__b=2, gray__train__a=2), 'a in several folders'),
+    (dict(cat__1999=2, cat__2000=2, dog__1999=2, dog__2000=2), "1999, 2000 in several folders.*labels='..../]../' if the outer"),
+    (dict(a__cat=2, a__dog=2, docs=2), 'classes at several depths'), (dict(x__x__train__a=2, x__x__train__b=2, x__train__a=2, x__train__b=2), 'several depths'),
+    (dict(train__cat=4, train__dog=4, valid=0), 'held-out images in .* has no images'), (dict(train=0, valid__cat=4, valid__dog=4), 'none to train on'),
+    (dict(train__cat=4, train__dog=4, valid__Dog=4), "held-out images of .'Dog'.")], ids=str)
+def test_folders_that_are_no_set_of_classes(tmp_path, counts, says):
+    with pytest.raises(ValueError, match=says): get_images(put(tmp_path, **counts), 9)
+
+def test_what_a_folder_was_taken_for_is_printed_once(tmp_path, capsys):
+    put(tmp_path/'pets', train__cat=4, train__dog=4, valid__cat=1, valid__dog=1, test=2)
+    for _ in range(2): dls = get_dls(tmp_path/'pets', bs=2, size=16, device='cpu')
+    get_dls('digits', max_images=100, bs=2, device='cpu')
+    assert capsys.readouterr().out=="pets: 10 images of 2 classes (cat 5, dog 5); the set's own split: 8 to train, 2 held out (valid); left out: 2 in test (no labels)\n"
+    assert (dls.classes_text, dls.split_text)==("10 images of 2 classes (cat 5, dog 5)", "the set's own split: 8 to train, 2 held out (valid); left out: 2 in test (no labels)")
+    assert get_images(max_images=100).classes_text(2)=='100 images of 10 classes (0 10, 1 10, … 8 more)'
+
+def test_suffixes_do_not_depend_on_the_system(animals, monkeypatch):
+    "fastai's list comes from /etc/mime.types, where there is one"
+    import mimetypes
+    monkeypatch.setattr(mimetypes, 'types_map', {})
+    image = Image.open(animals/'cat'/'0.jpg')
+    for o in 'webp jfif tga jp2 AVIF ppm'.split(): image.save(animals/'cat'/f'x.{o}')
+    assert len(get_images(animals))==12+6 and '.svg' not in library.IMAGE_SUFFIXES
+
+@pytest.mark.parametrize('name, content, says', [
+    ('a.jpg', b'version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n', r'\(git-lfs pointer\). Run `git lfs pull`'),
+    ('a.HEIC', b'\0\0\0\x18ftypheic', r'\(HEIC\). Run `pip install pillow-heif`'), ('a.heic', b'text', r'\(UnidentifiedImageError\). Delete or replace')])
+def test_the_remedy_fits_the_file(animals, monkeypatch, name, content, says):
+    monkeypatch.setitem(sys.modules, 'pillow_heif', None)
+    (animals/'cat'/name).write_bytes(content)
+    with pytest.raises(ValueError, match=says): get_images(animals)
+
+def test_pillow_heif_is_registered_where_it_is_needed(animals, monkeypatch):
+    calls = []
+    monkeypatch.setitem(sys.modules, 'pillow_heif', type(sys)('pillow_heif'))
+    sys.modules['pillow_heif'].register_heif_opener = lambda: calls.append(1)
+    shutil.copy(animals/'cat'/'0.jpg', animals/'cat'/'0.heic')
+    get_images(animals)
+    assert calls==[1]                                                   # once for the one file, none for the others
+    list(get_dls(animals, bs=2, loader='files', device='cpu').train)
+    assert len(calls)>=2
+
+@pytest.mark.parametrize('mode', ['I;16', 'I', 'F'])
+def test_what_fastai_would_clip_and_how_to_convert_it(animals, mode):
+    from fastai.vision.core import PILImage
+    x = np.linspace(0, 4000, 81).reshape(9, 9)
+    deep = Image.fromarray(x.astype({'I;16': np.uint16, 'I': np.int32, 'F': np.float32}[mode]))
+    assert deep.mode==mode and (np.asarray(PILImage(deep.convert('RGB'))) >= 255).mean()>.9       # nearly all white
+    deep.save(animals/'cat'/'deep.tiff')
+    with pytest.raises(ValueError, match=r"Convert them to 8 bits.*largest\*255") as e: get_images(animals)
+    code = str(e.value).split('in the set: ')[1].split('; a sweep')[0].rstrip('.')
+    im = eval(code, dict(Image=Image, np=np, im=deep, largest=4000))                      # the remedy as it stands there
+    assert abs(np.asarray(im).astype(float)-x/4000*255).max()<=1
+
+# ---- labels of your own
+
+def labelled(root, kwargs): return {o.relative_to(root).as_posix(): k for o,k in zip(*(lambda i: (i.files, [i.vocab[j] for j in i.labels]))(get_images(root, 9, **kwargs)))}
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_labels_reach_every_loader(tmp_path, loader):
+    put(tmp_path, train=6, test1=2)
+    (tmp_path/'labels.csv').write_text('id,label\n' + ''.join(f'train_{i},{"cat" if i%2 else "dog"}\n' for i in range(6)))
+    dls = get_dls(tmp_path, bs=4, size=16, loader=loader, device='cpu', labels='labels.csv')
+    assert [*dls.vocab]==['cat', 'dog'] and (len(dls.train_ds), len(dls.valid_ds))==(4, 2)
+    if loader=='files':
+        assert [str(dls.vocab[y]) for _,y in dls.train_ds]==['cat' if int(o.stem[-1])%2 else 'dog' for o in dls.train_ds.items]
+        assert sum(len(yb) for _,yb in get_dls(tmp_path, bs=2, size=16, loader=loader, n_workers=1, device='cpu', labels='labels.csv').train)==4
+
+def test_labels_by_name_path_and_function(tmp_path):
+    put(tmp_path, train=3, test1=2)
+    for i in range(3): Image.new('RGB', (9, 9)).save(tmp_path/'train'/f'great_pyrenees_{i}.png')
+    got = {f'train/{k}_{i}.png': k for k in ('great_pyrenees', 'train') for i in range(3)}
+    assert labelled(tmp_path, dict(labels=r'^(great_pyrenees|train)_\d+'))==got                # test1 has no labels
+    assert labelled(tmp_path, dict(labels=r'^train/(great_pyrenees|train)_'))==got             # a pattern of the path
+    whether = labelled(tmp_path, dict(labels=lambda o: None if 'test' in o else o.startswith('great')))
+    assert whether=={k: str(v=='great_pyrenees') for k,v in got.items()}
+    with pytest.raises(ValueError, match="2 of 6 images have no label by .*great_pyrenees_1.png"):
+        get_images(tmp_path, 9, labels=r'^(great_pyrenees_0|train)')
+
+@pytest.mark.parametrize('text, says', [
+    ('file,label\na_0,cat\na_1,dog\nb_0.png,cat\n', '1 of 4 images have no label by .*: b/b_1.png. Label them'),
+    ('file,label\na_0,cat\na_1,dog\nb_0,cat\nb_1,cat\nb_9,cat\n', "1 of 5 rows of .*labels.csv name images that aren't in .*: b_9"),
+    ('file,label\na_0,cat\na/a_0.png,dog\na_1,dog\n', "labels a/a_0.png as 'cat' and as 'dog'. Keep one"),
+    ('file,healthy,rust\na_0,1,0\n', 'columns file, healthy, rust: which one has the labels'), ('', 'is empty'), ('x,y\n1,2\n', 'names an image')])
+def test_labels_that_do_not_fit(tmp_path, text, says):
+    put(tmp_path, a=2, b=2)
+    (tmp_path/'labels.csv').write_text(text)
+    with pytest.raises(ValueError, match=says): get_images(tmp_path, 9, labels='labels.csv')
+
+@pytest.mark.parametrize('labels, says', [('none.csv', 'none.csv cannot be read'), ('(', 'is no pattern'), (3, 'the path of a CSV file'), ('', 'the path of a CSV file'),
+                                          ('^(x)', 'no images in class folders'), (lambda o: None, 'no images in class folders')])
+def test_what_labels_refuses(tmp_path, labels, says):
+    with pytest.raises(ValueError, match=says): get_images(put(tmp_path, a=2, b=2), 9, labels=labels)
+
+def test_labels_are_for_folders():
+    with pytest.raises(ValueError, match="labels='a' is for a folder of your own; 'digits' has labels"): get_images('digits', labels='a')
