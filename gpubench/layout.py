@@ -81,7 +81,7 @@ class LayoutCallback(Callback):
         self.before_validate()
     def before_validate(self): self.must_decide = self.must_decide or bool(strangers(self.learn, EPOCH_EVENTS))
     def may_run(self): # in the layout, in this batch
-        if self.must_decide:
+        if self.must_decide and any(isinstance(o, torch.Tensor) for o in tree_leaves(self.xb)):   # a replay brings no batch
             self.must_decide = bool(strangers(self.learn))
             self.why_not = self.left_alone() or self.try_two()
         return not self.why_not

@@ -936,7 +936,7 @@ def test_undo_puts_everything_on_a_gpu_back(compile, monkeypatch):
         learn.fit(2, 1e-3)
         assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==7 and needed_bytes()>n_bytes+2**20
         changed = now(learn)
-        assert all(a!=b for a,b in zip(before, changed)), changed
+        assert all(a!=b for i,(a,b) in enumerate(zip(before, changed)) if i!=1), changed      # strides change for a fit only
         done.undo()
         assert now(learn)==before
         assert is_first or abs(needed_bytes()-n_bytes)<2**13

@@ -455,6 +455,16 @@ def test_a_next_pass_is_the_next_one_only():
     NextPass(net, run).remove()
     assert 'forward' not in vars(net)
 
+def test_a_replay_that_brings_no_batch_moves_nothing():
+    learn = learner(cbs=[cb := ChannelsLastCallback(), cb.end])
+    learn.fit(1)
+    def replay(at):
+        at.learn.xb, cb.n_done = (None,), 0
+        cb.before_batch()
+        assert cb.is_placed and cb.why_not=='' and cb.must_decide
+    learn.fit(1, cbs=At('before_train', replay))
+    assert cb.n_done==4
+
 class Stochastic(nn.Module):
     def forward(self, x):
         torch.rand(1)
