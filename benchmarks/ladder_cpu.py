@@ -25,7 +25,8 @@ def by_fastai(rung):
     import io
     from contextlib import redirect_stdout
     from gpubench.data import get_dls
-    from gpubench.fast import OneDNNCallback, keep_pages, speed_up
+    from gpubench.fast import speed_up
+    from gpubench.layout import OneDNNCallback, keep_pages
     from gpubench.models import get_model
     from common import NoValidationCallback
     from fastai.callback.channelslast import ChannelsLast
@@ -43,7 +44,7 @@ def by_fastai(rung):
     learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), cbs=[clock, NoValidationCallback()])
     if rung not in ('stock', *ALLOCATORS): keep_pages()
     if rung=='channels_last': learn.add_cb(ChannelsLast())
-    if rung=='onednn': learn.add_cbs([cb := OneDNNCallback(), cb.end])
+    if rung=='onednn': learn.add_cb(OneDNNCallback())
     if rung=='speed_up': speed_up(learn)
     with redirect_stdout(io.StringIO()):
         learn.fit(1, 1e-3)

@@ -6,15 +6,10 @@
 __all__ = ['DeferredRecorder', 'FusedStepCallback', 'EMACallback', 'GraphedStepCallback', 'speed_up']
 
 # %% ../nbs/23_fast.ipynb #772e52a3
-import ctypes
-import math
 import platform
-import random
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
-import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
@@ -26,15 +21,13 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import find_bs
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, find_recipe, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_random, is_exact
+from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 from .turns import BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_watched, own_methods, strangers
@@ -130,107 +123,6 @@ N_WARM_UP = 3    # batches of a shape that train eagerly, on the stream of the c
 N_WARM_UP_DDP = 11 # where DDP averages the gradients: it rebuilds its buckets in the first ten steps
 MAX_SHAPES = 4   # that get a graph of their own
 N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
-
-def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
-def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
-
-class CheckedChannelsLastCallback(ChannelsLast):
-    "fastai's `ChannelsLast`, which gives way where the network can't run so; `why_not` is a sentence then"
-    graph_safe = 'counts'
-    why_not = ''
-    def __init__(self): self.tried = set()               # modes of the network
-    def before_fit(self):
-        if not self.why_not: super().before_fit()
-    def before_batch(self):
-        if self.why_not or self.training in self.tried: return
-        self.tried.add(self.training)
-        xb, yb = _of_tensors(lambda o: o[:2], (self.xb, self.yb))
-        try:
-            with untouched(self.model), torch.no_grad():
-                pred = self.model(*xb)
-                if yb and not isinstance(getattr(self.loss_func, '__self__', None), Callback): self.loss_func(pred, *yb)
-        except Exception as e: # such as of a `view` after the convolutions
-            self.model.to(memory_format=torch.contiguous_format)
-            self.why_not = f"The network doesn't run in channels_last: {_reason(e)}"
-    def __reduce__(self): return ChannelsLast, (), dict(learn=self.learn)
-
-_IN_ONEDNN = set("""to_mkldnn _to_dense _mkldnn_reshape convolution native_batch_norm relu relu_ threshold add add_ empty
-    mkldnn_max_pool2d mkldnn_adaptive_avg_pool2d mkldnn_linear""".split())
-
-class _OneDNNMode(TorchDispatchMode):
-    "Lets only operations pass that were tested in oneDNN's layout: others may be wrong there, or even crash, as PReLU does"
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name.removesuffix('_backward') not in _IN_ONEDNN and any(
-            isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves((args, kwargs))):
-            raise RuntimeError(f"{name} wasn't tested")
-        return func(*args, **kwargs or {})
-
-@contextmanager
-def untouched(model):
-    "Undo what a try does to buffers, to numbers and modes of the modules and to random numbers"
-    buffers = [(o._buffers, k, b, b.clone()) for o in model.modules() for k,b in o._buffers.items() if b is not None]
-    numbers = [(vars(o), k, v) for o in model.modules() for k,v in vars(o).items() if type(v) in (bool, int, float)]
-    py, np_state = random.getstate(), np.random.get_state()
-    gpus = {o.device for o in model.parameters() if o.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=gpus): yield
-    finally:
-        random.setstate(py)
-        np.random.set_state(np_state)
-        for where,k,v in numbers: where[k] = v
-        with torch.no_grad():
-            for where,k,b,before in buffers: where[k] = b.copy_(before)
-
-def _is_watched(model):
-    "Does a hook look at its layers?"
-    return any(not getattr(h, 'for_one_pass', False) for o in model.modules()
-               for d in (o._forward_hooks, o._forward_pre_hooks, o._backward_hooks, o._backward_pre_hooks) for h in d.values())
-
-class ToDenseCallback(Callback):
-    "Gives images and predictions back in the usual layout, before another callback sees them"
-    order, given = -math.inf, None
-    def after_pred(self):
-        if self.given is None: return
-        self.learn.pred = _of_tensors(torch.Tensor.to_dense, self.pred)
-        self.learn.xb, self.given = self.given, None
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
-
-class OneDNNCallback(Callback):
-    """Runs a network on a CPU in the layout of oneDNN, its library of kernels, so that no layer reorders its input
-
-    Its `end` has to be in the Learner, too. Predictions, losses and gradients have the usual layout. `why_not` is a
-    sentence where a layer has no such kernel that was tested; everything runs as before then, as do batches whose layers
-    a hook looks at."""
-    order = math.inf                                     # after callbacks that change the images
-    def __init__(self):
-        self.end = ToDenseCallback()
-        self.before_fit()
-    def before_fit(self): self.why_not, self.tried, self.n_batches = '', set(), 0
-    def before_batch(self):
-        self.end.given = None                            # an earlier batch may have been interrupted
-        if self.why_not or _is_watched(self.model): return
-        kind = (*(o.training for o in self.model.modules()), *(o.requires_grad for o in self.model.parameters()),
-                *(getattr(o, 'shape', ())[1:] for o in self.xb))
-        if kind not in self.tried: self.why_not = self._why_not()
-        self.tried.add(kind)
-        if self.why_not: return
-        self.end.given, self.learn.xb = self.xb, self._in_layout()
-        self.n_batches += self.training
-    def _in_layout(self, n=None): return tuple(o.as_subclass(torch.Tensor)[:n].to_mkldnn() for o in self.xb)
-    def _why_not(self):
-        "Try two images"
-        model = self.model
-        try:
-            with torch.set_grad_enabled(self.training), untouched(model), _OneDNNMode():
-                out = sum(o.to_dense().sum() for o in tree_leaves(model(*self._in_layout(2))) if isinstance(o, torch.Tensor))
-                if out.requires_grad:
-                    torch.autograd.grad(out, [o for o in model.parameters() if o.requires_grad], allow_unused=True)
-        except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
-        kept = [v for o in model.modules() for k,v in vars(o).items() if k[0]!='_']
-        if any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves(kept)): return 'The network keeps activations.'
-        return ''
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/23_fast.ipynb #c5037f05
 class FusedStepCallback(Callback):
@@ -590,26 +482,12 @@ class GraphedStepCallback(FusedStepCallback):
         self.capture = None if isinstance(self.capture, CUDACapture) else self.capture
         free_memory()
 
-# %% ../nbs/23_fast.ipynb #a5e4f85b
-def keep_pages(
-    system=None, # What `platform.system()` returns; tests pass another
-)->str: # Why not; empty if it was done
-    "Make glibc keep large blocks of memory instead of returning them to the system; this can't be undone"
-    if (system or platform.system())!='Linux' or platform.libc_ver()[0]!='glibc':
-        return 'Only glibc, on Linux, can be asked to keep its pages.'
-    mallopt = ctypes.CDLL(None).mallopt
-    trim_threshold, mmap_threshold, largest = -1, -3, (1<<30, 1<<25)     # older versions take 32 MiB at most
-    is_done = any(mallopt(mmap_threshold, o) for o in largest) and mallopt(trim_threshold, -1)
-    keep_pages.is_done = keep_pages.is_done or is_done
-    return '' if is_done else 'glibc refused (mallopt returned 0).'
-keep_pages.is_done = False    # in this process
-
 # %% ../nbs/23_fast.ipynb #ba6a18ef
 BROUGHT = { # how many times as fast a step got by each, one after the other, on an H200: benchmarks/results
     'bf16': '0.8 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32', 'recorder': '1.0 alone',
     'fused step': '1.0 to 2.0', 'CUDA graph': '1.03 to 20; compiled, 1.3 to 1.6 more'}
 BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC: ladder_cpu_2_cores.json there
-    'pages': 'up to 1.9', 'channels_last': 'up to 1.6', 'oneDNN': 'up to 1.2 more', 'pooling': 'up to 1.2, with the fused step'}
+    'pages': 'up to 1.9', 'channels_last': 'up to 1.6', 'oneDNN': 'up to 1.4 more, with the fused step'}
 
 def _uses_tf32(device): # for convolutions
     return allows_tf32(torch.backends.cudnn) and torch.cuda.get_device_capability(device)>=(8, 0)
@@ -621,12 +499,13 @@ class SpeedUp:
         self.on_gpu = torch.device(getattr(learn.dls, 'device', None) or 'cpu').type=='cuda'
 
     def add(self, part, why, on=True, cb=None, shows=None, undo=None):
-        "Add a row, which follows the `why_not` of `cb` or `shows`; `cb` joins the Learner, `undo` is called with the rest"
+        "Add a row, which follows `n_done` and `why_not` of `cb` or `shows`; `cb` joins the Learner, `undo` is called with the rest"
         self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
-        if cb:
-            self.learn.add_cb(cb)
-            self.undos.callback(self.learn.remove_cb, cb)
+        if cb: self.also(cb)
         if undo: self.undos.callback(undo)
+    def also(self, cb):
+        self.learn.add_cb(cb)
+        self.undos.callback(self.learn.remove_cb, cb)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
         found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
@@ -641,18 +520,16 @@ class SpeedUp:
             self.add('bf16', 'matrix products in 16 bits', cb=MixedPrecision(amp_mode='bf16'))
 
     def order_channels(self):
-        model, is_mixed = self.learn.model, any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        layouts = {p: p.stride() for p in model.parameters() if not is_lazy(p)}
-        def undo():
-            for p,stride in layouts.items():
-                if p.stride()!=stride: p.data = torch.empty_strided(p.shape, stride, dtype=p.dtype, device=p.device).copy_(p)
-        if any(map(is_lazy, model.parameters())): self.add('channels_last', "Some weights don't exist yet.", False)
-        elif not any(p.ndim==4 for p in layouts) or any(p.ndim==5 for p in layouts):
+        weights = list(self.learn.model.parameters())
+        if any(map(is_lazy, weights)): self.add('channels_last', "Some weights don't exist yet.", False)
+        elif not any(p.ndim==4 for p in weights) or any(p.ndim==5 for p in weights):
             self.add('channels_last', 'It is for convolutions of images.', False)
-        elif self.on_gpu and not (is_mixed or _uses_tf32(self.learn.dls.device)):
+        elif self.on_gpu and not (any(isinstance(o, MixedPrecision) for o in self.learn.cbs) or _uses_tf32(self.learn.dls.device)):
             self.add('channels_last', 'On a GPU it pays with bf16, fp16 or TF32.', False)
-        elif not self.has('channels_last', ChannelsLast):
-            self.add('channels_last', 'convolutions without reordering', cb=CheckedChannelsLastCallback(), undo=undo)
+        elif not self.has('channels_last', ChannelsLast, ChannelsLastCallback):
+            cb = ChannelsLastCallback()
+            self.add('channels_last', 'convolutions without reordering; dropout between them draws another mask', cb=cb, undo=cb.forget)
+            self.also(cb.end)
 
     def defer_losses(self):
         learn = self.learn
@@ -686,7 +563,7 @@ class SpeedUp:
     def capture(self, compile):
         if not self.has('CUDA graph', GraphedStepCallback):
             cb = GraphedStepCallback(compile)
-            self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels'*compile}", cb=cb, undo=cb.release)
+            self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels, whose dropout draws another mask'*compile}", cb=cb, undo=cb.release)
 
     def use_onednn(self):
         if not any(p.ndim==4 for p in self.learn.model.parameters() if not is_lazy(p)):
@@ -694,31 +571,7 @@ class SpeedUp:
         elif platform.machine() not in ('x86_64', 'AMD64') or not torch.backends.mkldnn.is_available():
             self.add('oneDNN', 'Its layout was measured on x86 processors only.', False)
         elif not self.has('oneDNN', OneDNNCallback):
-            cb = OneDNNCallback()
-            self.learn.add_cb(cb.end)
-            self.add('oneDNN', 'the layout of its kernels from the first layer to the last', cb=cb,
-                     undo=partial(self.learn.remove_cb, cb.end))
-
-    def pool_first(self):
-        "max(relu(x)) is relu(max(x)), gradients included"
-        def chains(o): # that nothing but an `nn.Sequential` calls: others may take what comes between two layers
-            if type(o) is not nn.Sequential: return
-            yield o
-            for part in o: yield from chains(part)
-        found = [(seq, a, b) for seq in dict.fromkeys(chains(self.learn.model)) for a,b in pairwise(seq) if type(a) is nn.ReLU
-                 and type(b) is nn.MaxPool2d and not b.return_indices and not _is_watched(a) and not _is_watched(b)]
-        def swap(seq, a, b): # if they still follow each other
-            i = next((i for i,o in enumerate(pairwise(seq)) if o[0] is a and o[1] is b), None)
-            if i is not None: seq[i], seq[i+1] = b, a
-        in_place = [a for _,a,_ in found if a.inplace]                         # oneDNN's pooling keeps its result
-        def undo():
-            for seq,a,b in found: swap(seq, b, a)
-            for o in in_place: o.inplace = True
-        if not found: self.add('pooling', 'No ReLU comes right before a max pooling in a chain of `nn.Sequential`s.', False)
-        else:
-            for o in found: swap(*o)
-            for o in in_place: o.inplace = False
-            self.add('pooling', 'before ReLU, which gives the same numbers and leaves it fewer to compute', undo=undo)
+            self.add('oneDNN', 'the layout of its kernels from the first layer to the last, max pooling before ReLU', cb=OneDNNCallback())
 
     def keep_pages(self):
         why = keep_pages()
@@ -730,13 +583,15 @@ class SpeedUp:
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
 
-    def to_df(self)->pd.DataFrame: # `part`, `on`, `why`: what it is for, or why it is off; `brings`: times as fast
+    def to_df(self)->pd.DataFrame: # `part`; `on`: it happened in the last fit; `why`: what for and how often, or why not; `brings`: times as fast
         def now(part, on, why, cb):
-            failed, held = getattr(cb, 'why_not', ''), getattr(cb, 'held_bytes', 0)
-            if held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-            if left := getattr(cb, 'left_out', ''): why += f'. {left}'
-            is_on = on and not failed
-            return dict(part=part, on=is_on, why=failed or why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
+            n, why_not, held = getattr(cb, 'n_done', ...), getattr(cb, 'why_not', ''), getattr(cb, 'held_bytes', 0)
+            is_on = on and not (n==0 or why_not and n in (None, ...))
+            if not is_on: why = why_not or (why if not on else 'It did nothing in the last fit.')
+            elif n is not ...: why += '; from the next fit on' if n is None else f'; {n:,} times in the last fit'
+            if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
+            for more in (why_not*is_on, getattr(cb, 'left_out', '')): why += f'. {more}'*bool(more)
+            return dict(part=part, on=is_on, why=why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
         return pd.DataFrame([now(**o) for o in self.rows])
     def __repr__(self):
         return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{f' (times as fast: {o.brings})'*bool(o.brings)}"
@@ -749,7 +604,10 @@ def speed_up(
     precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
     compile:bool=False, # On a GPU, capture the kernels of `torch.compile`; it compiles for half a minute first
 )->SpeedUp:
-    "Remove what a training step wastes without changing what is learned; returns a table of what was done"
+    """Remove what a training step wastes without changing what is learned; returns a table of what was done
+
+    Dropout draws another mask than in the stock step, equally random, where a part of the table says so: between
+    convolutions in channels_last, and in compiled kernels."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if precision is not None: one_of('precision', precision, ('bf16',))
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
@@ -766,6 +624,5 @@ def speed_up(
     else:
         if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
         out.use_onednn()
-        out.pool_first()
         out.keep_pages()
     return out

@@ -45,8 +45,8 @@ from .nvml import device_names
 from .monitor import Monitor, MonitorCallback
 from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
-from .fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, OneDNNCallback, keep_pages,
-                              swap_recorder, untouched)
+from .fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from .layout import NextPass, OneDNNCallback, keep_pages, untouched
 
 # %% ../nbs/25_trial.ipynb #142af0af
 PRECISIONS = { # name -> what it means
@@ -236,13 +236,9 @@ def look_once(model:torch.nn.Module, saw:Callable):
             out = func(*args, **(kwargs or {}))
             if func.overloadpacket.__name__ in products: saw(out)
             return out
-    def before(*_): mode.__enter__()
-    def after(*_):
-        mode.__exit__(None, None, None)
-        for o in hooks: o.remove()
-    before.for_one_pass = after.for_one_pass = True                       # no captured step will meet them
-    mode = ProductMode()
-    hooks = model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)
+    def run(forward, *xb):
+        with ProductMode(): return forward(*xb)
+    NextPass(model, run)
 
 # %% ../nbs/25_trial.ipynb #3194db5f
 class SeenCallback(Callback):
@@ -283,7 +279,7 @@ class SeenCallback(Callback):
             'the type in the forward pass': (dtype, self.dtype),
             'TF32 in products and convolutions, and the search for kernels': (switches, self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
-            'the layout of oneDNN': (trial.onednn, bool(onednn) and (onednn.why_not or onednn.n_batches>=self.n_batches)),
+            'the layout of oneDNN': (trial.onednn, bool(onednn) and (onednn.why_not or onednn.n_done>=self.n_batches)),
             'the fused optimizer': (trial.fused or trial.graph, isinstance(self.learn.opt, FusedOptimizer)),
             'the CUDA graph': (trial.graph, bool(graph) and (graph.why_not or graph.n_replays>self.n_before)),
             'the deferred losses': (trial.defer_losses, getattr(self.learn.recorder, 'is_late', False)),
@@ -394,7 +390,7 @@ def make_learner(trial:Trial)->Learner:
         cbs.append(SyncStepCallback())
     if trial.n_devices>1: cbs.append(ParallelCallback(trial.all_reduce))
     if trial.channels_last: cbs.append(ChannelsLast())
-    if trial.onednn: cbs += [onednn := OneDNNCallback(), onednn.end]
+    if trial.onednn: cbs.append(OneDNNCallback())
     if trial.precision in ('fp16', 'bf16'):
         cbs.append(_AutocastCallback() if trial.device in ('cpu', 'xla') else MixedPrecision(amp_mode=trial.precision))
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))

@@ -14,7 +14,6 @@ import pytest
 import torch
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
-from fastai.callback.hook import ActivationStats
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
 from fastai.callback.tracker import TerminateOnNaNCallback
@@ -33,7 +32,7 @@ from gpubench import capture, fast, optim
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
 from gpubench.core import allows_tf32, describe_machine
-from gpubench.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, keep_pages, loss_readers, speed_up,
+from gpubench.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, loss_readers, speed_up,
                            swap_recorder)
 from gpubench.models import get_model
 from gpubench.monitor import CpuSource, MonitorCallback
@@ -954,7 +953,7 @@ def test_speed_up_on_a_cpu_and_back():
         assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2 and not again.to_df().on[2]
     assert [type(o) for o in learn.cbs]==before and type(learn.opt) is not FusedOptimizer
     found = fast.to_df().set_index('part').on.to_dict()
-    assert found=={'channels_last': True, 'fused step': True, 'oneDNN': False, 'pooling': False, 'pages': True}
+    assert found=={'channels_last': True, 'fused step': True, 'oneDNN': False, 'pages': True}
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
@@ -1006,7 +1005,7 @@ def test_undo_puts_everything_on_a_gpu_back(compile, monkeypatch):
         learn.fit(2, 1e-3)
         assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==5 and needed_bytes()>n_bytes+2**20
         changed = now(learn)
-        assert all(a!=b for a,b in zip(before, changed)), changed
+        assert all(a!=b for i,(a,b) in enumerate(zip(before, changed)) if i!=1), changed      # strides change for a fit only
         done.undo()
         assert now(learn)==before
         assert is_first or abs(needed_bytes()-n_bytes)<2**13
@@ -1062,19 +1061,7 @@ def test_speed_up_leaves_what_a_user_chose():
     assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
 
 
-def test_only_glibc_keeps_its_pages(): assert keep_pages('Darwin').startswith('Only glibc') and keep_pages()==''
-
-
 # ---- what a network needs that a step of ours can't give
-
-class Viewed(nn.Module):
-    "The classic: a `view` after a convolution"
-    def __init__(self):
-        super().__init__()
-        self.conv, self.linear = nn.Conv2d(1, 4, 3), nn.Linear(4*26*26, 10)
-    def forward(self, x):
-        x = self.conv(x)
-        return self.linear(x.view(x.size(0), -1))
 
 def fitted(model, change=None, loss_func=CrossEntropyLossFlat(), **kwargs):
     "A Learner after two epochs, and what `change` made of it before them"
@@ -1085,34 +1072,6 @@ def fitted(model, change=None, loss_func=CrossEntropyLossFlat(), **kwargs):
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
     return learn, done
 
-def pool_first(learn):
-    done = SpeedUp(learn)
-    done.pool_first()
-    return done
-
-def test_pooling_before_relu_is_the_same_training():
-    def network(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.MaxPool2d(2),
-                                        nn.Sequential(nn.Conv2d(8, 8, 2), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(8*2*2, 10))
-    (plain, _), (swapped, done) = fitted(network), fitted(network, pool_first)
-    names = [type(o).__name__ for o in (*swapped.model[:6], *swapped.model[6])]
-    assert names==['Conv2d', 'MaxPool2d', 'ReLU', 'Conv2d', 'ReLU6', 'MaxPool2d', 'Conv2d', 'MaxPool2d', 'ReLU'] and done.to_df().on.tolist()==[True]
-    assert plain.recorder.values==swapped.recorder.values
-    for a,b in zip(plain.model.parameters(), swapped.model.parameters(), strict=True): assert torch.equal(a, b)
-    done.undo()
-    assert repr(plain.model)==repr(swapped.model)
-
-class Reversed(nn.Sequential):
-    def forward(self, x): return self[0](self[1](x))
-
-def test_relu_in_place_pools_first_in_the_layout_of_onednn():
-    relu = nn.ReLU(inplace=True)
-    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), relu, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8*16, 10))
-    learn = learner(False, model=lambda: net, splitter=params)
-    with speed_up(learn) as done:
-        learn.fit(1, 1e-3)
-        assert done.to_df().set_index('part').on[['oneDNN', 'pooling']].all() and net[2] is relu
-    assert net[1] is relu and relu.inplace
-
 def test_an_optimizer_that_gets_a_function_of_its_own_is_no_longer_fused():
     def clamped(p, **kwargs): p.data.clamp_(-.1, .1)
     learn = Learner(get_dls('digits', bs=32, max_images=230, size=8, device='cpu'), network(), loss_func=CrossEntropyLossFlat(), cbs=FusedStepCallback())
@@ -1121,166 +1080,6 @@ def test_an_optimizer_that_gets_a_function_of_its_own_is_no_longer_fused():
         learn.opt.cbs.append(clamped)
         with pytest.warns(UserWarning, match='cannot be fused'): learn.fit(1, 1e-2)
     assert type(learn.opt) is Optimizer and max(p.abs().max() for p in learn.model.parameters())<=.1
-
-def test_pooling_stays_where_relu_cannot_follow():
-    learn = learner(False)
-    for net in (Reversed(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))):
-        learn.model, before = net, repr(net)
-        assert pool_first(learn).to_df().on.tolist()==[False] and repr(net)==before
-
-def test_a_network_that_needs_its_images_in_the_usual_order_gets_them():
-    (stock, _), (fast, done) = fitted(Viewed), fitted(Viewed, speed_up)
-    torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
-    row = done.to_df().set_index('part').loc['channels_last']
-    assert not row.on and "doesn't run in channels_last: view size" in row.why
-
-class Residual(nn.Module):
-    "What a ResNet does: norms in training, a sum, ReLUs in place, and two outputs into one"
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.relu, self.head = nn.ReLU(inplace=True), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-    def forward(self, x):
-        x = self.relu(self.a(x))
-        return self.head(self.relu(self.norm(self.b(x))+x))
-
-def in_onednn(learn):
-    done = SpeedUp(learn)
-    done.use_onednn()
-    return done
-
-@pytest.mark.parametrize('model', [partial(get_model, 'lenet', n_in=1), Residual])
-def test_a_network_in_the_layout_of_onednn_trains_as_before(model, tmp_path):
-    inside, outside = set(), set()
-    class Look(nn.Module):
-        def forward(self, x):
-            inside.add(x.is_mkldnn)
-            return x
-    def watch(learn):
-        learn.model.insert(0, Look())
-        learn.add_cb(At('after_pred', lambda cb: outside.update((cb.xb[0].is_mkldnn, cb.pred.is_mkldnn))))
-        return in_onednn(learn)
-    (stock, _), (fast, done) = fitted(lambda: nn.Sequential(model())), fitted(lambda: nn.Sequential(model()), watch, path=tmp_path)
-    assert done.to_df().on.tolist()==[True] and inside=={True} and outside=={False}, done
-    for o in 'losses', 'values':
-        torch.testing.assert_close(torch.tensor(getattr(fast.recorder, o)), torch.tensor(getattr(stock.recorder, o)), rtol=1e-3, atol=1e-4)
-    a, b = (torch.cat([p.flatten() for p in (*o.model.parameters(), *o.model.buffers())]) for o in (stock, fast))
-    assert (a-b).norm()<.01*a.norm()                                      # Adam makes a step of a gradient of 1e-9, too
-    with fast.no_bar():
-        images, preds, _ = fast.get_preds(with_input=True)
-        assert inside=={True}
-    torch.testing.assert_close(preds, fast.model.eval()(images).softmax(1).detach(), rtol=1e-4, atol=1e-5)
-    done.undo()
-    assert [type(o) for o in fast.cbs if type(o) is not At]==[type(o) for o in stock.cbs]
-
-class Noisy(nn.Module):
-    def forward(self, x):
-        torch.rand(1)
-        raise RuntimeError('from the random module')
-
-def test_trying_the_layout_of_onednn_changes_nothing():
-    learn = learner(False, model=Residual)
-    learn.xb, learn.yb = (o[None] for o in learn.dls.one_batch())
-    cb, before, rng = fast.OneDNNCallback(), deepcopy(learn.model.state_dict()), torch.get_rng_state()
-    cb.learn, learn.training = learn, True
-    assert cb._why_not()==''
-    learn.model.head.append(Noisy())
-    assert 'from the random' in cb._why_not()
-    for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
-    assert torch.equal(torch.get_rng_state(), rng) and all(o.grad is None for o in learn.model.parameters())
-
-@pytest.mark.parametrize('model', [Viewed, lambda: nn.Sequential(network()[0], nn.AdaptiveMaxPool2d(3), nn.Flatten(), nn.Linear(36, 10))])
-def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model):
-    (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
-    assert stock.recorder.values==fast.recorder.values
-    assert not done.to_df().on.any() and "The network doesn't run in it: " in done.to_df().why[0], done
-
-class Odd(nn.Module):
-    "Evaluates by a layer that it doesn't train with, and returns more than tensors"
-    def __init__(self):
-        super().__init__()
-        self.body = Residual()
-    def forward(self, x):
-        out = self.body(x)
-        return (out if self.training else out.exp().log()), None
-
-def test_what_runs_in_training_only_is_evaluated_in_the_usual_layout():
-    def loss(pred, y): return nn.functional.cross_entropy(pred[0], y)
-    (stock, _), (fast, done) = fitted(Odd, loss_func=loss), fitted(Odd, in_onednn, loss_func=loss)
-    torch.testing.assert_close(torch.tensor(fast.recorder.values), torch.tensor(stock.recorder.values), rtol=1e-3, atol=1e-4)
-    assert "The network doesn't run in it" in done.to_df().why[0]
-
-def test_images_of_an_interrupted_batch_are_forgotten():
-    learn, _ = fitted(Residual, in_onednn)
-    def interrupt(*args): raise KeyboardInterrupt
-    hook, kept, seen = learn.model.norm.register_forward_hook(interrupt), learn.one_dnn, []
-    kept.before_fit = lambda: None                                        # what was tried stays, so a batch is interrupted
-    with learn.no_bar(), learn.no_logging(), pytest.raises(KeyboardInterrupt): learn.fit(1)
-    hook.remove()
-    kept.why_not = 'not any more'
-    with learn.no_bar(), learn.no_logging():
-        learn.fit(1, cbs=[At('before_batch', lambda cb: seen.append(cb.xb[0])), At('after_pred', lambda cb: seen.append(cb.xb[0]))])
-    assert len(seen)>4 and all(a.data_ptr()==b.data_ptr() for a,b in zip(seen[::2], seen[1::2]))
-
-@pytest.mark.filterwarnings('ignore')
-def test_a_single_image_is_predicted_before_any_fit():
-    learn = Learner(get_dls('digits', bs=16, device='cpu', max_images=60), Residual(), loss_func=CrossEntropyLossFlat())
-    speed_up(learn)
-    with learn.no_bar(): assert len(learn.get_preds(dl=learn.dls.test_dl([np.zeros((8, 8), np.uint8)]))[0])==1
-
-def test_hooks_see_the_usual_layout():
-    learn, done = fitted(Residual, in_onednn)
-    stored = []
-    def look(cb):
-        if cb.epoch==1: stored.append(cb.model.a.register_forward_hook(lambda m, x, out: stored.append(out.is_mkldnn)))
-    with learn.no_bar(), learn.no_logging():
-        learn.fit(2, cbs=At('before_train', look))
-        assert learn.one_dnn.n_batches==5 and len(stored)>5 and not any(stored[1:])
-        stored[0].remove()
-        learn.fit(1, cbs=ActivationStats(modules=[learn.model.a]))
-        assert learn.one_dnn.n_batches==0
-        learn.fit(1)
-    assert learn.one_dnn.n_batches==5 and done.to_df().on.tolist()==[True]
-
-class Keeps(Residual):
-    def forward(self, x):
-        self.feature = self.a(x)
-        return super().forward(x)
-
-@pytest.mark.parametrize('model, why', [
-    (lambda: nn.Sequential(nn.Conv2d(1, 8, 3, 4), nn.PReLU(8), nn.Flatten(), nn.Linear(8*49, 10)), "_prelu_kernel wasn't tested"),     # a crash
-    (lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4*14*14, 10)), "avg_pool2d wasn't tested"),
-    (Keeps, 'keeps activations')])
-def test_layers_that_are_wrong_in_the_layout_of_onednn_are_not_run_in_it(model, why):
-    (stock, _), (fast, done) = fitted(model), fitted(model, in_onednn)
-    assert stock.recorder.values==fast.recorder.values and why in done.to_df().why[0]
-
-class Counts(Residual):
-    "Draws on the host, and has a buffer that it replaces"
-    def __init__(self):
-        super().__init__()
-        self.register_buffer('n', torch.zeros(()))
-    def forward(self, x):
-        if self.training: self.n, self.drawn = self.n+1, (random.random(), np.random.rand())
-        return super().forward(x)
-
-def test_trying_the_layout_of_onednn_leaves_no_trace():
-    random.seed(0)
-    (stock, _), _ = fitted(Counts), random.seed(0)
-    fast, done = fitted(Counts, in_onednn)
-    assert done.to_df().on.tolist()==[True] and stock.model.n==fast.model.n==10 and stock.model.drawn==fast.model.drawn
-
-def test_pooling_stays_where_others_take_what_comes_before_it():
-    class Taps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    hooked = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    hooked[0].register_forward_hook(print)
-    for net in Taps(), hooked:
-        learn = learner(False)
-        learn.model = net
-        assert pool_first(learn).to_df().on.tolist()==[False]
 
 def test_bf16_is_refused_where_fp16_is_on():
     done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
@@ -1514,50 +1313,6 @@ def test_pixels_on_the_host_of_a_gpu_are_named():
 
 
 # ---- what a try, a change by the user, or an undo must not do
-
-class Trace(nn.Module):
-    "Draws numbers and counts its calls in training"
-    def __init__(self):
-        super().__init__()
-        self.body, self.n = without_dropout(), 0
-    def forward(self, x):
-        self.n += self.training
-        return nn.functional.dropout(self.body(x), .5)*min(1, self.n/4)
-
-def test_trying_channels_last_leaves_no_trace():
-    nets = []
-    for cbs in [], [fast.CheckedChannelsLastCallback()]:
-        learn = learner(False, cbs=cbs, model=Trace, splitter=params)
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
-        learn.fit(2, 1e-2)
-        nets.append(learn.model)
-    assert nets[0].n==nets[1].n==10
-    for a,b in zip(*(o.parameters() for o in nets)): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-def dice(pred, y): return 1-(pred.view(-1)*nn.functional.one_hot(y, 10)[..., None, None].expand(-1, -1, *pred.shape[2:]).reshape(-1)).mean()
-class InTraining(nn.Sequential):
-    def forward(self, x): return self[1](self[0](x).flatten(1) if not self.training else self[0](x).view(len(x), -1))
-
-@pytest.mark.parametrize('model, loss', [(lambda: nn.Sequential(nn.Conv2d(1, 10, 3), nn.Sigmoid()), dice),
-    (lambda: InTraining(nn.Conv2d(1, 4, 3), nn.Linear(144, 10)), nn.functional.cross_entropy)], ids=['loss', 'training'])
-def test_a_loss_or_a_branch_of_training_that_needs_the_usual_order_gets_it(model, loss):
-    learn = learner(False, model=model, loss_func=lambda: loss, metrics=lambda: [], splitter=params)
-    learn.remove_cb(learn.fuse)
-    with speed_up(learn) as done:
-        learn.fit(1)
-        table = done.to_df().set_index('part')
-        assert not table.on['channels_last'] and 'view' in table.why['channels_last']
-
-def test_undo_swaps_only_the_layers_that_speed_up_swapped():
-    learn = learner(False, model=lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)), splitter=params)
-    learn.remove_cb(learn.fuse)
-    with speed_up(learn):
-        assert [type(o) for o in learn.model[1:3]]==[nn.MaxPool2d, nn.ReLU]
-        learn.model.insert(0, nn.Identity())
-    assert [type(o) for o in learn.model]==[nn.Identity, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear]
-    learn.model[3].register_forward_hook(lambda *args: None)
-    with speed_up(learn) as done: assert not done.to_df().set_index('part').on['pooling']
 
 def test_undo_goes_on_without_the_recorder_and_after_an_error():
     learn = learner(False)

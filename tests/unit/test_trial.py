@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
-from gpubench import fast
+from gpubench import fast, layout
 from gpubench.record import PHASE_NAMES
 from gpubench.capture import TapeCapture
 from gpubench.timing import StepTimerCallback
@@ -166,7 +166,7 @@ def test_the_layout_of_onednn(monkeypatch):
         run_trial(base.but(onednn=True, model=f'{__name__}:unsupported'), half_width=.9, max_s=0.)
     with pytest.raises(ValueError, match='Use one of them'): resolve(base.but(onednn=True, channels_last=True))
     with pytest.raises(ValueError, match='a layout for float32'): resolve(base.but(onednn=True, precision='bf16'))
-    monkeypatch.setattr(fast.OneDNNCallback, 'before_batch', lambda self: None)
+    monkeypatch.setattr(layout.OneDNNCallback, 'before_batch', lambda self: None)
     with pytest.raises(RuntimeError, match='the layout of oneDNN should have been True, but was False'): run_trial(base.but(onednn=True), half_width=.9, max_s=0.)
 
 

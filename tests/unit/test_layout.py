@@ -1,0 +1,479 @@
+"""Layouts on a CPU: a training in them is a stock training, and whoever looks sees what a stock training shows."""
+import random
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.hook import ActivationStats, hook_output
+from fastai.callback.mixup import MixUp
+from fastai.learner import Learner, load_learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.torch_core import set_seed
+from torch import nn
+
+from gpubench.data import get_dls
+from gpubench.fast import SpeedUp, speed_up
+from gpubench.layout import ChannelsLastCallback, NextPass, OneDNNCallback, pools_first, untouched
+from gpubench.models import get_model
+
+
+@pytest.fixture(autouse=True, scope='module')
+def one_thread():
+    "These tensors are too small for two, which wait for each other on a busy machine"
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+
+class At(Callback):
+    "Calls a function at an event of training; nobody knows what it does"
+    def __init__(self, event, do): setattr(self, event, lambda: do(self) if self.training or event!='before_batch' else None)
+
+def pooled(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True),
+                                   nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+def learner(model=pooled, cbs=(), make=Learner, loss_func=None, size=12, bs=16, **kwargs):
+    "4 training batches an epoch"
+    set_seed(0)
+    dls = get_dls('synthetic', bs=bs, loader='resident', device='cpu', size=size, n_channels=1, max_images=80)
+    learn = make(dls, model(), loss_func=loss_func or CrossEntropyLossFlat(), cbs=[o() if isinstance(o, type) else o for o in cbs], **kwargs)
+    learn.remove_cb(learn.progress)
+    learn.logger = lambda *args: None
+    return learn
+def in_onednn(learn):
+    done = SpeedUp(learn)
+    done.use_onednn()
+    return done
+def in_channels_last(learn):
+    done = SpeedUp(learn)
+    done.order_channels()
+    return done
+def rows(done): return done.to_df().set_index('part')
+def fitted(change=None, n_epoch=2, **kwargs):
+    "A Learner after a training, and what `change` made of it before it"
+    learn = learner(**kwargs)
+    done = change(learn) if change else None
+    set_seed(1)
+    learn.dls.train.rng.seed(1)
+    learn.fit(n_epoch, 1e-2)
+    return learn, done
+def assert_close(a, b, exact=False):
+    tolerance = dict(rtol=0, atol=0) if exact else dict(rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(list(a.recorder.losses), list(b.recorder.losses), **tolerance)
+    a_all, b_all = (torch.cat([p.detach().flatten() for p in (*o.model.parameters(), *o.model.buffers())]) for o in (a, b))
+    assert (a_all-b_all).norm()<=(0 if exact else .01*a_all.norm())         # Adam makes a step of a gradient of 1e-9, too
+    torch.testing.assert_close(torch.tensor([o[:2] for o in a.recorder.values]), torch.tensor([o[:2] for o in b.recorder.values]), **tolerance)
+def seen(model): return [(n, p.data_ptr(), p.stride()) for n,p in model.named_parameters()], repr(model), [sorted(vars(o)) for o in model.modules()]
+
+
+class Viewed(nn.Module):
+    "The classic: a `view` after a convolution"
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 4, 3), nn.Linear(400, 10)
+    def forward(self, x): return self.linear((x := self.conv(x)).view(len(x), -1))
+
+class Residual(nn.Module):
+    "What a ResNet does: norms in training, a sum, ReLUs in place"
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    def forward(self, x):
+        x = self.relu(self.a(x))
+        return self.head(self.relu(self.norm(self.b(x))+x))
+
+class View(nn.Module):
+    def forward(self, x): return x.view(len(x), -1)
+
+
+# ---- the same training, and a table that counts
+
+@pytest.mark.parametrize('model', [pooled, partial(get_model, 'lenet', n_in=1), Residual])
+def test_training_in_layouts_is_a_stock_training(model):
+    (stock, _), (fast, done) = fitted(model=model, size=28), fitted(speed_up, model=model, size=28)
+    table = rows(done)
+    assert table.on[['channels_last', 'oneDNN']].all(), table.why.tolist()
+    assert all('; 8 times in the last fit' in table.why[o] for o in ('channels_last', 'oneDNN'))
+    assert_close(stock, fast)
+
+def test_the_table_before_a_fit_says_what_is_meant():
+    table = rows(speed_up(learner()))
+    assert all(table.on[o] and table.why[o].endswith('from the next fit on') for o in ('channels_last', 'oneDNN'))
+
+def test_validation_is_no_fit():
+    learn, done = fitted(speed_up)
+    learn.validate()
+    learn.get_preds()
+    assert all('8 times' in o for o in rows(done).why[['channels_last', 'oneDNN']])
+
+def test_pooling_before_relu_is_exact_and_over_after_an_error():
+    set_seed(0)
+    net, x = pooled(), torch.randn(4, 1, 12, 12)
+    def run():
+        net.zero_grad()
+        net(x).square().sum().backward()
+        return [o.grad.clone() for o in net.parameters()]
+    stock, before = run(), seen(net)
+    with pools_first(net):
+        assert [type(o).__name__ for o in net][1:3]==['MaxPool2d', 'ReLU'] and not net[2].inplace
+        assert all(map(torch.equal, stock, run()))
+    with pytest.raises(KeyboardInterrupt), pools_first(net): raise KeyboardInterrupt
+    assert seen(net)==before and net[4].inplace
+
+class Reversed(nn.Sequential):
+    def forward(self, x): return self[0](self[1](x))
+class Taps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+@pytest.mark.parametrize('net', [Reversed(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)), Taps()])
+def test_pooling_stays_where_others_may_take_what_comes_before_it(net):
+    before = repr(net)
+    with pools_first(net): assert repr(net)==before
+
+
+# ---- somebody else's turn
+
+class RaiseCallback(Callback):
+    def before_epoch(self): self.model[4].p = .1*self.epoch
+class RaiseInBatchCallback(Callback):
+    def before_batch(self): self.model[4].p = .3*(self.training and self.iter>=2)
+def dropped(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.), nn.Linear(8, 10))
+
+@pytest.mark.parametrize('cb, n', [(RaiseCallback, 4), (RaiseInBatchCallback, 6)])
+def test_dropout_that_is_raised_later_trains_as_stock(cb, n):
+    (stock, _), (fast, done) = (fitted(o, 3, model=dropped, cbs=[cb]) for o in (None, in_onednn))
+    assert_close(stock, fast)
+    assert f'{n} times' in rows(done).why['oneDNN'] and "wasn't tested" in rows(done).why['oneDNN']
+
+class AsImagesCallback(Callback):
+    def before_batch(self): self.learn.xb = (self.xb[0].view(-1, 1, 12, 12),)
+class LateCallback(AsImagesCallback): order = 1000
+class RowsCallback(Callback):
+    order = -5
+    def before_batch(self): self.learn.xb = (self.xb[0].flatten(1),)
+@pytest.mark.parametrize('cb', [AsImagesCallback, LateCallback])
+def test_a_callback_that_makes_images_of_rows_is_no_obstacle(cb):
+    (stock, _), (fast, done) = (fitted(o, cbs=[RowsCallback, cb]) for o in (None, speed_up))
+    assert_close(stock, fast)
+    assert rows(done).on[['channels_last', 'oneDNN']].all()
+
+def swap_for_view(cb): cb.model[6] = View()
+@pytest.mark.parametrize('event, when', [('before_epoch', lambda cb: cb.epoch==1), ('before_train', lambda cb: cb.epoch==1),
+    ('before_batch', lambda cb: cb.iter==2), ('after_batch', lambda cb: cb.training and cb.iter==1), ('before_validate', lambda cb: True)])
+@pytest.mark.parametrize('change', [in_channels_last, in_onednn, speed_up])
+def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(change, event, when):
+    def model(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Identity(), nn.Identity(), nn.Identity(), nn.Flatten(),
+                                      nn.Linear(256, 10))
+    def go(change): return fitted(change, model=model, cbs=[At(event, lambda cb: swap_for_view(cb) if when(cb) else None)])
+    (stock, _), (fast, done) = go(None), go(change)
+    assert_close(stock, fast)
+    assert 'view' in rows(done).why.iloc[0] and all(p.is_contiguous() for p in fast.model.parameters())
+
+@pytest.mark.parametrize('change', [in_channels_last, in_onednn])
+@pytest.mark.parametrize('event', ['before_train', 'after_batch', 'before_batch'])
+def test_a_hook_that_comes_later_sees_a_stock_pass(change, event):
+    def go(change):
+        found = []
+        def hook(m, x, out): found.append((out.is_mkldnn, out.stride(), out.shape))
+        def add(cb):
+            if cb.epoch==1 and not cb.model[1]._forward_hooks: cb.model[1].register_forward_hook(hook)
+        learn, done = fitted(change, cbs=[At(event, add)])
+        return learn, done, found
+    (stock, _, a), (fast, done, b) = go(None), go(change)
+    assert_close(stock, fast)
+    assert a==b and len(a)>3 and 'A hook watches' in rows(done).why.iloc[0]
+    assert fast.model[1]._forward_hooks.clear() is None
+    fast.fit(1)
+    assert '4 times in the last fit' in rows(done).why.iloc[0] and 'hook' not in rows(done).why.iloc[0]
+
+def test_statistics_of_a_relu_are_those_of_a_stock_training():
+    def go(fast):
+        learn = learner()
+        with speed_up(learn) if fast else nullcontext() as done:
+            stats = ActivationStats(include_paramless=True)
+            learn.fit(1, cbs=stats)
+            with hook_output(learn.model[1]) as h: learn.model(torch.ones(1, 1, 12, 12))
+        return [[o['mean'] for o in layer] for layer in stats.stats], h.stored.shape, done
+    (a, shape, _), (b, fast_shape, done) = go(False), go(True)
+    for x,y in zip(a, b, strict=True): torch.testing.assert_close(x, y)
+    assert shape==fast_shape==(1, 8, 10, 10)
+    assert not rows(done).on[['channels_last', 'oneDNN']].any() and 'A hook watches' in rows(done).why['oneDNN']
+
+class OwnStep(Learner):
+    def _do_one_batch(self):
+        self.pred = self.model(*self.xb)
+        self.loss_grad = self.loss_func(self.pred, *self.yb)
+        self.loss = self.loss_grad.clone()
+        if self.training:
+            self.loss_grad.backward()
+            self.opt.step()
+            self.opt.zero_grad()
+class OwnBatch(Learner):
+    def one_batch(self, i, b):
+        self.iter = i
+        self._split(b)
+        self._do_one_batch()
+def own_on_the_instance(*args, **kwargs):
+    learn = Learner(*args, **kwargs)
+    learn.one_batch = lambda i, b: OwnBatch.one_batch(learn, i, b)
+    return learn
+@pytest.mark.parametrize('make', [OwnStep, OwnBatch, own_on_the_instance])
+def test_a_learner_with_its_own_step_is_left_alone(make):
+    (stock, _), (fast, done) = (fitted(o, make=make, metrics=[]) for o in (None, lambda o: (in_onednn(o), in_channels_last(o))))
+    assert torch.equal(*(torch.cat([p.flatten() for p in o.model.parameters()]) for o in (stock, fast)))
+    for o in done: assert not o.to_df().on[0] and 'its own' in o.to_df().why[0]
+
+@pytest.mark.parametrize('change', [in_channels_last, in_onednn, speed_up])
+def test_callbacks_see_what_they_see_in_a_stock_training(change):
+    def segment(): return nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 10, 3))
+    def loss(pred, y): return nn.functional.cross_entropy(pred.mean((2, 3)), y)
+    def flat(pred, y): return pred.view(-1).mean()
+    def go(change):
+        found = []
+        def look(cb): found.append((repr(cb.model), *((o.is_mkldnn, o.stride(), o.dtype, type(o)) for o in (*cb.xb, cb.pred))))
+        learn, done = fitted(change, model=segment, loss_func=loss, metrics=[flat], cbs=[At('after_pred', look), At('after_batch', look)])
+        return learn, done, found
+    (stock, _, a), (fast, done, b) = go(None), go(change)
+    assert a==b and len(a)>8 and rows(done).on.iloc[0]
+    assert_close(stock, fast)
+
+def test_mixup_trains_in_layouts():
+    def go(change):
+        np.random.seed(0)
+        return fitted(change, cbs=[MixUp()])
+    (stock, _), (fast, done) = go(None), go(speed_up)
+    assert_close(stock, fast)
+    assert rows(done).on[['channels_last', 'oneDNN']].all()
+
+
+# ---- what doesn't run in a layout
+
+@pytest.mark.parametrize('model, why', [
+    (Viewed, "view wasn't tested"), (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveMaxPool2d(3), nn.Flatten(), nn.Linear(36, 10)), "wasn't tested"),
+    (lambda: nn.Sequential(nn.Conv2d(1, 8, 3, 4), nn.PReLU(8), nn.Flatten(), nn.Linear(72, 10)), "_prelu_kernel wasn't tested"),   # a crash
+    (lambda: nn.Sequential(nn.Conv2d(1, 4, 2), nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(144, 10)), "avg_pool2d wasn't tested")])
+def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model, why):
+    (stock, _), (fast, done) = (fitted(o, model=model) for o in (None, in_onednn))
+    assert_close(stock, fast, exact=True)
+    assert not done.to_df().on[0] and why in done.to_df().why[0]
+
+class Keeps(Residual):
+    def forward(self, x):
+        self.feature = self.a(x)
+        return super().forward(x)
+def test_a_network_that_keeps_activations_keeps_its_own():
+    (stock, _), (fast, done) = (fitted(o, model=Keeps) for o in (None, in_onednn))
+    assert_close(stock, fast, exact=True)
+    assert 'keeps activations' in done.to_df().why[0] and not fast.model.feature.is_mkldnn
+
+class Branches(Residual):
+    "Takes another way in its third step"
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+        self.register_buffer('drawn', torch.zeros(1))
+    def forward(self, x):
+        if self.training: self.n, self.drawn = self.n+1, self.drawn+torch.rand(1)
+        x = self.relu(self.a(x))
+        if self.training and self.n==3: x = nn.functional.dropout(x, .2)
+        return self.head(self.relu(self.norm(self.b(x))+x))
+def test_a_pass_that_meets_another_operation_starts_again():
+    (stock, _), (fast, done) = (fitted(o, model=Branches) for o in (None, in_onednn))
+    assert_close(stock, fast)
+    assert stock.model.n==fast.model.n==8 and torch.equal(stock.model.drawn, fast.model.drawn)
+    assert '2 times in the last fit. ' in done.to_df().why[0] and "wasn't tested" in done.to_df().why[0]
+
+class InTraining(nn.Sequential):
+    def forward(self, x): return self[1](self[0](x).flatten(1) if not self.training else self[0](x).view(len(x), -1))
+class InEvaluation(nn.Sequential):
+    def forward(self, x): return self[1](self[0](x).flatten(1) if self.training else self[0](x).view(len(x), -1))
+def dice(pred, y): return 1-(pred.view(-1)*nn.functional.one_hot(y, 10)[..., None, None].expand(-1, -1, *pred.shape[2:]).reshape(-1)).mean()
+@pytest.mark.parametrize('model, loss', [(lambda: nn.Sequential(nn.Conv2d(1, 10, 3), nn.Sigmoid()), dice), (Viewed, None),
+    (lambda: InTraining(nn.Conv2d(1, 4, 3), nn.Linear(400, 10)), None), (lambda: InEvaluation(nn.Conv2d(1, 4, 3), nn.Linear(400, 10)), None)])
+def test_what_needs_the_usual_order_gets_it(model, loss):
+    (stock, _), (fast, done) = (fitted(o, model=model, loss_func=loss) for o in (None, in_channels_last))
+    assert_close(stock, fast, exact=True)
+    assert not done.to_df().on[0] and "doesn't run in channels_last: view size" in done.to_df().why[0]
+
+class Counts(Residual):
+    "Draws on the host, and has a buffer that it replaces"
+    def __init__(self):
+        super().__init__()
+        self.n_calls = 0
+        self.register_buffer('n', torch.zeros(()))
+    def forward(self, x):
+        self.n_calls += 1
+        if self.training: self.n, self.drawn = self.n+1, (random.random(), np.random.rand(), torch.rand(1).item())
+        return super().forward(x)
+@pytest.mark.parametrize('cbs', [[], [At('before_batch', lambda cb: None)]])
+def test_a_try_leaves_no_trace(cbs):
+    def go(change):
+        random.seed(0)
+        np.random.seed(0)
+        return fitted(change, model=Counts, cbs=cbs)
+    (stock, _), (fast, done) = go(None), go(speed_up)
+    assert rows(done).on[['channels_last', 'oneDNN']].all()
+    assert stock.model.n==fast.model.n==8 and stock.model.drawn==fast.model.drawn and stock.model.n_calls==fast.model.n_calls
+    assert_close(stock, fast)
+
+
+# ---- afterwards, everything is the user's own
+
+class StopError(Exception): pass
+class Fails(nn.Module):
+    n, error = 0, StopError
+    def forward(self, x):
+        if self.training and len(x)>2: Fails.n += 1
+        if Fails.n==3: raise self.error('early')
+        return x
+
+@pytest.mark.parametrize('error', [StopError, KeyboardInterrupt, CancelFitException])
+@pytest.mark.parametrize('event', ['before_fit', 'before_epoch', 'before_train', 'before_batch', 'after_pred', 'after_loss', 'after_step', 'after_batch',
+                                   'before_validate', 'after_epoch', 'forward'])
+def test_after_a_fit_that_ended_early_the_model_is_as_before(event, error):
+    learn = learner(model=lambda: pooled().append(Fails()) if event=='forward' else pooled())
+    Fails.n, Fails.error = 0, error
+    before = seen(learn.model)
+    done = speed_up(learn)
+    def fail(cb):
+        if not hasattr(cb, 'iter') or not cb.training or cb.iter==2 or 'epoch' in event: raise error('early')
+    with pytest.raises(error) if error is not CancelFitException else nullcontext():
+        learn.fit(2, cbs=[] if event=='forward' else At(event, fail))
+    Fails.n = 10
+    assert seen(learn.model)==before
+    x = torch.randn(3, 1, 12, 12)
+    assert not learn.model.train()(x).is_mkldnn
+    for o in list(learn.cbs): learn.remove_cb(o) if type(o) is At else None
+    learn.fit(1)
+    assert rows(done).on[['channels_last', 'oneDNN']].all(), rows(done).why.tolist()
+    done.undo()
+    assert seen(learn.model)==before and '_do_fit' not in vars(learn)
+
+def test_outside_a_fit_predictions_are_stock_to_the_last_bit():
+    learn = learner()
+    with speed_up(learn):
+        learn.fit(1)
+        own = deepcopy(learn.model).eval()
+        x = learn.dls.valid.one_batch()[0]
+        preds = learn.get_preds(reorder=False)[0]
+        with torch.no_grad(): expected = own(x).softmax(1)
+        assert torch.equal(preds[:len(x)], expected)
+        assert learn.validate()[0]==learn.validate()[0] and 'forward' not in vars(learn.model)
+
+def test_a_single_image_is_predicted_before_any_fit():
+    learn = learner()
+    speed_up(learn)
+    assert len(learn.get_preds(dl=learn.dls.test_dl([np.zeros((12, 12), np.uint8)]))[0])==1
+
+def test_a_network_that_was_replaced_is_left_as_it_came():
+    learn = learner()
+    with speed_up(learn) as done:
+        learn.fit(1)
+        old, learn.model = learn.model, pooled()
+        old_seen = seen(old)
+        learn.create_opt()
+        new_seen = seen(learn.model)
+        learn.fit(1)
+        assert '4 times' in rows(done).why['channels_last']
+    assert seen(learn.model)==new_seen and seen(old)==old_seen
+    assert all(p.is_contiguous() and p.grad.is_contiguous() for p in learn.model.parameters())
+
+def test_a_layout_that_the_user_chose_stays():
+    learn = learner()
+    learn.model[0].to(memory_format=torch.channels_last)
+    learn.model[3].weight.data = learn.model[3].weight.data.clone(memory_format=torch.channels_last)
+    before = seen(learn.model)
+    with speed_up(learn): learn.fit(1)
+    assert seen(learn.model)==before
+
+@pytest.mark.parametrize('event', ['before_epoch', 'before_batch'])
+def test_weights_that_are_exchanged_or_frozen_in_a_fit_train_as_stock(event):
+    def exchange(cb):
+        if cb.epoch==1 and not getattr(cb, 'is_done', False):
+            cb.is_done = True
+            cb.model[3].weight.data = cb.model[3].weight.data*.5
+            cb.model[0].weight.requires_grad_(False)
+    (stock, _), (fast, done) = (fitted(o, cbs=[At(event, exchange)]) for o in (None, speed_up))
+    assert_close(stock, fast)
+    for a,b in zip(stock.model.parameters(), fast.model.parameters()): assert a.stride()==b.stride()
+
+def test_a_hook_of_the_model_itself_has_stock_images():
+    found = []
+    learn = learner()
+    speed_up(learn)
+    learn.fit(1)
+    with torch.no_grad(): learn.model.register_forward_pre_hook(lambda m, x: found.append(x[0].is_mkldnn))
+    learn.fit(1)
+    assert found and not any(found)
+
+@pytest.mark.filterwarnings('ignore')
+def test_copies_and_exports_are_plain_fastai(tmp_path):
+    learn = learner(path=tmp_path)
+    done = speed_up(learn)
+    learn.fit(1)
+    copied = deepcopy(learn)
+    learn.export('x.pkl')
+    loaded = load_learner(tmp_path/'x.pkl')
+    for o in (copied, loaded):
+        assert not any(type(cb).__module__.startswith('gpubench.layout') for cb in o.cbs)
+        assert all(p.is_contiguous() for p in o.model.parameters())
+    copied.fit(1)
+    again = speed_up(copied)
+    copied.fit(1)
+    assert rows(again).on[['channels_last', 'oneDNN']].all() and len(copied.recorder.losses)==4
+    learn.fit(1)
+    assert rows(done).on['oneDNN']
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_copy_in_the_middle_of_a_fit_is_plain_fastai():
+    copies = []
+    learn = learner(cbs=[At('after_pred', lambda cb: copies.append(deepcopy(cb.model)) if cb.training and cb.iter==2 else None)])
+    speed_up(learn)
+    learn.fit(1)
+    assert not any('forward' in vars(o) for o in copies[0].modules()) and repr(copies[0])==repr(learn.model)
+
+def test_callbacks_may_leave_in_the_middle_of_a_fit():
+    learn = learner()
+    before, done = seen(learn.model), speed_up(learn)
+    learn.fit(2, cbs=At('after_epoch', lambda cb: done.undo() if cb.epoch==0 else None))
+    assert seen(learn.model)==before and '_do_fit' not in vars(learn)
+
+def test_a_next_pass_is_the_next_one_only():
+    net, seen_by = nn.Linear(1, 1), []
+    def run(name, forward, x):
+        seen_by.append(name)
+        return forward(x)
+    first, second = NextPass(net, partial(run, 'first')), NextPass(net, partial(run, 'second'))
+    for _ in range(2): net(torch.ones(1))
+    assert seen_by==['second', 'first'] and 'forward' not in vars(net)
+    NextPass(net, run).remove()
+    assert 'forward' not in vars(net)
+
+def test_a_replay_that_brings_no_batch_moves_nothing():
+    learn = learner(cbs=[cb := ChannelsLastCallback(), cb.end])
+    learn.fit(1)
+    def replay(at):
+        at.learn.xb, cb.n_done = (None,), 0
+        cb.before_batch()
+        assert cb.is_placed and cb.why_not=='' and cb.must_decide
+    learn.fit(1, cbs=At('before_train', replay))
+    assert cb.n_done==4
+
+class Stochastic(nn.Module):
+    def forward(self, x):
+        torch.rand(1)
+        raise RuntimeError('from the random module')
+def test_a_try_that_fails_changes_nothing():
+    learn = learner(model=lambda: nn.Sequential(Residual(), Stochastic()), cbs=[OneDNNCallback()])
+    learn.xb, learn.yb = ((o.as_subclass(torch.Tensor),) for o in learn.dls.one_batch())
+    cb, before, rng = learn.one_dnn, deepcopy(learn.model.state_dict()), torch.get_rng_state()
+    learn.training = True
+    assert 'from the random' in cb.try_two()
+    for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
+    assert torch.equal(torch.get_rng_state(), rng) and all(o.grad is None for o in learn.model.parameters())
