@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from fastai.optimizer import (Adam, Lookahead, OptimWrapper, Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg,
                               lamb_step, momentum_step, qhadam_step, radam_step, rms_prop_step, sgd_step, step_stat, weight_decay)
+from torch.optim import optimizer as torch_optimizer
 
 try: import triton, triton.language as tl
 except ImportError: triton = tl = None                 # CPU builds of torch, Windows
@@ -28,6 +29,8 @@ class Recipe(NamedTuple):
     is_damped: bool     # Is the mean gradient a mean, instead of a decaying sum?
     counts: bool        # Does it count its steps?
     is_pulled: bool     # Does `Lookahead` pull it back to slow weights?
+    @property
+    def is_torch(self): return self.step in ('Adam', 'SGD')
     @property
     def uses_grad(self): return self.avg is None or self.step in ('qhadam_step', 'SGD') # besides its mean, in the step
     @property
@@ -50,16 +53,19 @@ def _read_fastai(opt, is_pulled):
     is_plain = damps[average_sqr_grad] and all(set(v)<=({'dampening'} if k in _AVERAGES else set()) for k,v in bound.items())
     if not is_known or not is_plain: _refuse('it has functions of its own')
     if any(o.get('beta') for o in opt.hypers): _refuse("its `beta` (SAdam) isn't 0")
+    if any('dampening' in o for o in opt.hypers): _refuse('`dampening` is one of its hyper-parameters')
     names = ['grad_avg' if average_grad in before else None, 'sqr_avg' if average_sqr_grad in before else None]
     return Recipe(step.__name__, decay is weight_decay, *names, bool(damps[average_grad]), step_stat in before, is_pulled)
 
 _FLAGS = 'amsgrad', 'maximize', 'differentiable', 'dampening'
+_HOOKS = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks     # of all in the process
 def _read_torch(opt):
     groups, kind = opt.param_groups, type(opt)
     if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD): _refuse(f'it wraps {kind.__name__}')
     found = [o for o in _FLAGS if any(g.get(o) for g in groups)]
     if found: _refuse(f'its `{found[0]}` is set')
-    if opt._optimizer_step_pre_hooks or opt._optimizer_step_post_hooks: _refuse('it has hooks')
+    hooks = opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks, *_HOOKS
+    if any(hooks): _refuse('it has hooks')
     decoupled = {g.get('decoupled_weight_decay', False) for g in groups}
     if len(decoupled)>1: _refuse('the weight decay of only some of its groups is decoupled')
     if kind is torch.optim.SGD: return Recipe('SGD', False, 'momentum_buffer', None, False, False, False)
@@ -69,12 +75,13 @@ def read_recipe(
     opt, # An optimizer
 )->Recipe: # `ValueError` where its steps can't be fused
     "What an optimizer's steps do"
-    kind, inner = getattr(type(opt), 'stock', type(opt)), getattr(opt, 'opt', None)
+    inner = getattr(opt, 'opt', None)
+    kind, inner_kind = (getattr(type(o), 'stock', type(o)) for o in (opt, inner))
     if {'step', 'zero_grad'} & getattr(inner, '__dict__', {}).keys(): _refuse('what it wraps has a step or a zero_grad of its own')
     if kind is OptimWrapper: return _read_torch(inner)
-    if kind is Lookahead and isinstance(inner, Optimizer) and hasattr(inner, 'cbs'): return _read_fastai(inner, True)
     if kind is Optimizer: return _read_fastai(opt, False)
-    _refuse(f'it is a {kind.__name__}')
+    if kind is Lookahead and inner_kind is Optimizer: return _read_fastai(inner, True)
+    _refuse(f'it is of class {kind.__name__}'+f' over {inner_kind.__name__}'*(kind is Lookahead))
 
 def find_recipe(
     opt, # An optimizer
@@ -242,35 +249,10 @@ def place(o): # A tensor or None
 
 def hypers_of(opt):
     "The hyper-parameters of each group, as fastai names them"
-    if not isinstance(opt, OptimWrapper): return opt.hypers
     def named(lr, weight_decay, betas=None, momentum=0., eps=0., nesterov=False, **_):
-        mom, sqr_mom = map(float, betas or (momentum, 0.))
-        return dict(lr=float(lr), wd=float(weight_decay), mom=mom, sqr_mom=sqr_mom, eps=float(eps), nesterov=nesterov)
-    return [named(**o) for o in opt.opt.param_groups]
-
-def _laid_out_as(p, o): # None: zeros
-    if o is None: return torch.zeros_like(p)
-    return o if o.stride()==p.stride() else torch.empty_like(p).copy_(o)
-
-def hypers_of(opt):
-    "The hyper-parameters of each group, as fastai names them"
-    if not isinstance(opt, OptimWrapper): return opt.hypers
-    def named(lr, weight_decay, betas=None, momentum=0., eps=0., nesterov=False, **_):
-        mom, sqr_mom = map(float, betas or (momentum, 0.))
-        return dict(lr=float(lr), wd=float(weight_decay), mom=mom, sqr_mom=sqr_mom, eps=float(eps), nesterov=nesterov)
-    return [named(**o) for o in opt.opt.param_groups]
-
-def _laid_out_as(p, o): # None: zeros
-    if o is None: return torch.zeros_like(p)
-    return o if o.stride()==p.stride() else torch.empty_like(p).copy_(o)
-
-def hypers_of(opt):
-    "The hyper-parameters of each group, as fastai names them"
-    if not isinstance(opt, OptimWrapper): return opt.hypers
-    def named(lr, weight_decay, betas=None, momentum=0., eps=0., nesterov=False, **_):
-        mom, sqr_mom = map(float, betas or (momentum, 0.))
-        return dict(lr=float(lr), wd=float(weight_decay), mom=mom, sqr_mom=sqr_mom, eps=float(eps), nesterov=nesterov)
-    return [named(**o) for o in opt.opt.param_groups]
+        values = map(float, (lr, weight_decay, *(betas or (momentum, 0.)), eps))
+        return dict(zip(('lr', 'wd', 'mom', 'sqr_mom', 'eps'), values), nesterov=nesterov)
+    return [named(**o) for o in opt.opt.param_groups] if isinstance(opt, OptimWrapper) else opt.hypers
 
 def _laid_out_as(p, o): # None: zeros
     if o is None: return torch.zeros_like(p)
@@ -293,11 +275,11 @@ class StepPlan:
         if self.recipe.is_pulled and opt.slow_weights is None: opt._copy_weights()
         for g,ps in enumerate(opt.param_lists):
             for i,p in enumerate(ps):
-                if self.recipe.is_pulled: opt.slow_weights[g][i] = _laid_out_as(p, opt.slow_weights[g][i].detach())
+                if self.recipe.is_pulled: opt.slow_weights[g][i] = _laid_out_as(p, opt.slow_weights[g][i])
                 if p.grad is None: continue
                 state = self._state_of(p)
                 for o in self.moments: state[o] = _laid_out_as(p, state.get(o))
-                if self.recipe.counts and isinstance(opt, OptimWrapper): # torch counts in a tensor; here the host reads it
+                if self.recipe.step=='Adam':                  # torch's count is a tensor, which the host reads here
                     state['step'] = torch.as_tensor(state.get('step', 0.), dtype=torch.float32, device='cpu')
 
     def _state_of(self, p): return getattr(self.opt, 'opt', self.opt).state.setdefault(p, {})
@@ -327,12 +309,13 @@ class StepPlan:
         "Count a step; the numbers that it needs"
         if self.recipe.counts:
             for o in self.buckets: o[2] += 1
-            for state,i in zip(self.states, self.bucket_of): state['step'] = self._counted(state, self.buckets[i][2])
+            for state,i in zip(self.states, self.bucket_of):
+                n = self.buckets[i][2]
+                state['step'] = state['step'].fill_(n) if self.recipe.step=='Adam' else n
         hypers, lookahead = hypers_of(self.opt), self._count_lookahead()
         self.numbers = [step_coefs(self.recipe, hypers[g], wd, n)+lookahead for g,wd,n in self.buckets]
         return np.array(self.numbers, np.float32)
 
-    def _counted(self, state, n): return state['step'].fill_(n) if isinstance(self.opt, OptimWrapper) else n
     def _count_lookahead(self):
         if not self.recipe.is_pulled: return [0., 0.]
         self.opt.count += 1
@@ -353,6 +336,7 @@ class ForeachUpdate:
         self.step_plan, self.grads = step_plan, grads
         self.numbers = step_plan.rows.on_device[None]                      # of one step
         self.at = torch.zeros(1, dtype=torch.int64, device=self.numbers.device)
+    def take(self, grads): self.grads = grads
     def point(self): "Called before it runs with other tensors"
     def lists(self):
         step_plan = self.step_plan
@@ -378,9 +362,12 @@ class TritonUpdate(ForeachUpdate):
         self.table = torch.zeros((len(sizes), 5), dtype=torch.int64, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
         self.point()
+    def take(self, grads):
+        super().take(grads)
+        if self.places!=[o.data_ptr() for o in grads]: self.point()
     def point(self):
         "Look up where the tensors lie: gradients that a captured step makes have their places once it is captured"
-        o = self.step_plan
+        o, self.places = self.step_plan, [o.data_ptr() for o in self.grads]
         lists = zip(o.params, self.grads, o.avgs, o.sqr_avgs, o.slows)
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
     def __call__(self, loss=None):
@@ -394,7 +381,10 @@ class TritonUpdate(ForeachUpdate):
 
 class NativeUpdate(ForeachUpdate):
     "A plan's Adam, RAdam or SGD by torch's own fused steps, which take their numbers from the host"
-    steps = 'adam_step', 'radam_step', 'Adam', 'sgd_step', 'momentum_step', 'SGD'
+    @staticmethod
+    def takes(recipe):
+        is_adam = recipe.step in ('adam_step', 'radam_step', 'Adam') and recipe.is_damped
+        return is_adam or recipe.step in ('sgd_step', 'momentum_step', 'SGD')
     def __call__(self):
         step_plan = self.step_plan
         recipe = step_plan.recipe
@@ -428,10 +418,10 @@ def make_update(
     is_alike = all(order(p)==order(g) for p,g in zip(step_plan.params, grads))
     is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
     is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in (*step_plan.params, *grads))
-    step, device = step_plan.recipe.step, step_plan.params[0].device.type
-    on_triton = is_plain and device=='cuda' and step!='lamb_step' and triton_works()
-    is_native = is_plain and not capturable and step in NativeUpdate.steps and device in ('cpu', 'cuda')
-    if is_native and (not on_triton or step in ('Adam', 'SGD')): return NativeUpdate(step_plan, grads)
+    recipe, device = step_plan.recipe, step_plan.params[0].device.type
+    on_triton = is_plain and device=='cuda' and recipe.step!='lamb_step' and triton_works()
+    is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe) and not capturable
+    if is_native and (recipe.is_torch or not on_triton): return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
 
@@ -450,9 +440,10 @@ class FusedOptimizer:
         if find_recipe(self) is None: return unfuse(self).step()              # it got a function of its own
         step_plan = self.step_plan()
         grads = [p.grad for p in step_plan.params]
-        made_for = self.capturable, [place(o) for o in grads]
+        made_for = self.capturable, [place(o)[1:] for o in grads]
         if self._made_for!=made_for: self._update, self._made_for = make_update(step_plan, grads, self.capturable), made_for
         if self._update is None: return self.stock_step()
+        self._update.take(grads)
         step_plan.rows.fill(step_plan.advance())
         with torch.no_grad(): self._update()
     def stock_step(self): self.stock.step(self)
@@ -479,12 +470,12 @@ class FusedOptimWrapper(FusedOptimizer, OptimWrapper):
         for p in found: p.grad = p.grad if p.requires_grad else None
         super().zero_grad()
         self._zeroed = [(p, p.grad, p.grad._version) for p in found if p.grad is not None]
-    def take_away(self):
+    def drop_untouched(self):
         for p,grad,version in self._zeroed: p.grad = None if p.grad is grad and grad._version==version else p.grad
         self._zeroed = ()
     def stock_step(self): self.opt.step()
     def step(self, closure=None):
-        self.take_away()
+        self.drop_untouched()
         super().step(closure)
 
 def unfuse(
@@ -493,7 +484,7 @@ def unfuse(
     "Make it what it was before; it keeps its state"
     if not isinstance(opt, FusedOptimizer): return opt
     if isinstance(opt, OptimWrapper):
-        opt.take_away()
+        opt.drop_untouched()
         for group in opt.opt.param_groups:                  # torch keeps some counts on the device
             for p in group['params'] if group.get('fused') or group.get('capturable') else ():
                 state = opt.opt.state.get(p, {})

@@ -1,12 +1,16 @@
 """Each optimizer that can be fused against its own steps: alone, in a captured step, and after it was made what it was before"""
+import os
 import pickle
-from copy import deepcopy
+import subprocess
+import sys
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
+from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import (SGD, Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RAdam, RMSProp, adam_step, average_grad,
@@ -19,10 +23,7 @@ from gpubench import optim
 from gpubench.capture import TapeCapture
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.optim import FusedOptimizer, find_recipe, fuse, make_update, unfuse
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
-
+from gpubench.optim import FusedOptimizer, find_recipe, fuse, unfuse
 
 @pytest.fixture(autouse=True, scope='module')
 def one_thread():
@@ -139,14 +140,16 @@ def test_between_two_synchronizations_a_lookahead_changes_nothing_bit_by_bit():
 
 def test_unfused_an_optimizer_is_the_users_own_object():
     _, opt = steps(ranger, fused(True), n=8)
-    slow, inner, moments = opt.slow_weights, opt.opt, [o['grad_avg'] for o in opt.state_dict()['state']]
+    slow, inner, moments = opt.slow_weights, opt.opt, [o.get('grad_avg') for o in opt.state_dict()['state']]
     copied = pickle.loads(pickle.dumps(opt))
     assert type(copied) is type(opt) and copied.count==8 and copied._plan is None
     assert unfuse(opt) is opt and type(opt) is Lookahead and type(opt.opt) is RAdam([nn.Parameter(torch.ones(1))], .1).__class__
     assert opt.count==8 and opt.slow_weights is slow and opt.opt is inner and not {'_plan', '_update', 'capturable'} & vars(opt).keys()
-    assert all(a is b['grad_avg'] for a,b in zip(moments, opt.state_dict()['state']))
+    assert all(a is b.get('grad_avg') for a,b in zip(moments, opt.state_dict()['state']))
     assert unfuse(opt) is opt
 
+class OwnStep(Optimizer):
+    def step(self): pass
 def own_step(p, lr, **kwargs): p.data.add_(p.grad.data, alpha=-lr)
 def hooked(params, lr):
     opt = wrapped(torch.optim.AdamW)(params, lr=lr)
@@ -162,11 +165,12 @@ REFUSED = [
     (composed(weight_decay, average_grad, sgd_step), 'functions of its own'),
     (composed(weight_decay, average_grad, average_sqr_grad, momentum_step), 'functions of its own'),
     (composed(weight_decay, average_grad, partial(average_sqr_grad, dampening=False), step_stat, adam_step), 'functions of its own'),
-    (partial(RAdam, beta=50.), '`beta`'), (lambda params, lr: Lookahead(wrapped(torch.optim.SGD)(params, lr=lr)), 'Lookahead'),
-    (type('OwnAdam', (Optimizer,), {}) and (lambda params, lr: type('OwnAdam', (Optimizer,), {})(params, Adam(params, lr).cbs, lr=lr)), 'OwnAdam'),
+    (partial(RAdam, beta=50.), '`beta`'), (lambda params, lr: Lookahead(wrapped(torch.optim.SGD)(params, lr=lr)), 'Lookahead over OptimWrapper'),
+    (lambda params, lr: OwnStep(params, Adam(params, lr).cbs, lr=lr), 'of class OwnStep'),
+    (lambda params, lr: Lookahead(OwnStep(params, Adam(params, lr).cbs, lr=lr)), 'Lookahead over OwnStep'),
     *[(wrapped(torch.optim.AdamW, **{k: True}), f'`{k}` is set') for k in ('amsgrad', 'maximize', 'differentiable')],
     (wrapped(torch.optim.SGD, momentum=.9, dampening=.5), '`dampening` is set'), (wrapped(torch.optim.NAdam), 'it wraps NAdam'),
-    (hooked, 'hooks'), (scheduled, 'of its own'), (lambda params, lr: torch.optim.AdamW(params, lr), 'it is a AdamW')]
+    (hooked, 'hooks'), (scheduled, 'of its own'), (lambda params, lr: torch.optim.AdamW(params, lr), 'of class AdamW')]
 
 @pytest.mark.parametrize('make, says', REFUSED)
 def test_what_cannot_be_fused_is_refused_in_words(make, says):
@@ -178,6 +182,61 @@ def test_an_average_that_is_damped_or_not_is_taken_from_its_function():
     for cbs in ((weight_decay, partial(average_grad, dampening=True), momentum_step),
                 (weight_decay, average_grad, average_sqr_grad, step_stat, adam_step)):
         for how in fused(False), fused(True): assert_close(steps(composed(*cbs))[0], steps(composed(*cbs), how)[0])
+
+@pytest.mark.parametrize('name', ['torch_adamw', 'torch_sgd_mom', 'adam', 'ranger_4'])
+@pytest.mark.parametrize('capturable', [False, True])
+def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, capturable):
+    "torch leaves it alone, fastai steps it with a gradient of zeros"
+    def train(act):
+        ps = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        opt = MAKES[name]([ps[:1], ps[1:]], lr=.01)
+        for i in range(9):
+            act(i, opt)
+            if i==6: ps[1].requires_grad_(False)
+            sum((p*i).square().sum() for p in ps[:1 if i in (3, 4) else 2]).backward()
+            opt.step()
+            opt.zero_grad()
+        return ps, opt
+    (ps, stock), (qs, ours) = train(lambda i, opt: None), train(fused(capturable))
+    assert_close(ps, qs)
+    unfuse(ours)
+    for o in stock, ours: o.step()                                            # of what has no gradient, or zeros
+    assert_close(ps, qs)
+    assert_close(state(stock), state(ours), 2e-6)
+
+
+@pytest.mark.parametrize('device', ['cpu', *['cuda']*torch.cuda.is_available()])
+@pytest.mark.parametrize('name', [o for o in MAKES if 'lamb' not in o])       # whose norms the kernel hasn't
+def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypatch):
+    "A table of eight steps, as of an epoch; one parameter has no gradient, and others changed it"
+    if not optim.triton: pytest.skip('There is no Triton here.')
+    if device=='cpu' and not os.environ.get('TRITON_INTERPRET'): pytest.skip('The next test runs it in the interpreter.')
+    if device=='cpu': monkeypatch.setattr(torch.cuda, 'device', lambda o: nullcontext())
+    def train(kind):
+        torch.manual_seed(0)
+        ps = [nn.Parameter(torch.randn(o, device=device)) for o in (1200, 30, (7, 2, 3, 3), 4)]
+        opt = MAKES[name]([ps[:2], ps[2:]], lr=.1)
+        for p in ps[:3]: p.grad = torch.randn_like(p)
+        if not isinstance(opt, OptimWrapper): opt.state[ps[1]]['do_wd'] = False
+        step_plan = fuse(opt).step_plan()
+        ps[3].data.add_(1.)
+        update, numbers = kind(step_plan, [p.grad for p in step_plan.params]), []
+        for i in range(8):
+            opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i)
+            numbers.append(step_plan.advance())
+        update.numbers, update.losses = torch.tensor(np.stack(numbers), device=device), torch.zeros(8, device=device)
+        with torch.no_grad():
+            for i in range(8): update(torch.tensor(float(i), device=device))
+        return ps, state(opt), update.losses.tolist(), update.at.item()
+    (*a, losses, at), (*b, _, _) = train(optim.TritonUpdate), train(optim.ForeachUpdate)
+    assert_close(a, b, 2e-6)
+    assert losses==[*range(8)] and at==8
+
+def test_the_kernel_in_tritons_interpreter():
+    if not optim.triton: pytest.skip('There is no Triton here.')
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__, '-k', 'kernel_computes and cpu'],
+                          env=os.environ|dict(TRITON_INTERPRET='1'), capture_output=True, text=True)
+    assert done.returncode==0 and 'skipped' not in done.stdout, done.stdout
 
 
 class Net(nn.Module):
@@ -224,16 +283,28 @@ def undoing(learn):
     assert not isinstance(learn.opt, FusedOptimizer)
     learn.fit_one_cycle(1, 1e-3)
 ACTS = dict(unfreezing=unfreezing, freezing=freezing, saving=saving, undoing=undoing)
+CASES = [*[(o, 'unfreezing') for o in MAKES if o!='torch_fused'],
+         *[(o, act) for act in ('freezing', 'saving', 'undoing') for o in ('ranger_4', 'lamb', 'torch_adamw', 'torch_sgd_mom')]]
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('how', ['fused', 'captured', 'gathered'])
-@pytest.mark.parametrize('name, act', [(o, 'unfreezing') for o in MAKES if o!='torch_fused'] + [
-    (o, act) for act in ('freezing', 'saving', 'undoing') for o in ('ranger_4', 'lamb', 'torch_adamw', 'torch_sgd_mom')])
-def test_a_learner_trains_as_without_it(name, act, how, tmp_path):
-    stock, ours = (learner(MAKES[name], o, tmp_path) for o in ('stock', how))
-    for o in stock, ours: ACTS[act](o)
-    for o in ours.cbs:
-        if isinstance(o, FusedStepCallback): assert o.why_not=='' and (how=='fused' or o.n_replays>=8)
-    assert_close(list(stock.model.parameters()), list(ours.model.parameters()), 1e-5)
-    assert_close(state(stock.opt), state(ours.opt), 1e-4)
-    assert np.allclose(stock.recorder.losses, ours.recorder.losses, rtol=1e-5) and stock.recorder.lrs==ours.recorder.lrs
+@pytest.mark.parametrize('name, act', CASES)
+def test_a_learner_trains_as_without_it(name, act, tmp_path):
+    stock, *others = (learner(MAKES[name], o, tmp_path) for o in ('stock', 'fused', 'captured', 'gathered'))
+    ACTS[act](stock)
+    for ours in others:
+        ACTS[act](ours)
+        for o in ours.cbs:
+            if isinstance(o, FusedStepCallback): assert o.why_not=='' and getattr(o, 'n_replays', 8)>=8
+        assert_close(list(stock.model.parameters()), list(ours.model.parameters()), 1e-5)
+        assert_close(state(stock.opt), state(ours.opt), 1e-4)
+        assert np.allclose(stock.recorder.losses, ours.recorder.losses, rtol=1e-5) and stock.recorder.lrs==ours.recorder.lrs
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', ['ranger_4', 'torch_adamw'])
+def test_a_captured_step_accumulates_and_clips(name):
+    learners = [learner(MAKES[name], o) for o in ('stock', 'captured')]
+    for o in learners: o.fit_one_cycle(3, 1e-3, cbs=[GradientAccumulation(40), GradientClip(.1)])
+    assert learners[1].graphed_step.why_not=='' and learners[1].graphed_step.n_replays>8
+    stock, ours = ([*o.model.parameters()] for o in learners)
+    assert_close(stock, ours, 1e-5)
+    assert_close(*(state(o.opt) for o in learners), 1e-4)
