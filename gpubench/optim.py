@@ -467,9 +467,8 @@ class FusedOptimWrapper(FusedOptimizer, OptimWrapper):
     def zero_grad(self):
         if not self.capturable: return self.opt.zero_grad()
         found = [p for ps in self.param_lists for p in ps if p.grad is not None]
-        for p in found: p.grad = p.grad if p.requires_grad else None
         super().zero_grad()
-        self._zeroed = [(p, p.grad, p.grad._version) for p in found if p.grad is not None]
+        self._zeroed = [(p, p.grad, p.grad._version) for p in found]
     def drop_untouched(self):
         for p,grad,version in self._zeroed: p.grad = None if p.grad is grad and grad._version==version else p.grad
         self._zeroed = ()

@@ -14,7 +14,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import (SGD, Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RAdam, RMSProp, adam_step, average_grad,
-                              average_sqr_grad, momentum_step, ranger, sgd_step, step_stat, weight_decay)
+                              average_sqr_grad, l2_reg, momentum_step, ranger, sgd_step, step_stat, weight_decay)
 from fastai.torch_core import params, set_seed
 from fastcore.foundation import L
 from torch import nn
@@ -116,8 +116,9 @@ def test_a_state_goes_from_fused_to_stock_and_back(name):
         assert_close(state(opt), state(other), 2e-6)
 
 @pytest.mark.parametrize('name', ['radam', 'ranger_4', 'torch_adamw', 'torch_sgd_mom', 'lookahead_lamb'])
-@pytest.mark.parametrize('how', ['clear', 'move', 'disturb', 'append'])
-def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how):
+@pytest.mark.parametrize('how', ['clear', 'move', 'disturb', 'append', 'l2', 'no_momentum'])
+@pytest.mark.parametrize('capturable', [False, True])
+def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturable):
     def clamped(p, **kwargs): p.data.clamp_(-.5, .5)
     def change(opt):
         p = opt.param_lists[1][0]
@@ -125,8 +126,15 @@ def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how):
         if how=='move': p.data = p.data.clone(memory_format=torch.channels_last)
         if how=='disturb': opt.param_lists[1][1].data.add_(1.)                   # has no gradient yet
         if how=='append' and not isinstance(opt, OptimWrapper): opt.cbs.append(clamped)
-    def act(fuses): return lambda i, opt: (i==0 and fuses and fuse(opt), i==9 and change(opt)) and None
-    (ps, stock), (qs, ours) = steps(MAKES[name], act(False)), steps(MAKES[name], act(True))
+        if how=='l2' and not isinstance(opt, OptimWrapper): opt.cbs[0] = l2_reg
+    def act(i, opt):
+        if i==8: change(opt)
+        if how=='no_momentum' and i in (12, 13, 14): opt.set_hypers = lambda lr, mom: type(opt).set_hypers(opt, lr=lr, mom=0.)
+        if how=='no_momentum' and i==15: del opt.set_hypers
+    def fused_act(i, opt):
+        fused(capturable)(i, opt)
+        act(i, opt)
+    (ps, stock), (qs, ours) = steps(MAKES[name], act), steps(MAKES[name], fused_act)
     assert_close(ps, qs)
     assert_close(state(stock), state(ours), 2e-6)
     assert isinstance(ours, FusedOptimizer)==(how!='append' or isinstance(ours, OptimWrapper))
@@ -137,6 +145,14 @@ def test_between_two_synchronizations_a_lookahead_changes_nothing_bit_by_bit():
         expected, ps = (steps(o, fused(capturable), n=7)[0] for o in (RAdam, make(8)))
         assert all(map(torch.equal, expected, ps))
         assert not torch.equal(steps(make(7), fused(capturable), n=7)[0][0], ps[0])
+
+def test_steps_beside_a_graph_compute_as_it_does():
+    opt = fuse(Adam([p := nn.Parameter(torch.ones(2))], .1))
+    p.grad = torch.ones(2)
+    for capturable,kind in (False, optim.NativeUpdate), (True, optim.ForeachUpdate), (False, optim.NativeUpdate):
+        opt.capturable = capturable
+        opt.step()
+        assert type(opt._update) is kind
 
 def test_unfused_an_optimizer_is_the_users_own_object():
     _, opt = steps(ranger, fused(True), n=8)
@@ -226,7 +242,10 @@ def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypat
             numbers.append(step_plan.advance())
         update.numbers, update.losses = torch.tensor(np.stack(numbers), device=device), torch.zeros(8, device=device)
         with torch.no_grad():
-            for i in range(8): update(torch.tensor(float(i), device=device))
+            for i in range(8):
+                if i==4: update.take([o.clone() for o in update.grads])
+                if i==4: torch._foreach_zero_([p.grad for p in ps[:3]])
+                update(torch.tensor(float(i), device=device))
         return ps, state(opt), update.losses.tolist(), update.at.item()
     (*a, losses, at), (*b, _, _) = train(optim.TritonUpdate), train(optim.ForeachUpdate)
     assert_close(a, b, 2e-6)
