@@ -71,10 +71,8 @@ def _read_torch(opt):
     if kind is torch.optim.SGD: return Recipe('SGD', False, 'momentum_buffer', None, False, False, False)
     return Recipe('Adam', *decoupled, 'exp_avg', 'exp_avg_sq', True, True, False)
 
-def read_recipe(
-    opt, # An optimizer
-)->Recipe: # `ValueError` where its steps can't be fused
-    "What an optimizer's steps do"
+def read_recipe(opt)->Recipe:
+    "What an optimizer's steps do; `ValueError` in words where they can't be fused"
     inner = getattr(opt, 'opt', None)
     kind, inner_kind = (getattr(type(o), 'stock', type(o)) for o in (opt, inner))
     if {'step', 'zero_grad'} & getattr(inner, '__dict__', {}).keys(): _refuse('what it wraps has a step or a zero_grad of its own')
@@ -83,10 +81,8 @@ def read_recipe(
     if kind is Lookahead and inner_kind is Optimizer: return _read_fastai(inner, True)
     _refuse(f'it is of class {kind.__name__}'+f' over {inner_kind.__name__}'*(kind is Lookahead))
 
-def find_recipe(
-    opt, # An optimizer
-): # A `Recipe`; None where its steps can't be fused
-    "What an optimizer's steps do, if they can be fused"
+def find_recipe(opt):
+    "What an optimizer's steps do; None where they can't be fused"
     try: return read_recipe(opt)
     except ValueError: return None
 
@@ -477,10 +473,8 @@ class FusedOptimWrapper(FusedOptimizer, OptimWrapper):
         self.drop_untouched()
         super().step(closure)
 
-def unfuse(
-    opt, # What `fuse` returned
-):
-    "Make it what it was before; it keeps its state"
+def unfuse(opt):
+    "Make a fused optimizer what it was before; it keeps its state"
     if not isinstance(opt, FusedOptimizer): return opt
     if isinstance(opt, OptimWrapper):
         opt.drop_untouched()
@@ -496,7 +490,7 @@ def unfuse(
 def fuse(
     opt, # An optimizer; it is changed in place and keeps its state
 ): # The same; `ValueError` in words if it can't be fused
-    """Let an optimizer step in one launch, with the numbers that it has without
+    """Let an optimizer step in one launch, with its own meaning; where a CPU has no faster way, it steps as before
 
     fastai's Adam, SGD, RAdam (`beta=0`), RMSProp, QHAdam and Lamb, with decoupled weight decay or L2, also within
     `Lookahead`, as in `ranger`; `OptimWrapper` over torch's AdamW, Adam and SGD (momentum and Nesterov, but not
