@@ -1,0 +1,329 @@
+"""Each optimizer that can be fused against its own steps: alone, in a captured step, and after it was made what it was before"""
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import (SGD, Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RAdam, RMSProp, adam_step, average_grad,
+                              average_sqr_grad, l2_reg, momentum_step, ranger, sgd_step, step_stat, weight_decay)
+from fastai.torch_core import params, set_seed
+from fastcore.foundation import L
+from torch import nn
+
+from gpubench import optim
+from gpubench.capture import TapeCapture
+from gpubench.data import get_dls
+from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.optim import FusedOptimizer, find_recipe, fuse, unfuse
+
+@pytest.fixture(autouse=True, scope='module')
+def one_thread():
+    "These tensors are too small for two"
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+
+def wrapped(opt, **kwargs): return partial(OptimWrapper, opt=partial(opt, **kwargs))
+def lookahead(make, **kwargs): return lambda params, lr: Lookahead(make(params, lr), **kwargs)
+MAKES = dict(
+    adam=Adam, adam_l2=partial(Adam, decouple_wd=False, wd=.1), sgd=SGD, momentum=partial(SGD, mom=.9, wd=.1),
+    momentum_l2=partial(SGD, mom=.9, wd=.1, decouple_wd=False), radam=partial(RAdam, wd=.1), radam_l2=partial(RAdam, wd=.1, decouple_wd=False),
+    radam_short=partial(RAdam, sqr_mom=.9), rms_prop=RMSProp, rms_prop_mom=partial(RMSProp, mom=.9, wd=.1), qhadam=partial(QHAdam, nu_2=.9, wd=.1),
+    lamb=partial(Lamb, wd=.1), lamb_l2=partial(Lamb, wd=.1, decouple_wd=False), ranger=ranger, ranger_4=partial(ranger, k=4, alpha=.3),
+    lookahead_sgd=lookahead(SGD, k=5), lookahead_lamb=lookahead(Lamb, k=3), reset=lookahead(partial(Adam, wd=.1), k=4, alpha=0.),
+    torch_adamw=wrapped(torch.optim.AdamW), torch_adam=wrapped(torch.optim.Adam, weight_decay=.1), torch_sgd=wrapped(torch.optim.SGD),
+    torch_sgd_mom=wrapped(torch.optim.SGD, momentum=.9, weight_decay=.1), torch_fused=wrapped(torch.optim.AdamW, fused=True),
+    torch_nesterov=wrapped(torch.optim.SGD, momentum=.9, nesterov=True))
+
+
+def assert_close(a, b, rtol=1e-6):
+    "Tensors relative to their own size, and whatever holds them"
+    if isinstance(a, torch.Tensor):
+        a, b = a.detach().double(), b.detach().double()
+        assert a.shape==b.shape and (a-b).norm()<=rtol*a.norm(), f'{(a-b).norm()/a.norm():.1e} away'
+    elif isinstance(a, dict):
+        assert a.keys()==b.keys()
+        assert_close([*a.values()], [b[k] for k in a], rtol)
+    elif isinstance(a, (list, tuple, L)):
+        for x,y in zip(a, b, strict=True): assert_close(x, y, rtol)
+    else: assert a==b
+
+def state(opt):
+    "Without what it keeps for a parameter that it hasn't stepped, or a mean gradient that nothing uses"
+    sd = opt.state_dict()
+    states = sd['state'].items() if isinstance(sd['state'], dict) else enumerate(sd['state'])
+    kept = {i: {k: v for k,v in o.items() if k not in ('force_train', 'do_wd', 'momentum_buffer') or k=='momentum_buffer' and v is not None
+                and v.any()} for i,o in states}
+    return {i: o for i,o in kept.items() if o}, sd.get('count'), sd.get('slow_weights')
+
+
+def steps(make, act=lambda i, opt: opt, n=32):
+    "Given gradients, a schedule, two groups, tensors without decay, one of which gets its first gradient late"
+    torch.manual_seed(0)
+    ps = [nn.Parameter(torch.randn(o)) for o in ((20, 15), 15, (7, 2, 3, 3), 4)]
+    opt = make([ps[:2], ps[2:]], lr=.1)
+    if not isinstance(opt, OptimWrapper): opt.state[ps[1]]['do_wd'] = False
+    for i in range(n):
+        opt = act(i, opt) or opt
+        opt.set_hypers(lr=[1e-3*(i+1), 2e-3*(i+1)], mom=.95-.01*i)
+        if i==16: opt.set_hyper('wd', [.2, .3])
+        for p in ps: p.grad = torch.randn(p.shape) if p is not ps[3] or i>9 else None
+        opt.step()
+        opt.zero_grad()
+    return ps, opt
+
+def fused(capturable): return lambda i, opt: setattr(fuse(opt), 'capturable', capturable) if i==0 else None
+def unfused_midway(i, opt): return fuse(opt) if i in (0, 22) else unfuse(opt) if i==17 else None
+
+@pytest.mark.parametrize('name', MAKES)
+@pytest.mark.parametrize('act', [fused(False), fused(True), unfused_midway], ids=['alone', 'capturable', 'midway'])
+def test_a_fused_step_is_the_optimizers_own(name, act):
+    (ps, stock), (qs, ours) = steps(MAKES[name]), steps(MAKES[name], act)
+    assert_close(ps, qs)
+    assert_close(state(stock), state(ours), 2e-6)
+    assert isinstance(ours, FusedOptimizer) and type(unfuse(ours)) is type(stock)
+    assert all(type(v) is float for h in ours.hypers for k,v in h.items() if k in ('lr', 'mom', 'sqr_mom'))
+
+
+@pytest.mark.parametrize('name', MAKES)
+def test_a_state_goes_from_fused_to_stock_and_back(name):
+    "Each loads the other's, through a file"
+    def hand_over(first, then):
+        def act(i, opt):
+            if i==0 and first: fuse(opt)
+            if i!=13: return
+            saved, new = pickle.dumps(opt.state_dict()), MAKES[name](opt.param_lists, lr=.1)
+            if not isinstance(opt, OptimWrapper): new.state[new.param_lists[0][1]]['do_wd'] = False
+            if then: fuse(new)
+            new.load_state_dict(pickle.loads(saved))
+            return new
+        return act
+    expected, opt = steps(MAKES[name], hand_over(False, False))
+    for first,then in (True, False), (False, True), (True, True):
+        ps, other = steps(MAKES[name], hand_over(first, then))
+        assert_close(expected, ps)
+        assert_close(state(opt), state(other), 2e-6)
+
+@pytest.mark.parametrize('name', ['radam', 'ranger_4', 'torch_adamw', 'torch_sgd_mom', 'lookahead_lamb'])
+@pytest.mark.parametrize('how', ['clear', 'move', 'disturb', 'append', 'l2', 'no_momentum'])
+@pytest.mark.parametrize('capturable', [False, True])
+def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturable):
+    def clamped(p, **kwargs): p.data.clamp_(-.5, .5)
+    def change(opt):
+        p = opt.param_lists[1][0]
+        if how=='clear': opt.clear_state()
+        if how=='move': p.data = p.data.clone(memory_format=torch.channels_last)
+        if how=='disturb': opt.param_lists[1][1].data.add_(1.)                   # has no gradient yet
+        if how=='append' and not isinstance(opt, OptimWrapper): opt.cbs.append(clamped)
+        if how=='l2' and not isinstance(opt, OptimWrapper): opt.cbs[0] = l2_reg
+    def act(i, opt):
+        if i==8: change(opt)
+        if how=='no_momentum' and i in (12, 13, 14): opt.set_hypers = lambda lr, mom: type(opt).set_hypers(opt, lr=lr, mom=0.)
+        if how=='no_momentum' and i==15: del opt.set_hypers
+    def fused_act(i, opt):
+        fused(capturable)(i, opt)
+        act(i, opt)
+    (ps, stock), (qs, ours) = steps(MAKES[name], act), steps(MAKES[name], fused_act)
+    assert_close(ps, qs)
+    assert_close(state(stock), state(ours), 2e-6)
+    assert isinstance(ours, FusedOptimizer)==(how!='append' or isinstance(ours, OptimWrapper))
+
+def test_between_two_synchronizations_a_lookahead_changes_nothing_bit_by_bit():
+    def make(k): return lambda params, lr: Lookahead(RAdam(params, lr), k=k, alpha=.3)
+    for capturable in False, True:
+        expected, ps = (steps(o, fused(capturable), n=7)[0] for o in (RAdam, make(8)))
+        assert all(map(torch.equal, expected, ps))
+        assert not torch.equal(steps(make(7), fused(capturable), n=7)[0][0], ps[0])
+
+def test_steps_beside_a_graph_compute_as_it_does():
+    opt = fuse(Adam([p := nn.Parameter(torch.ones(2))], .1))
+    p.grad = torch.ones(2)
+    for capturable,kind in (False, optim.NativeUpdate), (True, optim.ForeachUpdate), (False, optim.NativeUpdate):
+        opt.capturable = capturable
+        opt.step()
+        assert type(opt._update) is kind
+
+def test_unfused_an_optimizer_is_the_users_own_object():
+    _, opt = steps(ranger, fused(True), n=8)
+    slow, inner, moments = opt.slow_weights, opt.opt, [o.get('grad_avg') for o in opt.state_dict()['state']]
+    copied = pickle.loads(pickle.dumps(opt))
+    assert type(copied) is type(opt) and copied.count==8 and copied._plan is None
+    assert unfuse(opt) is opt and type(opt) is Lookahead and type(opt.opt) is RAdam([nn.Parameter(torch.ones(1))], .1).__class__
+    assert opt.count==8 and opt.slow_weights is slow and opt.opt is inner and not {'_plan', '_update', 'capturable'} & vars(opt).keys()
+    assert all(a is b.get('grad_avg') for a,b in zip(moments, opt.state_dict()['state']))
+    assert unfuse(opt) is opt
+
+class OwnStep(Optimizer):
+    def step(self): pass
+def own_step(p, lr, **kwargs): p.data.add_(p.grad.data, alpha=-lr)
+def hooked(params, lr):
+    opt = wrapped(torch.optim.AdamW)(params, lr=lr)
+    opt.opt.register_step_post_hook(lambda *args: None)
+    return opt
+def scheduled(params, lr):
+    opt = wrapped(torch.optim.AdamW)(params, lr=lr)
+    torch.optim.lr_scheduler.StepLR(opt.opt, 1)
+    return opt
+def composed(*cbs): return lambda params, lr: Optimizer(params, cbs, lr=lr, mom=.9, sqr_mom=.99, eps=1e-5, wd=.01)
+REFUSED = [
+    (Larc, 'functions of its own'), (composed(weight_decay, own_step), 'functions of its own'),
+    (composed(weight_decay, average_grad, sgd_step), 'functions of its own'),
+    (composed(weight_decay, average_grad, average_sqr_grad, momentum_step), 'functions of its own'),
+    (composed(weight_decay, average_grad, partial(average_sqr_grad, dampening=False), step_stat, adam_step), 'functions of its own'),
+    (partial(RAdam, beta=50.), '`beta`'), (lambda params, lr: Lookahead(wrapped(torch.optim.SGD)(params, lr=lr)), 'Lookahead over OptimWrapper'),
+    (lambda params, lr: OwnStep(params, Adam(params, lr).cbs, lr=lr), 'of class OwnStep'),
+    (lambda params, lr: Lookahead(OwnStep(params, Adam(params, lr).cbs, lr=lr)), 'Lookahead over OwnStep'),
+    *[(wrapped(torch.optim.AdamW, **{k: True}), f'`{k}` is set') for k in ('amsgrad', 'maximize', 'differentiable')],
+    (wrapped(torch.optim.SGD, momentum=.9, dampening=.5), '`dampening` is set'), (wrapped(torch.optim.NAdam), 'it wraps NAdam'),
+    (hooked, 'hooks'), (scheduled, 'of its own'), (lambda params, lr: torch.optim.AdamW(params, lr), 'of class AdamW')]
+
+@pytest.mark.parametrize('make, says', REFUSED)
+def test_what_cannot_be_fused_is_refused_in_words(make, says):
+    opt = make([nn.Parameter(torch.ones(2))], lr=.1)
+    with pytest.raises(ValueError, match='cannot be fused: .*'+says+'.*use one of them as opt_func'): fuse(opt)
+    assert find_recipe(opt) is None and not isinstance(opt, FusedOptimizer)
+
+def test_an_average_that_is_damped_or_not_is_taken_from_its_function():
+    for cbs in ((weight_decay, partial(average_grad, dampening=True), momentum_step),
+                (weight_decay, average_grad, average_sqr_grad, step_stat, adam_step)):
+        for how in fused(False), fused(True): assert_close(steps(composed(*cbs))[0], steps(composed(*cbs), how)[0])
+
+@pytest.mark.parametrize('name', ['torch_adamw', 'torch_sgd_mom', 'adam', 'ranger_4'])
+@pytest.mark.parametrize('capturable', [False, True])
+def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, capturable):
+    "torch leaves it alone, fastai steps it with a gradient of zeros"
+    def train(act):
+        ps = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        opt = MAKES[name]([ps[:1], ps[1:]], lr=.01)
+        for i in range(9):
+            act(i, opt)
+            if i==6: ps[1].requires_grad_(False)
+            sum((p*i).square().sum() for p in ps[:1 if i in (3, 4) else 2]).backward()
+            opt.step()
+            opt.zero_grad()
+        return ps, opt
+    (ps, stock), (qs, ours) = train(lambda i, opt: None), train(fused(capturable))
+    assert_close(ps, qs)
+    unfuse(ours)
+    for o in stock, ours: o.step()                                            # of what has no gradient, or zeros
+    assert_close(ps, qs)
+    assert_close(state(stock), state(ours), 2e-6)
+
+
+@pytest.mark.parametrize('device', ['cpu', *['cuda']*torch.cuda.is_available()])
+@pytest.mark.parametrize('name', [o for o in MAKES if 'lamb' not in o])       # whose norms the kernel hasn't
+def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypatch):
+    "A table of eight steps, as of an epoch; one parameter has no gradient, and others changed it"
+    if not optim.triton: pytest.skip('There is no Triton here.')
+    if device=='cpu' and not os.environ.get('TRITON_INTERPRET'): pytest.skip('The next test runs it in the interpreter.')
+    if device=='cpu': monkeypatch.setattr(torch.cuda, 'device', lambda o: nullcontext())
+    def train(kind):
+        torch.manual_seed(0)
+        ps = [nn.Parameter(torch.randn(o, device=device)) for o in (1200, 30, (7, 2, 3, 3), 4)]
+        opt = MAKES[name]([ps[:2], ps[2:]], lr=.1)
+        for p in ps[:3]: p.grad = torch.randn_like(p)
+        if not isinstance(opt, OptimWrapper): opt.state[ps[1]]['do_wd'] = False
+        step_plan = fuse(opt).step_plan()
+        ps[3].data.add_(1.)
+        update, numbers = kind(step_plan, [p.grad for p in step_plan.params]), []
+        for i in range(8):
+            opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i)
+            numbers.append(step_plan.advance())
+        update.numbers, update.losses = torch.tensor(np.stack(numbers), device=device), torch.zeros(8, device=device)
+        with torch.no_grad():
+            for i in range(8):
+                if i==4: update.take([o.clone() for o in update.grads])
+                if i==4: torch._foreach_zero_([p.grad for p in ps[:3]])
+                update(torch.tensor(float(i), device=device))
+        return ps, state(opt), update.losses.tolist(), update.at.item()
+    (*a, losses, at), (*b, _, _) = train(optim.TritonUpdate), train(optim.ForeachUpdate)
+    assert_close(a, b, 2e-6)
+    assert losses==[*range(8)] and at==8
+
+def test_the_kernel_in_tritons_interpreter():
+    if not optim.triton: pytest.skip('There is no Triton here.')
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__, '-k', 'kernel_computes and cpu'],
+                          env=os.environ|dict(TRITON_INTERPRET='1'), capture_output=True, text=True)
+    assert done.returncode==0 and 'skipped' not in done.stdout, done.stdout
+
+
+class Net(nn.Module):
+    "Two groups, without layers that amplify rounding"
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(1, 4, 3), nn.Sequential(nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 10))
+    def forward(self, x): return self.head(self.body(x))
+
+def learner(make, how, path='.'):
+    "`how`: stock, fused, captured, or with batches gathered by the captured step"
+    set_seed(0)
+    dls = get_dls('digits', bs=16, loader='resident', device='cpu', max_images=230, size=8)
+    cbs = dict(stock=[], fused=[FusedStepCallback()]).get(how, [GraphedStepCallback(capture=TapeCapture())])
+    learn = Learner(dls, Net(), loss_func=CrossEntropyLossFlat(), opt_func=make, cbs=cbs, path=path,
+                    splitter=lambda m: [params(m.body), params(m.head)])
+    learn.remove_cb(learn.progress)
+    learn.logger = lambda *args: None
+    if how=='gathered': swap_recorder(learn, DeferredRecorder())
+    set_seed(1)
+    learn.dls.train.rng.seed(1)
+    return learn
+
+def unfreezing(learn):
+    learn.freeze()
+    learn.fit_one_cycle(1, 1e-3, wd=.1)
+    learn.unfreeze()
+    learn.fit_one_cycle(2, slice(1e-4, 1e-3), wd=.1)
+def freezing(learn):
+    learn.fit_one_cycle(1, 1e-3, wd=.1)
+    learn.freeze()
+    learn.fit_one_cycle(1, 1e-3)
+def saving(learn):
+    learn.fit_one_cycle(1, 1e-3)
+    learn.save('saved')
+    learn.fit_one_cycle(1, 1e-3)
+    learn.load('saved')
+    learn.fit_one_cycle(1, 1e-3, reset_opt=False)
+    learn.opt.clear_state()
+    learn.fit(1, 1e-3)
+def undoing(learn):
+    learn.fit_one_cycle(1, 1e-3)
+    learn.remove_cbs([o for o in learn.cbs if isinstance(o, FusedStepCallback)])
+    assert not isinstance(learn.opt, FusedOptimizer)
+    learn.fit_one_cycle(1, 1e-3)
+ACTS = dict(unfreezing=unfreezing, freezing=freezing, saving=saving, undoing=undoing)
+CASES = [*[(o, 'unfreezing') for o in MAKES if o!='torch_fused'],
+         *[(o, act) for act in ('freezing', 'saving', 'undoing') for o in ('ranger_4', 'lamb', 'torch_adamw', 'torch_sgd_mom')]]
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name, act', CASES)
+def test_a_learner_trains_as_without_it(name, act, tmp_path):
+    stock, *others = (learner(MAKES[name], o, tmp_path) for o in ('stock', 'fused', 'captured', 'gathered'))
+    ACTS[act](stock)
+    for ours in others:
+        ACTS[act](ours)
+        for o in ours.cbs:
+            if isinstance(o, FusedStepCallback): assert o.why_not=='' and getattr(o, 'n_replays', 8)>=8
+        assert_close(list(stock.model.parameters()), list(ours.model.parameters()), 1e-5)
+        assert_close(state(stock.opt), state(ours.opt), 1e-4)
+        assert np.allclose(stock.recorder.losses, ours.recorder.losses, rtol=1e-5) and stock.recorder.lrs==ours.recorder.lrs
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', ['ranger_4', 'torch_adamw'])
+def test_a_captured_step_accumulates_and_clips(name):
+    learners = [learner(MAKES[name], o) for o in ('stock', 'captured')]
+    for o in learners: o.fit_one_cycle(3, 1e-3, cbs=[GradientAccumulation(40), GradientClip(.1)])
+    assert learners[1].graphed_step.why_not=='' and learners[1].graphed_step.n_replays>8
+    stock, ours = ([*o.model.parameters()] for o in learners)
+    assert_close(stock, ours, 1e-5)
+    assert_close(*(state(o.opt) for o in learners), 1e-4)
