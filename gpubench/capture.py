@@ -177,14 +177,13 @@ class Kept:
     def agree(self, a, b, is_exact): # Two results of `now`
         "Is it the same step, bit by bit or within the tolerances of kernels that round differently?"
         if is_exact: return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for k in a for x,y in zip(a[k], b[k]))
-        def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm()
-        far = []
-        for k in filter(a.get, a):
+        def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
+        def is_near(k):
             x, y = ([o.float() for o in tensors[k]] for tensors in (a, b))
             size = torch._foreach_sub(y, [o.float() for o in self.before[k]]) if k in self.before else y
-            tolerance = LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE
-            far.append(norm(torch._foreach_sub(x, y)) > tolerance*norm(size))
-        return not torch.stack(far).any().item()
+            distance, tolerance = norm(torch._foreach_sub(x, y)), LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE
+            return not distance>tolerance*norm(size)         # nan is as near as can be
+        return all(is_near(k) for k in a if a[k])
 
 # %% ../nbs/14_capture.ipynb #mix00001
 def draw_weights(alpha, n, device):
@@ -367,13 +366,14 @@ class Step:
 
     def keep(self, random):
         "The state before a step"
-        states = [self.opt.state[p] for p in self.model.parameters()]
+        plan = self.opt.step_plan()
         parts = dict(weights=[*self.model.parameters()], buffers=[*self.model.buffers()])
-        for k in dict.fromkeys(k for o in states for k in o):
-            parts[k] = [o[k] for o in states if isinstance(o.get(k), torch.Tensor)]
+        for k in dict.fromkeys(k for o in plan.states for k in o):
+            parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
+        parts['slow weights'] = [o for o in (*plan.slows, *[slow for _,slow in plan.others]) if o is not None]
         if self.share is not None: parts['gradients'] = [p.grad for p in self.model.parameters() if p.grad is not None]
         for o in self.afters: parts[o.name] = o.averages
-        return Kept(parts, states, random)
+        return Kept(parts, [*plan.states, vars(self.opt)], random)
 
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"
