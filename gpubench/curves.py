@@ -17,33 +17,52 @@ from .core import check_value, is_number
 from .stats import Interval, check_level, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
+def _two_way(logs, size, block):
+    "The visits as an effect of their size plus one of their round; {} if the two can't be told apart, or nothing is left"
+    X = np.hstack([size[:,None]==np.arange(size.max()+1), block[:,None]==np.arange(block.max()+1)]).astype(float)
+    effects, _, rank, _ = np.linalg.lstsq(X, logs, rcond=None)
+    y, shared, n = *np.split(effects, [size.max()+1]), np.bincount(block)
+    if rank<X.shape[1]-1 or rank>=len(logs) or len(n)<2: return {}
+    middle = shared@n/len(logs)
+    return dict(y=y+middle, within=float(((logs-X@effects)**2).sum()), within_df=len(logs)-int(rank),
+                between=float(((shared-middle)**2)@n), between_df=len(n)-1)
+
 @dataclass(frozen=True)
 class _Sizes:
     "The visits of a sweep, grouped by batch size"
     b:np.ndarray      # (m,) images, ascending
     y:np.ndarray      # (m,) means of the logarithms of the times
     n:np.ndarray      # (m,) visits
-    within:float      # Sum of squares of the visits about the mean of their size
+    within:float      # Sum of squares of the visits about their size and round
+    within_df:int     # Its degrees of freedom
+    between:float=0.  # Sum of squares of what the rounds share
+    between_df:int=0  # Its degrees of freedom; 0 if the rounds aren't known
 
     @classmethod
-    def of(cls, bs, times):
+    def of(cls, bs, times, rounds=None): # `rounds`: a label for each visit
         b, i, n = np.unique(np.asarray(bs, float), return_inverse=True, return_counts=True)
-        logs = np.log(times)
-        y = np.bincount(i, logs)/n
-        return cls(b, y, n, float(((logs-y[i])**2).sum()))
+        logs, alone = np.log(times), cls(b, np.bincount(i, np.log(times))/n, n, 0., len(i)-len(b))
+        if rounds is not None:
+            found = _two_way(logs, i, np.unique(rounds, return_inverse=True)[1])
+            if found: return replace(alone, **found)
+        return replace(alone, within=float(((logs-alone.y[i])**2).sum()))
     @property
     def middle(self): return math.sqrt(self.b[0]*self.b[-1])
     def without(self, i): # leaves out the i-th size
         return replace(self, b=np.delete(self.b, i), y=np.delete(self.y, i), n=np.delete(self.n, i))
+    def rms(self, loss): return math.sqrt((loss+self.within+self.between)/self.n.sum()) # of all visits about the curve
     def constant_loss(self): return float(((self.y-np.average(self.y, weights=self.n))**2)@self.n)
 
 # %% ../nbs/03_curves.ipynb #6fd1c531
-def _paired(bs, times, name):
+def _visits(bs, times, rounds, name):
+    "The visits with a time: batch sizes, times and rounds; by default, the k-th visit of each size is in round k"
     bs, times = np.ravel(np.asarray(bs, float)), np.ravel(np.asarray(times, float))
-    if len(bs)!=len(times): raise ValueError(f"`bs` holds {len(bs)} values and `{name}` {len(times)}. "
-                                             "Give one time for each batch size, and repeat the size for each visit.")
+    rounds = [int((bs[:i]==o).sum()) for i,o in enumerate(bs)] if rounds is None else [*map(str, rounds)]
+    for what,x in ((name, times), ('rounds', rounds)):
+        if len(bs)!=len(x): raise ValueError(f"`bs` holds {len(bs)} values and `{what}` {len(x)}. "
+                                             "Give one for each batch size, and repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
-    return bs[known], times[known]
+    return bs[known], times[known], np.array(rounds)[known]
 
 def _unfit(bs, times, fewest):
     "Why no curve can be fitted; empty if one can be tried"
@@ -80,16 +99,24 @@ def best_shape(self:_Sizes, shape, lo, hi):
 @patch
 def residual_variance(self:_Sizes, loss, n_par=3):
     "Variance of a logarithm about the curve, and its degrees of freedom"
-    m, n = len(self.b), int(self.n.sum())
-    if n>m>n_par:
-        misfit, pure = loss/(m-n_par), self.within/(n-m)
-        if misfit>pure*sps.f.ppf(.95, m-n_par, n-m): return misfit, m-n_par
-    return max((loss+self.within)/(n-n_par), 1e-12), n-n_par   # no clock is better than a millionth
+    m, rest = len(self.b), self.within_df
+    if rest and m>n_par:
+        misfit, pure = loss/(m-n_par), self.within/rest
+        if misfit>pure*sps.f.ppf(.95, m-n_par, rest): return misfit, m-n_par
+    df = m-n_par+rest
+    return max((loss+self.within)/df, 1e-12), df               # no clock is better than a millionth
 
 @patch
 def threshold(self:_Sizes, loss, level):
     var, df = self.residual_variance(loss)
     return loss+var*sps.t.ppf((1+level)/2, df)**2
+
+@patch
+def scale_factor(self:_Sizes, loss, level):
+    "How many times wider than by the visits' own noise the scale's interval is, as rounds move all sizes alike"
+    if not self.between_df: return 1.
+    def square(variance, df): return variance*sps.t.ppf((1+level)/2, df)**2
+    return math.sqrt(max(1., square(self.between/self.between_df, self.between_df)/square(*self.residual_variance(loss))))
 
 def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
     return np.maximum(lo, np.nanmin(x, -1)-step), np.minimum(hi, np.nanmax(x, -1)+step)
@@ -107,14 +134,14 @@ def near(self:_Sizes, shape, lo, hi, first, threshold):
     return x[loss.ravel()<=threshold]
 
 @patch
-def plausible(self:_Sizes, shape, lo, hi, best, threshold):
+def plausible(self:_Sizes, shape, lo, hi, best, threshold, scale_factor=1.):
     "Coordinates whose squares stay below `threshold`, each with both ends of its log scale"
     a, z = lo[0], hi[0]
     for n in (41, 41, 41, 41, 121):                            # the range of the first one shrinks to the set
         x = np.vstack([best, self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)])
         a, z = _around(x[:,0], lo[0], hi[0], (z-a)/(n-1))
     s, loss = self.profile(shape, x)
-    half = np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
+    half = scale_factor*np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
     return np.vstack([x, x]), np.concatenate([s-half, s+half])
 
 # %% ../nbs/03_curves.ipynb #9df9d19f
@@ -257,23 +284,25 @@ def fit_time_curve(
     bs,              # Batch size of each visit, in any order (images)
     time_s,          # Time of an epoch or a fit in each of these visits (s)
     level:float=.95, # Coverage of the intervals
+    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->TimeCurve: # Refused with a reason if the data shows no such curve
     "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals; are its parameters identifiable?"
     check_level(level)
-    bs, time_s = _paired(bs, time_s, 'time_s')
+    bs, time_s, rounds = _visits(bs, time_s, rounds, 'time_s')
     if reason := _unfit(bs, time_s, 4): return TimeCurve.refused(reason, bs)
-    data = _Sizes.of(bs, time_s)
+    data = _Sizes.of(bs, time_s, rounds)
     b0, lo, hi = data.middle, *np.array([_ALPHA, _ODDS]).T
     shape = TimeCurve._shape(b0)
     x, s, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_curve(loss): return TimeCurve.refused(reason, bs)
     best = TimeCurve._parameters(x, s, b0)[0]
-    p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, data.threshold(loss, level)), b0)
+    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
+    p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, cut, wider), b0)
     found = _curve_intervals(best, p, level)
     ok = found['alpha'].half_width_frac<=_TOLD_FRAC and found['t_min_s'].width/2<=_TOLD_FRAC*np.exp(data.y[-1])
     reason = '' if ok else data.trade_off(best, found['alpha'])
     return TimeCurve(*map(float, best), intervals=found, identifiable=bool(ok), reason=reason,
-                     rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
+                     rms_frac=data.rms(loss),
                      check_frac=data.left_out_frac(shape, lo, hi), measured_range=_spread(bs),
                      plausible=data.outline(TimeCurve, p))
 
@@ -336,7 +365,7 @@ def dip(self:_Sizes):
 @patch
 def dips(self:_Sizes):
     "Is there a fall to report? If visits were repeated, it has to exceed their noise"
-    (i, j, fall), m, rest = self.dip(), len(self.b), int(self.n.sum())-len(self.b)
+    (i, j, fall), m, rest = self.dip(), len(self.b), self.within_df
     if fall<=-math.log1p(-_DIP_FRAC): return False
     if not rest: return True
     se = math.sqrt(self.within/rest*(1/self.n[i]+1/self.n[j]))
@@ -349,12 +378,15 @@ def dip_words(self:_Sizes):
             "no step of the same work does. Look for what else changed: warm-up, another program, the visits' order.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
+_SURE = .9999 # the level at which a plateau of one size has to show, as one size may lie off a line for any reason
+
 @patch
-def shown_part(self:_Sizes, lo, loss, cut):
+def shown_part(self:_Sizes, lo, x, loss, level): # `x`: the best coordinates
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
-    shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
-    return 'rise' if self.best_shape(shape, *bounds)[2]<=cut else 'both'
+    rise = self.best_shape(StepTime._shape(lo), *StepTime._bounds(self.b, 'rise'))[2]
+    sure = level if np.exp(x[0,1])>=self.b[1] else max(level, _SURE)
+    return 'rise' if rise<=self.threshold(loss, sure) else 'both'
 
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
@@ -392,19 +424,20 @@ def fit_step_time(
     bs,              # Batch size of each visit, in any order (images)
     step_ms,         # Time of a step in each of these visits (ms)
     level:float=.95, # Coverage of the intervals
+    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
     "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only the parts that show"
     check_level(level)
-    bs, step_ms = _paired(bs, step_ms, 'step_ms')
+    bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
-    data = _Sizes.of(bs, step_ms)
+    data = _Sizes.of(bs, step_ms, rounds)
     (lo, hi), shape = StepTime._bounds(data.b), StepTime._shape(StepTime._bounds(data.b)[0])
     x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
-    cut = data.threshold(loss, level)
-    part = data.shown_part(lo, loss, cut)
+    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
+    part = data.shown_part(lo, x, loss, level)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))      # the F test allows a little more
-    p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut), lo)
+    p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut, wider), lo)
     bounds = StepTime._bounds(data.b, part)
     x, s, loss = data.best_shape(shape, *bounds)
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
@@ -414,7 +447,7 @@ def fit_step_time(
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,
-                    rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
+                    rms_frac=data.rms(loss),
                     check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
                     plausible=data.outline(StepTime, p, p[:,:2]/p[:,2:]))
 
