@@ -17,15 +17,26 @@ from .core import check_value, is_number
 from .stats import Interval, check_level, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
-def _two_way(logs, size, block):
-    "The visits as an effect of their size plus one of their round; {} if the two can't be told apart, or nothing is left"
-    X = np.hstack([size[:,None]==np.arange(size.max()+1), block[:,None]==np.arange(block.max()+1)]).astype(float)
-    effects, _, rank, _ = np.linalg.lstsq(X, logs, rcond=None)
-    y, shared, n = *np.split(effects, [size.max()+1]), np.bincount(block)
-    if rank<X.shape[1]-1 or rank>=len(logs) or len(n)<2: return {}
-    middle = shared@n/len(logs)
-    return dict(y=y+middle, within=float(((logs-X@effects)**2).sum()), within_df=len(logs)-int(rank),
-                between=float(((shared-middle)**2)@n), between_df=len(n)-1)
+@dataclass(frozen=True)
+class _TwoWay:
+    "Logarithms of visits as an effect of their size plus one of their round, by least squares"
+    size:np.ndarray    # (m,) effects; their mean over visits is that of the data
+    round:np.ndarray   # (r,) effects; their mean over visits is 0
+    n:np.ndarray       # (r,) visits
+    cov:np.ndarray     # (m, m) covariance of the sizes' effects, for noise of variance 1
+    within:float       # Sum of squares about both effects
+    df:int             # Its degrees of freedom
+
+    @classmethod
+    def of(cls, logs, size, block): # `size` and `block` number each visit's; without a round if nothing would be left
+        X = np.hstack([np.eye(o.max()+1)[o] for o in (size, block)])
+        m, rank = size.max()+1, np.linalg.matrix_rank(X)
+        if block.any() and (rank<X.shape[1]-1 or rank==len(logs)): return cls.of(logs, size, 0*block)
+        P = np.linalg.pinv(X.T@X)
+        effects, n = P@X.T@logs, np.bincount(block)
+        middle = effects[m:]@n/len(logs)
+        within = float(((logs-X@effects)**2).sum())
+        return cls(effects[:m]+middle, effects[m:]-middle, n, P[:m,:m], within, len(logs)-int(rank))
 
 @dataclass(frozen=True)
 class _Sizes:
@@ -41,11 +52,9 @@ class _Sizes:
     @classmethod
     def of(cls, bs, times, rounds=None): # `rounds`: a label for each visit
         b, i, n = np.unique(np.asarray(bs, float), return_inverse=True, return_counts=True)
-        logs, alone = np.log(times), cls(b, np.bincount(i, np.log(times))/n, n, 0., len(i)-len(b))
-        if rounds is not None:
-            found = _two_way(logs, i, np.unique(rounds, return_inverse=True)[1])
-            if found: return replace(alone, **found)
-        return replace(alone, within=float(((logs-alone.y[i])**2).sum()))
+        logs = np.log(times)
+        found = _TwoWay.of(logs, i, np.unique(rounds, return_inverse=True)[1] if rounds is not None else 0*i)
+        return cls(b, found.size, n, found.within, found.df, float(found.round**2@found.n), len(found.n)-1)
     @property
     def middle(self): return math.sqrt(self.b[0]*self.b[-1])
     def without(self, i): # leaves out the i-th size
@@ -488,32 +497,59 @@ class BestBatch:
     tolerance:float  # How far below the fastest still counts as fast, a fraction
     rates:dict       # Batch size -> images/s, one value a visit; the sizes to choose from
     set_aside:dict   # The same for sizes that are compared but never chosen
+    screened:dict    # Batch size -> images/s of an earlier visit that chose the sizes
+    _effects:tuple = field(repr=False, compare=False) # Sizes, and their `_TwoWay`
 
+    def _over(self, bs, other):
+        sizes, found = self._effects
+        i, j = sizes.index(bs), sizes.index(other)
+        mid = found.size[i]-found.size[j]
+        if not found.df: return Interval(math.exp(mid))
+        se = math.sqrt(found.within/found.df*max(0, found.cov[i,i]+found.cov[j,j]-2*found.cov[i,j]))
+        half = sps.t.ppf(.975, found.df)*se
+        return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), .95)
     def against(self, bs:int)->Interval:
-        "How many times faster batch size `bs` is than the best"
-        return ratio_ci((self.rates|self.set_aside)[bs], self.rates[self.bs])
+        "How many times faster batch size `bs` is than the best, by the noise of all sizes within their rounds"
+        return self._over(bs, self.bs)
     @property
     def ratio(self)->Interval:
         "Images/s of the best over those of `fastest_bs`"
-        return ratio_ci(self.rates[self.bs], self.rates[self.fastest_bs])
+        return self._over(self.bs, self.fastest_bs)
     @property
     def unsettled(self)->dict:
-        "Smaller sizes that may be within the tolerance too -> their images/s over those of the best, an `Interval`"
-        return {o: i for o in self.rates if o<self.bs and (i := self.against(o)).hi>=1-self.tolerance}
+        """Sizes that may be the right answer -> their images/s over those of the best, an `Interval`: smaller ones that
+        may be within the tolerance, larger ones that may be faster by more, and then the best itself, over the
+        fastest of these"""
+        most, least = 1/(1-self.tolerance), 1-self.tolerance
+        found = {o: self.against(o) for o in sorted({*self.rates, *self.screened}-{self.bs})}
+        found = {o: i for o,i in found.items() if not i.hi<(least if o<self.bs else most)}
+        faster = [o for o,i in found.items() if not i.hi<most]
+        if faster: found[self.bs] = self._over(self.bs, max(faster, key=lambda o: found[o].mid))
+        return dict(sorted(found.items()))
 
 def best_batch(
-    rates:dict,          # Batch size -> images/s, one value a visit; NaN for a visit that failed
+    rates:dict,          # Batch size -> images/s, a value for each round; NaN for a visit that failed
     tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
     set_aside:dict={},   # The same for sizes to compare but never to choose, as they leave out many images
+    screened:dict={},    # Batch size -> images/s of one earlier visit, also of sizes that weren't visited again
 )->BestBatch|None: # None if no size has a rate
-    "The smallest batch size whose median rate is within `tolerance` of the fastest"
+    "The smallest batch size whose median rate, without what rounds share, is within `tolerance` of the fastest"
     check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
-    def timed(rates):
-        known = {int(bs): [float(o) for o in x if 0<o<math.inf] for bs,x in sorted(rates.items())}
+    def timed(rates): # Batch size -> round -> images/s
+        known = {int(bs): {i: float(o) for i,o in enumerate(x) if 0<o<math.inf} for bs,x in sorted(rates.items())}
         return {bs: x for bs,x in known.items() if x}
-    rates = timed(rates)
+    rates, aside = timed(rates), timed(set_aside)
+    first = {bs: x[0] for bs,x in timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None
-    medians = {bs: np.median(x) for bs,x in rates.items()}
+    rows = [(bs, i, o) for x in (rates, aside) for bs,each in x.items() for i,o in each.items()]
+    rows += [(bs, -1, o) for bs,o in first.items()]
+    bs, rounds, values = map(np.array, zip(*rows))
+    (sizes, size), (rounds, block) = (np.unique(o, return_inverse=True) for o in (bs, rounds))
+    found = _TwoWay.of(np.log(values), size, block)
+    shared = dict(zip(rounds, found.round)) if len(found.round)==len(rounds) else dict.fromkeys(rounds, 0.)
+    medians = {bs: np.median([o/math.exp(shared[i]) for i,o in x.items()]) for bs,x in rates.items()}
     fastest = max(medians, key=medians.get)
-    bs = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
-    return BestBatch(bs, fastest, tolerance, rates, timed(set_aside))
+    best = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
+    rates, aside = ({bs: [*x.values()] for bs,x in o.items()} for o in (rates, aside))
+    return BestBatch(best, fastest, tolerance, rates, aside, first, ([*map(int, sizes)], found))
+
