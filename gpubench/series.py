@@ -136,6 +136,14 @@ def by_round(
     values = df[values] if isinstance(values, str) else values
     return pd.Series([*values], pd.Index(df.round_id if 'round_id' in df else rounds_of(df), name='round_id'), dtype=float)
 
+def rates_of(
+    df:pd.DataFrame,  # Visits that succeeded
+    rounds,           # `round_id` of these and of all visits that they are compared with
+)->dict: # Batch size -> images/s in each round; NaN without a visit
+    "Rates for `best_batch`"
+    return {bs: by_round(o, 'images_per_s').groupby(level=0).mean().reindex(sorted({*rounds})).tolist()
+            for bs,o in df.groupby('bs')}
+
 
 # %% ../nbs/04_series.ipynb #732c3486
 MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom
