@@ -16,13 +16,14 @@ import numpy as np
 import pandas as pd
 
 from .compare import (accuracy_differs, fmt_bs, fmt_known, fmt_list, fmt_ratio, group_by_settings,
-                              load_records, speed_ratio)
+                              load_records)
 from .curves import NO_INTERVAL, best_batch
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from .record import FIELDS, record_rows
 from .report import machine_table
-from .series import SETTINGS, is_known, leaves_out, plain_value, setting_label, succeeded, way_labels
+from .series import (SETTINGS, by_round, is_known, leaves_out, plain_value, rates_of, setting_label, speed_ratio,
+                             succeeded, way_labels)
 from .stats import Interval
 
 # %% ../nbs/35_advice.ipynb #7173e624
@@ -63,7 +64,7 @@ class Advice:
     than:str=''              # '0 workers'
     visits:tuple=()          # How many, of what is advised and of `than`
     session:str=''           # '04_data_loading of 2026-11-21'
-    rates:tuple=()           # Of every option: its name, the rate of each visit
+    rates:tuple=field(default=(), compare=False) # Of every option: its name, the rate of each visit
     unit:str='times as fast' # Of the ratio
     rate:str='images per second' # Unit of the rates
 
@@ -96,7 +97,7 @@ def advise_pair(decision, work, words, rates, pick, than, **about): # `words` co
     do = {'recommended': f'{words} {pick}.', 'no difference': f'No difference measured between {pick} and {than}.',
           'one visit': f'Visit {pick} and {than} again: a single visit has no interval.'}[kind]
     return Advice(decision, work, do, kind, r, than, (len(rates[pick]), len(rates[than])),
-                  rates=tuple((k, tuple(v)) for k,v in rates.items()), **about)
+                  rates=tuple(rates.items()), **about)
 
 # %% ../nbs/35_advice.ipynb #d6ef2787
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _option_parts(rows, names, label, key=None): # `label` and `key` take the va
     groups = {tuple(map(plain_value, k)): o for k,o in rows.groupby([*names], dropna=False)}
     return {label(*k): groups[k] for k in sorted(groups, key=key)}
 
-def _rates(parts): return {k: o.images_per_s.tolist() for k,o in parts.items()}
+def _rates(parts): return {k: by_round(o, 'images_per_s') for k,o in parts.items()}
 
 _ON = dict(cpu='the CPU', cuda='the GPU')
 
@@ -128,10 +129,10 @@ def _batches(rows):
     less = [k for k,o in parts.items() if o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])]
     parts = {k: o for k,o in parts.items() if k not in less}
     if len(parts)<2: return
-    best = best_batch(_rates(parts))
+    best = best_batch(rates_of(pd.concat(parts.values()), rows.round_id))
     others = sorted({*parts}-{best.bs}, key=lambda o: np.median(best.rates[o]))
     than = usual if best.bs!=usual else others[-1]
-    unsure = [o for o in best.unsettled if o!=than and is_known(best.against(o).lo)]
+    unsure = [o for o in best.unsettled if o<best.bs and o!=than and is_known(best.against(o).lo)]
     notes = [f'Perhaps batch {o} is as fast.' for o in unsure[:1]]
     notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
     notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.']*bool(less)

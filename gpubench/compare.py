@@ -22,9 +22,9 @@ from pandas.api.types import is_numeric_dtype
 from .core import is_number, machine_title, nearest
 from .curves import NO_INTERVAL
 from .record import ADDED, FIELDS, record_rows, records_path
-from .series import (SETTINGS, is_known, plain_value, setting_label, succeeded, varied_settings, way_labels,
+from .series import (SETTINGS, by_round, is_known, plain_value, rounds_of, setting_label, speed_ratio, succeeded, varied_settings, way_labels,
                              where_labels)
-from .stats import Interval, compare_words, ratio_ci
+from .stats import Interval, compare_words
 
 # %% ../nbs/31_compare.ipynb #fbc679f5
 def _rows(records):
@@ -91,12 +91,12 @@ def load_records(
     return _completed(df.copy())                                                     # one block of memory again
 
 def _completed(df):
-    "With what follows from other fields: status, images per second, energy of an image and of the CPU beside a GPU"
+    "With what follows from other fields: status, round, images a second, energy of an image and of the CPU beside a GPU"
     on_cpu, n_images = df.device.eq('cpu'), df.n_images.where(df.n_images>0)
     gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
     image_j = gpu_j.where(~on_cpu, cpu_j)
     return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
-                     image_j=image_j, epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
+                     round_id=rounds_of(df), image_j=image_j, epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
                      images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
 
 # %% ../nbs/31_compare.ipynb #ce6b4ba6
@@ -238,15 +238,6 @@ def fmt_ratio(
     return f'{mid} ({fmt_ends(i, level=False)})'
 
 # %% ../nbs/31_compare.ipynb #87b1d690
-def speed_ratio(
-    fast,            # Visit medians of a rate, such as images per second
-    slow,            # The same for the other side
-    level:float=.95, # Of the interval
-)->Interval: # All NaN if a side has no value above 0
-    "How many times faster `fast` is than `slow`"
-    fast, slow = ([o for o in x if is_known(o) and o>0] for x in (fast, slow))
-    return ratio_ci(fast, slow, level) if fast and slow else NO_INTERVAL
-
 def fmt_known(
     x,       # A result of visits, such as the median of their images per second
     visits,  # A value per visit, in any unit; their 95 % interval, as a fraction, is that of `x`
@@ -388,7 +379,8 @@ class Pair:
         if not why_none:
             timed = a.knows('epoch_s') and b.knows('epoch_s') and a.seen('n_images')==b.seen('n_images')
             of = 'epoch_s' if timed else 'images_per_s'
-            r = speed_ratio(*((a.ok[of], b.ok[of]) if timed else (b.ok[of], a.ok[of])), self.level)
+            x, y = (by_round(o.ok, of) for o in (a, b))
+            r = speed_ratio(*((x, y) if timed else (y, x)), self.level)
             if not timed: warned.append("The ratio is of images per second, not of epochs.")
         known = is_known(r.mid)
         words = verdict(r, (len(a.ok), len(b.ok))) if known else f"no ratio: {why_none or 'no time above 0 on both'}"
@@ -398,7 +390,8 @@ class Pair:
     def energy(self)->dict:
         "Joules of an epoch on both sides, and their ratio"
         a, b = joules = self.a.joules(self.b), self.b.joules(self.a)
-        r, n = speed_ratio(a, b, self.level), tuple(int((o>0).sum()) for o in joules)
+        r = speed_ratio(by_round(self.a.ok, a), by_round(self.b.ok, b), self.level)
+        n = tuple(int((o>0).sum()) for o in joules)
         epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (self.a, self.b))]
         with_cpu = not (a.equals(self.a.ok.image_j) and b.equals(self.b.ok.image_j))
         of = 'GPU and CPU together' if with_cpu else 'GPU alone'*({self.a.kind, self.b.kind}=={'cpu', 'cuda'})

@@ -18,32 +18,60 @@ from .stats import Interval, check_level, ratio_ci
 
 # %% ../nbs/03_curves.ipynb #ce7f3280
 @dataclass(frozen=True)
+class _TwoWay:
+    "Logarithms of visits as an effect of their size plus one of their round, by least squares"
+    size:np.ndarray    # (m,) effects; their mean over visits is that of the data
+    round:np.ndarray   # (r,) effects; their mean over visits is 0
+    n:np.ndarray       # (r,) visits
+    cov:np.ndarray     # (m, m) covariance of the sizes' effects, for noise of variance 1
+    within:float       # Sum of squares about both effects
+    df:int             # Its degrees of freedom
+
+    @classmethod
+    def of(cls, logs, size, block): # `size` and `block` number each visit's; without a round if nothing would be left
+        X = np.hstack([np.eye(o.max()+1)[o] for o in (size, block)])
+        m, rank = size.max()+1, np.linalg.matrix_rank(X)
+        if block.any() and (rank<X.shape[1]-1 or rank==len(logs)): return cls.of(logs, size, 0*block)
+        P = np.linalg.pinv(X.T@X)
+        effects, n = P@X.T@logs, np.bincount(block)
+        middle = effects[m:]@n/len(logs)
+        within = float(((logs-X@effects)**2).sum())
+        return cls(effects[:m]+middle, effects[m:]-middle, n, P[:m,:m], within, len(logs)-int(rank))
+
+@dataclass(frozen=True)
 class _Sizes:
     "The visits of a sweep, grouped by batch size"
     b:np.ndarray      # (m,) images, ascending
     y:np.ndarray      # (m,) means of the logarithms of the times
     n:np.ndarray      # (m,) visits
-    within:float      # Sum of squares of the visits about the mean of their size
+    within:float      # Sum of squares of the visits about their size and round
+    within_df:int     # Its degrees of freedom
+    between:float=0.  # Sum of squares of what the rounds share
+    between_df:int=0  # Its degrees of freedom; 0 if the rounds aren't known
 
     @classmethod
-    def of(cls, bs, times):
+    def of(cls, bs, times, rounds=None): # `rounds`: a label for each visit
         b, i, n = np.unique(np.asarray(bs, float), return_inverse=True, return_counts=True)
         logs = np.log(times)
-        y = np.bincount(i, logs)/n
-        return cls(b, y, n, float(((logs-y[i])**2).sum()))
+        found = _TwoWay.of(logs, i, np.unique(rounds, return_inverse=True)[1] if rounds is not None else 0*i)
+        return cls(b, found.size, n, found.within, found.df, float(found.round**2@found.n), len(found.n)-1)
     @property
     def middle(self): return math.sqrt(self.b[0]*self.b[-1])
     def without(self, i): # leaves out the i-th size
         return replace(self, b=np.delete(self.b, i), y=np.delete(self.y, i), n=np.delete(self.n, i))
+    def rms(self, loss): return math.sqrt((loss+self.within+self.between)/self.n.sum()) # of all visits about the curve
     def constant_loss(self): return float(((self.y-np.average(self.y, weights=self.n))**2)@self.n)
 
 # %% ../nbs/03_curves.ipynb #6fd1c531
-def _paired(bs, times, name):
+def _visits(bs, times, rounds, name):
+    "The visits with a time: batch sizes, times and rounds; by default, the k-th visit of each size is in round k"
     bs, times = np.ravel(np.asarray(bs, float)), np.ravel(np.asarray(times, float))
-    if len(bs)!=len(times): raise ValueError(f"`bs` holds {len(bs)} values and `{name}` {len(times)}. "
-                                             "Give one time for each batch size, and repeat the size for each visit.")
+    rounds = [int((bs[:i]==o).sum()) for i,o in enumerate(bs)] if rounds is None else [*map(str, rounds)]
+    for what,x in ((name, times), ('rounds', rounds)):
+        if len(bs)!=len(x): raise ValueError(f"`bs` holds {len(bs)} values and `{what}` {len(x)}. "
+                                             "Give one for each batch size, and repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
-    return bs[known], times[known]
+    return bs[known], times[known], np.array(rounds)[known]
 
 def _unfit(bs, times, fewest):
     "Why no curve can be fitted; empty if one can be tried"
@@ -80,16 +108,24 @@ def best_shape(self:_Sizes, shape, lo, hi):
 @patch
 def residual_variance(self:_Sizes, loss, n_par=3):
     "Variance of a logarithm about the curve, and its degrees of freedom"
-    m, n = len(self.b), int(self.n.sum())
-    if n>m>n_par:
-        misfit, pure = loss/(m-n_par), self.within/(n-m)
-        if misfit>pure*sps.f.ppf(.95, m-n_par, n-m): return misfit, m-n_par
-    return max((loss+self.within)/(n-n_par), 1e-12), n-n_par   # no clock is better than a millionth
+    m, rest = len(self.b), self.within_df
+    if rest and m>n_par:
+        misfit, pure = loss/(m-n_par), self.within/rest
+        if misfit>pure*sps.f.ppf(.95, m-n_par, rest): return misfit, m-n_par
+    df = m-n_par+rest
+    return max((loss+self.within)/df, 1e-12), df               # no clock is better than a millionth
 
 @patch
 def threshold(self:_Sizes, loss, level):
     var, df = self.residual_variance(loss)
     return loss+var*sps.t.ppf((1+level)/2, df)**2
+
+@patch
+def scale_factor(self:_Sizes, loss, level):
+    "How many times wider than by the visits' own noise the scale's interval is, as rounds move all sizes alike"
+    if not self.between_df: return 1.
+    def square(variance, df): return variance*sps.t.ppf((1+level)/2, df)**2
+    return math.sqrt(max(1., square(self.between/self.between_df, self.between_df)/square(*self.residual_variance(loss))))
 
 def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
     return np.maximum(lo, np.nanmin(x, -1)-step), np.minimum(hi, np.nanmax(x, -1)+step)
@@ -107,14 +143,14 @@ def near(self:_Sizes, shape, lo, hi, first, threshold):
     return x[loss.ravel()<=threshold]
 
 @patch
-def plausible(self:_Sizes, shape, lo, hi, best, threshold):
+def plausible(self:_Sizes, shape, lo, hi, best, threshold, scale_factor=1.):
     "Coordinates whose squares stay below `threshold`, each with both ends of its log scale"
     a, z = lo[0], hi[0]
     for n in (41, 41, 41, 41, 121):                            # the range of the first one shrinks to the set
         x = np.vstack([best, self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)])
         a, z = _around(x[:,0], lo[0], hi[0], (z-a)/(n-1))
     s, loss = self.profile(shape, x)
-    half = np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
+    half = scale_factor*np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
     return np.vstack([x, x]), np.concatenate([s-half, s+half])
 
 # %% ../nbs/03_curves.ipynb #9df9d19f
@@ -257,23 +293,25 @@ def fit_time_curve(
     bs,              # Batch size of each visit, in any order (images)
     time_s,          # Time of an epoch or a fit in each of these visits (s)
     level:float=.95, # Coverage of the intervals
+    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->TimeCurve: # Refused with a reason if the data shows no such curve
     "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals; are its parameters identifiable?"
     check_level(level)
-    bs, time_s = _paired(bs, time_s, 'time_s')
+    bs, time_s, rounds = _visits(bs, time_s, rounds, 'time_s')
     if reason := _unfit(bs, time_s, 4): return TimeCurve.refused(reason, bs)
-    data = _Sizes.of(bs, time_s)
+    data = _Sizes.of(bs, time_s, rounds)
     b0, lo, hi = data.middle, *np.array([_ALPHA, _ODDS]).T
     shape = TimeCurve._shape(b0)
     x, s, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_curve(loss): return TimeCurve.refused(reason, bs)
     best = TimeCurve._parameters(x, s, b0)[0]
-    p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, data.threshold(loss, level)), b0)
+    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
+    p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, cut, wider), b0)
     found = _curve_intervals(best, p, level)
     ok = found['alpha'].half_width_frac<=_TOLD_FRAC and found['t_min_s'].width/2<=_TOLD_FRAC*np.exp(data.y[-1])
     reason = '' if ok else data.trade_off(best, found['alpha'])
     return TimeCurve(*map(float, best), intervals=found, identifiable=bool(ok), reason=reason,
-                     rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
+                     rms_frac=data.rms(loss),
                      check_frac=data.left_out_frac(shape, lo, hi), measured_range=_spread(bs),
                      plausible=data.outline(TimeCurve, p))
 
@@ -336,7 +374,7 @@ def dip(self:_Sizes):
 @patch
 def dips(self:_Sizes):
     "Is there a fall to report? If visits were repeated, it has to exceed their noise"
-    (i, j, fall), m, rest = self.dip(), len(self.b), int(self.n.sum())-len(self.b)
+    (i, j, fall), m, rest = self.dip(), len(self.b), self.within_df
     if fall<=-math.log1p(-_DIP_FRAC): return False
     if not rest: return True
     se = math.sqrt(self.within/rest*(1/self.n[i]+1/self.n[j]))
@@ -349,12 +387,15 @@ def dip_words(self:_Sizes):
             "no step of the same work does. Look for what else changed: warm-up, another program, the visits' order.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
+_SURE = .9999 # the level at which a plateau of one size has to show, as one size may lie off a line for any reason
+
 @patch
-def shown_part(self:_Sizes, lo, loss, cut):
+def shown_part(self:_Sizes, lo, x, loss, level): # `x`: the best coordinates
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
-    shape, bounds = StepTime._shape(lo), StepTime._bounds(self.b, 'rise')
-    return 'rise' if self.best_shape(shape, *bounds)[2]<=cut else 'both'
+    rise = self.best_shape(StepTime._shape(lo), *StepTime._bounds(self.b, 'rise'))[2]
+    sure = level if np.exp(x[0,1])>=self.b[1] else max(level, _SURE)
+    return 'rise' if rise<=self.threshold(loss, sure) else 'both'
 
 def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
@@ -392,19 +433,20 @@ def fit_step_time(
     bs,              # Batch size of each visit, in any order (images)
     step_ms,         # Time of a step in each of these visits (ms)
     level:float=.95, # Coverage of the intervals
+    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
     "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only the parts that show"
     check_level(level)
-    bs, step_ms = _paired(bs, step_ms, 'step_ms')
+    bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
-    data = _Sizes.of(bs, step_ms)
+    data = _Sizes.of(bs, step_ms, rounds)
     (lo, hi), shape = StepTime._bounds(data.b), StepTime._shape(StepTime._bounds(data.b)[0])
     x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
-    cut = data.threshold(loss, level)
-    part = data.shown_part(lo, loss, cut)
+    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
+    part = data.shown_part(lo, x, loss, level)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))      # the F test allows a little more
-    p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut), lo)
+    p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut, wider), lo)
     bounds = StepTime._bounds(data.b, part)
     x, s, loss = data.best_shape(shape, *bounds)
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
@@ -414,7 +456,7 @@ def fit_step_time(
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
     return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,
-                    rms_frac=math.sqrt((loss+data.within)/data.n.sum()),
+                    rms_frac=data.rms(loss),
                     check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
                     plausible=data.outline(StepTime, p, p[:,:2]/p[:,2:]))
 
@@ -455,32 +497,59 @@ class BestBatch:
     tolerance:float  # How far below the fastest still counts as fast, a fraction
     rates:dict       # Batch size -> images/s, one value a visit; the sizes to choose from
     set_aside:dict   # The same for sizes that are compared but never chosen
+    screened:dict    # Batch size -> images/s of an earlier visit that chose the sizes
+    _effects:tuple = field(repr=False, compare=False) # Sizes, and their `_TwoWay`
 
+    def _over(self, bs, other):
+        sizes, found = self._effects
+        i, j = sizes.index(bs), sizes.index(other)
+        mid = found.size[i]-found.size[j]
+        if not found.df: return Interval(math.exp(mid))
+        se = math.sqrt(found.within/found.df*max(0, found.cov[i,i]+found.cov[j,j]-2*found.cov[i,j]))
+        half = sps.t.ppf(.975, found.df)*se
+        return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), .95)
     def against(self, bs:int)->Interval:
-        "How many times faster batch size `bs` is than the best"
-        return ratio_ci((self.rates|self.set_aside)[bs], self.rates[self.bs])
+        "How many times faster batch size `bs` is than the best, by the noise of all sizes within their rounds"
+        return self._over(bs, self.bs)
     @property
     def ratio(self)->Interval:
         "Images/s of the best over those of `fastest_bs`"
-        return ratio_ci(self.rates[self.bs], self.rates[self.fastest_bs])
+        return self._over(self.bs, self.fastest_bs)
     @property
     def unsettled(self)->dict:
-        "Smaller sizes that may be within the tolerance too -> their images/s over those of the best, an `Interval`"
-        return {o: i for o in self.rates if o<self.bs and (i := self.against(o)).hi>=1-self.tolerance}
+        """Sizes that may be the right answer -> their images/s over those of the best, an `Interval`: smaller ones that
+        may be within the tolerance, larger ones that may be faster by more, and then the best itself, over the
+        fastest of these"""
+        most, least = 1/(1-self.tolerance), 1-self.tolerance
+        found = {o: self.against(o) for o in sorted({*self.rates, *self.screened}-{self.bs})}
+        found = {o: i for o,i in found.items() if not i.hi<(least if o<self.bs else most)}
+        faster = [o for o,i in found.items() if not i.hi<most]
+        if faster: found[self.bs] = self._over(self.bs, max(faster, key=lambda o: found[o].mid))
+        return dict(sorted(found.items()))
 
 def best_batch(
-    rates:dict,          # Batch size -> images/s, one value a visit; NaN for a visit that failed
+    rates:dict,          # Batch size -> images/s, a value for each round; NaN for a visit that failed
     tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
     set_aside:dict={},   # The same for sizes to compare but never to choose, as they leave out many images
+    screened:dict={},    # Batch size -> images/s of one earlier visit, also of sizes that weren't visited again
 )->BestBatch|None: # None if no size has a rate
-    "The smallest batch size whose median rate is within `tolerance` of the fastest"
+    "The smallest batch size whose median rate, without what rounds share, is within `tolerance` of the fastest"
     check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
-    def timed(rates):
-        known = {int(bs): [float(o) for o in x if 0<o<math.inf] for bs,x in sorted(rates.items())}
+    def timed(rates): # Batch size -> round -> images/s
+        known = {int(bs): {i: float(o) for i,o in enumerate(x) if 0<o<math.inf} for bs,x in sorted(rates.items())}
         return {bs: x for bs,x in known.items() if x}
-    rates = timed(rates)
+    rates, aside = timed(rates), timed(set_aside)
+    first = {bs: x[0] for bs,x in timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None
-    medians = {bs: np.median(x) for bs,x in rates.items()}
+    rows = [(bs, i, o) for x in (rates, aside) for bs,each in x.items() for i,o in each.items()]
+    rows += [(bs, -1, o) for bs,o in first.items()]
+    bs, rounds, values = map(np.array, zip(*rows))
+    (sizes, size), (rounds, block) = (np.unique(o, return_inverse=True) for o in (bs, rounds))
+    found = _TwoWay.of(np.log(values), size, block)
+    shared = dict(zip(rounds, found.round)) if len(found.round)==len(rounds) else dict.fromkeys(rounds, 0.)
+    medians = {bs: np.median([o/math.exp(shared[i]) for i,o in x.items()]) for bs,x in rates.items()}
     fastest = max(medians, key=medians.get)
-    bs = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
-    return BestBatch(bs, fastest, tolerance, rates, timed(set_aside))
+    best = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
+    rates, aside = ({bs: [*x.values()] for bs,x in o.items()} for o in (rates, aside))
+    return BestBatch(best, fastest, tolerance, rates, aside, first, ([*map(int, sizes)], found))
+

@@ -17,13 +17,14 @@ from fastcore.basics import patch
 
 from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_ends, fmt_interval,
                               fmt_list, fmt_range, fmt_ratio, group_by_settings, load_records, match_sides,
-                              noise_warning, speed_ratio, spread, text_table, verdict)
+                              noise_warning, spread, text_table, verdict)
 from .curves import best_batch, crossover_bs, fit_step_time
 from .plot import phase_shares
 from .record import FIELDS, PHASE_NAMES, field
-from .series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, plain_value, series_labels,
-                             setting_label, succeeded, varied_settings, way_labels, where_labels)
-from .stats import Interval, aa_pairs, compare_words, median_ci
+from .series import (LEFT_OUT_FRAC, SETTINGS, aa_pairs, by_round, is_known, leaves_out, map_values, plain_value,
+                             rates_of, series_labels, setting_label, speed_ratio, succeeded, varied_settings, way_labels,
+                             where_labels)
+from .stats import Interval, compare_words, median_ci
 
 # %% ../nbs/32_findings.ipynb #62be6681
 # what is trained, on what, and for how long; the other settings are about how
@@ -157,8 +158,7 @@ class Workload(AllVisits):
         "The smallest batch size that is as fast as the fastest, for each series"
         found = {}
         for series,rows in self.ok[self.ok.bs.notna() & self.ok.images_per_s.gt(0)].groupby('series'):
-            rates, aside = ({bs: o.tolist() for bs,o in part.images_per_s.groupby(part.bs)}
-                            for part in (rows[~leaves_out(rows)], rows[leaves_out(rows)]))
+            rates, aside = (rates_of(part, rows.round_id) for part in (rows[~leaves_out(rows)], rows[leaves_out(rows)]))
             if len(rates)>1: found[series] = best_batch(rates, set_aside=aside)
         return found
 
@@ -247,10 +247,11 @@ def _row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (r
 @patch
 def at_own_best(self:Workload, rows):
     "The ratio of two devices, each at its best batch size, with numbers of visits, and the two sizes; None without"
-    best = [self.best.get(' · '.join(filter(None, [rows[o].iloc[0], rows.how.iloc[0]])))
-            for o in ('where_a', 'where_b')]
+    series = [' · '.join(filter(None, [rows[o].iloc[0], rows.how.iloc[0]])) for o in ('where_a', 'where_b')]
+    best = [*map(self.best.get, series)]
     if None in best or rows.bs.nunique()<2: return None
-    a, b = (o.rates[o.bs] for o in best)
+    a, b = (by_round(self.ok[self.ok.series.eq(k) & self.ok.bs.eq(o.bs) & self.ok.images_per_s.gt(0)], 'images_per_s')
+            for k,o in zip(series, best))
     return speed_ratio(b, a), (len(a), len(b)), tuple(o.bs for o in best)
 
 # %% ../nbs/32_findings.ipynb #1047f8e0
@@ -310,12 +311,12 @@ _NEVER_FASTER = 'lr', 'pretrained' # settings that change what is learned, not t
 @patch
 def fastest_settings(self:Workload)->list[str]:
     "The fastest of the settings that vary, for each device"
-    ok, out = self.ok[[o for o in ('where', 'how', 'bs', 'images_per_s', *_NEVER_FASTER) if o in self.ok]], []
+    ok, out = self.ok[[o for o in ('where', 'how', 'bs', 'images_per_s', 'round_id', *_NEVER_FASTER) if o in self.ok]], []
     ok = ok[ok.images_per_s.notna() & ok.bs.notna()]
     for (where,*_),rows in ok.groupby(['where', *varied_settings(ok)], dropna=False):
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs))
         if rows.how.nunique()<2 or not sizes: continue
-        rates = dict(iter(rows[rows.bs==max(sizes)].groupby('how').images_per_s))
+        rates = {k: by_round(o, 'images_per_s') for k,o in rows[rows.bs==max(sizes)].groupby('how')}
         fast, slow = (pick(rates, key=lambda o: rates[o].median()) for pick in (max, min))
         r, at = speed_ratio(rates[fast], rates[slow]), f'On {device_phrase(where)} at batch {fmt_bs(max(sizes))}'
         words = verdict(r, (len(rates[fast]), len(rates[slow])), True)
@@ -409,7 +410,7 @@ def energy_uses(self:Workload)->list[str]:
         at, rest = rows[rows.bs==best], rows[rows.bs==worst]
         text = (f"On {device_phrase(series)} at batch {fmt_bs(best)}, an epoch takes "
                 f"{fmt_interval(median_ci(at.epoch_j), 'J')}, an image {fmt(image_j[best], 'mJ', 1e3)}")
-        more = verdict(speed_ratio(at.image_j, rest.image_j), (len(at), len(rest)), True, words=('less', 'more'))
+        more = verdict(speed_ratio(by_round(at, 'image_j'), by_round(rest, 'image_j')), (len(at), len(rest)), True, words=('less', 'more'))
         most = f"at batch {fmt_bs(worst)}, an image takes {fmt(image_j[worst], 'mJ', 1e3)}: {more}"
         out.append(text + f', the least measured; {most}'*bool(best!=worst) + '.')
     return out
@@ -624,7 +625,7 @@ def step_fits(self:Workload)->list[str]:
     "The parts of a step, and the batch size from which a GPU is worth it"
     ok = self.ok[self.ok.step_ms.gt(0) & self.ok.bs.gt(0)]
     rows = {series: o for series,o in ok.groupby('series') if o.bs.nunique()>=_MIN_FIT_SIZES}
-    found = {series: fit_step_time(o.bs, o.step_ms) for series,o in rows.items()}
+    found = {series: fit_step_time(o.bs, o.step_ms, rounds=o.round_id) for series,o in rows.items()}
     def kind(series): return str(rows[series].device.iloc[0]).partition(':')[0], rows[series].how.iloc[0]
     pairs = [(a, b) for a in found for b in found if kind(a)==('cpu', kind(b)[1]) and kind(b)[0]=='cuda']
     shown = [o for o,fit in found.items() if is_known(fit.overhead_ms) or is_known(fit.per_image_ms)]
@@ -634,7 +635,7 @@ def step_fits(self:Workload)->list[str]:
 
 def _crossing_sentence(cpu, gpu, i):
     "The batch size from which a step is shorter on the GPU, by the fits and as measured"
-    ratios = {bs: speed_ratio(cpu.step_ms[cpu.bs==bs], gpu.step_ms[gpu.bs==bs]) for bs in sorted({*cpu.bs} & {*gpu.bs})}
+    ratios = {bs: speed_ratio(*(by_round(o[o.bs==bs], 'step_ms') for o in (cpu, gpu))) for bs in sorted({*cpu.bs} & {*gpu.bs})}
     judged = {bs: compare_words(r) for bs,r in ratios.items()}
     words = [o for o in ('slower', 'faster', 'not distinguishable') if o in judged.values()]
     measured = '; at '.join(f'{_batch_phrase(bs for bs,o in judged.items() if o==word)} it is {word}' for word in words)

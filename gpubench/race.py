@@ -39,13 +39,14 @@ def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes
 class BestBatchSize:
     "What `find_best_bs` found"
     bs:int               # Images; the smallest size that is as fast as the fastest, within the tolerance
-    images_per_s:float   # Of `bs`, over a whole epoch including start-up; median of its fine visits
+    images_per_s:float   # Of `bs`, over a whole epoch including start-up; median of all but its coarse visit
     fastest_bs:int       # The size with the most images a second
     ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
-    finalists:list       # The sizes of the fine rounds
+    finalists:list       # The sizes that were visited again
     device_s:float       # Seconds that the visits took, excluding the start of their processes
-    records:pd.DataFrame # All visits; `stage` is 'coarse' or 'fine', `rate` images a second over a whole epoch
-    unsettled:dict       # Smaller sizes that may be as fast -> images a second over those of `bs`, an `Interval`
+    records:pd.DataFrame # All visits; `stage` is 'coarse', 'fine' or 'final', `rate` images a second over a whole epoch
+    unsettled:dict       # Sizes that may be the right answer -> images a second over those of `bs`, an `Interval`; of `bs`
+                         # itself, if a larger one may be faster by more than the tolerance: over those of that size
     reason:str           # The answer as text
 
 _PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time, as `epoch_seconds` takes them
@@ -108,21 +109,29 @@ class _Race:
         if not smaller.gt(0).any(): return f"{most}; no smaller size gave a time."
         return f"{most}, and no smaller size{timed} comes within {within} it."
 
+    def doubts(self, best):
+        "Which sizes may be the right answer, as far as the visits show; empty if it is settled"
+        if not best.unsettled: return ''
+        itself = f" Batch {best.bs} itself may be more than {100*self.tolerance:g} % too slow."*(best.bs in best.unsettled)
+        each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second' + (
+            f' ({i.lo:.3f} to {i.hi:.3f})' if i.level else ' (no interval)') for o,i in best.unsettled.items() if o!=best.bs)
+        return f" The visits vary too much to decide about: {each}.{itself} Use more `fine_rounds`."
+
     def answer(self, df, finalists):
-        "The answer from the records of both stages"
-        best = best_batch(df[df.stage.eq('fine')].groupby('bs').rate.apply(list).to_dict(), self.tolerance)
+        "The answer from the records of all stages"
+        is_coarse = df.stage.eq('coarse')
+        rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage               # each holds every size once
+        rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False).to_dict('list')
+        best = best_batch(rates, self.tolerance, screened=df[is_coarse].set_index('bs').rate.to_dict())
         left_out = self.left_out(df)
         if best is None: raise RuntimeError(f"No finalist of {finalists} gave a time in the fine rounds.{left_out}")
         n_steps, n_left = divmod(self.n_train, best.bs)
         reason = self.comparison(df, best.bs, best.fastest_bs, best.ratio)
         if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the "
                               f"{self.n_train} training images ({100*n_left/self.n_train:.2g} %).")
-        if best.unsettled:
-            each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second ({i.lo:.3f} to {i.hi:.3f})'
-                             for o,i in best.unsettled.items())
-            reason += f" The visits vary too much to decide about: {each}. Use more `fine_rounds`."
+        reason += self.doubts(best)
         device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
-        rate = float(df.rate[df.stage.eq('fine') & df.bs.eq(best.bs)].median())
+        rate = float(df.rate[~is_coarse & df.bs.eq(best.bs)].median())
         return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled,
                              reason+left_out)
 
@@ -131,11 +140,11 @@ def find_best_bs(
     trial:Trial,            # What to train; its `bs` is ignored
     sizes,                  # Batch sizes to choose from, or one
     tolerance:float=.02,    # A size is as good as the fastest if it's at most this fraction slower
-    finalists:int=3,        # Sizes that get fine rounds first; smaller ones that may be as good as the answer follow
-    out=None,               # Folder for the records of both stages, which the same call reads again
+    finalists:int=3,        # Sizes that get fine rounds first; the answer and others that may be as good get final ones
+    out=None,               # Folder for the records of all stages, which the same call reads again
     coarse:dict=dict(half_width=.05, max_s=.5),  # How to time a coarse visit, as for `run_trial`
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
-    fine_rounds:int=2,      # Fine visits of each finalist; more where visits of one size differ much
+    fine_rounds:int=2,      # Fine visits of each finalist, and final ones; more where visits of one size differ much
     run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`, `wait_ms`
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # A `RuntimeError` if no size gave a time
@@ -152,9 +161,10 @@ def find_best_bs(
     rates = df.groupby('bs').rate.median().dropna().to_dict()
     chosen = pick_finalists(rates, tolerance, finalists)
     if not chosen: raise RuntimeError(f"No batch size gave a time.{race.left_out(df)}")
-    def closely(df, sizes):
-        return pd.concat([df, race.visits('fine', sizes, fine_rounds, run, out, fine | options)], ignore_index=True)
-    df = closely(df, chosen)
+    def closely(df, stage, sizes):
+        return pd.concat([df, race.visits(stage, sizes, fine_rounds, run, out, fine | options)], ignore_index=True)
+    df = closely(df, 'fine', chosen)
     found = race.answer(df, chosen)
-    rest = [o for o in may_be_best(rates, tolerance) if o<found.bs and o not in chosen]
-    return race.answer(closely(df, rest), sorted([*chosen, *rest])) if rest else found
+    rest = {o for o in may_be_best(rates, tolerance) if o<found.bs} | {*found.unsettled}
+    if not (rest := rest-{*chosen}): return found
+    return race.answer(closely(df, 'final', sorted([found.bs, *rest])), sorted([*chosen, *rest]))

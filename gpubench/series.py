@@ -6,6 +6,7 @@
 __all__ = ['where_labels', 'varied_settings', 'series_labels']
 
 # %% ../nbs/04_series.ipynb #b37ba93e
+import json
 import re
 from functools import partial
 
@@ -14,6 +15,7 @@ import pandas as pd
 
 from .core import machine_title
 from .record import FIELDS, field
+from .stats import Interval, ratio_ci
 
 # %% ../nbs/04_series.ipynb #21f7638e
 def is_known(x)->bool:
@@ -108,3 +110,74 @@ def series_labels(
     if by!='device' and where.nunique()>1: parts.append(where)
     parts += [map_values(df[o], partial(setting_label, o)) for o in names]
     return pd.Series([' · '.join(o) for o in zip(*parts)], df.index)
+
+# %% ../nbs/04_series.ipynb #ccba04e1
+def rounds_of(df:pd.DataFrame)->list: # A label for each row
+    "The round of each visit, in the order of their times or, without these, of their numbers; failed visits have one too"
+    own = {o for names in df.get('settings', ()) if isinstance(names, (list, tuple)) for o in names}
+    names = dict.fromkeys(o for o in ('trial_id', 'bs', 'device', 'seed', *SETTINGS, *own, 'measure') if o in df)
+    keys = [map_values(df[o], lambda x: str(plain_value(x))) for o in names]
+    keys = [*zip(df['twin'].eq(True) if 'twin' in df else [False]*len(df), *keys)]
+    def column(name, default): return df[name].tolist() if name in df and df[name].notna().all() else [default]*len(df)
+    when = [*zip(map(str, column('machine', '')), map(str, column('time_utc', '')), column('visit', 0))]
+    found, seen, number = [None]*len(df), set(), 0
+    for i in sorted(range(len(df)), key=when.__getitem__):
+        if not seen or keys[i] in seen or when[i][0]!=machine:
+            (machine, time, _), seen, number = when[i], set(), number+1
+        seen.add(keys[i])
+        found[i] = f'{machine} {time} {number}'
+    return found
+
+def by_round(
+    df:pd.DataFrame, # Visits, with `round_id` if they are a part of those that tell where a round ends
+    values,          # A column, or a value for each of them
+)->pd.Series: # By round
+    "Values of visits, for `speed_ratio`"
+    values = df[values] if isinstance(values, str) else values
+    return pd.Series([*values], pd.Index(df.round_id if 'round_id' in df else rounds_of(df), name='round_id'), dtype=float)
+
+def rates_of(
+    df:pd.DataFrame,  # Visits that succeeded
+    rounds,           # `round_id` of these and of all visits that they are compared with
+)->dict: # Batch size -> images/s in each round; NaN without a visit
+    "Rates for `best_batch`"
+    return {bs: by_round(o, 'images_per_s').groupby(level=0).mean().reindex(sorted({*rounds})).tolist()
+            for bs,o in df.groupby('bs')}
+
+
+# %% ../nbs/04_series.ipynb #732c3486
+MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom
+
+def speed_ratio(
+    fast,            # Visit medians of a rate, such as images per second; as `by_round` returns them if that is known
+    slow,            # The same for the other side
+    level:float=.95, # Of the interval
+)->Interval: # All NaN if a side has no value above 0
+    "How many times faster `fast` is than `slow`, within the rounds that they share"
+    fast, slow = (o if isinstance(o, pd.Series) else pd.Series([*o], dtype=object) for o in (fast, slow))
+    fast, slow = (pd.to_numeric(o)[pd.to_numeric(o)>0] for o in (fast, slow))
+    if not len(fast) or not len(slow): return Interval(float('nan'))
+    if fast.index.name==slow.index.name=='round_id':
+        both = pd.concat([np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)], axis=1, join='inner')
+        if len(both)>=MIN_ROUNDS: return ratio_ci(*both.to_numpy().T, level, paired=True)
+    return ratio_ci(fast, slow, level)
+
+
+# %% ../nbs/04_series.ipynb #1b5f929e
+def aa_pairs(
+    df,              # Records with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
+    level:float=.95, # Of the intervals
+)->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None if a side has no time
+    "The A/A pairs in these records, with the ratios that should be 1"
+    if not {'trial_id', 'machine', 'twin'}<=set(df): return []
+    def ratio(rows):
+        time = next((o for o in ('step_ms', 'epoch_s') if o in rows and rows[o].notna().any()), None)
+        if time is None: return None
+        rows = rows.assign(round_id=rounds_of(rows))
+        found = speed_ratio(*(by_round(rows[rows.twin.eq(True)==o], time) for o in (True, False)), level)
+        return found if is_known(found.mid) else None
+    df = df[df.trial_id.notna() & df.machine.notna()]
+    alike = ['trial_id', 'machine']
+    def key(measure): return json.dumps(measure, sort_keys=True) if isinstance(measure, dict) else measure
+    if 'measure' in df: alike.append(df.measure.map(key))
+    return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]

@@ -6,7 +6,6 @@
 __all__ = ['Interval', 'median_ci', 'ratio_ci', 'compare_words', 'is_steady']
 
 # %% ../nbs/02_stats.ipynb #264be9f4
-import json
 import math
 import reprlib
 from dataclasses import dataclass
@@ -118,24 +117,6 @@ def compare_words(
     "A ratio in words"
     if math.isnan(ratio.lo): return 'no interval'
     return 'not distinguishable' if not ratio.is_distinct() else faster if ratio.mid>1 else slower
-
-# %% ../nbs/02_stats.ipynb #f3fc80e7
-def aa_pairs(
-    df,              # Records with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
-    level:float=.95, # Of the intervals
-)->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None if a side has no time
-    "The A/A pairs in these records, with the ratios that should be 1"
-    if not {'trial_id', 'machine', 'twin'}<=set(df): return []
-    def ratio(rows):
-        time = next((o for o in ('step_ms', 'epoch_s') if o in rows and rows[o].notna().any()), None)
-        if time is None: return None
-        a, b = (x[x>0] for x in (_finite(rows[time][rows.twin.eq(True)==o]) for o in (True, False)))
-        return ratio_ci(a, b, level) if len(a) and len(b) else None
-    df = df[df.trial_id.notna() & df.machine.notna()]
-    alike = ['trial_id', 'machine']
-    def key(measure): return json.dumps(measure, sort_keys=True) if isinstance(measure, dict) else measure
-    if 'measure' in df: alike.append(df.measure.map(key))
-    return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]
 
 # %% ../nbs/02_stats.ipynb #e9e6e5c7
 def is_steady(

@@ -40,7 +40,8 @@ from .data import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
 from .record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
-from .stats import Interval, aa_pairs
+from .stats import Interval
+from .series import aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37

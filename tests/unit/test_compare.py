@@ -8,6 +8,7 @@ from made_up_records import NOT_MEASURED, failed, folder_of, visit, visits
 
 from gpubench.compare import accuracy_differs, compare, comparison_text, load_records
 from gpubench.findings import summary_table
+from gpubench.stats import ratio_ci
 
 
 def test_cpu_beside_gpu():
@@ -212,3 +213,16 @@ def test_cards_of_two_machines_and_of_one_are_kept_apart():
     assert sorted(compare(cpu, [*a, *b]).where_b)==['Made-up GPU (aaaa)', 'Made-up GPU (bbbb)']
     assert sorted(compare(cpu, both).where_b)==['Made-up GPU 0', 'Made-up GPU 1']
     assert sorted(compare(cpu, [*a, *both]).where_b)==['Made-up GPU (aaaa)', 'Made-up GPU 0 (bbbb)', 'Made-up GPU 1 (bbbb)']
+
+
+def test_sides_are_paired_within_the_rounds_of_one_sweep():
+    "The CPU's and the GPU's steps are twice as long in the second round; on another machine, that is no pair"
+    slow = {0: 1., 1: 2., 2: 1.1}
+    rows = [visit(64, d, n, epoch_s=slow[n]*(4 if d=='cpu' else 1)*(1+.01*n*(d=='cpu'))) for n in slow for d in ('cpu', 'cuda')]
+    cpu, gpu = rows[::2], rows[1::2]
+    one = compare(cpu, gpu).iloc[0]
+    other = compare(cpu, [o | dict(machine='madeup02') for o in gpu]).iloc[0]
+    r = ratio_ci([o['epoch_s'] for o in cpu], [o['epoch_s'] for o in gpu], paired=True)
+    assert [one.speedup, one.lo, one.hi]==pytest.approx([r.mid, r.lo, r.hi]) and other.hi/other.lo>3*one.hi/one.lo
+    later = [o | dict(time_utc=o['time_utc'].replace('2000', '2001')) for o in gpu]      # a sweep of its own
+    assert compare(cpu, later).hi[0]==pytest.approx(other.hi)

@@ -23,3 +23,23 @@ def test_intervals_of_a_step_hold_the_truth_where_few_sizes_show_a_part():
         fits = [fit_step_time(bs, o).intervals for o in times]
         truth = dict(overhead_ms=overhead, fixed_ms=fixed, per_image_ms=per_image)
         assert min(sum(o[name].holds(value) for o in fits) for name,value in truth.items())>=20
+
+
+def test_intervals_hold_the_truth_where_rounds_share_a_disturbance():
+    rng, sizes = np.random.default_rng(2), np.array([16, 64, 256, 1024])
+    truth = dict(overhead_ms=4., per_image_ms=.02)
+    def sweep(): return np.concatenate([np.exp(r)*np.maximum(4., 1+.02*sizes)*np.exp(.01*rng.normal(size=4))
+                                        for r in .03*rng.normal(size=3)])
+    sweeps = [sweep() for _ in range(60)]
+    found = [fit_step_time(np.tile(sizes, 3), o).intervals for o in sweeps]
+    assert min(sum(o[name].holds(value) for o in found) for name,value in truth.items())>=54
+
+def test_rounds_can_be_given_in_any_order_and_with_failed_visits():
+    rng, sizes = np.random.default_rng(3), np.array([16, 64, 256, 1024])
+    bs, rounds = np.tile(sizes, 3), np.repeat(['a', 'b', 'c'], 4)
+    ms = np.maximum(4., 1+.02*bs)*np.repeat([1., 1.1, .9], 4)*np.exp(.01*rng.normal(size=12))
+    ms[5] = np.nan                                           # fails, and keeps its place
+    order = rng.permutation(12)
+    by_place, by_name = fit_step_time(bs, ms), fit_step_time(bs[order], ms[order], rounds=rounds[order])
+    for name,i in by_place.intervals.items():
+        np.testing.assert_allclose([i.lo, i.hi], [by_name.intervals[name].lo, by_name.intervals[name].hi], rtol=1e-3)

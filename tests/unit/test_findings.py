@@ -50,7 +50,8 @@ def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
 
 
 def pair(ratio, n=3):
-    return [visit(64, 'cpu', i, twin=bool(t), step_ms=10*(1+.02*i)*(ratio if t else 1)) for i in range(n) for t in (0, 1)]
+    return [visit(64, 'cpu', i, twin=bool(t), step_ms=10*(1+.05*i)*(ratio*(1+.02*(i-1)) if t else 1))
+            for i in range(n) for t in (0, 1)]
 
 
 @pytest.mark.parametrize('ratio', [.8, 1., 1.03, 1.5])
