@@ -47,7 +47,7 @@ def learner(dls, net, alone=False, bf16=True, compile=False, cbs=()):
 def fits(learn, n):
     for _ in range(n): learn.fit(1, 1e-3)
 def search(learn, n):
-    learn.lr_find(show_plot=False)
+    learn.lr_find(show_plot=False, suggest_funcs=None)     # random pixels have no valley
     learn.fine_tune(2, 1e-3)
 def guest(learn, n): learn.fit(5, 1e-3, cbs=GuestCallback())
 

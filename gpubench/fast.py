@@ -221,11 +221,11 @@ class GraphedStepCallback(FusedStepCallback):
         check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile, capture, alone, 0, None
         self.is_stale, self.is_new, self.mixed, self.warm = False, True, None, None
-        self._forget()
+        self.steps, self.left_out = {}, ''
 
     def _forget(self):
+        for o in self.steps.values(): o.replays.clear()      # frees the graphs now: a step and its functions hold each other
         self.steps, self.left_out = {}, ''
-        if self.capture: self.capture.pool, self.capture.held_bytes = None, 0  # a pool takes no graph once its own are gone
     @property
     def learn(self): return super().learn
     @learn.setter
@@ -236,7 +236,7 @@ class GraphedStepCallback(FusedStepCallback):
     def hooks(self): return dict(_do_one_batch=self._one_batch, all_batches=self._all_batches)
     def let_go(self):
         self._settle()
-        self._forget()                        # their plans count the optimizer's steps, which go on without them
+        self.release()                        # their plans count the optimizer's steps, which go on without them
         self._let_mix()
         for o in self.hooks: vars(self.learn).pop(o, None)
         super().let_go()
@@ -479,7 +479,7 @@ class GraphedStepCallback(FusedStepCallback):
     def release(self):
         "Give the memory of the graphs back"
         self._forget()
-        self.capture = None if isinstance(self.capture, CUDACapture) else self.capture
+        if self.capture: self.capture.release()
         free_memory()
 
 # %% ../nbs/23_fast.ipynb #ba6a18ef

@@ -1003,7 +1003,7 @@ def test_undo_puts_everything_on_a_gpu_back(compile, monkeypatch):
         before, n_bytes = now(learn), needed_bytes()
         done = speed_up(learn, 'bf16', compile)
         learn.fit(2, 1e-3)
-        assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==5 and needed_bytes()>n_bytes+2**20
+        assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==5 and needed_bytes()>n_bytes
         changed = now(learn)
         assert all(a!=b for i,(a,b) in enumerate(zip(before, changed)) if i!=1), changed      # strides change for a fit only
         done.undo()
