@@ -89,6 +89,7 @@ def distances(device, net, size, bs, n_fits=6, **kwargs):
     "For each trial its relative distances by name, with the reason if the graph was refused"
     dls = get_dls('synthetic', bs=bs, loader='resident', device=device, size=size, n_channels=3, max_images=25*bs)
     learn, found = learner(dls, net, **kwargs), []
+    @torch.no_grad()
     def agree(self, a, b, is_exact):
         def norm(tensors): return torch.stack([o.float().norm() for o in tensors]).norm().item()
         found.append({k: norm([x.float()-y.float() for x,y in zip(a[k], b[k])])/max(norm(

@@ -188,7 +188,8 @@ class Kept:
             for k,tensors in self.parts.items():
                 if tensors: torch._foreach_copy_(tensors, self.before[k])
 
-    def agree(self, a, b, is_exact): # Two results of `now`
+    @torch.no_grad()
+    def agree(self, a, b, is_exact): # Like `parts`: two results of a step
         "Is it the same step, bit by bit or within the tolerances of kernels that round differently?"
         if is_exact: return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for k in a for x,y in zip(a[k], b[k]))
         def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()

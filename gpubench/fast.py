@@ -394,7 +394,7 @@ class GraphedStepCallback(FusedStepCallback):
         kept.put_back()
         host = host_random(not self.capture.draws_on_cpu)
         out = self._warm_up(step, is_last)
-        is_same = kept.agree(replayed, kept.now() | dict(loss=[out[1]]), is_exact(loss.device, step.compile))
+        is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), is_exact(loss.device, step.compile))
         is_drawn = host!=host_random(not self.capture.draws_on_cpu)
         if self._all_ranks(is_same and not is_drawn): step.tried.add(is_last)
         elif is_drawn: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')

@@ -235,6 +235,16 @@ def test_mixed_batches_train_as_fastais_do_with_the_same_draws(kind, loss, gathe
     assert learners[1].graphed_step.why_not=='' and learners[1].graphed_step.n_replays>=7
     assert_close(*learners)
 
+@pytest.mark.parametrize('gathered', [False, True])
+@pytest.mark.parametrize('kind', [MixUp, CutMix])
+@pytest.mark.parametrize('device', DEVICES)
+def test_each_replay_mixes_its_batch_anew(device, kind, gathered):
+    learn = learner(True, [kind(.4), MixedPrecision(amp_mode='bf16')], gathered=gathered, model=without_dropout, splitter=params, device=device)
+    learn.dls.train.shuffle, learn.recorder.smooth_loss.beta = False, 0.
+    learn.fit(4, 0.)                                                       # each epoch has the same weights and batches
+    assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==13
+    assert all(len(o.unique())==4 for o in torch.stack(learn.recorder.losses).view(4, 5).T)
+
 @pytest.mark.parametrize('kind, alpha', [(MixUp, .4), (CutMix, 1.)])
 def test_draws_of_mixed_batches_have_fastais_distribution(kind, alpha):
     n, learn = 4000, learner(False, [kind(alpha)])
