@@ -160,7 +160,8 @@ class FusedStepCallback(Callback):
 class EMACallback(Callback):
     """Keeps an exponential moving average of weights and buffers, and validates with it (Polyak & Juditsky, 1992)
 
-    A captured step includes it. After a fit the Learner has the weights of the last step; `swap()` exchanges them."""
+    A captured step includes it. After a fit the Learner has the weights of the last step; `swap()` exchanges them. Where
+    somebody else has changed the weights since (`load`, `lr_find`), it starts anew."""
     order, graph_safe = TrainEvalCallback.order+2, 'counts'
     def __init__(self,
         decay:float=.999,    # The share of the average that stays in each step, from 0 to 1
@@ -168,15 +169,25 @@ class EMACallback(Callback):
     ):
         check_value('decay', decay, is_number(decay) and 0<=decay<1, 'a fraction from 0 to 1, such as .999')
         self.decay, self.validate, self.averages, self.is_swapped = decay, validate, [], False
+        self.is_validating, self.followed = False, []         # the weights that the average has followed; None: in a fit
 
     def tensors(self):
         "What is averaged; counts are not"
         return [o.detach() for o in (*self.model.parameters(), *self.model.buffers()) if o.is_floating_point()]
-    def before_fit(self):
-        if self.is_swapped: self.swap()                       # an earlier fit ended in its validation
+    def versions(self): return [(id(o), o._version) for o in (*self.model.parameters(), *self.model.buffers())]
+    def before_fit(self):                                     # of `validate`, too
+        self.after_validate()                                 # an earlier fit ended in its validation
+        if self.followed is not None and self.followed!=self.versions(): self.start()
+    def start(self):
+        "Begin with the weights as they are"
         now = self.tensors()
         def kinds(tensors): return [(o.shape, o.dtype, o.device) for o in tensors]
         if kinds(now)!=kinds(self.averages): self.averages = [o.clone() for o in now]
+        for a,b in zip(self.averages, now): a.copy_(b)        # where a graph that is kept expects them
+    def before_train(self):
+        if self.is_swapped: self.swap()
+        self.followed = None
+    def after_fit(self): self.followed = self.versions()
     def after_step(self): torch._foreach_lerp_(self.averages, self.tensors(), 1-self.decay)
     def after_captured(self): self.after_step()
     def swap(self):
@@ -187,11 +198,15 @@ class EMACallback(Callback):
                 a.copy_(b)
                 b.copy_(kept)
         self.is_swapped = not self.is_swapped
+        if self.followed is not None: self.followed = self.versions()
     def before_validate(self):
-        if self.validate and self.averages: self.swap()
+        self.is_validating = bool(self.validate and self.averages and not self.is_swapped)
+        if self.is_validating: self.swap()
     def after_validate(self):
-        if self.is_swapped: self.swap()
+        if self.is_validating: self.swap()
+        self.is_validating = False
     def after_cancel_validate(self): self.after_validate()
+    def __getstate__(self): return vars(self)|dict(followed=None)
 
 # %% ../nbs/23_fast.ipynb #8a224574
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
