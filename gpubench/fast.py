@@ -160,7 +160,8 @@ class FusedStepCallback(Callback):
 class EMACallback(Callback):
     """Keeps an exponential moving average of weights and buffers, and validates with it (Polyak & Juditsky, 1992)
 
-    A captured step includes it. After a fit the Learner has the weights of the last step; `swap()` exchanges them."""
+    A captured step includes it. After a fit the Learner has the weights of the last step; `swap()` exchanges them. Where
+    somebody else has changed the weights since (`load`, `lr_find`), it starts anew."""
     order, graph_safe = TrainEvalCallback.order+2, 'counts'
     def __init__(self,
         decay:float=.999,    # The share of the average that stays in each step, from 0 to 1
@@ -168,15 +169,25 @@ class EMACallback(Callback):
     ):
         check_value('decay', decay, is_number(decay) and 0<=decay<1, 'a fraction from 0 to 1, such as .999')
         self.decay, self.validate, self.averages, self.is_swapped = decay, validate, [], False
+        self.is_validating, self.followed = False, []         # the weights that the average has followed; None: in a fit
 
     def tensors(self):
         "What is averaged; counts are not"
         return [o.detach() for o in (*self.model.parameters(), *self.model.buffers()) if o.is_floating_point()]
-    def before_fit(self):
-        if self.is_swapped: self.swap()                       # an earlier fit ended in its validation
+    def versions(self): return [(id(o), o._version) for o in (*self.model.parameters(), *self.model.buffers())]
+    def before_fit(self):                                     # of `validate`, too
+        self.after_validate()                                 # an earlier fit ended in its validation
+        if self.followed is not None and self.followed!=self.versions(): self.start()
+    def start(self):
+        "Begin with the weights as they are"
         now = self.tensors()
         def kinds(tensors): return [(o.shape, o.dtype, o.device) for o in tensors]
         if kinds(now)!=kinds(self.averages): self.averages = [o.clone() for o in now]
+        for a,b in zip(self.averages, now): a.copy_(b)        # where a graph that is kept expects them
+    def before_train(self):
+        if self.is_swapped: self.swap()
+        self.followed = None
+    def after_fit(self): self.followed = self.versions()
     def after_step(self): torch._foreach_lerp_(self.averages, self.tensors(), 1-self.decay)
     def after_captured(self): self.after_step()
     def swap(self):
@@ -187,11 +198,15 @@ class EMACallback(Callback):
                 a.copy_(b)
                 b.copy_(kept)
         self.is_swapped = not self.is_swapped
+        if self.followed is not None: self.followed = self.versions()
     def before_validate(self):
-        if self.validate and self.averages: self.swap()
+        self.is_validating = bool(self.validate and self.averages and not self.is_swapped)
+        if self.is_validating: self.swap()
     def after_validate(self):
-        if self.is_swapped: self.swap()
+        if self.is_validating: self.swap()
+        self.is_validating = False
     def after_cancel_validate(self): self.after_validate()
+    def __getstate__(self): return vars(self)|dict(followed=None)
 
 # %% ../nbs/23_fast.ipynb #8a224574
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
@@ -241,23 +256,21 @@ class GraphedStepCallback(FusedStepCallback):
         for o in self.hooks: vars(self.learn).pop(o, None)
         super().let_go()
 
-    def before_fit(self):
+    def before_fit(self): self.is_new_fit = True                          # unless it is a validation
+    def _begin_fit(self):
         learn, device = self.learn, next(self.learn.model.parameters()).device
         super().before_fit()
         self._let_mix()                                                   # an earlier fit may have ended by an error
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
-        self.n_done, self.gathered, self.is_new = 0, None, True
-        if learn.opt is None or self.why_not: return
+        self.n_done, self.gathered, self.is_new_fit = 0, None, False
+        if self.why_not: return
+        learn.opt.capturable = False                                      # until an epoch has no reason against it
         if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-        self.give_up(self._why_not())
-        learn.opt.capturable = not self.why_not
-        self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
-        self.watchers = [o for o in learn.cbs if declares(o) and not _joins(o) and not isinstance(o, _CLOCKS)]
-        self.has_guests = any(acts(o, BATCH_EVENTS) for o in self.watchers if declares(o)!='counts')
         self._settle()
     def _why_not(self):
-        "Why no step of this fit can be captured"
+        "Why no step of this epoch, or of a later one, can be captured"
         if not self.capture: return 'A CPU has no launches to save.'
+        if not isinstance(self.learn.opt, FusedOptimizer): return 'The optimizer was replaced within the fit.'
         if names := ', '.join(own_methods(self.learn)): return f"The Learner has its own {names}."
         if names := ', '.join(o.name for o in strangers(self.learn)): return (
             f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
@@ -284,12 +297,21 @@ class GraphedStepCallback(FusedStepCallback):
         if isinstance(self.learn.model, DistributedDataParallel): return N_WARM_UP_DDP
         return 1 if self.warm is self.learn.model else N_WARM_UP
     def before_train(self):
+        if self.is_new_fit: self._begin_fit()
+        self.must_decide = True
+    def _decide(self):
+        "Who is there, and may steps be captured? Right before the first batch of an epoch, after everybody's `before_train`"
+        learn, self.must_decide, self.is_new = self.learn, False, True
+        if not self.why_not: self.give_up(self._why_not())
         if self.why_not: return
-        if strangers(self.learn, EPOCH_EVENTS): self._forget()
+        learn.opt.capturable = True
+        if strangers(learn, EPOCH_EVENTS): self._forget()
         if not self.alone:
             for o in self.steps.values(): o.tried.clear()
-        self.is_new = True
-        self.built_in = {type(o): o for o in self.learn.cbs if _joins(o) and _is_on(o)}
+        self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
+        self.watchers = [o for o in learn.cbs if declares(o) and not _joins(o) and not isinstance(o, _CLOCKS)]
+        self.has_guests = any(acts(o, BATCH_EVENTS) for o in self.watchers if declares(o)!='counts')
+        self.built_in = {type(o): o for o in learn.cbs if _joins(o) and _is_on(o)}
         self.mixed = next((o for o in self.built_in.values() if type(o) in (MixUp, CutMix)), None)
         if self.mixed: self.mixed.run_train = False           # its batches are mixed in the step
     def _let_mix(self):
@@ -312,6 +334,7 @@ class GraphedStepCallback(FusedStepCallback):
         self.is_new = False
 
     def _one_batch(self):
+        if self.learn.training and self.must_decide: self._decide()
         learn, mixed = self.learn, self.mixed
         step = self._find_step() if learn.training and len(learn.yb) and not self.why_not else None
         if step is None: return self._stock_batch(mixed)
@@ -419,6 +442,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _all_batches(self):
         learn = self.learn
+        if learn.training: self._decide()
         dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl            # a timer's, for its loader
         if not (learn.training and self._can_gather(dl)): return type(learn).all_batches(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0

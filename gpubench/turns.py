@@ -29,6 +29,13 @@ KNOWN = {TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLo
          MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
          ReduceLROnPlateau, SkipToEpoch, *LOSS_READERS}
 
+def is_stock(
+    method, # A function, a method or what stands in for one
+)->bool:
+    "Is its code fastai's or gpubench's? A decorator may have copied the name of the module"
+    module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
+    return module.split('.')[0] in ('fastai', 'gpubench')
+
 def declares(
     cb, # A callback
 ):      # True, 'counts' or False
@@ -44,7 +51,10 @@ def strangers(
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
     "Callbacks that act at one of these events and might change anything: neither fastai's own nor declared `graph_safe`"
-    def is_known(cb): return type(cb) in KNOWN and not vars(cb).keys() & {*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'}
+    all_events = {*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'}
+    def is_known(cb):
+        methods = [getattr(type(cb), o) for o in all_events if hasattr(type(cb), o)]
+        return type(cb) in KNOWN and not vars(cb).keys() & all_events and all(map(is_stock, methods))
     return [cb for cb in learn.cbs if not is_known(cb) and not declares(cb) and acts(cb, events)]
 
 # %% ../nbs/21_turns.ipynb #turns008
@@ -57,7 +67,7 @@ def own_methods(
     "Methods of the training loop that are neither fastai's nor gpubench's: of a subclass, patched, or set on the instance"
     def is_own(name):
         methods = [getattr(type(learn), name), *[o for k,o in vars(learn).items() if k==name]]
-        return any(o.__module__.split('.')[0] not in ('fastai', 'gpubench') for o in methods)
+        return not all(map(is_stock, methods))
     return [o for o in _LOOP if is_own(o)]
 
 def is_watched(

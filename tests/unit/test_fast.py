@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
-from gpubench import capture, fast, optim
+from gpubench import capture, fast, optim, turns
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
 from gpubench.core import allows_tf32, describe_machine
@@ -685,6 +685,7 @@ def leaked_autocast(mp, device):
         leave(self)
         if self.training: torch.set_autocast_enabled(device, True)
     mp.setattr(MixedPrecision, 'after_loss', leaking)
+    mp.setattr(turns, 'is_stock', lambda method: True)
 
 @pytest.mark.parametrize('plant', [None, leaked_autocast])
 @pytest.mark.parametrize('device', DEVICES)
@@ -1336,3 +1337,66 @@ def test_undo_goes_on_without_the_recorder_and_after_an_error():
     with pytest.raises(ZeroDivisionError): done.undo()
     assert not any(isinstance(o, FusedStepCallback) for o in learn.cbs) and 'recorder' not in vars(learn)
     done.undo()
+
+
+class Scale(Callback):
+    "Takes part in each step"
+    def after_backward(self): torch._foreach_mul_([p.grad for p in self.model.parameters()], .1)
+def set_own_step(learn):
+    step = learn._step
+    learn._step = wraps(step)(lambda: (learn.opt.set_hypers(lr=1e-4), step()))
+
+JOINING = dict(
+    stranger=([], lambda learn: learn.add_cb(Scale())),
+    clip=([], lambda learn: learn.add_cb(GradientClip(.01))),
+    no_clip=([GradientClip], lambda learn: learn.remove_cbs(GradientClip)),
+    own_step=([], set_own_step))
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('event', ['before_epoch', 'before_train'])
+@pytest.mark.parametrize('case', JOINING)
+def test_who_comes_or_leaves_within_a_fit_is_noticed(case, event, tmp_path):
+    kinds, change = JOINING[case]
+    def cbs(): return [At(event, lambda cb: change(cb.learn) if cb.epoch==1 else None), *[o(.01) for o in kinds]]
+    compare(lambda learn: learn.fit(3, 1e-2), tmp_path, assert_close, cbs=cbs, opt_func=partial(SGD, mom=.9))
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_fastais_callback_with_other_code_is_a_stranger(monkeypatch, tmp_path):
+    def clip(self): nn.utils.clip_grad_value_(self.model.parameters(), .001)
+    monkeypatch.setattr(GradientClip, 'before_step', clip)
+    *_, graphed = compare(lambda learn: learn.fit(2, 1e-2), tmp_path, assert_close, cbs=lambda: [GradientClip(1.)],
+                          opt_func=partial(SGD, mom=.9))
+    assert 'gradient_clip' in graphed.graphed_step.why_not
+
+
+def test_a_validation_is_no_fit(tmp_path):
+    learn = learner(True, path=tmp_path)
+    learn.fit(2, 1e-2)
+    n = learn.graphed_step.n_done
+    learn.validate()
+    assert learn.graphed_step.n_done==n>0
+
+
+@pytest.mark.parametrize('graph', [False, True])
+def test_an_average_starts_anew_where_its_weights_were_changed(graph, tmp_path):
+    def train(change):
+        learn = learner(graph, cbs=[EMACallback(.99)], path=tmp_path)
+        change(learn)
+        set_seed(1)
+        learn.dls.train.rng.seed(1)
+        learn.fit(2, 1e-2)
+        return learn.recorder.values
+    assert train(lambda learn: learn.lr_find(num_it=20, end_lr=1e6, show_plot=False))==train(lambda learn: None)
+
+
+def test_an_average_goes_on_after_a_validation_and_stays_where_the_user_put_it(tmp_path):
+    learn = learner(False, cbs=[EMACallback(.9)], path=tmp_path)
+    learn.fit(1, 1e-2)
+    before, kept = learn.validate(), [o.clone() for o in learn.ema.averages]
+    copied = deepcopy(learn)
+    assert list(learn.validate())==list(copied.validate())==list(before)
+    assert all(torch.equal(*o) for o in zip(kept, learn.ema.averages, strict=True))
+    learn.ema.swap()
+    assert list(learn.validate())==list(before)
+    assert all(torch.equal(*o) for o in zip(kept, learn.ema.tensors(), strict=True))
