@@ -227,9 +227,9 @@ def meaning_of(name:str)->str: # 'train', 'valid', 'test', 'annotation', 'images
     if 'annotation' in found: return 'annotation'
     return 'train' if found=={'train', 'valid'} else found.pop() if len(found)==1 else 'images'
 
-def part_of(names)->str: # 'train', 'valid', 'test', 'annotation' or ''
+def part_of(meanings)->str: # 'train', 'valid', 'test', 'annotation' or ''
     "The part of a set that a path of folders belongs to: the innermost word for one decides, after annotations"
-    found = [o for o in map(meaning_of, names) if o in ('annotation', *PARTS)]
+    found = [o for o in meanings if o in ('annotation', *PARTS)]
     return 'annotation' if 'annotation' in found else found[-1] if found else ''
 
 # %% ../nbs/11_data.ipynb #94870371
@@ -242,7 +242,7 @@ def scan(root:Path)->dict[Path,list[Path]]: # Folder -> its image files, sorted;
     "All folders of a set except hidden ones and `__MACOSX`; one that several paths lead to has its images once"
     found, seen, todo, links = {}, set(), [root], []
     while todo or links:
-        links.sort(key=lambda o: (part_of(o.relative_to(root).parts)!='train', o), reverse=True)
+        links.sort(key=lambda o: (part_of(map(meaning_of, o.relative_to(root).parts))!='train', o), reverse=True)
         folder = todo.pop() if todo else links.pop()                           # links last, those to train on first
         found[folder] = []
         if (real := folder.resolve()) in seen: continue
@@ -329,30 +329,40 @@ def _csv_rows(path):
     try: text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as e: raise ValueError(
         f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file and label.") from e
-    delimiter = max(',;\t', key=text.partition('\n')[0].count)
+    first = text.partition('\n')[0]
+    delimiter = max(',;\t', key=first.count) if re.search('[,;\t]', first) else ' '
     return [o for o in csv.reader(text.splitlines(), delimiter=delimiter) if any(map(str.strip, o))]
+
+def _ends(path): # 'a/b/c' -> a/b/c, b/c, c
+    while path:
+        yield path
+        path = path.partition('/')[2]
 
 class _Named:
     "Finds the files that a cell of a CSV file may mean: a path below `root` or its end, with or without suffix"
     def __init__(self, root, files):
-        self.by_name = {}
+        self.whole, self.ends = {}, {}                       # a path below `root`, and each end of one -> files
         for o in files:
             path = o.relative_to(root).as_posix()
-            for name in {o.name, o.stem}: self.by_name.setdefault(name, []).append((o, path))
+            for name in {path, path.removesuffix(o.suffix)}:
+                self.whole.setdefault(name, []).append(o)
+                for end in _ends(name): self.ends.setdefault(end, []).append(o)
     def __call__(self, cell):
         cell = cell.strip().replace('\\', '/').removeprefix('./')
-        same = [(o, {path, path.removesuffix(o.suffix)}) for o,path in self.by_name.get(cell.rpartition('/')[2], ())]
-        return [o for o,paths in same if cell in paths] or [
-            o for o,paths in same if any(f'/{p}'.endswith(f'/{cell}') or f'/{cell}'.endswith(f'/{p}') for p in paths)]
+        if cell in self.whole: return self.whole[cell]
+        longer = [o for end in _ends(cell) for o in self.whole.get(end, ())]      # the cell begins above `root`
+        return [*dict.fromkeys([*self.ends.get(cell, ()), *longer])]
 
-_FILE_COLUMNS = 'file filename file_name image image_id image_name img path filepath fname name id'.split()
+_FILE_COLUMNS = ( # the surest first
+    'file filename file_name fname path filepath image_name image img name image_id id').split()
 _LABEL_COLUMNS = 'label labels class category target'.split()
 
 def _csv_columns(path, rows, find):
     "Positions of the columns with files and labels, by name or else by content, and the rows without a header"
     heads, width = [o.strip().lower() for o in rows[0]], len(rows[0])
     n_found = {i: sum(len(o)>i and bool(find(o[i])) for o in rows[:100]) for i in range(width)}
-    i = max(n_found, key=lambda i: (n_found[i]>0, heads[i] in _FILE_COLUMNS, n_found[i]))
+    def sure(i): return -_FILE_COLUMNS.index(heads[i]) if heads[i] in _FILE_COLUMNS else -len(_FILE_COLUMNS)
+    i = max(n_found, key=lambda i: (n_found[i]>0, sure(i), n_found[i]))
     if not n_found[i]: raise ValueError(f"No row of {path} names an image, with columns {', '.join(rows[0])}. Write "
                                         "paths below the data set's folder, with or without suffix.")
     others = [j for j in range(width) if j!=i]
@@ -361,7 +371,9 @@ def _csv_columns(path, rows, find):
                                        "Keep two, file and label.")
     return i, named[0], rows[not find(rows[0][i]):]
 
-def _few(names, most=5): return ', '.join(map(str, [*names][:most])) + ' …'*(len([*names])>most)
+def _few(names, most=5): # of any iterable
+    names = [*map(str, names)]
+    return ', '.join(names[:most]) + ' …'*(len(names)>most)
 
 def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> class; those without a label are missing
     "The labels in a CSV file; a `ValueError` where it names other files, several at once, or one with two labels"
@@ -381,10 +393,14 @@ def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> cla
             f"{path} labels {cell} as {labels[found[cell][0]]!r} and as {label!r}. Keep one.")
     return labels
 
+def is_table(labels, root)->bool:
+    "Do `labels` name a file, existing or not, rather than a pattern?"
+    return isinstance(labels, Path) or labels.lower().endswith('.csv') or (root/labels).is_file()
+
 def labeller(labels, root:Path, files:list)->Callable: # From a file to the name of its class, or None
     "What `labels` means for the files of a folder"
     if callable(labels): return lambda o: None if (name := labels(o.name)) is None else str(name)
-    if labels.lower().endswith('.csv'): return read_labels(root/Path(labels).expanduser(), root, files).get
+    if is_table(labels, root): return read_labels(root/Path(labels).expanduser(), root, files).get
     pattern = re.compile(labels)
     def label(file):
         found = pattern.search(file.relative_to(root).as_posix() if '/' in labels else file.name)
@@ -402,34 +418,53 @@ class Place:
     labels: list|None=None  # Of the files; None where there is no class
     def is_labelled(self): return any(o is not None for o in self.labels)
 
-def read_places(root:Path)->tuple[list[Place], set[str]]: # And the parts whose folders hold no images
-    "What the names say of all folders with images; those above all of them count for nothing"
+def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` returns it
+    """Folders named by a word that are classes: `mask` beside `no_mask`, `valid` beside `invalid`; with `by_name` also
+    `train` beside two or more others with images. None are where a folder beside them is another part of a split"""
+    beside = {}
+    for o in found: beside.setdefault(o.parent, []).append(o)
+    def is_class(folder):
+        if meaning_of(folder.name) not in ('annotation', *PARTS): return False
+        others = [(o, meaning_of(o.name)) for o in beside[folder.parent] if o!=folder]
+        if any(meaning in PARTS for _,meaning in others): return False
+        name, plain = folder.name.lower(), [o for o,meaning in others if not meaning]
+        if any(o.name.lower().endswith(name) for o in plain): return True
+        return by_name and name=='train' and bool(found[folder]) and sum(bool(found[o]) for o in plain)>1
+    return {o for o in found if is_class(o)}
+
+def read_places(root:Path, by_name=True)->tuple[list[Place], set[str]]: # And the parts whose folders hold no images
+    """What the names say of all folders with images; those above all of them count for nothing, and words for
+    annotations mean nothing where there is nothing else"""
     found = scan(root)
-    full = [o for o,files in found.items() if files]
-    parts = {o: part_of(o.relative_to(root).parts) for o in found}
+    full = sorted(o for o,files in found.items() if files)
+    classes = class_words(found, by_name)
+    meanings = {o: '' if o in classes else meaning_of(o.name) for o in found}
+    def path_of(o): return [] if o==root else [*path_of(o.parent), o]
+    def part(o): return part_of(map(meanings.get, path_of(o)))
+    if all(part(o)=='annotation' for o in full):
+        meanings = {o: '' if meaning=='annotation' else meaning for o,meaning in meanings.items()}
+    parts = {o: part(o) for o in found}
     own = [o for o in full if parts[o] in PARTS] if 'train' in map(parts.get, full) else [
            o for o in full if parts[o]!='annotation']
     base = Path(os.path.commonpath(own)) if len(own)>1 else own[0].parent if own and own[0]!=root else root
-    def key(o): # what is above all images of the set is no class
-        return tuple(n for n in o.relative_to(base).parts if not meaning_of(n)) if o.is_relative_to(base) else ()
-    places = [Place(o, found[o], parts[o], key(o)) for o in sorted(full)]
+    def key(o): return tuple(p.name for p in path_of(o) if p!=base and p.is_relative_to(base) and not meanings[p])
+    places = [Place(o, found[o], parts[o], key(o)) for o in full]
     return places, {*parts.values()} - {o.part for o in places}
-
-def _train_as_class(places): # Whether it is
-    "A flat `train` beside two classes or more, in a set without splits, is one: a vehicle, beside bus and plane"
-    own = [o for o in places if o.part=='train']
-    other = [o for o in places if o.part not in ('train', 'annotation')]
-    if len(own)!=1 or own[0].path.name.lower()!='train' or own[0].key: return False
-    if len({o.key for o in other if o.key})<2 or any(o.part for o in other): return False
-    own[0].part, own[0].key = '', ('train',)
-    return True
 
 def words_of(root, places, parts)->list[str]: # Sorted
     "The names of the folders that make these places parts of a split"
-    return sorted({n for o in places for n in o.path.relative_to(root).parts if meaning_of(n) in parts})
+    return sorted({n for o in places for n in o.path.relative_to(root).parts
+                   if n not in o.key and meaning_of(n) in parts})
 
-def _check_keys(root, places):
-    "A `ValueError` if classes lie within another, at several depths or in several folders: they may not fit together"
+def outer_pattern(root, *parts)->str: # Such as '^(?:data/train|data/val)/([^/]+)/'
+    "Finds in a path the folder just below what all classes of a part have in common"
+    tops = [os.path.commonpath([o.path.parent for o in part if o.key]) for part in parts if part]
+    above = sorted({re.escape(Path(o).relative_to(root).as_posix()) for o in tops})
+    return '^([^/]+)/' if above==[r'\.'] else f"^(?:{'|'.join(above)})/([^/]+)/"
+
+def _check_keys(root, places, pattern):
+    """A `ValueError` if classes lie within another, at several depths or in several folders: they may not fit together;
+    `pattern` finds the outer ones"""
     keys = {o.key: o.path for o in places if o.key}
     if inner := next((o for o in keys if o[:-1] in keys), None): raise ValueError(
         f"The folder {keys[inner]} is inside another class's folder. Move it up, or its images into that folder.")
@@ -446,8 +481,8 @@ def _check_keys(root, places):
         why = f"{names} in several folders: {_few(outer)}. They may be variants of the same images"
     else: return
     raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels="
-                     "'([^/]+)/[^/]+$' if each folder with images is a class, or labels='^([^/]+)/' if the outer ones "
-                     "are.")
+                     "'([^/]+)/[^/]+$' if each folder with images is a class, or "
+                     f"labels={pattern!r} if the outer ones are.")
 
 def choose(root:Path, places:list[Place], strict:bool)->tuple[list, list, Counter]:
     """The places to train on and to hold out, empty without a split; and the counts of images left out, by reason.
@@ -495,16 +530,15 @@ def _folder_set(path, size, n_in, labels=None):
     """The images in a folder, with classes and split by one rule: an image's class is the last folder on its path whose
     name is a word neither for a split nor for an annotation (nor just images); its part is the word for a split"""
     root = find_folder(path)
-    try: places, empty = read_places(root)
+    try: places, empty = read_places(root, by_name=not labels)
     except OSError as e: raise ValueError(f"{e.filename} in the data set {root} cannot be read ({e.strerror}). Make it "
                                           f"readable, or take it out{_THEN}.") from e
-    notes = ["train is taken for a class"] if not labels and _train_as_class(places) else []
     label = labels and labeller(labels, root, [f for o in places for f in o.files if o.part!='annotation'])
     for o in places: o.labels = [label(f) for f in o.files] if label else [o.key[-1] if o.key else None]*len(o.files)
     train, valid, out = choose(root, places, strict=bool(labels))
     _check_classes(root, train, valid, empty, out)
     if not labels:
-        for o in (train, valid): _check_keys(root, o)
+        for o in (train, valid): _check_keys(root, o, outer_pattern(root, train, valid))
     names = {f: k for o in [*train, *valid] for f,k in zip(o.files, o.labels)}
     if labels and (bare := [f for f,k in names.items() if k is None]): raise ValueError(
         f"{len(bare)} of {len(names)} images have no label by labels={labels!r}: "
@@ -512,6 +546,8 @@ def _folder_set(path, size, n_in, labels=None):
     parts = [sorted(f for o in part for f in o.files if names[f] is not None) for part in (train, valid) if part]
     squish = _file_sizes([f for part in parts for f in part])!={(size,size)}
     is_parent = all(f.parent.name==names[f] for part in parts for f in part)      # as new files can be labelled, too
+    words = sorted({n for o in [*train, *valid] for n in o.key[-1:] if meaning_of(n)}) if not labels else []
+    notes = [f"taken for a class: {_few(words)}"] if words else []
     if not valid and (words := words_of(root, train, PARTS[1:])):
         notes.append(f"{', '.join(words)} isn't taken for a part, as no folder is for training")
     if out: notes.append('left out: ' + _few(f'{n:,} in {k}' for k,n in sorted(out.items())))
@@ -542,12 +578,12 @@ def check_labels(labels, dataset):
     "A `ValueError` unless `labels` is None, a CSV file's path, a valid pattern or a function, and the set a folder"
     if labels is None: return
     if not is_path(dataset): raise ValueError(f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
-    check_value('labels', labels, callable(labels) or isinstance(labels, str) and labels!='',
+    check_value('labels', labels, callable(labels) or isinstance(labels, (str, Path)) and labels!='',
                 "the path of a CSV file, a pattern of the file's name such as r'^(.+)_\\d+', or a function of it")
-    if isinstance(labels, str) and not labels.lower().endswith('.csv'):
+    if not callable(labels) and not is_table(labels, Path(dataset).expanduser()):
         try: re.compile(labels)
         except re.error as e:
-            raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file that ends in .csv.") from e
+            raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
 
 # %% ../nbs/11_data.ipynb #e1db6682
 def get_images(

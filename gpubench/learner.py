@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from operator import length_hint
 from time import perf_counter
-from types import FunctionType, SimpleNamespace
+from types import CellType, FunctionType, SimpleNamespace
 
 import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
 import numpy as np
@@ -91,6 +91,15 @@ def _drop_hooks(model):
         for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks):
             for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
 
+def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
+    "A copy of a function that shares neither what it closes over nor its defaults, unlike that of `deepcopy`"
+    if not isinstance(function, FunctionType): return deepcopy(function, memo)
+    cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__,
+                          deepcopy(function.__defaults__, memo), cells)
+    copied.__kwdefaults__ = deepcopy(function.__kwdefaults__, memo)
+    return copied
+
 def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     """Train a copy of `learn` until its steps are steady, so that kernels are loaded and memory is reserved
 
@@ -101,7 +110,9 @@ def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
     with _random_numbers_kept(), _autocast_kept():
         try:
-            copied = deepcopy(learn, left_out | {id(learn.metrics): L(), id(learn.logger): noop})
+            memo = left_out | {id(learn.metrics): L(), id(learn.logger): noop}
+            copied = deepcopy(learn, memo)
+            copied.loss_func = _with_own_cells(learn.loss_func, memo)
             _drop_hooks(copied.model)
             copied.add_cbs([timer, until_steady])
             _train(copied, 'fit' if callable(fit) else fit, 1)

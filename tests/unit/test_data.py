@@ -1,5 +1,5 @@
 """Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
-import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+import http.server, io, itertools, os, re, shutil, signal, socket, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -634,10 +634,6 @@ def test_folders_of_the_official_split_may_have_capitals(tmp_path):
     draw_images(*(tmp_path/part/k for part in ('Train', 'Valid') for k in 'ab'))
     assert get_images(tmp_path).is_valid.sum()==20
 
-def test_a_class_may_be_called_train(tmp_path):
-    draw_images(*(tmp_path/o for o in ('bus', 'plane', 'train')))
-    assert get_images(tmp_path).vocab==['bus', 'plane', 'train']
-
 def test_a_split_without_class_folders_is_refused(tmp_path):
     draw_images(tmp_path/'train', tmp_path/'valid')
     (tmp_path/'models').mkdir()
@@ -701,16 +697,43 @@ def test_without_a_split_a_fifth_is_held_out(tmp_path, counts, remarks): assert 
     (dict(images=4, annotations__trimaps=4), '4 in annotations .annotations., 4 in images'), (dict(train=4, test1=2), '2 in test1 .no labels., 4 in train .no class folder..*labels='),
     (dict(trainA=4, trainB=4, testA=1), 'no images in class folders'), (dict(train=4, train_masks=4), '4 in train_masks .annotations.'),
     (dict(train__good=4, test__good=1, test__bad=1, ground_truth__bad=1), "only one class, 'good'. It has 1 in ground_truth"),
-    (dict(valid=4, invalid=4), "only one class, 'invalid'. It has 4 in valid .no labels.. If one of these folders is a class, give it another name"),
-    (dict(no_mask=4, mask=4), "only one class, 'no_mask'. It has 4 in mask"), (dict(bus=4, train=4), '4 in bus .outside the split., 4 in train'),
+    (dict(hat=4, mask=4), "only one class, 'hat'. It has 4 in mask .annotations..* If one of these folders is a class, give it another name"),
+    (dict(bus=4, train=4), '4 in bus .outside the split., 4 in train'),
     (dict(color__a=2, color__b=2, gray__a=2, gray__b=2), 'a, b in several folders: .*color, .*gray. They may be variants'),
     (dict(color__train__a=2, color__train__b=2, gray__train__a=2), 'a in several folders'),
-    (dict(cat__1999=2, cat__2000=2, dog__1999=2, dog__2000=2), "1999, 2000 in several folders.*labels='..../]../' if the outer"),
+    (dict(cat__1999=2, cat__2000=2, dog__1999=2, dog__2000=2), "1999, 2000 in several folders"),
     (dict(a__cat=2, a__dog=2, docs=2), 'classes at several depths'), (dict(x__x__train__a=2, x__x__train__b=2, x__train__a=2, x__train__b=2), 'several depths'),
     (dict(train__cat=4, train__dog=4, valid=0), 'held-out images in .* has no images'), (dict(train=0, valid__cat=4, valid__dog=4), 'none to train on'),
     (dict(train__cat=4, train__dog=4, valid__Dog=4), "held-out images of .'Dog'.")], ids=str)
 def test_folders_that_are_no_set_of_classes(tmp_path, counts, says):
     with pytest.raises(ValueError, match=says): get_images(put(tmp_path, **counts), 9)
+
+@pytest.mark.parametrize('parts', [(), ('train', 'test'), ('Data__Training', 'Data__Validation')], ids=str)
+@pytest.mark.parametrize('classes', ['mask no_mask', 'Mask NoMask Non_Mask', 'mask unmask incorrect_mask', 'valid invalid', 'test no_test', 'label_1 label_2',
+                                     'bus plane train', 'Bus Plane Train', 'Label Label_B'])
+def test_a_class_may_have_a_word_for_its_name(tmp_path, classes, parts):
+    "One that another class's name ends in, `train` beside vehicles, and one for annotations where all are"
+    names = classes.split()
+    put(tmp_path, **{'__'.join([part, k]).strip('_'): 5 for part in parts or [''] for k in names})
+    has_split, train, valid, remarks = found(tmp_path)
+    each = dict.fromkeys(sorted(names), 5 if parts else 4)
+    assert (has_split, train, valid)==(bool(parts), each, each if parts else dict.fromkeys(each, 1))
+    assert remarks.startswith('taken for a class: ') and 'left out' not in remarks
+    if 'train' not in classes.lower(): assert get_images(tmp_path, 9, labels='([^/]+)/[^/]+$').vocab==sorted(names)
+
+@pytest.mark.parametrize('counts', [dict(cat__1=2, cat__2=2, dog__1=2, dog__2=2), dict(set__cat__1=2, set__cat__2=2, set__dog__1=2, set__dog__2=2),
+    {f'a (1)__{part}__{k}__{i}': 2 for part in ('train', 'val') for k in ('cat', 'dog') for i in '12'},
+    {f'{k}__{part}__{i}': 2 for part in ('train', 'val') for k in ('cat', 'dog') for i in '12'}], ids=str)
+def test_the_remedies_for_classes_in_several_folders_work(tmp_path, counts):
+    with pytest.raises(ValueError, match='1, 2 in several folders') as e: get_images(put(tmp_path, **counts), 9)
+    inner, outer = (eval(o) for o in re.findall("labels=('.+?') if", str(e.value)))
+    assert get_images(tmp_path, 9, labels=inner).vocab==['1', '2']
+    images = get_images(tmp_path, 9, labels=outer)
+    assert images.vocab==['cat', 'dog'] and len(images)==sum(counts.values())
+
+def test_what_is_left_out_ends_in_dots_if_it_is_much(tmp_path):
+    images = get_images(put(tmp_path, train__a=2, train__b=2, **{f'extra{i}': 1 for i in range(7)}), 9)
+    assert images.remarks.startswith('left out: 1 in extra0 (outside the split), ') and images.remarks.endswith('1 in extra4 (outside the split) …')
 
 def test_what_a_folder_was_taken_for_is_printed_once(tmp_path, capsys):
     put(tmp_path/'pets', train__cat=4, train__dog=4, valid__cat=1, valid__dog=1, test=2)
@@ -771,6 +794,20 @@ def test_labels_reach_every_loader(tmp_path, loader):
     if loader=='files':
         assert [str(dls.vocab[y]) for _,y in dls.train_ds]==['cat' if int(o.stem[-1])%2 else 'dog' for o in dls.train_ds.items]
         assert sum(len(yb) for _,yb in get_dls(tmp_path, bs=2, size=16, loader=loader, n_workers=1, device='cpu', labels='labels.csv').train)==4
+
+@pytest.mark.parametrize('name, text', [
+    ('labels.tsv', 'file\tlabel\na_0\tcat\na_1\tdog dog\na_2\tcat\na_3\tdog dog\n'),
+    ('list.txt', 'a_0.png cat\na_1.png "dog dog"\na_2.png cat\na_3.png "dog dog"\n'),
+    ('train.csv', 'id,file_name,label\na_1,a_0.png,cat\na_0,a_1.png,dog dog\na_3,a_2.png,cat\na_2,a_3.png,dog dog\n')])
+def test_tables_that_people_have(tmp_path, name, text):
+    (put(tmp_path, a=4)/name).write_text(text)
+    for labels in (name, Path(name), tmp_path/name):
+        assert labelled(tmp_path, dict(labels=labels))=={f'a/a_{i}.png': ('cat', 'dog dog')[i%2] for i in range(4)}
+
+def test_labels_of_many_files_with_one_name(tmp_path):
+    files = [tmp_path/f'train/patient{i}/view1.jpg' for i in range(300)]
+    (tmp_path/'train.csv').write_text('Path,Label\n' + ''.join(f'Set-small/train/patient{i}/view1.jpg,{i}\n' for i in range(300)))
+    assert library.read_labels(tmp_path/'train.csv', tmp_path, files)=={o: str(i) for i,o in enumerate(files)}
 
 def test_labels_by_name_path_and_function(tmp_path):
     put(tmp_path, train=3, test1=2)
