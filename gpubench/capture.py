@@ -7,6 +7,8 @@ __all__ = ['TapeCapture']
 
 # %% ../nbs/14_capture.ipynb #8b8648d2
 import gc
+import io
+import pickle
 import random
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
@@ -20,6 +22,7 @@ from fastai.layers import NoneReduce
 from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
 from torch._C._distributed_c10d import Work
+from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import free_memory
@@ -150,10 +153,30 @@ class Hook:
     def __call__(self): return self.func()
     def __reduce__(self): return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
 
-def host_random(with_torch):
-    "The state of the host's random numbers, which no replay draws"
+class _HostPickler(pickle.Pickler):
+    "Leaves out tensors and modules, which are compared elsewhere"
+    def persistent_id(self, o): return type(o).__name__ if isinstance(o, (torch.Tensor, torch.nn.Module)) else None
+
+def modules_in(*parts):
+    "The modules of networks and losses, also of those that a fastai loss wraps"
+    return [m for o in parts for part in (o, getattr(o, 'func', None)) if isinstance(part, torch.nn.Module) for m in part.modules()]
+
+def _held(o): # What a module or a loss holds, apart from what PyTorch gives each module
+    return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH}
+_OF_EACH = vars(torch.nn.Module()).keys()-{'training'}
+
+def host_state(
+    with_torch, # Are PyTorch's random numbers the host's?
+    *parts,     # Networks and losses
+)->tuple: # Random states; what each of the parts holds, as bytes; neither may change in a step that is replayed
+    "What a step might leave behind on the host"
+    def as_bytes(v):
+        out = io.BytesIO()
+        with suppress(Exception): _HostPickler(out).dump(v)
+        return out.getvalue()
     _, key, at, *_ = np.random.get_state()
-    return random.getstate(), key.tolist(), at, torch.get_rng_state().tolist() if with_torch else None
+    draws = random.getstate(), key.tolist(), at, torch.get_rng_state().tolist() if with_torch else None
+    return draws, [(k, as_bytes(v)) for o in (*modules_in(*parts), *parts) for k,v in _held(o).items()]
 
 LOSS_TOLERANCE = 1e-4   # relative: of a step whose kernels may round differently each time
 STEP_TOLERANCE = .01    # the same, of the changes of weights, buffers and moments, in their norm
@@ -206,6 +229,9 @@ def draw_weights(alpha, n, device):
     return torch._sample_dirichlet(torch.full((n, 2), alpha, device=device))[:, 0]
 def draw_order(n, device): return torch.rand(n, device=device).argsort()
 def draw_below(n, device): return torch.randint(0, n, (1,), device=device)
+
+def is_symmetric(distribution): # as those of MixUp and CutMix are
+    return type(distribution) is Beta and bool(distribution.concentration1==distribution.concentration0)
 
 class Mix:
     "What fastai's MixUp or CutMix does to a batch and to its loss, by draws on the device"
@@ -382,7 +408,9 @@ class Step:
     def keep(self, random):
         "The state before a step"
         plan = self.opt.step_plan()
-        parts = dict(weights=[*self.model.parameters()], buffers=[*self.model.buffers()])
+        modules = modules_in(self.model, self.loss_func)
+        parts = dict(weights=[*self.model.parameters()], buffers=[b for m in modules for b in m._buffers.values() if b is not None])
+        parts['attributes'] = [v for m in modules for v in _held(m).values() if isinstance(v, torch.Tensor)]
         for k in dict.fromkeys(k for o in plan.states for k in o):
             parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
         parts['slow weights'] = [o for o in (*plan.slows, *[slow for _,slow in plan.others]) if o is not None]

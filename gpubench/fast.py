@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .optim import FusedOptimizer, find_recipe, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, Hook, Step, host_random, is_exact
+from .capture import CUDACapture, EpochStep, Hook, Step, host_state, is_exact, is_symmetric
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
@@ -274,6 +274,8 @@ class GraphedStepCallback(FusedStepCallback):
         if names := ', '.join(own_methods(self.learn)): return f"The Learner has its own {names}."
         if names := ', '.join(o.name for o in strangers(self.learn)): return (
             f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
+        odd = [o.name for o in self.learn.cbs if type(o) in (MixUp, CutMix) and not is_symmetric(o.distrib)]
+        if odd: return f"The distribution of {odd[0]} isn't its own symmetric beta distribution."
         twice = [k.__name__ for k in _BUILT_IN if sum(type(o) is k and _is_on(o) for o in self.learn.cbs)>1]
         if twice: return f'There is more than one {twice[0]}.'
         if any(isinstance(o, MixedPrecision) and AMPMode(o.amp_mode)==AMPMode.FP16 for o in self.learn.cbs):
@@ -415,12 +417,14 @@ class GraphedStepCallback(FusedStepCallback):
         self.is_stale = step.share is None
         self._settle()
         kept.put_back()
-        host = host_random(not self.capture.draws_on_cpu)
+        parts = step.model, step.loss_func
+        draws, held = host_state(not self.capture.draws_on_cpu, *parts)
         out = self._warm_up(step, is_last)
         is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), is_exact(loss.device, step.compile))
-        is_drawn = host!=host_random(not self.capture.draws_on_cpu)
-        if self._all_ranks(is_same and not is_drawn): step.tried.add(is_last)
-        elif is_drawn: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
+        draws_now, held_now = host_state(not self.capture.draws_on_cpu, *parts)
+        if self._all_ranks(is_same and draws==draws_now and held==held_now): step.tried.add(is_last)
+        elif draws!=draws_now: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
+        elif held!=held_now: self.give_up('The network or the loss changes what it holds in each step, and a graph runs no Python.')
         elif step.is_old: self._forget()                         # somebody changed a number since the last epoch
         else: self.give_up('A replay differs from the eager step: the network or the loss changes from batch to batch.')
         step.is_old = True

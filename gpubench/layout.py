@@ -11,6 +11,7 @@ import math
 import platform
 import random
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 import numpy as np
@@ -90,6 +91,10 @@ class LayoutCallback(Callback):
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
     def two(self): return _of_tensors(lambda o: o[:2], (self.xb, self.yb))
+    def copies(self):
+        "Of network and loss, for a try: what they hold stays as it was"
+        learn = self.learn
+        return deepcopy((learn.model, learn.loss_func), {id(o): o for o in (learn, learn.dls, learn.opt, *learn.cbs)})
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/22_layout.ipynb #layout13
@@ -150,11 +155,12 @@ class ChannelsLastCallback(LayoutCallback):
         xb, yb = self.two()
         try:
             with untouched(self.model), torch.no_grad():
-                pred = self.model(*xb)
+                model, loss_func = self.copies()
+                pred = model(*xb)
                 is_moved = any(isinstance(o, torch.Tensor) and not o.is_contiguous() for o in tree_leaves(pred))
                 if is_moved and yb and not isinstance(getattr(self.loss_func, '__self__', None), Callback):
-                    self.loss_func(to_float(pred), *yb)
-                self.model.eval()(*xb)
+                    loss_func(to_float(pred), *yb)
+                model.eval()(*xb)
         except Exception as e: return f"The network doesn't run in channels_last: {_reason(e)}"   # such as of a `view`
         return ''
 
@@ -224,11 +230,11 @@ class OneDNNCallback(LayoutCallback):
     def left_alone(self):
         own = [o for m in self.model.modules() for o in (vars(m).get('forward'), m._compiled_call_impl) if o and type(o) is not NextPass]
         return 'A layer has its own forward.' if own else super().left_alone()
-    def _in_layout(self, forward, xb):
-        with pools_first(self.model), _OneDNNMode(): return _of_tensors(torch.Tensor.to_dense, forward(*(o.to_mkldnn() for o in xb)))
+    def _in_layout(self, model, forward, xb):
+        with pools_first(model), _OneDNNMode(): return _of_tensors(torch.Tensor.to_dense, forward(*(o.to_mkldnn() for o in xb)))
     def _run(self, forward, *xb):
         put_back = remember(self.model)
-        try: out = self._in_layout(forward, xb)
+        try: out = self._in_layout(self.model, forward, xb)
         except NotImplementedError as e:                        # in a branch that the try didn't take
             self.why_not = f"The network doesn't run in it: {_reason(e)}"
             put_back()
@@ -236,13 +242,14 @@ class OneDNNCallback(LayoutCallback):
         self.n_done += 1
         return out
     def try_two(self):
-        weights, forward = [o for o in self.model.parameters() if o.requires_grad], partial(type(self.model).forward, self.model)
         try:
+            model, _ = self.copies()
+            weights = [o for o in model.parameters() if o.requires_grad]
             with untouched(self.model), _OneDNNMode():
-                out = tree_leaves(self._in_layout(forward, self.two()[0]))
+                out = tree_leaves(self._in_layout(model, partial(type(model).forward, model), self.two()[0]))
                 torch.autograd.grad(sum(o.sum() for o in out if isinstance(o, torch.Tensor)), weights, allow_unused=True)
         except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
-        kept = [v for o in self.model.modules() for k,v in vars(o).items() if k[0]!='_']
+        kept = [v for o in model.modules() for k,v in vars(o).items() if k[0]!='_']
         is_kept = any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves(kept))
         return 'The network keeps activations.' if is_kept else ''
 

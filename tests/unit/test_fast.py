@@ -669,6 +669,30 @@ class Images(nn.Module):
         return self.body(x)
     def __getitem__(self, i): return self.body[i]
 
+class RunningLoss(nn.Module):
+    "Keeps a mean of its losses in a buffer, and their number in a tensor that is none"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('mean', torch.zeros(()))
+        self.n = torch.zeros(())
+    def forward(self, pred, y):
+        loss = nn.functional.cross_entropy(pred, y)
+        with torch.no_grad():
+            self.mean.lerp_(loss, .1)
+            self.n += 1
+        return loss*(1+self.mean)
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_trial_trains_what_a_loss_keeps_once(gathered, tmp_path):
+    learners = [learner(graph, loss_func=RunningLoss, gathered=graph and gathered, metrics=lambda: [], path=tmp_path) for graph in (False, True)]
+    for o in learners:
+        set_seed(1)
+        o.dls.train.rng.seed(1)
+        o.fit(3, 1e-2)
+    a, b = (o.loss_func for o in learners)
+    assert learners[1].graphed_step.n_replays and not learners[1].graphed_step.why_not and a.n==b.n and a.mean.equal(b.mean)
+    assert_same(*learners)
+
 @pytest.mark.parametrize('gathered', [False, True])
 def test_each_image_once_and_all_counts_agree(gathered):
     learn = learner(True, model=Images, gathered=gathered, drop_last=False)
@@ -736,6 +760,18 @@ class Counting(nn.Module):
     def forward(self, x):
         self.n += 1
         return x*self.n
+class Rarely(Generator):
+    "Its first draws take the same branch"
+    def forward(self, x): return x*2 if self.rng.random()<.01 else x
+outside = SimpleNamespace(n=0)
+class OutsideCounting(nn.Module):
+    def forward(self, x):
+        outside.n += 1
+        return x*outside.n
+def other_mix_up():
+    cb = MixUp()
+    cb.distrib = torch.distributions.Beta(torch.tensor(1.), torch.tensor(3.))
+    return cb
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -748,8 +784,11 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
 
 
 @pytest.mark.parametrize('says, kwargs', [
-    ('changes from batch to batch', dict(model=lambda: nn.Sequential(network(), Generator()))),
-    ('changes from batch to batch', dict(model=lambda: nn.Sequential(network(), Counting()))),
+    ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Generator()))),
+    ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Rarely()))),
+    ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Counting()))),
+    ('changes from batch to batch', dict(model=lambda: nn.Sequential(network(), OutsideCounting()))),
+    ("isn't its own symmetric beta distribution", dict(cbs=[other_mix_up()])),
     ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
     ('it has functions of its own', dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
@@ -765,7 +804,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
 @pytest.mark.parametrize('device', DEVICES)
 def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(device, says, kwargs):
     says = 'capturing' if device=='cuda' and 'on the host' in says else says                      # in CUDA's words
-    learn = learner(True, device=device, gathered='from batch to batch' in says, **kwargs)
+    learn = learner(True, device=device, gathered='what it holds' in says or 'from batch to batch' in says, **kwargs)
     with pytest.warns(UserWarning, match='run eagerly instead of as a graph') as caught: learn.fit(2, 1e-3)
     assert says in learn.graphed_step.why_not and sum('as a graph' in str(o.message) for o in caught)==1
     assert len(learn.recorder.losses)==10 and all(torch.isfinite(o) for o in learn.recorder.losses)

@@ -477,3 +477,18 @@ def test_a_try_that_fails_changes_nothing():
     assert 'from the random' in cb.try_two()
     for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
     assert torch.equal(torch.get_rng_state(), rng) and all(o.grad is None for o in learn.model.parameters())
+
+
+class Holds(nn.Module):
+    "Draws from a generator of its own, and keeps a list"
+    def __init__(self):
+        super().__init__()
+        self.body, self.rng, self.sizes = nn.Conv2d(1, 10, 3), random.Random(0), []
+    def forward(self, x):
+        self.sizes.append(len(x))
+        return self.body(x).flatten(2).mean(2)*(1+self.rng.random())
+
+def test_a_try_leaves_what_a_network_holds():
+    (stock, _), (fast, done) = fitted(Holds), fitted(Holds, speed_up)
+    assert done.to_df().set_index('part').on['channels_last'] and stock.model.sizes==fast.model.sizes
+    torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-5, atol=1e-6)
