@@ -147,11 +147,25 @@ class TapeCapture:
         return tape.replay, out
 
 # %% ../nbs/14_capture.ipynb #94ac8ef6
+def _as_it_was(o): return o
+
 class Hook:
-    "Stands in for a method of one Learner as long as a callback is in it; copied and pickled it is fastai's own"
-    def __init__(self, cb, name, func): self.cb, self.name, self.func = cb, name, func
+    "Stands in for a method of one Learner as long as a callback is in it; copied and pickled it is what was there before"
+    def __init__(self, cb, name, func): self.cb, self.name, self.func, self.before = cb, name, func, None
     def __call__(self): return self.func()
-    def __reduce__(self): return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
+    def install(self, learn):
+        self.before = vars(learn).get(self.name)
+        setattr(learn, self.name, self)
+    def remove(self, learn):
+        if vars(learn).get(self.name) is not self: return
+        if self.before is None: delattr(learn, self.name)
+        else: setattr(learn, self.name, self.before)
+    def inner(self, learn):
+        "Run what it stands in for"
+        return self.before() if self.before is not None else getattr(type(learn), self.name)(learn)
+    def __reduce__(self):
+        if self.before is not None: return _as_it_was, (self.before,)
+        return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
 
 class _HostPickler(pickle.Pickler):
     "Leaves out tensors and modules, which are compared elsewhere"
@@ -183,8 +197,7 @@ STEP_TOLERANCE = .01    # the same, of the changes of weights, buffers and momen
 
 def is_exact(device, compile):
     "Do kernels give the same bits each time?"
-    return not compile and (torch.device(device).type=='cpu' or torch.backends.cudnn.deterministic
-                            or torch.are_deterministic_algorithms_enabled())
+    return not compile and (torch.device(device).type=='cpu' or torch.are_deterministic_algorithms_enabled())
 
 class Kept:
     "The state before a step, to put it back and to compare two ways to do the step"
@@ -192,8 +205,10 @@ class Kept:
         parts:dict, # Name -> list of tensors that a step changes in place
         dicts:list, # Dicts of the host that it changes
         random,     # Sets the device's random numbers back
+        others=(),  # More tensors to put back, which aren't compared
     ):
         self.parts, self.random = parts, random
+        self.others = [(o, o.detach().clone()) for o in others]
         self.dicts = [(o, dict(o)) for o in dicts]
         self.before = self.now()
     def now(self): # Name -> list of copies
@@ -208,6 +223,7 @@ class Kept:
             o.clear()
             o.update(before)
         with torch.no_grad():
+            for o,before in self.others: o.copy_(before)
             for k,tensors in self.parts.items():
                 if tensors: torch._foreach_copy_(tensors, self.before[k])
 
@@ -217,8 +233,9 @@ class Kept:
         if is_exact: return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for k in a for x,y in zip(a[k], b[k]))
         def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
         def is_near(k):
-            x, y = ([o.float() for o in tensors[k]] for tensors in (a, b))
-            size = torch._foreach_sub(y, [o.float() for o in self.before[k]]) if k in self.before else y
+            x, y = a[k], b[k]
+            if not x[0].is_floating_point(): return all(map(torch.equal, x, y))                # counts
+            size = torch._foreach_sub(y, self.before[k]) if k in self.before else y
             distance, tolerance = norm(torch._foreach_sub(x, y)), LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE
             return not distance>tolerance*norm(size)         # nan is as near as can be
         return all(is_near(k) for k in a if a[k])
@@ -409,14 +426,15 @@ class Step:
         "The state before a step"
         plan = self.opt.step_plan()
         modules = modules_in(self.model, self.loss_func)
-        parts = dict(weights=[*self.model.parameters()], buffers=[b for m in modules for b in m._buffers.values() if b is not None])
-        parts['attributes'] = [v for m in modules for v in _held(m).values() if isinstance(v, torch.Tensor)]
+        parts, buffers = dict(weights=[*self.model.parameters()]), [b for m in modules for b in m._buffers.values() if b is not None]
+        for is_float,name in (True, 'buffers'), (False, 'counts'): parts[name] = [o for o in buffers if o.is_floating_point()==is_float]
         for k in dict.fromkeys(k for o in plan.states for k in o):
             parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
         parts['slow weights'] = [o for o in (*plan.slows, *[slow for _,slow in plan.others]) if o is not None]
         if self.share is not None: parts['gradients'] = [p.grad for p in self.model.parameters() if p.grad is not None]
         for o in self.afters: parts[o.name] = o.averages
-        return Kept(parts, [*plan.states, vars(self.opt)], random)
+        others = [v for m in modules for v in _held(m).values() if isinstance(v, torch.Tensor)]  # put back, but maybe not the same later
+        return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"

@@ -30,7 +30,7 @@ from .capture import CUDACapture, EpochStep, Hook, Step, host_state, is_exact, i
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
-from .turns import BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_watched, own_methods, strangers
+from .turns import BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_stock, is_watched, own_methods, strangers
 
 # %% ../nbs/23_fast.ipynb #24e22445
 def loss_readers(
@@ -212,7 +212,9 @@ class EMACallback(Callback):
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
 
 def _is_on(cb): return cb.run and cb.run_train
-def _joins(cb): return type(cb) in _BUILT_IN or any(hasattr(type(cb), o) for o in ('average', 'after_captured'))
+def _joins(cb):
+    "Does it become a part of the step? Only fastai's, and gpubench's own"
+    return type(cb) in _BUILT_IN or is_stock(type(cb)) and any(hasattr(type(cb), o) for o in ('average', 'after_captured'))
 
 _CLOCKS = StepTimerCallback, StepTimerEdgeCallback, MonitorCallback             # which a graph calls in its own way
 
@@ -224,8 +226,8 @@ class GraphedStepCallback(FusedStepCallback):
     `graph_safe` (`gpubench.turns`). In each epoch, a graph's first replay is compared with the eager step from the same
     state; where they differ, the graph goes.
 
-    What depends on time, or changes itself only after some steps (`if self.n>50` in `forward`), can slip through. The first
-    three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
+    Transforms of the loader, schedules and metrics are trusted to leave the network alone, and what depends on time can slip
+    through. The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
     gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     def __init__(self,
@@ -246,14 +248,14 @@ class GraphedStepCallback(FusedStepCallback):
     @learn.setter
     def learn(self, learn):
         FusedStepCallback.learn.fset(self, learn)
-        for name,func in self.hooks.items() if learn is not None else (): setattr(learn, name, Hook(self, name, func))
-    @property
-    def hooks(self): return dict(_do_one_batch=self._one_batch, all_batches=self._all_batches)
+        if learn is None: return
+        self.step_hook, self.epoch_hook = Hook(self, '_do_one_batch', self._one_batch), Hook(self, 'all_batches', self._all_batches)
+        for o in (self.step_hook, self.epoch_hook): o.install(learn)
     def let_go(self):
         self._settle()
         self.release()                        # their plans count the optimizer's steps, which go on without them
         self._let_mix()
-        for o in self.hooks: vars(self.learn).pop(o, None)
+        for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
         super().let_go()
 
     def before_fit(self): self.is_new_fit = True                          # unless it is a validation
@@ -275,7 +277,7 @@ class GraphedStepCallback(FusedStepCallback):
         if names := ', '.join(o.name for o in strangers(self.learn)): return (
             f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
         odd = [o.name for o in self.learn.cbs if type(o) in (MixUp, CutMix) and not is_symmetric(o.distrib)]
-        if odd: return f"The distribution of {odd[0]} isn't its own symmetric beta distribution."
+        if odd: return f"The `distrib` of {odd[0]} was replaced, and a graph draws from a symmetric beta distribution only."
         twice = [k.__name__ for k in _BUILT_IN if sum(type(o) is k and _is_on(o) for o in self.learn.cbs)>1]
         if twice: return f'There is more than one {twice[0]}.'
         if any(isinstance(o, MixedPrecision) and AMPMode(o.amp_mode)==AMPMode.FP16 for o in self.learn.cbs):
@@ -354,7 +356,7 @@ class GraphedStepCallback(FusedStepCallback):
         if learn.training:
             self._settle()
             if mixed: mixed.before_batch()                 # which hasn't run
-        return type(learn)._do_one_batch(learn)
+        return self.step_hook.inner(learn)
 
     def _find_step(self):
         learn = self.learn
@@ -393,10 +395,10 @@ class GraphedStepCallback(FusedStepCallback):
     def _capture(self, step, is_last):
         "Record the step; what it ran in Python counts as this batch's, which is trained by the first replay"
         self._settle()
-        try:
-            if why := self._why_no_capture(): raise RuntimeError(why)
-            step.capture(is_last, self.capture, self.learn.loss)
-        except Exception as e: self.give_up(why or f'{type(e).__name__}: {e}'.splitlines()[0])
+        self.give_up(self._why_no_capture())
+        if self.why_not: return False
+        try: step.capture(is_last, self.capture, self.learn.loss)
+        except Exception as e: self.give_up(f'{type(e).__name__}: {e}'.splitlines()[0])
         else: self.warm = self.learn.model
         return not self.why_not
 
@@ -426,7 +428,7 @@ class GraphedStepCallback(FusedStepCallback):
         elif draws!=draws_now: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
         elif held!=held_now: self.give_up('The network or the loss changes what it holds in each step, and a graph runs no Python.')
         elif step.is_old: self._forget()                         # somebody changed a number since the last epoch
-        else: self.give_up('A replay differs from the eager step: the network or the loss changes from batch to batch.')
+        else: self.give_up("A replay gave another result than the eager step: something changes from batch to batch that a graph doesn't repeat.")
         step.is_old = True
         return out
     def _all_ranks(self, is_fine):
@@ -448,7 +450,7 @@ class GraphedStepCallback(FusedStepCallback):
         learn = self.learn
         if learn.training: self._decide()
         dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl            # a timer's, for its loader
-        if not (learn.training and self._can_gather(dl)): return type(learn).all_batches(learn)
+        if not (learn.training and self._can_gather(dl)): return self.epoch_hook.inner(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
         def train(i):

@@ -128,19 +128,16 @@ class ChannelsLastCallback(LayoutCallback):
         else: self._add_hook(learn)
         self.__dict__['_learn'] = learn
     def _add_hook(self, learn): # it ends a fit even by an interrupt, when no event comes any more
-        self.hook, self.inner = Hook(self, '_do_fit', self._fit), learn._do_fit
-        learn._do_fit = self.hook
+        self.hook = Hook(self, '_do_fit', self._fit)
+        self.hook.install(learn)
     def _remove_hook(self):
-        methods = vars(self.learn) if self.learn else {}
-        if methods.get('_do_fit') is not self.hook: return
-        del methods['_do_fit']
-        if getattr(self.inner, '__func__', None) is not type(self.learn)._do_fit: methods['_do_fit'] = self.inner
+        if self.learn: self.hook.remove(self.learn)
     def _fit(self):
         self.places = {p: self.places[p] for p in self.model.parameters() if p in self.places}
         self.why_not = self.left_alone() or self.why_not
         if not self.why_not: self.place()                      # where a graph that is kept expects them
         self.is_in_fit = True
-        try: self.inner()
+        try: self.hook.inner(self.learn)
         finally:
             self.is_in_fit = False
             self.give_back()

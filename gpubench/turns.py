@@ -17,11 +17,13 @@ from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, Sa
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Learner, Recorder, SkipToEpoch
 
+from .capture import Hook, modules_in
 from .timing import acts
 
 # %% ../nbs/21_turns.ipynb #turns005
 BATCH_EVENTS = ['before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_cancel_backward', 'after_backward',
                 'before_step', 'after_cancel_step', 'after_step', 'after_cancel_batch', 'after_batch']
+_WITHIN = [o for o in BATCH_EVENTS if o not in ('before_batch', 'after_step', 'after_cancel_batch', 'after_batch')]
 EPOCH_EVENTS = ['before_epoch', 'before_train', 'after_cancel_train', 'after_train', 'before_validate', 'after_cancel_validate',
                 'after_validate', 'after_cancel_epoch', 'after_epoch']
 LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read the loss of each batch
@@ -55,7 +57,9 @@ def strangers(
     def is_known(cb):
         methods = [getattr(type(cb), o) for o in all_events if hasattr(type(cb), o)]
         return type(cb) in KNOWN and not vars(cb).keys() & all_events and all(map(is_stock, methods))
-    return [cb for cb in learn.cbs if not is_known(cb) and not declares(cb) and acts(cb, events)]
+    def is_declared(cb): # and does it act only where it is called beside a replay?
+        return declares(cb) and (is_stock(type(cb)) or not any(hasattr(type(cb), o) or o in vars(cb) for o in _WITHIN))
+    return [cb for cb in learn.cbs if not is_known(cb) and not is_declared(cb) and acts(cb, events)]
 
 # %% ../nbs/21_turns.ipynb #turns008
 _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate all_batches one_batch _set_device
@@ -66,15 +70,16 @@ def own_methods(
 )->list: # Names
     "Methods of the training loop that are neither fastai's nor gpubench's: of a subclass, patched, or set on the instance"
     def is_own(name):
-        methods = [getattr(type(learn), name), *[o for k,o in vars(learn).items() if k==name]]
-        return not all(map(is_stock, methods))
+        method = vars(learn).get(name)
+        while isinstance(method, Hook): method = method.before
+        return not all(map(is_stock, filter(None, (getattr(type(learn), name), method))))
     return [o for o in _LOOP if is_own(o)]
 
 def is_watched(
     model, # A module, or a loss function
 )->bool:
     "Does a hook of a layer, of a weight or of all modules run with it?"
-    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    modules = modules_in(model)
     hooks = [v for o in (*map(vars, modules), vars(torch.nn.modules.module)) for k,v in o.items() if k.endswith('hooks')]
     weights = [o for m in modules for o in m._parameters.values() if o is not None]
     return any(isinstance(o, dict) and o for o in hooks) or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)

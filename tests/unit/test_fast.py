@@ -788,7 +788,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Rarely()))),
     ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Counting()))),
     ('changes from batch to batch', dict(model=lambda: nn.Sequential(network(), OutsideCounting()))),
-    ("isn't its own symmetric beta distribution", dict(cbs=[other_mix_up()])),
+    ('of mix_up was replaced', dict(cbs=[other_mix_up()])),
     ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
     ('it has functions of its own', dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
@@ -905,6 +905,50 @@ def test_a_learner_with_its_own_loop_keeps_it(gathered, monkeypatch):
     with pytest.warns(UserWarning, match='has its own all_batches, _do_one_batch'): learn.fit(1)
     assert learn.calls==200+len(learn.dls.train)+len(learn.dls.valid)
 
+
+@pytest.mark.parametrize('name', ['_do_one_batch', 'all_batches'])
+@pytest.mark.parametrize('gathered', [False, True])
+def test_a_method_that_a_user_gave_the_learner_is_run_and_comes_back(gathered, name):
+    learn, calls = learner(False), []
+    learn.remove_cb(learn.fuse)
+    def own():
+        calls.append(name)
+        getattr(Learner, name)(learn)
+    setattr(learn, name, own)
+    if gathered: swap_recorder(learn, DeferredRecorder())
+    learn.add_cb(cb := GraphedStepCallback(capture=TapeCapture()))
+    with pytest.warns(UserWarning, match=f'has its own {name}'): learn.fit(1)
+    assert len(calls)==(2 if name=='all_batches' else len(learn.dls.train)+len(learn.dls.valid)) and cb.n_replays==0
+    learn.remove_cb(cb)
+    assert vars(learn)[name] is own
+
+class Keeps(nn.Module):
+    "Keeps what it computed last"
+    def forward(self, x):
+        self.feature = x*2
+        return self.feature
+class Swa(Callback):
+    "Has a method of a name that a callback of gpubench has"
+    def average(self, w=.5): raise AssertionError('called in the step')
+    def after_epoch(self): pass
+class LooksWithin(Callback):
+    graph_safe = True
+    def after_pred(self): self.learn.seen_pred = True
+
+def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
+    learn = learner(True, [Swa()], model=lambda: nn.Sequential(network(), Keeps()), splitter=params)
+    learn.fit(2, 1e-2)
+    assert learn.graphed_step.n_replays and learn.graphed_step.why_not==''
+
+def test_a_declaration_covers_no_event_that_a_replay_leaves_out():
+    learn = learner(True, [LooksWithin()])
+    with pytest.warns(UserWarning, match='what looks_within may change'): learn.fit(1, 1e-2)
+
+def test_a_hook_within_a_loss_is_seen():
+    learn, seen = learner(True), []
+    learn.loss_func.func.register_forward_hook(lambda m, x, out: seen.append(1))
+    with pytest.warns(UserWarning, match='has hooks'): learn.fit(1, 1e-2)
+    assert len(seen)==len(learn.dls.train)+len(learn.dls.valid)
 
 def test_a_learner_without_a_recorder_has_its_batches_copied():
     learn = learner(True, gathered=True)

@@ -489,6 +489,6 @@ class Holds(nn.Module):
         return self.body(x).flatten(2).mean(2)*(1+self.rng.random())
 
 def test_a_try_leaves_what_a_network_holds():
-    (stock, _), (fast, done) = fitted(Holds), fitted(Holds, speed_up)
-    assert done.to_df().set_index('part').on['channels_last'] and stock.model.sizes==fast.model.sizes
+    (stock, _), (fast, done) = fitted(model=Holds), fitted(speed_up, model=Holds)
+    assert rows(done).on['channels_last'] and stock.model.sizes==fast.model.sizes
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-5, atol=1e-6)
