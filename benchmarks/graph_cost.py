@@ -51,8 +51,8 @@ def search(learn, n):
     learn.fine_tune(2, 1e-3)
 def guest(learn, n): learn.fit(5, 1e-3, cbs=GuestCallback())
 
-def cost(dls, args):
-    "name -> seconds of each way, and their ratios"
+def cost(dls, args, write):
+    "Seconds of each way and their ratios, by what was trained; `write` gets what there is after each"
     found = {}
     for what in fits, search, guest:
         learners = {k: learner(dls, partial(get_model, args.model), alone=k=='alone') for k in ('alone', 'anew')}
@@ -66,11 +66,11 @@ def cost(dls, args):
         times = alternate(learners, args.rounds, run)
         ratio = ratios_to_none(dict(none=times['alone'], anew=times['anew']))['anew']
         found[what.__name__] = dict(seconds=times, ratio=ratio)
+        write(cost=found)
         print(f"{what.__name__:8} alone {median(times['alone']):.3f} s, anew {median(times['anew']):.3f} s: "
               f"{100*(ratio['mid']-1):+.1f} % ({100*(ratio['lo']-1):+.1f} to {100*(ratio['hi']-1):+.1f})", flush=True)
         del learners
         free_memory()
-    return found
 
 class Attention(nn.Module):
     "A small vision transformer"
@@ -108,7 +108,8 @@ def main():
     args = p.parse_args()
     device = device_of(args)
     search_kernels()
-    trials = {}
+    trials, tolerances = {}, dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE)
+    def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances, images=args.images, fits=args.fits, **more)
     for name,(net, size, bs) in NETWORKS.items():
         for way in dict(bf16=False), dict(bf16=True), dict(bf16=True, compile=True):
             if device=='cpu' and way!=dict(bf16=False): continue
@@ -117,10 +118,8 @@ def main():
             worst = {k: max(o[k] for o in found) for k in (found[0] if found else ())}
             trials[key] = dict(worst=worst, n=len(found), why_not=why)
             print(f'{key:28}', why or ' '.join(f'{k} {o:.1e}' for k,o in worst.items()), flush=True)
-            write_json(args.out, device, trials=trials, tolerances=dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE))
+            write()
             free_memory()
-    dls = get_dls('synthetic', bs=64, loader='resident', device=device, size=32, n_channels=3, max_images=args.images)
-    write_json(args.out, device, trials=trials, tolerances=dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE),
-               images=len(dls.train.dataset), fits=args.fits, cost=cost(dls, args))
+    cost(get_dls('synthetic', bs=64, loader='resident', device=device, size=32, n_channels=3, max_images=args.images), args, write)
 
 if __name__=='__main__': main()
