@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
-from .optim import FusedOptimizer, find_recipe, fuse, place, unfuse
+from .optim import FusedOptimizer, NativeUpdate, find_recipe, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_state, is_exact, is_symmetric
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .monitor import MonitorCallback
@@ -149,8 +149,14 @@ class FusedStepCallback(Callback):
             unfuse(opt)                                                    # its own callbacks have changed
         if any(getattr(o, 'sparse', False) for o in self.learn.model.modules()):
             return self.give_up('The network has sparse gradients, which are not fused.')
+        self.why_not = self.own_is_fastest()
+        if self.why_not: return
         try: self.ours = fuse(opt)
         except ValueError as e: self.give_up(str(e))
+    def own_is_fastest(self):
+        recipe, device = find_recipe(self.learn.opt), next(self.learn.model.parameters()).device
+        is_slow = recipe and device.type=='cpu' and not NativeUpdate.takes(recipe)
+        return "For a CPU, PyTorch has no fused step of this optimizer, and its own is the fastest." if is_slow else ''
     def give_up(self, why):
         self.why_not = why
         if why: warnings.warn(why)
@@ -258,6 +264,7 @@ class GraphedStepCallback(FusedStepCallback):
         for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
         super().let_go()
 
+    def own_is_fastest(self): return ''                                   # a graph can't take the optimizer's own step
     def before_fit(self): self.is_new_fit = True                          # unless it is a validation
     def _begin_fit(self):
         learn, device = self.learn, next(self.learn.model.parameters()).device

@@ -21,7 +21,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
+from fastai.optimizer import SGD, Adam, Lamb, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
@@ -934,6 +934,14 @@ class Swa(Callback):
 class LooksWithin(Callback):
     graph_safe = True
     def after_pred(self): self.learn.seen_pred = True
+
+def test_the_table_names_an_optimizer_whose_own_step_is_the_fastest_on_a_cpu():
+    learn = learner(False, opt_func=Lamb)
+    learn.remove_cb(learn.fuse)
+    done = speed_up(learn)
+    learn.fit(1, 1e-3)
+    row = done.to_df().set_index('part').loc['fused step']
+    assert not row.on and 'no fused step of this optimizer' in row.why and type(learn.opt) is Optimizer
 
 def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
     learn = learner(True, [Swa()], model=lambda: nn.Sequential(network(), Keeps()), splitter=params)

@@ -313,7 +313,7 @@ def test_a_learner_trains_as_without_it(name, act, tmp_path):
     for ours in others:
         ACTS[act](ours)
         for o in ours.cbs:
-            if isinstance(o, FusedStepCallback): assert o.why_not=='' and getattr(o, 'n_replays', 8)>=8
+            if isinstance(o, FusedStepCallback): assert o.why_not=='' and getattr(o, 'n_replays', 8)>=8 or 'its own is the fastest' in o.why_not
         assert_close(list(stock.model.parameters()), list(ours.model.parameters()), 1e-5)
         assert_close(state(stock.opt), state(ours.opt), 1e-4)
         assert np.allclose(stock.recorder.losses, ours.recorder.losses, rtol=1e-5) and stock.recorder.lrs==ours.recorder.lrs
