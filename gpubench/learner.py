@@ -24,6 +24,8 @@ from fastcore.basics import noop
 from fastcore.foundation import L
 
 from .core import check_value, check_whole, free_memory, is_number, pick_device
+from .fast import FusedStepCallback, GraphedStepCallback, SpeedUp
+from .layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
 from .stats import is_steady
 from .timing import StepTimerCallback
@@ -49,12 +51,12 @@ def _check_batches(dl):
                      f"Use bs={n} or less, or a larger data set.")
 
 # %% ../nbs/26_learner.ipynb #5d0c27e1
-_IN_WARM_UP = {'fastai.learner', 'gpubench.fast'} | { # modules whose callbacks shape a step, and keep nothing
+_IN_WARM_UP = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
     f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
 
 class _UntilSteadyCallback(Callback):
     "Ends each fit when its steps are steady, or after about 3 s, 40 steps or an epoch"
-    order, sees_replays, is_steady = StepTimerCallback.order, True, False
+    order, graph_safe, is_steady = StepTimerCallback.order, 'counts', False
     def __init__(self, timer): self.timer = timer
     def before_fit(self): self.n_before = len(self.timer.steps)
     def after_batch(self):
@@ -100,6 +102,14 @@ def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs
     copied.__kwdefaults__ = deepcopy(function.__kwdefaults__, memo)
     return copied
 
+def _speed_up_like(learn, copied):
+    "Give a copy the parts of `speed_up` that its original has, since those stay with one Learner"
+    parts, has = SpeedUp(copied), {type(o): o for o in learn.cbs}
+    if ChannelsLastCallback in has: parts.order_channels()
+    if OneDNNCallback in has: parts.use_onednn()
+    if FusedStepCallback in has: parts.fuse_step()
+    if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
+
 def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     """Train a copy of `learn` until its steps are steady, so that kernels are loaded and memory is reserved
 
@@ -114,6 +124,7 @@ def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
             copied = deepcopy(learn, memo)
             copied.loss_func = _with_own_cells(learn.loss_func, memo)
             _drop_hooks(copied.model)
+            _speed_up_like(learn, copied)
             copied.add_cbs([timer, until_steady])
             _train(copied, 'fit' if callable(fit) else fit, 1)
         except Exception: pass                               # of the user's code; if it matters, the training meets it
@@ -124,7 +135,7 @@ class _FitCallback(SeenCallback):
     """Observes also what each epoch of the last fit learned, and at which rates
 
     `validate` and `get_preds` call `before_fit`, too, and clear what the `Recorder` has; they lock the Learner."""
-    epochs = ()                                              # dicts; none before the first fit
+    graph_safe, epochs = 'counts', ()                        # dicts; none before the first fit
     @property
     def is_fit(self): return not self.learn.lock.locked()
     def before_fit(self):

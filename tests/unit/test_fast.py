@@ -2,11 +2,13 @@
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
 import gc
 import math
+import pkgutil
 import random
 from collections import defaultdict
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial, wraps
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +30,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
+import gpubench
 from gpubench import capture, fast, optim, turns
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
@@ -947,6 +950,11 @@ def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
     learn = learner(True, [Swa()], model=lambda: nn.Sequential(network(), Keeps()), splitter=params)
     learn.fit(2, 1e-2)
     assert learn.graphed_step.n_replays and learn.graphed_step.why_not==''
+
+def test_our_own_callbacks_declare_themselves():
+    modules = [import_module(f'gpubench.{o.name}') for o in pkgutil.iter_modules(gpubench.__path__) if o.name!='__main__']
+    own = {o for m in modules for o in vars(m).values() if isinstance(o, type) and issubclass(o, Callback) and o.__module__==m.__name__}
+    assert len(own)>10 and {o.__name__ for o in own if not vars(o).get('graph_safe')}=={'LayoutCallback', 'SyncStepCallback'}   # a base; XLA's
 
 def test_a_declaration_covers_no_event_that_a_replay_leaves_out():
     learn = learner(True, [LooksWithin()])

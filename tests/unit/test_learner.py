@@ -18,6 +18,7 @@ from fastai.callback.schedule import ParamScheduler, SchedCos
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback
 from fastai.callback.training import GradientAccumulation, GradientClip, ShortEpochCallback
 from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
 from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
@@ -27,7 +28,10 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import gpubench
+from gpubench.fast import speed_up
+from gpubench.layout import OneDNNCallback
 from gpubench.learner import time_learner
+from gpubench.optim import FusedOptimizer
 from gpubench.sweep import sweep
 from gpubench.trial import run_trial
 
@@ -419,3 +423,23 @@ def test_a_function_that_trains_travels_to_a_fresh_process_and_back_into_the_sam
     right, _ = trained(saving(2), two_fits)
     assert [*df.loc[0, ['loss', 'valid_loss', 'accuracy', 'fit']]]==[*right, 'two_fits'], df.error[0]
     assert len(sweep(dict(n_epoch=2), **how))==1 and len(sweep(dict(n_epoch=2), dry_run=True, **how | dict(fit='fit')))==0
+
+
+def test_the_copy_that_warms_up_is_sped_up_like_the_learner(monkeypatch):
+    ran, train = [], gpubench.learner._train
+    def watched(learn, *args):
+        train(learn, *args)
+        ran.append((isinstance(learn.opt, FusedOptimizer), sum(type(o) is OneDNNCallback for o in learn.cbs)))
+    monkeypatch.setattr(gpubench.learner, '_train', watched)
+    def made():
+        torch.manual_seed(0)
+        x = torch.randn(64, 3, 8, 8)
+        dl = DataLoader(list(zip(x, torch.arange(64)%2)), bs=16, num_workers=0)
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+        learn = Learner(DataLoaders(dl, dl), net, loss_func=CrossEntropyLossFlat(), lr=1e-3)
+        speed_up(learn)
+        return learn
+    plain = made()
+    with plain.no_bar(), plain.no_logging(): plain.fit(1)
+    found = time_learner(made(), {})
+    assert ran==[(True, 1)]*2 and found['n_warmup_steps']>0 and found['loss']==pytest.approx(plain.recorder.values[-1][0], rel=1e-5)
