@@ -522,7 +522,8 @@ def _check_classes(root, train, valid, empty, out):
     if len(classes[0])<2: raise ValueError(f"{root} has only one class, {min(classes[0])!r}.{found}"
         f"{' If one of these folders is a class, give it another name.'*bool(out)} {sort}")
     if only := sorted(classes[1]-classes[0]):
-        raise ValueError(f"{root} has held-out images of {only}, but no training images of that class.")
+        raise ValueError(f"{root} has held-out images of {only}, but no training images of that class. If the names only "
+                         "differ in spelling, rename the folder; otherwise add training images.")
 
 def _label_of(names, file): return names[file]
 

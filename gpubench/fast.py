@@ -167,7 +167,8 @@ class EMACallback(Callback):
     """Keeps an exponential moving average of weights and buffers, and validates with it (Polyak & Juditsky, 1992)
 
     A captured step includes it. After a fit the Learner has the weights of the last step; `swap()` exchanges them. Where
-    somebody else has changed the weights since (`load`, `lr_find`), it starts anew."""
+    somebody else has changed the weights since (`load`, `lr_find`), it starts anew. `SaveModelCallback` judges the average, but
+    saves the weights of the last step: call `swap()` before `learn.save` or `learn.export` to keep the average."""
     order, graph_safe = TrainEvalCallback.order+2, 'counts'
     def __init__(self,
         decay:float=.999,    # The share of the average that stays in each step, from 0 to 1
