@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
+from .feed import FeedCallback
 from .optim import FusedOptimizer, NativeUpdate, find_recipe, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, Hook, Step, host_state, is_exact, is_symmetric
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
@@ -593,10 +594,14 @@ class SpeedUp:
             self.add(part, f'cuDNN times those it has for each shape that is new to this process, and keeps the fastest{also_tf32}',
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
-    def look_at_loader(self):
+    def feed(self):
         x = getattr(self.learn.dls.train.dataset, 'x', None)
-        if not isinstance(x, torch.Tensor) or x.device.type!=torch.device(self.learn.dls.device).type: self.add('data',
-            "The CPU may take longer to prepare a batch than a step takes. `get_dls(loader='resident')` keeps images on the GPU.", False)
+        if isinstance(x, torch.Tensor):                                       # of a `PixelDL`, which is fast
+            if x.device.type!=torch.device(self.learn.dls.device).type:
+                self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
+        elif not self.has('images', FeedCallback):
+            cb = FeedCallback()
+            self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
 
     def capture(self, compile):
         if not self.has('CUDA graph', GraphedStepCallback):
@@ -651,6 +656,7 @@ def speed_up(
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise ValueError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
+    out.feed()
     if precision: out.mix()
     out.order_channels()
     out.fuse_step()
@@ -658,7 +664,6 @@ def speed_up(
         out.defer_losses()
         out.search_kernels()
         out.capture(compile)
-        out.look_at_loader()
     else:
         if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
         out.use_onednn()

@@ -1409,16 +1409,19 @@ def test_the_table_names_those_who_want_each_loss():
     again.defer_losses()
     assert not again.to_df().on[0]
 
-@pytest.mark.parametrize('loader, rows', [('files', ['data']), ('resident', [])])
-def test_a_loader_that_may_be_the_limit_is_named(loader, rows):
-    done = SpeedUp(Learner(get_dls('digits', bs=8, loader=loader, device='cpu', max_images=20), network()))
-    done.look_at_loader()
-    assert [*done.to_df().get('part', [])]==rows
+@pytest.mark.parametrize('loader, rows', [('files', ['images']), ('resident', [])])
+def test_images_of_files_are_decoded_once(loader, rows):
+    learn = Learner(get_dls('digits', bs=8, loader=loader, device='cpu', max_images=20, size=8), network())
+    done = SpeedUp(learn)
+    done.feed()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    table = done.to_df()
+    assert [*table.get('part', [])]==rows and all(table.get('on', []))
 
 def test_pixels_on_the_host_of_a_gpu_are_named():
     train = SimpleNamespace(dataset=SimpleNamespace(x=torch.zeros(1)))
     done = SpeedUp(SimpleNamespace(dls=SimpleNamespace(device='cuda', train=train)))
-    done.look_at_loader()
+    done.feed()
     assert done.to_df().on.tolist()==[False]
 
 
