@@ -35,6 +35,11 @@ def file_id(path, stat:os.stat_result)->tuple[bytes,str]:
     "A file as it was at a time"
     return file_key(path), file_state(stat)
 
+def file_now(path)->tuple[bytes,str]|None: # None if there is none
+    "A file as it is"
+    try: return file_id(path, os.stat(path))
+    except OSError: return None
+
 # %% ../nbs/06_store.ipynb #48194a0f
 SETTLED_NS = 5*10**9 # since a file's last change
 
@@ -52,28 +57,27 @@ def checksum(pixels:bytes, *identity)->int: # `identity`: whose pixels these are
 # %% ../nbs/06_store.ipynb #23c16ee4
 FORMAT      = 1         # of the table
 PAGE_BYTES  = 16*2**10  # the fewer pages, the faster; an image wastes half of its last page
-BATCH_BYTES = 16*2**20  # of pixels in one transaction
+BATCH_BYTES = 32*2**20  # of pixels in one transaction
 LOCK_S      = 30        # how long another process may write before we give up
 
 def store_name(stages:str)->str:
     "The file's name in its folder"
     return f"images-{hashlib.sha1(f'{FORMAT} {stages}'.encode()).hexdigest()[:12]}.sqlite"
 
-def make_table(db:sqlite3.Connection):
+def connect(file)->sqlite3.Connection: # `file`: '' is a temporary file that vanishes with the connection, even after a kill
+    "A connection for all threads, one at a time"
+    return sqlite3.connect(file, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
+
+def prepare(db:sqlite3.Connection):
     "Make the table if there is none, and find out whether the file can be written, as the version always is"
-    db.execute('pragma journal_mode=truncate')         # Windows' virus scanners get in the way of deleting
+    db.execute(f'pragma page_size={PAGE_BYTES}')
+    db.execute('pragma synchronous=normal')             # enough for a file that survives a crash of the machine
+    db.execute('pragma journal_mode=truncate')          # on Windows, virus scanners get in the way of deleting
     with db:
         db.execute('begin immediate')
         db.execute('create table if not exists images (path blob, state text, shape text, checksum integer, pixels blob)')
         db.execute('create unique index if not exists files on images (path, state)')
         db.execute(f'pragma user_version={FORMAT}')
-
-def connect(file)->sqlite3.Connection: # `file`: '' is a temporary file that vanishes with the connection, even after a kill
-    "A connection for all threads, one at a time"
-    db = sqlite3.connect(file, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
-    db.execute(f'pragma page_size={PAGE_BYTES}')
-    db.execute('pragma synchronous=normal')             # a crash of the whole machine leaves the file sound
-    return db
 
 # %% ../nbs/06_store.ipynb #35750c41
 REMEDIES = { # SQLite's primary result code -> what to do
@@ -142,27 +146,28 @@ class ImageStore:
         self._waiting_lock = Lock()
         try: self._db = connect(self.file or '')
         except sqlite3.Error as e: raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
-        try: make_table(self._db)
+        try: prepare(self._db)
         except sqlite3.Error as e: self._stop(e)
 
     def _stop(self, e):
         self.why_full = self.why_full or f"The image cache {self.file or temp_folder()} keeps no more: {e}. {remedy(e)}."
 
     def _read(self, query, args=()):
-        "The first row, or None. After an error, nothing more is read"
+        "All rows, or none after an error, which ends all reading"
         with self._lock:
-            try: return self._db.execute(query, args).fetchone()
+            try: return self._db.execute(query, args).fetchall()
             except sqlite3.Error as e:
                 self._stop(e)
                 self._db.close()
+                return []
 
     def get(self, path)->np.ndarray|None: # uint8 as it was put, read-only; None: decode it
         "The file's pixels, if they are here and sound, and the file is as it was"
-        try: file = file_id(path, os.stat(path))
-        except OSError: return None                     # deleted meanwhile
-        row = self._read('select shape, checksum, pixels from images where path=? and state=?', file)
-        if row is None: return None
-        shape,expected,pixels = row
+        file = file_now(path)
+        if file is None: return None
+        rows = self._read('select shape, checksum, pixels from images where path=? and state=?', file)
+        if not rows: return None
+        shape,expected,pixels = rows[0]
         if not isinstance(pixels, bytes) or checksum(pixels, self.stages, *file, shape)!=expected: return None
         return np.frombuffer(pixels, np.uint8).reshape([int(o) for o in shape.split()])
 
@@ -204,19 +209,15 @@ class ImageStore:
         self._write(rows)
 
     def count(self, paths)->int:
-        "How many of these files' pixels are here"
-        return sum(self._has(o) for o in paths)
-
-    def _has(self, path):
-        try: file = file_id(path, os.stat(path))
-        except OSError: return False
-        return self._read('select 1 from images where path=? and state=?', file) is not None
+        "How many of these files' pixels are here; 10,000 files take about .1 s"
+        kept = set(self._read('select path, state from images'))
+        return sum(file_now(o) in kept for o in paths)
 
     @property
     def bytes(self)->int|None: # None once closed
         "Size of the file, without what is waiting"
-        row = self._read('select page_count*page_size from pragma_page_count, pragma_page_size')
-        return row and row[0]
+        rows = self._read('select page_count*page_size from pragma_page_count, pragma_page_size')
+        return rows[0][0] if rows else None
 
     def close(self):
         "Write what is waiting, and close the file"
