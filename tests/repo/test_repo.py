@@ -139,7 +139,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    assert [o for m in ('record', 'stats', 'curves', 'series', 'plot') for o in torch_in(m, sources)]==[]
+    assert [o for m in ('record', 'stats', 'curves', 'series', 'store', 'plot') for o in torch_in(m, sources)]==[]
 
 def test_arrows_fault():
     planted = dict(core='x = 1', stats='from .core import x', data='def f():\n    from gpubench.trial import y\n    import gpubench.plot as p',
