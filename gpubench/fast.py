@@ -594,13 +594,13 @@ class SpeedUp:
             self.add(part, f'cuDNN times those it has for each shape that is new to this process, and keeps the fastest{also_tf32}',
                      undo=partial(setattr, cudnn, 'benchmark', False))
 
-    def feed(self):
+    def feed(self, cache=None):
         x = getattr(self.learn.dls.train.dataset, 'x', None)
         if isinstance(x, torch.Tensor):                                       # of a `PixelDL`, which is fast
             if x.device.type!=torch.device(self.learn.dls.device).type:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
         elif not self.has('images', FeedCallback):
-            cb = FeedCallback()
+            cb = FeedCallback(cache)
             self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
 
     def capture(self, compile):
@@ -646,6 +646,7 @@ def speed_up(
     learn,              # A Learner
     precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
     compile:bool=False, # On a GPU, capture the kernels of `torch.compile`; it compiles for half a minute first
+    cache=None,         # A folder in which decoded images are kept for later trainings of the same files
 )->SpeedUp:
     """Remove what a training step wastes without changing what is learned; returns a table of what was done
 
@@ -656,7 +657,7 @@ def speed_up(
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise ValueError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
-    out.feed()
+    out.feed(cache)
     if precision: out.mix()
     out.order_channels()
     out.fuse_step()

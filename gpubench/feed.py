@@ -29,6 +29,7 @@ from fastcore.foundation import L
 from PIL import Image
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
+from .store import ImageStore, open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0011
 class _Draws:
@@ -183,14 +184,14 @@ def _open(cls, path):
 # %% ../nbs/22_feed.ipynb #feed0031
 class Budget:
     "Bytes that all loaders of a Learner may keep in memory"
-    def __init__(self, n_bytes): self.left, self.lock = n_bytes, Lock()
+    def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
     def take(self, n):
         with self.lock:
-            is_enough = n<=self.left
-            if is_enough: self.left -= n
+            is_enough = self.used+n<=self.n_bytes
+            if is_enough: self.used += n
         return is_enough
     def give(self, n):
-        with self.lock: self.left += n
+        with self.lock: self.used -= n
 
 @dataclass
 class _Kept:
@@ -209,37 +210,48 @@ def _stamp(stat): return stat and (stat.st_size, stat.st_mtime_ns)
 class Decoded:
     "The decoded images of a data set and its other values, each made when it is first needed"
     def __init__(self,
-        stages,     # An `ItemStages`
-        budget,     # A `Budget`
-        stores=(),  # An `ImageStore` for each image of an item, or none
+        stages,      # An `ItemStages`
+        budget,      # A `Budget`
+        folder=None, # Where later trainings find the images again
     ):
-        self.stages, self.budget, self.stores = stages, budget, stores
-        self.kept, self.values, self.n_decoded = {}, {}, 0
+        self.stages, self.budget, self.folder, self.lock = stages, budget, folder, Lock()
+        self.kept, self.values, self.n_decoded, self.n_found = {}, {}, 0, 0
+        self.stores = self._open_stores() if folder else []
+    def _open_stores(self): # one for each image of an item; without a folder, temporary ones
+        return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
     def item(self, i): # Its arrays and its values
         if i not in self.values: self.values[i] = self.stages.values(i)
-        kept = self.kept.get(i) or self._keep(i, self._read(i))
+        kept = self.kept.get(i) or self._read(i)
         return kept.arrays, self.values[i]
     def _read(self, i):
         paths = self.stages.paths(i)
         stats = [_stat(o) for o in paths]            # before the files are read
-        found = [store.get(o) for store,o in zip(self.stores, paths)]
-        if found and all(o is not None for o in found): return _Kept(found, paths, stats)
-        arrays = self.stages.decode(paths)
-        self.n_decoded += 1
-        for store,path,stat,array in zip(self.stores, paths, stats, arrays): store.put(path, stat, array)
-        return _Kept(arrays, paths, stats)
-    def _keep(self, i, new):
-        if i not in self.kept and self.budget.take(new.n_bytes):
-            if self.kept.setdefault(i, new) is not new: self.budget.give(new.n_bytes)      # another thread was faster
+        arrays = [store.get(o) for store,o in zip(self.stores, paths)]
+        is_found = bool(arrays) and all(o is not None for o in arrays)
+        new = _Kept(arrays if is_found else self.stages.decode(paths), paths, stats)
+        is_in_memory = self._keep(i, new)
+        with self.lock: self.n_found, self.n_decoded = self.n_found+is_found, self.n_decoded+(not is_found)
+        if not is_found and (self.folder or not is_in_memory): self._store(new)
         return new
+    def _keep(self, i, new):
+        "Is there enough memory?"
+        is_enough = self.budget.take(new.n_bytes)
+        if is_enough and self.kept.setdefault(i, new) is not new: self.budget.give(new.n_bytes)      # another thread was faster
+        return is_enough
+    def _store(self, new):
+        with self.lock: self.stores = self.stores or self._open_stores()
+        for store,*o in zip(self.stores, new.paths, new.stats, new.arrays): store.put(*o)
     def refresh(self):
         "Forget the images whose files have changed"
         for i,kept in [*self.kept.items()]:
             if not kept.is_current():
                 self.budget.give(self.kept.pop(i).n_bytes)
                 self.values.pop(i, None)
+    def flush(self):
+        for o in self.stores: o.flush()
     def release(self):
         for i in [*self.kept]: self.budget.give(self.kept.pop(i).n_bytes)
+        for o in self.stores: o.close()
         self.values.clear()
 
 # %% ../nbs/22_feed.ipynb #feed0041
@@ -378,8 +390,10 @@ class FeedCallback(Callback):
     The loaders themselves stay as they are. `learn.export()` puts a `Callback` that does nothing in its place."""
     order, graph_safe = -1000, 'counts'              # a timer wraps what it puts there
     def __init__(self,
+        cache=None,         # A folder in which decoded images are kept for later trainings
         n_threads:int=None, # That decode; by default one for each core, 8 at most
     ):
+        self.cache = None if cache is None else open_folder(cache)
         self.n_threads, self.pool, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
         self.decoded, self.why_not, self.n_done, self.own_dl = {}, '', None, None
 
@@ -406,11 +420,22 @@ class FeedCallback(Callback):
         key = id(stages.dataset), stages.key, str(stages.drawing+stages.rest)
         if key not in self.decoded:
             if self.pool is None: self.pool, self.budget = start_threads(self.n_threads), Budget(memory_bytes()[1]//2)
-            new = Decoded(stages, self.budget)
+            new = Decoded(stages, self.budget, self.cache)
             check_items(dl, new)
             self.decoded[key] = new
         return self.decoded[key]
 
+    def after_fit(self):
+        for o in self.decoded.values(): o.flush()
+    @property
+    def left_out(self):
+        "What became of the images, in sentences"
+        found = [*self.decoded.values()]
+        if not found: return ''
+        n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
+        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
+        parts += {f"{type(t).__name__} stays fastai's" for o in found for t in o.stages.rest}
+        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
     def release(self):
         "Stop the threads, and give the memory back"
         for o in self.decoded.values(): o.release()
