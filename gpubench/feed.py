@@ -47,29 +47,53 @@ _BEFORE_CALL = {o: _drawing(o.before_call) for o in (Resize, RandomResizedCrop, 
 def _is_bilinear_crop(sz, tl, orig_sz, mode):
     return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
 
+def _resize(pixels, size): # (channels, h, w) uint8; (w, h)
+    return torch.ops.aten._upsample_bilinear2d_aa(pixels[None], size[::-1], False)[0]
+
+MIN_SAVING = 4  # times fewer bytes, for which a narrowed image is kept: it rounds once more, so more of its values are a level off
+
+def narrow(array, size): # (h, w, channels) uint8; (w, h) of a `Resize` that crops. Bytes of a narrowed image, or `array`
+    "Resize the side of an image of which each crop has all, if that saves much; the other one is left for drawing"
+    h, w = array.shape[:2]
+    scale = min(w/size[0], h/size[1])
+    crop_w, crop_h = (int(scale*o) for o in size)
+    is_wide = w-crop_w>h-crop_h
+    kept_w, kept_h = (w, size[1]) if is_wide else (size[0], h)
+    if kept_w*kept_h*MIN_SAVING>w*h: return array
+    pixels = _pixels(array)
+    pixels = _resize(pixels[:, :crop_h] if is_wide else pixels[..., :crop_w], (kept_w, kept_h))
+    header = np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8)
+    return np.concatenate([header, pixels.permute(1, 2, 0).reshape(-1).numpy()])
+
+def _pixels(array): # (channels, h, w), a view
+    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
+
 class _Bytes:
-    "An image of fastai's whose pixels are a tensor"
+    "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
     @classmethod
-    def of(cls, array): # (h, w) or (h, w, channels) uint8
+    def of(cls, array): # (h, w), (h, w, channels), or what `narrow` returns
+        if array.ndim>1: return cls.with_pixels(_pixels(array))
+        w, h, kept_w, kept_h = array[:16].view(np.uint32).tolist()
+        return cls.with_pixels(_pixels(array[16:].reshape(kept_h, kept_w, -1)), (w, h))
+    @classmethod
+    def with_pixels(cls, pixels, size=None):
         image = Image.Image()
-        image.__class__, image._size = cls, array.shape[1::-1]
-        image.pixels = torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
+        image.__class__, image.pixels = cls, pixels
+        image._size = size or (pixels.shape[2], pixels.shape[1])
         return image
-    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def array(self):
         array = self.pixels.permute(1, 2, 0).contiguous().numpy()
         return array[..., 0] if array.shape[2]==1 else array
+    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros', resize_mode=Image.Resampling.BILINEAR, resize_to=None):
         if tl is None or resize_to is None or not _is_bilinear_crop(sz, tl, self.size, resize_mode):
             image = self.as_pil().crop_pad(sz, tl, orig_sz=orig_sz, pad_mode=pad_mode, resize_mode=resize_mode, resize_to=resize_to)
             return self.of(np.array(image))
-        (x, y), (w, h) = tl, sz
-        return self.with_pixels(torch.ops.aten._upsample_bilinear2d_aa(self.pixels[None, :, y:y+h, x:x+w], resize_to[::-1], False)[0])
-    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1))
-    def with_pixels(self, pixels):
-        new = self.of(np.empty((0, 0), np.uint8))
-        new.pixels, new._size = pixels, (pixels.shape[-1], pixels.shape[-2])
-        return new
+        (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
+        rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
+        columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
+        return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
+    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
 
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
@@ -140,6 +164,9 @@ class ItemStages:
         known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
         fixed = next((i for i,o in enumerate(acting[:known]) if not _is_fixed(o, self.split_idx)), known)
         self.fixed, self.drawing, self.rest = acting[:fixed], acting[fixed:known], acting[known:]
+        crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
+        is_narrow = crop and type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
+        self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
             f'{type(self.rest[0]).__name__} is not known, and its worker processes may be faster than one thread.')
         self.lock = Lock()
@@ -147,15 +174,15 @@ class ItemStages:
     @property
     def key(self): # of the bytes
         "What `decode` does, in words"
-        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}"
+        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}; narrowed to {self.narrow_to}"
     @property
     def is_final(self): return not self.drawing+self.rest
     def paths(self, i): return [o.path(i) for o in self.images]
-    def decode(self, paths): # One array for each image column: (h, w) or (h, w, channels) uint8
+    def decode(self, paths): # One array for each image column: (h, w), (h, w, channels), or narrowed, uint8
         "Open an item's images and do what is the same each time, by fastai's own code"
         images = [_open(c.image_class, o) for c,o in zip(self.images, paths)]
         for o in self.fixed: images = _apply(o, images, self.split_idx)
-        return [np.array(o) for o in images]
+        return [narrow(o, self.narrow_to) if self.narrow_to else o for o in map(np.array, images)]
     def finish(self, arrays, values, seed): # An item: (channels, h, w) or (h, w) uint8, and the values, in the order of the columns
         "The transforms that draw, by a generator of the item's own, and by fastai what isn't known"
         images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
@@ -228,7 +255,7 @@ class Decoded:
         stats = [_stat(o) for o in paths]            # before the files are read
         arrays = [store.get(o) for store,o in zip(self.stores, paths)]
         is_found = bool(arrays) and all(o is not None for o in arrays)
-        new = _Kept(arrays if is_found else self.stages.decode(paths), paths, stats)
+        new = _Kept([o.copy() for o in arrays] if is_found else self.stages.decode(paths), paths, stats)     # PyTorch takes writable ones only
         is_in_memory = self._keep(i, new)
         with self.lock: self.n_found, self.n_decoded = self.n_found+is_found, self.n_decoded+(not is_found)
         if not is_found and (self.folder or not is_in_memory): self._store(new)
