@@ -324,11 +324,23 @@ def _copied(method, *key): # with code of its own for each key: Dynamo compiles 
     copied = FunctionType(_code_for(func, *key), func.__globals__, func.__name__, func.__defaults__, func.__closure__)
     return MethodType(copied, method.__self__)
 
-class Step:
+def _changing(*parts): # name -> list of tensors
+    "What a forward pass may change in networks and losses: buffers, and those of them that count"
+    buffers = [b for m in modules_in(*parts) for b in m._buffers.values() if b is not None]
+    return {k: [o for o in buffers if o.is_floating_point()==is_float] for is_float,k in ((True, 'buffers'), (False, 'counts'))}
+def _held_tensors(*parts): return [v for m in modules_in(*parts) for v in _held(m).values() if isinstance(v, torch.Tensor)]
+
+class OwnBatch:
+    "A copy of a batch, at an address that stays"
+    def __init__(self, learn): self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (learn.xb, learn.yb))
+    def fill(self, xb, yb):
+        for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
+
+class Step(OwnBatch):
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner):
+        super().__init__(owner.learn)
         self.n_seen, self.replays, self.tried, self.is_old = 0, {}, set(), False
-        self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (owner.learn.xb, owner.learn.yb))
         learn, o = owner.learn, owner.built_in
         self.model, self.loss_func, self.opt, self.compile = learn.model, learn.loss_func, learn.opt, owner.compile
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
@@ -350,8 +362,6 @@ class Step:
         loss = self.mix.loss(loss_func, pred, yb, *mixed) if mixed else loss_func(pred, *yb)
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
-    def fill(self, xb, yb):
-        for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
     def given(self, owner): return owner.learn.xb, owner.learn.yb
     def batch(self): return self.xb, self.yb           # where a captured step finds it
     def prepare(self, update, loss): "Allocate what the capture needs"
@@ -425,15 +435,13 @@ class Step:
     def keep(self, random):
         "The state before a step"
         plan = self.opt.step_plan()
-        modules = modules_in(self.model, self.loss_func)
-        parts, buffers = dict(weights=[*self.model.parameters()]), [b for m in modules for b in m._buffers.values() if b is not None]
-        for is_float,name in (True, 'buffers'), (False, 'counts'): parts[name] = [o for o in buffers if o.is_floating_point()==is_float]
+        parts = dict(weights=[*self.model.parameters()]) | _changing(self.model, self.loss_func)
         for k in dict.fromkeys(k for o in plan.states for k in o):
             parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
         parts['slow weights'] = [o for o in (*plan.slows, *[slow for _,slow in plan.others]) if o is not None]
         if self.share is not None: parts['gradients'] = [p.grad for p in self.model.parameters() if p.grad is not None]
         for o in self.afters: parts[o.name] = o.averages
-        others = [v for m in modules for v in _held(m).values() if isinstance(v, torch.Tensor)]  # put back, but maybe not the same later
+        others = _held_tensors(self.model, self.loss_func)            # put back, but maybe not the same later
         return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 
 class EpochStep(Step):
@@ -485,3 +493,45 @@ class EpochStep(Step):
         for _ in range(first, last): replay()
         self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
         return out
+
+# %% ../nbs/14_capture.ipynb #valid001
+class ValidStep(OwnBatch):
+    "Forward pass and loss for batches of one shape, without gradients: its own copy of a batch, and what repeats them"
+    def __init__(self, learn):
+        super().__init__(learn)
+        self.learn, self.replay, self.is_tried = learn, None, False
+    def relies_on(self): # Equal as long as a replay computes with what the Learner has now
+        model, loss_func = self.learn.model, self.learn.loss_func
+        modules = modules_in(model, loss_func)
+        tensors = [o for m in modules for o in (*m._parameters.values(), *m._buffers.values()) if o is not None]
+        return ([(o, o.training) for o in modules], [loss_func, getattr(loss_func, 'reduction', None)],
+                [(o.data_ptr(), o.shape, o.stride(), o.dtype) for o in tensors])
+
+    def capture(self, validate, capture): # `validate` does to the Learner's batch what fastai does
+        "Record it"
+        learn, given = self.learn, (self.learn.xb, self.learn.yb)
+        def step():
+            validate()
+            return self.found()
+        learn.xb, learn.yb = self.xb, self.yb
+        try: self.replay, self.out = capture.record(step)
+        finally: learn.xb, learn.yb = given
+        if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)): raise RuntimeError('A prediction holds more than tensors.')
+        self.relied_on = self.relies_on()
+    def found(self): # prediction and loss, if there are targets, of the batch that the Learner has
+        return (self.learn.pred, self.learn.loss) if len(self.yb) else (self.learn.pred,)
+    def __call__(self):
+        "Give the Learner prediction and loss of its batch, by a replay"
+        learn = self.learn
+        self.fill(learn.xb, learn.yb)
+        self.replay()
+        learn.pred, *loss = tree_map(torch.clone, self.out)
+        if loss: learn.loss = learn.loss_grad = loss[0]
+
+    def keep(self):
+        "The tensors that a batch may change, as they are before it"
+        parts = self.learn.model, self.learn.loss_func
+        return Kept(_changing(*parts), [], lambda: None, _held_tensors(*parts))
+    def results(self): # like `Kept.parts`
+        preds, loss = tree_leaves(self.learn.pred), self.found()[1:]
+        return dict(preds=[o for o in preds if o.is_floating_point()], labels=[o for o in preds if not o.is_floating_point()], loss=[*loss])

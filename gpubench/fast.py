@@ -8,12 +8,13 @@ __all__ = ['DeferredRecorder', 'FusedStepCallback', 'EMACallback', 'GraphedStepC
 # %% ../nbs/23_fast.ipynb #772e52a3
 import platform
 import warnings
+from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import Callback, CancelBatchException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelBatchException, GatherPredsCallback, TrainEvalCallback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
@@ -21,17 +22,20 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import find_bs
+from fastcore.basics import noop
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .feed import FeedCallback
 from .optim import FusedOptimizer, NativeUpdate, find_recipe, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, Hook, Step, host_state, is_exact, is_symmetric
-from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
+from .capture import CUDACapture, EpochStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric
+from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages, untouched
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
-from .turns import BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_stock, is_watched, own_methods, strangers
+from .turns import (BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_stock, is_watched, odd_metrics, own_methods,
+                            strangers)
 
 # %% ../nbs/23_fast.ipynb #24e22445
 def loss_readers(
@@ -216,6 +220,150 @@ class EMACallback(Callback):
     def after_cancel_validate(self): self.after_validate()
     def __getstate__(self): return vars(self)|dict(followed=None)
 
+# %% ../nbs/23_fast.ipynb #valid001
+MAX_LATE_MIB = 32                                              # of predictions and targets that wait to be read
+
+class LateReader:
+    "Within it, callbacks that only record what a validation gives get its batches later, many at once"
+    def __init__(self, learn):
+        self.learn, self.kept, self.n_bytes = learn, [], 0
+        kinds = Recorder, DeferredRecorder, GatherPredsCallback
+        self.cbs = [o for o in learn.cbs.sorted('order') if type(o) in kinds and o.run and o.run_valid]
+    def __enter__(self):
+        for i,o in enumerate(self.cbs): vars(o)['after_batch'] = noop if i else self.keep
+    def __exit__(self, *args): self.read()
+    def keep(self):
+        "Instead of the first one's `after_batch`: the batch waits"
+        learn = self.learn
+        yb = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in learn.yb)      # a loader may use its memory again
+        self.kept.append(dict(iter=learn.iter, yb=yb, pred=learn.pred, loss=learn.loss))
+        self.n_bytes += sum(o.nbytes for o in tree_leaves((yb, learn.pred)) if isinstance(o, torch.Tensor))
+        if self.n_bytes<=MAX_LATE_MIB*2**20: return
+        self.read()
+        self.__enter__()
+    def read(self):
+        "Let the callbacks record what waits; from then on they get each batch"
+        for o in self.cbs: vars(o).pop('after_batch')
+        learn, kept, self.kept, self.n_bytes = self.learn, self.kept, [], 0
+        now = {k: getattr(learn, k) for k in ('iter', 'yb', 'pred', 'loss')}
+        for batch,loss in zip(kept, _at_once([o['loss'] for o in kept])):
+            for k,v in (batch | dict(loss=loss)).items(): setattr(learn, k, v)
+            for o in self.cbs: o('after_batch')
+        for k,v in now.items(): setattr(learn, k, v)
+
+def _at_once(losses): # copied to the host in one piece, if each is a number
+    is_number = all(isinstance(o, torch.Tensor) and o.ndim==0 for o in losses)
+    return torch.stack(losses).cpu().unbind() if losses and is_number else losses
+
+# %% ../nbs/23_fast.ipynb #valid003
+N_TO_PAY = 50    # batches still to come for which a graph of a validation is made: capturing takes .1 to .3 s, and a replay saves the launches
+                 # of 60 to 160 layers, 2 to 6 ms
+
+def _why_strange(learn, cbs):
+    "A sentence about those who run code between batches, unless all are known"
+    if names := ', '.join(own_methods(learn)): return f"The Learner has its own {names}."
+    if names := ', '.join(o.name for o in cbs): return (
+        f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
+    return ''
+
+class Validation:
+    """Validates by graphs of forward pass and loss, one for each shape of batches that comes often enough, and reads many batches at once
+
+    The same rule as for training steps decides who may be there, and in each validation a graph's first replay is compared with
+    fastai's own batch. `why_not` is a sentence where all is fastai's own; `n_replays` counts within one fit, or one validation outside of a fit."""
+    def __init__(self, owner): # A `GraphedStepCallback`
+        self.owner, self.steps, self.why_not, self.n_replays = owner, {}, '', 0
+        self.is_new, self.seen = True, None                    # is it the first one since a fit began or ended? shape -> batches in this validation
+    @property
+    def learn(self): return self.owner.learn
+    def forget(self): self.steps = {}
+    def give_up(self, why):
+        self.why_not = why
+        self.forget()
+
+    def all_batches(self):
+        validate = partial(self.owner.epoch_hook.inner, self.learn)
+        if self.is_new: self._begin_fit()
+        self.why_not = self.why_not or self._why_not()
+        if self.why_not: return validate()
+        self._begin()
+        try:
+            with LateReader(self.learn): validate()
+        finally: self.seen = None
+    def _begin_fit(self):
+        self.is_new, self.why_not, self.n_replays = False, '', 0
+        if not self.owner.alone or len(self.steps)>=MAX_SHAPES: self.forget()
+    def _why_not(self):
+        "Why no batch of this validation, or of a later one in this fit, can be replayed"
+        learn = self.learn
+        if not self.owner.find_capture(): return 'A CPU has no launches to save.'
+        if isinstance(learn.model, DistributedDataParallel): return 'Devices that train together may have different numbers of batches.'
+        if why := _why_strange(learn, [o for o in strangers(learn) if o.run and o.run_valid]): return why
+        if names := ', '.join(odd_metrics(learn)): return f'{names} may look at more than prediction, targets and loss.'
+        if is_watched(learn.model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
+        if isinstance(getattr(learn.loss_func, '__self__', None), Callback): return 'A callback computes the loss.'
+        return 'It runs within an autocast.' if any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) else ''
+    def _begin(self):
+        learn, owner = self.learn, self.owner
+        is_changed = bool(strangers(learn, [*BATCH_EVENTS, *EPOCH_EVENTS]))
+        if is_changed: self.forget()
+        if not owner.alone:
+            for o in self.steps.values(): o.is_tried = False
+        self.seen, self.mixed = Counter(), [o for o in learn.cbs if type(o) is MixedPrecision and o.run and o.run_valid]
+        n_epoch = 1 if owner.is_new_fit or is_changed else learn.n_epoch-learn.epoch
+        self.pays = n_epoch*len(learn.dl)>=N_TO_PAY
+
+    def one_batch(self):
+        step = self._find_step() if self.seen is not None and not self.why_not else None
+        if step is None: return self._stock_batch()
+        for o in self.mixed: o.after_loss()                    # leaves its autocast
+        if not step.is_tried: return self._try(step)
+        step()
+        self.n_replays += 1
+    def _stock_batch(self):
+        stock = partial(self.owner.step_hook.inner, self.learn)
+        return self.owner.capture.warm_up(stock) if self.seen is not None and self.pays else stock()
+
+    def _find_step(self):
+        "The step of a shape that comes again in this validation, or that has one already"
+        learn = self.learn
+        batch = *learn.xb, *learn.yb
+        if not all(isinstance(o, torch.Tensor) for o in batch): return
+        with torch._C.DisableTorchFunctionSubclass(): key = len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
+        self.seen[key] += 1
+        if self.seen[key]==1 and key in self.steps and self.steps[key].relied_on!=self.steps[key].relies_on(): del self.steps[key]
+        elif self.seen[key]==2 and self.pays and len(self.steps)<MAX_SHAPES: self.steps.setdefault(key, ValidStep(learn))
+        return self.steps.get(key)
+    def _enter(self):
+        for o in self.mixed: o.before_batch()
+    def _capture(self, step):
+        def validate():
+            self._enter()
+            try: self.owner.step_hook.inner(self.learn)
+            except Exception:
+                for o in self.mixed: o.after_loss()
+                raise
+        try: step.capture(validate, self.owner.capture)
+        except Exception as e: self.give_up(f'{type(e).__name__}: {e}'.splitlines()[0])
+    def _try(self, step):
+        "Replay the batch, undo that, and let fastai validate it; if these two differ, the graph goes"
+        learn, capture = self.learn, self.owner.capture
+        with untouched(learn.model):                           # also where it can't be captured
+            kept = step.keep()
+            if not step.replay: self._capture(step)
+            if not self.why_not:
+                step()
+                replayed = kept.now() | step.results()
+            kept.put_back()
+        on_host = partial(host_state, not capture.draws_on_cpu, learn.model, learn.loss_func)
+        before = on_host()
+        self._enter()
+        self._stock_batch()
+        if self.why_not: return
+        is_same = kept.agree(replayed, kept.parts | step.results(), is_exact(step.xb[0].device, False))
+        if is_same and on_host()==before: step.is_tried = True
+        else: self.give_up("A replay gave other predictions than fastai's batch, or that changed something on the host.")
+
 # %% ../nbs/23_fast.ipynb #8a224574
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
 
@@ -237,7 +385,7 @@ class GraphedStepCallback(FusedStepCallback):
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and what depends on time can slip
     through. The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
     gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
-    order, graph_safe = TrainEvalCallback.order+1, 'counts'
+    order, graph_safe, is_new_fit = TrainEvalCallback.order+1, 'counts', True
     def __init__(self,
         compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
@@ -246,11 +394,12 @@ class GraphedStepCallback(FusedStepCallback):
         check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile, capture, alone, 0, None
         self.is_stale, self.is_new, self.mixed, self.warm = False, True, None, None
-        self.steps, self.left_out = {}, ''
+        self.steps, self.left_out, self.valid = {}, '', Validation(self)
 
     def _forget(self):
         for o in self.steps.values(): o.replays.clear()      # frees the graphs now: a step and its functions hold each other
         self.steps, self.left_out = {}, ''
+        self.valid.forget()
     @property
     def learn(self): return super().learn
     @learn.setter
@@ -267,24 +416,27 @@ class GraphedStepCallback(FusedStepCallback):
         super().let_go()
 
     def own_is_fastest(self): return ''                                   # a graph can't take the optimizer's own step
-    def before_fit(self): self.is_new_fit = True                          # unless it is a validation
+    def before_fit(self): self.is_new_fit = self.valid.is_new = True      # it may be a validation only
+    def find_capture(self):
+        "What records steps and validations; None on a CPU"
+        device = next(self.learn.model.parameters()).device
+        if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
+        return self.capture
     def _begin_fit(self):
-        learn, device = self.learn, next(self.learn.model.parameters()).device
+        learn = self.learn
         super().before_fit()
         self._let_mix()                                                   # an earlier fit may have ended by an error
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
         self.n_done, self.gathered, self.is_new_fit = 0, None, False
         if self.why_not: return
         learn.opt.capturable = False                                      # until an epoch has no reason against it
-        if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
+        self.find_capture()
         self._settle()
     def _why_not(self):
         "Why no step of this epoch, or of a later one, can be captured"
         if not self.capture: return 'A CPU has no launches to save.'
         if not isinstance(self.learn.opt, FusedOptimizer): return 'The optimizer was replaced within the fit.'
-        if names := ', '.join(own_methods(self.learn)): return f"The Learner has its own {names}."
-        if names := ', '.join(o.name for o in strangers(self.learn)): return (
-            f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
+        if why := _why_strange(self.learn, strangers(self.learn)): return why
         odd = [o.name for o in self.learn.cbs if type(o) in (MixUp, CutMix) and not is_symmetric(o.distrib)]
         if odd: return f"The `distrib` of {odd[0]} was replaced, and a graph draws from a symmetric beta distribution only."
         twice = [k.__name__ for k in _BUILT_IN if sum(type(o) is k and _is_on(o) for o in self.learn.cbs)>1]
@@ -334,7 +486,9 @@ class GraphedStepCallback(FusedStepCallback):
         self._settle()
         self._let_mix()
     def after_cancel_train(self): self.after_train()
-    def after_fit(self): self._settle()
+    def after_fit(self):
+        self._settle()
+        self.is_new_fit = self.valid.is_new = True
     def _settle(self):
         "Zero the gradients that the last replay left, as a stock step does"
         if self.is_stale: self.learn.opt.zero_grad()
@@ -347,9 +501,10 @@ class GraphedStepCallback(FusedStepCallback):
         self.is_new = False
 
     def _one_batch(self):
-        if self.learn.training and self.must_decide: self._decide()
+        if not self.learn.training: return self._valid_batch()
+        if self.must_decide: self._decide()
         learn, mixed = self.learn, self.mixed
-        step = self._find_step() if learn.training and len(learn.yb) and not self.why_not else None
+        step = self._find_step() if len(learn.yb) and not self.why_not else None
         if step is None: return self._stock_batch(mixed)
         if MixedPrecision in self.built_in: self.built_in[MixedPrecision].after_loss()   # leaves its autocast
         is_last = self._is_last()
@@ -361,11 +516,13 @@ class GraphedStepCallback(FusedStepCallback):
         for o in self.watchers if is_last else (): o('after_step')
         if not is_last: raise CancelBatchException()
     def _stock_batch(self, mixed):
-        learn, self.is_new = self.learn, True
-        if learn.training:
-            self._settle()
-            if mixed: mixed.before_batch()                 # which hasn't run
-        return self.step_hook.inner(learn)
+        self.is_new = True
+        self._settle()
+        if mixed: mixed.before_batch()                     # which hasn't run
+        return self.step_hook.inner(self.learn)
+    def _valid_batch(self):
+        self.is_new = True
+        return self.valid.one_batch()
 
     def _find_step(self):
         learn = self.learn
@@ -457,9 +614,10 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _all_batches(self):
         learn = self.learn
-        if learn.training: self._decide()
+        if not learn.training: return self.valid.all_batches()
+        self._decide()
         dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl            # a timer's, for its loader
-        if not (learn.training and self._can_gather(dl)): return self.epoch_hook.inner(learn)
+        if not self._can_gather(dl): return self.epoch_hook.inner(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
         def train(i):
@@ -511,6 +669,11 @@ class GraphedStepCallback(FusedStepCallback):
         finally:                              # also of what was trained before an interrupt
             for o in waiting: finish(*o)
 
+    @property
+    def on_validation(self): # A sentence for the table
+        valid = self.valid
+        if valid.n_replays: return f'Also {valid.n_replays:,} batches of validation'
+        return f"Validation is fastai's own: {valid.why_not}" if valid.why_not and self.capture else ''
     @property
     def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())
     @property
@@ -633,7 +796,8 @@ class SpeedUp:
             if not is_on: why = why_not or (why if not on else 'It did nothing in the last fit.')
             elif n is not ...: why += '; from the next fit on' if n is None else f'; {n:,} times in the last fit'
             if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-            for more in (why_not*is_on, getattr(cb, 'left_out', '')): why += f'. {more}'*bool(more)
+            for more in (why_not*is_on, getattr(cb, 'left_out', ''), getattr(cb, 'on_validation', '')):
+                if more: why = f"{why.rstrip('.')}. {more}"
             return dict(part=part, on=is_on, why=why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
         return pd.DataFrame([now(**o) for o in self.rows])
     def __repr__(self):

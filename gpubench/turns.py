@@ -8,7 +8,7 @@ __all__ = []
 # %% ../nbs/21_turns.ipynb #turns002
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import TrainEvalCallback
+from fastai.callback.core import GatherPredsCallback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
@@ -29,7 +29,9 @@ EPOCH_EVENTS = ['before_epoch', 'before_train', 'after_cancel_train', 'after_tra
 LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read the loss of each batch
 KNOWN = {TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLogger, ParamScheduler, CastToTensor, ChannelsLast,
          MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
-         ReduceLROnPlateau, SkipToEpoch, *LOSS_READERS}
+         ReduceLROnPlateau, SkipToEpoch, GatherPredsCallback, *LOSS_READERS}
+METRICS = """AvgMetric AvgLoss AvgSmoothLoss ValueMetric AccumMetric Dice DiceMulti JaccardCoeff JaccardCoeffMulti CorpusBLEUMetric
+    Perplexity""".split()                            # fastai's that take no more of a batch than prediction, targets and loss
 
 def is_stock(
     method, # A function, a method or what stands in for one
@@ -60,6 +62,16 @@ def strangers(
     def is_declared(cb): # and does it act only where it is called beside a replay?
         return declares(cb) and (is_stock(type(cb)) or not any(hasattr(type(cb), o) or o in vars(cb) for o in _WITHIN))
     return [cb for cb in learn.cbs if not is_known(cb) and not is_declared(cb) and acts(cb, events)]
+
+# %% ../nbs/21_turns.ipynb #turns011
+def odd_metrics(
+    learn, # A Learner
+)->list: # Names
+    "Metrics that may look at more of a batch than prediction, targets and loss"
+    def is_known(o):
+        name, accumulate = type(o).__name__, type(o).accumulate
+        return name in METRICS and is_stock(type(o)) and is_stock(accumulate) and 'accumulate' not in vars(o)
+    return [o.name for o in learn.metrics if not is_known(o)]
 
 # %% ../nbs/21_turns.ipynb #turns008
 _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate all_batches one_batch _set_device
