@@ -6,10 +6,11 @@
 Rows are names of `ROWS` in whole_fit_rows.py, or `gpu`, `cpu`, `accuracy`, `all`. Each run is a process of its own; the ways of a row alternate, in
 an order that is shuffled in each round, and those of a round share their seed. The clock starts with the first call after the imports; making the
 loaders, starting up, compiling, decoding and validating all count. Compiled kernels aren't kept from run to run, unless `--compiler-cache` names a
-folder for them. Files are read once when they are made, so the system has them in memory; nobody has decoded them.
+folder for them. The files have just been made, so the system has them in memory, but nobody has decoded them.
 
-Stock has fastai's default number of workers unless the row or the variant says otherwise. Peers are variants, too: `--variants stock speed_up
-stock_bf16 workers_8 torchvision resident`; the last is `speed_up` with all images on the GPU before the clock of its epochs starts.
+Stock has fastai's default number of workers unless the row or the variant says otherwise. Variants of `speed_up`: `fp32`, `compiled`, `gpu_decode`,
+`cached` (the first run fills the cache), and `resident`, whose loader decodes all images onto the GPU before the fit. Peers: `stock_bf16`,
+`workers_0` to `workers_16` (stock with so many), and `torchvision` (whole_fit_loop.py, for the rows with photographs in class folders).
 `--check` ends with exit code 1 if `speed_up` takes more than 1.03 of stock's time plus half a second in any row, or raises what stock doesn't."""
 import json, os, random, sys
 from functools import partial
@@ -24,7 +25,7 @@ from gpubench.stats import ratio_ci
 from scipy import stats
 
 from common import device_of, parser, write_json
-from whole_fit_rows import ACCURACY, GROUPS, PEERS, ROWS, VARIANTS
+from whole_fit_rows import ACCURACY, GROUPS, ROWS, VARIANTS
 from whole_fit_run import run_once
 
 MOST_TIMES, MOST_MORE_S = 1.03, .5     # of stock's time, what `speed_up` may take
@@ -35,7 +36,7 @@ def options():
     p.add_argument('records', nargs='*', help='JSON files that earlier calls wrote; nothing is trained')
     p.add_argument('--out', help='the JSON file to write, renewed after each run')
     p.add_argument('--rows', nargs='+', choices=[*GROUPS, *ROWS], help='by default those for the device')
-    p.add_argument('--variants', nargs='+', choices=VARIANTS, default=VARIANTS[:2], help=f'stock, speed_up and peers: {", ".join(PEERS)}')
+    p.add_argument('--variants', nargs='+', choices=VARIANTS, default=VARIANTS[:2], help='by default stock and speed_up')
     p.add_argument('--runs', type=int, default=3, help='of each variant')
     p.add_argument('--seeds', type=int, default=5, help='runs of each variant in the rows of `accuracy`')
     p.add_argument('--device', default='auto')

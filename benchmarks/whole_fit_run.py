@@ -10,7 +10,7 @@ from gpubench.core import wait_for
 from gpubench.fast import speed_up
 
 from whole_fit_loop import torchvision_loop
-from whole_fit_rows import ROWS, resident
+from whole_fit_rows import OURS, ROWS, resident
 
 class EpochClockCallback(Callback):
     "Seconds of each epoch's two parts, to when the device has finished them"
@@ -62,7 +62,7 @@ def train(row, variant, folder, device, epochs, found):
     laps.lap('learner_s')
     found.update(images(dls))
     if variant=='stock_bf16': learn.to_bf16()
-    sped_up = speed_up(learn, **row.speed_up) if variant in ('speed_up', 'resident') else None
+    sped_up = speed_up(learn, **row.speed_up | OURS[variant]) if variant in OURS else None
     laps.lap('speed_up_s')
     learn.add_cb(clock)
     with learn.no_bar(), learn.no_logging(): getattr(learn, row.fit)(epochs)
