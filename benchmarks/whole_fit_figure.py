@@ -9,7 +9,7 @@ from gpubench.plot import drawing, plt, series_style
 
 from common import parser
 from ladder_figure import finish
-from whole_fit import done, read, seconds
+from whole_fit import done, has_both, read, seconds
 
 SIDES = dict(stock=('stock fastai', 0), speed_up=('with speed_up', 1))     # variant -> label and color
 
@@ -54,11 +54,10 @@ def main():
     for o in ('figure', 'title'): p.add_argument(f'--{o}', required=True)
     args = p.parse_args()
     record = read(args.record)
-    times = {k: v for k,v in seconds(done(record['runs'])).items() if SIDES.keys() <= v.keys()}
-    rows = record['settings']['rows']
+    times = {k: v for k,v in seconds(done(record['runs'])).items() if has_both(v)}
     missing = [o for o in args.rows or [] if o not in times]
     if missing: p.error(f"no runs of both ways for {', '.join(missing)}; the record has them for {', '.join(times)}")
-    names = {k: o['what'] for k,o in rows.items()}
+    names = {k: o['what'] for k,o in record['settings']['rows'].items()}
     draw({o: times[o] for o in args.rows or times}, names, args.title, about_machine(record)).savefig(args.figure, dpi=130)
 
 if __name__=='__main__': main()
