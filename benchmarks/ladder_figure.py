@@ -15,10 +15,10 @@ RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits=
              fused='+ fused optimizer', graph="+ cuDNN's search, CUDA graph", compiled_graph='+ compiled kernels',
              hand='the same step by hand')
 
-def finish(ax, title, machine):
-    "Title above the axes, the machine below"
-    ax.set_title(title, x=0, ha='left')
-    ax.annotate(caption(pd.DataFrame([machine | dict(device='cuda')])), (0, 0), (0, -8), va='top', fontsize=9,
+def finish(ax, title, machine, pad=6):
+    "Title `pad` points above the axes, the machine below"
+    ax.set_title(title, x=0, ha='left', pad=pad)
+    ax.annotate(caption(pd.DataFrame([dict(device='cuda') | machine])), (0, 0), (0, -8), va='top', fontsize=9,
                 xycoords=('axes fraction', ax.xaxis.label), textcoords='offset points')
 
 @drawing()

@@ -1,0 +1,149 @@
+"""The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a row that puts them together"""
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+from fastai.callback.mixup import MixUp
+from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
+from fastai.collab import CollabDataLoaders, collab_learner
+from fastai.data.block import CategoryBlock, DataBlock, RegressionBlock
+from fastai.data.transforms import RandomSplitter, get_image_files, parent_label
+from fastai.layers import ConvLayer
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import DiceMulti, accuracy, accuracy_multi, error_rate, mse, rmse
+from fastai.tabular.core import Categorify, FillMissing, Normalize
+from fastai.tabular.data import TabularDataLoaders
+from fastai.tabular.learner import tabular_learner
+from fastai.text.core import BaseTokenizer
+from fastai.text.data import TextDataLoaders
+from fastai.text.learner import text_classifier_learner
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.vision.augment import RandomResizedCrop, Resize, aug_transforms
+from fastai.vision.data import ImageBlock, ImageDataLoaders, SegmentationDataLoaders
+from fastai.vision.learner import unet_learner, vision_learner
+from gpubench.data import get_dls
+from gpubench.made import draw_birds
+from torch import nn
+from torchvision.models import resnet18, resnet34, resnet50
+
+from whole_fit_made import SCENE_CODES, make_files
+
+SPLIT = dict(valid_pct=.2, seed=42)
+
+# loaders: (folder, **options of the loaders) -> DataLoaders
+def photos(path, size=224, bs=64, **kwargs):
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=bs, item_tfms=Resize(size), batch_tfms=aug_transforms(), **kwargs)
+
+def thumbnails(path, **kwargs): return photos(path, size=128, **kwargs)
+def tiny(path, **kwargs): return photos(path, size=64, **kwargs)
+
+def presized(path, **kwargs):
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=Resize(460), batch_tfms=aug_transforms(size=224, min_scale=.75), **kwargs)
+
+def cropped(path, **kwargs):
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=RandomResizedCrop(224, min_scale=.5), batch_tfms=aug_transforms(), **kwargs)
+
+def lesson_1(path, **kwargs):
+    block = DataBlock(blocks=(ImageBlock, CategoryBlock), get_items=get_image_files, splitter=RandomSplitter(valid_pct=.2, seed=42),
+                      get_y=parent_label, item_tfms=[Resize(192, method='squish')])
+    return block.dataloaders(path, bs=32, **kwargs)
+
+def by_number(path, **kwargs):
+    df = pd.read_csv(path/'csv'/'all.csv')
+    return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='patches', y_block=RegressionBlock(),
+                                    item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
+
+def by_tags(path, **kwargs):
+    df = pd.read_csv(path/'csv'/'all.csv')
+    return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='tags', label_delim=' ',
+                                    item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
+
+def scenes(path, **kwargs):
+    def mask_of(file): return path/'masks'/f'{file.stem}.png'
+    return SegmentationDataLoaders.from_label_func(path, get_image_files(path/'images'), mask_of, **SPLIT, bs=16, codes=SCENE_CODES,
+                                                   item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
+
+def table(path, **kwargs):
+    cats, nums = [f'cat{i}' for i in range(8)], [f'num{i}' for i in range(6)]
+    return TabularDataLoaders.from_csv(path/'csv'/'all.csv', procs=[Categorify, FillMissing, Normalize], cat_names=cats, cont_names=nums,
+                                       y_names='rich', y_block=CategoryBlock(), bs=64, **kwargs)
+
+def ratings(path, **kwargs): return CollabDataLoaders.from_csv(path/'csv'/'all.csv', seed=42, bs=64, **kwargs)
+
+def texts(path, **kwargs):
+    return TextDataLoaders.from_csv(path, 'csv/all.csv', **SPLIT, text_col='text', label_col='label', tok_tfm=BaseTokenizer(), bs=64, **kwargs)
+
+def resident(path, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=224, augment=True)
+
+# learners: DataLoaders -> Learner
+def resnet_18(dls, **kwargs): return vision_learner(dls, resnet18, pretrained=False, metrics=accuracy, **kwargs)
+def resnet_18_mixup(dls): return resnet_18(dls, cbs=MixUp())
+def resnet_18_error(dls): return vision_learner(dls, resnet18, pretrained=False, metrics=error_rate)
+def resnet_18_number(dls): return vision_learner(dls, resnet18, pretrained=False, metrics=rmse, y_range=(10, 24))
+def resnet_18_tags(dls): return vision_learner(dls, resnet18, pretrained=False, metrics=accuracy_multi)
+def resnet_50(dls): return vision_learner(dls, resnet50, pretrained=False, metrics=accuracy)
+def u_net(dls): return unet_learner(dls, resnet34, pretrained=False, metrics=DiceMulti())
+def tabular(dls): return tabular_learner(dls, metrics=accuracy)
+def collab(dls): return collab_learner(dls, n_factors=50, y_range=(0, 5.5), metrics=mse)
+def awd_lstm(dls): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy)
+
+def small_cnn(dls):
+    widths = [3, 16, 32, 64, 128]
+    convs = [ConvLayer(a, b, stride=2) for a,b in zip(widths, widths[1:])]
+    model = nn.Sequential(*convs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], dls.c))
+    return Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+
+@dataclass
+class Row:
+    "A whole training"
+    what: str           # In words, for tables and figures
+    kind: str           # Of files that `make_files` makes, or 'birds'
+    n: int              # Files, or rows of a table
+    dls: Callable
+    learner: Callable
+    epochs: int
+    fit: str = 'fit_one_cycle'
+    loaders: dict = field(default_factory=dict)                                 # options of the loaders
+    speed_up: dict = field(default_factory=lambda: dict(precision='bf16'))      # options of `speed_up`
+    def folder(self, quick=False): # `quick`: a few
+        n = min(self.n, 2000 if self.dls in (table, ratings) else 100) if quick else self.n
+        return draw_birds(n) if self.kind=='birds' else make_files(self.kind, n)
+    def about(self): return {k: getattr(v, '__name__', v) for k,v in vars(self).items()}
+
+FP32, PHOTOS = dict(speed_up={}), ('photos', 6000)
+ROWS = dict(
+    photos_1=Row('ResNet-18, 224 px, 1 epoch', *PHOTOS, photos, resnet_18, 1),
+    photos_4=Row('ResNet-18, 224 px, 4 epochs', *PHOTOS, photos, resnet_18, 4),
+    photos_20=Row('ResNet-18, 224 px, 20 epochs', *PHOTOS, photos, resnet_18, 20),
+    presizing=Row('ResNet-50, 460 → 224 px, 4 epochs', *PHOTOS, presized, resnet_50, 4),
+    crops=Row('ResNet-18, RandomResizedCrop, 4 epochs', *PHOTOS, cropped, resnet_18, 4),
+    px_128=Row('ResNet-18, 128 px, 4 epochs', *PHOTOS, thumbnails, resnet_18, 4),
+    small_cnn=Row('small CNN, 64 px, 4 epochs', *PHOTOS, tiny, small_cnn, 4),
+    photos_200=Row('200 photographs, 4 epochs', 'photos', 200, photos, resnet_18, 4),
+    photos_2000=Row('2,000 photographs, 4 epochs', 'photos', 2000, photos, resnet_18, 4),
+    photos_50000=Row('50,000 small photographs, 128 px, 2 epochs', 'small_photos', 50_000, thumbnails, resnet_18, 2),
+    fine_tune=Row('lesson 1: fine_tune(3), squished to 192 px', 'photos', 2000, lesson_1, resnet_18_error, 3, 'fine_tune'),
+    mixup=Row('MixUp, 4 epochs', *PHOTOS, photos, resnet_18_mixup, 4),
+    regression=Row('regression, 4 epochs', *PHOTOS, by_number, resnet_18_number, 4),
+    tags=Row('several labels, 4 epochs', *PHOTOS, by_tags, resnet_18_tags, 4),
+    no_workers=Row('0 workers, 1,000 photographs, 2 epochs', 'photos', 1000, photos, resnet_18, 2, loaders=dict(num_workers=0)),
+    u_net=Row('U-Net, 224 px, 4 epochs', 'scenes', 700, scenes, u_net, 4),
+    tabular=Row('tabular, 2 epochs', 'table', 32_000, table, tabular, 2, **FP32),
+    collab=Row('collaborative filtering, 2 epochs', 'ratings', 100_000, ratings, collab, 2, **FP32),
+    text=Row('AWD-LSTM, 3 epochs', 'texts', 2000, texts, awd_lstm, 3, **FP32),
+    birds=Row('birds, 10 epochs', 'birds', 600, photos, resnet_18, 10),
+    hard=Row('ten classes that overlap, 8 epochs', 'hard_photos', 2000, photos, resnet_18, 8),
+    cpu_resnet18=Row('ResNet-18, 128 px, 4 epochs, CPU', *PHOTOS, thumbnails, resnet_18, 4, **FP32),
+    cpu_small_cnn=Row('small CNN, 64 px, 4 epochs, CPU', *PHOTOS, tiny, small_cnn, 4, **FP32))
+
+ACCURACY, CPU = ['birds', 'hard'], ['cpu_resnet18', 'cpu_small_cnn']
+GROUPS = dict(all=list(ROWS), accuracy=ACCURACY, cpu=CPU, gpu=[o for o in ROWS if o not in (*ACCURACY, *CPU)])
+
+# what `speed_up` gets beside the row's options; a cache is filled by its first run
+OURS = dict(speed_up={}, fp32=dict(precision=None), compiled=dict(compile=True), gpu_decode=dict(decode='gpu'),
+            cached=dict(cache=Path(tempfile.gettempdir())/'whole_fit_cache'), resident={})
+PEERS = ['stock_bf16', 'workers_0', 'workers_2', 'workers_4', 'workers_8', 'workers_16', 'torchvision']
+VARIANTS = ['stock', *OURS, *PEERS]
