@@ -427,7 +427,7 @@ class Step(OwnBatch):
     def __call__(self, owner, is_last):
         "Train on the batch that `owner`'s Learner has, by a replay"
         replay, out, step_plan, _ = self.replays[is_last]    # which keep alive what the graph reads and writes
-        self.fill(*self.given(owner))
+        self.fill(owner.learn.xb, owner.learn.yb)
         if is_last: step_plan.rows.fill(step_plan.advance())
         replay()
         return out
@@ -443,6 +443,19 @@ class Step(OwnBatch):
         for o in self.afters: parts[o.name] = o.averages
         others = _held_tensors(self.model, self.loss_func)            # put back, but maybe not the same later
         return Kept(parts, [*plan.states, vars(self.opt)], random, others)
+
+def make_batch(dl, xb, yb):
+    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet"
+    b = tuple(map(_plain, dl.make((*xb, *yb))))
+    return b[:len(xb)], b[len(xb):]
+
+class FeedStep(Step):
+    "A step with the batch transforms of a `FeedDL`"
+    def __init__(self, owner):
+        super().__init__(owner)
+        self.dl = owner.fed
+    def given(self, owner): return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
+    def batch(self): return make_batch(self.dl, self.xb, self.yb)
 
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"

@@ -28,9 +28,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
-from .feed import FeedCallback
+from .feed import FeedCallback, FeedDL
 from .optim import FusedOptimizer, NativeUpdate, find_recipe, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric
+from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric, make_batch
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages, untouched
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
@@ -394,7 +394,7 @@ class GraphedStepCallback(FusedStepCallback):
         check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile, capture, alone, 0, None
         self.is_stale, self.is_new, self.mixed, self.warm = False, True, None, None
-        self.steps, self.left_out, self.valid = {}, '', Validation(self)
+        self.steps, self.left_out, self.valid, self.fed = {}, '', Validation(self), None
 
     def _forget(self):
         for o in self.steps.values(): o.replays.clear()      # frees the graphs now: a step and its functions hold each other
@@ -518,6 +518,7 @@ class GraphedStepCallback(FusedStepCallback):
     def _stock_batch(self, mixed):
         self.is_new = True
         self._settle()
+        if self.fed: self.learn.xb, self.learn.yb = make_batch(self.fed, self.learn.xb, self.learn.yb)
         if mixed: mixed.before_batch()                     # which hasn't run
         return self.step_hook.inner(self.learn)
     def _valid_batch(self):
@@ -531,7 +532,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
         with torch._C.DisableTorchFunctionSubclass(): key = self.gathered or tuple((o.shape, o.dtype, o.stride()) for o in batch)
         if key not in self.steps and len(self.steps)<MAX_SHAPES:
-            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else Step(self)
+            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else FeedStep(self) if self.fed else Step(self)
             self.steps[key].n_warm_up = self.n_warm_up
         if key not in self.steps and not self.left_out:
             self.left_out = f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; the others train eagerly.'
@@ -617,6 +618,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not learn.training: return self.valid.all_batches()
         self._decide()
         dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl            # a timer's, for its loader
+        if self._can_make(dl): return self._train_on_bytes(dl)
         if not self._can_gather(dl): return self.epoch_hook.inner(learn)
         learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
         n = len(order)//dl.bs
@@ -632,6 +634,14 @@ class GraphedStepCallback(FusedStepCallback):
         finally: self.gathered = None
         for i in range(n, len(dl)): train(i)
         dl.after_iter()
+
+    def _can_make(self, dl):
+        return isinstance(dl, FeedDL) and dl.is_plain and not self.why_not and not self.has_guests
+    def _train_on_bytes(self, dl):
+        "The loader leaves its batch transforms to the step"
+        self.fed, dl.is_bare = dl, True
+        try: self.epoch_hook.inner(self.learn)
+        finally: self.fed = None
 
     def _is_ready(self):
         "Is there a graph that was tried?"

@@ -27,6 +27,7 @@ from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCr
 from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
 from fastcore.foundation import L
 from PIL import Image
+from .augment import batch_transforms
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
 from .store import ImageStore, open_folder
@@ -243,7 +244,7 @@ class Decoded:
     ):
         self.stages, self.budget, self.folder, self.lock = stages, budget, folder, Lock()
         self.kept, self.values, self.n_decoded, self.n_found = {}, {}, 0, 0
-        self.stores = self._open_stores() if folder else []
+        self.stores, self.types = self._open_stores() if folder else [], ()
     def _open_stores(self): # one for each image of an item; without a folder, temporary ones
         return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
     def item(self, i): # Its arrays and its values
@@ -281,6 +282,46 @@ class Decoded:
         for o in self.stores: o.close()
         self.values.clear()
 
+# %% ../nbs/22_feed.ipynb #feed0051
+_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
+
+def check_loader(dl):
+    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
+    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
+    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
+    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
+    if list(dl.before_batch.fs): raise NotTaken(f'Its before_batch is not empty.')
+    if dl.bs is None: raise NotTaken('It makes no batches.')
+
+def check_items(dl, decoded):
+    "Raise `NotTaken` if items aren't those that fastai makes"
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        dl.before_iter()
+        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _compare(dl, decoded, i)
+    except NotTaken: raise
+    except Exception as e: raise NotTaken(f'An item could not be made: {type(e).__name__}: {e}') from e
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+def _compare(dl, decoded, i, seed=0):
+    stages = decoded.stages
+    random.seed(seed)
+    theirs = dl.do_item(i)
+    random.seed(seed)                                # for what isn't known; what is draws from its own generator
+    ours = stages.finish(*decoded.item(i), seed)
+    if not isinstance(theirs, tuple) or len(theirs)!=len(ours): raise NotTaken('Its items have other parts.')
+    decoded.types = tuple(map(type, ours))
+    for a,b in zip(theirs, ours):
+        a, b, is_image = torch.as_tensor(a), torch.as_tensor(b), isinstance(b, (TensorImage, TensorMask))
+        is_same = a.shape==b.shape and a.dtype==b.dtype
+        if is_same and not (stages.drawing and stages.rest):
+            off = (a.as_subclass(torch.Tensor).double()-b.as_subclass(torch.Tensor).double()).abs()
+            is_same = not off.numel() or not off.max()>(1 if is_image and stages.drawing else 0)
+        if not is_same: raise NotTaken(f"{type(b).__name__} {i} would not be the same as fastai's.")
+
 # %% ../nbs/22_feed.ipynb #feed0041
 N_AHEAD = 3     # batches that are made while one trains
 N_ITEMS = 8     # of a batch that a thread makes at once
@@ -315,7 +356,9 @@ class _Batch:
 
 class FeedDL:
     "Takes a loader's place for a pass over its data: the same order and the same transforms, from decoded images"
-    def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool = dl, decoded, pool
+    def __init__(self, dl, decoded, pool):
+        self.dl, self.decoded, self.pool, self.is_bare = dl, decoded, pool, False
+        self.known, self.rest = batch_transforms(dl.after_batch.fs, decoded.stages.split_idx, decoded.types)
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __iter__(self):
@@ -323,9 +366,18 @@ class FeedDL:
         dl.randomize()
         dl.before_iter()
         order, seed = list(dl.get_idxs()), random.getrandbits(63)
-        for b in self._on_device(self._batches(order, seed)): yield dl.after_batch(b)
+        for b in self._on_device(self._batches(order, seed)): yield b if self.is_bare else self.make(b)
         dl.after_iter()
         self.pool.submit(self.decoded.refresh)
+
+    @property
+    def is_plain(self): return not self.rest
+    def make(self, b): # A batch on its device
+        "The batch transforms: by gpubench those that are known, and from the first other one on by fastai"
+        b = tuple(o.as_subclass(t) for o,t in zip(b, self.decoded.types))
+        for f in self.known: b = f(b)
+        for f in self.rest: b = f(b, split_idx=self.decoded.stages.split_idx)
+        return b
 
     def _batches(self, order, seed):
         "Batches on the host, a few of them ahead"
@@ -370,45 +422,6 @@ def _copied_ahead(batches, device):
         copy(b)
         if len(ahead)>1: yield taken()
     while ahead: yield taken()
-
-# %% ../nbs/22_feed.ipynb #feed0051
-_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
-
-def check_loader(dl):
-    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
-    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
-    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
-    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
-    if list(dl.before_batch.fs): raise NotTaken(f'Its before_batch is not empty.')
-    if dl.bs is None: raise NotTaken('It makes no batches.')
-
-def check_items(dl, decoded):
-    "Raise `NotTaken` if items aren't those that fastai makes"
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        dl.before_iter()
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _compare(dl, decoded, i)
-    except NotTaken: raise
-    except Exception as e: raise NotTaken(f'An item could not be made: {type(e).__name__}: {e}') from e
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-def _compare(dl, decoded, i, seed=0):
-    stages = decoded.stages
-    random.seed(seed)
-    theirs = dl.do_item(i)
-    random.seed(seed)                                # for what isn't known; what is draws from its own generator
-    ours = stages.finish(*decoded.item(i), seed)
-    if not isinstance(theirs, tuple) or len(theirs)!=len(ours): raise NotTaken('Its items have other parts.')
-    for a,b in zip(theirs, ours):
-        a, b, is_image = torch.as_tensor(a), torch.as_tensor(b), isinstance(b, (TensorImage, TensorMask))
-        is_same = a.shape==b.shape and a.dtype==b.dtype
-        if is_same and not (stages.drawing and stages.rest):
-            off = (a.as_subclass(torch.Tensor).double()-b.as_subclass(torch.Tensor).double()).abs()
-            is_same = not off.numel() or not off.max()>(1 if is_image and stages.drawing else 0)
-        if not is_same: raise NotTaken(f"{type(b).__name__} {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0052
 class FeedCallback(Callback):
