@@ -25,6 +25,7 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask, TensorMultiCategory, to_device
 from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, RandTransform, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
+from fastcore.basics import noop
 from fastcore.foundation import L
 from PIL import Image
 from .core import memory_bytes, n_cores
@@ -279,12 +280,17 @@ class FeedDL:
     def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool = dl, decoded, pool
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
-    def __iter__(self):
+    def __iter__(self): return self.iter_marked(noop)
+    def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
+        "Batches; `at` is called when one is 'fetched', when it is 'copied' to the device and when it is 'delivered'"
         dl = self.dl
         dl.randomize()
         dl.before_iter()
         order, seed = list(dl.get_idxs()), random.getrandbits(63)
-        for b in self._on_device(self._batches(order, seed)): yield dl.after_batch(b)
+        for b in self._on_device(self._batches(order, seed), at):
+            b = dl.after_batch(b)
+            at('delivered')
+            yield b
         dl.after_iter()
         self.pool.submit(self.decoded.refresh)
 
@@ -311,20 +317,28 @@ class FeedDL:
         for o in parts: o.result()
         return batch.whole()
 
-    def _on_device(self, batches):
+    def _on_device(self, batches, at):
         device = torch.device(self.dl.device or 'cpu')
-        if device.type!='cuda': yield from (to_device(b, device) for b in batches)
-        else: yield from _copied_ahead(batches, device)
+        if device.type=='cuda': return _copied_ahead(batches, device, at)
+        return (_copied(b, device, at) for b in batches)
 
-def _copied_ahead(batches, device):
+def _copied(b, device, at):
+    at('fetched', b)
+    b = to_device(b, device)
+    at('copied')
+    return b
+
+def _copied_ahead(batches, device, at):
     "Batches on a GPU; the next one is copied while one trains"
     stream, ahead = torch.cuda.Stream(device), deque()
     def copy(b):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)
-        ahead.append((on_device, stream.record_event()))
+        ahead.append((b, on_device, stream.record_event()))
     def taken():
-        (b, is_there), now = ahead.popleft(), torch.cuda.current_stream(device)
+        (on_host, b, is_there), now = ahead.popleft(), torch.cuda.current_stream(device)
+        at('fetched', on_host)
         now.wait_event(is_there)
+        at('copied')
         for o in b: o.record_stream(now)             # its memory is free only after this stream has used it
         return b
     for b in batches:
@@ -410,6 +424,16 @@ class FeedCallback(Callback):
             check_items(dl, new)
             self.decoded[key] = new
         return self.decoded[key]
+
+    def decode_all(self):
+        "Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit, `NotTaken` if they are left to fastai"
+        for dl in self.learn.dls.loaders:
+            decoded = self._decoded(dl)
+            def keep(i):
+                decoded.item(i)
+                if i not in decoded.kept: raise RuntimeError(
+                    f"Only {len(decoded.kept)} of {len(dl.dataset)} decoded images fit in half of the free memory. Use fewer or smaller images.")
+            list(self.pool.map(keep, range(len(dl.dataset))))
 
     def release(self):
         "Stop the threads, and give the memory back"
