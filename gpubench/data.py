@@ -811,6 +811,9 @@ def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
     check_whole('bs', bs, 1)
     check_whole('n_workers', n_workers, 0)
     check_whole('seed', seed, 0, hint='It orders the training images.')
+    if loader=='cached': raise ValueError(
+        "loader='cached' needs a Learner, which decodes each image once while it trains. Use loader='files' and "
+        "`speed_up(learn)`, or Trial(loader='cached').")
     one_of('loader', loader, LOADERS)
     if loader=='resident' and n_workers: raise ValueError(
         f"loader='resident' takes its batches on the device, so n_workers={n_workers} would start processes with "

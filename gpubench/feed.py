@@ -25,12 +25,11 @@ from fastai.data.load import DataLoader, SkipItemException
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask, TensorMultiCategory, to_device
 from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, RandTransform, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
+from fastcore.basics import noop
 from fastcore.foundation import L
 from PIL import Image
-from .augment import batch_transforms
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
-from .store import ImageStore, open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0011
 class _Draws:
@@ -48,53 +47,29 @@ _BEFORE_CALL = {o: _drawing(o.before_call) for o in (Resize, RandomResizedCrop, 
 def _is_bilinear_crop(sz, tl, orig_sz, mode):
     return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
 
-def _resize(pixels, size): # (channels, h, w) uint8; (w, h)
-    return torch.ops.aten._upsample_bilinear2d_aa(pixels[None], size[::-1], False)[0]
-
-MIN_SAVING = 4  # times fewer bytes, for which a narrowed image is kept: it rounds once more, so more of its values are a level off
-
-def narrow(array, size): # (h, w, channels) uint8; (w, h) of a `Resize` that crops. Bytes of a narrowed image, or `array`
-    "Resize the side of an image of which each crop has all, if that saves much; the other one is left for drawing"
-    h, w = array.shape[:2]
-    scale = min(w/size[0], h/size[1])
-    crop_w, crop_h = (int(scale*o) for o in size)
-    is_wide = w-crop_w>h-crop_h
-    kept_w, kept_h = (w, size[1]) if is_wide else (size[0], h)
-    if kept_w*kept_h*MIN_SAVING>w*h: return array
-    pixels = _pixels(array)
-    pixels = _resize(pixels[:, :crop_h] if is_wide else pixels[..., :crop_w], (kept_w, kept_h))
-    header = np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8)
-    return np.concatenate([header, pixels.permute(1, 2, 0).reshape(-1).numpy()])
-
-def _pixels(array): # (channels, h, w), a view
-    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
-
 class _Bytes:
-    "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
+    "An image of fastai's whose pixels are a tensor"
     @classmethod
-    def of(cls, array): # (h, w), (h, w, channels), or what `narrow` returns
-        if array.ndim>1: return cls.with_pixels(_pixels(array))
-        w, h, kept_w, kept_h = array[:16].view(np.uint32).tolist()
-        return cls.with_pixels(_pixels(array[16:].reshape(kept_h, kept_w, -1)), (w, h))
-    @classmethod
-    def with_pixels(cls, pixels, size=None):
+    def of(cls, array): # (h, w) or (h, w, channels) uint8
         image = Image.Image()
-        image.__class__, image.pixels = cls, pixels
-        image._size = size or (pixels.shape[2], pixels.shape[1])
+        image.__class__, image._size = cls, array.shape[1::-1]
+        image.pixels = torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
         return image
+    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def array(self):
         array = self.pixels.permute(1, 2, 0).contiguous().numpy()
         return array[..., 0] if array.shape[2]==1 else array
-    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros', resize_mode=Image.Resampling.BILINEAR, resize_to=None):
         if tl is None or resize_to is None or not _is_bilinear_crop(sz, tl, self.size, resize_mode):
             image = self.as_pil().crop_pad(sz, tl, orig_sz=orig_sz, pad_mode=pad_mode, resize_mode=resize_mode, resize_to=resize_to)
             return self.of(np.array(image))
-        (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
-        rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
-        columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
-        return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
-    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
+        (x, y), (w, h) = tl, sz
+        return self.with_pixels(torch.ops.aten._upsample_bilinear2d_aa(self.pixels[None, :, y:y+h, x:x+w], resize_to[::-1], False)[0])
+    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1))
+    def with_pixels(self, pixels):
+        new = self.of(np.empty((0, 0), np.uint8))
+        new.pixels, new._size = pixels, (pixels.shape[-1], pixels.shape[-2])
+        return new
 
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
@@ -165,9 +140,6 @@ class ItemStages:
         known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
         fixed = next((i for i,o in enumerate(acting[:known]) if not _is_fixed(o, self.split_idx)), known)
         self.fixed, self.drawing, self.rest = acting[:fixed], acting[fixed:known], acting[known:]
-        crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
-        is_narrow = crop and type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
-        self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
             f'{type(self.rest[0]).__name__} is not known, and its worker processes may be faster than one thread.')
         self.lock = Lock()
@@ -175,15 +147,15 @@ class ItemStages:
     @property
     def key(self): # of the bytes
         "What `decode` does, in words"
-        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}; narrowed to {self.narrow_to}"
+        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}"
     @property
     def is_final(self): return not self.drawing+self.rest
     def paths(self, i): return [o.path(i) for o in self.images]
-    def decode(self, paths): # One array for each image column: (h, w), (h, w, channels), or narrowed, uint8
+    def decode(self, paths): # One array for each image column: (h, w) or (h, w, channels) uint8
         "Open an item's images and do what is the same each time, by fastai's own code"
         images = [_open(c.image_class, o) for c,o in zip(self.images, paths)]
         for o in self.fixed: images = _apply(o, images, self.split_idx)
-        return [narrow(o, self.narrow_to) if self.narrow_to else o for o in map(np.array, images)]
+        return [np.array(o) for o in images]
     def finish(self, arrays, values, seed): # An item: (channels, h, w) or (h, w) uint8, and the values, in the order of the columns
         "The transforms that draw, by a generator of the item's own, and by fastai what isn't known"
         images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
@@ -212,14 +184,14 @@ def _open(cls, path):
 # %% ../nbs/22_feed.ipynb #feed0031
 class Budget:
     "Bytes that all loaders of a Learner may keep in memory"
-    def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
+    def __init__(self, n_bytes): self.left, self.lock = n_bytes, Lock()
     def take(self, n):
         with self.lock:
-            is_enough = self.used+n<=self.n_bytes
-            if is_enough: self.used += n
+            is_enough = n<=self.left
+            if is_enough: self.left -= n
         return is_enough
     def give(self, n):
-        with self.lock: self.used -= n
+        with self.lock: self.left += n
 
 @dataclass
 class _Kept:
@@ -238,89 +210,38 @@ def _stamp(stat): return stat and (stat.st_size, stat.st_mtime_ns)
 class Decoded:
     "The decoded images of a data set and its other values, each made when it is first needed"
     def __init__(self,
-        stages,      # An `ItemStages`
-        budget,      # A `Budget`
-        folder=None, # Where later trainings find the images again
+        stages,     # An `ItemStages`
+        budget,     # A `Budget`
+        stores=(),  # An `ImageStore` for each image of an item, or none
     ):
-        self.stages, self.budget, self.folder, self.lock = stages, budget, folder, Lock()
-        self.kept, self.values, self.n_decoded, self.n_found = {}, {}, 0, 0
-        self.stores, self.types = self._open_stores() if folder else [], ()
-    def _open_stores(self): # one for each image of an item; without a folder, temporary ones
-        return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
+        self.stages, self.budget, self.stores = stages, budget, stores
+        self.kept, self.values, self.n_decoded = {}, {}, 0
     def item(self, i): # Its arrays and its values
         if i not in self.values: self.values[i] = self.stages.values(i)
-        kept = self.kept.get(i) or self._read(i)
+        kept = self.kept.get(i) or self._keep(i, self._read(i))
         return kept.arrays, self.values[i]
     def _read(self, i):
         paths = self.stages.paths(i)
         stats = [_stat(o) for o in paths]            # before the files are read
-        arrays = [store.get(o) for store,o in zip(self.stores, paths)]
-        is_found = bool(arrays) and all(o is not None for o in arrays)
-        new = _Kept([o.copy() for o in arrays] if is_found else self.stages.decode(paths), paths, stats)     # PyTorch takes writable ones only
-        is_in_memory = self._keep(i, new)
-        with self.lock: self.n_found, self.n_decoded = self.n_found+is_found, self.n_decoded+(not is_found)
-        if not is_found and (self.folder or not is_in_memory): self._store(new)
-        return new
+        found = [store.get(o) for store,o in zip(self.stores, paths)]
+        if found and all(o is not None for o in found): return _Kept(found, paths, stats)
+        arrays = self.stages.decode(paths)
+        self.n_decoded += 1
+        for store,path,stat,array in zip(self.stores, paths, stats, arrays): store.put(path, stat, array)
+        return _Kept(arrays, paths, stats)
     def _keep(self, i, new):
-        "Is there enough memory?"
-        is_enough = self.budget.take(new.n_bytes)
-        if is_enough and self.kept.setdefault(i, new) is not new: self.budget.give(new.n_bytes)      # another thread was faster
-        return is_enough
-    def _store(self, new):
-        with self.lock: self.stores = self.stores or self._open_stores()
-        for store,*o in zip(self.stores, new.paths, new.stats, new.arrays): store.put(*o)
+        if i not in self.kept and self.budget.take(new.n_bytes):
+            if self.kept.setdefault(i, new) is not new: self.budget.give(new.n_bytes)      # another thread was faster
+        return new
     def refresh(self):
         "Forget the images whose files have changed"
         for i,kept in [*self.kept.items()]:
             if not kept.is_current():
                 self.budget.give(self.kept.pop(i).n_bytes)
                 self.values.pop(i, None)
-    def flush(self):
-        for o in self.stores: o.flush()
     def release(self):
         for i in [*self.kept]: self.budget.give(self.kept.pop(i).n_bytes)
-        for o in self.stores: o.close()
         self.values.clear()
-
-# %% ../nbs/22_feed.ipynb #feed0051
-_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
-
-def check_loader(dl):
-    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
-    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
-    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
-    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
-    if list(dl.before_batch.fs): raise NotTaken(f'Its before_batch is not empty.')
-    if dl.bs is None: raise NotTaken('It makes no batches.')
-
-def check_items(dl, decoded):
-    "Raise `NotTaken` if items aren't those that fastai makes"
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        dl.before_iter()
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _compare(dl, decoded, i)
-    except NotTaken: raise
-    except Exception as e: raise NotTaken(f'An item could not be made: {type(e).__name__}: {e}') from e
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-def _compare(dl, decoded, i, seed=0):
-    stages = decoded.stages
-    random.seed(seed)
-    theirs = dl.do_item(i)
-    random.seed(seed)                                # for what isn't known; what is draws from its own generator
-    ours = stages.finish(*decoded.item(i), seed)
-    if not isinstance(theirs, tuple) or len(theirs)!=len(ours): raise NotTaken('Its items have other parts.')
-    decoded.types = tuple(map(type, ours))
-    for a,b in zip(theirs, ours):
-        a, b, is_image = torch.as_tensor(a), torch.as_tensor(b), isinstance(b, (TensorImage, TensorMask))
-        is_same = a.shape==b.shape and a.dtype==b.dtype
-        if is_same and not (stages.drawing and stages.rest):
-            off = (a.as_subclass(torch.Tensor).double()-b.as_subclass(torch.Tensor).double()).abs()
-            is_same = not off.numel() or not off.max()>(1 if is_image and stages.drawing else 0)
-        if not is_same: raise NotTaken(f"{type(b).__name__} {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0041
 N_AHEAD = 3     # batches that are made while one trains
@@ -356,28 +277,22 @@ class _Batch:
 
 class FeedDL:
     "Takes a loader's place for a pass over its data: the same order and the same transforms, from decoded images"
-    def __init__(self, dl, decoded, pool):
-        self.dl, self.decoded, self.pool, self.is_bare = dl, decoded, pool, False
-        self.known, self.rest = batch_transforms(dl.after_batch.fs, decoded.stages.split_idx, decoded.types)
+    def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool = dl, decoded, pool
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
-    def __iter__(self):
+    def __iter__(self): return self.iter_marked(noop)
+    def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
+        "Batches; `at` is called when one is 'fetched', when it is 'copied' to the device and when it is 'delivered'"
         dl = self.dl
         dl.randomize()
         dl.before_iter()
         order, seed = list(dl.get_idxs()), random.getrandbits(63)
-        for b in self._on_device(self._batches(order, seed)): yield b if self.is_bare else self.make(b)
+        for b in self._on_device(self._batches(order, seed), at):
+            b = dl.after_batch(b)
+            at('delivered')
+            yield b
         dl.after_iter()
         self.pool.submit(self.decoded.refresh)
-
-    @property
-    def is_plain(self): return not self.rest
-    def make(self, b): # A batch on its device
-        "The batch transforms: by gpubench those that are known, and from the first other one on by fastai"
-        b = tuple(o.as_subclass(t) for o,t in zip(b, self.decoded.types))
-        for f in self.known: b = f(b)
-        for f in self.rest: b = f(b, split_idx=self.decoded.stages.split_idx)
-        return b
 
     def _batches(self, order, seed):
         "Batches on the host, a few of them ahead"
@@ -402,26 +317,73 @@ class FeedDL:
         for o in parts: o.result()
         return batch.whole()
 
-    def _on_device(self, batches):
+    def _on_device(self, batches, at):
         device = torch.device(self.dl.device or 'cpu')
-        if device.type!='cuda': yield from (to_device(b, device) for b in batches)
-        else: yield from _copied_ahead(batches, device)
+        if device.type=='cuda': return _copied_ahead(batches, device, at)
+        return (_copied(b, device, at) for b in batches)
 
-def _copied_ahead(batches, device):
+def _copied(b, device, at):
+    at('fetched', b)
+    b = to_device(b, device)
+    at('copied')
+    return b
+
+def _copied_ahead(batches, device, at):
     "Batches on a GPU; the next one is copied while one trains"
     stream, ahead = torch.cuda.Stream(device), deque()
     def copy(b):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)
-        ahead.append((on_device, stream.record_event()))
+        ahead.append((b, on_device, stream.record_event()))
     def taken():
-        (b, is_there), now = ahead.popleft(), torch.cuda.current_stream(device)
+        (on_host, b, is_there), now = ahead.popleft(), torch.cuda.current_stream(device)
+        at('fetched', on_host)
         now.wait_event(is_there)
+        at('copied')
         for o in b: o.record_stream(now)             # its memory is free only after this stream has used it
         return b
     for b in batches:
         copy(b)
         if len(ahead)>1: yield taken()
     while ahead: yield taken()
+
+# %% ../nbs/22_feed.ipynb #feed0051
+_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
+
+def check_loader(dl):
+    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
+    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
+    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
+    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
+    if list(dl.before_batch.fs): raise NotTaken(f'Its before_batch is not empty.')
+    if dl.bs is None: raise NotTaken('It makes no batches.')
+
+def check_items(dl, decoded):
+    "Raise `NotTaken` if items aren't those that fastai makes"
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        dl.before_iter()
+        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _compare(dl, decoded, i)
+    except NotTaken: raise
+    except Exception as e: raise NotTaken(f'An item could not be made: {type(e).__name__}: {e}') from e
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+def _compare(dl, decoded, i, seed=0):
+    stages = decoded.stages
+    random.seed(seed)
+    theirs = dl.do_item(i)
+    random.seed(seed)                                # for what isn't known; what is draws from its own generator
+    ours = stages.finish(*decoded.item(i), seed)
+    if not isinstance(theirs, tuple) or len(theirs)!=len(ours): raise NotTaken('Its items have other parts.')
+    for a,b in zip(theirs, ours):
+        a, b, is_image = torch.as_tensor(a), torch.as_tensor(b), isinstance(b, (TensorImage, TensorMask))
+        is_same = a.shape==b.shape and a.dtype==b.dtype
+        if is_same and not (stages.drawing and stages.rest):
+            off = (a.as_subclass(torch.Tensor).double()-b.as_subclass(torch.Tensor).double()).abs()
+            is_same = not off.numel() or not off.max()>(1 if is_image and stages.drawing else 0)
+        if not is_same: raise NotTaken(f"{type(b).__name__} {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0052
 class FeedCallback(Callback):
@@ -430,10 +392,8 @@ class FeedCallback(Callback):
     The loaders themselves stay as they are. `learn.export()` puts a `Callback` that does nothing in its place."""
     order, graph_safe = -1000, 'counts'              # a timer wraps what it puts there
     def __init__(self,
-        cache=None,         # A folder in which decoded images are kept for later trainings
         n_threads:int=None, # That decode; by default one for each core, 8 at most
     ):
-        self.cache = None if cache is None else open_folder(cache)
         self.n_threads, self.pool, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
         self.decoded, self.why_not, self.n_done, self.own_dl = {}, '', None, None
 
@@ -460,22 +420,21 @@ class FeedCallback(Callback):
         key = id(stages.dataset), stages.key, str(stages.drawing+stages.rest)
         if key not in self.decoded:
             if self.pool is None: self.pool, self.budget = start_threads(self.n_threads), Budget(memory_bytes()[1]//2)
-            new = Decoded(stages, self.budget, self.cache)
+            new = Decoded(stages, self.budget)
             check_items(dl, new)
             self.decoded[key] = new
         return self.decoded[key]
 
-    def after_fit(self):
-        for o in self.decoded.values(): o.flush()
-    @property
-    def left_out(self):
-        "What became of the images, in sentences"
-        found = [*self.decoded.values()]
-        if not found: return ''
-        n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
-        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
-        parts += {f"{type(t).__name__} stays fastai's" for o in found for t in o.stages.rest}
-        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
+    def decode_all(self):
+        "Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit, `NotTaken` if they are left to fastai"
+        for dl in self.learn.dls.loaders:
+            decoded = self._decoded(dl)
+            def keep(i):
+                decoded.item(i)
+                if i not in decoded.kept: raise RuntimeError(
+                    f"Only {len(decoded.kept)} of {len(dl.dataset)} decoded images fit in half of the free memory. Use fewer or smaller images.")
+            list(self.pool.map(keep, range(len(dl.dataset))))
+
     def release(self):
         "Stop the threads, and give the memory back"
         for o in self.decoded.values(): o.release()

@@ -24,6 +24,7 @@ from fastcore.basics import noop
 from fastcore.foundation import L
 
 from .core import check_value, check_whole, free_memory, is_number, pick_device
+from .feed import N_AHEAD, FeedCallback
 from .fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from .layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
@@ -161,7 +162,8 @@ def _seen(seen, df, point): # Name of a setting -> as it ran; None if that could
     sizes, n_epoch, asked_n = df.n_images, len(seen.epochs), point.get('accumulate')
     accumulate = round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None
     if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: accumulate = asked_n       # a rest may be left over
-    return dict(bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
+    is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in seen.learn.cbs)
+    return dict(n_ahead=N_AHEAD+1 if is_fed else 2*(seen.n_workers or 0), bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
                 lr=min(seen.rates) if len(seen.rates)==1 else None, accumulate=accumulate,
                 n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
                 precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
@@ -192,7 +194,7 @@ def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     replayed = df.graph_ms.notna()
     if replayed.any(): df = df[replayed]                     # the steps before a capture are unlike the others
     df = df.assign(step=df.groupby(['fit', 'epoch']).cumcount())
-    settings = SimpleNamespace(n_workers=ran['n_workers'] or 0, accumulate=ran['accumulate'] or 1, bs=bs or 1)
+    settings = SimpleNamespace(n_workers=ran['n_workers'] or 0, n_ahead=ran['n_ahead'], accumulate=ran['accumulate'] or 1, bs=bs or 1)
     times = epoch_times(df, epochs, settings, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
 

@@ -82,6 +82,7 @@ class _StandIn:
         for o in self.parts: o.at(event, b)
     def __iter__(self):
         self.learn.dl = self.dl
+        if hasattr(type(self.dl), 'iter_marked'): return self.dl.iter_marked(self.at)
         is_fastais = getattr(type(self.dl), '__iter__', None) is DataLoader.__iter__
         return self._fastais_iter() if is_fastais else map(self._delivered, self.dl)
 

@@ -1,8 +1,14 @@
 "What a step timer does on a device that works behind the host's back"
+import torch
 from fastai.callback.core import Callback
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
 from fastai.test_utils import synth_learner
+from fastai.torch_basics import ItemTransform
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 
+from gpubench import feed
+from gpubench.data import get_dls
 from gpubench.timing import DeviceMarks, StepTimerCallback
 
 
@@ -38,3 +44,25 @@ def test_batches_after_a_validation_in_mid_epoch_are_not_counted_as_trained():
     learn = synth_learner(n_trn=6, cbs=[look, timer])
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-3)
     assert look.n_steps==6==len(timer.steps)==timer.epochs_df().n_steps.sum()
+
+
+def test_the_phases_of_a_feed(monkeypatch):
+    "A batch takes 2 ms to make, 19 to copy and 3 to transform; each shows in its own column"
+    now_s = [0.]
+    def later(ms, f):
+        def run(*args, **kwargs):
+            now_s[0] += ms/1e3
+            return f(*args, **kwargs)
+        return run
+    monkeypatch.setattr(feed.FeedDL, '_finished', later(2, feed.FeedDL._finished))
+    monkeypatch.setattr(feed, 'to_device', later(19, feed.to_device))
+    dls = get_dls('digits', bs=8, loader='files', device='cpu', max_images=40, size=8)
+    dls.train.after_batch.add(ItemTransform(later(3, lambda o: o)))
+    cb, timer = feed.FeedCallback(2), StepTimerCallback(clock=lambda: now_s[0])
+    learn = Learner(dls, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), loss_func=CrossEntropyLossFlat(), cbs=[cb, timer])
+    with learn.no_bar(), learn.no_logging(): learn.fit(2)
+    assert (cb.why_not, cb.n_done)==('', 4)
+    times = timer.to_df(skip=1)[['wait_ms', 'copy_ms', 'transform_ms', 'step_ms']].round(6)
+    assert times.values.tolist()==[[2., 19., 3., 24.]]*4                # the two epochs' second and third batches
+    assert timer.epochs_df().first_batch_ms.round(6).tolist()==[2., 2.]
+    cb.release()

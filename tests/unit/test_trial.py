@@ -1,5 +1,6 @@
 """What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
 
+import threading
 from functools import partial
 from itertools import count
 
@@ -10,7 +11,7 @@ from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
 import gpubench.trial as library
-from gpubench import fast, layout
+from gpubench import fast, feed, layout
 from gpubench.record import PHASE_NAMES
 from gpubench.capture import TapeCapture
 from gpubench.timing import StepTimerCallback
@@ -235,3 +236,46 @@ def test_what_a_network_imports_from_its_folder_is_part_of_its_version(tmp_path,
 def test_bf16_on_a_cpu_with_deferred_losses():
     found = run_trial(device='cpu', max_images=500, loader='resident', precision='bf16', defer_losses=True, half_width=.9, max_s=0.)
     assert found['defer_losses'] and found['dtype_seen']=='bfloat16'
+
+
+CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.9, max_s=0.)
+
+def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
+    n_decoded, n_at_start = [0], []
+    decode, warm = feed.ItemStages.decode, library.warm_up
+    def counted(self, paths):
+        n_decoded[0] += 1
+        return decode(self, paths)
+    def started(*args, **kwargs):
+        n_at_start.append(n_decoded[0])
+        return warm(*args, **kwargs)
+    monkeypatch.setattr(feed.ItemStages, 'decode', counted)
+    monkeypatch.setattr(library, 'warm_up', started)
+    found = run_trial(**CACHED, n_epoch=2)
+    assert (n_at_start, n_decoded)==([200], [200])      # those for training and those held out; none again
+    files = run_trial(**CACHED | dict(loader='files'), n_epoch=2)
+    same = 'loss', 'valid_loss', 'accuracy', 'n_images', 'n_opt_steps', 'n_workers_seen', 'classes', 'split'
+    assert [found[o] for o in same]==[files[o] for o in same] and found['trial_id']!=files['trial_id']
+    assert (found['status'], found['loader'])==('ok', 'cached')
+    assert not [o.name for o in threading.enumerate() if o.name.startswith('gpubench')]
+
+def gives_way(self): raise feed.NotTaken('Its data set is made of wood.')
+
+@pytest.mark.parametrize('name, what, says', [
+    ('take_over', lambda self: setattr(self, 'why_not', 'It has its own wif.'), 'the feed of decoded images should have been True, but was It has its own wif'),
+    ('before_validate', lambda self: None, 'the feed of decoded images should have been True, but was False'),     # half of the passes
+    ('decode_all', gives_way, "loader='cached' did nothing. Its data set is made of wood")])
+def test_a_feed_that_gave_way_is_an_error(name, what, says, monkeypatch):
+    monkeypatch.setattr(feed.FeedCallback, name, what)
+    with pytest.raises(RuntimeError, match=says): run_trial(**CACHED)
+
+def test_images_that_do_not_fit_are_an_error(monkeypatch):
+    monkeypatch.setattr(feed, 'memory_bytes', lambda: (2**30, 2*100*28*28))   # room for 100 gray images of 28 px
+    with pytest.raises(RuntimeError, match='Only 100 of 160 decoded images fit in half of the free memory. Use fewer or smaller images'): run_trial(**CACHED)
+
+@pytest.mark.parametrize('asked, says', [
+    (dict(n_workers=2), "decodes in threads, so n_workers=2 would .* Use n_workers=0, or loader='files'"),
+    (dict(pin_memory=True, device='cuda'), 'copies from pinned memory in any case'), (dict(device='xla'), "loader='cached' isn't supported with device='xla'")])
+def test_what_cached_cannot_be_combined_with(asked, says, monkeypatch):
+    monkeypatch.setattr(library, 'pick_device', torch.device)
+    with pytest.raises(ValueError, match=says): resolve(Trial(**dict(device='cpu') | asked, loader='cached'))
