@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from threading import Barrier, Lock, local
 from types import FunctionType, MethodType
@@ -22,10 +22,11 @@ import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
-from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask, TensorMultiCategory, to_device
+from fastai.torch_basics import Transform
+from fastai.torch_core import TensorCategory, TensorImage, TensorMask, TensorMultiCategory, to_device
 from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, RandTransform, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
-from fastcore.basics import noop
+from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from PIL import Image
 from .core import memory_bytes, n_cores
@@ -39,10 +40,18 @@ class _Draws:
     def __getattr__(self, k): return getattr(self._own.generator, k)
 _draws = _Draws()
 
+@cache
 def _drawing(f):
     "The function `f`, which draws from `_draws` instead of `random`"
     return FunctionType(f.__code__, {**f.__globals__, 'random': _draws}, f.__name__, f.__defaults__, f.__closure__)
-_BEFORE_CALL = {o: _drawing(o.before_call) for o in (Resize, RandomResizedCrop, RandomCrop, FlipItem)}
+
+def _own_copy(tfm):
+    "A copy of one of fastai's item transforms, with its own state and its draws from `_draws`, so that threads share nothing"
+    new = copy(tfm)
+    if isinstance(new, RandTransform): new.before_call = MethodType(_drawing(tfm.before_call.__func__), new)
+    return new
+
+def _apply(tfm, images, split_idx): return _own_copy(tfm)(tuple(images), split_idx=split_idx)
 
 def _is_bilinear_crop(sz, tl, orig_sz, mode):
     return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
@@ -76,32 +85,31 @@ class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
 class _Mask(_Bytes, PILMask): pil_class = PILMask
 _BYTES = {PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
 
-def _apply(tfm, images, split_idx):
-    "What fastai's item transform makes of an item's images; a copy of it keeps the draws, so that threads share nothing"
-    tfm = copy(tfm)
-    if type(tfm) in _BEFORE_CALL:
-        _BEFORE_CALL[type(tfm)](tfm, tuple(images), split_idx)
-        if not tfm.do: return images
-    return [tfm.encodes(o) for o in images]
-
 # %% ../nbs/22_feed.ipynb #feed0021
 class NotTaken(Exception):
     "Why a loader is left to fastai, as a sentence"
 
 # %% ../nbs/22_feed.ipynb #feed0022
-_TAKEN = {*_BEFORE_CALL, CropPad}                    # item transforms
-_VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float
+_TAKEN = {Resize, RandomResizedCrop, RandomCrop, FlipItem, CropPad}                        # item transforms
+_VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float                    # that they leave alone
 
 def _is_own(tfm): # Does it do what its class says?
     "Is it fastai's, as fastai made it?"
     before = vars(tfm).get('before_call')
     return type(tfm) in _TAKEN and (before is None or before==MethodType(type(tfm).before_call, tfm)) and 'encodes' not in vars(tfm)
 
+def _acts(tfm, split_idx):
+    "Does it do anything to an item?"
+    return tfm.split_idx in (None, split_idx) and (hasattr(tfm, 'encodes') or type(tfm).__call__ is not Transform.__call__)
+
 def _is_fixed(tfm, split_idx):
     "Does it make the same of an image each time?"
-    return bool(split_idx) or type(tfm) is CropPad or type(tfm) is Resize and tfm.method==ResizeMethod.Squish
+    if type(tfm) is Resize and tfm.method==ResizeMethod.Squish: return True
+    return type(tfm) is CropPad or bool(split_idx) and type(tfm) is not FlipItem
 
-def _describe(tfm): return f'{type(tfm).__name__}({", ".join(f"{k}={getattr(tfm, k)}" for k in getattr(tfm, "__stored_args__", {}))})'
+def _describe(tfm):
+    names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
+    return f'{type(tfm).__name__}({", ".join(f"{k}={getattr(tfm, k)}" for k in names if hasattr(tfm, k))})'
 
 def _image_class(tfm):
     "The class of fastai's whose `create` this type transform calls, or None"
@@ -114,62 +122,79 @@ class _Column:
     def __init__(self, tl):
         self.tl, fs = tl, list(tl.tfms.fs)
         self.image_class = _image_class(fs[-1]) if fs else None
-        self.getters = fs[:-1]
-    def item(self, i): return L.__getitem__(self.tl, i)
-    def path(self, i):
-        out = self.item(i)
-        for f in self.getters: out = f(out, split_idx=self.tl.tfms.split_idx)
-        if not isinstance(out, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(out).__name__}.")
+        self.tfms = fs[:-1] if self.image_class else fs
+    def source(self, i): # The file of an image, or the value
+        out = L.__getitem__(self.tl, i)
+        for f in self.tfms: out = f(out, split_idx=self.tl.tfms.split_idx)
         return out
-    def value(self, i):
-        out = self.tl.tfms(self.item(i))
-        if type(out) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(out).__name__}.')
-        return out if isinstance(out, torch.Tensor) else torch.tensor(out, dtype=torch.float64 if isinstance(out, float) else None)
+
+@dataclass
+class Row:
+    "Where an item comes from"
+    paths: tuple    # of its images
+    values: tuple   # of the other columns
+
+def _random_states():
+    "Of the generators that everybody shares; comparable"
+    name, keys, *others = np.random.get_state()
+    return random.getstate(), (name, keys.tobytes(), *others), torch.get_rng_state().numpy().tobytes()
 
 # %% ../nbs/22_feed.ipynb #feed0023
 class ItemStages:
     "What a loader's data set and its `after_item` do: bytes that are the same each time, then what draws, then what isn't known"
     def __init__(self, dl): # a `TfmdDL` over `Datasets`
-        self.dataset, self.split_idx = dl.dataset, dl.dataset.split_idx
+        self.dataset, self.split_idx, self.known_rows = dl.dataset, dl.dataset.split_idx, {}
         self.columns = [_Column(o) for o in self.dataset.tls]
         self.images = [o for o in self.columns if o.image_class]
         if not self.images: raise NotTaken('It has no images from files.')
-        acting = [o for o in dl.after_item.fs if o.split_idx is None or o.split_idx==self.split_idx]
+        acting = [o for o in dl.after_item.fs if _acts(o, self.split_idx)]
         if not acting or type(acting[-1]) is not ToTensor: raise NotTaken('Its item transforms do not end in `ToTensor`.')
         *acting, self.to_tensor = acting
-        known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
-        fixed = next((i for i,o in enumerate(acting[:known]) if not _is_fixed(o, self.split_idx)), known)
-        self.fixed, self.drawing, self.rest = acting[:fixed], acting[fixed:known], acting[known:]
+        n_known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
+        known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
+        n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
+        self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
-            f'{type(self.rest[0]).__name__} is not known, and its worker processes may be faster than one thread.')
-        self.lock = Lock()
+            f'{self.rest[0].name} is not known, and its worker processes may be faster than one thread.')
 
     @property
     def key(self): # of the bytes
         "What `decode` does, in words"
         return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}"
     @property
-    def is_final(self): return not self.drawing+self.rest
-    def paths(self, i): return [o.path(i) for o in self.images]
+    def summary(self): # comparable
+        "What all stages do"
+        return id(self.dataset), self.split_idx, self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
+    def rows(self, positions): # A `Row` for each position; those that raise a `SkipItemException` are missing
+        "By fastai's code and the user's; kept if they draw nothing"
+        is_known = all(o in self.known_rows for o in positions)
+        before = None if is_known or self.rest else _random_states()
+        rows = [self.known_rows[o] if o in self.known_rows else self._row(o) for o in positions]
+        if before and _random_states()==before: self.known_rows.update(zip(positions, rows))
+        return [o for o in rows if o]
+    def _row(self, i):
+        try: sources = [o.source(i) for o in self.columns]
+        except SkipItemException: return None
+        return Row(*(tuple(o for o,c in zip(sources, self.columns) if bool(c.image_class)==is_image) for is_image in (True, False)))
     def decode(self, paths): # One array for each image column: (h, w) or (h, w, channels) uint8
         "Open an item's images and do what is the same each time, by fastai's own code"
         images = [_open(c.image_class, o) for c,o in zip(self.images, paths)]
         for o in self.fixed: images = _apply(o, images, self.split_idx)
         return [np.array(o) for o in images]
-    def finish(self, arrays, values, seed): # An item: (channels, h, w) or (h, w) uint8, and the values, in the order of the columns
-        "The transforms that draw, by a generator of the item's own, and by fastai what isn't known"
+    def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
+        "The transforms that draw, by a generator of the item's own"
         images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
-        if self.drawing: _draws.seed(seed)
+        _draws.seed(seed)
         for o in self.drawing: images = _apply(o, images, self.split_idx)
-        if self.rest: return self._by_fastai(self._in_order([o.as_pil() for o in images], values))
-        return self._in_order([_as_tensor(o) for o in images], values)
-    def _by_fastai(self, item):
-        with self.lock:                              # what isn't known may keep a state
+        return images
+    def finish_unknown(self, images, row): # An item; None: it is skipped
+        "By fastai's code and the user's, what isn't known"
+        item = self.in_order([o.as_pil() for o in images], row.values)
+        try:
             for o in (*self.rest, self.to_tensor): item = o(item, split_idx=self.split_idx)
+        except SkipItemException: return None
         return item
-    def values(self, i): # One tensor for each other column
-        return [o.value(i) for o in self.columns if not o.image_class]
-    def _in_order(self, images, values):
+    def in_order(self, images, values): # A tuple, in the order of the columns
         images, values = iter(images), iter(values)
         return tuple(next(images if o.image_class else values) for o in self.columns)
 
@@ -178,8 +203,9 @@ def _as_tensor(image):
 
 def _open(cls, path):
     try: return cls.create(path)
-    except FileNotFoundError: raise
-    except Exception as e: raise ValueError(f'The image {path} cannot be decoded ({type(e).__name__}: {e}). Delete or replace it.') from e
+    except Exception as e:
+        e.add_note(f'The image: {path}. Delete or replace it.')
+        raise
 
 # %% ../nbs/22_feed.ipynb #feed0031
 class Budget:
@@ -193,129 +219,136 @@ class Budget:
     def give(self, n):
         with self.lock: self.left += n
 
+def _stat(path):
+    "The file's, or None, if it isn't a file's path"
+    try: return os.stat(path) if isinstance(path, (str, Path)) else None
+    except (OSError, ValueError): return None
+def _stamp(stat): return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
 @dataclass
 class _Kept:
     arrays: list                # of an item's images
-    paths: list
-    stats: list                 # of the files, from before they were read
-    def is_current(self): return all(_stamp(a)==_stamp(_stat(b)) for a,b in zip(self.stats, self.paths))
+    stamps: list                # of the files, from before they were read
     @property
     def n_bytes(self): return sum(o.nbytes for o in self.arrays)
 
-def _stat(path):
-    try: return os.stat(path)
-    except OSError: return None
-def _stamp(stat): return stat and (stat.st_size, stat.st_mtime_ns)
-
 class Decoded:
-    "The decoded images of a data set and its other values, each made when it is first needed"
+    "The decoded images of a data set, each made when it is first needed"
     def __init__(self,
         stages,     # An `ItemStages`
         budget,     # A `Budget`
         stores=(),  # An `ImageStore` for each image of an item, or none
     ):
         self.stages, self.budget, self.stores = stages, budget, stores
-        self.kept, self.values, self.n_decoded = {}, {}, 0
-    def item(self, i): # Its arrays and its values
-        if i not in self.values: self.values[i] = self.stages.values(i)
-        kept = self.kept.get(i) or self._keep(i, self._read(i))
-        return kept.arrays, self.values[i]
-    def _read(self, i):
-        paths = self.stages.paths(i)
+        self.kept, self.n_decoded, self.lock = {}, 0, Lock()
+    def arrays(self, paths): # of an item's images, as bytes
         stats = [_stat(o) for o in paths]            # before the files are read
+        if None in stats: return self.stages.decode(paths)
+        kept, stamps = self.kept.get(paths), [_stamp(o) for o in stats]
+        if kept is None or kept.stamps!=stamps: kept = self._keep(paths, _Kept(self._read(paths, stats), stamps))
+        return kept.arrays
+    def _read(self, paths, stats):
         found = [store.get(o) for store,o in zip(self.stores, paths)]
-        if found and all(o is not None for o in found): return _Kept(found, paths, stats)
+        if found and all(o is not None for o in found): return [np.array(o) for o in found]
         arrays = self.stages.decode(paths)
-        self.n_decoded += 1
+        with self.lock: self.n_decoded += 1
         for store,path,stat,array in zip(self.stores, paths, stats, arrays): store.put(path, stat, array)
-        return _Kept(arrays, paths, stats)
-    def _keep(self, i, new):
-        if i not in self.kept and self.budget.take(new.n_bytes):
-            if self.kept.setdefault(i, new) is not new: self.budget.give(new.n_bytes)      # another thread was faster
+        return arrays
+    def _keep(self, paths, new):
+        with self.lock:
+            old = self.kept.pop(paths, None)
+            if old: self.budget.give(old.n_bytes)
+            if self.budget.take(new.n_bytes): self.kept[paths] = new
         return new
-    def refresh(self):
-        "Forget the images whose files have changed"
-        for i,kept in [*self.kept.items()]:
-            if not kept.is_current():
-                self.budget.give(self.kept.pop(i).n_bytes)
-                self.values.pop(i, None)
     def release(self):
-        for i in [*self.kept]: self.budget.give(self.kept.pop(i).n_bytes)
-        self.values.clear()
+        with self.lock:
+            self.budget.give(sum(o.n_bytes for o in self.kept.values()))
+            self.kept = {}
 
 # %% ../nbs/22_feed.ipynb #feed0041
 N_AHEAD = 3     # batches that are made while one trains
 N_ITEMS = 8     # of a batch that a thread makes at once
 MAX_THREADS = 8 # more are slower, since each item holds Python's lock for a while: 2,744 images/s with 8, 2,137 with 16, one H100
 
-def start_threads(n): # A `ThreadPoolExecutor`
+def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
+    Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', torch.set_num_threads, (1,))
     for _ in range(n): pool.submit(together.wait)
-    together.wait()
+    try: together.wait()
+    finally: together.abort()                        # after an interrupt, nobody waits for it
     torch.set_num_threads(n_of_torch)                # what threads that somebody else starts later get
     return pool
 
-class _Batch:
-    "Memory for a batch, filled by many threads"
-    def __init__(self, n, pin): self.n, self.pin, self.parts, self.lock, self.skipped = n, pin, None, Lock(), []
-    def put(self, j, item):
+class _Images:
+    "Memory for the images of a batch, filled by many threads"
+    def __init__(self, n, pin): self.n, self.pin, self.tensors, self.lock = n, pin, None, Lock()
+    def __setitem__(self, j, images):
+        images = [_as_tensor(o) for o in images]
         with self.lock:
-            if self.parts is None: self._allocate(item)
+            if self.tensors is None: self._allocate(images)
         with torch._C.DisableTorchFunctionSubclass():
-            for part,o in zip(self.parts, item):
-                if part.shape[1:]!=o.shape: raise RuntimeError(
-                    f'A batch has items of the shapes {tuple(part.shape[1:])} and {tuple(o.shape)}. End item_tfms with a Resize to one size.')
-                part[j].copy_(o)
-    def _allocate(self, item):
-        self.types = [type(o) for o in item]
-        self.parts = [torch.empty((self.n, *o.shape), dtype=o.dtype, pin_memory=self.pin) for o in item]
-    def whole(self):
-        kept = [i for i in range(self.n) if i not in self.skipped]
-        return tuple(o.as_subclass(t) for o,t in zip(self.parts if not self.skipped else [o[kept] for o in self.parts], self.types))
+            for tensor,o in zip(self.tensors, images):
+                if tensor.shape[1:]!=o.shape: raise RuntimeError(
+                    f'A batch has items of the shapes {tuple(tensor.shape[1:])} and {tuple(o.shape)}. End item_tfms with a Resize to one size.')
+                tensor[j].copy_(o)
+    def _allocate(self, images):
+        self.types = [type(o) for o in images]
+        self.tensors = [torch.empty((self.n, *o.shape), dtype=o.dtype, pin_memory=self.pin) for o in images]
+    def typed(self): return [o.as_subclass(t) for o,t in zip(self.tensors, self.types)]
 
 class FeedDL:
     "Takes a loader's place for a pass over its data: the same order and the same transforms, from decoded images"
-    def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool = dl, decoded, pool
+    def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool, self.stages = dl, decoded, pool, decoded.stages
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
+    def __reduce__(self): return noop, (self.dl,)    # after an interrupted fit, a Learner still has it
     def __iter__(self): return self.iter_marked(noop)
     def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
         "Batches; `at` is called when one is 'fetched', when it is 'copied' to the device and when it is 'delivered'"
         dl = self.dl
         dl.randomize()
         dl.before_iter()
-        order, seed = list(dl.get_idxs()), random.getrandbits(63)
-        for b in self._on_device(self._batches(order, seed), at):
+        order, seed = list(dl.get_idxs()), int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
+        for b in self._on_device(self._batches(self._rows(order), seed), at):
             b = dl.after_batch(b)
             at('delivered')
             yield b
         dl.after_iter()
-        self.pool.submit(self.decoded.refresh)
 
-    def _batches(self, order, seed):
-        "Batches on the host, a few of them ahead"
-        dl, waiting = self.dl, deque()
-        n = len(order)//dl.bs*dl.bs if dl.drop_last else len(order)
+    def _rows(self, order):
+        for positions in chunked(order, self.dl.bs): yield from self.stages.rows(positions)
+    def _batches(self, rows, seed):
+        "Batches on the host"
+        dl = self.dl
+        if not self.stages.rest: return self._ahead(dl.chunkify(rows), seed)
+        made = (o for images,rows in self._ahead(chunked(rows, dl.bs), seed) for o in zip(images, rows))
+        items = (self.stages.finish_unknown(*o) for o in made)
+        return map(dl.do_batch, dl.chunkify(o for o in items if o is not None))
+    def _ahead(self, chunks, seed):
+        "A few batches ahead, by threads"
+        waiting = deque()
         try:
-            for i in range(0, n, dl.bs):
-                waiting.append(self._start(order[i:min(n, i+dl.bs)], seed+i))
+            for k,rows in enumerate(chunks):
+                waiting.append(self._start(rows, seed+k*self.dl.bs))
                 if len(waiting)>N_AHEAD: yield self._finished(*waiting.popleft())
             while waiting: yield self._finished(*waiting.popleft())
         finally:
-            for _,parts in waiting:
+            for *_,parts in waiting:
                 for o in parts: o.cancel()
     def _start(self, rows, seed):
-        batch = _Batch(len(rows), torch.device(self.dl.device or 'cpu').type=='cuda')
-        return batch, [self.pool.submit(self._make, batch, j, rows[j:j+N_ITEMS], seed+j) for j in range(0, len(rows), N_ITEMS)]
-    def _make(self, batch, first, rows, seed):
-        for j,i in enumerate(rows):
-            try: batch.put(first+j, self.decoded.stages.finish(*self.decoded.item(i), seed+j))
-            except SkipItemException: batch.skipped.append(first+j)
-    def _finished(self, batch, parts):
+        n, submit = len(rows), self.pool.submit
+        images = [None]*n if self.stages.rest else _Images(n, torch.device(self.dl.device or 'cpu').type=='cuda')
+        values = rows if self.stages.rest else submit(self._collate, rows)
+        return images, values, [submit(self._make, images, j, rows[j:j+N_ITEMS], seed+j) for j in range(0, n, N_ITEMS)]
+    def _make(self, images, first, rows, seed):
+        for j,row in enumerate(rows): images[first+j] = self.stages.finish(self.decoded.arrays(row.paths), seed+j)
+    def _collate(self, rows):
+        return self.dl.retain(self.dl.create_batch([o.values for o in rows]), [rows[0].values])
+    def _finished(self, images, values, parts):
         for o in parts: o.result()
-        return batch.whole()
+        return (images, values) if self.stages.rest else self.stages.in_order(images.typed(), values.result())
 
     def _on_device(self, batches, at):
         device = torch.device(self.dl.device or 'cpu')
@@ -354,7 +387,7 @@ def check_loader(dl):
     if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
     own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
     if own: raise NotTaken(f'It has its own {", ".join(own)}.')
-    if list(dl.before_batch.fs): raise NotTaken(f'Its before_batch is not empty.')
+    if list(dl.before_batch.fs): raise NotTaken('Its before_batch is not empty.')
     if dl.bs is None: raise NotTaken('It makes no batches.')
 
 def check_items(dl, decoded):
@@ -362,28 +395,33 @@ def check_items(dl, decoded):
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         dl.before_iter()
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _compare(dl, decoded, i)
-    except NotTaken: raise
-    except Exception as e: raise NotTaken(f'An item could not be made: {type(e).__name__}: {e}') from e
+        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
 
-def _compare(dl, decoded, i, seed=0):
+def _check_item(dl, decoded, i, seed=0):
     stages = decoded.stages
     random.seed(seed)
-    theirs = dl.do_item(i)
-    random.seed(seed)                                # for what isn't known; what is draws from its own generator
-    ours = stages.finish(*decoded.item(i), seed)
-    if not isinstance(theirs, tuple) or len(theirs)!=len(ours): raise NotTaken('Its items have other parts.')
-    for a,b in zip(theirs, ours):
-        a, b, is_image = torch.as_tensor(a), torch.as_tensor(b), isinstance(b, (TensorImage, TensorMask))
+    theirs = dl.create_item(i)
+    for o in dl.after_item.fs:
+        if o not in stages.rest: theirs = o(theirs, split_idx=stages.split_idx)
+    [row] = stages.rows([i])
+    for o in row.paths:
+        if not isinstance(o, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
+    for o in row.values:
+        if type(o) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
+    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), seed)]
+    _compare(theirs, stages.in_order(images, row.values), i, 1 if stages.drawing else 0)
+
+def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
+    for a,b in zip(theirs, ours, strict=True):
+        max_off_b = max_off if isinstance(b, (TensorImage, TensorMask)) else 0
+        a, b = (torch.as_tensor(o).as_subclass(torch.Tensor) for o in (a, b))
         is_same = a.shape==b.shape and a.dtype==b.dtype
-        if is_same and not (stages.drawing and stages.rest):
-            off = (a.as_subclass(torch.Tensor).double()-b.as_subclass(torch.Tensor).double()).abs()
-            is_same = not off.numel() or not off.max()>(1 if is_image and stages.drawing else 0)
-        if not is_same: raise NotTaken(f"{type(b).__name__} {i} would not be the same as fastai's.")
+        if not is_same or a.numel() and (a.double()-b.double()).abs().max()>max_off_b:
+            raise NotTaken(f"Part {type(b).__name__} of item {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0052
 class FeedCallback(Callback):
@@ -394,51 +432,67 @@ class FeedCallback(Callback):
     def __init__(self,
         n_threads:int=None, # That decode; by default one for each core, 8 at most
     ):
-        self.n_threads, self.pool, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
-        self.decoded, self.why_not, self.n_done, self.own_dl = {}, '', None, None
+        self.n_threads, self.threads, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
+        self.decoded, self.checked, self.why_not, self.n_done = {}, {}, '', None
 
-    def before_fit(self): self.n_done, self.why_not = 0, ''
+    def before_fit(self):
+        "Anything may have happened since the last fit"
+        self.n_done, self.why_not, self.checked = 0, '', {}
+        here = {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
+        for k in [o for o in self.decoded if o[0] not in here]: self.decoded.pop(k).release()
     def before_train(self): self.take_over()
     def before_validate(self): self.take_over()
     def take_over(self):
         dl = self.learn.dl
-        if not isinstance(dl, DataLoader) or not any(dl.dataset is o.dataset for o in self.learn.dls.loaders): return
-        try: self.learn.dl = FeedDL(dl, self._decoded(dl), self.pool)
+        if not isinstance(dl, DataLoader) or all(dl.dataset is not getattr(o, 'dataset', None) for o in self.learn.dls.loaders): return
+        try: decoded = self._decoded(dl)
         except NotTaken as e: self.why_not = str(e)
-        else: self.n_done = (self.n_done or 0)+1
+        except Exception as e: self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
+        else:
+            self.learn.dl = FeedDL(dl, decoded, self.threads)
+            self.n_done = (self.n_done or 0)+1
     def after_train(self): self.put_back()
     def after_cancel_train(self): self.put_back()
     def after_validate(self): self.put_back()
     def after_cancel_validate(self): self.put_back()
     def put_back(self):
-        if isinstance(self.learn.dl, FeedDL): self.learn.dl = self.learn.dl.dl
+        dl = getattr(self.learn, 'dl', None)
+        if isinstance(dl, FeedDL): self.learn.dl = dl.dl
 
     def _decoded(self, dl):
-        "What is kept of a loader's data set; the stages are read again, since somebody may have changed them"
+        "What is kept of a loader's data set; the stages are read again each time, since somebody may have changed them"
         check_loader(dl)
         stages = ItemStages(dl)
-        key = id(stages.dataset), stages.key, str(stages.drawing+stages.rest)
-        if key not in self.decoded:
-            if self.pool is None: self.pool, self.budget = start_threads(self.n_threads), Budget(memory_bytes()[1]//2)
-            new = Decoded(stages, self.budget)
-            check_items(dl, new)
-            self.decoded[key] = new
-        return self.decoded[key]
+        place = id(stages.dataset), stages.split_idx
+        if place not in self.checked or self.checked[place][0]!=stages.summary:
+            self.checked[place] = stages.summary, self._why_not(dl, stages, place)
+        why_not = self.checked[place][1]
+        if why_not: raise why_not
+        return self.decoded[place]
+    def _why_not(self, dl, stages, place):
+        "Keep what is decoded if its stages are the same, then check items"
+        if self.threads is None: self.threads, self.budget = start_threads(self.n_threads), Budget(memory_bytes()[1]//2)
+        old = self.decoded.get(place)
+        if old and old.stages.key==stages.key: old.stages = stages
+        else:
+            if old: old.release()
+            self.decoded[place] = Decoded(stages, self.budget)
+        try: check_items(dl, self.decoded[place])
+        except Exception as e: return e if isinstance(e, NotTaken) else NotTaken(f'An item could not be made ({type(e).__name__}: {e}).')
 
     def decode_all(self):
         "Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit, `NotTaken` if they are left to fastai"
         for dl in self.learn.dls.loaders:
             decoded = self._decoded(dl)
-            def keep(i):
-                decoded.item(i)
-                if i not in decoded.kept: raise RuntimeError(
+            def keep(row):
+                decoded.arrays(row.paths)
+                if row.paths not in decoded.kept: raise RuntimeError(
                     f"Only {len(decoded.kept)} of {len(dl.dataset)} decoded images fit in half of the free memory. Use fewer or smaller images.")
-            list(self.pool.map(keep, range(len(dl.dataset))))
+            list(self.threads.map(keep, decoded.stages.rows(range(len(dl.dataset)))))
 
     def release(self):
-        "Stop the threads, and give the memory back"
+        "Give the memory back, and let the threads end, after the pass that they may work for"
+        self.put_back()
         for o in self.decoded.values(): o.release()
-        self.decoded = {}
-        if self.pool: self.pool.shutdown(cancel_futures=True)
-        self.pool = None
-    def __reduce__(self): return Callback, ()
+        self.decoded, self.checked, self.threads = {}, {}, None
+    def __reduce__(self): return Callback, (), dict(learn=self.learn)
