@@ -636,7 +636,7 @@ class GraphedStepCallback(FusedStepCallback):
         dl.after_iter()
 
     def _can_make(self, dl):
-        return isinstance(dl, FeedDL) and dl.is_plain and not self.why_not and not self.has_guests
+        return isinstance(dl, FeedDL) and dl.can_be_bare and not self.why_not and not self.has_guests
     def _train_on_bytes(self, dl):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True
@@ -773,7 +773,7 @@ class SpeedUp:
             if x.device.type!=torch.device(self.learn.dls.device).type:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
         elif not self.has('images', FeedCallback):
-            cb = FeedCallback(cache)
+            cb = FeedCallback(cache=cache)
             self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
 
     def capture(self, compile):

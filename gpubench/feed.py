@@ -29,8 +29,10 @@ from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
 from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from PIL import Image
+from .augment import batch_transforms
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
+from .store import ImageStore, open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0011
 class _Draws:
@@ -56,29 +58,53 @@ def _apply(tfm, images, split_idx): return _own_copy(tfm)(tuple(images), split_i
 def _is_bilinear_crop(sz, tl, orig_sz, mode):
     return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
 
+def _resize(pixels, size): # (channels, h, w) uint8; (w, h)
+    return torch.ops.aten._upsample_bilinear2d_aa(pixels[None], size[::-1], False)[0]
+
+MIN_SAVING = 4  # times fewer bytes, for which a narrowed image is kept: it rounds once more, so more of its values are a level off
+
+def narrow(array, size): # (h, w, channels) uint8; (w, h) of a `Resize` that crops. Bytes of a narrowed image, or `array`
+    "Resize the side of an image of which each crop has all, if that saves much; the other one is left for drawing"
+    h, w = array.shape[:2]
+    scale = min(w/size[0], h/size[1])
+    crop_w, crop_h = (int(scale*o) for o in size)
+    is_wide = w-crop_w>h-crop_h
+    kept_w, kept_h = (w, size[1]) if is_wide else (size[0], h)
+    if kept_w*kept_h*MIN_SAVING>w*h: return array
+    pixels = _pixels(array)
+    pixels = _resize(pixels[:, :crop_h] if is_wide else pixels[..., :crop_w], (kept_w, kept_h))
+    header = np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8)
+    return np.concatenate([header, pixels.permute(1, 2, 0).reshape(-1).numpy()])
+
+def _pixels(array): # (channels, h, w), a view
+    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
+
 class _Bytes:
-    "An image of fastai's whose pixels are a tensor"
+    "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
     @classmethod
-    def of(cls, array): # (h, w) or (h, w, channels) uint8
+    def of(cls, array): # (h, w), (h, w, channels), or what `narrow` returns
+        if array.ndim>1: return cls.with_pixels(_pixels(array))
+        w, h, kept_w, kept_h = array[:16].view(np.uint32).tolist()
+        return cls.with_pixels(_pixels(array[16:].reshape(kept_h, kept_w, -1)), (w, h))
+    @classmethod
+    def with_pixels(cls, pixels, size=None):
         image = Image.Image()
-        image.__class__, image._size = cls, array.shape[1::-1]
-        image.pixels = torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
+        image.__class__, image.pixels = cls, pixels
+        image._size = size or (pixels.shape[2], pixels.shape[1])
         return image
-    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def array(self):
         array = self.pixels.permute(1, 2, 0).contiguous().numpy()
         return array[..., 0] if array.shape[2]==1 else array
+    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
     def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros', resize_mode=Image.Resampling.BILINEAR, resize_to=None):
         if tl is None or resize_to is None or not _is_bilinear_crop(sz, tl, self.size, resize_mode):
             image = self.as_pil().crop_pad(sz, tl, orig_sz=orig_sz, pad_mode=pad_mode, resize_mode=resize_mode, resize_to=resize_to)
             return self.of(np.array(image))
-        (x, y), (w, h) = tl, sz
-        return self.with_pixels(torch.ops.aten._upsample_bilinear2d_aa(self.pixels[None, :, y:y+h, x:x+w], resize_to[::-1], False)[0])
-    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1))
-    def with_pixels(self, pixels):
-        new = self.of(np.empty((0, 0), np.uint8))
-        new.pixels, new._size = pixels, (pixels.shape[-1], pixels.shape[-2])
-        return new
+        (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
+        rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
+        columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
+        return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
+    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
 
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
@@ -154,13 +180,16 @@ class ItemStages:
         known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
         n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
         self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
+        crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
+        is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
+        self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
             f'{self.rest[0].name} is not known, and its worker processes may be faster than one thread.')
 
     @property
     def key(self): # of the bytes
         "What `decode` does, in words"
-        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}"
+        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}; narrowed to {self.narrow_to}"
     @property
     def summary(self): # comparable
         "What all stages do"
@@ -176,11 +205,11 @@ class ItemStages:
         try: sources = [o.source(i) for o in self.columns]
         except SkipItemException: return None
         return Row(*(tuple(o for o,c in zip(sources, self.columns) if bool(c.image_class)==is_image) for is_image in (True, False)))
-    def decode(self, paths): # One array for each image column: (h, w) or (h, w, channels) uint8
+    def decode(self, paths): # One array for each image column: (h, w), (h, w, channels), or narrowed, uint8
         "Open an item's images and do what is the same each time, by fastai's own code"
         images = [_open(c.image_class, o) for c,o in zip(self.images, paths)]
         for o in self.fixed: images = _apply(o, images, self.split_idx)
-        return [np.array(o) for o in images]
+        return [narrow(o, self.narrow_to) if self.narrow_to else o for o in map(np.array, images)]
     def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
         "The transforms that draw, by a generator of the item's own"
         images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
@@ -210,14 +239,14 @@ def _open(cls, path):
 # %% ../nbs/22_feed.ipynb #feed0031
 class Budget:
     "Bytes that all loaders of a Learner may keep in memory"
-    def __init__(self, n_bytes): self.left, self.lock = n_bytes, Lock()
+    def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
     def take(self, n):
         with self.lock:
-            is_enough = n<=self.left
-            if is_enough: self.left -= n
+            is_enough = self.used+n<=self.n_bytes
+            if is_enough: self.used += n
         return is_enough
     def give(self, n):
-        with self.lock: self.left += n
+        with self.lock: self.used -= n
 
 def _stat(path):
     "The file's, or None, if it isn't a file's path"
@@ -235,35 +264,93 @@ class _Kept:
 class Decoded:
     "The decoded images of a data set, each made when it is first needed"
     def __init__(self,
-        stages,     # An `ItemStages`
-        budget,     # A `Budget`
-        stores=(),  # An `ImageStore` for each image of an item, or none
+        stages,      # An `ItemStages`
+        budget,      # A `Budget`
+        folder=None, # Where later trainings find the images again
     ):
-        self.stages, self.budget, self.stores = stages, budget, stores
-        self.kept, self.n_decoded, self.lock = {}, 0, Lock()
+        self.stages, self.budget, self.folder, self.types = stages, budget, folder, ()
+        self.kept, self.n_decoded, self.n_found, self.lock = {}, 0, 0, Lock()
+        self.stores = self._open_stores() if folder else []
+    def _open_stores(self): # one for each image of an item; without a folder, temporary ones
+        return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
     def arrays(self, paths): # of an item's images, as bytes
         stats = [_stat(o) for o in paths]            # before the files are read
         if None in stats: return self.stages.decode(paths)
         kept, stamps = self.kept.get(paths), [_stamp(o) for o in stats]
-        if kept is None or kept.stamps!=stamps: kept = self._keep(paths, _Kept(self._read(paths, stats), stamps))
+        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps)
         return kept.arrays
-    def _read(self, paths, stats):
+    def _read(self, paths, stats, stamps):
         found = [store.get(o) for store,o in zip(self.stores, paths)]
-        if found and all(o is not None for o in found): return [np.array(o) for o in found]
-        arrays = self.stages.decode(paths)
-        with self.lock: self.n_decoded += 1
-        for store,path,stat,array in zip(self.stores, paths, stats, arrays): store.put(path, stat, array)
-        return arrays
-    def _keep(self, paths, new):
+        is_found = bool(found) and all(o is not None for o in found)
+        arrays = [o.copy() for o in found] if is_found else self.stages.decode(paths)      # PyTorch takes writable ones only
+        new = _Kept(arrays, stamps)
         with self.lock:
-            old = self.kept.pop(paths, None)
-            if old: self.budget.give(old.n_bytes)
-            if self.budget.take(new.n_bytes): self.kept[paths] = new
+            self.n_found, self.n_decoded = self.n_found+is_found, self.n_decoded+(not is_found)
+            is_in_memory = self._keep(paths, new)
+            if not is_found and not is_in_memory: self.stores = self.stores or self._open_stores()
+        if not is_found and (self.folder or not is_in_memory):
+            for store,*o in zip(self.stores, paths, stats, arrays): store.put(*o)
         return new
+    def _keep(self, paths, new):
+        "Is there enough memory?"
+        old = self.kept.pop(paths, None)
+        if old: self.budget.give(old.n_bytes)
+        is_enough = self.budget.take(new.n_bytes)
+        if is_enough: self.kept[paths] = new
+        return is_enough
+    def flush(self):
+        for o in self.stores: o.flush()
     def release(self):
         with self.lock:
             self.budget.give(sum(o.n_bytes for o in self.kept.values()))
             self.kept = {}
+            for o in self.stores: o.close()
+
+# %% ../nbs/22_feed.ipynb #feed0051
+_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
+
+def check_loader(dl):
+    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
+    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
+    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
+    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
+    if list(dl.before_batch.fs): raise NotTaken('Its before_batch is not empty.')
+    if dl.bs is None: raise NotTaken('It makes no batches.')
+
+def check_items(dl, decoded):
+    "Raise `NotTaken` if items aren't those that fastai makes"
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        dl.before_iter()
+        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+def _check_item(dl, decoded, i, seed=0):
+    stages = decoded.stages
+    random.seed(seed)
+    theirs = dl.create_item(i)
+    for o in dl.after_item.fs:
+        if o not in stages.rest: theirs = o(theirs, split_idx=stages.split_idx)
+    [row] = stages.rows([i])
+    for o in row.paths:
+        if not isinstance(o, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
+    for o in row.values:
+        if type(o) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
+    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), seed)]
+    ours = stages.in_order(images, row.values)
+    decoded.types = tuple(type(o) if isinstance(o, torch.Tensor) else torch.Tensor for o in ours)
+    _compare(theirs, ours, i, 1 if stages.drawing else 0)
+
+def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
+    for a,b in zip(theirs, ours, strict=True):
+        max_off_b = max_off if isinstance(b, (TensorImage, TensorMask)) else 0
+        a, b = (torch.as_tensor(o).as_subclass(torch.Tensor) for o in (a, b))
+        is_same = a.shape==b.shape and a.dtype==b.dtype
+        if not is_same or a.numel() and (a.double()-b.double()).abs().max()>max_off_b:
+            raise NotTaken(f"Part {type(b).__name__} of item {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0041
 N_AHEAD = 3     # batches that are made while one trains
@@ -300,7 +387,10 @@ class _Images:
 
 class FeedDL:
     "Takes a loader's place for a pass over its data: the same order and the same transforms, from decoded images"
-    def __init__(self, dl, decoded, pool): self.dl, self.decoded, self.pool, self.stages = dl, decoded, pool, decoded.stages
+    def __init__(self, dl, decoded, pool):
+        self.dl, self.decoded, self.pool, self.stages = dl, decoded, pool, decoded.stages
+        self.is_bare, fs = False, list(dl.after_batch.fs)
+        self.known, self.rest = ([], fs) if self.stages.rest else batch_transforms(fs, self.stages.split_idx, decoded.types)
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,)    # after an interrupted fit, a Learner still has it
@@ -312,10 +402,19 @@ class FeedDL:
         dl.before_iter()
         order, seed = list(dl.get_idxs()), int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
         for b in self._on_device(self._batches(self._rows(order), seed), at):
-            b = dl.after_batch(b)
+            if not self.is_bare: b = self.make(b)
             at('delivered')
             yield b
         dl.after_iter()
+
+    @property
+    def can_be_bare(self): return not self.rest      # then whoever takes the batches calls `make`, for example within a graph
+    def make(self, b): # A batch on its device
+        "The batch transforms: by gpubench those that are known, and from the first other one on by fastai"
+        if self.known: b = tuple(o.as_subclass(t) for o,t in zip(b, self.decoded.types))
+        for f in self.known: b = f(b)
+        for f in self.rest: b = f(b, split_idx=self.stages.split_idx)
+        return b
 
     def _rows(self, order):
         for positions in chunked(order, self.dl.bs): yield from self.stages.rows(positions)
@@ -379,50 +478,6 @@ def _copied_ahead(batches, device, at):
         if len(ahead)>1: yield taken()
     while ahead: yield taken()
 
-# %% ../nbs/22_feed.ipynb #feed0051
-_LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
-
-def check_loader(dl):
-    "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
-    if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
-    own = [o for o in _LOADING if o in vars(dl) or getattr(type(dl), o, None) is not getattr(TfmdDL, o)]
-    if own: raise NotTaken(f'It has its own {", ".join(own)}.')
-    if list(dl.before_batch.fs): raise NotTaken('Its before_batch is not empty.')
-    if dl.bs is None: raise NotTaken('It makes no batches.')
-
-def check_items(dl, decoded):
-    "Raise `NotTaken` if items aren't those that fastai makes"
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        dl.before_iter()
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i)
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-def _check_item(dl, decoded, i, seed=0):
-    stages = decoded.stages
-    random.seed(seed)
-    theirs = dl.create_item(i)
-    for o in dl.after_item.fs:
-        if o not in stages.rest: theirs = o(theirs, split_idx=stages.split_idx)
-    [row] = stages.rows([i])
-    for o in row.paths:
-        if not isinstance(o, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
-    for o in row.values:
-        if type(o) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
-    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), seed)]
-    _compare(theirs, stages.in_order(images, row.values), i, 1 if stages.drawing else 0)
-
-def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
-    for a,b in zip(theirs, ours, strict=True):
-        max_off_b = max_off if isinstance(b, (TensorImage, TensorMask)) else 0
-        a, b = (torch.as_tensor(o).as_subclass(torch.Tensor) for o in (a, b))
-        is_same = a.shape==b.shape and a.dtype==b.dtype
-        if not is_same or a.numel() and (a.double()-b.double()).abs().max()>max_off_b:
-            raise NotTaken(f"Part {type(b).__name__} of item {i} would not be the same as fastai's.")
-
 # %% ../nbs/22_feed.ipynb #feed0052
 class FeedCallback(Callback):
     """Feeds a Learner from decoded images; `why_not` is a sentence where its loaders are left to fastai
@@ -431,7 +486,9 @@ class FeedCallback(Callback):
     order, graph_safe = -1000, 'counts'              # a timer wraps what it puts there
     def __init__(self,
         n_threads:int=None, # That decode; by default one for each core, 8 at most
+        cache=None,         # A folder in which decoded images are kept for later trainings
     ):
+        self.cache = None if cache is None else open_folder(cache)
         self.n_threads, self.threads, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
         self.decoded, self.checked, self.why_not, self.n_done = {}, {}, '', None
 
@@ -476,7 +533,7 @@ class FeedCallback(Callback):
         if old and old.stages.key==stages.key: old.stages = stages
         else:
             if old: old.release()
-            self.decoded[place] = Decoded(stages, self.budget)
+            self.decoded[place] = Decoded(stages, self.budget, self.cache)
         try: check_items(dl, self.decoded[place])
         except Exception as e: return e if isinstance(e, NotTaken) else NotTaken(f'An item could not be made ({type(e).__name__}: {e}).')
 
@@ -490,6 +547,17 @@ class FeedCallback(Callback):
                     f"Only {len(decoded.kept)} of {len(dl.dataset)} decoded images fit in half of the free memory. Use fewer or smaller images.")
             list(self.threads.map(keep, decoded.stages.rows(range(len(dl.dataset)))))
 
+    def after_fit(self):
+        for o in self.decoded.values(): o.flush()
+    @property
+    def left_out(self):
+        "What became of the images, in sentences"
+        found = [*self.decoded.values()]
+        if not found: return ''
+        n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
+        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
+        parts += {f"{t.name} stays fastai's" for o in found for t in o.stages.rest}
+        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
     def release(self):
         "Give the memory back, and let the threads end, after the pass that they may work for"
         self.put_back()
