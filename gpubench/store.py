@@ -79,6 +79,13 @@ def prepare(db:sqlite3.Connection):
         db.execute('create unique index if not exists files on images (path, state)')
         db.execute(f'pragma user_version={FORMAT}')
 
+def write_rows(db:sqlite3.Connection, rows:list): # `rows`: path, state, shape, checksum, pixels
+    "All of these in the place of what is there for their paths, or none"
+    with db:                                            # commits, or rolls back
+        db.execute('begin immediate')
+        db.executemany('delete from images where path=?', [o[:1] for o in rows])
+        db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
+
 # %% ../nbs/06_store.ipynb #35750c41
 REMEDIES = { # SQLite's primary result code -> what to do
     sqlite3.SQLITE_FULL: 'Free some space there',
@@ -150,6 +157,7 @@ class ImageStore:
         except sqlite3.Error as e: self._stop(e)
 
     def _stop(self, e):
+        if self.closed: return                          # threads that come late find a closed connection
         self.why_full = self.why_full or f"The image cache {self.file or temp_folder()} keeps no more: {e}. {remedy(e)}."
 
     def _read(self, query, args=()):
@@ -194,14 +202,12 @@ class ImageStore:
         return rows
 
     def _write(self, rows):
-        if not rows or self.why_full: return
-        try:
-            check_space(self.folder or temp_folder(), self.min_free_mib)
-            with self._lock, self._db as db:            # commits, or rolls back
-                db.execute('begin immediate')
-                db.executemany('delete from images where path=?', [o[:1] for o in rows])
-                db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
-        except (OSError, sqlite3.Error) as e: self._stop(e)
+        with self._lock:
+            if not rows or self.why_full: return        # others that waited for the lock needn't fail, too
+            try:
+                check_space(self.folder or temp_folder(), self.min_free_mib)
+                write_rows(self._db, rows)
+            except (OSError, sqlite3.Error) as e: self._stop(e)
 
     def flush(self):
         "Write what is waiting for a whole batch"
