@@ -14,6 +14,7 @@ import tempfile
 import time
 import weakref
 import zlib
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -79,6 +80,13 @@ def prepare(db:sqlite3.Connection):
         db.execute('create unique index if not exists files on images (path, state)')
         db.execute(f'pragma user_version={FORMAT}')
 
+def write_rows(db:sqlite3.Connection, rows:list): # `rows`: path, state, shape, checksum, pixels
+    "All of these in the place of what is there for their paths, or none"
+    with db:                                            # commits, or rolls back
+        db.execute('begin immediate')
+        db.executemany('delete from images where path=?', [o[:1] for o in rows])
+        db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
+
 # %% ../nbs/06_store.ipynb #35750c41
 REMEDIES = { # SQLite's primary result code -> what to do
     sqlite3.SQLITE_FULL: 'Free some space there',
@@ -116,12 +124,10 @@ def _after_fork(
     ref,  # Weak reference to a store
     lock, # Its lock, which the fork has taken
 ):
-    "Give a forked process its own connection: SQLite's don't survive a fork"
+    "Let a forked process open its own connection when it needs one: SQLite's don't survive a fork"
     lock.release()
     store = ref()
-    if store is None or store.closed: return
-    store._db.close()
-    store._open()
+    if store is not None and not store.closed: store._reset()
 
 class ImageStore:
     "Decoded images of files, kept until you delete `file`; threads share a store, and processes its folder"
@@ -135,30 +141,37 @@ class ImageStore:
         self.stages,self.min_free_mib = stages,min_free_mib
         self.closed = False
         self._lock = Lock()                             # of the connection
-        self._open()
+        self._reset()
+        try: self._connection()
+        except sqlite3.Error as e: raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
         if hasattr(os, 'register_at_fork'):             # not on Windows
             os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release,
                                 after_in_child=partial(_after_fork, weakref.ref(self), self._lock))
 
-    def _open(self):
+    def _reset(self):
         self.why_full = None                            # a sentence, once nothing more is kept
         self._waiting,self._waiting_bytes = [],0
         self._waiting_lock = Lock()
-        try: self._db = connect(self.file or '')
-        except sqlite3.Error as e: raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
-        try: prepare(self._db)
-        except sqlite3.Error as e: self._stop(e)
+        self._db = None
+
+    def _connection(self):
+        if self._db is None:
+            self._db = connect(self.file or '')
+            try: prepare(self._db)
+            except sqlite3.Error as e: self._stop(e)
+        return self._db
 
     def _stop(self, e):
+        if self.closed: return                          # threads that come late find a closed connection
         self.why_full = self.why_full or f"The image cache {self.file or temp_folder()} keeps no more: {e}. {remedy(e)}."
 
     def _read(self, query, args=()):
         "All rows, or none after an error, which ends all reading"
         with self._lock:
-            try: return self._db.execute(query, args).fetchall()
+            try: return self._connection().execute(query, args).fetchall()
             except sqlite3.Error as e:
                 self._stop(e)
-                self._db.close()
+                if self._db is not None: self._db.close()
                 return []
 
     def get(self, path)->np.ndarray|None: # uint8 as it was put, read-only; None: decode it
@@ -194,14 +207,12 @@ class ImageStore:
         return rows
 
     def _write(self, rows):
-        if not rows or self.why_full: return
-        try:
-            check_space(self.folder or temp_folder(), self.min_free_mib)
-            with self._lock, self._db as db:            # commits, or rolls back
-                db.execute('begin immediate')
-                db.executemany('delete from images where path=?', [o[:1] for o in rows])
-                db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
-        except (OSError, sqlite3.Error) as e: self._stop(e)
+        with self._lock:
+            if not rows or self.why_full: return        # others that waited for the lock needn't fail, too
+            try:
+                check_space(self.folder or temp_folder(), self.min_free_mib)
+                write_rows(self._connection(), rows)
+            except (OSError, sqlite3.Error) as e: self._stop(e)
 
     def flush(self):
         "Write what is waiting for a whole batch"
@@ -223,7 +234,7 @@ class ImageStore:
         "Write what is waiting, and close the file"
         self.flush()
         self.closed = True
-        with self._lock: self._db.close()
+        with self._lock, suppress(sqlite3.Error): self._connection().close()
 
     def __enter__(self): return self
     def __exit__(self, *args): self.close()

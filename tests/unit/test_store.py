@@ -71,7 +71,7 @@ with open_store(Path(sys.argv[1])) as store:
 '''
 
 def test_killed_while_writing(tmp_path, files):
-    for i in range(5):
+    for i in range(3):
         process = start(putting.format(rounds=10**6), tmp_path/'cache', *files)
         process.stdout.readline()
         time.sleep(.02+.05*random.random())
@@ -85,7 +85,7 @@ def test_killed_while_writing(tmp_path, files):
     assert n>0
 
 def test_two_processes_write_while_a_third_reads(tmp_path, files):
-    processes = [start(putting.format(rounds=3), tmp_path/'cache', *files) for _ in range(2)]
+    processes = [start(putting.format(rounds=2), tmp_path/'cache', *files) for _ in range(2)]
     for o in processes: o.stdout.readline()
     with open_store(tmp_path/'cache') as store:
         while any(o.poll() is None for o in processes): n_right(store, files[:5])
@@ -101,6 +101,7 @@ def test_a_forked_process_has_its_own_connection(folder, files):
         for o in files[30:]:
             pids.append(os.fork())
             if pids[-1]==0:
+                signal.alarm(30)                                  # rather than wait for a lock forever
                 try:
                     keep(store, [o])
                     store.close()
@@ -117,7 +118,7 @@ def test_a_closed_store_stays_closed(folder, files):
     store = open_store(folder)
     store.close()
     keep(store, files[20:])
-    assert n_right(store, files)==0 and store.bytes is None
+    assert n_right(store, files)==0 and store.bytes is None and store.why_full is None
     store.close()
     with open_store(folder) as store: assert n_right(store, files)==20
 
@@ -135,8 +136,9 @@ def test_locked_by_another_program(folder, files, monkeypatch):
         other.execute('begin exclusive')
         keep(store, files[20:])
         assert 'locked' in store.why_full and 'Another program' in store.why_full
-        assert n_right(store, files)==0                           # an end to reading, rather than 30 s for each image
+        n_right(store, files[:1])
         other.execute('rollback')
+        assert n_right(store, files)==0                           # once is enough: no 30 s for each image
     with open_store(folder) as store: assert n_right(store, files)==20
 
 
@@ -145,12 +147,12 @@ def test_locked_by_another_program(folder, files, monkeypatch):
 def test_damaged_bytes(folder, files):
     "Wherever a byte flips, pixels are right, or aren't there"
     whole, rng, lost = file_in(folder).read_bytes(), random.Random(0), 0
-    for _ in range(60):
+    for _ in range(40):
         damaged = bytearray(whole)
         for _ in range(4): damaged[rng.randrange(len(whole))] ^= 1<<rng.randrange(8)
         file_in(folder).write_bytes(damaged)
         with open_store(folder) as store: lost += n_right(store, files)<20
-    assert lost>50
+    assert lost>30
 
 @pytest.mark.parametrize('share', [.001, .3, .7, .999])
 def test_cut_file(folder, files, share):
@@ -173,8 +175,9 @@ def test_cut_while_open(folder, files):
 
 def test_swapped_pixels_are_found_and_put_again(folder, files):
     with closing(sqlite3.connect(file_in(folder))) as db, db:
-        (a, a_pixels), (b, b_pixels), (c, _) = db.execute('select rowid, pixels from images limit 3').fetchall()
-        db.executemany('update images set pixels=? where rowid=?', [(b_pixels, a), (a_pixels, b), (None, c)])
+        a, b, c = db.execute('select rowid, checksum, pixels from images limit 3').fetchall()
+        changes = [(*b[1:], a[0]), (*a[1:], b[0]), (0, None, c[0])]
+        db.executemany('update images set checksum=?, pixels=? where rowid=?', changes)
     with open_store(folder) as store:
         assert n_right(store, files)==17
         keep(store, files[:20])
