@@ -109,10 +109,11 @@ class Row:
     loaders: dict = field(default_factory=dict)                                 # options of the loaders
     speed_up: dict = field(default_factory=lambda: dict(precision='bf16'))      # options of `speed_up`
     def folder(self, quick=False): # `quick`: a few
-        n = min(self.n, 2000 if self.dls in (table, ratings) else 100) if quick else self.n
+        n = min(self.n, QUICK_N.get(self.kind, 100)) if quick else self.n
         return draw_birds(n) if self.kind=='birds' else make_files(self.kind, n)
     def about(self): return {k: getattr(v, '__name__', v) for k,v in vars(self).items()}
 
+QUICK_N = dict(table=2000, ratings=2000, scenes=30)     # at least a batch is left for training
 FP32, PHOTOS = dict(speed_up={}), ('photos', 6000)
 ROWS = dict(
     photos_1=Row('ResNet-18, 224 px, 1 epoch', *PHOTOS, photos, resnet_18, 1),
