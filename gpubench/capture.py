@@ -300,12 +300,14 @@ def _plain_loss(loss_func):
 def _plain(o): return o.as_subclass(torch.Tensor)
 
 @contextmanager
-def _long_search():
-    "cuDNN, where it searches, times all kernels that it has for a shape, not just the first ten"
+def _search(is_wanted, is_long):
+    "cuDNN times its kernels for a new shape if that is wanted; a long search has all of them, not just the first ten"
     cudnn = torch.backends.cudnn
-    before, cudnn.benchmark_limit = cudnn.benchmark_limit, 0
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    if is_wanted: cudnn.benchmark = True
+    if is_long: cudnn.benchmark_limit = 0
     try: yield
-    finally: cudnn.benchmark_limit = before
+    finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
 def _plain_batch(dl):
     "What a `PixelDL` does to rows of its pixels, for a compiler"
@@ -341,6 +343,7 @@ class Step(OwnBatch):
     def __init__(self, owner):
         super().__init__(owner.learn)
         self.n_seen, self.replays, self.tried, self.is_old = 0, {}, set(), False
+        self.searches = bool(owner.search) and owner.search.pays(owner.learn)
         learn, o = owner.learn, owner.built_in
         self.model, self.loss_func, self.opt, self.compile = learn.model, learn.loss_func, learn.opt, owner.compile
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
@@ -384,7 +387,7 @@ class Step(OwnBatch):
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, owner, is_last):
-        with _long_search() if self.compile else nullcontext():      # compiling takes far longer anyway
+        with _search(self.searches, is_long=self.compile):            # compiling takes far longer anyway
             out = self.backward(*self.given(owner))
         if is_last:
             self.finish_gradients()

@@ -256,8 +256,8 @@ def _at_once(losses): # copied to the host in one piece, if each is a number
     return torch.stack(losses).cpu().unbind() if losses and is_number else losses
 
 # %% ../nbs/23_fast.ipynb #valid003
-N_TO_PAY = 50    # batches still to come for which a graph of a validation is made: capturing takes .1 to .3 s, and a replay saves the launches
-                 # of 60 to 160 layers, 2 to 6 ms
+N_TO_PAY = 50    # batches still to come for which a graph of a validation is made: a batch of the ResNet-18 at 32 px takes 3.4 to 4.8 ms, mostly
+                 # launches (benchmarks/results), and a capture some .2 s: a third of a training step's .3 to .9 s
 
 def _why_strange(learn, cbs):
     "A sentence about those who run code between batches, unless all are known"
@@ -364,6 +364,27 @@ class Validation:
         if is_same and on_host()==before: step.is_tried = True
         else: self.give_up("A replay gave other predictions than fastai's batch, or that changed something on the host.")
 
+# %% ../nbs/23_fast.ipynb #search01
+SEARCH_S = 1.4               # what a search takes at least: the ResNet-18 at 224 px on an H100, warm files; up to 9 with cold ones
+SEARCH_SAVES = 1/6           # of a step, at most: the MNIST CNN at batch 64, benchmarks/results/h200/fast/mnist_b64_search.txt
+SMALL_STEP_S = .0013         # a captured step of the ResNet-18 at 32 px, batch 64: ladder_27.json there
+MAX_SEARCH_PIXELS = 2**18    # of a batch: between 64 images of 28 px, which gained a sixth, and 64 of 224 px, which gained nothing
+
+class KernelSearch:
+    "Says for which batches cuDNN should time its kernels; `n_done` counts their shapes in the last fit"
+    def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
+    def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
+    def pays(self, learn): # for the batch that the Learner has, in the rest of its fit
+        x, n_steps = learn.xb[0], (learn.n_epoch-learn.epoch)*learn.n_iter
+        is_image = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim>=3
+        n_pixels, saves_s = x.numel()//x.shape[1] if is_image else 0, n_steps*SMALL_STEP_S*SEARCH_SAVES
+        if not is_image: self.why_not = 'It is for convolutions of images.'
+        elif n_pixels>MAX_SEARCH_PIXELS: self.why_not = f'It takes seconds and brings nothing to batches of {n_pixels:,} pixels, only to small ones.'
+        elif saves_s<SEARCH_S: self.why_not = f'It takes {SEARCH_S} s or more, and {n_steps:,} steps can save {saves_s:.2g} s.'
+        else: self.shapes.add(x.shape)
+        self.n_done = len(self.shapes)
+        return x.shape in self.shapes
+
 # %% ../nbs/23_fast.ipynb #8a224574
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
 
@@ -390,10 +411,11 @@ class GraphedStepCallback(FusedStepCallback):
         compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
         alone:bool=False,   # Promise that nothing changes between fits, either: graphs outlive them, and are tried once
+        search=None,        # A `KernelSearch`; None leaves PyTorch's switch as it is
     ):
         check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile, capture, alone, 0, None
-        self.is_stale, self.is_new, self.mixed, self.warm = False, True, None, None
+        self.is_stale, self.is_new, self.mixed, self.warm, self.search = False, True, None, None, search
         self.steps, self.left_out, self.valid, self.fed = {}, '', Validation(self), None
 
     def _forget(self):
@@ -428,6 +450,7 @@ class GraphedStepCallback(FusedStepCallback):
         self._let_mix()                                                   # an earlier fit may have ended by an error
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
         self.n_done, self.gathered, self.is_new_fit = 0, None, False
+        if self.search: self.search.begin_fit()
         if self.why_not: return
         learn.opt.capturable = False                                      # until an epoch has no reason against it
         self.find_capture()
@@ -757,15 +780,17 @@ class SpeedUp:
         if not self.has('fused step', FusedStepCallback):
             self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
 
-    def search_kernels(self):
+    def search_kernels(self): # A `KernelSearch` for the graph, or None
         cudnn, part = torch.backends.cudnn, 'kernels'
+        found = next((o.search for o in self.learn.cbs if isinstance(o, GraphedStepCallback) and o.search), None)
         if cudnn.deterministic: self.add(part, 'Deterministic kernels are required.', False)
         elif cudnn.benchmark: self.add(part, 'cuDNN searches already.')
+        elif found: self.add(part, 'The Learner has it already.', shows=found)
         else:
-            cudnn.benchmark = True
             also_tf32 = ', also if its products are in TF32'*_uses_tf32(self.learn.dls.device)
             self.add(part, f'cuDNN times those it has for each shape that is new to this process, and keeps the fastest{also_tf32}',
-                     undo=partial(setattr, cudnn, 'benchmark', False))
+                     shows=(search := KernelSearch()))
+            return search
 
     def feed(self, cache=None):
         x = getattr(self.learn.dls.train.dataset, 'x', None)
@@ -776,9 +801,9 @@ class SpeedUp:
             cb = FeedCallback(cache=cache)
             self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
 
-    def capture(self, compile):
+    def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):
-            cb = GraphedStepCallback(compile)
+            cb = GraphedStepCallback(compile, search=search)
             self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels, whose dropout draws another mask'*compile}", cb=cb, undo=cb.release)
 
     def use_onednn(self):
@@ -837,8 +862,7 @@ def speed_up(
     out.fuse_step()
     if out.on_gpu:
         out.defer_losses()
-        out.search_kernels()
-        out.capture(compile)
+        out.capture(compile, out.search_kernels())
     else:
         if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
         out.use_onednn()

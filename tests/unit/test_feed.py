@@ -109,13 +109,13 @@ def check_same(ours, stock, max_off=0):
             assert not x.numel() or (x.double()-y.double()).abs().max()<=max_off
 
 
-def check_fit(make, n_done=4, why_not='', **kwargs):
+def check_fit(make, n_done=4, why_not='', max_off=0, **kwargs):
     "All batches, and all draws of the training, are those of stock fastai"
     feed = FeedCallback(2)
     ours, stock = fitted(make, feed, **kwargs), fitted(make, **kwargs)
     assert (feed.n_done, feed.why_not)==(n_done, why_not)
-    check_same(ours, stock)
-    assert torch.equal(ours.model.weight, stock.model.weight)
+    check_same(ours, stock, max_off)
+    assert (ours.model.weight-stock.model.weight).abs().max()<=max_off
     feed.release()
     return ours
 
@@ -148,7 +148,7 @@ KINDS = dict(
 )
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_fit_has_the_batches_of_stock_fastai(files, kind):
-    check_fit(lambda: KINDS[kind](files))
+    check_fit(lambda: KINDS[kind](files), max_off=1e-5*(kind=='augmented'))
 
 
 @pytest.mark.parametrize('kwargs', [dict(shuffle=False), dict(drop_last=False, bs=3), dict(drop_last=True, bs=3), dict(bs=64, drop_last=False), dict(val_bs=3),
