@@ -121,7 +121,7 @@ def sample(
     "What fastai's `_grid_sample` does, without asking the device how far the coordinates reach"
     take = partial(functional.grid_sample, grid=at.expand(len(x), *at.shape[1:]), mode=mode, padding_mode=pad_mode,
                    align_corners=align_corners)
-    shrink = min(a/b for a,b in zip(x.shape[-2:], at.shape[-2:]))/2   # fastai compares the heights in with the width out
+    shrink = min(a/b for a,b in zip(x.shape[-2:], at.shape[-2:]))/2     # by fastai: height in over width out
     if mode!='bilinear' or shrink<=1: return take(x)
     smaller = functional.interpolate(x, scale_factor=1/shrink, mode='area', recompute_scale_factor=True)
     if extent is not None: return take(smaller if extent>2/shrink else x)
@@ -134,6 +134,8 @@ def like_image(f, mask):
     return f(mask.float()).long()
 
 # %% ../nbs/15_augment.ipynb #a1500020
+def pair(size): return (size, size) if isinstance(size, int) else tuple(size)
+
 class Geometry:
     "What an `AffineCoordTfm` does to images and masks"
     def __init__(self, t, split_idx):
@@ -159,7 +161,7 @@ class Geometry:
                 found[size] = places(warped, size, t.align_corners, not warps)
             return found[size]
         def change(o, mode):
-            size = t.cp_size or tuple(o.shape[-2:])
+            size = tuple(o.shape[-2:]) if t.size is None else pair(t.size)
             extent = None if self.is_random else 2 if t.align_corners else 2-2/max(size)
             return sample(o, find(size), mode, t.pad_mode, t.align_corners, extent)
         image, mask = (partial(change, mode=o) for o in (t.mode, t.mode_mask))
@@ -203,21 +205,27 @@ def resample(
     top,     # (1,) whole numbers in float64, as the next two
     size,    # of the crop
     shrink,  # That much smaller before sampling where above 1; None takes the nearest rows
-    most,    # The largest that `shrink` can be
+    n_taps,  # Rows that make a row, at most
 ):           # (..., n_out, width)
     "Sample a crop of the rows as `grid_sample` does, from corner to corner"
     n_bins = size if shrink is None else torch.where(shrink>1, (size*(1/shrink)).floor(), size)
     at = (line(n_out, True, x)+1)*((n_bins-1).float()/2)
     if shrink is None: return x.index_select(-2, (at.round()+top).long())
-    rows, weights = taps(at, size, n_bins, 2 if most<=1 else int(2*most)+3)
+    rows, weights = taps(at, size, n_bins, n_taps)
     return weighted_rows(x, (rows+top).long().clamp(max=x.shape[-2]-1), weights.to(x.dtype))
 
 class Crop:
     "What a `RandomResizedCropGPU` does to images and masks"
     def __init__(self, t, split_idx):
-        self.t, self.size, self.is_random = t, t.size, not split_idx
+        self.t, self.size, self.is_random = t, pair(t.size), not split_idx
         self.fixed = copy(t)
         if self.is_random: self.fixed.valid_scale = 1.
+
+    def n_taps(self, h, w):
+        "Rows or columns that make one: two averages' worth, where an image of this size may be averaged"
+        most = min(h/self.size[1], w/2)/2
+        n_bins = max(2*self.size[1]*min(self.t.ratio[0], 1)-2, 1)          # at least, less what rounding takes
+        return 2 if most<=1 else int(2*most*(1+1/n_bins))+3
 
     def draw(self, x): # Two of (2,): top and left, height and width, whole numbers in float64
         t, hw = self.t, x.shape[-2:]
@@ -237,9 +245,8 @@ class Crop:
         top, crop = (o.split(1) for o in self.draw(_plain(batch[0])))
         def change(o, mode):
             h, w = o.shape[-2:]
-            shrink, most = torch.minimum(crop[0]/self.size[1], crop[1]/2)/2, min(h/self.size[1], w/2)/2
-            if mode=='nearest': shrink = None
-            for i,n in enumerate(self.size): o = resample(o, n, top[i], crop[i], shrink, most).mT
+            shrink = torch.minimum(crop[0]/self.size[1], crop[1]/2)/2 if mode=='bilinear' else None
+            for i,n in enumerate(self.size): o = resample(o, n, top[i], crop[i], shrink, self.n_taps(h, w)).mT
             return o.contiguous()
         image, mask = (partial(change, mode=o) for o in (self.t.mode, self.t.mode_mask))
         return by_type(batch, image, partial(like_image, mask))
@@ -267,7 +274,7 @@ class Lighting:
             else: shift = shift*(change if kind is _ContrastLogit else change+sum(_GRAY)*(1-change))
             if kind is _ContrastLogit: scale = scale*change
             if kind is _SaturationLogit:
-                gray = sum(a*b for a,b in zip(_GRAY, o.unbind(1)))
+                gray = sum(a*b for a,b in zip(_GRAY, o.expand(-1, 3, -1, -1).unbind(1)))
                 o = torch.lerp(gray[:, None], o, change)
         return torch.addcmul(shift, scale, o).sigmoid_()
 
@@ -331,7 +338,8 @@ def _change(t, split_idx): return partial(by_type, image=t.change)
 
 _KNOWN = [((IntToFloatTensor,), _is_any, _to_float), ((Normalize,), _is_any, _normalize),
           ((AffineCoordTfm, Flip, Dihedral, Rotate, Zoom, Warp), _is_geometry, Geometry),
-          ((RandomResizedCropGPU,), _is_crop, Crop), ((RandomErasing,), _is_any, Erase), ((BatchAugment,), _is_any, _change),
+          ((RandomResizedCropGPU,), _is_crop, Crop), ((RandomErasing,), _is_any, Erase),
+          ((BatchAugment,), _is_any, _change),
           ((SpaceTfm, LightingTfm, Brightness, Contrast, Saturation), _is_lighting, Lighting),
           ((SpaceTfm, HSVTfm, Hue), _is_hue, HueShift)]
 
