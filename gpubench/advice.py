@@ -148,7 +148,7 @@ def _workers(rows):
     files = rows[rows.loader=='files']
     yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label, lambda k: (k[0], bool(k[1]))))
 
-_LOADERS = dict(memory='decoded images in memory', resident='images on the device')
+_LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory', resident='images on the device')
 
 def _loader_options(rows):
     "Files with the best number of workers, then the loaders that need none"

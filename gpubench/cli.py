@@ -461,7 +461,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
 @click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
 @click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
-@click.option('--loader', type=CommaList(names='files memory resident'), help='files, memory, resident.')
+@click.option('--loader', type=CommaList(names='files memory resident cached'), help='files, memory, resident, or cached: files decoded once.')
 @click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
               metavar='auto|cpu|cuda|xla', help='Where to train.')
 @click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')

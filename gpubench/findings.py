@@ -571,8 +571,8 @@ def process_starts(self:AllVisits)->list[str]:
 
 # %% ../nbs/32_findings.ipynb #deffca7e
 _LARGE_SHARES = dict( # phase -> fraction of a step from which it is reported, what it is, and advice
-    wait_ms=(.1, 'waiting for data', 'More workers, if there are cores to spare, or a loader that keeps the data in '
-                                     'memory would shorten it.'),
+    wait_ms=(.1, 'waiting for data', 'More workers, if there are cores to spare, or images that are decoded once '
+                                     "(`speed_up`, loader='cached') would shorten it."),
     optimizer_ms=(.2, 'the optimizer', 'It takes as long for a small batch as for a large one: larger batches spread '
                                        'it over more images.'),
     other_ms=(.2, 'in no phase', 'It goes to callbacks and the loop around the phases.'))

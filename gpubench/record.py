@@ -30,7 +30,7 @@ class Field:
     heading:str=''      # In the report's tables, without the unit; not in them if empty
     meaning:str=''      # In the glossary; not listed if empty
     table:str='results' # Which of the report's tables, if it has a heading: 'results', 'costs' or 'phases'
-    wording:str|tuple='' # How a legend words a setting's value: '{} workers', or a text each for False and True
+    wording:str|tuple|dict='' # How a legend words a setting's value: '{} workers', or a text each for False and True, or for each name
     default:str=''      # What a setting of None means
     dtype:type=float    # float, int, bool, str, dict or list
 
@@ -65,7 +65,8 @@ FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables sho
     Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
     Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
     Field('labels', 'setting', wording='labels {}', default='own labels', dtype=str),
-    Field('loader', 'setting', wording='{} loader', dtype=str),
+    Field('loader', 'setting', dtype=str, wording=dict(
+        files='files loader', memory='memory loader', resident='resident loader', cached='files decoded once')),
     Field('n_workers', 'setting', wording='{} workers', dtype=int),
     Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
     Field('precision', 'setting', wording='{}', dtype=str),

@@ -56,6 +56,7 @@ def setting_label(name:str, value)->str:
     value, f = plain_value(value), field(name)
     if value is None: return f.default or f"default {name.replace('_', ' ')}"
     if isinstance(f.wording, tuple): return f.wording[bool(value)]
+    if isinstance(f.wording, dict): return f.wording.get(value, f'{value} {name}')
     return re.sub(r'^1 (\w+)s\b', r'1 \1', (f.wording or f'{name} {{}}').format(value))
 
 # %% ../nbs/04_series.ipynb #126eab3c

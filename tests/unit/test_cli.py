@@ -403,6 +403,15 @@ def test_a_sweep_writes_records_and_a_report(tmp_path):
     assert len(read_records(tmp_path/'mine'))==6
 
 
+def test_a_sweep_of_loaders(tmp_path):
+    p = gpubench_command('sweep', '--loader', 'files,cached', '--max-images', 400, '--repeats', 1, '--device', 'cpu',
+                         '--no-progress', '--out', 'mine', cwd=tmp_path)
+    assert p.returncode==0, p.stdout+p.stderr
+    df = read_records(tmp_path/'mine').set_index('loader')
+    assert df.status.to_dict()==dict(files='ok', cached='ok') and df.valid_loss['files']==df.valid_loss['cached']
+    assert 'files decoded once' in p.stdout and 'files decoded once' in (tmp_path/'mine'/'report.html').read_text()
+
+
 def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
     from gpubench import sweep as library
     def stop(*args, **kwargs): raise KeyboardInterrupt('Stopped by Ctrl-C after 2 of 6 visits.')
@@ -449,6 +458,7 @@ def make(n_classes=10, n_in=3): return nn.Sequential(Half(), nn.AdaptiveAvgPool2
     (['--dataset', 'digit'], "Did you mean 'digits'?"), (['--model', 'lnet'], "Did you mean 'lenet'?"),
     (['--bs', '0'], 'bs must be a whole number of at least 1, not 0'), (['--bs', '-16'], 'not -16'),
     (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
+    (['--loader', 'cached', '--n-workers', '2'], 'decodes in threads, so n_workers=2'),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
     (['--epochs', '0'], 'n_epoch must be'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
     (['--out', 'file'], 'another kind'), (['--out', 'x.csv'], 'wrong kind of file'), (['--dataset', 'one'], 'one')])

@@ -44,3 +44,11 @@ def test_an_edited_helper_is_another_function(monkeypatch):
 def test_options_that_cannot_be_are_refused_before_anything_runs():
     for kwargs in (dict(half_width=5), dict(max_s='a'), dict(monitor=1)):
         with pytest.raises(ValueError, match=f'^{next(iter(kwargs))} is'): sweep(dict(bs=8, device='cpu'), **kwargs)
+
+
+def test_where_cached_can_run_the_workers_that_it_does_not_take_become_records():
+    df = sweep(dict(loader=['files', 'cached'], n_workers=[0, 2], device='cpu', max_images=200, bs=32), repeats=1, twin=None,
+               isolate=False, progress=False, half_width=.9, max_s=0., whole_epoch=False)
+    assert {k: o.status for k,o in df.set_index(['loader', 'n_workers']).iterrows()}=={
+        ('files', 0): 'ok', ('files', 2): 'ok', ('cached', 0): 'ok', ('cached', 2): 'skipped'}
+    assert 'decodes in threads' in df[df.status=='skipped'].error.item()
