@@ -309,6 +309,8 @@ class Decoded:
 # %% ../nbs/22_feed.ipynb #feed0051
 _LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
 
+MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1 unless an image is enlarged, and then in one of six million values
+
 def check_loader(dl):
     "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
     if type(dl.dataset) is not Datasets: raise NotTaken(f"Its data set is a {type(dl.dataset).__name__}, not fastai's `Datasets`.")
@@ -328,21 +330,28 @@ def check_items(dl, decoded):
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
 
-def _check_item(dl, decoded, i, seed=0):
+def _seed():
+    random.seed(0)
+    np.random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+def _check_item(dl, decoded, i):
     stages = decoded.stages
-    random.seed(seed)
+    _seed()                                          # for a `get_y` that draws
     theirs = dl.create_item(i)
+    random.seed(0)                                   # for the item transforms
     for o in dl.after_item.fs:
         if o not in stages.rest: theirs = o(theirs, split_idx=stages.split_idx)
+    _seed()
     [row] = stages.rows([i])
     for o in row.paths:
         if not isinstance(o, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
     for o in row.values:
         if type(o) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
-    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), seed)]
+    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), 0)]
     ours = stages.in_order(images, row.values)
     decoded.types = tuple(type(o) if isinstance(o, torch.Tensor) else torch.Tensor for o in ours)
-    _compare(theirs, ours, i, 1 if stages.drawing else 0)
+    _compare(theirs, ours, i, MAX_OFF if stages.drawing else 0)
 
 def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
     for a,b in zip(theirs, ours, strict=True):
@@ -357,11 +366,15 @@ N_AHEAD = 3     # batches that are made while one trains
 N_ITEMS = 8     # of a batch that a thread makes at once
 MAX_THREADS = 8 # more are slower, since each item holds Python's lock for a while: 2,744 images/s with 8, 2,137 with 16, one H100
 
+def _use_one_core():
+    torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
+    torch.set_num_threads(1)
+
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
-    pool = ThreadPoolExecutor(n, 'gpubench', torch.set_num_threads, (1,))
+    pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
     for _ in range(n): pool.submit(together.wait)
     try: together.wait()
     finally: together.abort()                        # after an interrupt, nobody waits for it
@@ -495,13 +508,14 @@ class FeedCallback(Callback):
     def before_fit(self):
         "Anything may have happened since the last fit"
         self.n_done, self.why_not, self.checked = 0, '', {}
-        here = {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
+        here = self._dataset_ids()
         for k in [o for o in self.decoded if o[0] not in here]: self.decoded.pop(k).release()
+    def _dataset_ids(self): return {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
     def before_train(self): self.take_over()
     def before_validate(self): self.take_over()
     def take_over(self):
         dl = self.learn.dl
-        if not isinstance(dl, DataLoader) or all(dl.dataset is not getattr(o, 'dataset', None) for o in self.learn.dls.loaders): return
+        if not isinstance(dl, DataLoader) or id(dl.dataset) not in self._dataset_ids(): return
         try: decoded = self._decoded(dl)
         except NotTaken as e: self.why_not = str(e)
         except Exception as e: self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
