@@ -123,9 +123,10 @@ def compare(df, row, variant):
     def ratio(column):
         a, b = (here[here.variant==o][column].dropna() for o in ('stock', variant))
         return with_interval(ratio_ci(a, b)) if variant!='stock' and len(a) and len(b) else ''
+    per_s = (mine.n_train/mine.later_s).median()
     line = {'row': row, 'variant': variant, 'whole fit (s)': spread(mine.total_s), 'stock ÷ it': ratio('total_s'),
             'first epoch': ratio('first_s'), 'later epochs': ratio('later_s'),
-            'images/s later': f'{(mine.n_train/mine.later_s).median():,.0f}', 'metric': f'{mine.score.median():.3f}'}
+            'images/s later': '' if np.isnan(per_s) else f'{per_s:,.0f}', 'metric': f'{mine.score.median():.3f}'}
     scores = paired_scores(here, variant)
     if len(scores) and variant!='stock': line['metric − stock'] = '{:+.3f} ({:+.3f} to {:+.3f})'.format(*difference(*scores.T))
     return line
