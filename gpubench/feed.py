@@ -213,7 +213,7 @@ class ItemStages:
     def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
         "The transforms that draw, by a generator of the item's own"
         images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
-        _draws.seed(seed)
+        if self.drawing: _draws.seed(seed)
         for o in self.drawing: images = _apply(o, images, self.split_idx)
         return images
     def finish_unknown(self, images, row): # An item; None: it is skipped

@@ -405,6 +405,7 @@ def test_operations(files, tmp_path, monkeypatch, f):
     (ours, a, *draws), (stock, b, *stock_draws) = results
     check_same(ours, stock)
     assert flat(a)==flat(b) and torch.equal(ours.model.weight, stock.model.weight) and draws==stock_draws
+    assert ours.dl is None and type(ours.dls.train) is TfmdDL
     ours.feed.release()
 
 
@@ -429,8 +430,39 @@ def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path):
     quiet(loaded, lambda o: o.predict(files[0]))
     quiet(copied, lambda o: o.fit(1))
     assert feed.n_done==1 and not any('gpubench' in type(o).__module__ for o in (*loaded.cbs, *copied.cbs))
+    assert [o.result(20) for o in [feed.threads.submit(int) for _ in range(4)]]==[0]*4           # no thread is left busy
     quiet(learn, lambda o: o.fit(1))
     assert (feed.n_done, feed.why_not)==(2, '')
+
+
+def test_the_loader_is_put_back(files):
+    "Also in a validation outside a fit, whose loader stays in the Learner"
+    learn = learner(make_dls(files), feed := FeedCallback(2))
+    quiet(learn, lambda o: o.get_preds())
+    assert type(learn.dl) is TfmdDL and feed.n_done==1
+    seen = []
+    look = on(before_batch=lambda: seen.append(type(learn.dl).__name__), after_train=lambda: seen.append(type(learn.dl).__name__), after_validate=lambda: seen.append(type(learn.dl).__name__))
+    quiet(learn, lambda o: o.fit(1, cbs=look))
+    assert seen==['FeedDL', 'FeedDL', 'TfmdDL', 'FeedDL', 'TfmdDL']
+
+
+def test_a_transform_that_changes_within_a_pass(files):
+    "Acts from the next pass on, as with worker processes"
+    learn = learner(make_dls(files, shuffle=False, bs=1), feed := FeedCallback(2))
+    def change():
+        if learn.training and learn.epoch==0 and learn.iter==2: learn.dls.train.after_item.resize.size = (8, 6)
+    quiet(learn, lambda o: o.fit(2, cbs=on(after_batch=change)))
+    assert (feed.n_done, feed.why_not)==(4, '')
+    assert [tuple(b[1].shape[2:]) for b in learn.seen.batches if b[0]]==[(SIZE, SIZE)]*8+[(6, 8)]*8
+
+
+def test_a_flip_in_the_validation_set_draws_each_time(files):
+    flip = FlipItem()
+    flip.split_idx = None
+    make = lambda: make_dls(files, [Resize(SIZE, 'squish'), flip])
+    learn = fitted(make, feed := FeedCallback(2), n=8)
+    assert (feed.n_done, feed.why_not)==(16, '')
+    assert len({b[1][0].numpy().tobytes() for b in learn.seen.batches if not b[0]})==2
 
 
 # --- what goes wrong
@@ -524,9 +556,13 @@ GIVEN_WAY = dict(
     own_loader=(lambda files: make_dls(files, dl_type=Other), 'It has its own create_item.'),
     before_batch=(lambda files: make_dls(files, before_batch=lambda o: o), 'Its before_batch is not empty.'),
     late=(lambda files: make_dls(files, [Resize(8), Transform(lambda x: x, order=9)]), 'Its item transforms do not end in `ToTensor`.'),
+    own_function=(lambda files: with_after_item(make_dls(files)), 'It could not be taken over (AttributeError: '),
     counts=(lambda files: make_dls(files, blocks=(ImageBlock, None), get_y=Draws(itertools.count().__next__)), 'Part Tensor of item'),
 )
 class OwnImage(PILImage): pass
+def with_after_item(dls):
+    for dl in dls.loaders: dl.after_item = dl.after_item.__call__
+    return dls
 @pytest.mark.parametrize('kind', GIVEN_WAY)
 def test_what_is_not_known_is_left_to_fastai(files, kind):
     make, why = GIVEN_WAY[kind]
