@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
+from time import perf_counter
 import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
@@ -385,6 +386,63 @@ class KernelSearch:
         self.n_done = len(self.shapes)
         return x.shape in self.shapes
 
+# %% ../nbs/23_fast.ipynb #payback1
+COMPILE_S = 33          # what compiling costs without a cache: the ResNet-18 at 224 px, first epoch, H100 and H200; 12 with one
+COMPILED_SHARE = .85    # of a captured step that is left with compiled kernels; .7 to .99 were measured, benchmarks/results
+MIN_RETURN = 1.5        # how many times its cost compiling has to save: both are estimates
+MAX_WAIT = 1.1          # times a replay: where a batch takes longer than that, the device waits for the loader or for Python
+
+class Payback:
+    "Decides in each epoch whether the rest of a fit pays for compiled kernels; `why` is a sentence about that"
+    def __init__(self, clock=perf_counter): # Returns seconds
+        self.clock, self.cost_s, self.share, self.why_never = clock, COMPILE_S, COMPILED_SHARE, ''
+        self.begin_fit()
+    def begin_fit(self):
+        self.is_on, self.why, self.since, self.asked_at = False, '', None, None
+        self.replay_s, self.batch_s = 0., None                 # of this epoch's graph alone; with all that happens around it
+        self.eager_s, self.saved_s = None, 0.                  # a replay of PyTorch's own kernels; what was saved since
+
+    def time(self, replay, wait): # `wait()` returns when the device is done
+        wait()
+        start = self.clock()
+        replay()
+        wait()
+        self.replay_s = max(self.replay_s, self.clock()-start) # of the longest batches
+    def trust(self, n_replays):
+        "A graph was tried, so replays follow; with compiled kernels, this is what it took and brings"
+        now = self.clock()
+        if self.since is None: self.since = now, n_replays
+        if self.asked_at is None: return
+        self.cost_s, self.share, self.asked_at = now-self.asked_at, self.replay_s/self.eager_s, None
+    def end_epoch(self, n_replays, wait):
+        if self.since is None: return
+        wait()
+        start, n = self.since[0], n_replays-self.since[1]
+        self.batch_s, self.since = (self.clock()-start)/n if n else None, None
+        if self.is_on: self.saved_s += n*self.eager_s*(1-self.share)
+
+    def wants(self, n_steps): # that the fit has left
+        "Compiled kernels, in the epoch that begins?"
+        if self.is_on and self.share>=1: self.fail(f"Compiled kernels were tried and given up: a step took {self.share:.2f} times as long.")
+        if self.why_never: self.why = self.why_never
+        elif not self.is_on and self.replay_s and self.batch_s: self.is_on = self._pays(n_steps)
+        if self.is_on and self.eager_s is None: self.eager_s, self.asked_at = self.replay_s, self.clock()
+        self.replay_s = 0.
+        return self.is_on
+    def _pays(self, n_steps):
+        saves_s, replay_ms, batch_ms = n_steps*min(self.replay_s, self.batch_s)*(1-self.share), 1e3*self.replay_s, 1e3*self.batch_s
+        is_fed = self.batch_s<=MAX_WAIT*self.replay_s
+        about = f'some {self.cost_s:.3g} s to save {saves_s:.3g} s in the rest of the fit'
+        if not is_fed: self.why = f"Kernels weren't compiled: a batch takes {batch_ms:.3g} ms and its step {replay_ms:.3g}, so a faster step saves nothing."
+        elif saves_s<MIN_RETURN*self.cost_s: self.why = f"Kernels weren't compiled, which would take {about}."
+        else: self.why = f'Kernels were compiled, for {about}; dropout then draws another mask.'
+        return is_fed and saves_s>=MIN_RETURN*self.cost_s
+    @property
+    def result(self): # What came of it
+        if self.eager_s is None or self.asked_at is not None or self.why_never: return ''
+        return f'That took {self.cost_s:.3g} s and has saved {self.saved_s:.3g} s: a step takes {self.share:.2f} of its time.'
+    def fail(self, why): self.is_on, self.why, self.why_never = False, why, why
+
 # %% ../nbs/23_fast.ipynb #8a224574
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
 
@@ -408,13 +466,16 @@ class GraphedStepCallback(FusedStepCallback):
     gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe, is_new_fit = TrainEvalCallback.order+1, 'counts', True
     def __init__(self,
-        compile:bool=False, # Capture the kernels of `torch.compile` instead of PyTorch's own
+        compile:bool|str=False, # Capture the kernels of `torch.compile` instead of PyTorch's own? 'auto': in the epochs that pay for it
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
         alone:bool=False,   # Promise that nothing changes between fits, either: graphs outlive them, and are tried once
         search=None,        # A `KernelSearch`; None leaves PyTorch's switch as it is
+        clock=perf_counter, # Returns seconds; tests pass their own
     ):
+        check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
         check_value('capture', capture, capture is None or hasattr(capture, 'warm_up'), 'a `CUDACapture` or None')
-        self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile, capture, alone, 0, None
+        self.payback = Payback(clock) if compile=='auto' else None
+        self.compile, self.capture, self.alone, self.n_replays, self.n_done = compile==True, capture, alone, 0, None
         self.is_stale, self.is_new, self.mixed, self.warm, self.search = False, True, None, None, search
         self.steps, self.left_out, self.valid, self.fed = {}, '', Validation(self), None
 
@@ -451,6 +512,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
         self.n_done, self.gathered, self.is_new_fit = 0, None, False
         if self.search: self.search.begin_fit()
+        if self.payback: self.payback.begin_fit()
         if self.why_not: return
         learn.opt.capturable = False                                      # until an epoch has no reason against it
         self.find_capture()
@@ -502,10 +564,20 @@ class GraphedStepCallback(FusedStepCallback):
         self.built_in = {type(o): o for o in learn.cbs if _joins(o) and _is_on(o)}
         self.mixed = next((o for o in self.built_in.values() if type(o) in (MixUp, CutMix)), None)
         if self.mixed: self.mixed.run_train = False           # its batches are mixed in the step
+        if self.payback: self._choose_kernels()
+    def _choose_kernels(self):
+        learn, before = self.learn, self.compile
+        if self._is_shared(): self.payback.fail('Kernels are compiled on request only where devices train together, which would measure different times.')
+        self.compile = self.payback.wants((learn.n_epoch-learn.epoch)*len(learn.dl))
+        if self.compile!=before: self._forget()
+    def _is_shared(self):
+        "Do several devices average their gradients?"
+        return isinstance(self.learn.model, DistributedDataParallel) or any(hasattr(o, 'average') for o in self.built_in)
     def _let_mix(self):
         if self.mixed: self.mixed.run_train = True
         self.mixed = None
     def after_train(self):
+        if self.payback and not self.why_not: self.payback.end_epoch(self.n_replays, self._wait)
         self._settle()
         self._let_mix()
     def after_cancel_train(self): self.after_train()
@@ -576,7 +648,7 @@ class GraphedStepCallback(FusedStepCallback):
         step.n_seen, self.is_new = step.n_seen+1, True             # the first gradients, and moments, are there then
         try: out = self.capture.warm_up(lambda: step.eager(self, is_last))
         except torch._dynamo.exc.TorchDynamoException as e:      # before anything was trained; other errors are the user's
-            self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+            self._refuse(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
             step.compile, step.forward = False, step._forward
             out = self.capture.warm_up(lambda: step.eager(self, is_last))
         for o in self.timers: o.edge('after_backward')
@@ -588,9 +660,16 @@ class GraphedStepCallback(FusedStepCallback):
         self.give_up(self._why_no_capture())
         if self.why_not: return False
         try: step.capture(is_last, self.capture, self.learn.loss)
-        except Exception as e: self.give_up(f'{type(e).__name__}: {e}'.splitlines()[0])
+        except Exception as e: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
         else: self.warm = self.learn.model
-        return not self.why_not
+        return is_last in step.replays
+    def _refuse(self, why):
+        "Give up this graph; where compiling was the callback's own decision, one of PyTorch's kernels follows"
+        if not (self.payback and self.compile): return self.give_up(why)
+        self.payback.fail(f"Kernels weren't compiled. {why}")
+        self.compile = False
+        self._forget()
+    def _wait(self): self.capture.mark()()
 
     def _replay(self, step, is_last):
         for o in self.timers: o('before_replay')
@@ -606,21 +685,28 @@ class GraphedStepCallback(FusedStepCallback):
         kept = step.keep(self.capture.random())
         loss = step(self, is_last)[1].clone()
         replayed = kept.now() | dict(loss=[loss])
-        self.is_stale = step.share is None
-        self._settle()
-        kept.put_back()
+        self._undo(step, kept)
+        if self.payback and is_last:                          # the first replay of a graph takes longer
+            self.payback.time(partial(step, self, is_last), self._wait)
+            self._undo(step, kept)
         parts = step.model, step.loss_func
         draws, held = host_state(not self.capture.draws_on_cpu, *parts)
         out = self._warm_up(step, is_last)
         is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), is_exact(loss.device, step.compile))
         draws_now, held_now = host_state(not self.capture.draws_on_cpu, *parts)
-        if self._all_ranks(is_same and draws==draws_now and held==held_now): step.tried.add(is_last)
-        elif draws!=draws_now: self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
-        elif held!=held_now: self.give_up('The network or the loss changes what it holds in each step, and a graph runs no Python.')
+        if self._all_ranks(is_same and draws==draws_now and held==held_now):
+            step.tried.add(is_last)
+            if self.payback: self.payback.trust(self.n_replays)
+        elif draws!=draws_now: self._refuse('The step draws random numbers on the CPU, and a graph would repeat them.')
+        elif held!=held_now: self._refuse('The network or the loss changes what it holds in each step, and a graph runs no Python.')
         elif step.is_old: self._forget()                         # somebody changed a number since the last epoch
-        else: self.give_up("A replay gave another result than the eager step: something changes from batch to batch that a graph doesn't repeat.")
+        else: self._refuse("A replay gave another result than the eager step: something changes from batch to batch that a graph doesn't repeat.")
         step.is_old = True
         return out
+    def _undo(self, step, kept):
+        self.is_stale = step.share is None
+        self._settle()
+        kept.put_back()
     def _all_ranks(self, is_fine):
         "Is it so on all ranks that average their gradients? Or one would replay while another doesn't"
         is_one = not any(hasattr(o, 'average') for o in self.built_in)
@@ -703,10 +789,11 @@ class GraphedStepCallback(FusedStepCallback):
             for o in waiting: finish(*o)
 
     @property
-    def on_validation(self): # A sentence for the table
-        valid = self.valid
-        if valid.n_replays: return f'Also {valid.n_replays:,} batches of validation'
-        return f"Validation is fastai's own: {valid.why_not}" if valid.why_not and self.capture else ''
+    def notes(self): # Sentences for the table
+        valid, payback = self.valid, [self.payback.why, self.payback.result] if self.payback else []
+        if valid.n_replays: on_validation = f'Also {valid.n_replays:,} batches of validation'
+        else: on_validation = f"Validation is fastai's own: {valid.why_not}" if valid.why_not and self.capture else ''
+        return [self.left_out, on_validation, *payback]
     @property
     def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())
     @property
@@ -804,7 +891,7 @@ class SpeedUp:
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):
             cb = GraphedStepCallback(compile, search=search)
-            self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels, whose dropout draws another mask'*compile}", cb=cb, undo=cb.release)
+            self.add('CUDA graph', f"one launch for the whole step{', of compiled kernels, whose dropout draws another mask'*(compile==True)}", cb=cb, undo=cb.release)
 
     def use_onednn(self):
         if not any(p.ndim==4 for p in self.learn.model.parameters() if not is_lazy(p)):
@@ -831,7 +918,7 @@ class SpeedUp:
             if not is_on: why = why_not or (why if not on else 'It did nothing in the last fit.')
             elif n is not ...: why += '; from the next fit on' if n is None else f'; {n:,} times in the last fit'
             if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-            for more in (why_not*is_on, getattr(cb, 'left_out', ''), getattr(cb, 'on_validation', '')):
+            for more in (why_not*is_on, *getattr(cb, 'notes', ())):
                 if more: why = f"{why.rstrip('.')}. {more}"
             return dict(part=part, on=is_on, why=why, brings=(BROUGHT if self.on_gpu else BROUGHT_CPU).get(part, '')*is_on)
         return pd.DataFrame([now(**o) for o in self.rows])
@@ -844,7 +931,7 @@ class SpeedUp:
 def speed_up(
     learn,              # A Learner
     precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
-    compile:bool=False, # On a GPU, capture the kernels of `torch.compile`; it compiles for half a minute first
+    compile:bool|str='auto', # On a GPU, capture the kernels of `torch.compile`, which takes half a minute first? 'auto': in fits that pay for it
     cache=None,         # A folder in which decoded images are kept for later trainings of the same files
 )->SpeedUp:
     """Remove what a training step wastes without changing what is learned; returns a table of what was done
@@ -853,6 +940,7 @@ def speed_up(
     convolutions in channels_last, and in compiled kernels."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if precision is not None: one_of('precision', precision, ('bf16',))
+    check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise ValueError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
@@ -864,7 +952,7 @@ def speed_up(
         out.defer_losses()
         out.capture(compile, out.search_kernels())
     else:
-        if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
+        if compile==True: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', False)
         out.use_onednn()
         out.keep_pages()
     return out
