@@ -488,7 +488,7 @@ def test_images_that_are_drawn_are_drawn_in_each_epoch(files):
     learn = fitted(lambda: make_dls(files, block=dict(get_x=lambda o: random.choice(files)), shuffle=False, get_y=label), feed := FeedCallback(2), n=6)
     assert (feed.n_done, feed.why_not)==(12, '')
     firsts = {b[1][0].numpy().tobytes() for b in learn.seen.batches}
-    assert len(firsts)>N/2 and feed.decoded[next(iter(feed.decoded))].n_decoded<=N
+    assert len(firsts)>N/2 and feed.decoded[next(iter(feed.decoded))].n_decoded<=2*N    # two threads may need one at once
 
 
 def test_labels_and_files_are_read_again_in_each_fit(files):
