@@ -63,6 +63,23 @@ with redirect_stdout(io.StringIO()) as out: table = against_best(made)
 assert 'from files, 2 workers have the highest median' in out.getvalue() and list(table.index)==[0]
 assert abs(table.ratio.iloc[0]/.5-1)<.05 and table.verdict.iloc[0]=='slower'
 
+# %% Files with the best number of workers beside the ways that need none
+made = pd.DataFrame([dict(loader=o, n_workers=n, pin_memory=p, steady_images_per_s=v)
+                     for o,n,p,v in (('files', 0, False, 50), ('files', 2, False, 100), ('cached', 0, False, 400), ('memory', 0, True, 300))])
+assert dict(each_way(made)[['way', 'steady_images_per_s']].values)=={'files, 2 workers': 100, 'cached': 400, 'memory, pinned': 300}
+def end_of(cached):
+    rows = [dict(loader=o, n_workers=0, pin_memory=False, steady_images_per_s=v*f, setup_s=1., wait_ms=1., copy_ms=1., step_ms=1.)
+            for o,v in (('files', 100.), ('cached', cached)) for f in (1., 1.01, .99)]
+    with planted(runs={here: pd.DataFrame(rows)}), redirect_stdout(io.StringIO()) as out:
+        again('def each_way')
+        return out.getvalue()
+assert 'cached over the best from files: 4 ' in end_of(400.) and ': faster\n' in end_of(400.)
+assert ': not distinguishable\n' in end_of(100.)
+
+# %% The sweep visited it, and its batches needed no worker
+mine = visits[visits.loader=='cached']
+assert len(mine)==repeats and set(mine.n_workers)=={0} and 'cached' not in set(recorded.loader)
+
 # %% A system without workers, as macOS: the lab says so, and goes on with none
 def told(n_workers):
     dls = lambda **kw: SimpleNamespace(train=SimpleNamespace(fake_l=SimpleNamespace(num_workers=n_workers)))
