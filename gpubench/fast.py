@@ -237,7 +237,7 @@ class LateReader:
         "Instead of the first one's `after_batch`: the batch waits"
         learn = self.learn
         yb = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in learn.yb)      # a loader may use its memory again
-        self.kept.append(dict(iter=learn.iter, yb=yb, pred=learn.pred, loss=learn.loss))
+        self.kept.append(dict(iter=learn.iter, yb=yb, pred=learn.pred, loss=getattr(learn, 'loss', None)))
         self.n_bytes += sum(o.nbytes for o in tree_leaves((yb, learn.pred)) if isinstance(o, torch.Tensor))
         if self.n_bytes<=MAX_LATE_MIB*2**20: return
         self.read()
@@ -246,7 +246,8 @@ class LateReader:
         "Let the callbacks record what waits; from then on they get each batch"
         for o in self.cbs: vars(o).pop('after_batch')
         learn, kept, self.kept, self.n_bytes = self.learn, self.kept, [], 0
-        now = {k: getattr(learn, k) for k in ('iter', 'yb', 'pred', 'loss')}
+        if not kept: return
+        now = {k: getattr(learn, k, None) for k in kept[0]}
         for batch,loss in zip(kept, _at_once([o['loss'] for o in kept])):
             for k,v in (batch | dict(loss=loss)).items(): setattr(learn, k, v)
             for o in self.cbs: o('after_batch')
