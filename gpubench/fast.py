@@ -511,7 +511,7 @@ class GraphedStepCallback(FusedStepCallback):
         super().before_fit()
         self._let_mix()                                                   # an earlier fit may have ended by an error
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
-        self.n_done, self.gathered, self.is_new_fit = 0, None, False
+        self.n_done, self.gathered, self.is_new_fit, self.makes = 0, None, False, True
         if self.search: self.search.begin_fit()
         if self.payback: self.payback.begin_fit()
         if self.why_not: return
@@ -600,6 +600,8 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.learn.training: return self._valid_batch()
         if self.must_decide: self._decide()
         learn, mixed = self.learn, self.mixed
+        self.is_bare = self.fed is not None
+        if self.why_not or not self.makes: self._make()
         step = self._find_step() if len(learn.yb) and not self.why_not else None
         if step is None: return self._stock_batch(mixed)
         if MixedPrecision in self.built_in: self.built_in[MixedPrecision].after_loss()   # leaves its autocast
@@ -611,10 +613,14 @@ class GraphedStepCallback(FusedStepCallback):
         for o in self.monitors: o('after_backward')        # it counts what was trained
         for o in self.watchers if is_last else (): o('after_step')
         if not is_last: raise CancelBatchException()
+    def _make(self):
+        "Do the batch transforms that the loader has left to the step"
+        if self.is_bare: self.learn.xb, self.learn.yb = make_batch(self.fed, self.learn.xb, self.learn.yb)
+        self.is_bare = False
     def _stock_batch(self, mixed):
         self.is_new = True
         self._settle()
-        if self.fed: self.learn.xb, self.learn.yb = make_batch(self.fed, self.learn.xb, self.learn.yb)
+        self._make()
         if mixed: mixed.before_batch()                     # which hasn't run
         return self.step_hook.inner(self.learn)
     def _valid_batch(self):
@@ -628,7 +634,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
         with torch._C.DisableTorchFunctionSubclass(): key = self.gathered or tuple((o.shape, o.dtype, o.stride()) for o in batch)
         if key not in self.steps and len(self.steps)<MAX_SHAPES:
-            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else FeedStep(self) if self.fed else Step(self)
+            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else FeedStep(self) if self.is_bare else Step(self)
             self.steps[key].n_warm_up = self.n_warm_up
         if key not in self.steps and not self.left_out:
             self.left_out = f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; the others train eagerly.'
@@ -661,7 +667,9 @@ class GraphedStepCallback(FusedStepCallback):
         self.give_up(self._why_no_capture())
         if self.why_not: return False
         try: step.capture(is_last, self.capture, self.learn.loss)
-        except Exception as e: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
+        except Exception as e:
+            if isinstance(step, FeedStep): self.makes = False      # try again with batches that are made before the step
+            else: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
         else: self.warm = self.learn.model
         return is_last in step.replays
     def _refuse(self, why):
@@ -746,7 +754,7 @@ class GraphedStepCallback(FusedStepCallback):
         dl.after_iter()
 
     def _can_make(self, dl):
-        return isinstance(dl, FeedDL) and dl.can_be_bare and not self.why_not and not self.has_guests
+        return isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not self.why_not and not self.has_guests
     def _train_on_bytes(self, dl):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True

@@ -564,14 +564,14 @@ class FeedCallback(Callback):
     def after_fit(self):
         for o in self.decoded.values(): o.flush()
     @property
-    def left_out(self):
-        "What became of the images, in sentences"
+    def notes(self): # Sentences for the table of `speed_up`
+        "What became of the images"
         found = [*self.decoded.values()]
-        if not found: return ''
+        if not found: return []
         n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
         parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
         parts += {f"{t.name} stays fastai's" for o in found for t in o.stages.rest}
-        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
+        return parts+[store.why_full.rstrip('.') for o in found for store in o.stores if store.why_full]
     def release(self):
         "Give the memory back, and let the threads end, after the pass that they may work for"
         self.put_back()
