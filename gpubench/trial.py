@@ -636,5 +636,4 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             record |= _results(learn, trial, half_width)
             if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, to disturb nothing above
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
-    if trial.loader=='cached': learn.feed.release()
     return record
