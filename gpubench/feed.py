@@ -279,10 +279,12 @@ def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody re
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
-    for _ in range(n): pool.submit(together.wait)
-    try: together.wait()
-    finally: together.abort()                        # after an interrupt, nobody waits for it
-    torch.set_num_threads(n_of_torch)                # what threads that somebody else starts later get
+    try:
+        for _ in range(n): pool.submit(together.wait)
+        together.wait()
+    finally:
+        together.abort()                             # after an interrupt, nobody waits for it
+        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
     return pool
 
 class _Images:
