@@ -316,7 +316,8 @@ class FeedDL:
         dl = self.dl
         dl.randomize()
         dl.before_iter()
-        order, seed = list(dl.get_idxs()), int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
+        order = list(dl.get_idxs())
+        seed = int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
         for b in self._on_device(self._batches(self._rows(order), seed), at):
             b = dl.after_batch(b)
             at('delivered')
@@ -388,7 +389,7 @@ def _copied_ahead(batches, device, at):
 # %% ../nbs/22_feed.ipynb #feed0051
 _LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
 
-MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1 unless an image is enlarged, and then in one of six million values
+MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's: 1, but for one of six million values of enlarged noise
 
 def check_loader(dl):
     "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
