@@ -309,7 +309,7 @@ class Decoded:
 # %% ../nbs/22_feed.ipynb #feed0051
 _LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
 
-MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1 unless an image is enlarged, and then in one of six million values
+MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1, but for one of six million values of enlarged noise
 
 def check_loader(dl):
     "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
@@ -375,10 +375,12 @@ def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody re
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
-    for _ in range(n): pool.submit(together.wait)
-    try: together.wait()
-    finally: together.abort()                        # after an interrupt, nobody waits for it
-    torch.set_num_threads(n_of_torch)                # what threads that somebody else starts later get
+    try:
+        for _ in range(n): pool.submit(together.wait)
+        together.wait()
+    finally:
+        together.abort()                             # after an interrupt, nobody waits for it
+        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
     return pool
 
 class _Images:
@@ -413,7 +415,8 @@ class FeedDL:
         dl = self.dl
         dl.randomize()
         dl.before_iter()
-        order, seed = list(dl.get_idxs()), int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
+        order = list(dl.get_idxs())
+        seed = int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
         for b in self._on_device(self._batches(self._rows(order), seed), at):
             if not self.is_bare: b = self.make(b)
             at('delivered')
