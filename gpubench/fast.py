@@ -372,12 +372,12 @@ SMALL_STEP_S = .0013         # a captured step of the ResNet-18 at 32 px, batch 
 MAX_SEARCH_PIXELS = 2**18    # of a batch: between 64 images of 28 px, which gained a sixth, and 64 of 224 px, which gained nothing
 
 class KernelSearch:
-    "Says for which batches cuDNN should time its kernels; `n_done` counts their shapes in the last fit"
+    "Decides for which batches cuDNN times its kernels; `n_done` counts their shapes in the last fit"
     def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
     def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
     def pays(self, learn): # for the batch that the Learner has, in the rest of its fit
         x, n_steps = learn.xb[0], (learn.n_epoch-learn.epoch)*learn.n_iter
-        is_image = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim>=3
+        is_image = isinstance(x, torch.Tensor) and x.ndim>=3 and (x.is_floating_point() or x.dtype==torch.uint8)   # bytes of a `FeedDL`
         n_pixels, saves_s = x.numel()//x.shape[1] if is_image else 0, n_steps*SMALL_STEP_S*SEARCH_SAVES
         if not is_image: self.why_not = 'It is for convolutions of images.'
         elif n_pixels>MAX_SEARCH_PIXELS: self.why_not = f'It takes seconds and brings nothing to batches of {n_pixels:,} pixels, only to small ones.'
