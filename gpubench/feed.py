@@ -29,7 +29,7 @@ from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
 from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from PIL import Image
-from .augment import batch_transforms
+from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
 from .store import ImageStore, open_folder
@@ -119,10 +119,7 @@ class NotTaken(Exception):
 _TAKEN = {Resize, RandomResizedCrop, RandomCrop, FlipItem, CropPad}                        # item transforms
 _VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float                    # that they leave alone
 
-def _is_own(tfm): # Does it do what its class says?
-    "Is it fastai's, as fastai made it?"
-    before = vars(tfm).get('before_call')
-    return type(tfm) in _TAKEN and (before is None or before==MethodType(type(tfm).before_call, tfm)) and 'encodes' not in vars(tfm)
+def _is_taken(tfm): return type(tfm) in _TAKEN and is_untouched(tfm)
 
 def _acts(tfm, split_idx):
     "Does it do anything to an item?"
@@ -176,7 +173,7 @@ class ItemStages:
         acting = [o for o in dl.after_item.fs if _acts(o, self.split_idx)]
         if not acting or type(acting[-1]) is not ToTensor: raise NotTaken('Its item transforms do not end in `ToTensor`.')
         *acting, self.to_tensor = acting
-        n_known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
+        n_known = next((i for i,o in enumerate(acting) if not _is_taken(o)), len(acting))
         known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
         n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
         self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
