@@ -886,7 +886,7 @@ class SpeedUp:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
-            self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
+            self.add('images', 'each is decoded once, then threads feed each pass over them', cb=cb, undo=cb.release)
 
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):

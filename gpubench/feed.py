@@ -121,6 +121,8 @@ _VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float         
 
 def _is_taken(tfm): return type(tfm) in _TAKEN and is_untouched(tfm)
 
+def _name(tfm): return tfm.name.split(' -- ')[0]                 # fastai adds arguments and a line break
+
 def _acts(tfm, split_idx):
     "Does it do anything to an item?"
     return tfm.split_idx in (None, split_idx) and (hasattr(tfm, 'encodes') or type(tfm).__call__ is not Transform.__call__)
@@ -181,7 +183,7 @@ class ItemStages:
         is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
         self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
-            f'{self.rest[0].name} is not known, and its worker processes may be faster than one thread.')
+            f'{_name(self.rest[0])} is not known, and its worker processes may be faster than one thread.')
 
     @property
     def key(self): # of the bytes
@@ -561,14 +563,15 @@ class FeedCallback(Callback):
     def after_fit(self):
         for o in self.decoded.values(): o.flush()
     @property
-    def left_out(self):
-        "What became of the images, in sentences"
+    def notes(self): # Sentences for `speed_up`'s table
+        "What became of the images"
         found = [*self.decoded.values()]
-        if not found: return ''
+        if not found: return []
         n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
-        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
-        parts += {f"{t.name} stays fastai's" for o in found for t in o.stages.rest}
-        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
+        counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory'
+        stays = [f"{_name(t)} stays fastai's" for o in found for t in o.stages.rest]
+        full = [store.why_full for o in found for store in o.stores if store.why_full]
+        return [counts, *dict.fromkeys(stays+full)]      # each once
     def release(self):
         "Give the memory back, and let the threads end, after the pass that they may work for"
         self.put_back()

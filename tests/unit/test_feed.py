@@ -33,6 +33,7 @@ import fastai.callback.progress    # noqa: F401  no_bar
 import fastai.vision.learner       # noqa: F401  shows results
 
 from gpubench.data import get_dls
+from gpubench.fast import SpeedUp
 from gpubench.feed import FeedCallback, ItemStages
 
 N, SIZE = 12, 16
@@ -715,3 +716,11 @@ def test_workers_that_are_forked_beside_the_threads(files):
     quiet(learn, lambda o: o.fit(1, cbs=on(after_batch=lambda: batches.extend(other.valid))))
     assert (feed.n_done, len(batches))==(2, 3)
     assert all(torch.equal(o[0], batches[0][0]) for o in batches)
+
+
+def test_the_table_has_what_became_of_the_images(files, tmp_path):
+    (done := SpeedUp(learn := learner(make_dls(files, [Resize(SIZE, 'squish'), Negative()])))).feed(tmp_path)
+    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; from the next fit on']
+    quiet(learn, lambda o: o.fit(2))
+    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; 4 times in the last fit. '
+        f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory. Negative stays fastai's"]
