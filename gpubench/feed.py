@@ -192,7 +192,7 @@ class ItemStages:
     @property
     def summary(self): # comparable
         "What all stages do"
-        return id(self.dataset), self.split_idx, self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
+        return self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
     def rows(self, positions): # A `Row` for each position; those that raise a `SkipItemException` are missing
         "By fastai's code and the user's; kept if they draw nothing"
         is_known = all(o in self.known_rows for o in positions)
