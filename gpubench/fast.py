@@ -267,6 +267,12 @@ def _why_strange(learn, cbs):
         f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
     return ''
 
+def _why_python(learn, model, mixed=None): # `mixed`: a callback whose loss a step knows
+    "A sentence about Python of the network or the loss that a replay would leave out"
+    loss_of = getattr(learn.loss_func, '__self__', None)
+    if isinstance(loss_of, Callback) and loss_of is not mixed: return 'A callback computes the loss.'
+    return 'The network has hooks, and a graph runs no Python.' if is_watched(model) or is_watched(learn.loss_func) else ''
+
 class Validation:
     """Validates by graphs of forward pass and loss, one for each shape of batches that comes often enough, and reads many batches at once
 
@@ -301,8 +307,7 @@ class Validation:
         if isinstance(learn.model, DistributedDataParallel): return 'Devices that train together may have different numbers of batches.'
         if why := _why_strange(learn, [o for o in strangers(learn) if o.run and o.run_valid]): return why
         if names := ', '.join(odd_metrics(learn)): return f'{names} may look at more than prediction, targets and loss.'
-        if is_watched(learn.model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        if isinstance(getattr(learn.loss_func, '__self__', None), Callback): return 'A callback computes the loss.'
+        if why := _why_python(learn, learn.model): return why
         return 'It runs within an autocast.' if any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) else ''
     def _begin(self):
         learn, owner = self.learn, self.owner
@@ -533,11 +538,8 @@ class GraphedStepCallback(FusedStepCallback):
         "Why this step can't be captured: what a replay would leave out"
         learn, model = self.learn, self.learn.model
         if isinstance(model, DistributedDataParallel): model = model.module
-        loss_of = getattr(learn.loss_func, '__self__', None)
-        if isinstance(loss_of, Callback) and loss_of is not self.mixed: return 'A callback computes the loss.'
         if {'step', 'zero_grad'} & vars(learn.opt).keys(): return 'The optimizer has a step or a zero_grad of its own.'
-        if is_watched(model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        return ''
+        return _why_python(learn, model, self.mixed)
     def give_up(self, why):
         super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
         if why: self._let_mix()
