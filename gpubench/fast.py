@@ -468,7 +468,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and what depends on time can slip
     through. The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
-    gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
+    gathered within the graph, too. Where a `FeedCallback` knows all batch transforms, they are part of the graph. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe, is_new_fit = TrainEvalCallback.order+1, 'counts', True
     def __init__(self,
         compile:bool|str=False, # Capture the kernels of `torch.compile` instead of PyTorch's own? 'auto': in the epochs that pay for it
