@@ -457,7 +457,9 @@ class FeedStep(Step):
     def __init__(self, owner):
         super().__init__(owner)
         self.dl = owner.fed
-    def given(self, owner): return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
+    def given(self, owner): # by this epoch's transforms, which may have changed since the capture
+        self.dl = owner.fed
+        return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
     def batch(self): return make_batch(self.dl, self.xb, self.yb)
 
 class EpochStep(Step):

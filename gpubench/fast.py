@@ -268,6 +268,12 @@ def _why_strange(learn, cbs):
         f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
     return ''
 
+def _why_python(learn, model, mixed=None): # `mixed`: a callback whose loss a step knows
+    "A sentence about Python of the network or the loss that a replay would leave out"
+    loss_of = getattr(learn.loss_func, '__self__', None)
+    if isinstance(loss_of, Callback) and loss_of is not mixed: return 'A callback computes the loss.'
+    return 'The network has hooks, and a graph runs no Python.' if is_watched(model) or is_watched(learn.loss_func) else ''
+
 class Validation:
     """Validates by graphs of forward pass and loss, one for each shape of batches that comes often enough, and reads many batches at once
 
@@ -302,8 +308,7 @@ class Validation:
         if isinstance(learn.model, DistributedDataParallel): return 'Devices that train together may have different numbers of batches.'
         if why := _why_strange(learn, [o for o in strangers(learn) if o.run and o.run_valid]): return why
         if names := ', '.join(odd_metrics(learn)): return f'{names} may look at more than prediction, targets and loss.'
-        if is_watched(learn.model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        if isinstance(getattr(learn.loss_func, '__self__', None), Callback): return 'A callback computes the loss.'
+        if why := _why_python(learn, learn.model): return why
         return 'It runs within an autocast.' if any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) else ''
     def _begin(self):
         learn, owner = self.learn, self.owner
@@ -373,12 +378,12 @@ SMALL_STEP_S = .0013         # a captured step of the ResNet-18 at 32 px, batch 
 MAX_SEARCH_PIXELS = 2**18    # of a batch: between 64 images of 28 px, which gained a sixth, and 64 of 224 px, which gained nothing
 
 class KernelSearch:
-    "Says for which batches cuDNN should time its kernels; `n_done` counts their shapes in the last fit"
+    "Decides for which batches cuDNN times its kernels; `n_done` counts their shapes in the last fit"
     def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
     def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
     def pays(self, learn): # for the batch that the Learner has, in the rest of its fit
         x, n_steps = learn.xb[0], (learn.n_epoch-learn.epoch)*learn.n_iter
-        is_image = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim>=3
+        is_image = isinstance(x, torch.Tensor) and x.ndim>=3 and (x.is_floating_point() or x.dtype==torch.uint8)   # bytes of a `FeedDL`
         n_pixels, saves_s = x.numel()//x.shape[1] if is_image else 0, n_steps*SMALL_STEP_S*SEARCH_SAVES
         if not is_image: self.why_not = 'It is for convolutions of images.'
         elif n_pixels>MAX_SEARCH_PIXELS: self.why_not = f'It takes seconds and brings nothing to batches of {n_pixels:,} pixels, only to small ones.'
@@ -464,7 +469,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and what depends on time can slip
     through. The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
-    gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
+    gathered within the graph, too. Where a `FeedCallback` knows all batch transforms, they are part of the graph. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe, is_new_fit = TrainEvalCallback.order+1, 'counts', True
     def __init__(self,
         compile:bool|str=False, # Capture the kernels of `torch.compile` instead of PyTorch's own? 'auto': in the epochs that pay for it
@@ -534,11 +539,8 @@ class GraphedStepCallback(FusedStepCallback):
         "Why this step can't be captured: what a replay would leave out"
         learn, model = self.learn, self.learn.model
         if isinstance(model, DistributedDataParallel): model = model.module
-        loss_of = getattr(learn.loss_func, '__self__', None)
-        if isinstance(loss_of, Callback) and loss_of is not self.mixed: return 'A callback computes the loss.'
         if {'step', 'zero_grad'} & vars(learn.opt).keys(): return 'The optimizer has a step or a zero_grad of its own.'
-        if is_watched(model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        return ''
+        return _why_python(learn, model, self.mixed)
     def give_up(self, why):
         super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
         if why: self._let_mix()
@@ -895,7 +897,7 @@ class SpeedUp:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
-            self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
+            self.add('images', 'each is decoded once, then threads feed each pass over them', cb=cb, undo=cb.release)
 
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):

@@ -29,7 +29,7 @@ from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
 from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from PIL import Image
-from .augment import batch_transforms
+from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
 from .store import ImageStore, open_folder
@@ -119,10 +119,9 @@ class NotTaken(Exception):
 _TAKEN = {Resize, RandomResizedCrop, RandomCrop, FlipItem, CropPad}                        # item transforms
 _VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float                    # that they leave alone
 
-def _is_own(tfm): # Does it do what its class says?
-    "Is it fastai's, as fastai made it?"
-    before = vars(tfm).get('before_call')
-    return type(tfm) in _TAKEN and (before is None or before==MethodType(type(tfm).before_call, tfm)) and 'encodes' not in vars(tfm)
+def _is_taken(tfm): return type(tfm) in _TAKEN and is_untouched(tfm)
+
+def _name(tfm): return tfm.name.split(' -- ')[0]                 # fastai adds arguments and a line break
 
 def _acts(tfm, split_idx):
     "Does it do anything to an item?"
@@ -176,7 +175,7 @@ class ItemStages:
         acting = [o for o in dl.after_item.fs if _acts(o, self.split_idx)]
         if not acting or type(acting[-1]) is not ToTensor: raise NotTaken('Its item transforms do not end in `ToTensor`.')
         *acting, self.to_tensor = acting
-        n_known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
+        n_known = next((i for i,o in enumerate(acting) if not _is_taken(o)), len(acting))
         known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
         n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
         self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
@@ -184,7 +183,7 @@ class ItemStages:
         is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
         self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
-            f'{self.rest[0].name} is not known, and its worker processes may be faster than one thread.')
+            f'{_name(self.rest[0])} is not known, and its worker processes may be faster than one thread.')
 
     @property
     def key(self): # of the bytes
@@ -193,7 +192,7 @@ class ItemStages:
     @property
     def summary(self): # comparable
         "What all stages do"
-        return id(self.dataset), self.split_idx, self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
+        return self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
     def rows(self, positions): # A `Row` for each position; those that raise a `SkipItemException` are missing
         "By fastai's code and the user's; kept if they draw nothing"
         is_known = all(o in self.known_rows for o in positions)
@@ -365,6 +364,10 @@ def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ
 N_AHEAD = 3     # batches that are made while one trains
 N_ITEMS = 8     # of a batch that a thread makes at once
 MAX_THREADS = 8 # more are slower, since each item holds Python's lock for a while: 2,744 images/s with 8, 2,137 with 16, one H100
+
+def batches_ahead(is_fed, n_workers): # Two by each worker; of a feed, one more is on its way to the device
+    "Batches that are made before the training asks for them"
+    return N_AHEAD+1 if is_fed else 2*n_workers
 
 def _use_one_core():
     torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
@@ -567,14 +570,15 @@ class FeedCallback(Callback):
     def after_fit(self):
         for o in self.decoded.values(): o.flush()
     @property
-    def notes(self): # Sentences for the table of `speed_up`
+    def notes(self): # Sentences for `speed_up`'s table
         "What became of the images"
         found = [*self.decoded.values()]
         if not found: return []
         n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
-        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
-        parts += {f"{t.name} stays fastai's" for o in found for t in o.stages.rest}
-        return parts+[store.why_full.rstrip('.') for o in found for store in o.stores if store.why_full]
+        counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory'
+        stays = [f"{_name(t)} stays fastai's" for o in found for t in o.stages.rest]
+        full = [store.why_full for o in found for store in o.stores if store.why_full]
+        return [counts, *dict.fromkeys(stays+full)]      # each once
     def release(self):
         "Give the memory back, and let the threads end, after the pass that they may work for"
         self.put_back()

@@ -34,6 +34,7 @@ import fastai.callback.progress    # noqa: F401  no_bar
 import fastai.vision.learner       # noqa: F401  shows results
 
 from gpubench.data import get_dls
+from gpubench.fast import SpeedUp
 from gpubench.feed import FeedCallback, ItemStages, start_threads
 
 N, SIZE = 12, 16
@@ -740,3 +741,11 @@ def test_an_interrupt_while_threads_start(monkeypatch):
     _, threads = started(start)
     gc.collect()
     assert len(threads)==2 and wait_for(threads)
+
+
+def test_the_table_has_what_became_of_the_images(files, tmp_path):
+    (done := SpeedUp(learn := learner(make_dls(files, [Resize(SIZE, 'squish'), Negative()])))).feed(tmp_path)
+    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; from the next fit on']
+    quiet(learn, lambda o: o.fit(2))
+    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; 4 times in the last fit. '
+        f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory. Negative stays fastai's"]
