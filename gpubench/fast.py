@@ -375,8 +375,8 @@ class KernelSearch:
     "Says for which batches cuDNN should time its kernels; `n_done` counts their shapes in the last fit"
     def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
     def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
-    def pays(self, learn): # for the batch that the Learner has, in the rest of its fit
-        x, n_steps = learn.xb[0], (learn.n_epoch-learn.epoch)*learn.n_iter
+    def pays(self, learn, x): # for batches like `x`, in the rest of the Learner's fit
+        n_steps = (learn.n_epoch-learn.epoch)*learn.n_iter
         is_image = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim>=3
         n_pixels, saves_s = x.numel()//x.shape[1] if is_image else 0, n_steps*SMALL_STEP_S*SEARCH_SAVES
         if not is_image: self.why_not = 'It is for convolutions of images.'
@@ -605,7 +605,8 @@ class GraphedStepCallback(FusedStepCallback):
         is_last = self._is_last()
         if is_last in step.replays: train = self._replay if is_last in step.tried else self._try
         else: train = self._replay if step.n_seen>=step.n_warm_up and self._capture(step, is_last) else self._warm_up
-        learn.pred, learn.loss = train(step, is_last)
+        learn.pred, learn.loss, *made = train(step, is_last)
+        if made: [(learn.xb, learn.yb)] = made                # for metrics of the training, and for callbacks at its end
         learn.loss_grad = learn.loss
         for o in self.monitors: o('after_backward')        # it counts what was trained
         for o in self.watchers if is_last else (): o('after_step')
@@ -750,7 +751,7 @@ class GraphedStepCallback(FusedStepCallback):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True
         try: self.epoch_hook.inner(self.learn)
-        finally: self.fed = None
+        finally: self.fed, dl.is_bare = None, False
 
     def _is_ready(self):
         "Is there a graph that was tried?"
@@ -780,7 +781,7 @@ class GraphedStepCallback(FusedStepCallback):
         try:
             while last<n:
                 first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))         # the device starts after the first
-                learn.pred, learn.loss = step.run(first, last, count, self.timers)
+                learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers)
                 self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
                 for o in self.monitors: o.count((last-first)*step.dl.bs)
                 waiting.append((first, last, self.capture.mark()))
