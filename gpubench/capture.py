@@ -157,6 +157,7 @@ class Hook:
         self.before = vars(learn).get(self.name)
         setattr(learn, self.name, self)
     def remove(self, learn):
+        self.func = partial(self.inner, learn)           # for who has looked it up already, such as a training loop
         if vars(learn).get(self.name) is not self: return
         if self.before is None: delattr(learn, self.name)
         else: setattr(learn, self.name, self.before)

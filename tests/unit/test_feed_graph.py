@@ -117,3 +117,11 @@ def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
     search = KernelSearch()
     fitted(files, GraphedStepCallback(capture=TapeCapture(), search=search))
     assert (search.n_done, search.why_not, search.shapes)==(1, '', {(BS, 3, SIZE, SIZE)})
+
+
+@pytest.mark.parametrize('event', ['before_train', 'after_train', 'before_validate', 'after_epoch'])
+def test_removed_within_a_fit(files, event):
+    class Remove(Callback): pass
+    setattr(Remove, event, lambda self: self.learn.remove_cbs([o for o in self.cbs if isinstance(o, (FeedCallback, GraphedStepCallback))]))
+    learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), Remove(), n=2)
+    assert len(learn.recorder.values)==2 and not hasattr(learn, 'feed') and not {'all_batches', '_do_one_batch'} & vars(learn).keys()
