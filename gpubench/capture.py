@@ -157,6 +157,7 @@ class Hook:
         self.before = vars(learn).get(self.name)
         setattr(learn, self.name, self)
     def remove(self, learn):
+        self.func = partial(self.inner, learn)           # for who has looked it up already, such as a training loop
         if vars(learn).get(self.name) is not self: return
         if self.before is None: delattr(learn, self.name)
         else: setattr(learn, self.name, self.before)
@@ -342,8 +343,7 @@ class Step(OwnBatch):
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner):
         super().__init__(owner.learn)
-        self.n_seen, self.replays, self.tried, self.is_old = 0, {}, set(), False
-        self.searches = bool(owner.search) and owner.search.pays(owner.learn)
+        self.n_seen, self.replays, self.tried, self.is_old, self.searches = 0, {}, set(), False, None
         learn, o = owner.learn, owner.built_in
         self.model, self.loss_func, self.opt, self.compile = learn.model, learn.loss_func, learn.opt, owner.compile
         self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
@@ -352,6 +352,7 @@ class Step(OwnBatch):
         self.afters = [c for c in o.values() if hasattr(type(c), 'after_captured')]
         mixed = next((c for c in o.values() if type(c) in (MixUp, CutMix)), None)
         self.mix = Mix(mixed) if mixed else None
+        self.changes_batch = mixed is not None
         if self.mix: self.loss_func = self.mix.loss_func
         self.forward = self._forward
         if self.compile:
@@ -366,20 +367,22 @@ class Step(OwnBatch):
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def given(self, owner): return owner.learn.xb, owner.learn.yb
+    def images(self, owner, batch): return owner.learn.xb[0]      # as the network gets them, `batch` being what is `given`
     def batch(self): return self.xb, self.yb           # where a captured step finds it
     def prepare(self, update, loss): "Allocate what the capture needs"
 
     def backward(self, *batch):
-        "Forward pass, loss and backward pass; prediction and loss without their history"
+        "Forward pass, loss and backward pass; prediction and loss without their history, and the batch that the network got, if it's new"
         if self.compile: batch = tree_map(_plain, batch)
         if self.mix:
             *batch, mixed = self.mix(*batch)
-            if self.mix.stacks: batch.append(mixed)
+        made = [tuple(batch)]*self.changes_batch
+        if self.mix and self.mix.stacks: batch.append(mixed)
         autocast = torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext()
         with autocast, NoneReduce(self.loss_func) if self.mix and self.mix.stacks else nullcontext():
             pred, loss = self.forward(*batch)
         (loss if self.share is None else loss/self.share).backward()
-        return pred, _plain(loss.detach())
+        return pred, _plain(loss.detach()), *made
 
     def finish_gradients(self, in_place=True):
         "Average them over all devices, and clip them"
@@ -387,8 +390,10 @@ class Step(OwnBatch):
         if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
     def eager(self, owner, is_last):
+        batch = self.given(owner)
+        if self.searches is None: self.searches = bool(owner.search) and owner.search.pays(owner.learn, self.images(owner, batch))
         with _search(self.searches, is_long=self.compile):            # compiling takes far longer anyway
-            out = self.backward(*self.given(owner))
+            out = self.backward(*batch)
         if is_last:
             self.finish_gradients()
             self.opt.step()
@@ -452,11 +457,17 @@ def make_batch(dl, xb, yb):
     b = tuple(map(_plain, dl.make((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
+def network_batch(learn):
+    "Before a step: the Learner's batch as its network gets it, also where the batch transforms are a part of the step"
+    is_bare = getattr(learn.dl, 'is_bare', False)
+    return make_batch(learn.dl, learn.xb, learn.yb) if is_bare else (learn.xb, learn.yb)
+
 class FeedStep(Step):
     "A step with the batch transforms of a `FeedDL`"
     def __init__(self, owner):
         super().__init__(owner)
-        self.dl = owner.fed
+        self.dl, self.changes_batch = owner.fed, True
+    def images(self, owner, batch): return batch[0][0]
     def given(self, owner): # by this epoch's transforms, which may have changed since the capture
         self.dl = owner.fed
         return make_batch(self.dl, owner.learn.xb, owner.learn.yb)

@@ -381,9 +381,9 @@ class KernelSearch:
     "Decides for which batches cuDNN times its kernels; `n_done` counts their shapes in the last fit"
     def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
     def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
-    def pays(self, learn): # for the batch that the Learner has, in the rest of its fit
-        x, n_steps = learn.xb[0], (learn.n_epoch-learn.epoch)*learn.n_iter
-        is_image = isinstance(x, torch.Tensor) and x.ndim>=3 and (x.is_floating_point() or x.dtype==torch.uint8)   # bytes of a `FeedDL`
+    def pays(self, learn, x): # for batches like `x`, in the rest of the Learner's fit
+        n_steps = (learn.n_epoch-learn.epoch)*learn.n_iter
+        is_image = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim>=3
         n_pixels, saves_s = x.numel()//x.shape[1] if is_image else 0, n_steps*SMALL_STEP_S*SEARCH_SAVES
         if not is_image: self.why_not = 'It is for convolutions of images.'
         elif n_pixels>MAX_SEARCH_PIXELS: self.why_not = f'It takes seconds and brings nothing to batches of {n_pixels:,} pixels, only to small ones.'
@@ -610,7 +610,8 @@ class GraphedStepCallback(FusedStepCallback):
         is_last = self._is_last()
         if is_last in step.replays: train = self._replay if is_last in step.tried else self._try
         else: train = self._replay if step.n_seen>=step.n_warm_up and self._capture(step, is_last) else self._warm_up
-        learn.pred, learn.loss = train(step, is_last)
+        learn.pred, learn.loss, *made = train(step, is_last)
+        if made: [(learn.xb, learn.yb)] = made                # for metrics of the training, and for callbacks at its end
         learn.loss_grad = learn.loss
         for o in self.monitors: o('after_backward')        # it counts what was trained
         for o in self.watchers if is_last else (): o('after_step')
@@ -761,7 +762,7 @@ class GraphedStepCallback(FusedStepCallback):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True
         try: self.epoch_hook.inner(self.learn)
-        finally: self.fed = None
+        finally: self.fed, dl.is_bare = None, False
 
     def _is_ready(self):
         "Is there a graph that was tried?"
@@ -791,7 +792,7 @@ class GraphedStepCallback(FusedStepCallback):
         try:
             while last<n:
                 first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))         # the device starts after the first
-                learn.pred, learn.loss = step.run(first, last, count, self.timers)
+                learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers)
                 self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
                 for o in self.monitors: o.count((last-first)*step.dl.bs)
                 waiting.append((first, last, self.capture.mark()))
@@ -895,6 +896,7 @@ class SpeedUp:
         if isinstance(x, torch.Tensor):                                       # of a `PixelDL`, which is fast
             if x.device.type!=torch.device(self.learn.dls.device).type:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
+            elif cache: self.add('images', 'They are decoded already, so `cache` has nothing to keep.', False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
             self.add('images', 'each is decoded once, then threads feed each pass over them', cb=cb, undo=cb.release)

@@ -276,10 +276,10 @@ class Decoded:
         stats = [_stat(o) for o in paths]            # before the files are read
         if None in stats: return self.stages.decode(paths)
         kept, stamps = self.kept.get(paths), [_stamp(o) for o in stats]
-        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps)
+        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps, is_changed=kept is not None)
         return kept.arrays
-    def _read(self, paths, stats, stamps):
-        found = [store.get(o) for store,o in zip(self.stores, paths)]
+    def _read(self, paths, stats, stamps, is_changed):
+        found = [] if is_changed else [store.get(o) for store,o in zip(self.stores, paths)]    # stores don't look at all times
         is_found = bool(found) and all(o is not None for o in found)
         arrays = [o.copy() for o in found] if is_found else self.stages.decode(paths)      # PyTorch takes writable ones only
         new = _Kept(arrays, stamps)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .capture import Hook
+from .capture import Hook, network_batch
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
 # %% ../nbs/22_layout.ipynb #layout05
@@ -90,7 +90,7 @@ class LayoutCallback(Callback):
         own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
-    def two(self): return _of_tensors(lambda o: o[:2], (self.xb, self.yb))
+    def two(self): return _of_tensors(lambda o: o[:2], network_batch(self.learn))         # which may draw
     def copies(self):
         "Of network and loss, for a try: what they hold stays as it was"
         learn = self.learn
@@ -149,9 +149,9 @@ class ChannelsLastCallback(LayoutCallback):
         return super().left_alone()
     def try_two(self):
         self.place()
-        xb, yb = self.two()
         try:
             with untouched(self.model), torch.no_grad():
+                xb, yb = self.two()
                 model, loss_func = self.copies()
                 pred = model(*xb)
                 is_moved = any(isinstance(o, torch.Tensor) and not o.is_contiguous() for o in tree_leaves(pred))

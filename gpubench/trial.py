@@ -33,6 +33,7 @@ from fastai.torch_core import set_seed
 from torch.nn import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .capture import network_batch
 from .core import (
     allows_tf32, check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
 from .record import PHASE_NAMES, plain_record
@@ -282,7 +283,7 @@ class SeenCallback(Callback):
         self.n_workers = len(multiprocessing.active_children())-self.n_others
         if self.is_compiled and self.dtype is None:         # a compiler can't follow a look, so before it compiles
             look_once(self.model, self.saw_product)
-            with untouched(self.model), torch.no_grad(): self.model.eval()(*[o[:2] for o in self.xb])
+            with untouched(self.model), torch.no_grad(): self.model.eval()(*[o[:2] for o in network_batch(self.learn)[0]])
     def after_step(self): self.n_opt_steps += 1
     def after_batch(self): self.n_batches += self.training
 

@@ -1,0 +1,127 @@
+"Steps that contain the batch transforms of a feed, compared with those that don't; `TapeCapture` stands in for a graph"
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
+from fastai.callback.schedule import Learner   # fastai's, with its schedules
+from fastai.data.block import CategoryBlock, DataBlock, RegressionBlock
+from fastai.data.transforms import Normalize
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import Dice, accuracy, mse
+from fastai.torch_core import set_seed
+from fastai.vision.augment import Resize, aug_transforms
+from fastai.vision.data import ImageBlock, MaskBlock
+from PIL import Image
+from torch import nn
+import fastai.callback.progress    # noqa: F401  no_bar
+
+from gpubench import fast
+from gpubench.capture import TapeCapture
+from gpubench.fast import GraphedStepCallback, KernelSearch
+from gpubench.feed import FeedCallback
+from gpubench.layout import ChannelsLastCallback
+
+N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    "N images of two classes, each with a mask"
+    folder, random = tmp_path_factory.mktemp('images'), np.random.default_rng(0)
+    (folder/'masks').mkdir()
+    out = [folder/f'{"ab"[i%2]}_{i:02d}.png' for i in range(N)]
+    for f in out:
+        Image.fromarray(random.integers(0, 256, (26, 30, 3)).astype(np.uint8)).save(f)
+        Image.fromarray(random.integers(0, 2, (26, 30)).astype(np.uint8)).save(mask(f))
+    return out
+
+
+def label(f): return f.name[0]
+def number(f): return float(f.stem[2:])/N
+def mask(f): return f.parent/'masks'/f.name
+def is_valid(items): return list(range(N_TRAIN)), list(range(N_TRAIN, N))
+
+
+def make_dls(files, block=CategoryBlock, get_y=label):
+    tfms = [*aug_transforms(size=SIZE, p_lighting=1.), Normalize.from_stats([.5]*3, [.2]*3)]
+    db = DataBlock((ImageBlock, block), get_y=get_y, splitter=is_valid, item_tfms=Resize(SIZE+8), batch_tfms=tfms)
+    return db.dataloaders(files, bs=BS, num_workers=0, device='cpu')
+
+
+def classifier(n_out=2):
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, n_out))
+def segmenter(): return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+KINDS = dict(
+    classes=lambda files: dict(dls=make_dls(files), model=classifier(), metrics=accuracy),
+    numbers=lambda files: dict(dls=make_dls(files, RegressionBlock, number), model=classifier(1), metrics=mse),
+    masks=lambda files: dict(dls=make_dls(files, MaskBlock(['x', 'y']), mask), model=segmenter(), metrics=Dice(), loss_func=CrossEntropyLossFlat(axis=1)))
+
+
+def fitted(files, *cbs, kind='classes', n=2, train_metrics=False):
+    set_seed(0, reproducible=True)
+    learn = Learner(**KINDS[kind](files), lr=.01, cbs=[FeedCallback(2), *cbs])
+    learn.recorder.train_metrics = train_metrics
+    with learn.no_bar(), learn.no_logging(): learn.fit(n)
+    return learn
+
+
+def graphed(files, *cbs, **kwargs):
+    learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), *cbs, **kwargs)
+    assert (learn.graphed_step.why_not, learn.feed.why_not)==('', '') and learn.graphed_step.n_replays>0
+    return learn
+
+
+def numbers(learn): return [o for row in learn.recorder.values for o in row], [o.item() for o in learn.recorder.losses]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('train_metrics', [False, True])
+def test_losses_and_metrics_are_those_without_a_graph(files, kind, train_metrics):
+    ours, without = (f(files, kind=kind, train_metrics=train_metrics) for f in (graphed, fitted))
+    for a,b in zip(numbers(ours), numbers(without), strict=True): assert a==pytest.approx(b, rel=1e-3, nan_ok=True)
+
+
+class Last(Callback):
+    "What an epoch's last batch looks like after the training"
+    def __init__(self): self.seen = []
+    def after_train(self): self.seen += [(o.dtype, o.shape, o.float().mean().item()) for o in (*self.xb, *self.yb)]
+
+def test_at_the_end_of_an_epoch_the_last_batch_is_there(files):
+    ours, without = (f(files, Last(), kind='masks').last.seen for f in (graphed, fitted))
+    assert [o[:2] for o in ours]==[o[:2] for o in without]
+    assert [o[2] for o in ours]==pytest.approx([o[2] for o in without], rel=1e-4)
+
+
+def test_mixed_targets_are_those_that_metrics_of_the_training_get(files):
+    learn = graphed(files, MixUp(.4), last := Last(), kind='numbers')
+    means = [round(sum(o)/BS, 4) for o in combinations(map(number, files[:N_TRAIN]), BS)]
+    targets = [mean for _,shape,mean in last.seen if len(shape)==1]
+    assert len(targets)==2 and not {round(o, 4) for o in targets} & {*means}
+
+
+@pytest.mark.parametrize('kind', ['classes', 'masks'])
+def test_channels_last(files, kind):
+    cb = ChannelsLastCallback()
+    learn = graphed(files, cb, cb.end, kind=kind)
+    assert (cb.why_not, cb.n_done)==('', 2*N_TRAIN//BS)
+    assert numbers(learn)[1]==pytest.approx(numbers(fitted(files, kind=kind))[1], rel=1e-3)
+
+
+def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
+    monkeypatch.setattr(fast, 'MAX_SEARCH_PIXELS', BS*SIZE**2)
+    monkeypatch.setattr(fast, 'SEARCH_S', 0)
+    search = KernelSearch()
+    fitted(files, GraphedStepCallback(capture=TapeCapture(), search=search))
+    assert (search.n_done, search.why_not, search.shapes)==(1, '', {(BS, 3, SIZE, SIZE)})
+
+
+@pytest.mark.parametrize('event', ['before_train', 'after_train', 'before_validate', 'after_epoch'])
+def test_removed_within_a_fit(files, event):
+    class Remove(Callback): pass
+    setattr(Remove, event, lambda self: self.learn.remove_cbs([o for o in self.cbs if isinstance(o, (FeedCallback, GraphedStepCallback))]))
+    learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), Remove(), n=2)
+    assert len(learn.recorder.values)==2 and not hasattr(learn, 'feed') and not {'all_batches', '_do_one_batch'} & vars(learn).keys()
