@@ -125,3 +125,12 @@ def test_removed_within_a_fit(files, event):
     setattr(Remove, event, lambda self: self.learn.remove_cbs([o for o in self.cbs if isinstance(o, (FeedCallback, GraphedStepCallback))]))
     learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), Remove(), n=2)
     assert len(learn.recorder.values)==2 and not hasattr(learn, 'feed') and not {'all_batches', '_do_one_batch'} & vars(learn).keys()
+
+
+def test_no_validation_set(files):
+    set_seed(0, reproducible=True)
+    db = DataBlock((ImageBlock, CategoryBlock), get_y=label, splitter=lambda o: (list(range(len(o))), []), item_tfms=Resize(SIZE))
+    learn = Learner(db.dataloaders(files, bs=BS, num_workers=0, device='cpu'), classifier(), cbs=[FeedCallback(2), GraphedStepCallback(capture=TapeCapture())])
+    with learn.no_bar(), learn.no_logging(): learn.fit(2)
+    assert (learn.feed.n_done, learn.feed.why_not)==(2, '') and learn.graphed_step.n_replays
+    learn.feed.decode_all()
