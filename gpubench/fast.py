@@ -563,7 +563,8 @@ class GraphedStepCallback(FusedStepCallback):
             for o in self.steps.values(): o.tried.clear()
         self.timers, self.monitors = ([o for o in learn.cbs if isinstance(o, k)] for k in (StepTimerCallback, MonitorCallback))
         self.watchers = [o for o in learn.cbs if declares(o) and not _joins(o) and not isinstance(o, _CLOCKS)]
-        self.has_guests = any(acts(o, BATCH_EVENTS) for o in self.watchers if declares(o)!='counts')
+        guests = [o for o in self.watchers if declares(o)!='counts']
+        self.has_guests, self.may_change_loader = (any(acts(o, events) for o in guests) for events in (BATCH_EVENTS, EPOCH_EVENTS))
         self.built_in = {type(o): o for o in learn.cbs if _joins(o) and _is_on(o)}
         self.mixed = next((o for o in self.built_in.values() if type(o) in (MixUp, CutMix)), None)
         if self.mixed: self.mixed.run_train = False           # its batches are mixed in the step
@@ -757,7 +758,8 @@ class GraphedStepCallback(FusedStepCallback):
         dl.after_iter()
 
     def _can_make(self, dl):
-        return isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not self.why_not and not self.has_guests
+        others = self.why_not or self.has_guests or self.may_change_loader                # its transforms would be a part of the graph
+        return isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not others
     def _train_on_bytes(self, dl):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True

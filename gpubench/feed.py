@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
+from itertools import filterfalse
 from pathlib import Path
 from threading import Barrier, Lock, local
 from types import FunctionType, MethodType
@@ -498,6 +499,8 @@ def _copied_ahead(batches, device, at):
     while ahead: yield taken()
 
 # %% ../nbs/22_feed.ipynb #feed0052
+def _is_empty(dl): return isinstance(dl.dataset, Datasets) and not len(dl.dataset) # such as a validation set that nobody wants
+
 class FeedCallback(Callback):
     """Feeds a Learner from decoded images; `why_not` is a sentence where its loaders are left to fastai
 
@@ -521,7 +524,7 @@ class FeedCallback(Callback):
     def before_validate(self): self.take_over()
     def take_over(self):
         dl = self.learn.dl
-        if not isinstance(dl, DataLoader) or id(dl.dataset) not in self._dataset_ids(): return
+        if not isinstance(dl, DataLoader) or id(dl.dataset) not in self._dataset_ids() or _is_empty(dl): return
         try: decoded = self._decoded(dl)
         except NotTaken as e: self.why_not = str(e)
         except Exception as e: self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
@@ -559,7 +562,7 @@ class FeedCallback(Callback):
 
     def decode_all(self):
         "Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit, `NotTaken` if they are left to fastai"
-        for dl in self.learn.dls.loaders:
+        for dl in filterfalse(_is_empty, self.learn.dls.loaders):
             decoded = self._decoded(dl)
             def keep(row):
                 decoded.arrays(row.paths)

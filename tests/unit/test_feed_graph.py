@@ -125,3 +125,25 @@ def test_removed_within_a_fit(files, event):
     setattr(Remove, event, lambda self: self.learn.remove_cbs([o for o in self.cbs if isinstance(o, (FeedCallback, GraphedStepCallback))]))
     learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), Remove(), n=2)
     assert len(learn.recorder.values)==2 and not hasattr(learn, 'feed') and not {'all_batches', '_do_one_batch'} & vars(learn).keys()
+
+
+def test_no_validation_set(files):
+    set_seed(0, reproducible=True)
+    db = DataBlock((ImageBlock, CategoryBlock), get_y=label, splitter=lambda o: (list(range(len(o))), []), item_tfms=Resize(SIZE))
+    learn = Learner(db.dataloaders(files, bs=BS, num_workers=0, device='cpu'), classifier(), cbs=[FeedCallback(2), GraphedStepCallback(capture=TapeCapture())])
+    with learn.no_bar(), learn.no_logging(): learn.fit(2)
+    assert (learn.feed.n_done, learn.feed.why_not)==(2, '') and learn.graphed_step.n_replays
+    learn.feed.decode_all()
+
+
+class SmallerCallback(Callback):
+    "Progressive resizing: nothing that the network's step computes with, so it is declared"
+    graph_safe = True
+    def before_epoch(self): self.dls.train.after_batch.fs[1] = aug_transforms(size=SIZE-4*self.epoch)[0]
+
+def test_a_declared_callback_may_change_the_loader_between_epochs(files):
+    class Sizes(Callback):
+        graph_safe, seen = 'counts', ()
+        def after_train(self): self.seen = (*self.seen, self.xb[0].shape[-1])
+    learn = graphed(files, SmallerCallback(), Sizes(), n=3)
+    assert learn.sizes.seen==(SIZE, SIZE-4, SIZE-8)
