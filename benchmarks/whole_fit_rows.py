@@ -137,8 +137,8 @@ ROWS = dict(
     text=Row('AWD-LSTM, 3 epochs', 'texts', 2000, texts, awd_lstm, 3, **FP32),
     birds=Row('birds, 10 epochs', 'birds', 600, photos, resnet_18, 10),
     hard=Row('ten classes that overlap, 8 epochs', 'hard_photos', 2000, photos, resnet_18, 8),
-    cpu_resnet18=Row('ResNet-18, 128 px, 4 epochs, CPU', *PHOTOS, thumbnails, resnet_18, 4, **FP32),
-    cpu_small_cnn=Row('small CNN, 64 px, 4 epochs, CPU', *PHOTOS, tiny, small_cnn, 4, **FP32))
+    cpu_resnet18=Row('ResNet-18, 128 px, 1,000 photographs, 4 epochs, CPU', 'photos', 1000, thumbnails, resnet_18, 4, **FP32),
+    cpu_small_cnn=Row('small CNN, 64 px, 2,000 photographs, 4 epochs, CPU', 'photos', 2000, tiny, small_cnn, 4, **FP32))
 
 ACCURACY, CPU = ['birds', 'hard'], ['cpu_resnet18', 'cpu_small_cnn']
 GROUPS = dict(all=list(ROWS), accuracy=ACCURACY, cpu=CPU, gpu=[o for o in ROWS if o not in (*ACCURACY, *CPU)])

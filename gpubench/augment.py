@@ -7,7 +7,6 @@ __all__ = ['batch_transforms']
 
 # %% ../nbs/15_augment.ipynb #a1500003
 import math
-from collections.abc import Callable
 from copy import copy
 from functools import partial, reduce
 import torch

@@ -468,7 +468,9 @@ class FeedStep(Step):
         super().__init__(owner)
         self.dl, self.changes_batch = owner.fed, True
     def images(self, owner, batch): return batch[0][0]
-    def given(self, owner): return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
+    def given(self, owner): # by this epoch's transforms, which may have changed since the capture
+        self.dl = owner.fed
+        return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
     def batch(self): return make_batch(self.dl, self.xb, self.yb)
 
 class EpochStep(Step):

@@ -237,7 +237,7 @@ class LateReader:
         "Instead of the first one's `after_batch`: the batch waits"
         learn = self.learn
         yb = tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in learn.yb)      # a loader may use its memory again
-        self.kept.append(dict(iter=learn.iter, yb=yb, pred=learn.pred, loss=learn.loss))
+        self.kept.append(dict(iter=learn.iter, yb=yb, pred=learn.pred, loss=getattr(learn, 'loss', None)))
         self.n_bytes += sum(o.nbytes for o in tree_leaves((yb, learn.pred)) if isinstance(o, torch.Tensor))
         if self.n_bytes<=MAX_LATE_MIB*2**20: return
         self.read()
@@ -246,7 +246,8 @@ class LateReader:
         "Let the callbacks record what waits; from then on they get each batch"
         for o in self.cbs: vars(o).pop('after_batch')
         learn, kept, self.kept, self.n_bytes = self.learn, self.kept, [], 0
-        now = {k: getattr(learn, k) for k in ('iter', 'yb', 'pred', 'loss')}
+        if not kept: return
+        now = {k: getattr(learn, k, None) for k in kept[0]}
         for batch,loss in zip(kept, _at_once([o['loss'] for o in kept])):
             for k,v in (batch | dict(loss=loss)).items(): setattr(learn, k, v)
             for o in self.cbs: o('after_batch')
@@ -266,6 +267,12 @@ def _why_strange(learn, cbs):
     if names := ', '.join(o.name for o in cbs): return (
         f"A graph doesn't see what {names} may change between batches. If that is nothing, declare `graph_safe = True` in its class.")
     return ''
+
+def _why_python(learn, model, mixed=None): # `mixed`: a callback whose loss a step knows
+    "A sentence about Python of the network or the loss that a replay would leave out"
+    loss_of = getattr(learn.loss_func, '__self__', None)
+    if isinstance(loss_of, Callback) and loss_of is not mixed: return 'A callback computes the loss.'
+    return 'The network has hooks, and a graph runs no Python.' if is_watched(model) or is_watched(learn.loss_func) else ''
 
 class Validation:
     """Validates by graphs of forward pass and loss, one for each shape of batches that comes often enough, and reads many batches at once
@@ -301,8 +308,7 @@ class Validation:
         if isinstance(learn.model, DistributedDataParallel): return 'Devices that train together may have different numbers of batches.'
         if why := _why_strange(learn, [o for o in strangers(learn) if o.run and o.run_valid]): return why
         if names := ', '.join(odd_metrics(learn)): return f'{names} may look at more than prediction, targets and loss.'
-        if is_watched(learn.model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        if isinstance(getattr(learn.loss_func, '__self__', None), Callback): return 'A callback computes the loss.'
+        if why := _why_python(learn, learn.model): return why
         return 'It runs within an autocast.' if any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) else ''
     def _begin(self):
         learn, owner = self.learn, self.owner
@@ -372,7 +378,7 @@ SMALL_STEP_S = .0013         # a captured step of the ResNet-18 at 32 px, batch 
 MAX_SEARCH_PIXELS = 2**18    # of a batch: between 64 images of 28 px, which gained a sixth, and 64 of 224 px, which gained nothing
 
 class KernelSearch:
-    "Says for which batches cuDNN should time its kernels; `n_done` counts their shapes in the last fit"
+    "Decides for which batches cuDNN times its kernels; `n_done` counts their shapes in the last fit"
     def __init__(self): self.n_done, self.why_not, self.shapes = None, '', set()
     def begin_fit(self): self.n_done, self.why_not, self.shapes = 0, '', set()
     def pays(self, learn, x): # for batches like `x`, in the rest of the Learner's fit
@@ -463,7 +469,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and what depends on time can slip
     through. The first three batches of a shape train eagerly. Where `loader='resident'` feeds a Learner with a `DeferredRecorder`, batches are
-    gathered within the graph, too. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
+    gathered within the graph, too. Where a `FeedCallback` knows all batch transforms, they are part of the graph. `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe, is_new_fit = TrainEvalCallback.order+1, 'counts', True
     def __init__(self,
         compile:bool|str=False, # Capture the kernels of `torch.compile` instead of PyTorch's own? 'auto': in the epochs that pay for it
@@ -510,7 +516,7 @@ class GraphedStepCallback(FusedStepCallback):
         super().before_fit()
         self._let_mix()                                                   # an earlier fit may have ended by an error
         if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
-        self.n_done, self.gathered, self.is_new_fit = 0, None, False
+        self.n_done, self.gathered, self.is_new_fit, self.makes = 0, None, False, True
         if self.search: self.search.begin_fit()
         if self.payback: self.payback.begin_fit()
         if self.why_not: return
@@ -533,11 +539,8 @@ class GraphedStepCallback(FusedStepCallback):
         "Why this step can't be captured: what a replay would leave out"
         learn, model = self.learn, self.learn.model
         if isinstance(model, DistributedDataParallel): model = model.module
-        loss_of = getattr(learn.loss_func, '__self__', None)
-        if isinstance(loss_of, Callback) and loss_of is not self.mixed: return 'A callback computes the loss.'
         if {'step', 'zero_grad'} & vars(learn.opt).keys(): return 'The optimizer has a step or a zero_grad of its own.'
-        if is_watched(model) or is_watched(learn.loss_func): return 'The network has hooks, and a graph runs no Python.'
-        return ''
+        return _why_python(learn, model, self.mixed)
     def give_up(self, why):
         super().give_up(why and f'Steps run eagerly instead of as a graph. {why}')
         if why: self._let_mix()
@@ -600,6 +603,8 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.learn.training: return self._valid_batch()
         if self.must_decide: self._decide()
         learn, mixed = self.learn, self.mixed
+        self.is_bare = self.fed is not None
+        if self.why_not or not self.makes: self._make()
         step = self._find_step() if len(learn.yb) and not self.why_not else None
         if step is None: return self._stock_batch(mixed)
         if MixedPrecision in self.built_in: self.built_in[MixedPrecision].after_loss()   # leaves its autocast
@@ -612,10 +617,14 @@ class GraphedStepCallback(FusedStepCallback):
         for o in self.monitors: o('after_backward')        # it counts what was trained
         for o in self.watchers if is_last else (): o('after_step')
         if not is_last: raise CancelBatchException()
+    def _make(self):
+        "Do the batch transforms that the loader has left to the step"
+        if self.is_bare: self.learn.xb, self.learn.yb = make_batch(self.fed, self.learn.xb, self.learn.yb)
+        self.is_bare = False
     def _stock_batch(self, mixed):
         self.is_new = True
         self._settle()
-        if self.fed: self.learn.xb, self.learn.yb = make_batch(self.fed, self.learn.xb, self.learn.yb)
+        self._make()
         if mixed: mixed.before_batch()                     # which hasn't run
         return self.step_hook.inner(self.learn)
     def _valid_batch(self):
@@ -629,7 +638,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not all(isinstance(o, torch.Tensor) for o in batch): return self.give_up('A batch holds more than tensors.')
         with torch._C.DisableTorchFunctionSubclass(): key = self.gathered or tuple((o.shape, o.dtype, o.stride()) for o in batch)
         if key not in self.steps and len(self.steps)<MAX_SHAPES:
-            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else FeedStep(self) if self.fed else Step(self)
+            self.steps[key] = EpochStep(self, learn.dl) if self.gathered else FeedStep(self) if self.is_bare else Step(self)
             self.steps[key].n_warm_up = self.n_warm_up
         if key not in self.steps and not self.left_out:
             self.left_out = f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; the others train eagerly.'
@@ -662,7 +671,9 @@ class GraphedStepCallback(FusedStepCallback):
         self.give_up(self._why_no_capture())
         if self.why_not: return False
         try: step.capture(is_last, self.capture, self.learn.loss)
-        except Exception as e: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
+        except Exception as e:
+            if isinstance(step, FeedStep): self.makes = False      # try again with batches that are made before the step
+            else: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
         else: self.warm = self.learn.model
         return is_last in step.replays
     def _refuse(self, why):
@@ -748,7 +759,7 @@ class GraphedStepCallback(FusedStepCallback):
 
     def _can_make(self, dl):
         others = self.why_not or self.has_guests or self.may_change_loader                # its transforms would be a part of the graph
-        return isinstance(dl, FeedDL) and dl.can_be_bare and not others
+        return isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not others
     def _train_on_bytes(self, dl):
         "The loader leaves its batch transforms to the step"
         self.fed, dl.is_bare = dl, True
@@ -887,9 +898,10 @@ class SpeedUp:
         if isinstance(x, torch.Tensor):                                       # of a `PixelDL`, which is fast
             if x.device.type!=torch.device(self.learn.dls.device).type:
                 self.add('images', "Each batch is copied to the GPU. `get_dls(loader='resident')` keeps all images there.", False)
+            elif cache: self.add('images', 'They are decoded already, so `cache` has nothing to keep.', False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
-            self.add('images', 'each is decoded once, by threads', cb=cb, undo=cb.release)
+            self.add('images', 'each is decoded once, then threads feed each pass over them', cb=cb, undo=cb.release)
 
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):

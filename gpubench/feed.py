@@ -30,7 +30,7 @@ from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
 from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from PIL import Image
-from .augment import batch_transforms
+from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
 from .data import NamedImage, NamedImageBW
 from .store import ImageStore, open_folder
@@ -120,10 +120,9 @@ class NotTaken(Exception):
 _TAKEN = {Resize, RandomResizedCrop, RandomCrop, FlipItem, CropPad}                        # item transforms
 _VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float                    # that they leave alone
 
-def _is_own(tfm): # Does it do what its class says?
-    "Is it fastai's, as fastai made it?"
-    before = vars(tfm).get('before_call')
-    return type(tfm) in _TAKEN and (before is None or before==MethodType(type(tfm).before_call, tfm)) and 'encodes' not in vars(tfm)
+def _is_taken(tfm): return type(tfm) in _TAKEN and is_untouched(tfm)
+
+def _name(tfm): return tfm.name.split(' -- ')[0]                 # fastai adds arguments and a line break
 
 def _acts(tfm, split_idx):
     "Does it do anything to an item?"
@@ -177,7 +176,7 @@ class ItemStages:
         acting = [o for o in dl.after_item.fs if _acts(o, self.split_idx)]
         if not acting or type(acting[-1]) is not ToTensor: raise NotTaken('Its item transforms do not end in `ToTensor`.')
         *acting, self.to_tensor = acting
-        n_known = next((i for i,o in enumerate(acting) if not _is_own(o)), len(acting))
+        n_known = next((i for i,o in enumerate(acting) if not _is_taken(o)), len(acting))
         known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
         n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
         self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
@@ -185,7 +184,7 @@ class ItemStages:
         is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
         self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
-            f'{self.rest[0].name} is not known, and its worker processes may be faster than one thread.')
+            f'{_name(self.rest[0])} is not known, and its worker processes may be faster than one thread.')
 
     @property
     def key(self): # of the bytes
@@ -194,7 +193,7 @@ class ItemStages:
     @property
     def summary(self): # comparable
         "What all stages do"
-        return id(self.dataset), self.split_idx, self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
+        return self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
     def rows(self, positions): # A `Row` for each position; those that raise a `SkipItemException` are missing
         "By fastai's code and the user's; kept if they draw nothing"
         is_known = all(o in self.known_rows for o in positions)
@@ -278,10 +277,10 @@ class Decoded:
         stats = [_stat(o) for o in paths]            # before the files are read
         if None in stats: return self.stages.decode(paths)
         kept, stamps = self.kept.get(paths), [_stamp(o) for o in stats]
-        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps)
+        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps, is_changed=kept is not None)
         return kept.arrays
-    def _read(self, paths, stats, stamps):
-        found = [store.get(o) for store,o in zip(self.stores, paths)]
+    def _read(self, paths, stats, stamps, is_changed):
+        found = [] if is_changed else [store.get(o) for store,o in zip(self.stores, paths)]    # stores don't look at all times
         is_found = bool(found) and all(o is not None for o in found)
         arrays = [o.copy() for o in found] if is_found else self.stages.decode(paths)      # PyTorch takes writable ones only
         new = _Kept(arrays, stamps)
@@ -310,7 +309,7 @@ class Decoded:
 # %% ../nbs/22_feed.ipynb #feed0051
 _LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
 
-MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1 unless an image is enlarged, and then in one of six million values
+MAX_OFF = 2  # levels of 255 by which PyTorch's resize may differ from Pillow's; 1, but for one of six million values of enlarged noise
 
 def check_loader(dl):
     "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
@@ -367,6 +366,10 @@ N_AHEAD = 3     # batches that are made while one trains
 N_ITEMS = 8     # of a batch that a thread makes at once
 MAX_THREADS = 8 # more are slower, since each item holds Python's lock for a while: 2,744 images/s with 8, 2,137 with 16, one H100
 
+def batches_ahead(is_fed, n_workers): # Two by each worker; of a feed, one more is on its way to the device
+    "Batches that are made before the training asks for them"
+    return N_AHEAD+1 if is_fed else 2*n_workers
+
 def _use_one_core():
     torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
     torch.set_num_threads(1)
@@ -376,10 +379,12 @@ def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody re
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
-    for _ in range(n): pool.submit(together.wait)
-    try: together.wait()
-    finally: together.abort()                        # after an interrupt, nobody waits for it
-    torch.set_num_threads(n_of_torch)                # what threads that somebody else starts later get
+    try:
+        for _ in range(n): pool.submit(together.wait)
+        together.wait()
+    finally:
+        together.abort()                             # after an interrupt, nobody waits for it
+        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
     return pool
 
 class _Images:
@@ -414,7 +419,8 @@ class FeedDL:
         dl = self.dl
         dl.randomize()
         dl.before_iter()
-        order, seed = list(dl.get_idxs()), int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
+        order = list(dl.get_idxs())
+        seed = int(torch.empty((), dtype=torch.int64).random_())     # as PyTorch's loaders draw theirs
         for b in self._on_device(self._batches(self._rows(order), seed), at):
             if not self.is_bare: b = self.make(b)
             at('delivered')
@@ -567,14 +573,15 @@ class FeedCallback(Callback):
     def after_fit(self):
         for o in self.decoded.values(): o.flush()
     @property
-    def left_out(self):
-        "What became of the images, in sentences"
+    def notes(self): # Sentences for `speed_up`'s table
+        "What became of the images"
         found = [*self.decoded.values()]
-        if not found: return ''
+        if not found: return []
         n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
-        parts = [f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory']
-        parts += {f"{t.name} stays fastai's" for o in found for t in o.stages.rest}
-        return '. '.join(parts+[store.why_full for o in found for store in o.stores if store.why_full])
+        counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {self.budget.used/2**30:.1f} GiB are in memory'
+        stays = [f"{_name(t)} stays fastai's" for o in found for t in o.stages.rest]
+        full = [store.why_full for o in found for store in o.stores if store.why_full]
+        return [counts, *dict.fromkeys(stays+full)]      # each once
     def release(self):
         "Give the memory back, and let the threads end, after the pass that they may work for"
         self.put_back()

@@ -24,7 +24,7 @@ from fastcore.basics import noop
 from fastcore.foundation import L
 
 from .core import check_value, check_whole, free_memory, is_number, pick_device
-from .feed import N_AHEAD, FeedCallback
+from .feed import FeedCallback, batches_ahead
 from .fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from .layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
@@ -163,7 +163,8 @@ def _seen(seen, df, point): # Name of a setting -> as it ran; None if that could
     accumulate = round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None
     if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: accumulate = asked_n       # a rest may be left over
     is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in seen.learn.cbs)
-    return dict(n_ahead=N_AHEAD+1 if is_fed else 2*(seen.n_workers or 0), bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
+    return dict(n_ahead=batches_ahead(is_fed, seen.n_workers or 0),
+                bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
                 lr=min(seen.rates) if len(seen.rates)==1 else None, accumulate=accumulate,
                 n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
                 precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),

@@ -43,7 +43,7 @@ from .models import MODELS, count_params, find_factory, get_model
 from .optim import FusedOptimizer
 from .timing import StepTimerCallback, SyncStepCallback
 from .nvml import device_names
-from .feed import N_AHEAD, FeedCallback, NotTaken
+from .feed import FeedCallback, NotTaken, batches_ahead
 from .monitor import Monitor, MonitorCallback
 from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
@@ -120,9 +120,9 @@ class Trial:
         return self.bs//self.n_devices
 
     @property
-    def n_ahead(self)->int: # Two by each worker; by threads as many as a feed has
+    def n_ahead(self)->int:
         "Batches that are made before the training asks for them"
-        return N_AHEAD+1 if self.loader=='cached' else 2*self.n_workers
+        return batches_ahead(self.loader=='cached', self.n_workers)
 
     def _checked(self, declared, value):
         "The value as Python's own type, so that equal trials compare, hash and travel alike"
@@ -637,5 +637,4 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             record |= _results(learn, trial, half_width)
             if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, to disturb nothing above
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
-    if trial.loader=='cached': learn.feed.release()
     return record

@@ -15,7 +15,7 @@ from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallb
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.learner import CastToTensor, Learner, Recorder, SkipToEpoch
+from fastai.learner import CastToTensor, Recorder, SkipToEpoch
 
 from .capture import Hook, modules_in
 from .timing import acts

@@ -28,7 +28,9 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import gpubench
+from gpubench.data import get_dls
 from gpubench.fast import speed_up
+from gpubench.feed import FeedCallback
 from gpubench.layout import OneDNNCallback
 from gpubench.learner import time_learner
 from gpubench.optim import FusedOptimizer
@@ -443,3 +445,14 @@ def test_the_copy_that_warms_up_is_sped_up_like_the_learner(monkeypatch):
     with plain.no_bar(), plain.no_logging(): plain.fit(1)
     found = time_learner(made(), {})
     assert ran==[(True, 1)]*2 and found['n_warmup_steps']>0 and found['loss']==pytest.approx(plain.recorder.values[-1][0], rel=1e-5)
+
+
+def test_the_batches_that_a_feed_made_ahead_are_not_timed():
+    "Of 13 steps, one and the four made ahead are the start, and four the end"
+    def made(*cbs):
+        dls = get_dls('digits', bs=16, loader='files', device='cpu', max_images=270)
+        return time_learner(Learner(dls, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)), loss_func=CrossEntropyLossFlat(), cbs=cbs), {})
+    found = [made(), made(cb := FeedCallback(1))]
+    cb.release()
+    assert [(o['n_steps'], o['n_rounds'], o['n_workers_seen']) for o in found]==[(13, 12, 0), (13, 4, 0)]
+    assert found[0]['n_images']==found[1]['n_images']

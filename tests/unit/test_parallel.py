@@ -76,7 +76,7 @@ def test_what_cannot_be_shared_is_refused(change, words, monkeypatch):
     with pytest.raises(ValueError) as e: resolve(Trial(**quick | change))
     assert words in str(e.value)
 
-@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, onednn=True),
+@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, onednn=True), dict(loader='cached'),
                                  dict(all_reduce='flat', loader='resident', fused=True, defer_losses=True)], ids=str)
 def test_two_devices_train_as_one_does(how):
     one, two = (run_trial(**quick | how, n_devices=n, max_s=.5) for n in (1, 2))

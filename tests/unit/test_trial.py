@@ -254,8 +254,9 @@ def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     found = run_trial(**CACHED, n_epoch=2)
     assert (n_at_start, n_decoded)==([200], [200])      # those for training and those held out; none again
     files = run_trial(**CACHED | dict(loader='files'), n_epoch=2)
-    same = 'loss', 'valid_loss', 'accuracy', 'n_images', 'n_opt_steps', 'n_workers_seen', 'classes', 'split'
+    same = 'accuracy', 'n_images', 'n_opt_steps', 'n_workers_seen', 'classes', 'split'
     assert [found[o] for o in same]==[files[o] for o in same] and found['trial_id']!=files['trial_id']
+    assert all(found[o]==pytest.approx(files[o], rel=1e-5) for o in ('loss', 'valid_loss'))     # Normalize rounds differently
     assert (found['status'], found['loader'])==('ok', 'cached')
     assert not [o.name for o in threading.enumerate() if o.name.startswith('gpubench')]
 

@@ -55,6 +55,8 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(.2), nn.AvgPool2d(2),
                          nn.Flatten(), nn.Linear(36, 10))
 
+def without_dropout(): return nn.Sequential(*[o for o in network() if not isinstance(o, nn.Dropout)])
+
 def learner(graph, cbs=(), model=network, loss_func=CrossEntropyLossFlat, metrics=lambda: accuracy, make=Learner, late=True):
     set_seed(0)
     dls = get_dls('digits', bs=32, loader='resident', device='cpu', max_images=410, size=8)
@@ -228,11 +230,19 @@ def scaled(cb):
 def moved(cb): cb.learn.model[-1].weight.data = cb.learn.model[-1].weight.data.clone()*.5
 def dropping(cb): cb.learn.model[3].train()
 def other_layer(cb): cb.learn.model[2] = nn.Tanh()
+def other_number(cb): cb.learn.model[1].eps *= 2
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('change', [scaled, moved, dropping, other_layer], ids=lambda o: o.__name__)
+@pytest.mark.parametrize('change', [scaled, moved, dropping, other_layer, other_number], ids=lambda o: o.__name__)
 def test_what_a_callback_changes_before_a_validation_is_followed(change):
     valid = both(fitted, cbs=lambda: [At('before_validate', change)])
     assert (valid.why_not, valid.n_replays)==('', 42)             # a new graph in each epoch
+
+class Changing(Callback):
+    run_valid = False
+    def after_batch(self): self.learn.model[1].eps *= 1.5
+def test_what_a_callback_changes_in_training_batches_is_followed():
+    valid = both(lambda o: o.fit(3, 0.) or [list(v) for v in o.recorder.values], cbs=lambda: [Changing()], model=without_dropout)
+    assert (valid.why_not, valid.n_replays)==('', 42)
 
 @pytest.mark.parametrize('change', [scaled, moved, other_layer], ids=lambda o: o.__name__)
 def test_graphs_do_not_outlive_what_anybody_may_do_after_a_validation(change):
@@ -272,6 +282,21 @@ def test_shapes_that_come_once_get_no_graph(monkeypatch):
         return list(learn.validate(dl=[(torch.randn(2+i%7, 1, 8, 8), torch.zeros(2+i%7, dtype=torch.long)) for i in range(28)]))
     assert len(both(shapes).steps)==fast.MAX_SHAPES
 
+
+class OneMemory(list):
+    "Brings each batch in the memory of the last one"
+    def __iter__(self):
+        x, y = (o.clone() for o in self[0])
+        for b in super().__iter__():
+            x.copy_(b[0])
+            y.copy_(b[1])
+            yield x, y
+def test_a_loader_may_use_its_memory_again():
+    dl = OneMemory((torch.full((2, 1, 8, 8), float(i)), torch.full((2,), i%10)) for i in range(20))
+    assert both(lambda o: list(o.validate(dl=dl))).n_replays==18
+
+def test_a_validation_without_batches_and_a_first_one_without_targets():
+    both(lambda o: [len(o.validate(dl=[])), o.get_preds(dl=DataLoader([(torch.zeros(1, 8, 8),)]*20, bs=1))[0]])
 
 def stop(cb):
     if cb.iter==9: raise CancelValidException()
