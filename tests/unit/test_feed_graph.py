@@ -21,7 +21,7 @@ import fastai.callback.progress    # noqa: F401  no_bar
 from gpubench import fast
 from gpubench.capture import TapeCapture
 from gpubench.fast import GraphedStepCallback, KernelSearch
-from gpubench.feed import FeedCallback
+from gpubench.feed import FeedCallback, FeedDL
 from gpubench.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
@@ -147,3 +147,13 @@ def test_a_declared_callback_may_change_the_loader_between_epochs(files):
         def after_train(self): self.seen = (*self.seen, self.xb[0].shape[-1])
     learn = graphed(files, SmallerCallback(), Sizes(), n=3)
     assert learn.sizes.seen==(SIZE, SIZE-4, SIZE-8)
+
+
+def test_transforms_that_cannot_be_captured_run_before_the_graph(files, monkeypatch):
+    make = FeedDL.make
+    def waits(self, b):
+        if self.is_bare: b[0].sum().item()             # as a transform that reads a value on the host
+        return make(self, b)
+    monkeypatch.setattr(FeedDL, 'make', waits)
+    learn, eager = graphed(files), fitted(files)
+    assert [float(o) for o in learn.recorder.losses]==pytest.approx([float(o) for o in eager.recorder.losses], rel=1e-5)
