@@ -480,9 +480,12 @@ def _copied(b, device, at):
     at('copied')
     return b
 
+@cache
+def _copy_stream(device): return torch.cuda.Stream(device)      # one for all passes, since each keeps memory of its own
+
 def _copied_ahead(batches, device, at):
     "Batches on a GPU; the next one is copied while one trains"
-    stream, ahead = torch.cuda.Stream(device), deque()
+    stream, ahead = _copy_stream(device), deque()
     def copy(b):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)
         ahead.append((b, on_device, stream.record_event()))
