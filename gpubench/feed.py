@@ -16,6 +16,7 @@ from functools import cache
 from itertools import filterfalse
 from pathlib import Path
 from threading import Barrier, Lock, local
+from time import perf_counter
 from types import FunctionType, MethodType
 import numpy as np
 import PIL
@@ -261,6 +262,14 @@ class _Kept:
     @property
     def n_bytes(self): return sum(o.nbytes for o in self.arrays)
 
+class _Pace:
+    "How long a thing takes on average"
+    def __init__(self): self.total_s, self.n = 0., 0
+    def add(self, since): # `perf_counter()` when it began
+        self.total_s, self.n = self.total_s+perf_counter()-since, self.n+1
+    @property
+    def mean_s(self): return self.total_s/max(1, self.n)
+
 class Decoded:
     "The decoded images of a data set, each made when it is first needed"
     def __init__(self,
@@ -270,6 +279,7 @@ class Decoded:
     ):
         self.stages, self.budget, self.folder, self.types = stages, budget, folder, ()
         self.kept, self.n_decoded, self.n_found, self.lock = {}, 0, 0, Lock()
+        self.decoding, self.storing = _Pace(), _Pace()
         self.stores = self._open_stores() if folder else []
     def _open_stores(self): # one for each image of an item; without a folder, temporary ones
         return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
@@ -280,17 +290,38 @@ class Decoded:
         if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps, is_changed=kept is not None)
         return kept.arrays
     def _read(self, paths, stats, stamps, is_changed):
-        found = [] if is_changed else [store.get(o) for store,o in zip(self.stores, paths)]    # stores don't look at all times
-        is_found = bool(found) and all(o is not None for o in found)
-        arrays = [o.copy() for o in found] if is_found else self.stages.decode(paths)      # PyTorch takes writable ones only
+        arrays = None if is_changed else self._found(paths)      # stores don't look at all times of a file
+        is_found = arrays is not None
+        if not is_found: arrays = self._decode(paths)
         new = _Kept(arrays, stamps)
-        with self.lock:
-            self.n_found, self.n_decoded = self.n_found+is_found, self.n_decoded+(not is_found)
-            is_in_memory = self._keep(paths, new)
-            if not is_found and not is_in_memory: self.stores = self.stores or self._open_stores()
-        if not is_found and (self.folder or not is_in_memory):
-            for store,*o in zip(self.stores, paths, stats, arrays): store.put(*o)
+        with self.lock: is_in_memory = self._keep(paths, new)
+        if not is_found and (self.folder or not is_in_memory): self._store(paths, stats, arrays)
         return new
+    def _stores_pay(self): # A slow disk takes longer than decoding. `folder` is somebody's wish
+        return self.folder or self.storing.mean_s<=self.decoding.mean_s
+    def _found(self, paths):
+        "The arrays that the stores have, or None"
+        if not self.stores or not self._stores_pay(): return
+        start = perf_counter()
+        found = [store.get(o) for store,o in zip(self.stores, paths)]
+        if any(o is None for o in found): return
+        with self.lock:
+            self.storing.add(start)
+            self.n_found += 1
+        return [o.copy() for o in found]                         # PyTorch takes writable ones only
+    def _decode(self, paths):
+        start = perf_counter()
+        arrays = self.stages.decode(paths)
+        with self.lock:
+            self.decoding.add(start)
+            self.n_decoded += 1
+        return arrays
+    def _store(self, paths, stats, arrays):
+        if not self._stores_pay(): return
+        start = perf_counter()
+        with self.lock: self.stores = self.stores or self._open_stores()
+        for store,*o in zip(self.stores, paths, stats, arrays): store.put(*o)
+        with self.lock: self.storing.add(start)
     def _keep(self, paths, new):
         "Is there enough memory?"
         old = self.kept.pop(paths, None)

@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -36,6 +37,7 @@ import fastai.vision.learner       # noqa: F401  shows results
 from gpubench.data import get_dls
 from gpubench.fast import SpeedUp
 from gpubench.feed import FeedCallback, ItemStages, start_threads
+from gpubench.store import ImageStore
 
 N, SIZE = 12, 16
 
@@ -624,6 +626,17 @@ def test_images_beyond_the_memory_are_kept_in_a_file(files, monkeypatch):
     feed.release()
     assert feed.budget.used==0
 
+
+def test_a_temporary_file_on_a_slow_disk_is_given_up(files, monkeypatch):
+    n_put, put = itertools.count(), ImageStore.put
+    def slow(*args):
+        next(n_put)
+        time.sleep(.5)                               # decoding takes about a millisecond
+        put(*args)
+    monkeypatch.setattr(ImageStore, 'put', slow)
+    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
+    check_fit(lambda: make_dls(files), n=2)
+    assert 0<next(n_put)<=4                          # by both threads and for both sets, at once
 
 def test_later_trainings_find_the_images(files, tmp_path):
     def train(size=SIZE):
