@@ -1,4 +1,4 @@
-"Steps that contain the batch transforms of a feed, compared with those that don't; `TapeCapture` stands in for a graph"
+"Steps that contain the batch transforms of a feed, compared with those that don't: on a GPU if there is one, else on a tape"
 from itertools import combinations
 
 import numpy as np
@@ -25,6 +25,9 @@ from gpubench.feed import FeedCallback, FeedDL
 from gpubench.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
+
+def graph(**kwargs): return GraphedStepCallback(capture=None if DEVICE=='cuda' else TapeCapture(), **kwargs)
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +51,7 @@ def is_valid(items): return list(range(N_TRAIN)), list(range(N_TRAIN, N))
 def make_dls(files, block=CategoryBlock, get_y=label):
     tfms = [*aug_transforms(size=SIZE, p_lighting=1.), Normalize.from_stats([.5]*3, [.2]*3)]
     db = DataBlock((ImageBlock, block), get_y=get_y, splitter=is_valid, item_tfms=Resize(SIZE+8), batch_tfms=tfms)
-    return db.dataloaders(files, bs=BS, num_workers=0, device='cpu')
+    return db.dataloaders(files, bs=BS, num_workers=0, device=DEVICE)
 
 
 def classifier(n_out=2):
@@ -70,7 +73,7 @@ def fitted(files, *cbs, kind='classes', n=2, train_metrics=False):
 
 
 def graphed(files, *cbs, **kwargs):
-    learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), *cbs, **kwargs)
+    learn = fitted(files, graph(), *cbs, **kwargs)
     assert (learn.graphed_step.why_not, learn.feed.why_not)==('', '') and learn.graphed_step.n_replays>0
     return learn
 
@@ -115,7 +118,7 @@ def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
     monkeypatch.setattr(fast, 'MAX_SEARCH_PIXELS', BS*SIZE**2)
     monkeypatch.setattr(fast, 'SEARCH_S', 0)
     search = KernelSearch()
-    fitted(files, GraphedStepCallback(capture=TapeCapture(), search=search))
+    fitted(files, graph(search=search))
     assert (search.n_done, search.why_not, search.shapes)==(1, '', {(BS, 3, SIZE, SIZE)})
 
 
@@ -123,14 +126,14 @@ def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
 def test_removed_within_a_fit(files, event):
     class Remove(Callback): pass
     setattr(Remove, event, lambda self: self.learn.remove_cbs([o for o in self.cbs if isinstance(o, (FeedCallback, GraphedStepCallback))]))
-    learn = fitted(files, GraphedStepCallback(capture=TapeCapture()), Remove(), n=2)
+    learn = fitted(files, graph(), Remove(), n=2)
     assert len(learn.recorder.values)==2 and not hasattr(learn, 'feed') and not {'all_batches', '_do_one_batch'} & vars(learn).keys()
 
 
 def test_no_validation_set(files):
     set_seed(0, reproducible=True)
     db = DataBlock((ImageBlock, CategoryBlock), get_y=label, splitter=lambda o: (list(range(len(o))), []), item_tfms=Resize(SIZE))
-    learn = Learner(db.dataloaders(files, bs=BS, num_workers=0, device='cpu'), classifier(), cbs=[FeedCallback(2), GraphedStepCallback(capture=TapeCapture())])
+    learn = Learner(db.dataloaders(files, bs=BS, num_workers=0, device=DEVICE), classifier(), cbs=[FeedCallback(2), graph()])
     with learn.no_bar(), learn.no_logging(): learn.fit(2)
     assert (learn.feed.n_done, learn.feed.why_not)==(2, '') and learn.graphed_step.n_replays
     learn.feed.decode_all()
