@@ -408,7 +408,8 @@ def test_a_sweep_of_loaders(tmp_path):
                          '--no-progress', '--out', 'mine', cwd=tmp_path)
     assert p.returncode==0, p.stdout+p.stderr
     df = read_records(tmp_path/'mine').set_index('loader')
-    assert df.status.to_dict()==dict(files='ok', cached='ok') and df.valid_loss['files']==df.valid_loss['cached']
+    assert df.status.to_dict()==dict(files='ok', cached='ok')
+    assert df.valid_loss['files']==pytest.approx(df.valid_loss['cached'], rel=1e-5)     # Normalize rounds differently
     assert 'files decoded once' in p.stdout and 'files decoded once' in (tmp_path/'mine'/'report.html').read_text()
 
 
