@@ -50,13 +50,7 @@ torch.backends.cudnn.deterministic = True
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "These tensors are too small for two, which wait for each other on a busy machine: 77 s instead of 3 for one test"
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 @pytest.fixture
 def autocast(device, monkeypatch):

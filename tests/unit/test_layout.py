@@ -21,13 +21,7 @@ from gpubench.layout import ChannelsLastCallback, NextPass, OneDNNCallback, pool
 from gpubench.models import get_model
 
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "These tensors are too small for two, which wait for each other on a busy machine"
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 class At(Callback):

@@ -25,13 +25,7 @@ from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
 from gpubench.optim import FusedOptimizer, find_recipe, fuse, unfuse
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "These tensors are too small for two"
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 def wrapped(opt, **kwargs): return partial(OptimWrapper, opt=partial(opt, **kwargs))

@@ -16,12 +16,7 @@ from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, GraphedStepCallback, KernelSearch, SpeedUp, speed_up, swap_recorder
 
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 class Watched(nn.Sequential):

@@ -29,12 +29,7 @@ N_VALID = 17                                           # batches of a validation
 @pytest.fixture(autouse=True)
 def pays_early(monkeypatch): monkeypatch.setattr(fast, 'N_TO_PAY', 10)
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 @pytest.fixture
 def autocast(monkeypatch):
