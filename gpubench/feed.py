@@ -278,7 +278,7 @@ class Decoded:
         folder=None, # Where later trainings find the images again
     ):
         self.stages, self.budget, self.folder, self.types = stages, budget, folder, ()
-        self.kept, self.n_decoded, self.n_found, self.lock = {}, 0, 0, Lock()
+        self.kept, self.n_found, self.lock = {}, 0, Lock()
         self.decoding, self.storing = _Pace(), _Pace()
         self.stores = self._open_stores() if folder else []
     def _open_stores(self): # one for each image of an item; without a folder, temporary ones
@@ -297,6 +297,8 @@ class Decoded:
         with self.lock: is_in_memory = self._keep(paths, new)
         if not is_found and (self.folder or not is_in_memory): self._store(paths, stats, arrays)
         return new
+    @property
+    def n_decoded(self): return self.decoding.n
     def _stores_pay(self): # A slow disk takes longer than decoding. `folder` is somebody's wish
         return self.folder or self.storing.mean_s<=self.decoding.mean_s
     def _found(self, paths):
@@ -312,9 +314,7 @@ class Decoded:
     def _decode(self, paths):
         start = perf_counter()
         arrays = self.stages.decode(paths)
-        with self.lock:
-            self.decoding.add(start)
-            self.n_decoded += 1
+        with self.lock: self.decoding.add(start)
         return arrays
     def _store(self, paths, stats, arrays):
         if not self._stores_pay(): return
