@@ -76,7 +76,8 @@ class CUDACapture:
         return graph.replay, out
     def _make_pool(self):
         "Memory of the graphs, which holds cuBLAS's workspace, too: other compiled code frees the shared one"
-        free_memory()
+        free, total = torch.cuda.mem_get_info(self.device)
+        if free<total/2: free_memory()                  # it takes a quarter of a second
         torch._C._cuda_clearCublasWorkspaces()
         self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
         x = torch.zeros(1, device=self.device)
@@ -368,7 +369,8 @@ class Step(OwnBatch):
 
     def given(self, owner): return owner.learn.xb, owner.learn.yb
     def images(self, owner, batch): return owner.learn.xb[0]      # as the network gets them, `batch` being what is `given`
-    def batch(self): return self.xb, self.yb           # where a captured step finds it
+    def find_batch(self): # A function that returns it where a captured step finds it; what that reads lives as long as the function
+        return lambda: (self.xb, self.yb)
     def prepare(self, update, loss): "Allocate what the capture needs"
 
     def backward(self, *batch):
@@ -406,12 +408,12 @@ class Step(OwnBatch):
         step_plan = self.opt.step_plan()
         before = [p.grad for p in step_plan.params]
         zeros = before if self.share is not None else [torch.zeros_like(o) for o in before]
-        update = make_update(step_plan, before, capturable=True)
+        update, batch = make_update(step_plan, before, capturable=True), self.find_batch()
         self.prepare(update, loss)
         def step():
             if self.share is None:                # the backward pass then makes gradients instead of adding to some
                 for p in step_plan.params: p.grad = None if p.requires_grad else p.grad
-            out = self.backward(*self.batch())
+            out = self.backward(*batch())
             for p,g in zip(step_plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
             if is_last:
                 self.finish_gradients(in_place=self.share is not None)
@@ -422,7 +424,7 @@ class Step(OwnBatch):
                     if self.share is not None: torch._foreach_zero_(update.grads)
             return out
         try:
-            self.replays[is_last] = (*capture.record(step), step_plan, update)
+            self.replays[is_last] = (*capture.record(step), step_plan, update, batch)
             reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
             if list(map(id, reached))!=list(map(id, step_plan.params)):
                 raise RuntimeError("Its steps don't always reach the same parameters.")
@@ -434,7 +436,7 @@ class Step(OwnBatch):
 
     def __call__(self, owner, is_last):
         "Train on the batch that `owner`'s Learner has, by a replay"
-        replay, out, step_plan, _ = self.replays[is_last]    # which keep alive what the graph reads and writes
+        replay, out, step_plan, *_ = self.replays[is_last]   # which keep alive what the graph reads and writes
         self.fill(owner.learn.xb, owner.learn.yb)
         if is_last: step_plan.rows.fill(step_plan.advance())
         replay()
@@ -471,7 +473,9 @@ class FeedStep(Step):
     def given(self, owner): # by this epoch's transforms, which may have changed since the capture
         self.dl = owner.fed
         return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
-    def batch(self): return make_batch(self.dl, self.xb, self.yb)
+    def find_batch(self):
+        dl = self.dl
+        return lambda: make_batch(dl, self.xb, self.yb)
 
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"
@@ -491,10 +495,10 @@ class EpochStep(Step):
         if not self.makes: return super().given(owner)
         owner.rewind()
         self.start(owner.rows, 0)
-        return self.batch()
-    def batch(self):
-        if self.makes: return self.order, self.at
-        return tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
+        return self.find_batch()()
+    def find_batch(self):
+        if self.makes: return lambda: (self.order, self.at)
+        return lambda: tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
     def _forward(self, a, b, mixed=None):
         if self.makes:
             with torch.autocast('cuda', enabled=False): a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
@@ -512,7 +516,7 @@ class EpochStep(Step):
         return out
     def run(self, first, last, count, timers):
         "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
-        replay, out, step_plan, update = self.replays[True]
+        replay, out, step_plan, update, _ = self.replays[True]
         numbers = self.host_numbers.numpy()
         for i in range(first, last):
             count(i)

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .feed import FeedCallback, FeedDL
-from .optim import FusedOptimizer, NativeUpdate, find_recipe, fuse, place, unfuse
+from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, place, unfuse
 from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric, make_batch
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages, untouched
 from .monitor import MonitorCallback
@@ -558,6 +558,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.why_not: self.give_up(self._why_not())
         if self.why_not: return
         learn.opt.capturable = True
+        if next(learn.model.parameters()).is_cuda: begin_build(learn.opt)
         if strangers(learn, EPOCH_EVENTS): self._forget()
         if not self.alone:
             for o in self.steps.values(): o.tried.clear()
@@ -901,7 +902,7 @@ class SpeedUp:
             elif cache: self.add('images', 'They are decoded already, so `cache` has nothing to keep.', False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
-            self.add('images', 'each is decoded once, then threads feed each pass over them', cb=cb, undo=cb.release)
+            self.add('images', 'each is decoded once, then other processes feed each pass over them', cb=cb, undo=cb.release)
 
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):

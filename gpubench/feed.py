@@ -6,112 +6,33 @@
 __all__ = ['NotTaken', 'ItemStages', 'FeedCallback']
 
 # %% ../nbs/22_feed.ipynb #feed0002
-import os
+import pickle
 import random
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from copy import copy
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import filterfalse
+from math import prod
 from pathlib import Path
-from threading import Barrier, Lock, local
-from time import perf_counter
-from types import FunctionType, MethodType
 import numpy as np
-import PIL
 import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
+from fastai.data.transforms import Categorize
 from fastai.torch_basics import Transform
-from fastai.torch_core import TensorCategory, TensorImage, TensorMask, TensorMultiCategory, to_device
-from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, RandTransform, Resize, ResizeMethod
-from fastai.vision.core import PILImage, PILImageBW, PILMask, ToTensor
+from fastai.torch_core import TensorCategory, TensorImage, TensorMask, TensorMultiCategory, num_distrib, to_device
+from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, Resize, ResizeMethod
+from fastai.vision.core import ToTensor
 from fastcore.basics import chunked, noop
 from fastcore.foundation import L
-from PIL import Image
 from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
-from .data import NamedImage, NamedImageBW
-from .store import ImageStore, open_folder
-
-# %% ../nbs/22_feed.ipynb #feed0011
-class _Draws:
-    "Stands in for the module `random`: each thread has a generator of its own"
-    _own = local()
-    def seed(self, seed): self._own.generator = random.Random(seed)
-    def __getattr__(self, k): return getattr(self._own.generator, k)
-_draws = _Draws()
-
-@cache
-def _drawing(f):
-    "The function `f`, which draws from `_draws` instead of `random`"
-    return FunctionType(f.__code__, {**f.__globals__, 'random': _draws}, f.__name__, f.__defaults__, f.__closure__)
-
-def _own_copy(tfm):
-    "A copy of one of fastai's item transforms, with its own state and its draws from `_draws`, so that threads share nothing"
-    new = copy(tfm)
-    if isinstance(new, RandTransform): new.before_call = MethodType(_drawing(tfm.before_call.__func__), new)
-    return new
-
-def _apply(tfm, images, split_idx): return _own_copy(tfm)(tuple(images), split_idx=split_idx)
-
-def _is_bilinear_crop(sz, tl, orig_sz, mode):
-    return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
-
-def _resize(pixels, size): # (channels, h, w) uint8; (w, h)
-    return torch.ops.aten._upsample_bilinear2d_aa(pixels[None], size[::-1], False)[0]
-
-MIN_SAVING = 4  # times fewer bytes, for which a narrowed image is kept: it rounds once more, so more of its values are a level off
-
-def narrow(array, size): # (h, w, channels) uint8; (w, h) of a `Resize` that crops. Bytes of a narrowed image, or `array`
-    "Resize the side of an image of which each crop has all, if that saves much; the other one is left for drawing"
-    h, w = array.shape[:2]
-    scale = min(w/size[0], h/size[1])
-    crop_w, crop_h = (int(scale*o) for o in size)
-    is_wide = w-crop_w>h-crop_h
-    kept_w, kept_h = (w, size[1]) if is_wide else (size[0], h)
-    if kept_w*kept_h*MIN_SAVING>w*h: return array
-    pixels = _pixels(array)
-    pixels = _resize(pixels[:, :crop_h] if is_wide else pixels[..., :crop_w], (kept_w, kept_h))
-    header = np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8)
-    return np.concatenate([header, pixels.permute(1, 2, 0).reshape(-1).numpy()])
-
-def _pixels(array): # (channels, h, w), a view
-    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
-
-class _Bytes:
-    "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
-    @classmethod
-    def of(cls, array): # (h, w), (h, w, channels), or what `narrow` returns
-        if array.ndim>1: return cls.with_pixels(_pixels(array))
-        w, h, kept_w, kept_h = array[:16].view(np.uint32).tolist()
-        return cls.with_pixels(_pixels(array[16:].reshape(kept_h, kept_w, -1)), (w, h))
-    @classmethod
-    def with_pixels(cls, pixels, size=None):
-        image = Image.Image()
-        image.__class__, image.pixels = cls, pixels
-        image._size = size or (pixels.shape[2], pixels.shape[1])
-        return image
-    def array(self):
-        array = self.pixels.permute(1, 2, 0).contiguous().numpy()
-        return array[..., 0] if array.shape[2]==1 else array
-    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
-    def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros', resize_mode=Image.Resampling.BILINEAR, resize_to=None):
-        if tl is None or resize_to is None or not _is_bilinear_crop(sz, tl, self.size, resize_mode):
-            image = self.as_pil().crop_pad(sz, tl, orig_sz=orig_sz, pad_mode=pad_mode, resize_mode=resize_mode, resize_to=resize_to)
-            return self.of(np.array(image))
-        (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
-        rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
-        columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
-        return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
-    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
-
-class _Color(_Bytes, PILImage): pil_class = PILImage
-class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
-class _Mask(_Bytes, PILMask): pil_class = PILMask
-_BYTES = {PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
+from .items import BYTES, Recipe, as_tensor
+from .readers import MAX_READERS, N_AHEAD, OtherShape, OwnMemory, Reader, decode_items, make_items, open_stores, start_readers
+from .store import open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0021
 class NotTaken(Exception):
@@ -134,26 +55,26 @@ def _is_fixed(tfm, split_idx):
     if type(tfm) is Resize and tfm.method==ResizeMethod.Squish: return True
     return type(tfm) is CropPad or bool(split_idx) and type(tfm) is not FlipItem
 
-def _describe(tfm):
-    names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
-    return f'{type(tfm).__name__}({", ".join(f"{k}={getattr(tfm, k)}" for k in names if hasattr(tfm, k))})'
-
 def _image_class(tfm):
     "The class of fastai's whose `create` this type transform calls, or None"
     created = [getattr(o, 'implementation', None) for o in getattr(tfm.encodes, 'methods', [])]
     owners = {getattr(o, '__self__', None) for o in created if getattr(o, '__name__', '')=='create'}
-    return owners.pop() if len(owners)==len(created)==1 and owners<=_BYTES.keys() else None
+    return owners.pop() if len(owners)==len(created)==1 and owners<=BYTES.keys() else None
 
 class _Column:
     "One of the things that a data set returns for an item: an image from a file, or a value such as a label"
     def __init__(self, tl):
-        self.tl, fs = tl, list(tl.tfms.fs)
+        self.tl, self.labels, fs = tl, {}, list(tl.tfms.fs)
         self.image_class = _image_class(fs[-1]) if fs else None
         self.tfms = fs[:-1] if self.image_class else fs
     def source(self, i): # The file of an image, or the value
         out = L.__getitem__(self.tl, i)
-        for f in self.tfms: out = f(out, split_idx=self.tl.tfms.split_idx)
+        for f in self.tfms: out = self._encoded(f, out)
         return out
+    def _encoded(self, f, o):
+        if type(f) is not Categorize: return f(o, split_idx=self.tl.tfms.split_idx)
+        if o not in self.labels: self.labels[o] = f(o, split_idx=self.tl.tfms.split_idx)    # the same each time
+        return self.labels[o]
 
 @dataclass
 class Row:
@@ -168,7 +89,7 @@ def _random_states():
 
 # %% ../nbs/22_feed.ipynb #feed0023
 class ItemStages:
-    "What a loader's data set and its `after_item` do: bytes that are the same each time, then what draws, then what isn't known"
+    "What a loader's data set and its `after_item` do: a `Recipe` for its images, then what isn't known"
     def __init__(self, dl): # a `TfmdDL` over `Datasets`
         self.dataset, self.split_idx, self.known_rows = dl.dataset, dl.dataset.split_idx, {}
         self.columns = [_Column(o) for o in self.dataset.tls]
@@ -178,23 +99,16 @@ class ItemStages:
         if not acting or type(acting[-1]) is not ToTensor: raise NotTaken('Its item transforms do not end in `ToTensor`.')
         *acting, self.to_tensor = acting
         n_known = next((i for i,o in enumerate(acting) if not _is_taken(o)), len(acting))
-        known, self.rest = [_own_copy(o) for o in acting[:n_known]], acting[n_known:]      # copies: nobody changes them within a pass
+        known, self.rest = acting[:n_known], acting[n_known:]
         n_fixed = next((i for i,o in enumerate(known) if not _is_fixed(o, self.split_idx)), n_known)
-        self.fixed, self.drawing = known[:n_fixed], known[n_fixed:]
-        crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
-        is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
-        self.narrow_to = crop.size if is_narrow and not any(o.image_class is PILMask for o in self.images) else None
+        self.recipe = Recipe([o.image_class for o in self.images], known[:n_fixed], known[n_fixed:], self.split_idx)
         if self.rest and dl.fake_l.num_workers: raise NotTaken(
             f'{_name(self.rest[0])} is not known, and its worker processes may be faster than one thread.')
 
     @property
-    def key(self): # of the bytes
-        "What `decode` does, in words"
-        return f"Pillow {PIL.__version__}: {'; '.join([o.image_class.__name__ for o in self.images]+[_describe(o) for o in self.fixed])}; narrowed to {self.narrow_to}"
-    @property
     def summary(self): # comparable
         "What all stages do"
-        return self.key, [_describe(o) for o in self.drawing], [id(o) for o in self.rest]
+        return *self.recipe.summary, [id(o) for o in self.rest]
     def rows(self, positions): # A `Row` for each position; those that raise a `SkipItemException` are missing
         "By fastai's code and the user's; kept if they draw nothing"
         is_known = all(o in self.known_rows for o in positions)
@@ -206,17 +120,6 @@ class ItemStages:
         try: sources = [o.source(i) for o in self.columns]
         except SkipItemException: return None
         return Row(*(tuple(o for o,c in zip(sources, self.columns) if bool(c.image_class)==is_image) for is_image in (True, False)))
-    def decode(self, paths): # One array for each image column: (h, w), (h, w, channels), or narrowed, uint8
-        "Open an item's images and do what is the same each time, by fastai's own code"
-        images = [_open(c.image_class, o) for c,o in zip(self.images, paths)]
-        for o in self.fixed: images = _apply(o, images, self.split_idx)
-        return [narrow(o, self.narrow_to) if self.narrow_to else o for o in map(np.array, images)]
-    def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
-        "The transforms that draw, by a generator of the item's own"
-        images = [_BYTES[c.image_class].of(o) for c,o in zip(self.images, arrays)]
-        if self.drawing: _draws.seed(seed)
-        for o in self.drawing: images = _apply(o, images, self.split_idx)
-        return images
     def finish_unknown(self, images, row): # An item; None: it is skipped
         "By fastai's code and the user's, what isn't known"
         item = self.in_order([o.as_pil() for o in images], row.values)
@@ -228,47 +131,11 @@ class ItemStages:
         images, values = iter(images), iter(values)
         return tuple(next(images if o.image_class else values) for o in self.columns)
 
-def _as_tensor(image):
-    return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)
-
-def _open(cls, path):
-    try: return cls.create(path)
-    except Exception as e:
-        e.add_note(f'The image: {path}. Delete or replace it.')
-        raise
-
 # %% ../nbs/22_feed.ipynb #feed0031
 class Budget:
     "Bytes that all loaders of a Learner may keep in memory"
-    def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
-    def take(self, n):
-        with self.lock:
-            is_enough = self.used+n<=self.n_bytes
-            if is_enough: self.used += n
-        return is_enough
-    def give(self, n):
-        with self.lock: self.used -= n
-
-def _stat(path):
-    "The file's, or None, if it isn't a file's path"
-    try: return os.stat(path) if isinstance(path, (str, Path)) else None
-    except (OSError, ValueError): return None
-def _stamp(stat): return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-
-@dataclass
-class _Kept:
-    arrays: list                # of an item's images
-    stamps: list                # of the files, from before they were read
-    @property
-    def n_bytes(self): return sum(o.nbytes for o in self.arrays)
-
-class _Pace:
-    "How long a thing takes on average"
-    def __init__(self): self.total_s, self.n = 0., 0
-    def add(self, since): # `perf_counter()` when it began
-        self.total_s, self.n = self.total_s+perf_counter()-since, self.n+1
-    @property
-    def mean_s(self): return self.total_s/max(1, self.n)
+    def __init__(self, n_bytes): self.n_bytes, self.used = n_bytes, 0
+    def has(self, n): return self.used+n<=self.n_bytes
 
 class Decoded:
     "The decoded images of a data set, each made when it is first needed"
@@ -277,65 +144,56 @@ class Decoded:
         budget,      # A `Budget`
         folder=None, # Where later trainings find the images again
     ):
-        self.stages, self.budget, self.folder, self.types = stages, budget, folder, ()
-        self.kept, self.n_found, self.lock = {}, 0, Lock()
-        self.decoding, self.storing = _Pace(), _Pace()
-        self.stores = self._open_stores() if folder else []
-    def _open_stores(self): # one for each image of an item; without a folder, temporary ones
-        return [ImageStore(self.folder, f'{self.stages.key}, image {i}') for i in range(len(self.stages.images))]
-    def arrays(self, paths): # of an item's images, as bytes
-        stats = [_stat(o) for o in paths]            # before the files are read
-        if None in stats: return self.stages.decode(paths)
-        kept, stamps = self.kept.get(paths), [_stamp(o) for o in stats]
-        if kept is None or kept.stamps!=stamps: kept = self._read(paths, stats, stamps, is_changed=kept is not None)
-        return kept.arrays
-    def _read(self, paths, stats, stamps, is_changed):
-        arrays = None if is_changed else self._found(paths)      # stores don't look at all times of a file
-        is_found = arrays is not None
-        if not is_found: arrays = self._decode(paths)
-        new = _Kept(arrays, stamps)
-        with self.lock: is_in_memory = self._keep(paths, new)
-        if not is_found and (self.folder or not is_in_memory): self._store(paths, stats, arrays)
-        return new
-    @property
-    def n_decoded(self): return self.decoding.n
-    def _stores_pay(self): # A slow disk takes longer than decoding. `folder` is somebody's wish
-        return self.folder or self.storing.mean_s<=self.decoding.mean_s
-    def _found(self, paths):
-        "The arrays that the stores have, or None"
-        if not self.stores or not self._stores_pay(): return
-        start = perf_counter()
-        found = [store.get(o) for store,o in zip(self.stores, paths)]
-        if any(o is None for o in found): return
-        with self.lock:
-            self.storing.add(start)
-            self.n_found += 1
-        return [o.copy() for o in found]                         # PyTorch takes writable ones only
-    def _decode(self, paths):
-        start = perf_counter()
-        arrays = self.stages.decode(paths)
-        with self.lock: self.decoding.add(start)
+        self.budget, self.folder, self.types, self.shapes, self.item_bytes = budget, folder, (), [], 0
+        self.kept, self.asked, self.early, self.n_decoded, self.n_found, self.is_full = {}, set(), [], 0, 0, False
+        self.tasks, self.unused = [], []             # on their way; what they may still read
+        self.take_stages(stages)
+        self.stores, self.writer, self.writing = [], None, deque()
+        if folder: self.stores, self.writer = open_stores(stages.recipe, folder), ThreadPoolExecutor(1, 'gpubench store')
+    def take_stages(self, stages): self.stages, self.pickled = stages, pickle.dumps((stages.recipe, self.folder))
+    def has_room(self, n): # for so many items, beside those that are on their way
+        return self.budget.has(self.item_bytes*(len(self.asked)+n))
+    def arrays(self, paths, memory): # of an item's images, as bytes
+        "Without the readers"
+        arrays, new = Reader(self.stages.recipe, self.folder, memory).arrays(paths, self.kept.get(paths), self.has_room(1))
+        self.take(paths, new, memory)
         return arrays
-    def _store(self, paths, stats, arrays):
-        if not self._stores_pay(): return
-        start = perf_counter()
-        with self.lock: self.stores = self.stores or self._open_stores()
-        for store,*o in zip(self.stores, paths, stats, arrays): store.put(*o)
-        with self.lock: self.storing.add(start)
-    def _keep(self, paths, new):
-        "Is there enough memory?"
-        old = self.kept.pop(paths, None)
-        if old: self.budget.give(old.n_bytes)
-        is_enough = self.budget.take(new.n_bytes)
-        if is_enough: self.kept[paths] = new
-        return is_enough
+    def take(self, paths, new, memory): # `new`: a `Kept` or None
+        "Note what a reader found out about an item's images"
+        if new is None: return
+        self.n_decoded, self.n_found = self.n_decoded+(not new.is_found), self.n_found+new.is_found
+        if self.folder and not new.is_found: self._write(paths, new, memory)
+        if new.refs is not None: self._keep(paths, new, memory)
+    def _keep(self, paths, new, memory):
+        old, n = self.kept.pop(paths, None), 0 if memory.in_file(new.refs) else new.n_bytes
+        if old: self._free(old, memory)
+        if not self.budget.has(n): return self.unused.append(new.refs)
+        self.kept[paths], self.budget.used = new, self.budget.used+n
+        self.item_bytes = max(self.item_bytes, new.n_bytes)
+    def _free(self, old, memory):
+        if not memory.in_file(old.refs): self.budget.used -= old.n_bytes
+        self.unused.append(old.refs)
+    def free_unused(self, memory):
+        self.tasks = [o for o in self.tasks if not o.done()]
+        while self.unused and not self.tasks: memory.free(self.unused.pop())
+    def _write(self, paths, new, memory):
+        "Into the folder, beside the training; a disk that is slower than the readers makes them wait"
+        arrays = new.arrays or memory.get(new.refs)
+        for store,*o in zip(self.stores, paths, new.stamps, arrays): self.writing.append(self.writer.submit(store.put, *o))
+        while len(self.writing)>MAX_WRITING: self.writing.popleft().result()
     def flush(self):
+        while self.writing: self.writing.popleft().result()
         for o in self.stores: o.flush()
-    def release(self):
-        with self.lock:
-            self.budget.give(sum(o.n_bytes for o in self.kept.values()))
-            self.kept = {}
-            for o in self.stores: o.close()
+    def release(self, memory):
+        self.flush()
+        for _,part in self.early: part.cancel()
+        for o in self.kept.values(): self._free(o, memory)
+        self.kept = {}
+        self.free_unused(memory)
+        for o in self.stores: o.close()
+        if self.writer: self.writer.shutdown()
+
+MAX_WRITING = 256   # images that wait to be written into a folder
 
 # %% ../nbs/22_feed.ipynb #feed0051
 _LOADING = 'create_batches create_item create_batch do_batch do_item sample chunkify retain before_iter after_iter wif __iter__'.split()
@@ -379,10 +237,12 @@ def _check_item(dl, decoded, i):
         if not isinstance(o, (str, Path)): raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
     for o in row.values:
         if type(o) not in _VALUES: raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
-    images = [_as_tensor(o) for o in stages.finish(decoded.arrays(row.paths), 0)]
+    arrays, _ = Reader(stages.recipe, decoded.folder, OwnMemory()).arrays(row.paths, None, False)
+    images = [*map(as_tensor, stages.recipe.finish(arrays, 0))]
     ours = stages.in_order(images, row.values)
     decoded.types = tuple(type(o) if isinstance(o, torch.Tensor) else torch.Tensor for o in ours)
-    _compare(theirs, ours, i, MAX_OFF if stages.drawing else 0)
+    decoded.shapes, decoded.item_bytes = [tuple(o.shape) for o in images], max(decoded.item_bytes, sum(o.nbytes for o in arrays))
+    _compare(theirs, ours, i, MAX_OFF if stages.recipe.drawing else 0)
 
 def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
     for a,b in zip(theirs, ours, strict=True):
@@ -393,53 +253,29 @@ def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ
             raise NotTaken(f"Part {type(b).__name__} of item {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0041
-N_AHEAD = 3     # batches that are made while one trains
-N_ITEMS = 8     # of a batch that a thread makes at once
-MAX_THREADS = 8 # more are slower, since each item holds Python's lock for a while: 2,744 images/s with 8, 2,137 with 16, one H100
+N_ITEMS = 16            # of a batch, for one reader at once
+N_DECODED_AHEAD = 4096  # items of a pass
 
 def batches_ahead(is_fed, n_workers): # Two by each worker; of a feed, one more is on its way to the device
     "Batches that are made before the training asks for them"
     return N_AHEAD+1 if is_fed else 2*n_workers
 
-def _use_one_core():
-    torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
-    torch.set_num_threads(1)
-
-def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
-    "Threads whose PyTorch functions run on one core each"
-    Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
-    n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
-    pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
-    try:
-        for _ in range(n): pool.submit(together.wait)
-        together.wait()
-    finally:
-        together.abort()                             # after an interrupt, nobody waits for it
-        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
-    return pool
-
-class _Images:
-    "Memory for the images of a batch, filled by many threads"
-    def __init__(self, n, pin): self.n, self.pin, self.tensors, self.lock = n, pin, None, Lock()
-    def __setitem__(self, j, images):
-        images = [_as_tensor(o) for o in images]
-        with self.lock:
-            if self.tensors is None: self._allocate(images)
-        with torch._C.DisableTorchFunctionSubclass():
-            for tensor,o in zip(self.tensors, images):
-                if tensor.shape[1:]!=o.shape: raise RuntimeError(
-                    f'A batch has items of the shapes {tuple(tensor.shape[1:])} and {tuple(o.shape)}. End item_tfms with a Resize to one size.')
-                tensor[j].copy_(o)
-    def _allocate(self, images):
-        self.types = [type(o) for o in images]
-        self.tensors = [torch.empty((self.n, *o.shape), dtype=o.dtype, pin_memory=self.pin) for o in images]
-    def typed(self): return [o.as_subclass(t) for o,t in zip(self.tensors, self.types)]
+@dataclass
+class _Batch:
+    "A batch that readers make; without a `room`, this process makes it"
+    rows: list
+    seed: int
+    room: object = None
+    parts: list = ()    # (paths of its rows, a future) of each
+    def leave(self, wait=noop):
+        if self.room: self.room.leave(wait)
 
 class FeedDL:
     "Takes a loader's place for a pass over its data: the same order and the same transforms, from decoded images"
-    def __init__(self, dl, decoded, pool):
-        self.dl, self.decoded, self.pool, self.stages = dl, decoded, pool, decoded.stages
-        self.is_bare, fs = False, list(dl.after_batch.fs)
+    def __init__(self, dl, decoded, readers, then=noop): # `then()`: called once readers have nothing else to decode
+        self.dl, self.decoded, self.readers, self.stages = dl, decoded, readers, decoded.stages
+        self.device = torch.device(dl.device or 'cpu')
+        self.then, self.is_bare, fs = then, False, list(dl.after_batch.fs)
         self.known, self.rest = ([], fs) if self.stages.rest else batch_transforms(fs, self.stages.split_idx, decoded.types)
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
@@ -467,49 +303,129 @@ class FeedDL:
         for f in self.rest: b = f(b, split_idx=self.stages.split_idx)
         return b
 
+    def _batches(self, rows, seed):
+        "(a batch on the host, its `_Batch`)"
+        dl = self.dl
+        if not self.stages.rest: return self._ahead(self._once_decoded(dl.chunkify(rows)), seed)
+        chunks = enumerate(self._once_decoded(chunked(rows, dl.bs)))
+        made = (o for k,chunk in chunks for o in zip(self._finished_here(chunk, seed+k*dl.bs), chunk))
+        items = (self.stages.finish_unknown(*o) for o in made)
+        return ((dl.do_batch(o), _Batch([], 0)) for o in dl.chunkify(o for o in items if o is not None))
     def _rows(self, order):
         for positions in chunked(order, self.dl.bs): yield from self.stages.rows(positions)
-    def _batches(self, rows, seed):
-        "Batches on the host"
-        dl = self.dl
-        if not self.stages.rest: return self._ahead(dl.chunkify(rows), seed)
-        made = (o for images,rows in self._ahead(chunked(rows, dl.bs), seed) for o in zip(images, rows))
-        items = (self.stages.finish_unknown(*o) for o in made)
-        return map(dl.do_batch, dl.chunkify(o for o in items if o is not None))
+
+    def _submit(self, submit, task, room, rows, *args):
+        decoded, paths = self.decoded, [o.paths for o in rows]
+        items, n_new = [(o, decoded.kept.get(o)) for o in paths], sum(o not in decoded.kept and o not in decoded.asked for o in paths)
+        try: part = submit(task, decoded.pickled, room, items, decoded.has_room(n_new), *args)
+        except BrokenExecutor as e: raise self._broken() from e
+        decoded.tasks.append(part)
+        return paths, part
+    def _broken(self):
+        self.readers.is_broken = True
+        return RuntimeError('A process that decodes images has ended, perhaps because memory ran out. Free some memory, and train again.')
+    def _take(self, paths, part):
+        "Wait for a part, and note what is new"
+        try: news = part.result()
+        except BrokenExecutor as e: raise self._broken() from e
+        finally: self.decoded.asked.difference_update(paths)
+        for o in zip(paths, news): self.decoded.take(*o, self.readers.memory)
+        if any(o and o.refs is None for o in news): self.decoded.is_full = True
+    def _leave(self, paths, part):
+        "What nobody waits for any more"
+        if not part.cancel() and not part.exception(): self._take(paths, part)
+        self.decoded.asked.difference_update(paths)
+
+    def _once_decoded(self, chunks):
+        "Chunks of rows, whose images were asked for long before"
+        waiting, n, early = deque(), 0, self.decoded.early
+        while early: self._take(*early.pop())
+        try:
+            for rows in chunks:
+                waiting.append((rows, self._ask(rows)))
+                n += len(rows)
+                while n>N_DECODED_AHEAD or waiting and not waiting[0][1]:
+                    n -= len(waiting[0][0])
+                    yield self._settled(waiting)
+            while waiting:
+                if not self.readers.backlog: self._go_on()
+                yield self._settled(waiting)
+        finally:
+            for _,parts in waiting:
+                for o in parts: self._leave(*o)
+    def _go_on(self):
+        then, self.then = self.then, noop
+        then()
+    def ask_early(self):
+        "For the next pass, if no code of the user's is needed to find the files"
+        columns, n = self.stages.images, min(N_DECODED_AHEAD, len(self.dl.dataset))
+        if any(o.tfms for o in columns) or self.decoded.early: return
+        self.decoded.early += self._ask([Row(tuple(o.source(i) for o in columns), ()) for i in range(n)])
+    def _ask(self, rows): # parts
+        decoded = self.decoded
+        new = {} if decoded.is_full else {o.paths: o for o in rows if o.paths not in decoded.kept and o.paths not in decoded.asked}
+        decoded.asked.update(new)
+        return [self._submit(self.readers.later, decode_items, None, o) for o in chunked(new.values(), N_ITEMS)]
+    def _settled(self, waiting):
+        rows, parts = waiting[0]
+        self._take_all(parts)
+        waiting.popleft()
+        return rows
+    def _take_all(self, parts):
+        while parts:
+            self._take(*parts[0])
+            parts.pop(0)                             # not before: an interrupt may come while it waits
+
     def _ahead(self, chunks, seed):
-        "A few batches ahead, by threads"
+        "A few batches ahead"
         waiting = deque()
         try:
             for k,rows in enumerate(chunks):
-                waiting.append(self._start(rows, seed+k*self.dl.bs))
-                if len(waiting)>N_AHEAD: yield self._finished(*waiting.popleft())
-            while waiting: yield self._finished(*waiting.popleft())
+                waiting.append(self._start(rows, seed+k*self.dl.bs, bool(waiting)))
+                if len(waiting)>N_AHEAD: yield self._finished(waiting)
+            while waiting: yield self._finished(waiting)
         finally:
-            for *_,parts in waiting:
-                for o in parts: o.cancel()
-    def _start(self, rows, seed):
-        n, submit = len(rows), self.pool.submit
-        images = [None]*n if self.stages.rest else _Images(n, torch.device(self.dl.device or 'cpu').type=='cuda')
-        values = rows if self.stages.rest else submit(self._collate, rows)
-        return images, values, [submit(self._make, images, j, rows[j:j+N_ITEMS], seed+j) for j in range(0, n, N_ITEMS)]
-    def _make(self, images, first, rows, seed):
-        for j,row in enumerate(rows): images[first+j] = self.stages.finish(self.decoded.arrays(row.paths), seed+j)
-    def _collate(self, rows):
-        return self.dl.retain(self.dl.create_batch([o.values for o in rows]), [rows[0].values])
-    def _finished(self, images, values, parts):
-        for o in parts: o.result()
-        return (images, values) if self.stages.rest else self.stages.in_order(images.typed(), values.result())
+            for o in waiting:
+                for part in o.parts: self._leave(*part)
+                o.leave()
+            self.decoded.free_unused(self.readers.memory)
+    def _start(self, rows, seed, is_behind): # Is it behind others?
+        room, n = self.readers.room(len(rows), self.decoded.shapes, self.device.type=='cuda'), len(rows)
+        size = N_ITEMS if is_behind else -(-n//self.readers.n)       # nobody waits for the first one longer than necessary
+        parts = [self._submit(self.readers.submit, make_items, room, rows[j:j+size], j, seed+j) for j in range(0, n, size) if room]
+        return _Batch(rows, seed, room, parts)
+    def _finished(self, waiting):
+        batch = waiting[0]
+        try:
+            self._take_all(batch.parts)
+            images = batch.room.tensors if batch.room else self._stacked(batch)
+        except OtherShape:
+            while batch.parts: self._leave(*batch.parts.pop(0))
+            images = self._stacked(batch)
+        values = self.dl.retain(self.dl.create_batch([o.values for o in batch.rows]), [batch.rows[0].values])
+        if self.device.type=='cuda': values = [o.pin_memory() for o in values]
+        waiting.popleft()
+        types = [t for t,o in zip(self.decoded.types, self.stages.columns) if o.image_class]
+        return self.stages.in_order([o.as_subclass(t) for o,t in zip(images, types)], values), batch
+    def _finished_here(self, rows, seed): # Images that have `pixels`, of each row
+        decoded, memory = self.decoded, self.readers.memory
+        return [self.stages.recipe.finish(decoded.arrays(o.paths, memory), seed+j) for j,o in enumerate(rows)]
+    def _stacked(self, batch): # where the readers have no room for it
+        columns = [[as_tensor(o).as_subclass(torch.Tensor) for o in images] for images in zip(*self._finished_here(batch.rows, batch.seed))]
+        for shapes in ({tuple(o.shape) for o in column} for column in columns):
+            if len(shapes)>1: raise RuntimeError(
+                f"A batch has items of the shapes {' and '.join(map(str, sorted(shapes)))}. End item_tfms with a Resize to one size.")
+        return [torch.stack(o) for o in columns]
 
     def _on_device(self, batches, at):
-        device = torch.device(self.dl.device or 'cpu')
-        if device.type=='cuda': return _copied_ahead(batches, device, at)
-        return (_copied(b, device, at) for b in batches)
-
-def _copied(b, device, at):
-    at('fetched', b)
-    b = to_device(b, device)
-    at('copied')
-    return b
+        return _copied_ahead(batches, self.device, at) if self.device.type=='cuda' else (self._copied(*o, at) for o in batches)
+    def _copied(self, b, batch, at):
+        at('fetched', b)
+        is_shared = self.device.type=='cpu' and batch.room and batch.room.is_shared
+        b = tuple(o.clone() for o in b) if is_shared else to_device(b, self.device)
+        batch.leave()
+        at('copied')
+        return b
 
 @cache
 def _copy_stream(device): return torch.cuda.Stream(device)      # one for all passes, since each keeps memory of its own
@@ -517,9 +433,10 @@ def _copy_stream(device): return torch.cuda.Stream(device)      # one for all pa
 def _copied_ahead(batches, device, at):
     "Batches on a GPU; the next one is copied while one trains"
     stream, ahead = _copy_stream(device), deque()
-    def copy(b):
+    def copy(b, batch):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)
-        ahead.append((b, on_device, stream.record_event()))
+        ahead.append((b, on_device, event := stream.record_event()))
+        batch.leave(event.synchronize)
     def taken():
         (on_host, b, is_there), now = ahead.popleft(), torch.cuda.current_stream(device)
         at('fetched', on_host)
@@ -527,8 +444,8 @@ def _copied_ahead(batches, device, at):
         at('copied')
         for o in b: o.record_stream(now)             # its memory is free only after this stream has used it
         return b
-    for b in batches:
-        copy(b)
+    for o in batches:
+        copy(*o)
         if len(ahead)>1: yield taken()
     while ahead: yield taken()
 
@@ -541,18 +458,18 @@ class FeedCallback(Callback):
     The loaders themselves stay as they are. `learn.export()` puts a `Callback` that does nothing in its place."""
     order, graph_safe = -1000, 'counts'              # a timer wraps what it puts there
     def __init__(self,
-        n_threads:int=None, # That decode; by default one for each core, 8 at most
+        n_readers:int=None, # Processes that decode; by default one for each core, 16 at most
         cache=None,         # A folder in which decoded images are kept for later trainings
     ):
         self.cache = None if cache is None else open_folder(cache)
-        self.n_threads, self.threads, self.budget = n_threads or min(MAX_THREADS, n_cores()), None, None
+        self.n_readers, self.readers, self.budget = n_readers or max(1, min(MAX_READERS, n_cores()//max(1, num_distrib()))), None, None
         self.decoded, self.checked, self.why_not, self.n_done = {}, {}, '', None
 
     def before_fit(self):
         "Anything may have happened since the last fit"
         self.n_done, self.why_not, self.checked = 0, '', {}
         here = self._dataset_ids()
-        for k in [o for o in self.decoded if o[0] not in here]: self.decoded.pop(k).release()
+        for k in [o for o in self.decoded if o[0] not in here]: self.decoded.pop(k).release(self.memory)
     def _dataset_ids(self): return {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
     def before_train(self): self.take_over()
     def before_validate(self): self.take_over()
@@ -563,8 +480,19 @@ class FeedCallback(Callback):
         except NotTaken as e: self.why_not = str(e)
         except Exception as e: self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
         else:
-            self.learn.dl = FeedDL(dl, decoded, self.threads)
+            self.learn.dl = self._feed(dl, decoded)
             self.n_done = (self.n_done or 0)+1
+    def _feed(self, dl, decoded):
+        room_bytes = dl.bs*sum(map(prod, decoded.shapes))
+        self.readers = self.readers.fitting(room_bytes) if self.readers else start_readers(self.n_readers, self.budget.n_bytes, room_bytes)
+        return FeedDL(dl, decoded, self.readers, self._ask_early if self.learn.training else noop)
+    def _ask_early(self):
+        "While the first epoch trains, readers that have decoded its images go on with those of the validation"
+        if not (self.readers and self.learn): return # released or removed meanwhile
+        for dl in filterfalse(_is_empty, self.learn.dls.loaders[1:]):
+            with suppress(NotTaken): FeedDL(dl, self._decoded(dl), self.readers).ask_early()
+    @property
+    def memory(self): return self.readers and self.readers.memory
     def after_train(self): self.put_back()
     def after_cancel_train(self): self.put_back()
     def after_validate(self): self.put_back()
@@ -585,11 +513,11 @@ class FeedCallback(Callback):
         return self.decoded[place]
     def _why_not(self, dl, stages, place):
         "Keep what is decoded if its stages are the same, then check items"
-        if self.threads is None: self.threads, self.budget = start_threads(self.n_threads), Budget(memory_bytes()[1]//2)
+        self.budget = self.budget or Budget(memory_bytes()[1]//2)
         old = self.decoded.get(place)
-        if old and old.stages.key==stages.key: old.stages = stages
+        if old and old.stages.recipe.key==stages.recipe.key: old.take_stages(stages)
         else:
-            if old: old.release()
+            if old: old.release(self.memory)
             self.decoded[place] = Decoded(stages, self.budget, self.cache)
         try: check_items(dl, self.decoded[place])
         except Exception as e: return e if isinstance(e, NotTaken) else NotTaken(f'An item could not be made ({type(e).__name__}: {e}).')
@@ -598,11 +526,11 @@ class FeedCallback(Callback):
         "Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit, `NotTaken` if they are left to fastai"
         for dl in filterfalse(_is_empty, self.learn.dls.loaders):
             decoded = self._decoded(dl)
-            def keep(row):
-                decoded.arrays(row.paths)
-                if row.paths not in decoded.kept: raise RuntimeError(
-                    f"Only {len(decoded.kept)} of {len(dl.dataset)} decoded images fit in half of the free memory. Use fewer or smaller images.")
-            list(self.threads.map(keep, decoded.stages.rows(range(len(dl.dataset)))))
+            feed, paths = self._feed(dl, decoded), []
+            for rows in feed._once_decoded(chunked(decoded.stages.rows(range(len(dl.dataset))), dl.bs)): paths += [o.paths for o in rows]
+            n = sum(o in decoded.kept and not self.memory.in_file(decoded.kept[o].refs) for o in paths)
+            if n<len(paths): raise RuntimeError(
+                f"Only {n} of {len(paths)} decoded images fit in half of the free memory. Use fewer or smaller images.")
 
     def after_fit(self):
         for o in self.decoded.values(): o.flush()
@@ -617,8 +545,8 @@ class FeedCallback(Callback):
         full = [store.why_full for o in found for store in o.stores if store.why_full]
         return [counts, *dict.fromkeys(stays+full)]      # each once
     def release(self):
-        "Give the memory back, and let the threads end, after the pass that they may work for"
+        "Give the memory back, and let the readers end, after the pass that they may work for"
         self.put_back()
-        for o in self.decoded.values(): o.release()
-        self.decoded, self.checked, self.threads = {}, {}, None
+        for o in self.decoded.values(): o.release(self.memory)
+        self.decoded, self.checked, self.readers, self.budget = {}, {}, None, None
     def __reduce__(self): return Callback, (), dict(learn=self.learn)

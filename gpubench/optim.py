@@ -8,6 +8,7 @@ __all__ = ['fuse', 'fused_adam']
 # %% ../nbs/13_optim.ipynb #5c11d841
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 import numpy as np
@@ -165,7 +166,7 @@ def pull(params, slows, is_sync, alpha):
 BLOCK = 1024   # elements that one program of the kernel updates
 
 if triton:
-    @triton.jit
+    @triton.jit(do_not_specialize=['n_buckets'])
     def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, loss, losses, n_done, N: tl.constexpr,
                        L2: tl.constexpr, HAS_AVG: tl.constexpr, HAS_SQR: tl.constexpr, USES_GRAD: tl.constexpr,
                        USES_SQUARE: tl.constexpr, IS_PULLED: tl.constexpr, BLOCK: tl.constexpr):
@@ -206,19 +207,6 @@ if triton:
                 tl.store(losses+step, tl.load(loss))
                 tl.store(at, step+1)
                 tl.store(n_done, 0)
-
-@lru_cache
-def triton_works()->bool:
-    "Can Triton build a kernel here? It needs a C compiler"
-    if not triton: return False
-    x, whole = torch.zeros(len(COEFS), device='cuda'), torch.ones((1, 5), dtype=torch.int32, device='cuda')
-    at = torch.full((1, 5), x.data_ptr(), device='cuda')
-    try: _update_kernel[1,](whole*0, at, whole, whole*0, x, at*0, 1, None, None, whole*0, N=len(COEFS), L2=False, HAS_AVG=False,
-                            HAS_SQR=False, USES_GRAD=True, USES_SQUARE=False, IS_PULLED=False, BLOCK=BLOCK)
-    except Exception as e:
-        warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
-        return False
-    return True
 
 # %% ../nbs/13_optim.ipynb #834871ea
 class HostRows:
@@ -367,13 +355,38 @@ class TritonUpdate(ForeachUpdate):
         lists = zip(o.params, self.grads, o.avgs, o.sqr_avgs, o.slows)
         self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
     def __call__(self, loss=None):
-        recipe = self.step_plan.recipe
         self.pull(self.step_plan.others)                                   # before the kernel counts
+        loss = None if self.losses is None else loss
         with torch.cuda.device(self.table.device): _update_kernel[len(self.chunks),](     # Triton takes the current one
-            self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets),
-            loss, self.losses, self.n_done, N=len(COEFS), L2=not recipe.is_decoupled, HAS_AVG=bool(recipe.avg),
-            HAS_SQR=bool(recipe.sqr), USES_GRAD=recipe.uses_grad, USES_SQUARE=recipe.uses_square,
-            IS_PULLED=recipe.is_pulled, BLOCK=BLOCK)
+            self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets), loss,
+            self.losses, self.n_done, **_kernel_flags(self.step_plan.recipe))
+
+def _kernel_flags(recipe): return dict(
+    N=len(COEFS), L2=not recipe.is_decoupled, HAS_AVG=bool(recipe.avg), HAS_SQR=bool(recipe.sqr), USES_GRAD=recipe.uses_grad,
+    USES_SQUARE=recipe.uses_square, IS_PULLED=recipe.is_pulled, BLOCK=BLOCK)
+
+@lru_cache
+def _build(device, *flags): # A `Future`
+    "Let a thread build the kernel with these flags, for a second where Triton's cache hasn't got it, and run it on no elements"
+    def build():
+        n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in (torch.int32, torch.int64, torch.float32))
+        with torch.cuda.device(device): _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
+    return ThreadPoolExecutor(1, 'gpubench').submit(build)
+
+def begin_build(opt): # On a GPU; a `Future`, or None where the kernel has no such step
+    "Begin to build what the steps of an optimizer will need"
+    recipe = find_recipe(opt)
+    if not triton or recipe is None or recipe.step=='lamb_step': return None
+    return _build(next(p.device for ps in opt.param_lists for p in ps), *_kernel_flags(recipe).items())
+
+def is_built(opt, wait): # `wait`: until it is; else it counts only if it is already
+    build = begin_build(opt)
+    if build is None or not (wait or build.done()): return False
+    try: build.result()
+    except Exception as e:
+        warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
+        return False
+    return True
 
 class NativeUpdate(ForeachUpdate):
     "A plan's Adam, RAdam or SGD by torch's own fused steps, which take their numbers from the host"
@@ -407,6 +420,7 @@ def make_update(
     step_plan,        # A `StepPlan`
     grads,            # A gradient for each of its parameters
     capturable=False, # Will a graph replay it, with other numbers?
+    wait=True,        # For a kernel that is being built?
 ): # None: the optimizer's own step is the fastest, on a CPU where torch has no fused one
     "The fastest update that these tensors allow"
     if not grads: return None
@@ -415,10 +429,10 @@ def make_update(
     is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
     is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in (*step_plan.params, *grads))
     recipe, device = step_plan.recipe, step_plan.params[0].device.type
-    on_triton = is_plain and device=='cuda' and recipe.step!='lamb_step' and triton_works()
     is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe) and not capturable
-    if is_native and (recipe.is_torch or not on_triton): return NativeUpdate(step_plan, grads)
+    if is_native: return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
+    on_triton = is_plain and device=='cuda' and is_built(step_plan.opt, wait)
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
 
 # %% ../nbs/13_optim.ipynb #62b6a549
@@ -437,7 +451,9 @@ class FusedOptimizer:
         step_plan = self.step_plan()
         grads = [p.grad for p in step_plan.params]
         made_for = self.capturable, [place(o)[1:] for o in grads]
-        if self._made_for!=made_for: self._update, self._made_for = make_update(step_plan, grads, self.capturable), made_for
+        if self._made_for!=made_for:
+            wait = not self.capturable or torch.are_deterministic_algorithms_enabled()     # where a replay has to give the same bits
+            self._update, self._made_for = make_update(step_plan, grads, self.capturable, wait), made_for
         if self._update is None: return self.stock_step()
         self._update.take(grads)
         step_plan.rows.fill(step_plan.advance())

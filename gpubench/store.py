@@ -114,6 +114,8 @@ def temp_folder()->str:
     "Where SQLite puts its temporary files: it prefers /var/tmp to /tmp, which is often in memory"
     return next(o for o in (os.getenv('TMPDIR'), '/var/tmp', tempfile.gettempdir()) if o and os.path.isdir(o))
 
+MIN_FREE_MIB = 1024     # stays free on a disk, for the training's own files
+
 def check_space(folder, min_free_mib:float):
     "Raise an OSError if less than this is free there"
     free_mib = shutil.disk_usage(folder).free/2**20
@@ -134,7 +136,7 @@ class ImageStore:
     def __init__(self,
         folder:str|Path|None,    # Made if there is none; None: a temporary file, which `close` or the process's end removes
         stages:str,              # What turned files into pixels; each `stages` has its own file in `folder`
-        min_free_mib:float=1024, # Stays free on the disk, for the training's own files
+        min_free_mib:float=MIN_FREE_MIB, # Stays free on the disk
     ):
         self.folder = None if folder is None else open_folder(folder)
         self.file = self.folder and self.folder/store_name(stages)

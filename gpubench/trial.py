@@ -60,7 +60,7 @@ PRECISIONS = { # name -> what it means
 
 TRIAL_LOADERS = { # name -> where batches come from
     'files': 'files, decoded in each epoch', 'memory': 'one tensor of decoded images',
-    'resident': 'that tensor on the device', 'cached': 'files, decoded once by threads, as `speed_up` does'}
+    'resident': 'that tensor on the device', 'cached': 'files, decoded once, as `speed_up` does'}
 
 @dataclass(frozen=True)
 class Trial:
@@ -198,7 +198,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     for name,why in _ON_CPU_ONLY.items() if trial.device!='cpu' else ():
         if getattr(trial, name): raise ValueError(f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
     if trial.loader=='cached' and trial.n_workers: raise ValueError(
-        f"loader='cached' decodes in threads, so n_workers={trial.n_workers} would start processes with nothing to do. "
+        f"loader='cached' has its own processes, so n_workers={trial.n_workers} would start processes with nothing to do. "
         "Use n_workers=0, or loader='files'.")
     if trial.loader=='cached' and trial.pin_memory: raise ValueError(
         "loader='cached' copies from pinned memory in any case, so pin_memory=True changes nothing. Leave it False.")
@@ -262,7 +262,7 @@ class SeenCallback(Callback):
     order, graph_safe = 59, 'counts'
     def before_fit(self):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
-        self.n_batches, self.n_opt_steps, self.n_others = 0, 0, len(multiprocessing.active_children())
+        self.n_batches, self.n_opt_steps, self.others = 0, 0, {o.pid for o in multiprocessing.active_children()}
         self.n_passes = 0
         if getattr(self.graph, 'n_graphs', 0): return                          # they repeat what was seen before them
         self.dtype = self.is_channels_last = self.switches = None
@@ -280,7 +280,7 @@ class SeenCallback(Callback):
     def before_validate(self): self.n_passes += 1
     def before_batch(self):
         if not self.training or self.n_batches: return
-        self.n_workers = len(multiprocessing.active_children())-self.n_others
+        self.n_workers = len({o.pid for o in multiprocessing.active_children()}-self.others)
         if self.is_compiled and self.dtype is None:         # a compiler can't follow a look, so before it compiles
             look_once(self.model, self.saw_product)
             with untouched(self.model), torch.no_grad(): self.model.eval()(*[o[:2] for o in network_batch(self.learn)[0]])

@@ -459,7 +459,7 @@ def make(n_classes=10, n_in=3): return nn.Sequential(Half(), nn.AdaptiveAvgPool2
     (['--dataset', 'digit'], "Did you mean 'digits'?"), (['--model', 'lnet'], "Did you mean 'lenet'?"),
     (['--bs', '0'], 'bs must be a whole number of at least 1, not 0'), (['--bs', '-16'], 'not -16'),
     (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
-    (['--loader', 'cached', '--n-workers', '2'], 'decodes in threads, so n_workers=2'),
+    (['--loader', 'cached', '--n-workers', '2'], 'has its own processes, so n_workers=2'),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
     (['--epochs', '0'], 'n_epoch must be'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
     (['--out', 'file'], 'another kind'), (['--out', 'x.csv'], 'wrong kind of file'), (['--dataset', 'one'], 'one')])

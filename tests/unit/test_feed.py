@@ -2,6 +2,8 @@
 import copy
 import gc
 import itertools
+import multiprocessing
+import mmap
 import os
 import random
 import threading
@@ -36,8 +38,9 @@ import fastai.vision.learner       # noqa: F401  shows results
 
 from gpubench.data import get_dls
 from gpubench.fast import SpeedUp
-from gpubench.feed import FeedCallback, ItemStages, start_threads
-from gpubench.store import ImageStore
+from gpubench.feed import FeedCallback, ItemStages
+from gpubench.items import Recipe
+from gpubench.readers import SharedMemory, can_fork, start_threads
 
 N, SIZE = 12, 16
 
@@ -183,6 +186,25 @@ def test_get_dls_from_files():
     check_fit(make, max_off=1e-6)                    # Normalize multiplies instead of dividing
 
 
+@pytest.fixture
+def threads(monkeypatch):
+    "Readers are threads, as where processes can't be forked"
+    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)
+
+
+@pytest.fixture(params=['processes', 'threads'])
+def readers(request):
+    "Each kind of readers"
+    if request.param=='threads': request.getfixturevalue('threads')
+    elif not can_fork(): pytest.skip('Processes are forked on Linux only.')
+    return request.param
+
+
+@pytest.mark.parametrize('kind', ['files', 'two_inputs', 'to_mask'])
+def test_threads_make_the_same(files, threads, kind):
+    check_fit(lambda: KINDS[kind](files))
+
+
 # --- transforms
 
 FIXED = {'squish': Resize(SIZE, 'squish'), 'oblong': Resize((12, 30), 'squish'), 'larger': Resize(70, 'squish'),
@@ -216,7 +238,7 @@ def test_drawing_transforms(files, name):
     stages, differs = ItemStages(dl), []
     for i,row in enumerate(stages.rows(range(8))):
         random.seed(i)
-        theirs, images = dl.do_item(i), stages.finish(stages.decode(row.paths), i)
+        theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(row.paths), i)
         for x,image in zip(theirs, images):
             off = (x.as_subclass(torch.Tensor).int()-image.pixels.int()).abs()              # a mask's has one channel more
             assert off.max()<=(2 if x.ndim==3 else 0) and (off>1).float().mean()<.001
@@ -242,11 +264,16 @@ def test_crops_are_where_fastai_puts_them(tmp_path, tfm):
         assert torch.allclose(ours.amin(0), stock.amin(0), atol=1) and torch.allclose(ours.amax(0), stock.amax(0), atol=1)
 
 
-def test_draws_depend_on_the_seed_but_not_on_the_threads(files):
+def test_draws_depend_on_the_seed_but_not_on_the_readers(files, monkeypatch):
     make = lambda: make_dls(files, [RandomResizedCrop(SIZE), FlipItem()])
     one, three, other = (fitted(make, FeedCallback(n), seed=seed) for n,seed in ((1, 3), (3, 3), (3, 4)))
-    check_same(one, three)
+    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)
+    by_threads = [fitted(make, FeedCallback(n)) for n in (1, 3)]
+    for o in three, *by_threads: check_same(o, one)
     assert not torch.equal(one.seen.batches[0][1], other.seen.batches[0][1])
+
+
+def test_each_item_of_an_epoch_has_its_own_draws(files, readers):
     crops = fitted(lambda: make_dls(files[:1]*N, RandomResizedCrop(SIZE), shuffle=False), FeedCallback(2)).seen.batches
     assert len({o.numpy().tobytes() for b in crops if b[0] for o in b[1]})>=14     # of one image, in two epochs
 
@@ -404,6 +431,14 @@ OPERATIONS = [do_fits, do_preds, do_tta, do_predict, do_shows, do_lr_find, do_ne
 @pytest.mark.parametrize('f', OPERATIONS, ids=lambda o: o.__name__)
 def test_operations(files, tmp_path, monkeypatch, f):
     "What a Learner does and returns, and the draws after it, are those of stock fastai"
+    check_operation(files, tmp_path, monkeypatch, f)
+
+
+def test_interrupted_fits_with_threads(files, tmp_path, monkeypatch, threads):
+    check_operation(files, tmp_path, monkeypatch, do_interrupted)
+
+
+def check_operation(files, tmp_path, monkeypatch, f):
     monkeypatch.setattr('matplotlib.pyplot.show', lambda *args, **kwargs: None)
     results = []
     for cbs in [FeedCallback(2)], []:
@@ -432,7 +467,7 @@ def flat(o):
     return [p for q in o for p in flat(q)]
 
 
-def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path):
+def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path, readers):
     learn = learner(make_dls(files), feed := FeedCallback(2), path=tmp_path)
     def stop(): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): quiet(learn, lambda o: o.fit(1, cbs=on(before_batch=stop)))
@@ -442,7 +477,7 @@ def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path):
     quiet(loaded, lambda o: o.predict(files[0]))
     quiet(copied, lambda o: o.fit(1))
     assert feed.n_done==1 and not any('gpubench' in type(o).__module__ for o in (*loaded.cbs, *copied.cbs))
-    assert [o.result(20) for o in [feed.threads.submit(int) for _ in range(4)]]==[0]*4           # no thread is left busy
+    assert [o.result(20) for o in [feed.readers.executor.submit(int) for _ in range(4)]]==[0]*4      # no reader is left busy
     quiet(learn, lambda o: o.fit(1))
     assert (feed.n_done, feed.why_not)==(2, '')
 
@@ -526,7 +561,7 @@ def not_an_image(f): f.write_text('no image')
 def gone(f): f.unlink()
 @pytest.mark.parametrize('when', ['before', 'between', 'within'])
 @pytest.mark.parametrize('harm', [broken, not_an_image, gone])
-def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, harm, when):
+def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, readers, harm, when):
     faults = []
     for cbs in [FeedCallback(2)], []:
         mine = [tmp_path/f'{len(cbs)}{f.name[1:]}' for f in files]
@@ -541,8 +576,8 @@ def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, harm, w
     assert type(faults[0]) is type(faults[1])
 
 
-def test_a_file_that_is_replaced_within_a_fit(tmp_path):
-    "By one of the same size, even with the same time of change"
+def test_a_file_that_is_replaced_within_a_fit(tmp_path, readers):
+    "By one of the same size, even with the same time of change; the memory of what it was is given back"
     files = [tmp_path/f'a_{i}.bmp' for i in range(12)]
     for i,f in enumerate(files): Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(f)
     def replace():
@@ -553,6 +588,7 @@ def test_a_file_that_is_replaced_within_a_fit(tmp_path):
     quiet(learn, lambda o: o.fit(3, cbs=on(after_epoch=replace)))
     seen = torch.cat([b[1][:, 0, 0, 0] for b in learn.seen.batches if b[0]]).mul(255).round().view(3, 8)
     assert (feed.n_done, [sorted(o.tolist()) for o in seen])==(6, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7, 200], [0, 1, 2, 4, 5, 6, 7, 201]])
+    assert feed.budget.used==12*(mmap.PAGESIZE if readers=='processes' else 8*8*3)
 
 
 def point(f): return torch.tensor([[1., 2.]])
@@ -600,7 +636,7 @@ def test_loaders_that_are_no_fastai_loaders():
     for dls in DataLoaders([batch], [batch]), Pair([[batch], [batch]]):
         learn = Learner(dls, AnyModel(), loss_func=SumLoss(), cbs=(feed := FeedCallback(2)))
         quiet(learn, lambda o: o.fit(1))
-        assert (feed.n_done, feed.why_not, feed.threads)==(0, '', None)
+        assert (feed.n_done, feed.why_not, feed.readers)==(0, '', None)
 
 
 def test_one_loader_and_three(files):
@@ -613,32 +649,52 @@ def test_one_loader_and_three(files):
         assert (learns[0].feed.n_done, learns[0].feed.why_not)==(1, '')
 
 
-def test_images_beyond_the_memory_are_kept_in_a_file(files, monkeypatch):
-    n_bytes = SIZE*SIZE*3
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 2*5*n_bytes))        # half of it: five images
-    learn = check_fit(lambda: make_dls(files), n=3, n_done=6)
-    feed = FeedCallback(2)
-    learn = fitted(lambda: make_dls(files), feed, n=3)
-    assert sum(o.n_bytes for d in feed.decoded.values() for o in d.kept.values())==feed.budget.used==5*n_bytes
-    quiet(learn, lambda o: o.fit(1, cbs=on(before_fit=lambda: setattr(learn, 'dls', make_dls(files, Resize(SIZE//2, 'squish'))))))
-    quiet(learn, lambda o: o.fit(1))
-    assert sum(o.n_bytes for d in feed.decoded.values() for o in d.kept.values())==12*n_bytes//4      # nothing of the old loaders is kept
-    feed.release()
-    assert feed.budget.used==0
+def kept_bytes(feed):
+    "In memory"
+    kept = [o for d in feed.decoded.values() for o in d.kept.values()]
+    return sum(o.n_bytes for o in kept if not feed.memory.in_file(o.refs))
 
 
-def test_a_temporary_file_on_a_slow_disk_is_given_up(files, monkeypatch):
-    n_put, put = itertools.count(), ImageStore.put
+def n_decoded(feed): return sum(o.n_decoded for o in feed.decoded.values())
+
+
+def test_images_beyond_the_memory(files, monkeypatch, readers):
+    "Are kept in a file that processes map; threads decode them again"
+    size, decode = 64, Recipe.decode                 # three pages of memory
+    n_bytes = size*size*3
     def slow(*args):
-        next(n_put)
-        time.sleep(.5)                               # decoding takes about a millisecond
-        put(*args)
-    monkeypatch.setattr(ImageStore, 'put', slow)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
-    check_fit(lambda: make_dls(files), n=2)
-    assert 0<next(n_put)<=4                          # by both threads and for both sets, at once
+        time.sleep(.01)                              # reading an image from the file takes far less
+        return decode(*args)
+    monkeypatch.setattr(Recipe, 'decode', slow)
+    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 2*9*n_bytes))        # half of it: nine images
+    make, feed = lambda: make_dls(files, Resize(size, 'squish')), FeedCallback(2)
+    learn = fitted(make, feed, n=6)
+    check_same(learn, fitted(make, n=6))
+    assert 4*n_bytes<=kept_bytes(feed)==feed.budget.used<=9*n_bytes
+    if readers=='processes': assert n_decoded(feed)<=N+8
+    else: assert n_decoded(feed)>=8+6*4              # the validation set in each epoch
+    quiet(learn, lambda o: o.fit(1, cbs=on(before_fit=lambda: setattr(learn, 'dls', make_dls(files, Resize(size//4, 'squish'))))))
+    quiet(learn, lambda o: o.fit(1))
+    assert kept_bytes(feed)==feed.budget.used<=N*mmap.PAGESIZE                         # nothing of the old loaders is kept
+    budget = feed.budget
+    feed.release()
+    assert budget.used==0
 
-def test_later_trainings_find_the_images(files, tmp_path):
+
+@pytest.mark.skipif(not can_fork(), reason='Threads keep no file.')
+def test_a_file_on_a_slow_disk_is_given_up(files, monkeypatch):
+    n_read, get = multiprocessing.Value('i', 0), SharedMemory.get
+    def slow(*args):
+        with n_read.get_lock(): n_read.value += 1
+        time.sleep(.5)                               # decoding takes about a millisecond
+        return get(*args)
+    monkeypatch.setattr(SharedMemory, 'get', slow)
+    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
+    check_fit(lambda: make_dls(files), n=4, n_done=8)
+    assert 0<n_read.value<=4                         # by both processes and for both sets, once
+
+
+def test_later_trainings_find_the_images(files, tmp_path, readers):
     def train(size=SIZE):
         feed = FeedCallback(2, cache=tmp_path)
         learn = fitted(lambda: make_dls(files, Resize(size, 'squish')), feed)
@@ -653,12 +709,13 @@ def test_later_trainings_find_the_images(files, tmp_path):
     os.utime(files[0], (2e9, 1.5e9))
     assert train()[1]==[1, N-1]
 
+
 def test_a_cache_that_is_a_file(tmp_path):
     (tmp_path/'a').write_text('')
     with pytest.raises(ValueError, match='Choose a folder'): FeedCallback(cache=tmp_path/'a')
 
 
-def test_two_learners_on_the_same_loaders(files):
+def test_two_learners_on_the_same_loaders(files, readers):
     def both(*cbs):
         set_seed(3, reproducible=True)
         dls = make_dls(files)
@@ -670,27 +727,31 @@ def test_two_learners_on_the_same_loaders(files):
     assert [(o.n_done, o.why_not) for o in feeds]==[(4, ''), (2, '')]
 
 
-# --- threads
+# --- processes and threads
 
-def wait_for(threads):
-    for o in threads: o.join(20)
-    return not any(o.is_alive() for o in threads)
+def wait_for(started, seconds=20):
+    "Have they ended?"
+    deadline = time.monotonic()+seconds
+    while any(o.is_alive() for o in started) and time.monotonic()<deadline: time.sleep(.05)
+    return not any(o.is_alive() for o in started)
 
 
 def started(make):
-    "What `make` returns, and the threads that are new since"
-    before = {*threading.enumerate()}
-    return make(), [o for o in threading.enumerate() if o not in before and o.name.startswith('gpubench')]
+    "What `make` returns, and the readers that are new since"
+    def running(): return {*multiprocessing.active_children(), *(o for o in threading.enumerate() if o.name.startswith('gpubench'))}
+    before = running()
+    return make(), [*running()-before]
 
 
-def test_threads_start_late_and_end_with_the_learner(files):
+def test_readers_start_late_and_end_with_the_learner(files, readers):
     make = lambda: make_dls(files)
-    learn, threads = started(lambda: learner(make(), FeedCallback(3)))
-    assert threads==[]
-    _, threads = started(lambda: quiet(learn, lambda o: o.fit(2)))
-    assert len(threads)==3
+    learn, new = started(lambda: learner(make(), FeedCallback(3)))
+    assert new==[]
+    _, new = started(lambda: quiet(learn, lambda o: o.fit(2)))
+    assert len(new)==3
     learn.feed.release()
-    assert wait_for(threads)
+    gc.collect()
+    assert wait_for(new)
     _, again = started(lambda: quiet(learn, lambda o: o.fit(1)))
     assert len(again)==3 and (learn.feed.n_done, learn.feed.why_not)==(2, '')
     del learn, _
@@ -698,7 +759,7 @@ def test_threads_start_late_and_end_with_the_learner(files):
     assert wait_for(again)
 
 
-def test_released_within_a_fit(files):
+def test_released_within_a_fit(files, readers):
     def make(*cbs):
         set_seed(3, reproducible=True)
         learn = learner(make_dls(files), *cbs)
@@ -709,13 +770,13 @@ def test_released_within_a_fit(files):
                 learn.remove_cb(cb)
         quiet(learn, lambda o: o.fit(3, cbs=on(after_batch=release)))
         return learn
-    ours, threads = started(lambda: make(FeedCallback(2)))
+    ours, new = started(lambda: make(FeedCallback(2)))
     check_same(ours, make())
     gc.collect()
-    assert wait_for(threads)
+    assert wait_for(new)
 
 
-def test_pytorch_s_threads_stay_as_they_are(files):
+def test_pytorch_s_threads_stay_as_they_are(files, readers):
     def n_in_a_new_thread():
         seen = []
         thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -727,12 +788,12 @@ def test_pytorch_s_threads_stay_as_they_are(files):
     try:
         fitted(lambda: make_dls(files), feed := FeedCallback(2))
         assert (torch.get_num_threads(), n_in_a_new_thread())==(3, 3)
-        assert feed.threads.submit(torch.get_num_threads).result()==1
+        assert feed.readers.executor.submit(torch.get_num_threads).result()==1
         feed.release()
     finally: torch.set_num_threads(before)
 
 
-def test_workers_that_are_forked_beside_the_threads(files):
+def test_workers_that_are_forked_beside_the_readers(files, readers):
     "They end, with the same batches; a time limit stops a test that hangs"
     learn = learner(make_dls(files, RandomResizedCrop(SIZE)), feed := FeedCallback(2))
     other = make_dls(files, num_workers=2, timeout=30)
@@ -751,14 +812,14 @@ def test_an_interrupt_while_threads_start(monkeypatch):
     monkeypatch.setattr(ThreadPoolExecutor, 'submit', interrupted)
     def start():
         with pytest.raises(KeyboardInterrupt): start_threads(3)
-    _, threads = started(start)
+    _, new = started(start)
     gc.collect()
-    assert len(threads)==2 and wait_for(threads)
+    assert len(new)==2 and wait_for(new)
 
 
 def test_the_table_has_what_became_of_the_images(files, tmp_path):
     (done := SpeedUp(learn := learner(make_dls(files, [Resize(SIZE, 'squish'), Negative()])))).feed(tmp_path)
-    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; from the next fit on']
+    assert done.to_df().why.tolist()==['each is decoded once, then other processes feed each pass over them; from the next fit on']
     quiet(learn, lambda o: o.fit(2))
-    assert done.to_df().why.tolist()==['each is decoded once, then threads feed each pass over them; 4 times in the last fit. '
+    assert done.to_df().why.tolist()==['each is decoded once, then other processes feed each pass over them; 4 times in the last fit. '
         f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory. Negative stays fastai's"]

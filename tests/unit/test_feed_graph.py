@@ -1,4 +1,6 @@
 "Steps that contain the batch transforms of a feed, compared with those that don't: on a GPU if there is one, else on a tape"
+import gc
+import weakref
 from itertools import combinations
 
 import numpy as np
@@ -86,6 +88,21 @@ def numbers(learn): return [o for row in learn.recorder.values for o in row], [o
 def test_losses_and_metrics_are_those_without_a_graph(files, kind, train_metrics):
     ours, without = (f(files, kind=kind, train_metrics=train_metrics) for f in (graphed, fitted))
     for a,b in zip(numbers(ours), numbers(without), strict=True): assert a==pytest.approx(b, rel=1e-3, nan_ok=True)
+
+
+class Feeds(Callback):
+    "Which feeds of earlier epochs are still alive"
+    graph_safe = 'counts'
+    def before_fit(self): self.refs, self.alive = [], []
+    def before_batch(self):
+        if self.training and not self.iter: self.refs.append(weakref.ref(self.dl))
+    def before_validate(self):
+        gc.collect()
+        self.alive.append([o() is not None for o in self.refs[:-1]])
+
+def test_a_graph_keeps_what_its_batch_transforms_read(files):
+    "They have tensors on the device, such as the mean that is subtracted"
+    assert graphed(files, Feeds(), n=3).feeds.alive==[[], [True], [True, False]]
 
 
 class Last(Callback):

@@ -51,4 +51,4 @@ def test_where_cached_can_run_the_workers_that_it_does_not_take_become_records()
                isolate=False, progress=False, half_width=.9, max_s=0., whole_epoch=False)
     assert {k: o.status for k,o in df.set_index(['loader', 'n_workers']).iterrows()}=={
         ('files', 0): 'ok', ('files', 2): 'ok', ('cached', 0): 'ok', ('cached', 2): 'skipped'}
-    assert 'decodes in threads' in df[df.status=='skipped'].error.item()
+    assert 'has its own processes' in df[df.status=='skipped'].error.item()

@@ -275,7 +275,7 @@ def test_images_that_do_not_fit_are_an_error(monkeypatch):
     with pytest.raises(RuntimeError, match='Only 100 of 160 decoded images fit in half of the free memory. Use fewer or smaller images'): run_trial(**CACHED)
 
 @pytest.mark.parametrize('asked, says', [
-    (dict(n_workers=2), "decodes in threads, so n_workers=2 would .* Use n_workers=0, or loader='files'"),
+    (dict(n_workers=2), "has its own processes, so n_workers=2 would .* Use n_workers=0, or loader='files'"),
     (dict(pin_memory=True, device='cuda'), 'copies from pinned memory in any case'), (dict(device='xla'), "loader='cached' isn't supported with device='xla'")])
 def test_what_cached_cannot_be_combined_with(asked, says, monkeypatch):
     monkeypatch.setattr(library, 'pick_device', torch.device)
