@@ -22,6 +22,7 @@ from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
 from fastai.data.transforms import Categorize
+from fastai.imports import noop as fastai_noop
 from fastai.torch_basics import Transform
 from fastai.torch_core import TensorCategory, TensorImage, TensorMask, TensorMultiCategory, num_distrib, to_device
 from fastai.vision.augment import CropPad, FlipItem, RandomCrop, RandomResizedCrop, Resize, ResizeMethod
@@ -55,16 +56,18 @@ def _is_fixed(tfm, split_idx):
     if type(tfm) is Resize and tfm.method==ResizeMethod.Squish: return True
     return type(tfm) is CropPad or bool(split_idx) and type(tfm) is not FlipItem
 
+def _functions(tfm): return [getattr(o, 'implementation', None) for o in getattr(getattr(tfm, 'encodes', None), 'methods', [])]
+
 def _image_class(tfm):
     "The class of fastai's whose `create` this type transform calls, or None"
-    created = [getattr(o, 'implementation', None) for o in getattr(tfm.encodes, 'methods', [])]
+    created = _functions(tfm)
     owners = {getattr(o, '__self__', None) for o in created if getattr(o, '__name__', '')=='create'}
     return owners.pop() if len(owners)==len(created)==1 and owners<=BYTES.keys() else None
 
 class _Column:
     "One of the things that a data set returns for an item: an image from a file, or a value such as a label"
     def __init__(self, tl):
-        self.tl, self.labels, fs = tl, {}, list(tl.tfms.fs)
+        self.tl, self.labels, fs = tl, {}, [o for o in tl.tfms.fs if {*_functions(o)}!={fastai_noop}]
         self.image_class = _image_class(fs[-1]) if fs else None
         self.tfms = fs[:-1] if self.image_class else fs
     def source(self, i): # The file of an image, or the value
@@ -339,7 +342,7 @@ class FeedDL:
     def _once_decoded(self, chunks):
         "Chunks of rows, whose images were asked for long before"
         waiting, n, early = deque(), 0, self.decoded.early
-        while early: self._take(*early.pop())
+        while early: self._leave(*early.pop())
         try:
             for rows in chunks:
                 waiting.append((rows, self._ask(rows)))
@@ -471,21 +474,21 @@ class FeedCallback(Callback):
         here = self._dataset_ids()
         for k in [o for o in self.decoded if o[0] not in here]: self.decoded.pop(k).release(self.memory)
     def _dataset_ids(self): return {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
-    def before_train(self): self.take_over()
+    def before_train(self): self.take_over(self._ask_early)
     def before_validate(self): self.take_over()
-    def take_over(self):
+    def take_over(self, then=noop): # what readers do once they have nothing else to decode
         dl = self.learn.dl
         if not isinstance(dl, DataLoader) or id(dl.dataset) not in self._dataset_ids() or _is_empty(dl): return
         try: decoded = self._decoded(dl)
         except NotTaken as e: self.why_not = str(e)
         except Exception as e: self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
         else:
-            self.learn.dl = self._feed(dl, decoded)
+            self.learn.dl = self._feed(dl, decoded, then)
             self.n_done = (self.n_done or 0)+1
-    def _feed(self, dl, decoded):
+    def _feed(self, dl, decoded, then=noop):
         room_bytes = dl.bs*sum(map(prod, decoded.shapes))
         self.readers = self.readers.fitting(room_bytes) if self.readers else start_readers(self.n_readers, self.budget.n_bytes, room_bytes)
-        return FeedDL(dl, decoded, self.readers, self._ask_early if self.learn.training else noop)
+        return FeedDL(dl, decoded, self.readers, then)
     def _ask_early(self):
         "While the first epoch trains, readers that have decoded its images go on with those of the validation"
         if not (self.readers and self.learn): return # released or removed meanwhile

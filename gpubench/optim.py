@@ -420,7 +420,7 @@ def make_update(
     step_plan,        # A `StepPlan`
     grads,            # A gradient for each of its parameters
     capturable=False, # Will a graph replay it, with other numbers?
-    wait=True,        # For a kernel that is being built?
+    wait=True,        # For the kernel that a replay needs, while it is being built?
 ): # None: the optimizer's own step is the fastest, on a CPU where torch has no fused one
     "The fastest update that these tensors allow"
     if not grads: return None
@@ -429,10 +429,11 @@ def make_update(
     is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
     is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in (*step_plan.params, *grads))
     recipe, device = step_plan.recipe, step_plan.params[0].device.type
-    is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe) and not capturable
-    if is_native: return NativeUpdate(step_plan, grads)
+    is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe)
+    if is_native and not capturable: return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
     on_triton = is_plain and device=='cuda' and is_built(step_plan.opt, wait)
+    if is_native and device=='cuda' and not (on_triton or wait): return NativeUpdate(step_plan, grads)
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
 
 # %% ../nbs/13_optim.ipynb #62b6a549

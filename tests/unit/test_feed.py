@@ -823,3 +823,11 @@ def test_the_table_has_what_became_of_the_images(files, tmp_path):
     quiet(learn, lambda o: o.fit(2))
     assert done.to_df().why.tolist()==['each is decoded once, then other processes feed each pass over them; 4 times in the last fit. '
         f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory. Negative stays fastai's"]
+
+
+def test_readers_go_on_with_the_validation_while_the_first_epoch_trains(files):
+    early = []
+    learn = learner(make_dls(files), feed := FeedCallback(2))
+    def look(): early.append([len(o.early) for o in feed.decoded.values()])
+    quiet(learn, lambda o: o.fit(2, cbs=on(after_train=look)))
+    assert early==[[0, 1], [0, 0]] and [o.n_decoded for o in feed.decoded.values()]==[8, 4]

@@ -1,6 +1,8 @@
 """What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
 
-import threading
+import mmap
+import multiprocessing
+import time
 from functools import partial
 from itertools import count
 
@@ -242,14 +244,14 @@ CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.
 
 def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     n_decoded, n_at_start = [0], []
-    decode, warm = feed.ItemStages.decode, library.warm_up
-    def counted(self, paths):
-        n_decoded[0] += 1
-        return decode(self, paths)
+    take, warm = feed.Decoded.take, library.warm_up
+    def counted(self, paths, new, memory):
+        n_decoded[0] += new is not None and not new.is_found
+        take(self, paths, new, memory)
     def started(*args, **kwargs):
         n_at_start.append(n_decoded[0])
         return warm(*args, **kwargs)
-    monkeypatch.setattr(feed.ItemStages, 'decode', counted)
+    monkeypatch.setattr(feed.Decoded, 'take', counted)
     monkeypatch.setattr(library, 'warm_up', started)
     found = run_trial(**CACHED, n_epoch=2)
     assert (n_at_start, n_decoded)==([200], [200])      # those for training and those held out; none again
@@ -258,12 +260,14 @@ def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     assert [found[o] for o in same]==[files[o] for o in same] and found['trial_id']!=files['trial_id']
     assert all(found[o]==pytest.approx(files[o], rel=1e-5) for o in ('loss', 'valid_loss'))     # Normalize rounds differently
     assert (found['status'], found['loader'])==('ok', 'cached')
-    assert not [o.name for o in threading.enumerate() if o.name.startswith('gpubench')]
+    until = time.monotonic()+20
+    while multiprocessing.active_children() and time.monotonic()<until: time.sleep(.1)
+    assert not multiprocessing.active_children()
 
 def gives_way(self): raise feed.NotTaken('Its data set is made of wood.')
 
 @pytest.mark.parametrize('name, what, says', [
-    ('take_over', lambda self: setattr(self, 'why_not', 'It has its own wif.'), 'the feed of decoded images should have been True, but was It has its own wif'),
+    ('take_over', lambda self, *then: setattr(self, 'why_not', 'It has its own wif.'), 'the feed of decoded images should have been True, but was It has its own wif'),
     ('before_validate', lambda self: None, 'the feed of decoded images should have been True, but was False'),     # half of the passes
     ('decode_all', gives_way, "loader='cached' did nothing. Its data set is made of wood")])
 def test_a_feed_that_gave_way_is_an_error(name, what, says, monkeypatch):
@@ -271,8 +275,8 @@ def test_a_feed_that_gave_way_is_an_error(name, what, says, monkeypatch):
     with pytest.raises(RuntimeError, match=says): run_trial(**CACHED)
 
 def test_images_that_do_not_fit_are_an_error(monkeypatch):
-    monkeypatch.setattr(feed, 'memory_bytes', lambda: (2**30, 2*100*28*28))   # room for 100 gray images of 28 px
-    with pytest.raises(RuntimeError, match='Only 100 of 160 decoded images fit in half of the free memory. Use fewer or smaller images'): run_trial(**CACHED)
+    monkeypatch.setattr(feed, 'memory_bytes', lambda: (2**30, 2*100*mmap.PAGESIZE))     # room for 100 small images
+    with pytest.raises(RuntimeError, match=r'Only (\d\d|100) of 160 decoded images fit in half of the free memory. Use fewer or smaller images'): run_trial(**CACHED)
 
 @pytest.mark.parametrize('asked, says', [
     (dict(n_workers=2), "has its own processes, so n_workers=2 would .* Use n_workers=0, or loader='files'"),
