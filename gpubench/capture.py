@@ -10,7 +10,6 @@ import gc
 import io
 import pickle
 import random
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
@@ -34,17 +33,6 @@ from .optim import make_update
 def capture_stream(device): # each stream keeps a workspace of cuBLAS, 65 MiB on an H200, for the life of the process
     "The stream of a GPU on which all steps are captured"
     return torch.cuda.Stream(device)
-
-@lru_cache
-def load_libraries(device):
-    "Let a thread load cuDNN and cuBLAS while the first batch is made: it takes half a second"
-    def load():
-        x = torch.zeros(2, 8, 8, 8, device=device).to(memory_format=torch.channels_last)
-        w = torch.zeros(8, 8, 3, 3, device=device, requires_grad=True)
-        with torch.cuda.stream(torch.cuda.Stream(device)), torch.autocast('cuda', torch.bfloat16):
-            y = torch.nn.functional.conv2d(x, w).flatten(1)
-            (y@y.T).float().sum().backward()
-    ThreadPoolExecutor(1, 'gpubench').submit(load)           # whose errors the step will raise, too
 
 class CUDACapture:
     "Records what a function launches on a GPU"

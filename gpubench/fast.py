@@ -31,7 +31,7 @@ from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .feed import FeedCallback, FeedDL
 from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric, load_libraries, make_batch
+from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric, make_batch
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages, untouched
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
@@ -558,10 +558,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.why_not: self.give_up(self._why_not())
         if self.why_not: return
         learn.opt.capturable = True
-        device = next(learn.model.parameters()).device
-        if device.type=='cuda':                               # while the first batch is made
-            load_libraries(device)
-            begin_build(learn.opt)
+        if next(learn.model.parameters()).is_cuda: begin_build(learn.opt)        # while the first batch is made
         if strangers(learn, EPOCH_EVENTS): self._forget()
         if not self.alone:
             for o in self.steps.values(): o.tried.clear()

@@ -433,7 +433,6 @@ def make_update(
     if is_native and not capturable: return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
     on_triton = is_plain and device=='cuda' and is_built(step_plan.opt, wait)
-    if is_native and device=='cuda' and not (on_triton or wait): return NativeUpdate(step_plan, grads)
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
 
 # %% ../nbs/13_optim.ipynb #62b6a549

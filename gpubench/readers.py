@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../nbs/17_readers.ipynb #read0002
+import gc
 import mmap
 import multiprocessing
 import os
@@ -223,6 +224,8 @@ def _begin(memory, rooms, counter):
     with counter.get_lock(): i, counter.value = counter.value, counter.value+1
     memory.begin(i)
     _InReader.memory, _InReader.rooms, _InReader.readers = memory, rooms, {}
+    gc.freeze()                                                  # what is the parent's
+    gc.enable()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)                 # an interrupt is for the parent
     os.nice(5)                                                   # the training comes first
@@ -281,9 +284,12 @@ class Processes(_Readers):
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), multiprocessing.get_context('fork')
         Image.init()                                 # once, for all
         self.executor = ProcessPoolExecutor(n, context, _begin, (self.memory, self.rooms, context.Value('i', 0)))
+        was_on = gc.isenabled()
+        gc.disable()                                 # a child that collects garbage of the parent's may end in CUDA
         with warnings.catch_warnings():              # of threads beside a fork: as in PyTorch's loaders, they only decode
             warnings.simplefilter('ignore', DeprecationWarning)
-            self.executor.submit(int)
+            try: self.executor.submit(int)
+            finally: gc.enable() if was_on else None
     def submit(self, task, pickled, room, *args): return self.executor.submit(_in_reader, task, pickled, room and room.ref, *args)
     def room(self, n, shapes, pin): # None if there's none
         if not self.rooms.free or n*sum(map(prod, shapes))>self.rooms.n_bytes: return

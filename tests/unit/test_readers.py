@@ -432,3 +432,21 @@ def test_all_tasks_end_when_a_reader_is_killed():
     others = [readers.later(nap, pickled(), None, .2) for _ in range(20)]
     kill_one(readers)
     assert {type(o.exception(20)) for o in others[4:]}=={BrokenProcessPool}
+
+
+@only_forked
+def test_readers_leave_the_garbage_of_the_process_that_forked_them(files, tmp_path):
+    "Such as a CUDA graph, whose end in a forked process would be a crash"
+    class Cycle:
+        def __init__(self): self.me = self
+        def __del__(self): (tmp_path/f'{os.getpid()}').write_text('')
+    gc.disable()
+    try:
+        Cycle()
+        fit(learner(make_dls(files), feed := FeedCallback(2)))
+        for _ in range(8): feed.readers.submit(collect, feed.decoded[next(iter(feed.decoded))].pickled, None).result()
+    finally: gc.enable()
+    gc.collect()
+    assert [o.name for o in tmp_path.iterdir()]==[f'{os.getpid()}']
+
+def collect(*args): gc.collect()
