@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -238,7 +239,12 @@ def _in_reader(task, pickled, ref, *args):
     if pickled not in readers: readers[pickled] = Reader(*pickle.loads(pickled), _InReader.memory)
     return task(readers[pickled], ref and _InReader.rooms.tensors(*ref), *args)
 
-def can_fork(): return sys.platform=='linux'         # on a Mac, libraries don't survive it
+def can_fork(): # On a Mac, libraries don't survive it, and daemons may have no children
+    return sys.platform=='linux' and not multiprocessing.current_process().daemon
+def _fork_context(): # whose processes end with their parent, also if that is one of multiprocessing's
+    context = copy(multiprocessing.get_context('fork'))
+    context.Process = partial(context.Process, daemon=True)
+    return context
 
 class _Readers:
     "Gets tasks that are urgent by `submit`, and others by `later`"
@@ -281,7 +287,7 @@ class Processes(_Readers):
     def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
         super().__init__(n)
         self.n_bytes, self.rooms, self.is_broken = n_bytes, Rooms(room_bytes), False
-        self.memory, context = SharedMemory(n, n_bytes, older and older.memory), multiprocessing.get_context('fork')
+        self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
         Image.init()                                 # once, for all
         self.executor = ProcessPoolExecutor(n, context, _begin, (self.memory, self.rooms, context.Value('i', 0)))
         was_on = gc.isenabled()

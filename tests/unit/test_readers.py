@@ -450,3 +450,20 @@ def test_readers_leave_the_garbage_of_the_process_that_forked_them(files, tmp_pa
     assert [o.name for o in tmp_path.iterdir()]==[f'{os.getpid()}']
 
 def collect(*args): gc.collect()
+
+
+@only_forked
+@pytest.mark.parametrize('daemon', [False, True])
+def test_a_process_of_multiprocessing_that_trains_comes_to_its_end(files, daemon):
+    "As in a pool of processes; the Learner is never released"
+    process = multiprocessing.get_context('fork').Process(target=train_and_stay, args=(files,), daemon=daemon)
+    process.start()
+    process.join(60)
+    assert process.exitcode==0
+
+def train_and_stay(files):
+    torch.set_num_threads(1)
+    fit(learner(make_dls(files), stays := FeedCallback(2)))
+    kept.append(stays)
+    assert stays.n_done and isinstance(stays.readers, Threads if multiprocessing.current_process().daemon else Processes)
+kept = []
