@@ -558,7 +558,7 @@ class GraphedStepCallback(FusedStepCallback):
         if not self.why_not: self.give_up(self._why_not())
         if self.why_not: return
         learn.opt.capturable = True
-        if next(learn.model.parameters()).is_cuda: begin_build(learn.opt)        # while the first batch is made
+        begin_build(learn.opt)                                # while the first batch is made
         if strangers(learn, EPOCH_EVENTS): self._forget()
         if not self.alone:
             for o in self.steps.values(): o.tried.clear()

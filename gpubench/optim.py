@@ -373,15 +373,19 @@ def _build(device, *flags): # A `Future`
         with torch.cuda.device(device): _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
     return ThreadPoolExecutor(1, 'gpubench').submit(build)
 
-def begin_build(opt): # On a GPU; a `Future`, or None where the kernel has no such step
+def begin_build(opt): # A `Future`; None where the kernel has no such step, and on a CPU
     "Begin to build what the steps of an optimizer will need"
-    recipe = find_recipe(opt)
-    if not triton or recipe is None or recipe.step=='lamb_step': return None
-    return _build(next(p.device for ps in opt.param_lists for p in ps), *_kernel_flags(recipe).items())
+    recipe, device = find_recipe(opt), next(p.device for ps in opt.param_lists for p in ps)
+    if not triton or device.type!='cuda' or recipe is None or recipe.step=='lamb_step': return None
+    return _build(device, *_kernel_flags(recipe).items())
+
+def is_ready(opt): # Is nothing being built?
+    build = begin_build(opt)
+    return build is None or build.done()
 
 def is_built(opt, wait): # `wait`: until it is; else it counts only if it is already
     build = begin_build(opt)
-    if build is None or not (wait or build.done()): return False
+    if build is None or not (wait or is_ready(opt)): return False
     try: build.result()
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
@@ -432,7 +436,7 @@ def make_update(
     is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe)
     if is_native and not capturable: return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
-    on_triton = is_plain and device=='cuda' and is_built(step_plan.opt, wait)
+    on_triton = is_plain and is_built(step_plan.opt, wait)
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
 
 # %% ../nbs/13_optim.ipynb #62b6a549
@@ -453,7 +457,8 @@ class FusedOptimizer:
         made_for = self.capturable, [place(o)[1:] for o in grads]
         if self._made_for!=made_for:
             wait = not self.capturable or torch.are_deterministic_algorithms_enabled()     # where a replay has to give the same bits
-            self._update, self._made_for = make_update(step_plan, grads, self.capturable, wait), made_for
+            self._update = make_update(step_plan, grads, self.capturable, wait)
+            self._made_for = made_for if wait or is_ready(self) else None
         if self._update is None: return self.stock_step()
         self._update.take(grads)
         step_plan.rows.fill(step_plan.advance())

@@ -36,23 +36,25 @@ from .items import as_tensor
 from .store import MIN_FREE_MIB, ImageStore, check_space, temp_folder
 
 # %% ../nbs/17_readers.ipynb #read0011
+def in_pages(n): return -(-n//mmap.PAGESIZE)*mmap.PAGESIZE      # bytes, rounded up
+
 class Place(NamedTuple):
     "Where an array of bytes is"
     arena: int
     at: int
     shape: tuple
     @property
-    def nbytes(self): return -(-prod(self.shape)//mmap.PAGESIZE)*mmap.PAGESIZE
+    def nbytes(self): return in_pages(prod(self.shape))
 
 class Arena:
     "Memory that one process fills and others read; with a folder, that of a temporary file there"
     def __init__(self, n_bytes, folder=None):
-        self.n_bytes, self.at, self.folder = max(1, n_bytes//mmap.PAGESIZE)*mmap.PAGESIZE, 0, folder
+        self.n_bytes, self.at, self.folder = in_pages(n_bytes) or mmap.PAGESIZE, 0, folder
         self.file = tempfile.TemporaryFile(dir=folder) if folder else None
         if self.file: os.truncate(self.file.fileno(), self.n_bytes)
         self.buffer = mmap.mmap(self.file.fileno() if self.file else -1, self.n_bytes)
     def put(self, array): # Where it begins; None: there's no room
-        at, n = self.at, -(-array.nbytes//mmap.PAGESIZE)*mmap.PAGESIZE
+        at, n = self.at, in_pages(array.nbytes)
         if at+n>self.n_bytes or self.file and not self._reserve(at, n): return None
         self.view(at, (array.nbytes,))[:] = array.reshape(-1)
         self.at += n
@@ -64,37 +66,57 @@ class Arena:
         except OSError: return False
         return True
     def view(self, at, shape): return np.frombuffer(self.buffer, np.uint8, prod(shape), at).reshape(shape)
-    def free(self, at, n): # its pages; the addresses aren't used again
-        with suppress(OSError): self.buffer.madvise(mmap.MADV_REMOVE, at, n)
+    def free(self, at, n): # its pages; the addresses aren't used again. Were they freed?
+        try: self.buffer.madvise(mmap.MADV_REMOVE, at, n)
+        except OSError: return False
+        return True
 
 class SharedMemory:
-    "Arrays of processes that were forked after it was made"
+    "Arrays of processes that are forked after it is made"
     def __init__(self,
         n,          # processes
-        n_bytes,    # At most, of each arena of memory
+        n_bytes,    # In memory, at most
         older=None, # A `SharedMemory` whose arrays stay
     ):
-        self.arenas, self.mine, folder = older.arenas if older else [], (), temp_folder()
-        self.first, self.n = len(self.arenas), n
-        self.arenas += [Arena(n_bytes) for _ in range(n)]+[Arena(shutil.disk_usage(folder).free, folder) for _ in range(n)]
+        self.n, self.n_bytes, self.mine, folder = n, n_bytes, (), temp_folder()
+        self.arenas = older.arenas if older else []
+        self.counts = older.counts if older else np.frombuffer(mmap.mmap(-1, 2**16), np.int64) # bytes in memory, by each arena's process
+        self.first = len(self.arenas)
+        self.arenas += [Arena(2*n_bytes) for _ in range(n)]+[Arena(min(shutil.disk_usage(folder).free, 2**40), folder) for _ in range(n)]
     def begin(self, i): self.mine = self.first+i, self.first+self.n+i       # in the i-th process
-    def put(self, arrays, has_room): # A `Place` for each; None: there is none
-        "Keep them: in memory if it `has_room`, else in a file"
-        for i in self.mine[not has_room:]:
+    @property
+    def used(self): return int(self.counts.sum())                           # bytes in memory
+    def put(self, arrays, file_pays=True): # A `Place` for each; None: there is none
+        "Keep them: in memory or, if that is full and it pays, in a file"
+        n = sum(in_pages(o.nbytes) for o in arrays)
+        for i in self.mine:
+            in_memory = not self.arenas[i].file
+            if not (self.used+n<=self.n_bytes if in_memory else file_pays): continue
             ats = [self.arenas[i].put(o) for o in arrays]
-            if None not in ats: return [Place(i, at, o.shape) for at,o in zip(ats, arrays)]
+            if None in ats: continue
+            self.counts[i] += n*in_memory
+            return [Place(i, at, o.shape) for at,o in zip(ats, arrays)]
     def get(self, places): # None: they are of a newer `SharedMemory`
         if all(o.arena<len(self.arenas) for o in places): return [self.arenas[o.arena].view(*o[1:]) for o in places]
     def in_file(self, places): return any(o.arena<len(self.arenas) and self.arenas[o.arena].file for o in places)
     def free(self, places):
-        for o in places: self.arenas[o.arena].free(o.at, o.nbytes)
+        for o in places:
+            arena = self.arenas[o.arena]
+            if arena.free(o.at, o.nbytes) and not arena.file: self.counts[-1] -= o.nbytes          # the parent's
 
 class OwnMemory:
     "Arrays of the threads of a process"
-    def put(self, arrays, has_room): return arrays if has_room else None
+    def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
+    def put(self, arrays, file_pays=True): # The arrays; None: there's no room
+        n = sum(o.nbytes for o in arrays)
+        with self.lock:
+            has_room = self.used+n<=self.n_bytes
+            self.used += n*has_room
+        return arrays if has_room else None
     def get(self, arrays): return arrays
     def in_file(self, arrays): return False
-    def free(self, arrays): pass
+    def free(self, arrays):
+        with self.lock: self.used -= sum(o.nbytes for o in arrays)
 
 # %% ../nbs/17_readers.ipynb #read0021
 class Stamp(NamedTuple):
@@ -108,15 +130,13 @@ def stamp_of(path): # None if it isn't a file's path
     except (OSError, ValueError): return None
     return stat and Stamp(*(getattr(stat, o) for o in Stamp._fields))
 
-@dataclass
+@dataclass(slots=True)
 class Kept:
     "An item's images"
     refs: list          # As memory returns them; None: they aren't kept
     stamps: list        # of the files, from before they were read
     is_found: bool      # in a folder that an earlier training filled
     arrays: list = None # For that folder, if they aren't kept
-    @property
-    def n_bytes(self): return sum(o.nbytes for o in self.refs)
 
 class Pace:
     "How long a thing takes on average"
@@ -131,13 +151,12 @@ def open_stores(recipe, folder): # one for each image of an item
 
 class Reader:
     "Gets an item's images from where they are kept, or decodes them"
-    def __init__(self, recipe, folder, memory):
-        self.recipe, self.folder, self.memory, self.stores = recipe, folder, memory, None
+    def __init__(self, recipe, folder, memory, stores=None):
+        self.recipe, self.folder, self.memory, self.stores = recipe, folder, memory, stores
         self.decoding, self.reading = Pace(), Pace()
     def arrays(self, # (arrays, what is new about them: a `Kept` or None)
-        paths,    # of an item's images, a tuple
-        kept,     # A `Kept` or None
-        has_room, # Is there memory to keep more?
+        paths,      # of an item's images, a tuple
+        kept=None,  # A `Kept`
     ):
         stamps = [stamp_of(o) for o in paths]        # before the files are read
         if None in stamps: return self.recipe.decode(paths), None
@@ -147,7 +166,7 @@ class Reader:
         arrays = None if is_changed else self._found(paths)      # stores don't look at all times of a file
         is_found = arrays is not None
         if not is_found: arrays = self._decode(paths)
-        refs = self.memory.put(arrays, has_room or is_changed) if has_room or is_changed or self._file_pays() else None
+        refs = self.memory.put(arrays, self._file_pays())
         return arrays, Kept(refs, stamps, is_found, arrays if self.folder and refs is None and not is_found else None)
     def _file_pays(self): return self.reading.mean_s<=self.decoding.mean_s
     def _kept(self, refs):
@@ -173,14 +192,14 @@ class OtherShape(Exception):
     "An image of a batch has another shape than those that were checked"
 
 # what readers are asked for, for some items: (paths, kept) of each
-def decode_items(reader, room, items, has_room): # What is new about each
-    return [reader.arrays(*o, has_room)[1] for o in items]
+def decode_items(reader, room, items): # What is new about each
+    return [reader.arrays(*o)[1] for o in items]
 
-def make_items(reader, room, items, has_room, first, seed): # What is new about each
+def make_items(reader, room, items, first, seed): # What is new about each
     "Put their images into a batch's tensors, from row `first` on"
     news = []
     for j,o in enumerate(items):
-        arrays, new = reader.arrays(*o, has_room)
+        arrays, new = reader.arrays(*o)
         news.append(new)
         with torch._C.DisableTorchFunctionSubclass():
             for tensor,image in zip(room, map(as_tensor, reader.recipe.finish(arrays, seed+j)), strict=True):
@@ -189,13 +208,12 @@ def make_items(reader, room, items, has_room, first, seed): # What is new about 
     return news
 
 # %% ../nbs/17_readers.ipynb #read0031
-N_AHEAD, N_ROOMS = 3, 8     # batches that are made while one trains; rooms for them, and for those that a GPU still copies
-MAX_READERS = 16
+N_ROOMS = 8     # for batches that are made while one trains, and for those that a GPU still copies
 
 class Rooms:
     "Shared memory for the images of a few batches"
     def __init__(self, n_bytes): # of a batch
-        self.n_bytes, self.is_pinned = -(-n_bytes//mmap.PAGESIZE)*mmap.PAGESIZE, False
+        self.n_bytes, self.is_pinned = in_pages(n_bytes), False
         self.buffer, self.free = mmap.mmap(-1, N_ROOMS*self.n_bytes), deque((i, noop) for i in range(N_ROOMS))
     def tensors(self, i, n, shapes): # (n, *shape) for each
         out, at = [], i*self.n_bytes
@@ -206,8 +224,9 @@ class Rooms:
     def pin(self):
         if self.is_pinned: return
         self.is_pinned, cuda, address = True, torch.cuda.cudart(), torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
-        cuda.cudaHostRegister(address, len(self.buffer), 0)      # where that fails, copies are slower
-        weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
+        if int(cuda.cudaHostRegister(address, len(self.buffer), 0)):         # failed; then copies are slower
+            with suppress(RuntimeError): torch.zeros(1, device='cuda')       # which raises that error instead of a step
+        else: weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
 
 class Room:
     "One of them, for a batch of `n` items whose images have these shapes"
@@ -217,7 +236,7 @@ class Room:
         wait()
         self.ref, self.tensors = (self.i, n, shapes), rooms.tensors(self.i, n, shapes)
     def leave(self, wait=noop): # `wait()` returns when nobody reads it any more
-        self.rooms.free.append((self.i, wait))
+        (self.rooms.free.appendleft if wait is noop else self.rooms.free.append)((self.i, wait))  # memory that was written is used again
 
 class _InReader:
     "What a process has"
@@ -259,12 +278,14 @@ class _Readers:
         while job := self._next():
             out, args = job
             try: self.submit(*args).add_done_callback(partial(self._finish, out))
-            except Exception as e: self._end(out.set_exception, e)
+            except BaseException as e:
+                self._end(out.set_exception, e)
+                if not isinstance(e, Exception): raise
     def _next(self):
         with self.lock:
             while self.backlog and self.n_later<2*self.n:
                 job = self.backlog.popleft()
-                if job[0].cancelled(): continue
+                if not job[0].set_running_or_notify_cancel(): continue
                 self.n_later += 1
                 return job
     def _finish(self, out, done):
@@ -274,16 +295,14 @@ class _Readers:
         if isinstance(e, BrokenExecutor): self._give_up(e)       # the executor calls this with a lock that `submit` needs
         else: self._submit_more()
     def _give_up(self, e):
-        with self.lock: outs = [o for o,_ in self.backlog]
-        self.backlog.clear()
-        for o in outs:
-            with suppress(InvalidStateError): o.set_exception(e)
+        while self.backlog:
+            with suppress(IndexError, InvalidStateError): self.backlog.popleft()[0].set_exception(e)
     def _end(self, tell, found):
         with self.lock: self.n_later -= 1
-        with suppress(InvalidStateError): tell(found)            # somebody has cancelled it
+        tell(found)
 
 class Processes(_Readers):
-    "`n` readers"
+    "Forked processes that read"
     def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
         super().__init__(n)
         self.n_bytes, self.rooms, self.is_broken = n_bytes, Rooms(room_bytes), False
@@ -330,15 +349,17 @@ class OwnRoom:
     def leave(self, wait=noop): pass
 
 class Threads(_Readers):
-    "`n` readers where processes can't be forked"
-    def __init__(self, n):
+    "Threads that read, where processes can't be forked"
+    def __init__(self, n, n_bytes):
         super().__init__(n)
-        self.executor, self.memory, self.readers = start_threads(n), OwnMemory(), {}
+        self.executor, self.memory, self.readers = start_threads(n), OwnMemory(n_bytes), {}
     def submit(self, task, pickled, room, *args):
         if pickled not in self.readers: self.readers[pickled] = Reader(*pickle.loads(pickled), self.memory)
         return self.executor.submit(task, self.readers[pickled], room and room.tensors, *args)
     def room(self, n, shapes, pin): return OwnRoom(n, shapes, pin)
     def fitting(self, room_bytes): return self
 
-def start_readers(n, n_bytes, room_bytes):
-    return Processes(n, n_bytes, room_bytes) if can_fork() else Threads(n)
+def start_readers(n, n_bytes, room_bytes): # `Processes` or `Threads`, with so many bytes of memory, and for a batch
+    if can_fork():
+        with suppress(OSError): return Processes(n, n_bytes, room_bytes)     # without a temporary folder, or a limit of addresses
+    return Threads(n, n_bytes)

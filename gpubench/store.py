@@ -65,7 +65,7 @@ def store_name(stages:str)->str:
     "The file's name in its folder"
     return f"images-{hashlib.sha1(f'{FORMAT} {stages}'.encode()).hexdigest()[:12]}.sqlite"
 
-def connect(file)->sqlite3.Connection: # `file`: '' is a temporary file that vanishes with the connection, even after a kill
+def connect(file)->sqlite3.Connection:
     "A connection for all threads, one at a time"
     return sqlite3.connect(file, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
 
@@ -111,8 +111,8 @@ def open_folder(folder)->Path:
     return folder
 
 def temp_folder()->str:
-    "Where SQLite puts its temporary files: it prefers /var/tmp to /tmp, which is often in memory"
-    return next(o for o in (os.getenv('TMPDIR'), '/var/tmp', tempfile.gettempdir()) if o and os.path.isdir(o))
+    "For large temporary files: rather /var/tmp than /tmp, which is often in memory"
+    return next(o for o in (os.getenv('TMPDIR'), '/var/tmp', tempfile.gettempdir()) if o and os.access(o, os.W_OK))
 
 MIN_FREE_MIB = 1024     # stays free on a disk, for the training's own files
 
@@ -134,12 +134,12 @@ def _after_fork(
 class ImageStore:
     "Decoded images of files, kept until you delete `file`; threads share a store, and processes its folder"
     def __init__(self,
-        folder:str|Path|None,    # Made if there is none; None: a temporary file, which `close` or the process's end removes
+        folder:str|Path,         # Made if there is none
         stages:str,              # What turned files into pixels; each `stages` has its own file in `folder`
         min_free_mib:float=MIN_FREE_MIB, # Stays free on the disk
     ):
-        self.folder = None if folder is None else open_folder(folder)
-        self.file = self.folder and self.folder/store_name(stages)
+        self.folder = open_folder(folder)
+        self.file = self.folder/store_name(stages)
         self.stages,self.min_free_mib = stages,min_free_mib
         self.closed = False
         self._lock = Lock()                             # of the connection
@@ -158,14 +158,14 @@ class ImageStore:
 
     def _connection(self):
         if self._db is None:
-            self._db = connect(self.file or '')
+            self._db = connect(self.file)
             try: prepare(self._db)
             except sqlite3.Error as e: self._stop(e)
         return self._db
 
     def _stop(self, e):
         if self.closed: return                          # threads that come late find a closed connection
-        self.why_full = self.why_full or f"The image cache {self.file or temp_folder()} keeps no more: {e}. {remedy(e)}."
+        self.why_full = self.why_full or f"The image cache {self.file} keeps no more: {e}. {remedy(e)}."
 
     def _read(self, query, args=()):
         "All rows, or none after an error, which ends all reading"
@@ -212,7 +212,7 @@ class ImageStore:
         with self._lock:
             if not rows or self.why_full: return        # others that waited for the lock needn't fail, too
             try:
-                check_space(self.folder or temp_folder(), self.min_free_mib)
+                check_space(self.folder, self.min_free_mib)
                 write_rows(self._connection(), rows)
             except (OSError, sqlite3.Error) as e: self._stop(e)
 

@@ -80,7 +80,7 @@ class FuseCallback(Callback):
     order = TrainEvalCallback.order
     def before_fit(self):
         fuse(self.learn.opt).capturable = True
-        if next(self.learn.model.parameters()).is_cuda: optim.is_built(self.learn.opt, wait=True)      # what graphs wait for
+        optim.is_built(self.learn.opt, wait=True)        # what graphs wait for
 
 
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]

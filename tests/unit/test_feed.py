@@ -40,7 +40,7 @@ from gpubench.data import get_dls
 from gpubench.fast import SpeedUp
 from gpubench.feed import FeedCallback, ItemStages
 from gpubench.items import Recipe
-from gpubench.readers import SharedMemory, can_fork, start_threads
+from gpubench.readers import N_ROOMS, SharedMemory, can_fork, start_threads
 
 N, SIZE = 12, 16
 
@@ -588,7 +588,7 @@ def test_a_file_that_is_replaced_within_a_fit(tmp_path, readers):
     quiet(learn, lambda o: o.fit(3, cbs=on(after_epoch=replace)))
     seen = torch.cat([b[1][:, 0, 0, 0] for b in learn.seen.batches if b[0]]).mul(255).round().view(3, 8)
     assert (feed.n_done, [sorted(o.tolist()) for o in seen])==(6, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7, 200], [0, 1, 2, 4, 5, 6, 7, 201]])
-    assert feed.budget.used==12*(mmap.PAGESIZE if readers=='processes' else 8*8*3)
+    assert feed.memory.used==12*(mmap.PAGESIZE if readers=='processes' else 8*8*3)
 
 
 def point(f): return torch.tensor([[1., 2.]])
@@ -666,19 +666,19 @@ def test_images_beyond_the_memory(files, monkeypatch, readers):
         time.sleep(.01)                              # reading an image from the file takes far less
         return decode(*args)
     monkeypatch.setattr(Recipe, 'decode', slow)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 2*9*n_bytes))        # half of it: nine images
+    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 2*(9+4*N_ROOMS)*n_bytes))     # half of it: nine images, and rooms for four
     make, feed = lambda: make_dls(files, Resize(size, 'squish')), FeedCallback(2)
     learn = fitted(make, feed, n=6)
     check_same(learn, fitted(make, n=6))
-    assert 4*n_bytes<=kept_bytes(feed)==feed.budget.used<=9*n_bytes
+    assert 4*n_bytes<=kept_bytes(feed)==feed.memory.used<=9*n_bytes
     if readers=='processes': assert n_decoded(feed)<=N+8
     else: assert n_decoded(feed)>=8+6*4              # the validation set in each epoch
     quiet(learn, lambda o: o.fit(1, cbs=on(before_fit=lambda: setattr(learn, 'dls', make_dls(files, Resize(size//4, 'squish'))))))
     quiet(learn, lambda o: o.fit(1))
-    assert kept_bytes(feed)==feed.budget.used<=N*mmap.PAGESIZE                         # nothing of the old loaders is kept
-    budget = feed.budget
+    assert kept_bytes(feed)==feed.memory.used<=N*mmap.PAGESIZE                         # nothing of the old loaders is kept
+    memory = feed.memory
     feed.release()
-    assert budget.used==0
+    assert memory.used==0
 
 
 @pytest.mark.skipif(not can_fork(), reason='Threads keep no file.')

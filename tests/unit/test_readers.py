@@ -249,7 +249,7 @@ def test_a_full_disk_means_decoding_again(files, monkeypatch, name):
     monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
     learn = learner(make_dls(files), feed := FeedCallback(2))
     check_same(fit(learn, 3), fit(learner(learn.dls), 3))
-    assert (feed.n_done, feed.why_not, feed.budget.used)==(6, '', 0) and n_decoded(feed)>=3*N
+    assert (feed.n_done, feed.why_not, feed.memory.used)==(6, '', 0) and n_decoded(feed)>=3*N
     feed.release()
 
 
@@ -260,7 +260,7 @@ def test_a_file_keeps_what_memory_has_no_room_for(files, monkeypatch):
     monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
     learn = learner(make_dls(files), feed := FeedCallback(2))
     check_same(fit(learn, 6), fit(learner(learn.dls), 6))
-    assert feed.budget.used==0 and N<=n_decoded(feed)<=N+8
+    assert feed.memory.used==0 and N<=n_decoded(feed)<=N+8
     feed.release()
 
 
@@ -277,7 +277,7 @@ def test_larger_batches_need_larger_rooms(files):
     for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
     check_same(fit(learn), fit(learner(learn.dls)))
     assert (feed.n_done, feed.why_not, n_decoded(feed))==(4, '', N)
-    assert feed.budget.used==N*3*(4*SIZE)**2         # nothing of the smaller ones is kept
+    assert feed.memory.used==N*3*(4*SIZE)**2         # nothing of the smaller ones is kept
     feed.release()
 
 
@@ -414,7 +414,7 @@ def nap(reader, room, seconds):
 def pickled(): return pickle.dumps((Recipe([PILImage], [], [], 0), None))
 
 
-@pytest.mark.parametrize('make', [pytest.param(lambda: Processes(2, 2**20, 2**16), marks=only_forked), lambda: Threads(2)],
+@pytest.mark.parametrize('make', [pytest.param(lambda: Processes(2, 2**20, 2**16), marks=only_forked), lambda: Threads(2, 2**20)],
                          ids=['processes', 'threads'])
 def test_urgent_tasks_do_not_wait_for_all_others(make):
     readers = make()
