@@ -540,7 +540,8 @@ class FeedCallback(Callback):
         found = [*self.decoded.values()]
         if not found: return []
         n_decoded, n_found = (sum(getattr(o, k) for o in found) for k in ('n_decoded', 'n_found'))
-        counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {(self.memory.used if self.memory else 0)/2**30:.1f} GiB are in memory'
+        gib = self.memory.used/2**30 if self.memory else 0
+        counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {gib:.1f} GiB are in memory'
         stays = [f"{_name(t)} stays fastai's" for o in found for t in o.stages.rest]
         full = [store.why_full for o in found for store in o.stores or () if store.why_full]
         return [counts, *dict.fromkeys(stays+full)]      # each once
