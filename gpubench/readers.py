@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from fastcore.basics import noop
 from PIL import Image
-from .items import as_tensor
+from .items import as_tensor, jpeg_decoder
 from .store import MIN_FREE_MIB, ImageStore, check_space, temp_folder
 
 # %% ../nbs/17_readers.ipynb #read0011
@@ -308,6 +308,7 @@ class Processes(_Readers):
         self.n_bytes, self.rooms, self.is_broken = n_bytes, Rooms(room_bytes), False
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
         Image.init()                                 # once, for all
+        jpeg_decoder()
         self.executor = ProcessPoolExecutor(n, context, _begin, (self.memory, self.rooms, context.Value('i', 0)))
         was_on = gc.isenabled()
         gc.disable()                                 # a child that collects garbage of the parent's may end in CUDA

@@ -1,0 +1,97 @@
+"Pixels of JPEGs, compared with those that fastai opens"
+import itertools
+
+import numpy as np
+import pytest
+from fastai.vision.core import PILImage, PILImageBW
+from PIL import Image
+
+from gpubench import items
+from gpubench.data import NamedImage
+from gpubench.items import Recipe, jpeg_decoder
+
+
+def picture(w=93, h=71):
+    noise = np.random.default_rng(0).integers(0, 256, (h//4, w//4, 3)).astype(np.uint8)
+    return Image.fromarray(noise).resize((w, h), Image.Resampling.BICUBIC)
+
+
+def outcome(f):
+    "Pixels, or the type of the error"
+    try: return np.array(f())
+    except Exception as e: return type(e)
+
+
+def check_same(path, cls=PILImage):
+    theirs, ours = outcome(lambda: cls.create(path)), outcome(lambda: Recipe([cls], [], [], 0).decode([path])[0])
+    assert type(theirs) is type(ours) and np.array_equal(theirs, ours)
+
+
+@pytest.fixture
+def n_decoded(monkeypatch):
+    "How many images Pillow hasn't decoded"
+    decoder, found = jpeg_decoder(), []
+    def decode(data):
+        pixels = decoder(data)
+        found.append(pixels.shape)
+        return pixels
+    monkeypatch.setattr(items, 'jpeg_decoder', lambda: decode)
+    return found
+
+
+@pytest.mark.parametrize('progressive', [False, True])
+@pytest.mark.parametrize('restarts', [0, 3])
+def test_kinds_of_jpegs(tmp_path, progressive, restarts, n_decoded):
+    for quality,subsampling in itertools.product((20, 75, 100), (0, 1, 2)):
+        picture().save(tmp_path/'a.JPG', 'JPEG', quality=quality, subsampling=subsampling, progressive=progressive, restart_marker_blocks=restarts)
+        for cls in PILImage, NamedImage: check_same(tmp_path/'a.JPG', cls)
+    assert n_decoded==[(3, 71, 93)]*18
+
+
+@pytest.mark.parametrize('mode', ['L', 'CMYK'])
+def test_other_colors_and_other_classes_are_pillow_s(tmp_path, mode, n_decoded):
+    picture().convert(mode).save(tmp_path/'a.jpeg')
+    check_same(tmp_path/'a.jpeg')
+    picture().save(tmp_path/'b.jpeg')
+    check_same(tmp_path/'b.jpeg', PILImageBW)
+    picture().save(tmp_path/'c.jpg', 'PNG')                      # only its name is a JPEG's
+    check_same(tmp_path/'c.jpg')
+    assert n_decoded==[]
+
+
+def test_a_turned_photograph_stays_as_fastai_has_it(tmp_path):
+    exif = Image.Exif()
+    for turn in 3, 6:                                            # by 180° and by 90°
+        exif[0x0112] = turn
+        picture().save(tmp_path/'a.jpg', exif=exif)
+        check_same(tmp_path/'a.jpg')
+
+
+def test_broken_jpegs(tmp_path):
+    "The same error as in fastai, or the same pixels"
+    random, path = np.random.default_rng(1), tmp_path/'a.jpg'
+    picture().save(path, quality=90)
+    whole, kinds = path.read_bytes(), set()
+    for i in range(60):
+        data = bytearray(whole)
+        for _ in range(3): data[random.integers(2, len(data))] ^= 1<<random.integers(8)
+        path.write_bytes(data[:random.integers(20, len(data))] if i%3==0 else data)
+        check_same(path)
+        kinds.add(type(outcome(lambda: PILImage.create(path))))
+    assert kinds=={np.ndarray, type}
+
+
+def test_a_decoder_with_other_pixels_is_not_taken(monkeypatch):
+    def make(decode):
+        jpeg_decoder.cache_clear()
+        monkeypatch.setattr('torchvision.io.decode_jpeg', decode)
+        return jpeg_decoder()
+    decode = jpeg_decoder()
+    try:
+        assert make(decode) is decode
+        assert make(lambda data: decode(data).bitwise_xor(1)) is None
+        assert make(lambda data: decode(data).flip(1, 2)) is None     # turned as its EXIF says
+        assert make(lambda data: 1/0) is None
+    finally:
+        monkeypatch.undo()
+        jpeg_decoder.cache_clear()
