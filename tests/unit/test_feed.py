@@ -672,7 +672,7 @@ def test_images_beyond_the_memory(files, monkeypatch, readers):
     check_same(learn, fitted(make, n=6))
     assert 4*n_bytes<=kept_bytes(feed)==feed.memory.used<=9*n_bytes
     if readers=='processes': assert n_decoded(feed)<=N+8
-    else: assert n_decoded(feed)>=8+6*4              # the validation set in each epoch
+    else: assert n_decoded(feed)>=9+6*3              # those that don't fit, in each epoch
     quiet(learn, lambda o: o.fit(1, cbs=on(before_fit=lambda: setattr(learn, 'dls', make_dls(files, Resize(size//4, 'squish'))))))
     quiet(learn, lambda o: o.fit(1))
     assert kept_bytes(feed)==feed.memory.used<=N*mmap.PAGESIZE                         # nothing of the old loaders is kept
