@@ -902,7 +902,7 @@ class SpeedUp:
             elif cache: self.add('images', 'They are decoded already, so `cache` has nothing to keep.', False)
         elif not self.has('images', FeedCallback):
             cb = FeedCallback(cache=cache)
-            self.add('images', 'each is decoded once, then other processes feed each pass over them', cb=cb, undo=cb.release)
+            self.add('images', 'each is decoded once, beside the first epoch, and then taken from memory', cb=cb, undo=cb.release)
 
     def capture(self, compile, search):
         if not self.has('CUDA graph', GraphedStepCallback):

@@ -819,9 +819,9 @@ def test_an_interrupt_while_threads_start(monkeypatch):
 
 def test_the_table_has_what_became_of_the_images(files, tmp_path):
     (done := SpeedUp(learn := learner(make_dls(files, [Resize(SIZE, 'squish'), Negative()])))).feed(tmp_path)
-    assert done.to_df().why.tolist()==['each is decoded once, then other processes feed each pass over them; from the next fit on']
+    assert done.to_df().why.tolist()==['each is decoded once, beside the first epoch, and then taken from memory; from the next fit on']
     quiet(learn, lambda o: o.fit(2))
-    assert done.to_df().why.tolist()==['each is decoded once, then other processes feed each pass over them; 4 times in the last fit. '
+    assert done.to_df().why.tolist()==['each is decoded once, beside the first epoch, and then taken from memory; 4 times in the last fit. '
         f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory. Negative stays fastai's"]
 
 
