@@ -77,7 +77,8 @@ class CUDACapture:
     def _make_pool(self):
         "Memory of the graphs, which holds cuBLAS's workspace, too: other compiled code frees the shared one"
         free, total = torch.cuda.mem_get_info(self.device)
-        if free<total/2: free_memory()                  # it takes a quarter of a second
+        most = torch.cuda.get_per_process_memory_fraction(self.device)*total
+        if min(free, most-torch.cuda.memory_reserved(self.device))<most/2: free_memory()       # it takes a quarter of a second
         torch._C._cuda_clearCublasWorkspaces()
         self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
         x = torch.zeros(1, device=self.device)
