@@ -208,6 +208,7 @@ def make_items(reader, room, items, first, seed): # What is new about each
     return news
 
 # %% ../nbs/17_readers.ipynb #read0031
+READER = 'gpubench reader'     # the processes' name
 N_ROOMS = 8     # for batches that are made while one trains, and for those that a GPU still copies
 
 class Rooms:
@@ -262,7 +263,7 @@ def can_fork(): # On a Mac, libraries don't survive it, and daemons may have no 
     return sys.platform=='linux' and not multiprocessing.current_process().daemon
 def _fork_context(): # whose processes end with their parent, also if that is one of multiprocessing's
     context = copy(multiprocessing.get_context('fork'))
-    context.Process = partial(context.Process, daemon=True)
+    context.Process = partial(context.Process, daemon=True, name=READER)
     return context
 
 class _Readers:

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .capture import network_batch
 from .core import (
     allows_tf32, check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device, wait_for)
+from .readers import READER
 from .record import PHASE_NAMES, plain_record
 from .stats import is_steady, is_tight, median_ci, next_look
 from .data import check_dataset, check_labels, find_folder, get_dls, is_path
@@ -257,12 +258,14 @@ def look_once(model:torch.nn.Module, saw:Callable):
     NextPass(model, run)
 
 # %% ../nbs/25_trial.ipynb #3194db5f
+def n_children(): return sum(o.name!=READER for o in multiprocessing.active_children())
+
 class SeenCallback(Callback):
     "Observes what a fit does: type, layout and switches of what is computed, workers, optimizer steps"
     order, graph_safe = 59, 'counts'
     def before_fit(self):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
-        self.n_batches, self.n_opt_steps, self.others = 0, 0, {o.pid for o in multiprocessing.active_children()}
+        self.n_batches, self.n_opt_steps, self.n_others = 0, 0, n_children()
         self.n_passes = 0
         if getattr(self.graph, 'n_graphs', 0): return                          # they repeat what was seen before them
         self.dtype = self.is_channels_last = self.switches = None
@@ -280,7 +283,7 @@ class SeenCallback(Callback):
     def before_validate(self): self.n_passes += 1
     def before_batch(self):
         if not self.training or self.n_batches: return
-        self.n_workers = len({o.pid for o in multiprocessing.active_children()}-self.others)
+        self.n_workers = n_children()-self.n_others
         if self.is_compiled and self.dtype is None:         # a compiler can't follow a look, so before it compiles
             look_once(self.model, self.saw_product)
             with untouched(self.model), torch.no_grad(): self.model.eval()(*[o[:2] for o in network_batch(self.learn)[0]])

@@ -56,6 +56,7 @@ def test_the_phases_of_a_feed(monkeypatch):
         return run
     monkeypatch.setattr(feed.FeedDL, '_finished', later(2, feed.FeedDL._finished))
     monkeypatch.setattr(feed, 'to_device', later(19, feed.to_device))
+    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)     # of processes, batches are cloned
     dls = get_dls('digits', bs=8, loader='files', device='cpu', max_images=40, size=8)
     dls.train.after_batch.add(ItemTransform(later(3, lambda o: o)))
     cb, timer = feed.FeedCallback(2), StepTimerCallback(clock=lambda: now_s[0])
