@@ -173,7 +173,7 @@ def test_the_first_screen(browser, site):
     figure = page.locator('article img').first
     box = figure.bounding_box()
     assert figure.evaluate('o => o.complete && o.naturalWidth>500') and box['width']>300 and box['y']+box['height']<desk['height']
-    assert re.search(r'\d ms', figure.get_attribute('alt'))
+    assert re.search(r'\d s\b', figure.get_attribute('alt'))
     page.close()
 
 def test_search(browser, site):
