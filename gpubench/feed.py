@@ -148,7 +148,7 @@ class Decoded:
         self.folder, self.types, self.shapes = folder, (), []
         self.kept, self.asked, self.early, self.n_decoded, self.n_found, self.is_full = {}, set(), [], 0, 0, False
         self.tasks, self.unused = deque(), []        # on their way; what they may still read
-        self.stores, self.writer, self.writing = None, None, deque()
+        self.stores, self.writer, self.writing = [], None, deque()
         if folder: self.stores, self.writer = open_stores(stages.recipe, folder), ThreadPoolExecutor(1, 'gpubench store')
         self.take_stages(stages)
     def take_stages(self, stages):
@@ -173,7 +173,8 @@ class Decoded:
         while self.tasks and self.tasks[0].done(): self.tasks.popleft()
         self.tasks.append(part)
     def free_unused(self, memory):
-        while self.unused and all(o.done() for o in self.tasks): memory.free(self.unused.pop())
+        if not all(o.done() for o in self.tasks): return
+        while self.unused: memory.free(self.unused.pop())
     def _write(self, paths, new, memory):
         "Into the folder, beside the training; a disk that is slower than the readers makes them wait"
         arrays, new.arrays = new.arrays or memory.get(new.refs), None
@@ -181,14 +182,14 @@ class Decoded:
         while len(self.writing)>MAX_WRITING: self.writing.popleft().result()
     def flush(self):
         while self.writing: self.writing.popleft().result()
-        for o in self.stores or (): o.flush()
+        for o in self.stores: o.flush()
     def release(self, memory):
         self.flush()
         for _,part in self.early: part.cancel()
         self.unused += [o.refs for o in self.kept.values()]
         self.kept = {}
         self.free_unused(memory)
-        for o in self.stores or (): o.close()
+        for o in self.stores: o.close()
         if self.writer: self.writer.shutdown()
 
 # %% ../nbs/22_feed.ipynb #feed0051
@@ -543,7 +544,7 @@ class FeedCallback(Callback):
         gib = self.memory.used/2**30 if self.memory else 0
         counts = f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, {gib:.1f} GiB are in memory'
         stays = [f"{_name(t)} stays fastai's" for o in found for t in o.stages.rest]
-        full = [store.why_full for o in found for store in o.stores or () if store.why_full]
+        full = [store.why_full for o in found for store in o.stores if store.why_full]
         return [counts, *dict.fromkeys(stays+full)]      # each once
     def release(self):
         "Give the memory back, and let the readers end, after the pass that they may work for"

@@ -306,7 +306,7 @@ class Processes(_Readers):
     "Forked processes that read"
     def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
         super().__init__(n)
-        self.n_bytes, self.rooms, self.is_broken = n_bytes, Rooms(room_bytes), False
+        self.rooms, self.is_broken = Rooms(room_bytes), False
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
         Image.init()                                 # once, for all
         jpeg_decoder()
@@ -325,7 +325,7 @@ class Processes(_Readers):
     def fitting(self, room_bytes): # itself, or others
         "Processes that are there, with rooms that large"
         is_fine = room_bytes<=self.rooms.n_bytes and not self.is_broken
-        return self if is_fine else Processes(self.n, self.n_bytes, 2*room_bytes, self)
+        return self if is_fine else Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
 
 def _use_one_core():
     torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
