@@ -181,13 +181,15 @@ def modules_in(*parts):
 def _held(o): # What a module or a loss holds, apart from what PyTorch gives each module
     return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH}
 _OF_EACH = vars(torch.nn.Module()).keys()-{'training'}
+_PLAIN = {bool, int, str, type(None)}     # of which two are the same if they are equal
 
 def host_state(
     with_torch, # Are PyTorch's random numbers the host's?
     *parts,     # Networks and losses
 )->tuple: # Random states; what each of the parts holds, as bytes; neither may change in a step that is replayed
     "What a step might leave behind on the host"
-    def as_bytes(v):
+    def as_bytes(v): # or itself, if that says all
+        if type(v) in _PLAIN or type(v) is tuple and all(type(o) in _PLAIN for o in v): return v
         out = io.BytesIO()
         with suppress(Exception): _HostPickler(out).dump(v)
         return out.getvalue()

@@ -406,6 +406,7 @@ class Payback:
     def begin_fit(self):
         self.is_on, self.why, self.since, self.asked_at = False, '', None, None
         self.replay_s, self.batch_s = 0., None                 # of this epoch's graph alone; with all that happens around it
+        self.is_open = True                                    # can it still pay in this fit?
         self.eager_s, self.saved_s = None, 0.                  # a replay of PyTorch's own kernels; what was saved since
 
     def time(self, replay, wait): # `wait()` returns when the device is done
@@ -438,6 +439,7 @@ class Payback:
     def _pays(self, n_steps):
         saves_s, replay_ms, batch_ms = n_steps*min(self.replay_s, self.batch_s)*(1-self.share), 1e3*self.replay_s, 1e3*self.batch_s
         is_fed = self.batch_s<=MAX_WAIT*self.replay_s
+        self.is_open = not is_fed or saves_s>=MIN_RETURN*self.cost_s      # the rest only gets shorter
         about = f'some {self.cost_s:.3g} s to save {saves_s:.3g} s in the rest of the fit'
         if not is_fed: self.why = f"Kernels weren't compiled: a batch takes {batch_ms:.3g} ms and its step {replay_ms:.3g}, so a faster step saves nothing."
         elif saves_s<MIN_RETURN*self.cost_s: self.why = f"Kernels weren't compiled, which would take {about}."
@@ -700,7 +702,7 @@ class GraphedStepCallback(FusedStepCallback):
         loss = step(self, is_last)[1].clone()
         replayed = kept.now() | dict(loss=[loss])
         self._undo(step, kept)
-        if self.payback and is_last:                          # the first replay of a graph takes longer
+        if self.payback and self.payback.is_open and is_last: # the first replay of a graph takes longer
             self.payback.time(partial(step, self, is_last), self._wait)
             self._undo(step, kept)
         parts = step.model, step.loss_func

@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import filterfalse
+from itertools import filterfalse, islice
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +34,7 @@ from fastcore.foundation import L
 from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
 from .items import BYTES, Recipe, as_tensor
-from .readers import N_ROOMS, OtherShape, OwnMemory, Reader, decode_items, make_items, open_stores, start_readers
+from .readers import N_ROOMS, OtherShape, OwnMemory, Reader, decode_items, make_items, on_one_core, open_stores, start_readers, switching_often
 from .store import open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0021
@@ -211,7 +211,8 @@ def check_items(dl, decoded):
     try:
         dl.before_iter()
         reader = decoded.reader_of(OwnMemory(0))
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i, reader)
+        with on_one_core():
+            for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i, reader)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -306,7 +307,7 @@ class FeedDL:
     def _batches(self, rows, seed):
         "(a batch on the host, the room that its images are in or None)"
         dl = self.dl
-        if not self.stages.rest: return self._ahead(self._once_decoded(dl.chunkify(rows)), seed)
+        if not self.stages.rest: return self._ahead(self._once_decoded(dl.chunkify(rows), n_at_once=1), seed)
         chunks = enumerate(self._once_decoded(chunked(rows, dl.bs)))
         made = (o for k,chunk in chunks for o in zip(self._finished_here(chunk, seed+k*dl.bs), chunk))
         items = (self.stages.finish_unknown(*o) for o in made)
@@ -335,20 +336,22 @@ class FeedDL:
         if not part.cancel() and not part.exception(): self._take(paths, part)
         self.decoded.asked.difference_update(paths)
 
-    def _once_decoded(self, chunks):
+    def _once_decoded(self, chunks, n_at_once=0): # `n_at_once`: chunks that aren't asked for: readers that make their batches decode them
         "Chunks of rows, whose images were asked for long before"
         waiting, n, start, early = deque(), 0, perf_counter(), self.decoded.early
         while early: self._leave(*early.pop())
         try:
-            for rows in chunks:
-                waiting.append((rows, self._ask(rows)))
-                n += len(rows)
-                while n>N_DECODED_AHEAD or waiting and self._is_due(waiting[0][1], start):
-                    n -= len(waiting[0][0])
+            with switching_often():
+                yield from islice(chunks, n_at_once)
+                for rows in chunks:
+                    waiting.append((rows, self._ask(rows)))
+                    n += len(rows)
+                    while n>N_DECODED_AHEAD or waiting and self._is_due(waiting[0][1], start):
+                        n -= len(waiting[0][0])
+                        yield self._settled(waiting)
+                while waiting:
+                    if not self.readers.backlog: self._go_on()
                     yield self._settled(waiting)
-            while waiting:
-                if not self.readers.backlog: self._go_on()
-                yield self._settled(waiting)
         finally:
             for _,parts in reversed(waiting):
                 for o in reversed(parts): self._leave(*o)
@@ -432,7 +435,7 @@ class FeedDL:
 def _copy_stream(device): return torch.cuda.Stream(device)      # one for all passes, since each keeps memory of its own
 
 def _copied_ahead(batches, device, at):
-    "Batches on a GPU; the next one is copied while one trains"
+    "Batches on a GPU; the next one is copied while one trains, and nobody waits for two before the first"
     stream, ahead = _copy_stream(device), deque()
     def copy(b, room):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)
@@ -445,9 +448,9 @@ def _copied_ahead(batches, device, at):
         at('copied')
         for o in b: o.record_stream(now)             # its memory is free only after this stream has used it
         return b
-    for o in batches:
+    for i,o in enumerate(batches):
         copy(*o)
-        if len(ahead)>1: yield taken()
+        if i==0 or len(ahead)>1: yield taken()
     while ahead: yield taken()
 
 # %% ../nbs/22_feed.ipynb #feed0052

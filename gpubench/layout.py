@@ -72,7 +72,7 @@ class NextPass:
 class LayoutCallback(Callback):
     """Decides at the last moment before a forward pass, after everybody's callbacks, whether the network may run in a layout
 
-    Two images are tried, unless a hook watches the network or the Learner has its own step. The verdict holds within a
+    A sample is tried, unless a hook watches the network or the Learner has its own step. The verdict holds within a
     fit until somebody else had a turn: for one batch where unknown callbacks act in batches, else for one epoch where
     they act between them. `n_done` counts the training batches of the last fit, and `why_not` is the reason against it."""
     order, n_done, why_not, must_decide, is_new = math.inf, None, '', True, True
@@ -90,7 +90,10 @@ class LayoutCallback(Callback):
         own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
-    def two(self): return _of_tensors(lambda o: o[:2], network_batch(self.learn))         # which may draw
+    def sample(self): # of a batch; making one may draw
+        "Two images, or on a GPU all of them: it loads its kernels for each shape anew"
+        on_gpu = next(self.model.parameters()).is_cuda
+        return _of_tensors(lambda o: o if on_gpu else o[:2], network_batch(self.learn))
     def copies(self):
         "Of network and loss, for a try: what they hold stays as it was"
         learn = self.learn
@@ -151,7 +154,7 @@ class ChannelsLastCallback(LayoutCallback):
         self.place()
         try:
             with untouched(self.model), torch.no_grad():
-                xb, yb = self.two()
+                xb, yb = self.sample()
                 model, loss_func = self.copies()
                 pred = model(*xb)
                 is_moved = any(isinstance(o, torch.Tensor) and not o.is_contiguous() for o in tree_leaves(pred))
@@ -243,7 +246,7 @@ class OneDNNCallback(LayoutCallback):
             model, _ = self.copies()
             weights = [o for o in model.parameters() if o.requires_grad]
             with untouched(self.model), _OneDNNMode():
-                out = tree_leaves(self._in_layout(model, partial(type(model).forward, model), self.two()[0]))
+                out = tree_leaves(self._in_layout(model, partial(type(model).forward, model), self.sample()[0]))
                 torch.autograd.grad(sum(o.sum() for o in out if isinstance(o, torch.Tensor)), weights, allow_unused=True)
         except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
         kept = [v for o in model.modules() for k,v in vars(o).items() if k[0]!='_']

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import deque
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -326,6 +326,23 @@ class Processes(_Readers):
         "Processes that are there, with rooms that large"
         is_fine = room_bytes<=self.rooms.n_bytes and not self.is_broken
         return self if is_fine else Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
+
+@contextmanager
+def on_one_core():
+    "What PyTorch computes for this thread; on several, it would wait for each of them beside busy readers"
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try: yield
+    finally: torch.set_num_threads(n)
+
+SWITCH_S = 1e-4     # after which a thread that computes in Python lets others go on; 5 ms would make readers wait for their next task
+
+@contextmanager
+def switching_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_S))
+    try: yield
+    finally: sys.setswitchinterval(before)
 
 def _use_one_core():
     torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later

@@ -334,7 +334,7 @@ def test_images_of_several_shapes(files, monkeypatch, forked):
     monkeypatch.setattr('gpubench.readers.can_fork', lambda: forked)
     learn = learner(make_dls(files, [], bs=1), feed := FeedCallback(2))
     check_same(fit(learn), fit(learner(learn.dls)))
-    assert (feed.n_done, feed.why_not, n_decoded(feed))==(4, '', N)
+    assert (feed.n_done, feed.why_not)==(4, '') and n_decoded(feed) in (N, N+1)     # the first one twice, if its shape isn't the checked one's
     learn.dls = DataLoaders(*(o.new(bs=2) for o in learn.dls.loaders))
     with pytest.raises(RuntimeError, match=r'items of the shapes \(3, .*\) and \(3, .*End item_tfms with a Resize'): fit(learn)
     learn.dls = DataLoaders(*(o.new(bs=1) for o in learn.dls.loaders))

@@ -135,6 +135,12 @@ def test_nothing_is_compiled_while_the_device_waits_for_the_loader(compiler, mon
     with monkeypatch.context() as mp: learn = fitted(mp, 9, batch_s=20., replay_s=100.)
     assert not any(learn.epochs.compiled) and 'a faster step saves nothing' in learn.graphed_step.payback.why
 
+@pytest.mark.parametrize('kwargs, n', [({}, 1), (dict(batch_s=20.), 3)])
+def test_a_replay_is_timed_until_it_is_clear_that_the_fit_is_too_short(kwargs, n, compiler, monkeypatch):
+    timed, time = [], fast.Payback.time
+    monkeypatch.setattr(fast.Payback, 'time', lambda self, *args: timed.append(time(self, *args)))
+    assert not any(fitted(monkeypatch, 3, **kwargs).epochs.compiled) and len(timed)==n
+
 @pytest.mark.parametrize('gathered', [False, True])
 def test_a_fit_whose_kernels_are_compiled_midway_trains_the_same(gathered, compiler, monkeypatch):
     monkeypatch.setattr(fast, 'COMPILE_S', .2)
