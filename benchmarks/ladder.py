@@ -5,8 +5,10 @@
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
 epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
 every rung runs once, in an order of its own. Rungs without cuDNN's search live in a process of their own: a process keeps the kernel that it used first
-for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's
-search, channels_last and AdamW at a constant rate, compiled as well (which takes minutes for a ResNet), the gathering of its batches included, replayed once for each step of an epoch. `--peers` adds other frameworks (see peers.py).
+for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a constant rate, compiled as
+well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the fastest of four ways, `hand_us`: weights in channels_last or
+as PyTorch makes them, and batches gathered by the compiled kernels or before each replay. `compiled_plain` is `compiled_graph` without channels_last.
+`--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which
 ran longest. `valid_us` is the time of a batch of validation, `bound_us` the least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
@@ -61,22 +63,28 @@ def no_waits(learn): swap_recorder(learn, DeferredRecorder())
 def fused(learn):
     no_waits(learn)
     learn.add_cb(FusedStepCallback())
-def kernels(learn):
-    "cuDNN searches, and a network in fp32 gets channels_last, which those of bf16 have already"
+def search(learn):
     fused(learn)
     learn.searches = True
+def kernels(learn):
+    "cuDNN searches, and a network in fp32 gets channels_last, which those of bf16 have already"
+    search(learn)
     if not any(isinstance(o, ChannelsLast) for o in learn.cbs): learn.add_cb(ChannelsLast())
-def graph(learn, compile=False):
+def graph(learn, kernels=kernels, compile=False):
     kernels(learn)
     learn.remove_cb(learn.fused_step)
     learn.add_cb(GraphedStepCallback(compile))
-def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
+def bf16_plain(learn): learn.add_cb(MixedPrecision(amp_mode='bf16'))
+def bf16(learn):
+    bf16_plain(learn)
+    learn.add_cb(ChannelsLast())
 
 def rungs(is_bf16):
     "name -> changes to a Learner; from `stock_bf16` on, all rungs of a bf16 case have bf16 and channels_last"
     first, last = (dict(stock=[], stock_bf16=[bf16]), [bf16]) if is_bf16 else (dict(stock=[]), [])
     return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels], graph=[*last, graph],
-                        compiled_graph=[*last, lambda learn: graph(learn, True)])
+                        compiled_graph=[*last, partial(graph, compile=True)],
+                        compiled_plain=[*[bf16_plain]*is_bf16, partial(graph, kernels=search, compile=True)])
 
 APART = 'stock', 'stock_bf16', 'no_waits', 'fused'            # without cuDNN's search
 SLOW = *APART, 'kernels'                                      # rungs that take a fortieth of the steps, at least 12 of them
@@ -123,25 +131,32 @@ def valid_us(run):
         wait_for(dl.device)
     return 1e6*(perf_counter()-start_s)/len(dl)
 
-def by_hand(case, device):
-    "A function that returns microseconds a step"
+HAND = {f'{layout}, gathered {where}': (memory_format, where=='within') for where in ('within', 'before')
+        for layout,memory_format in (('channels_last', torch.channels_last), ('plain', torch.contiguous_format))}
+
+def by_hand(case, device, layout, gathers):
+    "A function that returns microseconds a step; `gathers`: the compiled kernels take their batch out of all images themselves"
     model, bs, _, n_in, is_bf16, _, n_steps = case
     dls = loaders(case, device)
     set_seed(0)
-    net = get_model(model, n_in=n_in).to(device, memory_format=torch.channels_last)
+    net = get_model(model, n_in=n_in).to(device, memory_format=layout)
     search_kernels()
     opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, foreach=True, capturable=True)
     update = torch.compile(opt.step)                         # one kernel; torch's fused AdamW gives a small network to few multiprocessors
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
     order, at = torch.zeros((n_steps, bs), dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    @torch.compile(fullgraph=True, dynamic=False)
-    def forward(order, at):
+    def gathered():
         i = order.index_select(0, at)[0]
-        return torch.nn.functional.cross_entropy(net((x[i].float()/255-mean)/std).float(), y[i])
+        return x[i], y[i]
+    own_x, own_y = gathered()
+    @torch.compile(fullgraph=True, dynamic=False)
+    def forward():
+        x, y = gathered() if gathers else (own_x, own_y)
+        return torch.nn.functional.cross_entropy(net((x.float()/255-mean)/std).float(), y)
     def step():
         opt.zero_grad(set_to_none=True)
-        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward(order, at)
+        with torch.autocast('cuda', torch.bfloat16, enabled=is_bf16): loss = forward()
         loss.backward()
         update()
         at.add_(1)
@@ -159,10 +174,20 @@ def by_hand(case, device):
         start_s = perf_counter()
         order[:n_steps] = torch.randperm(len(x), device=device)[:n_steps*bs].view(n_steps, bs)
         at.zero_()
-        for _ in range(n_steps): recorded.replay()
+        for i in range(n_steps):
+            if not gathers:
+                torch.index_select(x, 0, order[i], out=own_x)
+                torch.index_select(y, 0, order[i], out=own_y)
+            recorded.replay()
         wait_for(device)
         return 1e6*(perf_counter()-start_s)/n_steps
     return epoch
+
+def fastest_by_hand(case, device):
+    "The fastest way, and microseconds a step of each: the median of three runs, alternating"
+    ways = {k: by_hand(case, device, *o) for k,o in HAND.items()}
+    us = {k: median(o) for k,o in alternate(ways, 3, lambda run: run()).items()}
+    return ways[min(us, key=us.get)], us
 
 KINDS = { # the first whose expression a kernel's name has; Inductor names its kernels after what they fuse
     'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_', 'norms': 'batch_norm|bn_|batchnorm', 'element-wise': '^triton_',
@@ -202,7 +227,7 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     names = [o for o in rungs(case[4]) if not only or o in only]
     learners = make_learners([o for o in names if o not in APART], case, device)
     others = in_own_process(partial(make_learners, [o for o in names if o in APART]), case, device)
-    hand = by_hand(case, device)
+    hand, hand_us = fastest_by_hand(case, device)
     # name -> what calls a function, wherever the rung is, with the one that trains it and further arguments
     at = {k: partial(on_rung, learners, k) if k in learners else partial(others, on_rung, k) for k in names}
     at |= dict(hand=lambda look, *args: look(hand, *args)) | {o: in_own_process(PEERS[o], case, device) for o in peers}
@@ -212,7 +237,7 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
     if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
     return dict(
-        images=case[1], step_us=times, valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call), median_us={k: median(o) for k,o in times.items()},
+        images=case[1], step_us=times, hand_us=hand_us, valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call), median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},

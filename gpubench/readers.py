@@ -249,7 +249,7 @@ def _begin(memory, rooms, counter):
     gc.enable()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)                 # an interrupt is for the parent
-    os.nice(5)                                                   # the training comes first
+    os.nice(1)                                                   # the training comes first; with 5, others on a busy machine did, too
     Thread(target=_end_with_parent, daemon=True).start()
 def _end_with_parent():
     multiprocessing.parent_process().join()
