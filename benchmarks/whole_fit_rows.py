@@ -144,7 +144,7 @@ ACCURACY, CPU = ['birds', 'hard'], ['cpu_resnet18', 'cpu_small_cnn']
 GROUPS = dict(all=list(ROWS), accuracy=ACCURACY, cpu=CPU, gpu=[o for o in ROWS if o not in (*ACCURACY, *CPU)])
 
 # what `speed_up` gets beside the row's options; a cache is filled by its first run
-OURS = dict(speed_up={}, fp32=dict(precision=None), compiled=dict(compile=True), gpu_decode=dict(decode='gpu'),
+OURS = dict(speed_up={}, fp32=dict(precision=None), compiled=dict(compile=True),
             cached=dict(cache=Path(tempfile.gettempdir())/'whole_fit_cache'), resident={})
 PEERS = ['stock_bf16', 'workers_0', 'workers_2', 'workers_4', 'workers_8', 'workers_16', 'torchvision']
 VARIANTS = ['stock', *OURS, *PEERS]

@@ -298,23 +298,6 @@ def _set_torn_aside(path):
         shutil.copymode(path, new.name)
         Path(new.name).replace(path)
 
-ADDED = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool} | dict(
-    n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)    # how a record ran that lacks one of these settings
-
-def _upgrade(row):
-    "A record of an older schema, converted to the current one"
-    if 'loader' in row: row = ADDED | row
-    if row['schema']==SCHEMA_VERSION: return row
-    new = row | dict(schema=SCHEMA_VERSION)
-    if row['schema']==1 and 'epoch_s' in row:
-        new.setdefault('epoch_whole_s', row['epoch_s'])  # it was the wall time of the whole epoch
-    if isinstance(row.get('measure'), str):                # JSON within JSON, up to schema 2
-        new['measure'] = _parse(row['measure'].encode('utf-8', 'surrogatepass'))
-        if not set(row) & {'loader', 'n_workers'}:         # from a user's own function, whose arguments came first
-            before = list(row)[:list(row).index('trial_id')] if 'trial_id' in row else []
-            new['settings'] = [o for o in before if o not in FIELDS]
-    return new
-
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
     path, asked = records_path(path), Path(path)
@@ -337,12 +320,11 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         except OSError: where = 'left out'                                 # a read-only folder: still readable
         warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
                       stacklevel=3)
-    known = {*map(str, range(1, SCHEMA_VERSION+1))}
     def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x       # as pandas writes integers
-    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-known)
-    todo = 'Update gpubench' if all(map(str.isdigit, odd)) else "They are damaged or another program's; move them away"
-    if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not 1 to {SCHEMA_VERSION}. {todo}.")
-    return [_upgrade(o) for o in rows]
+    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
+    todo = 'Use the gpubench that wrote them' if all(map(str.isdigit, odd)) else "They are damaged or another program's; move them away"
+    if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
+    return rows
 
 # %% ../nbs/01_record.ipynb #3c0ff9f3
 def read_records(path)->'pd.DataFrame': # One row per visit; NaN or None if not measured

@@ -14,7 +14,6 @@ from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
 from gpubench.compare import compare, comparison_text, load_records
 from gpubench.findings import add_labels, findings, summary_text
-from gpubench.record import SCHEMA_VERSION
 from gpubench.report import render_page, write_report
 
 
@@ -86,17 +85,10 @@ def test_odd_values_break_no_figure(tmp_path):
 def test_text_that_is_none_and_numbers_without_end(tmp_path):
     folder_of(tmp_path/'run', visits())
     with open(tmp_path/'run'/'records.jsonl', 'a') as f:
-        f.write('{"schema": 2, "bs": 64, "status": "error", "error": "caf\\udce9.jpg", "n_params": ' + '9'*400 + ', "step_ms": ' + '9'*400 + '}\n')
+        f.write('{"schema": 3, "bs": 64, "status": "error", "error": "caf\\udce9.jpg", "n_params": ' + '9'*400 + ', "step_ms": ' + '9'*400 + '}\n')
     page = write_report(tmp_path/'run').read_text(encoding='utf-8')
     assert Page(page).balanced and 'caf\\udce9.jpg' in page
     assert summary_text(tmp_path/'run').encode()
-
-
-def test_records_of_schema_1_have_no_phases_and_still_draw(tmp_path):
-    folder_of(tmp_path/'run', visits((16, 64, 256, 512)))
-    (tmp_path/'run'/'records.jsonl').write_text((tmp_path/'run'/'records.jsonl').read_text().replace(f'"schema": {SCHEMA_VERSION}', '"schema": 1'))
-    page = Page(write_report(tmp_path/'run').read_text(encoding='utf-8'))
-    assert "Where a step's time goes" not in page.text and 'smallest batch' in page.text and 'By a fit' in page.text
 
 
 def test_no_torch_is_imported():
