@@ -181,7 +181,7 @@ def modules_in(*parts):
 def _held(o): # What a module or a loss holds, apart from what PyTorch gives each module
     return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH}
 _OF_EACH = vars(torch.nn.Module()).keys()-{'training'}
-_PLAIN = {bool, int, str, type(None)}     # of which two are the same if they are equal
+_PLAIN = {bool, int, str, type(None)}     # compared as they are
 
 def host_state(
     with_torch, # Are PyTorch's random numbers the host's?

@@ -10,7 +10,7 @@ import os
 import pickle
 import random
 from collections import deque
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -185,7 +185,10 @@ class Decoded:
         for o in self.stores: o.flush()
     def release(self, memory):
         self.flush()
-        for _,part in self.early: part.cancel()
+        for paths,part in self.early:
+            if not part.cancel() and not part.exception():
+                for o in zip(paths, part.result()): self.take(*o, memory)
+        wait(self.tasks)                             # they may still read what is freed now
         self.unused += [o.refs for o in self.kept.values()]
         self.kept = {}
         self.free_unused(memory)
@@ -307,7 +310,7 @@ class FeedDL:
     def _batches(self, rows, seed):
         "(a batch on the host, the room that its images are in or None)"
         dl = self.dl
-        if not self.stages.rest: return self._ahead(self._once_decoded(dl.chunkify(rows), n_at_once=1), seed)
+        if not self.stages.rest: return self._ahead(self._once_decoded(dl.chunkify(rows), n_unasked=1), seed)
         chunks = enumerate(self._once_decoded(chunked(rows, dl.bs)))
         made = (o for k,chunk in chunks for o in zip(self._finished_here(chunk, seed+k*dl.bs), chunk))
         items = (self.stages.finish_unknown(*o) for o in made)
@@ -322,7 +325,6 @@ class FeedDL:
         decoded.add_task(part)
         return paths, part
     def _broken(self):
-        self.readers.is_broken = True
         return RuntimeError('A process that decodes images has ended, perhaps because memory ran out. Free some memory, and train again.')
     def _take(self, paths, part):
         "Wait for a part, and note what is new"
@@ -336,13 +338,13 @@ class FeedDL:
         if not part.cancel() and not part.exception(): self._take(paths, part)
         self.decoded.asked.difference_update(paths)
 
-    def _once_decoded(self, chunks, n_at_once=0): # `n_at_once`: chunks that aren't asked for: readers that make their batches decode them
+    def _once_decoded(self, chunks, n_unasked=0): # `n_unasked`: chunks whose images are decoded by the readers that make their batches
         "Chunks of rows, whose images were asked for long before"
         waiting, n, start, early = deque(), 0, perf_counter(), self.decoded.early
         while early: self._leave(*early.pop())
         try:
             with switching_often():
-                yield from islice(chunks, n_at_once)
+                yield from islice(chunks, n_unasked)
                 for rows in chunks:
                     waiting.append((rows, self._ask(rows)))
                     n += len(rows)
@@ -435,7 +437,7 @@ class FeedDL:
 def _copy_stream(device): return torch.cuda.Stream(device)      # one for all passes, since each keeps memory of its own
 
 def _copied_ahead(batches, device, at):
-    "Batches on a GPU; the next one is copied while one trains, and nobody waits for two before the first"
+    "Batches on a GPU; the next one is copied while one trains; the first is taken as soon as it is there"
     stream, ahead = _copy_stream(device), deque()
     def copy(b, room):
         with torch.cuda.stream(stream): on_device = tuple(o.to(device, non_blocking=True) for o in b)

@@ -75,8 +75,8 @@ class LayoutCallback(Callback):
     A sample is tried, unless a hook watches the network or the Learner has its own step. The verdict holds within a
     fit until somebody else had a turn: for one batch where unknown callbacks act in batches, else for one epoch where
     they act between them. `n_done` counts the training batches of the last fit, and `why_not` is the reason against it."""
-    order, n_done, why_not, must_decide, is_new = math.inf, None, '', True, True
-    def before_fit(self): self.must_decide = self.is_new = True
+    order, n_done, why_not, must_decide, is_new, is_first = math.inf, None, '', True, True, True
+    def before_fit(self): self.must_decide = self.is_new = self.is_first = True
     def before_train(self):
         if self.is_new: self.n_done, self.why_not, self.is_new = 0, self.left_alone(), False
         self.before_validate()
@@ -84,16 +84,17 @@ class LayoutCallback(Callback):
     def may_run(self): # in the layout, in this batch
         if self.must_decide and any(isinstance(o, torch.Tensor) for o in tree_leaves(self.xb)):   # a replay brings no batch
             self.must_decide = bool(strangers(self.learn))
-            self.why_not = self.left_alone() or self.try_two()
+            self.why_not = self.left_alone() or self.try_sample()
         return not self.why_not
     def left_alone(self):
         own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
     def sample(self): # of a batch; making one may draw
-        "Two images, or on a GPU all of them: it loads its kernels for each shape anew"
-        on_gpu = next(self.model.parameters()).is_cuda
-        return _of_tensors(lambda o: o if on_gpu else o[:2], network_batch(self.learn))
+        "Two images, or all where a fit's first try is on a GPU: CUDA loads its kernels for each shape anew, so the step finds them"
+        n = None if self.is_first and next(self.model.parameters()).is_cuda else 2
+        self.is_first = False
+        return _of_tensors(lambda o: o[:n], network_batch(self.learn))
     def copies(self):
         "Of network and loss, for a try: what they hold stays as it was"
         learn = self.learn
@@ -150,7 +151,7 @@ class ChannelsLastCallback(LayoutCallback):
     def left_alone(self):
         if isinstance(self.model, DistributedDataParallel): return 'DDP has arranged the gradients already.'
         return super().left_alone()
-    def try_two(self):
+    def try_sample(self):
         self.place()
         try:
             with untouched(self.model), torch.no_grad():
@@ -241,7 +242,7 @@ class OneDNNCallback(LayoutCallback):
             return forward(*xb)
         self.n_done += 1
         return out
-    def try_two(self):
+    def try_sample(self):
         try:
             model, _ = self.copies()
             weights = [o for o in model.parameters() if o.requires_grad]

@@ -153,7 +153,7 @@ class Reader:
     "Gets an item's images from where they are kept, or decodes them"
     def __init__(self, recipe, folder, memory, stores=None):
         self.recipe, self.folder, self.memory, self.stores = recipe, folder, memory, stores
-        self.decoding, self.reading = Pace(), Pace()
+        self.renewing, self.reading = Pace(), Pace()
     def arrays(self, # (arrays, what is new about them: a `Kept` or None)
         paths,      # of an item's images, a tuple
         kept=None,  # A `Kept`
@@ -163,12 +163,14 @@ class Reader:
         is_changed = kept is not None and kept.stamps!=stamps
         arrays = self._kept(kept.refs) if kept and not is_changed else None
         if arrays is not None: return arrays, None
+        start = perf_counter()
         arrays = None if is_changed else self._found(paths)      # stores don't look at all times of a file
         is_found = arrays is not None
-        if not is_found: arrays = self._decode(paths)
+        if not is_found: arrays = self.recipe.decode(paths)
+        self.renewing.add(start)
         refs = self.memory.put(arrays, self._file_pays())
         return arrays, Kept(refs, stamps, is_found, arrays if self.folder and refs is None and not is_found else None)
-    def _file_pays(self): return self.reading.mean_s<=self.decoding.mean_s
+    def _file_pays(self): return self.reading.mean_s<=self.renewing.mean_s
     def _kept(self, refs):
         if not self.memory.in_file(refs): return self.memory.get(refs)
         if not self._file_pays(): return
@@ -182,11 +184,6 @@ class Reader:
         if self.stores is None: self.stores = open_stores(self.recipe, self.folder)
         found = [store.get(o) for store,o in zip(self.stores, paths)]
         return None if any(o is None for o in found) else [o.copy() for o in found]      # PyTorch takes writable ones only
-    def _decode(self, paths):
-        start = perf_counter()
-        arrays = self.recipe.decode(paths)
-        self.decoding.add(start)
-        return arrays
 
 class OtherShape(Exception):
     "An image of a batch has another shape than those that were checked"
@@ -249,7 +246,7 @@ def _begin(memory, rooms, counter):
     gc.enable()
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)                 # an interrupt is for the parent
-    os.nice(1)                                                   # the training comes first; with 5, others on a busy machine did, too
+    os.nice(1)                                                   # the training comes first; at 5, other programs on a busy machine came before the readers, too
     Thread(target=_end_with_parent, daemon=True).start()
 def _end_with_parent():
     multiprocessing.parent_process().join()
@@ -306,7 +303,7 @@ class Processes(_Readers):
     "Forked processes that read"
     def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
         super().__init__(n)
-        self.rooms, self.is_broken = Rooms(room_bytes), False
+        self.rooms, self.folder = Rooms(room_bytes), os.getcwd()                 # that of relative paths
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
         Image.init()                                 # once, for all
         jpeg_decoder()
@@ -323,13 +320,14 @@ class Processes(_Readers):
         if pin: self.rooms.pin()
         return Room(self.rooms, n, shapes)
     def fitting(self, room_bytes): # itself, or others
-        "Processes that are there, with rooms that large"
-        is_fine = room_bytes<=self.rooms.n_bytes and not self.is_broken
-        return self if is_fine else Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
+        "Processes that are alive and in this folder, with rooms that large"
+        with suppress(BrokenExecutor):
+            if room_bytes<=self.rooms.n_bytes and self.folder==os.getcwd() and self.executor.submit(int): return self
+        return Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
 
 @contextmanager
 def on_one_core():
-    "What PyTorch computes for this thread; on several, it would wait for each of them beside busy readers"
+    "Within `with`, PyTorch computes on one core: several would wait for each other beside busy readers"
     n = torch.get_num_threads()
     torch.set_num_threads(1)
     try: yield
@@ -339,26 +337,21 @@ SWITCH_S = 1e-4     # after which a thread that computes in Python lets others g
 
 @contextmanager
 def switching_often():
+    "Within `with`, Python's threads wait less long for their turn"
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_S))
     try: yield
     finally: sys.setswitchinterval(before)
 
-def _use_one_core():
-    torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
-    torch.set_num_threads(1)
-
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
-    n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
-    pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
+    together, pool = Barrier(n+1), ThreadPoolExecutor(n, 'gpubench', torch.get_num_threads)  # which sets a new thread up as PyTorch likes it
     try:
-        for _ in range(n): pool.submit(together.wait)
-        together.wait()
-    finally:
-        together.abort()                             # after an interrupt, nobody waits for it
-        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
+        with on_one_core():                          # so do threads that begin within it
+            for _ in range(n): pool.submit(together.wait)
+            together.wait()
+    finally: together.abort()                        # after an interrupt, nobody waits for it
     return pool
 
 class OwnRoom:

@@ -468,7 +468,7 @@ def test_a_try_that_fails_changes_nothing():
     learn.xb, learn.yb = ((o.as_subclass(torch.Tensor),) for o in learn.dls.one_batch())
     cb, before, rng = learn.one_dnn, deepcopy(learn.model.state_dict()), torch.get_rng_state()
     learn.training, learn.dl = True, learn.dls.train
-    assert 'from the random' in cb.try_two()
+    assert 'from the random' in cb.try_sample()
     for k,o in learn.model.state_dict().items(): assert torch.equal(o, before[k]), k
     assert torch.equal(torch.get_rng_state(), rng) and all(o.grad is None for o in learn.model.parameters())
 
