@@ -7,7 +7,7 @@ epoch without validation, from the first batch asked for to the last step done, 
 every rung runs once, in an order of its own. Rungs without cuDNN's search live in a process of their own: a process keeps the kernel that it used first
 for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a constant rate, compiled as
 well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the fastest of four ways, `hand_us`: weights in channels_last or
-as PyTorch makes them, and batches gathered by the compiled kernels or before each replay. `compiled_plain` is `compiled_graph` without channels_last.
+as PyTorch makes them, and batches gathered by the compiled kernels or before each replay.
 `--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which
@@ -63,28 +63,22 @@ def no_waits(learn): swap_recorder(learn, DeferredRecorder())
 def fused(learn):
     no_waits(learn)
     learn.add_cb(FusedStepCallback())
-def search(learn):
-    fused(learn)
-    learn.searches = True
 def kernels(learn):
     "cuDNN searches, and a network in fp32 gets channels_last, which those of bf16 have already"
-    search(learn)
+    fused(learn)
+    learn.searches = True
     if not any(isinstance(o, ChannelsLast) for o in learn.cbs): learn.add_cb(ChannelsLast())
-def graph(learn, kernels=kernels, compile=False):
+def graph(learn, compile=False):
     kernels(learn)
     learn.remove_cb(learn.fused_step)
     learn.add_cb(GraphedStepCallback(compile))
-def bf16_plain(learn): learn.add_cb(MixedPrecision(amp_mode='bf16'))
-def bf16(learn):
-    bf16_plain(learn)
-    learn.add_cb(ChannelsLast())
+def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
 
 def rungs(is_bf16):
     "name -> changes to a Learner; from `stock_bf16` on, all rungs of a bf16 case have bf16 and channels_last"
     first, last = (dict(stock=[], stock_bf16=[bf16]), [bf16]) if is_bf16 else (dict(stock=[]), [])
     return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels], graph=[*last, graph],
-                        compiled_graph=[*last, partial(graph, compile=True)],
-                        compiled_plain=[*[bf16_plain]*is_bf16, partial(graph, kernels=search, compile=True)])
+                        compiled_graph=[*last, partial(graph, compile=True)])
 
 APART = 'stock', 'stock_bf16', 'no_waits', 'fused'            # without cuDNN's search
 SLOW = *APART, 'kernels'                                      # rungs that take a fortieth of the steps, at least 12 of them
