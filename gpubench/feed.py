@@ -34,7 +34,7 @@ from fastcore.foundation import L
 from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
 from .items import BYTES, Recipe, as_tensor
-from .readers import N_ROOMS, OtherShape, OwnMemory, Reader, decode_items, make_items, on_one_core, open_stores, start_readers, switching_often
+from .readers import N_ROOMS, OwnMemory, Reader, decode_items, make_items, open_stores, start_readers, switching_often
 from .store import open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0021
@@ -127,7 +127,8 @@ class ItemStages:
         return Row(*(tuple(o for o,c in zip(sources, self.columns) if bool(c.image_class)==is_image) for is_image in (True, False)))
     def finish_unknown(self, images, row): # An item; None: it is skipped
         "By fastai's code and the user's, what isn't known"
-        item = self.in_order([o.as_pil() for o in images], row.values)
+        values = [o.clone() if isinstance(o, torch.Tensor) else o for o in row.values]        # their code may change them
+        item = self.in_order([o.as_pil() for o in images], values)
         try:
             for o in (*self.rest, self.to_tensor): item = o(item, split_idx=self.split_idx)
         except SkipItemException: return None
@@ -187,7 +188,7 @@ class Decoded:
         self.flush()
         for paths,part in self.early:
             if not part.cancel() and not part.exception():
-                for o in zip(paths, part.result()): self.take(*o, memory)
+                for o in zip(paths, part.result()[0]): self.take(*o, memory)
         wait(self.tasks)                             # they may still read what is freed now
         self.unused += [o.refs for o in self.kept.values()]
         self.kept = {}
@@ -214,8 +215,7 @@ def check_items(dl, decoded):
     try:
         dl.before_iter()
         reader = decoded.reader_of(OwnMemory(0))
-        with on_one_core():
-            for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i, reader)
+        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}: _check_item(dl, decoded, i, reader)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -247,11 +247,11 @@ def _check_item(dl, decoded, i, reader):
 
 def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
     for a,b in zip(theirs, ours, strict=True):
-        max_off_b = max_off if isinstance(b, (TensorImage, TensorMask)) else 0
-        a, b = (torch.as_tensor(o).as_subclass(torch.Tensor) for o in (a, b))
+        max_off_b, kind = max_off if isinstance(b, (TensorImage, TensorMask)) else 0, type(b).__name__
+        a, b = (np.asarray(torch.as_tensor(o).as_subclass(torch.Tensor)) for o in (a, b))   # NumPy waits for no other core beside busy readers
         is_same = a.shape==b.shape and a.dtype==b.dtype
-        if not is_same or a.numel() and (a.double()-b.double()).abs().max()>max_off_b:
-            raise NotTaken(f"Part {type(b).__name__} of item {i} would not be the same as fastai's.")
+        if not is_same or a.size and np.abs(a.astype(float)-b.astype(float)).max()>max_off_b:
+            raise NotTaken(f"Part {kind} of item {i} would not be the same as fastai's.")
 
 # %% ../nbs/22_feed.ipynb #feed0041
 MAX_READERS = 16
@@ -326,13 +326,14 @@ class FeedDL:
         return paths, part
     def _broken(self):
         return RuntimeError('A process that decodes images has ended, perhaps because memory ran out. Free some memory, and train again.')
-    def _take(self, paths, part):
+    def _take(self, paths, part): # Have its images the shapes that were checked?
         "Wait for a part, and note what is new"
-        try: news = part.result()
+        try: news, fits = part.result()
         except BrokenExecutor as e: raise self._broken() from e
         finally: self.decoded.asked.difference_update(paths)
         for o in zip(paths, news): self.decoded.take(*o, self.readers.memory)
         if any(o and o.refs is None for o in news): self.decoded.is_full = True
+        return fits
     def _leave(self, paths, part):
         "What nobody waits for any more"
         if not part.cancel() and not part.exception(): self._take(paths, part)
@@ -343,7 +344,7 @@ class FeedDL:
         waiting, n, start, early = deque(), 0, perf_counter(), self.decoded.early
         while early: self._leave(*early.pop())
         try:
-            with switching_often():
+            with switching_often:
                 yield from islice(chunks, n_unasked)
                 for rows in chunks:
                     waiting.append((rows, self._ask(rows)))
@@ -376,10 +377,12 @@ class FeedDL:
         self._take_all(parts)
         waiting.popleft()
         return rows
-    def _take_all(self, parts):
+    def _take_all(self, parts): # Have all images the shapes that were checked?
+        all_fit = True
         while parts:
-            self._take(*parts[0])
+            all_fit &= self._take(*parts[0])
             parts.pop(0)                             # not before: an interrupt may come while it waits
+        return all_fit
 
     def _ahead(self, chunks, seed):
         "A few batches ahead"
@@ -402,12 +405,8 @@ class FeedDL:
         return _Batch(rows, seed, room, parts)
     def _finished(self, waiting):
         batch = waiting[0]
-        try:
-            self._take_all(batch.parts)
-            images = batch.room.tensors if batch.room else self._stacked(batch)
-        except OtherShape:
-            while batch.parts: self._leave(*batch.parts.pop(0))
-            images = self._stacked(batch)
+        fits = self._take_all(batch.parts)
+        images = batch.room.tensors if batch.room and fits else self._stacked(batch)
         values = self.dl.retain(self.dl.create_batch([o.values for o in batch.rows]), [batch.rows[0].values])
         if self.device.type=='cuda': values = [o.pin_memory() for o in values]
         waiting.popleft()
@@ -428,8 +427,8 @@ class FeedDL:
     def _copied(self, b, room, at):
         at('fetched', b)
         is_shared = self.device.type=='cpu' and room and room.is_shared
-        b = tuple(o.clone() for o in b) if is_shared else to_device(b, self.device)
-        if room: room.leave()
+        try: b = tuple(o.clone() for o in b) if is_shared else to_device(b, self.device)
+        finally: room and room.leave()
         at('copied')
         return b
 

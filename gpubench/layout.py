@@ -94,7 +94,7 @@ class LayoutCallback(Callback):
         "Two images, or all where a fit's first try is on a GPU: CUDA loads its kernels for each shape anew, so the step finds them"
         n = None if self.is_first and next(self.model.parameters()).is_cuda else 2
         self.is_first = False
-        return _of_tensors(lambda o: o[:n], network_batch(self.learn))
+        return _of_tensors(lambda o: o[:n].clone(), network_batch(self.learn))      # the network may change its input
     def copies(self):
         "Of network and loss, for a try: what they hold stays as it was"
         learn = self.learn

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import deque
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from time import perf_counter
 from typing import NamedTuple
 import numpy as np
 from fastcore.basics import noop
-from PIL import Image
+from PIL import Image, ImageFile
 from .items import as_tensor, jpeg_decoder
 from .store import MIN_FREE_MIB, ImageStore, check_space, temp_folder
 
@@ -185,24 +185,20 @@ class Reader:
         found = [store.get(o) for store,o in zip(self.stores, paths)]
         return None if any(o is None for o in found) else [o.copy() for o in found]      # PyTorch takes writable ones only
 
-class OtherShape(Exception):
-    "An image of a batch has another shape than those that were checked"
+# what readers are asked for, for some items, (paths, kept) of each: what is new about each, and whether all have the shapes that were checked
+def decode_items(reader, room, items): return [reader.arrays(*o)[1] for o in items], True
 
-# what readers are asked for, for some items: (paths, kept) of each
-def decode_items(reader, room, items): # What is new about each
-    return [reader.arrays(*o)[1] for o in items]
-
-def make_items(reader, room, items, first, seed): # What is new about each
+def make_items(reader, room, items, first, seed):
     "Put their images into a batch's tensors, from row `first` on"
-    news = []
+    news, fits = [], True
     for j,o in enumerate(items):
         arrays, new = reader.arrays(*o)
         news.append(new)
         with torch._C.DisableTorchFunctionSubclass():
             for tensor,image in zip(room, map(as_tensor, reader.recipe.finish(arrays, seed+j)), strict=True):
-                if tensor.shape[1:]!=image.shape: raise OtherShape()
-                tensor[first+j].copy_(image)
-    return news
+                if tensor.shape[1:]==image.shape: tensor[first+j].copy_(image)
+                else: fits = False
+    return news, fits
 
 # %% ../nbs/17_readers.ipynb #read0031
 READER = 'gpubench reader'     # the processes' name
@@ -299,11 +295,14 @@ class _Readers:
         with self.lock: self.n_later -= 1
         tell(found)
 
+def _what_readers_see(): # and keep: the folder of relative paths, and Pillow's switches
+    return os.getcwd(), ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+
 class Processes(_Readers):
     "Forked processes that read"
     def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
         super().__init__(n)
-        self.rooms, self.folder = Rooms(room_bytes), os.getcwd()                 # that of relative paths
+        self.rooms, self.forked_with = Rooms(room_bytes), _what_readers_see()
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
         Image.init()                                 # once, for all
         jpeg_decoder()
@@ -320,38 +319,41 @@ class Processes(_Readers):
         if pin: self.rooms.pin()
         return Room(self.rooms, n, shapes)
     def fitting(self, room_bytes): # itself, or others
-        "Processes that are alive and in this folder, with rooms that large"
+        "Processes that are alive and see what this one sees now, with rooms that large"
         with suppress(BrokenExecutor):
-            if room_bytes<=self.rooms.n_bytes and self.folder==os.getcwd() and self.executor.submit(int): return self
+            if room_bytes<=self.rooms.n_bytes and self.forked_with==_what_readers_see() and self.executor.submit(int): return self
         return Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
 
-@contextmanager
-def on_one_core():
-    "Within `with`, PyTorch computes on one core: several would wait for each other beside busy readers"
-    n = torch.get_num_threads()
+class SwitchingOften:
+    "While anybody is within `with`, threads of this process wait .1 ms for Python; 5 would make readers wait for their next task"
+    def __init__(self): self.n, self.lock = 0, Lock()
+    def __enter__(self):
+        with self.lock:
+            self.n += 1
+            if self.n>1: return
+            self.before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(self.before_s, 1e-4))
+    def __exit__(self, *args):
+        with self.lock:
+            self.n -= 1
+            if not self.n: sys.setswitchinterval(self.before_s)
+switching_often = SwitchingOften()
+
+def _use_one_core():
+    torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
     torch.set_num_threads(1)
-    try: yield
-    finally: torch.set_num_threads(n)
-
-SWITCH_S = 1e-4     # after which a thread that computes in Python lets others go on; 5 ms would make readers wait for their next task
-
-@contextmanager
-def switching_often():
-    "Within `with`, Python's threads wait less long for their turn"
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_S))
-    try: yield
-    finally: sys.setswitchinterval(before)
 
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
     Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
-    together, pool = Barrier(n+1), ThreadPoolExecutor(n, 'gpubench', torch.get_num_threads)  # which sets a new thread up as PyTorch likes it
+    n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
+    pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
     try:
-        with on_one_core():                          # so do threads that begin within it
-            for _ in range(n): pool.submit(together.wait)
-            together.wait()
-    finally: together.abort()                        # after an interrupt, nobody waits for it
+        for _ in range(n): pool.submit(together.wait)
+        together.wait()
+    finally:
+        together.abort()                             # after an interrupt, nobody waits for it
+        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
     return pool
 
 class OwnRoom:

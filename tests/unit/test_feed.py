@@ -287,6 +287,12 @@ class Negative(RandTransform):
 class Whole(ItemTransform):
     order = 4
     def encodes(self, o): return [PILImage.create(np.array(o[0])[:5*len(o)]), *o[1:]]
+class NextLabel(ItemTransform):
+    "Changes the label in place"
+    order = 4
+    def encodes(self, o):
+        o[1].add_(1)
+        return o
 class OwnResize(Resize):
     def encodes(self, x:Image.Image): return x.resize((SIZE, SIZE-2))
 def squared(x:Image.Image): return x.resize((SIZE, SIZE))
@@ -298,7 +304,8 @@ def replaced():
     out.before_call = lambda b, split_idx: setattr(out, 'pcts', (0., 1.))
     return out
 UNKNOWN = dict(function=lambda: squared, own=lambda: OwnResize(SIZE), random=lambda: [Resize(SIZE, 'squish'), Negative(p=.6)], 
-               whole=lambda: [Resize(SIZE, 'squish'), Whole()], replaced=replaced, skips=lambda: [Transform(skips, order=-1), Resize(SIZE, 'squish')])
+               whole=lambda: [Resize(SIZE, 'squish'), Whole()], replaced=replaced, skips=lambda: [Transform(skips, order=-1), Resize(SIZE, 'squish')],
+               label=lambda: [Resize(SIZE, 'squish'), NextLabel()])
 @pytest.mark.parametrize('n_workers', [0, 2])
 @pytest.mark.parametrize('name', UNKNOWN)
 def test_unknown_transforms_are_left_to_fastai(files, name, n_workers):
@@ -607,7 +614,7 @@ GIVEN_WAY = dict(
     before_batch=(lambda files: make_dls(files, before_batch=lambda o: o), 'Its before_batch is not empty.'),
     late=(lambda files: make_dls(files, [Resize(8), Transform(lambda x: x, order=9)]), 'Its item transforms do not end in `ToTensor`.'),
     own_function=(lambda files: with_after_item(make_dls(files)), 'It could not be taken over (AttributeError: '),
-    counts=(lambda files: make_dls(files, blocks=(ImageBlock, None), get_y=Draws(itertools.count().__next__)), 'Part Tensor of item'),
+    counts=(lambda files: make_dls(files, blocks=(ImageBlock, None), get_y=Draws(itertools.count().__next__)), 'Part int of item'),
 )
 class OwnImage(PILImage): pass
 def with_after_item(dls):

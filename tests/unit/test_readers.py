@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
@@ -21,12 +22,12 @@ from fastai.torch_core import set_seed
 from fastai.vision.augment import RandomResizedCrop, Resize
 from fastai.vision.core import PILImage
 from fastai.vision.data import ImageBlock
-from PIL import Image
+from PIL import Image, ImageFile
 import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.feed import Decoded, FeedCallback
 from gpubench.items import Recipe
-from gpubench.readers import N_ROOMS, Arena, Processes, SharedMemory, Threads, can_fork
+from gpubench.readers import N_ROOMS, Arena, Processes, SharedMemory, Threads, can_fork, switching_often
 
 only_forked = pytest.mark.skipif(not can_fork(), reason='Processes are forked on Linux only.')
 N, N_TRAIN, SIZE = 12, 8, 16
@@ -184,7 +185,7 @@ def test_relative_paths_are_those_of_the_folder_in_which_a_fit_begins(tmp_path, 
         monkeypatch.chdir(tmp_path/name)
         old, learn = feed.readers, learner(make_dls([Path(o) for o in names]), feed)
         check_same(fit(learn), fit(learner(learn.dls)))
-        assert feed.why_not=='' and (feed.readers is old)==(name=='two' and old.folder==str(tmp_path/'two'))
+        assert feed.why_not=='' and (feed.readers is old)==(name=='two' and old.forked_with[0]==str(tmp_path/'two'))
         learn.remove_cb(feed)
 
 
@@ -357,12 +358,41 @@ def test_images_of_several_shapes(files, monkeypatch, forked):
     monkeypatch.setattr('gpubench.readers.can_fork', lambda: forked)
     learn = learner(make_dls(files, [], bs=1), feed := FeedCallback(2))
     check_same(fit(learn), fit(learner(learn.dls)))
-    assert (feed.n_done, feed.why_not)==(4, '') and n_decoded(feed) in (N, N+1)     # the first one twice, if its shape isn't the checked one's
+    used = feed.memory.used
+    fit(learn)
+    assert (feed.n_done, feed.why_not, n_decoded(feed), feed.memory.used)==(4, '', N, used)
     learn.dls = DataLoaders(*(o.new(bs=2) for o in learn.dls.loaders))
     with pytest.raises(RuntimeError, match=r'items of the shapes \(3, .*\) and \(3, .*End item_tfms with a Resize'): fit(learn)
     learn.dls = DataLoaders(*(o.new(bs=1) for o in learn.dls.loaders))
     check_same(fit(learn), fit(learner(learn.dls)))
     feed.release()
+
+
+@only_forked
+def test_a_switch_of_pillows_reaches_the_readers(tmp_path, monkeypatch):
+    "As after an error that names it"
+    files = save(tmp_path, [(64, 64)]*N)
+    files[5].write_bytes(files[5].read_bytes()[:9000])
+    learn = learner(make_dls(files), feed := FeedCallback(2))
+    with pytest.raises(OSError, match='truncated'): fit(learn)
+    monkeypatch.setattr(ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
+    check_same(fit(learn), fit(learner(learn.dls)))
+    assert feed.why_not==''
+    feed.release()
+
+
+def test_the_switch_interval_comes_back_whoever_ends_first():
+    before = sys.getswitchinterval()
+    a, b = (feed_in_use() for _ in range(2))
+    next(a), next(b)
+    assert sys.getswitchinterval()<before
+    a.close()
+    assert sys.getswitchinterval()<before
+    b.close()
+    assert sys.getswitchinterval()==before
+
+def feed_in_use():
+    with switching_often: yield
 
 
 def shm_bytes(pid):
