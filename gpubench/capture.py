@@ -186,7 +186,7 @@ _PLAIN = {bool, int, str, type(None)}     # compared as they are
 def host_state(
     with_torch, # Are PyTorch's random numbers the host's?
     *parts,     # Networks and losses
-)->tuple: # Random states; what each of the parts holds, as bytes; neither may change in a step that is replayed
+)->tuple: # Random states; what each of the parts holds, mostly as bytes; neither may change in a step that is replayed
     "What a step might leave behind on the host"
     def as_bytes(v): # or itself, if that says all
         if type(v) in _PLAIN or type(v) is tuple and all(type(o) in _PLAIN for o in v): return v

@@ -159,7 +159,7 @@ class Recipe:
         "What both parts do"
         return self.key, [_describe(o) for o in self.drawing]
     def decode(self, paths): # One array for each image: (h, w), (h, w, channels), or narrowed, uint8
-        "Open an item's images and do what is the same each time, by fastai's own code"
+        "Open an item's images and do what is the same each time: color JPEGs by torchvision, all else by fastai's own code"
         arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, paths)]
         if self.fixed or any(o is None for o in arrays):
             images = [_open(cls, path if o is None else o) for cls,path,o in zip(self.classes, paths, arrays)]

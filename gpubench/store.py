@@ -221,17 +221,6 @@ class ImageStore:
         with self._waiting_lock: rows = self._take()
         self._write(rows)
 
-    def count(self, paths)->int:
-        "How many of these files' pixels are here; 10,000 files take about .1 s"
-        kept = set(self._read('select path, state from images'))
-        return sum(file_now(o) in kept for o in paths)
-
-    @property
-    def bytes(self)->int|None: # None once closed
-        "Size of the file, without what is waiting"
-        rows = self._read('select page_count*page_size from pragma_page_count, pragma_page_size')
-        return rows[0][0] if rows else None
-
     def close(self):
         "Write what is waiting, and close the file"
         self.flush()
@@ -240,4 +229,3 @@ class ImageStore:
 
     def __enter__(self): return self
     def __exit__(self, *args): self.close()
-    def __reduce__(self): return ImageStore, (self.folder, self.stages, self.min_free_mib)
