@@ -29,7 +29,7 @@ def file_key(path)->bytes: # `path`: str or Path
     return os.fsencode(os.path.normcase(full))
 
 def file_state(stat:os.stat_result)->str: # Text, because times after 2262 don't fit in 64 bits of ns
-    "Differs once a file has changed: its size and time of change (ns)"
+    "Differs once a file has changed: its size and the time (ns) that an archive keeps, so that unpacked files are found again"
     return f'{stat.st_size} {stat.st_mtime_ns}'
 
 def file_id(path, stat:os.stat_result)->tuple[bytes,str]:
@@ -46,8 +46,9 @@ SETTLED_NS = 5*10**9 # since a file's last change
 
 def is_settled(path, stat:os.stat_result)->bool: # `stat`: of before the file was read
     "Did the file stay as it was while it was read, and would a change since then show?"
-    try: unchanged = file_state(os.stat(path))==file_state(stat)
+    try: now = os.stat(path)
     except OSError: return False                        # deleted meanwhile
+    unchanged = (file_state(now), now.st_ctime_ns)==(file_state(stat), stat.st_ctime_ns)
     return unchanged and time.time_ns()-stat.st_mtime_ns>SETTLED_NS
 
 # %% ../nbs/06_store.ipynb #61474fca
