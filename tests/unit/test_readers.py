@@ -509,6 +509,7 @@ def collect(*args): gc.collect()
 @pytest.mark.parametrize('daemon', [False, True])
 def test_a_process_of_multiprocessing_that_trains_comes_to_its_end(files, daemon):
     "As in a pool of processes; the Learner is never released"
+    if torch.cuda.is_initialized(): pytest.skip("CUDA doesn't survive a fork.")
     process = multiprocessing.get_context('fork').Process(target=train_and_stay, args=(files,), daemon=daemon)
     process.start()
     process.join(60)
