@@ -438,7 +438,7 @@ def test_damaged_records_are_said_in_words(tmp_path):
     assert len(file.read_text().splitlines())==len(bad)+3                     # nothing was thrown away
     assert len(Path(f'{file}.torn').read_text().splitlines())==6
 
-@pytest.mark.parametrize('schema,says', [(4, 'Update gpubench'), (None, 'damaged'), (True, 'damaged')])
+@pytest.mark.parametrize('schema,says', [(4, 'Use the gpubench that wrote them'), (2, 'Use the gpubench that wrote them'), (None, 'damaged'), (True, 'damaged')])
 def test_another_schema_is_refused_before_anything_runs(tmp_path, schema, says):
     (tmp_path/'records.jsonl').write_text(json.dumps(dict(schema=schema, trial_id='a', machine='b', visit=0, status='ok'))+'\n')
     with pytest.raises(RuntimeError, match=says): here(dict(x=1), run=lambda x: pytest.fail('it ran'), out=tmp_path)

@@ -614,7 +614,7 @@ GIVEN_WAY = dict(
     before_batch=(lambda files: make_dls(files, before_batch=lambda o: o), 'Its before_batch is not empty.'),
     late=(lambda files: make_dls(files, [Resize(8), Transform(lambda x: x, order=9)]), 'Its item transforms do not end in `ToTensor`.'),
     own_function=(lambda files: with_after_item(make_dls(files)), 'It could not be taken over (AttributeError: '),
-    counts=(lambda files: make_dls(files, blocks=(ImageBlock, None), get_y=Draws(itertools.count().__next__)), 'Part int of item'),
+    counts=(lambda files: make_dls(files, blocks=(ImageBlock, None), get_y=Draws(itertools.count().__next__)), 'Part float of item'),
 )
 class OwnImage(PILImage): pass
 def with_after_item(dls):

@@ -157,9 +157,6 @@ def test_a_callback_that_makes_images_of_rows_is_no_obstacle(cb):
     assert_close(stock, fast)
     assert rows(done).on[['channels_last', 'oneDNN']].all()
 
-def swap_for_view(cb): cb.model[6] = View()
-@pytest.mark.parametrize('event, when', [('before_epoch', lambda cb: cb.epoch==1), ('before_train', lambda cb: cb.epoch==1),
-    ('before_batch', lambda cb: cb.iter==2), ('after_batch', lambda cb: cb.training and cb.iter==1), ('before_validate', lambda cb: True)])
 class InPlace(nn.Sequential):
     "Normalizes its input where it is"
     def forward(self, x): return super().forward(x.sub_(.5).div_(.25))
@@ -169,6 +166,9 @@ def test_a_try_leaves_the_batch_of_a_network_that_changes_its_input(change):
     (stock, _), (fast, _) = (fitted(o, model=lambda: InPlace(*pooled())) for o in (None, change))
     assert_close(fast, stock)
 
+def swap_for_view(cb): cb.model[6] = View()
+@pytest.mark.parametrize('event, when', [('before_epoch', lambda cb: cb.epoch==1), ('before_train', lambda cb: cb.epoch==1),
+    ('before_batch', lambda cb: cb.iter==2), ('after_batch', lambda cb: cb.training and cb.iter==1), ('before_validate', lambda cb: True)])
 @pytest.mark.parametrize('change', [in_channels_last, in_onednn, speed_up])
 def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(change, event, when):
     def model(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Identity(), nn.Identity(), nn.Identity(), nn.Flatten(),
