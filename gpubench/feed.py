@@ -428,7 +428,8 @@ class FeedDL:
         at('fetched', b)
         is_shared = self.device.type=='cpu' and room and room.is_shared
         try: b = tuple(o.clone() for o in b) if is_shared else to_device(b, self.device)
-        finally: room and room.leave()
+        finally:
+            if room: room.leave()
         at('copied')
         return b
 

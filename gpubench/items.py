@@ -20,7 +20,7 @@ import torch
 from fastai.vision.augment import FlipItem, RandTransform, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
-from gpubench.data import NamedImage, NamedImageBW
+from .data import NamedImage, NamedImageBW
 
 # %% ../nbs/16_items.ipynb #item0011
 class _Draws:
