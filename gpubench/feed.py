@@ -170,6 +170,17 @@ class Decoded:
         old = self.kept.get(paths)
         if old is not None and old is not new: self.unused.append(old.refs)
         self.kept[paths] = new
+    def settle(self, paths, part, memory): # Have its images the shapes that were checked?
+        "Wait for a part of what readers were asked for, and note what is new"
+        try: news, fits = part.result()
+        finally: self.asked.difference_update(paths)
+        for o in zip(paths, news): self.take(*o, memory)
+        if any(o and o.refs is None for o in news): self.is_full = True
+        return fits
+    def leave(self, paths, part, memory):
+        "What nobody waits for any more"
+        if not part.cancel() and not part.exception(): self.settle(paths, part, memory)
+        self.asked.difference_update(paths)
     def add_task(self, part):
         while self.tasks and self.tasks[0].done(): self.tasks.popleft()
         self.tasks.append(part)
@@ -186,9 +197,7 @@ class Decoded:
         for o in self.stores: o.flush()
     def release(self, memory):
         self.flush()
-        for paths,part in self.early:
-            if not part.cancel() and not part.exception():
-                for o in zip(paths, part.result()[0]): self.take(*o, memory)
+        while self.early: self.leave(*self.early.pop(), memory)
         wait(self.tasks)                             # they may still read what is freed now
         self.unused += [o.refs for o in self.kept.values()]
         self.kept = {}
@@ -327,17 +336,9 @@ class FeedDL:
     def _broken(self):
         return RuntimeError('A process that decodes images has ended, perhaps because memory ran out. Free some memory, and train again.')
     def _take(self, paths, part): # Have its images the shapes that were checked?
-        "Wait for a part, and note what is new"
-        try: news, fits = part.result()
+        try: return self.decoded.settle(paths, part, self.readers.memory)
         except BrokenExecutor as e: raise self._broken() from e
-        finally: self.decoded.asked.difference_update(paths)
-        for o in zip(paths, news): self.decoded.take(*o, self.readers.memory)
-        if any(o and o.refs is None for o in news): self.decoded.is_full = True
-        return fits
-    def _leave(self, paths, part):
-        "What nobody waits for any more"
-        if not part.cancel() and not part.exception(): self._take(paths, part)
-        self.decoded.asked.difference_update(paths)
+    def _leave(self, paths, part): self.decoded.leave(paths, part, self.readers.memory)
 
     def _once_decoded(self, chunks, n_unasked=0): # `n_unasked`: chunks whose images are decoded by the readers that make their batches
         "Chunks of rows, whose images were asked for long before"
