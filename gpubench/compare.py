@@ -83,7 +83,7 @@ def load_records(
     rows = [{str(o): x if type(x) in _PLAIN else _flat(o, x) for o,x in row.items()}
             for row,why in zip(rows, whys) if not why]
     asked = {o: x for o,x in _OFF.items() if any(o in row for row in rows)}    # a function has some of a trial's settings
-    df = pd.DataFrame([asked | row for row in rows])
+    df = pd.DataFrame([(_OFF if 'loader' in row else asked) | row for row in rows])
     needed = [o.name for o in FIELDS.values() if o.kind in ('about', 'measured')
               or o.name in ('dataset', 'model', 'bs', 'device', 'gpu_memory_gib')]
     df = df.reindex(columns=[*df.columns, *(o for o in needed if o not in df)])
