@@ -18,10 +18,10 @@ help:
 	@echo 'make lab          work through the labs in JupyterLab'
 	@echo 'make set-up-int8  install what deeper/07_int8 needs: ONNX Runtime and two other packages, about 40 MB'
 	@echo 'make test         all tests: notebooks, then pytest'
-	@echo 'make test-newest  only the notebooks, with the newest fastai and fastcore'
+	@echo 'make test-newest  only the notebooks, with the newest version of everything'
 	@echo 'make export       write the modules and README.md from the notebooks, and clean the notebooks'
 	@echo 'make site         build the web site: build/site/index.html'
-	@echo 'make lock         renew the versions in constraints.txt, within the bounds of settings.ini'
+	@echo 'make lock         renew the versions in constraints.txt, within the bounds of pyproject.toml'
 	@echo 'make clean        remove build results and caches; make distclean: the environments, too. Neither touches runs/'
 
 bench: set-up-plain
@@ -37,21 +37,21 @@ test: test-notebooks
 	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-notebooks: set-up-dev
-	$(bin)/nbdev_test --n_workers 2
+	$(bin)/nbdev-test --n-workers 2
 
 test-newest:
 	@$(set_up) newest --venv "$(VENV)-newest"
-	$(VENV)-newest/bin/python tests/repo/newest.py
+	$(VENV)-newest/bin/nbdev-test --n-workers 2
 
 export: set-up-dev
-	$(bin)/nbdev_export
-	$(bin)/nbdev_clean
+	$(bin)/nbdev-export
+	$(bin)/nbdev-clean
 	$(bin)/python tools/readme.py
 
 # torch pins its CUDA packages itself
 lock: set-up-dev
 	@$(bin)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet --no-header --no-annotate --output-file "$(VENV)/lock.txt" --upgrade
-	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from settings.ini."; \
+	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from pyproject.toml."; \
 		grep -vE '^(cuda-|triton|nvidia-[^m])' "$(VENV)/lock.txt"; } > constraints.txt
 
 readme: set-up-dev

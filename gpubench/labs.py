@@ -72,7 +72,7 @@ def labs_folder()->Path:
     "The labs in the checkout, or those in the installed package"
     package = Path(__file__).parent
     checkout = package.parent/'nbs'/'labs'
-    return checkout if checkout.is_dir() and (package.parent/'settings.ini').is_file() else package/'notebooks'
+    return checkout if checkout.is_dir() and (package.parent/'pyproject.toml').is_file() else package/'notebooks'
 
 def find_labs(folder=None)->list[Lab]: # Sorted by number
     "The labs in a folder, by default `labs_folder()`"

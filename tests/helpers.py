@@ -1,6 +1,5 @@
 """What several test files use"""
-import os, re, shutil, signal, socket, subprocess, sys
-from configparser import ConfigParser
+import os, re, shutil, signal, socket, subprocess, sys, tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,15 +10,19 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import nbformat
+from packaging.requirements import Requirement
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 root = Path(__file__).resolve().parent.parent
 
-def settings(tree=root):
-    "The one section of settings.ini"
-    parser = ConfigParser(delimiters=['='], interpolation=None)
-    parser.read(tree/'settings.ini', encoding='utf-8')
-    return parser['DEFAULT']
+def project(tree=root):
+    "The table `project` of pyproject.toml"
+    return tomllib.loads((tree/'pyproject.toml').read_text(encoding='utf-8'))['project']
+
+def needed(extra=''):
+    "The requirements of the library, or of an extra"
+    found = project()['optional-dependencies'][extra] if extra else project()['dependencies']
+    return [o for o in map(Requirement, found) if o.name!=project()['name']]
 
 def run(*cmd, cwd=root, **env):
     "Run a command; its output where it succeeds, an error with its messages where not"

@@ -19,7 +19,7 @@ if not find_spec('gpubench') and {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'
     own = 'torch torchvision ipykernel jupyter_client traitlets'.split()
     kept = [f'{{o}}=={{version(o)}}' for o in own if find_spec(o)]
     print('Installing gpubench, which takes a minute or two. Kept unchanged:', ', '.join(kept))
-    kit = 'gpubench @ git+https://github.com/{repo}'
+    kit = 'gpubench-kit @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
         raise RuntimeError('gpubench was not installed; see the message from pip above. torch is unchanged. On Kaggle, turn on Internet access.')'''
 

@@ -1,4 +1,4 @@
-"""README.md from nbs/index.ipynb, with nbconvert (nbdev_readme would need Quarto)
+"""README.md from nbs/index.ipynb, with nbconvert (nbdev-readme would need Quarto)
 
     readme.py [--check]     write it, or check that it is up to date"""
 import re, sys

@@ -6,30 +6,25 @@
 
 uv installs the versions in constraints.txt, or pip if uv fails. The stamp is removed first and written last, so that a
 set-up that failed or was interrupted starts over. The library is installed as editable: `git pull` updates it."""
-import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time
-from configparser import ConfigParser
+import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time, tomllib
 from pathlib import Path
 try: import fcntl
 except ImportError: fcntl = None                     # Windows: a second set-up doesn't wait for the first
 
 root, lock, stamp_name = Path(__file__).resolve().parent.parent, 'constraints.txt', 'gpubench-stamp.json'
-packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', site='.[lab,int8,site]', dev='.[dev]', newest='.[lab,int8]')
+packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', site='.[lab,int8,site]', dev='.[dev]', newest='.[dev]')
 order = list(packages)                               # each includes those before it; `newest` stands alone
 version = '%d.%d' % sys.version_info[:2]
 first_import = ("import gpubench, importlib, pkgutil\n"
                 "for o in pkgutil.iter_modules(gpubench.__path__): importlib.import_module('gpubench.'+o.name)")
-rebuild = ("The container's image was built from another constraints.txt or settings.ini. Build it again: "
+rebuild = ("The container's image was built from another constraints.txt or pyproject.toml. Build it again: "
            "\"Dev Containers: Rebuild Container\" in VS Code, or on the host `docker compose -f docker-compose.cpu.yml build` (or gpu).")
 
-def settings():
-    "What `settings.ini` requires"
-    parser = ConfigParser(delimiters=['='], interpolation=None)
-    parser.read(root/'settings.ini', encoding='utf-8')
-    return {k: v for k,v in parser['DEFAULT'].items() if k.endswith('requirements') or k=='console_scripts'}
-
 def sources():
-    "A hash of everything that determines which packages are installed"
-    return hashlib.sha256(json.dumps(settings(), sort_keys=True).encode() + (root/lock).read_bytes()).hexdigest()[:16]
+    "A hash of everything that determines which packages and commands are installed"
+    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
+    own = {k: project[k] for k in ('name', 'dependencies', 'optional-dependencies', 'scripts')}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode() + (root/lock).read_bytes()).hexdigest()[:16]
 
 def python(venv): return venv/('Scripts' if os.name=='nt' else 'bin')/'python'
 
@@ -40,7 +35,7 @@ def read_stamp(venv):
 
 def works(venv, stamp):
     "Was the environment created here, and does its Python run, find the library, and have the version of $PYTHON?"
-    code = "import sys, importlib.metadata as m; m.version('gpubench'); print('%d.%d' % sys.version_info[:2])"
+    code = "import sys, importlib.metadata as m; m.version('gpubench-kit'); print('%d.%d' % sys.version_info[:2])"
     try: found = subprocess.run([python(venv), '-c', code], cwd='/', capture_output=True, text=True).stdout.strip()
     except OSError: return False
     wanted = version if os.environ.get('PYTHON') else found
@@ -84,7 +79,7 @@ def install(log, venv, extra):
     "Install with uv, or with pip if that fails. Did one of them succeed?"
     pip = [python(venv), '-m', 'pip', 'install']
     uv = [python(venv), '-m', 'uv', 'pip', 'install', '--python', python(venv)]
-    if extra=='newest': what = ['-e', packages[extra], *shlex.split(settings()['newest_requirements'])]
+    if extra=='newest': what = ['-e', packages[extra]]
     else: what, uv = ['-e', packages[extra], '-c', lock], [*uv, '-b', lock]
     if extra=='dev': uv.append('--compile-bytecode')                                       # tests start many processes
     if run(log, 'uv', *pip, '-c', lock, 'uv') and run(log, 'packages', *uv, *what, **uv_env(venv)): return True

@@ -1,6 +1,5 @@
 "The badges and the install cell that every lab has for Colab and Kaggle"
 import importlib.metadata, importlib.util, json, os, shutil, subprocess, sys
-from configparser import ConfigParser
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -8,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import as_module, root
+from helpers import as_module, needed, root
 
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
 
@@ -55,14 +54,14 @@ def installed(hosted, monkeypatch):
 def test_the_hosts_torch_stays(installed):
     [cmd], [said] = installed('COLAB_RELEASE_TAG', torch='2.8.0+cu126', torchvision='0.23.0+cu126', numpy='2.0.2')
     assert cmd[:4]==[sys.executable, '-m', 'pip', 'install'] and not {'-U', '--upgrade', '--no-deps', '--force-reinstall'} & set(cmd)
-    assert cmd[-3:]==['gpubench @ git+https://github.com/gpubench/gpubench', 'torch==2.8.0+cu126', 'torchvision==0.23.0+cu126']
+    assert cmd[-3:]==['gpubench-kit @ git+https://github.com/gpubench/gpubench', 'torch==2.8.0+cu126', 'torchvision==0.23.0+cu126']
     assert said.startswith('Installing gpubench') and said.endswith('torch==2.8.0+cu126, torchvision==0.23.0+cu126')
 
 def test_only_there_and_only_once(installed):
     assert installed('', torch='2.8.0')==([], [])                              # somebody's own machine, with another kernel
     assert installed('KAGGLE_KERNEL_RUN_TYPE', gpubench='0.1.0')==([], [])
     [cmd], _ = installed('KAGGLE_KERNEL_RUN_TYPE', numpy='1.26.4')
-    assert cmd[-1].startswith('gpubench @')
+    assert cmd[-1].startswith('gpubench-kit @')
 
 def test_a_refusal_is_told(installed):
     with pytest.raises(RuntimeError, match='gpubench was not installed; see the message'):
@@ -93,9 +92,7 @@ def pip(tmp_path):
     if not importlib.util.find_spec('pip'): pytest.skip('this environment has no pip')
     wheels, site, report = tmp_path/'wheels', tmp_path/'site', tmp_path/'report.json'
     wheels.mkdir()
-    settings = ConfigParser(delimiters=['='], interpolation=None)
-    settings.read(root/'settings.ini', encoding='utf-8')
-    ours = [o for o in settings['DEFAULT']['requirements'].split() if o.startswith(('torch', 'nbclient', *kernel))]
+    ours = [str(o) for o in needed() if o.name.startswith(('torch', 'nbclient', *kernel))]
     put_wheel(wheels, 'stand_in', '0.1.0', ours)                            # since gpubench itself may be installed here
     for torch,vision in (('2.8.0', '0.23.0'), ('2.9.0', '0.24.0')):
         put_wheel(wheels, 'torch', torch)
@@ -105,7 +102,7 @@ def pip(tmp_path):
     put_wheel(wheels, 'nbclient', '0.11.0', ['traitlets>=5.13'])
     def run(cmd, **packages):
         for name,version in packages.items(): put_installed(site, name, version)
-        cmd = ['stand_in' if o.startswith('gpubench @') else o for o in cmd]
+        cmd = ['stand_in' if o.startswith('gpubench-kit @') else o for o in cmd]
         env = os.environ | dict(PIP_NO_INDEX='1', PIP_FIND_LINKS=str(wheels), PIP_DRY_RUN='1', PIP_REPORT=str(report), PIP_CONFIG_FILE=os.devnull,
                                 PIP_DISABLE_PIP_VERSION_CHECK='1', PYTHONPATH=str(site))
         done = subprocess.run(cmd, env=env, capture_output=True, text=True)
@@ -150,10 +147,10 @@ def test_no_kernel_has_to_be_picked(path, hosted, tmp_path):
     if has_parameters: assert hosted.make_hosted(nb, path.stem).metadata.kernelspec==KERNEL
 
 def test_cleaning_keeps_the_kernel_and_the_tags(tmp_path):
-    "`nbdev_clean`, with the settings of this repository"
-    clean = shutil.which('nbdev_clean', path=str(Path(sys.executable).parent))
+    "`nbdev-clean`, with the settings of this repository"
+    clean = shutil.which('nbdev-clean', path=str(Path(sys.executable).parent))
     if not clean: pytest.skip('this environment has no nbdev')
-    shutil.copy(root/'settings.ini', tmp_path)
+    shutil.copy(root/'pyproject.toml', tmp_path)
     copy = tmp_path/'nbs'/'labs'/labs[0].name
     copy.parent.mkdir(parents=True)
     shutil.copy(labs[0], copy)

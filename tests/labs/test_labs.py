@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from gpubench.labs import check_parameters
 
-from helpers import root, settings
+from helpers import needed, root
 
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # the core and `deeper`; as `find_labs`: a notebook without a number is no lab
 claims = Path(__file__).with_name('claims')
@@ -167,7 +167,7 @@ def test_lab_02_checks_the_guess_that_it_asks_for():
 
 def test_int8_imports_what_its_extra_holds():
     [line] = [l for o in sources('deeper/07_int8', 'code') for l in o.splitlines() if l.startswith('try: import ')]
-    assert sorted(line.removeprefix('try: import ').split(', '))==sorted(o.split('>')[0] for o in settings()['int8_requirements'].split())
+    assert sorted(line.removeprefix('try: import ').split(', '))==sorted(o.name for o in needed('int8'))
 
 def test_lab_11_takes_prices_and_runs_as_typed(tmp_path):
     lab = root/'nbs'/'labs'/'11_compare.ipynb'

@@ -10,7 +10,7 @@ from helpers import root
 known = {'jupyter.notebookFileRoot': 'ms-toolsai.jupyter', 'jupyter.kernels.excludePythonEnvironments': 'ms-toolsai.jupyter',
          'jupyter.widgetScriptSources': 'ms-toolsai.jupyter', 'python.defaultInterpreterPath': 'ms-python.python',
          'files.watcherExclude': '', 'files.eol': ''}
-kernel = dict(display_name='python3', language='python', name='python3')     # nbdev_clean makes the two names one
+kernel = dict(display_name='python3', language='python', name='python3')     # nbdev-clean makes the two names one
 
 
 def read_jsonc(text):

@@ -9,7 +9,9 @@ from urllib.request import Request, urlopen
 
 import jsonschema, pytest, yaml
 
-from helpers import first_address, free_port, keep_reading, not_a_student_s, root, run, settings, status, text, tool, wait_s
+import gpubench
+
+from helpers import first_address, free_port, keep_reading, not_a_student_s, root, run, status, text, tool, wait_s
 
 variants = ['cpu', 'gpu']
 compose_files = [f'docker-compose.{o}.yml' for o in variants]
@@ -72,7 +74,7 @@ def test_dockerfile_lint(): run(tool('hadolint'), '--no-color', root/'Dockerfile
 
 def test_variants_differ_as_intended():
     cpu, gpu = (bare(text(o)) for o in compose_files)
-    assert set(cpu)-set(gpu)=={'name: gpubench-cpu${GPUBENCH_SUFFIX:-}', f"  image: gpubench:{settings()['version']}-cpu${{GPUBENCH_SUFFIX:-}}",
+    assert set(cpu)-set(gpu)=={'name: gpubench-cpu${GPUBENCH_SUFFIX:-}', f"  image: gpubench:{gpubench.__version__}-cpu${{GPUBENCH_SUFFIX:-}}",
                                '      TORCH_BACKEND: cpu', '      DEBIAN_PACKAGES: ""', '  dev-cpu:'}
     same = [re.sub(r'\bgpu\b', 'cpu', o) for o in gpu if not re.search('TORCH_BACKEND|DEBIAN_PACKAGES|^  deploy:', o)]
     assert same==[o for o in cpu if not re.search('TORCH_BACKEND|DEBIAN_PACKAGES', o)]
@@ -204,7 +206,7 @@ def test_dockerfile_is_sound(): assert unsound(text('Dockerfile'))==[]
 @pytest.mark.parametrize('old,new', [
     ('@sha256:', '@md5:'), ('\nUSER bench', '\nUSER root'), ('ENV XDG', 'ENV API_TOKEN=abc XDG'), ('ENV XDG', 'ENV PIP_INDEX_URL=a.example XDG'),
     ('CMD ["gpubench", "doctor"]', 'CMD ["sh", "-c", "curl x | sh"]'), ('--no-deps ', ''), ('rm -rf /tmp/*', 'rm -rf /tmp/uv'),
-    ('COPY constraints.txt', 'COPY nbs'), ('constraints.txt > requirements', 'settings.ini > requirements')])
+    ('COPY constraints.txt', 'COPY nbs'), ('constraints.txt > requirements', 'pyproject.toml > requirements')])
 def test_dockerfile_is_sound_fault(old, new):
     assert old in text('Dockerfile')
     assert len(unsound(text('Dockerfile').replace(old, new)))==1
@@ -235,11 +237,11 @@ def test_one_python_one_place(dev):
     assert [v for k,v in steps if k=='USER']==[dev['remoteUser']] and any('useradd --uid 1000 --gid bench' in v for k,v in steps)
 
 def test_versions_in_one_place():
-    "Only constraints.txt has versions of packages; the image's Python is one that setup.py names"
-    for name in ('Dockerfile', 'tools/set_up.py', 'settings.ini', '.devcontainer/post-create.sh', *compose_files, *dev_files):
+    "Only constraints.txt has versions of packages; the image's Python is one that pyproject.toml names"
+    for name in ('Dockerfile', 'tools/set_up.py', 'pyproject.toml', '.devcontainer/post-create.sh', *compose_files, *dev_files):
         assert re.findall(r'\b(?:torch|torchvision|uv) *== *\d', text(name))==[], name
     python = re.search(r'python:(\d+\.\d+)', text('Dockerfile'))[1]
-    assert f"'{python}'" in text('setup.py')
+    assert f'Python :: {python}"' in text('pyproject.toml')
     assert [read_compose(text(o))['x-common']['build']['args']['TORCH_BACKEND'] for o in compose_files]==['cpu', '']
 
 
@@ -260,7 +262,7 @@ def test_what_an_image_gets(repo_files):
               'nbs/labs/runs/a/records.jsonl', 'nbs/labs/.env', 'gpubench/.venv/bin/python'):
         assert not sent(o), o
     assert [str(o) for o in repo_files if o.parts[0] in ('gpubench', 'nbs', 'tools') and not sent(str(o))]==[]
-    for o in ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'Makefile', 'constraints.txt'): assert sent(o), o
+    for o in ('pyproject.toml', 'README.md', 'Makefile', 'constraints.txt'): assert sent(o), o
 
 def test_named_paths_are_there(dev):
     assert (root/'.devcontainer'/'cpu'/dev['dockerComposeFile']).resolve() in [root/o for o in compose_files]
@@ -269,7 +271,7 @@ def test_named_paths_are_there(dev):
     assert named and [o for o in named if not (root/o).is_file()]==[]
 
 def test_line_endings_of_container_files():
-    names = ['Dockerfile', '.dockerignore', '.devcontainer/post-create.sh', *compose_files, *dev_files, 'settings.ini', 'constraints.txt',
+    names = ['Dockerfile', '.dockerignore', '.devcontainer/post-create.sh', *compose_files, *dev_files, 'pyproject.toml', 'constraints.txt',
              'tools/find-python', 'Makefile']
     said = run('git', 'check-attr', 'eol', '--', *names)
     assert [o for o in said.splitlines() if not o.endswith(': eol: lf')]==[]

@@ -8,7 +8,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import as_module, root, run, settings, text, tool, write_lab
+from helpers import as_module, needed, project, root, run, text, tool, write_lab
 
 heavy = {'torch', 'torchvision', 'fastai', 'pandas', 'matplotlib'}
 torches = {'torch', 'torchvision', 'fastai', 'fastcore.all'}   # what brings torch with it
@@ -44,7 +44,7 @@ def out_of_step(tree):
     before = contents(tree, 'gpubench/**/*.py', 'pyproject.toml')
     for o in (tree/'gpubench').glob('*.py'):
         if o.name!='__init__.py': o.unlink()        # a module that no notebook exports any more shows as missing
-    run(tool('nbdev_export'), cwd=tree)
+    run(tool('nbdev-export'), cwd=tree)
     return differences(before, contents(tree, 'gpubench/**/*.py', 'pyproject.toml'))
 
 def test_export_in_step(tree):
@@ -57,13 +57,13 @@ def test_export_fault(tree):
     assert out_of_step(tree)==['gpubench/core.py', 'gpubench/left_over.py']
 
 def not_clean(tree):
-    "Notebooks that nbdev_clean would change"
+    "Notebooks that nbdev-clean would change"
     before = contents(tree, 'nbs/**/*.ipynb')
-    run(tool('nbdev_clean'), cwd=tree)
+    run(tool('nbdev-clean'), cwd=tree)
     return differences(before, contents(tree, 'nbs/**/*.ipynb'))
 
 def test_notebooks_clean(tree):
-    assert not_clean(tree)==[], 'run `nbdev_clean`'
+    assert not_clean(tree)==[], 'run `nbdev-clean`'
 
 def test_notebooks_clean_fault(tree):
     path = tree/'nbs'/'00_core.ipynb'
@@ -259,11 +259,10 @@ def test_minutes_and_titles_fault():
     assert '01_a' in told_minutes(readme, makefile, {'01_a': ('How?', 2.)})[0]
 
 def test_which_python():
-    "settings.ini says it; no other place says less, or names an upper end"
-    least = settings()['min_python']
+    "pyproject.toml has it; no other place has less, or names an upper end"
+    least = project()['requires-python'].removeprefix('>=')
     for o in ('README.md', 'Makefile', 'CONTRIBUTING.md'):
         assert re.findall(r'Python (3\.\d+) (.{8})', text(o))==[(least, 'or newer')], o
-    assert f'requires-python=">={least}"' in text('pyproject.toml')
 
 def test_labs_are_copied_out_of_the_checkout():
     "Copies within it would be files that git does not know"
@@ -321,9 +320,7 @@ def test_scripts_can_be_run(repo_files):
 
 def test_version():
     import gpubench
-    version = settings()['version']
-    assert gpubench.__version__==version
-    assert re.search(rf'^## \[{re.escape(version)}\]', (root/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
+    assert re.search(rf'^## \[{re.escape(gpubench.__version__)}\]', (root/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
 
 @pytest.fixture(scope='module')
 def wheel(repo_files, tmp_path_factory):
@@ -351,21 +348,21 @@ def test_wheel_files(wheel, repo_files):
         'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']
 
 def test_wheel_requirements(wheel):
+    import gpubench
     file = next(o for o in wheel.namelist() if o.endswith('.dist-info/METADATA'))
     meta = Parser().parsestr(wheel.read(file).decode())
     plain = [re.match(r'[\w.-]+', o)[0].lower() for o in meta.get_all('Requires-Dist') if 'extra ==' not in o]
     assert {'torch', 'fastai', 'papermill', 'ipykernel'} <= set(plain)
     assert not {'nbdev', 'jupyterlab', 'execnb', 'ghapi', 'pytest', 'nbconvert', 'onnx', 'onnxruntime', 'onnxscript', 'sphinx'} & set(plain)
     assert set(meta.get_all('Provides-Extra'))=={'lab', 'int8', 'site', 'dev', 'cluster'}
-    assert meta['Version']==settings()['version']
-    assert 'Apache-2.0' in (meta['License-Expression'], meta['License'])     # setuptools before 77 writes the second
+    assert (meta['Version'], meta['License-Expression'])==(gpubench.__version__, 'Apache-2.0')
     entry = next(o for o in wheel.namelist() if o.endswith('.dist-info/entry_points.txt'))
     assert 'gpubench = gpubench.cli:main' in wheel.read(entry).decode()
 
 def test_requirements_are_imported():
     "Each package that a module imports is required, whether a student or an author installs; `cluster` has an extra"
     known = dict(sklearn='scikit-learn', PIL='pillow', yaml='pyyaml', zmq='pyzmq', pynvml='nvitop', triton='torch')   # which bring them
-    required = {re.split(r'[<>=]', o)[0] for k in ('requirements', 'cluster_requirements') for o in settings()[k].split()}
+    required = {o.name for o in needed()+needed('cluster')}
     used = {known.get(o.split('.')[0], o.split('.')[0]) for m in modules for o in imported(m.read_text(encoding='utf-8'))}
     optional = {'torch_xla'}                          # needs a torch of its own; without it, device='xla' is refused
     assert sorted(used-required-optional-set(sys.stdlib_module_names)-{'gpubench'})==[]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import as_module, settings, text
+from helpers import as_module, needed, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
@@ -18,8 +18,8 @@ with open(here/'calls', 'a') as f: f.write(' '.join([name, *args]).replace(sys.e
 while (here/'hold').exists(): time.sleep(.02)
 if (here/f'{name} fails').exists() and args[-1]!='uv': sys.exit(f'no such package for {name}')
 (here/'env').write_text('\\n'.join(f'{k}={v}' for k,v in os.environ.items()))
-info = Path(sysconfig.get_path('purelib'), 'gpubench-0.0.0.dist-info'); info.mkdir(exist_ok=True)
-(info/'METADATA').write_text('Metadata-Version: 2.1\\nName: gpubench\\nVersion: 0.0.0\\n')
+info = Path(sysconfig.get_path('purelib'), 'gpubench_kit-0.0.0.dist-info'); info.mkdir(exist_ok=True)
+(info/'METADATA').write_text('Metadata-Version: 2.1\\nName: gpubench-kit\\nVersion: 0.0.0\\n')
 '''
 fake_venv = '''
 import importlib.util, sys, sysconfig
@@ -36,7 +36,7 @@ class Checkout:
     def __init__(self, repo, folder):
         self.tree, self.fake, self.venv = folder/'tree', folder/'fake', folder/'tree'/'.venv'
         (self.tree/'tools').mkdir(parents=True)
-        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
+        for o in ('pyproject.toml', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
         for o in ('pip', 'uv'):
             (self.fake/'path'/o).mkdir(parents=True)
             (self.fake/'path'/o/'__main__.py').write_text(fake)
@@ -109,7 +109,7 @@ def test_pip_installs_where_uv_fails(checkout):
 def test_newest_is_not_locked(checkout):
     assert checkout.set_up('newest').returncode==0
     [_, call] = checkout.calls
-    assert 'constraints.txt' not in call and all(o in call for o in settings()['newest_requirements'].split())
+    assert 'constraints.txt' not in call and call.endswith('-e .[dev]')
     assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout=='.venv-newest is up to date.\n'
 
 def test_uv_reaches_what_pip_reaches(checkout):
@@ -124,10 +124,10 @@ def test_uv_reaches_what_pip_reaches(checkout):
 def test_an_update_keeps_what_is_there(checkout):
     for o in ('lab', 'plain', 'int8', 'dev', 'lab'): checkout.set_up(o)
     assert checkout.installed==['.[lab]', '.[lab,int8]', '.[dev]'] and '--compile-bytecode' in checkout.calls[-1]
-    ini, lock = checkout.tree/'settings.ini', checkout.tree/'constraints.txt'
+    ini, lock = checkout.tree/'pyproject.toml', checkout.tree/'constraints.txt'
     ini.write_text('# only a comment\n'+ini.read_text())
     assert checkout.set_up().stdout==up_to_date
-    ini.write_text(ini.read_text().replace('\nrequirements = ', '\nrequirements = another '))
+    ini.write_text(ini.read_text().replace('\ndependencies = [', '\ndependencies = ["another",'))
     assert 'Updating' in checkout.set_up().stdout
     lock.write_text(lock.read_text()+'another==1.0\n')
     assert 'Updating' in checkout.set_up().stdout
@@ -142,7 +142,7 @@ def test_damage_is_noticed(checkout):
     for o in (checkout.venv/'bin').glob('python*'): o.unlink()
     (checkout.venv/'bin'/'python').symlink_to('/nonexistent/python3')        # its Python was removed
     assert 'Starting over' in checkout.set_up().stdout
-    shutil.rmtree(next(checkout.venv.glob('lib/python*/site-packages/gpubench-*')))
+    shutil.rmtree(next(checkout.venv.glob('lib/python*/site-packages/gpubench_kit-*')))
     assert 'Starting over' in checkout.set_up().stdout                       # the library was removed
     (checkout.venv/'gpubench-stamp.json').write_text('{"extra": "pl')        # a torn stamp
     assert 'Starting over' in checkout.set_up().stdout
@@ -211,9 +211,8 @@ def pins(python, platform):
 @pytest.mark.parametrize('python', ['3.11', '3.12'])
 def test_the_lock_serves_every_machine(python, platform, own):
     found = pins(python, platform)
-    cfg = settings()
-    for key in ('requirements', 'lab_requirements', 'int8_requirements', 'dev_requirements'):
-        for o in map(Requirement, cfg[key].split()): assert o.specifier.contains(found[o.name.replace('_', '-')]), o
+    for extra in ('', 'lab', 'int8', 'dev'):
+        for o in needed(extra): assert o.specifier.contains(found[o.name.replace('_', '-')]), o
     assert own in found
     assert [o for o in found if re.match('nvidia|cuda|triton', o)]==['nvidia-ml-py']     # torch brings its own, other ones for another CUDA
 
@@ -256,8 +255,8 @@ def test_find_python(checkout, tools_only):
 def test_the_probe_is_true_of_this_python(checkout):
     res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.stdout.strip()==sys.executable, res.stderr
-    ini = checkout.tree/'settings.ini'
-    ini.write_text(ini.read_text().replace('min_python = 3.11', 'min_python = 9.9'))
+    file = checkout.tree/'pyproject.toml'
+    file.write_text(file.read_text().replace('requires-python = ">=3.11"', 'requires-python = ">=9.9"'))
     res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.returncode==1 and 'needs Python 9.9 or newer' in res.stderr
 
