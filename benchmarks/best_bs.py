@@ -2,8 +2,9 @@
 
     best_bs.py --device cuda --model resnet18 --size 32 --n-channels 3 --out best_bs_gpu.json
 
-Both count the seconds for which the device was held: the long way the epochs alone, without their validation or any set-up; the race everything
-that its visits did, loading and warm-up included. The answer is right if its true speed, that of the whole epochs, is within 2 % of the best."""
+Both count the seconds for which the device was held: the long way the epochs alone, without their validation or any
+set-up; the race everything that its visits did, loading and warm-up included. The answer is right if its true speed,
+that of the whole epochs, is within 2 % of the best."""
 from dataclasses import asdict
 
 from gpubench.race import find_best_bs

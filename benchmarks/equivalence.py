@@ -2,12 +2,13 @@
 
     equivalence.py --device cuda --out equivalence.json [--steps 20] [--seeds 5] [--epochs 4]
 
-Steps: a Learner in float32 trains, and every step starts from what it had then (weights, buffers, moments, batch), in each of the ways and in
-float64. The error of a way is the distance of its change of the weights from float64's, relative to the length of that. `eager again` is the noise floor.
-What counts is the median of its errors as a multiple of that of the eager step of the same precision.
+Steps: a Learner in float32 trains, and every step starts from what it had then (weights, buffers, moments, batch), in
+each of the ways and in float64. The error of a way is the distance of its change of the weights from float64's,
+relative to the length of that. `eager again` is the noise floor. What counts is the median of its errors as a multiple
+of that of the eager step of the same precision.
 
-Trainings: each way trains on digits60k by `fit_one_cycle`, once for each seed; what counts is the interval of the differences in accuracy to the
-eager training with the same seed."""
+Trainings: each way trains on digits60k by `fit_one_cycle`, once for each seed; what counts is the interval of the
+differences in accuracy to the eager training with the same seed."""
 import io
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
@@ -15,8 +16,6 @@ from statistics import mean, median, stdev
 
 import torch
 from fastai.callback.core import Callback
-from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle to Learner)
 from fastai.learner import Learner
@@ -29,21 +28,29 @@ from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
 from gpubench.models import get_model
 from scipy import stats as sps
 
-from common import NoValidationCallback, device_of, device_parser, write_json
+from common import device_of, device_parser, write_json
+from fits import NoValidationCallback, bf16_callbacks
 
-def with_cbs(*makes):
+def with_cbs(*makes, bf16=False):
     def change(learn):
-        learn.add_cbs([o() for o in makes])
+        learn.add_cbs([*(bf16_callbacks() if bf16 else []), *(o() for o in makes)])
         return nullcontext()
     return change
-BF16 = partial(MixedPrecision, amp_mode='bf16'), ChannelsLast
-# name -> what changes a Learner until the end of a `with` (or later ways would have cuDNN's search, too), and the way of the same precision that it is compared with
-WAYS = {'eager': (with_cbs(), 'eager'), 'eager again': (with_cbs(), 'eager'), 'fused': (with_cbs(FusedStepCallback), 'eager'),
+
+compiled_graph = partial(GraphedStepCallback, True)
+# name -> what changes a Learner until the end of a `with` (or later ways would have cuDNN's search,
+# too), and the way of the same precision that it is compared with
+WAYS = {'eager': (with_cbs(), 'eager'),
+        'eager again': (with_cbs(), 'eager'),
+        'fused': (with_cbs(FusedStepCallback), 'eager'),
         'speed_up': (speed_up, 'eager')}
 GPU_WAYS = WAYS | {
-    'graph': (with_cbs(GraphedStepCallback), 'eager'), 'compiled graph': (with_cbs(partial(GraphedStepCallback, True)), 'eager'),
-    'speed_up, compiled': (partial(speed_up, compile=True), 'eager'), 'bf16': (with_cbs(*BF16), 'bf16'), 'bf16, graph': (with_cbs(*BF16, GraphedStepCallback), 'bf16'),
-    'bf16, compiled graph': (with_cbs(*BF16, partial(GraphedStepCallback, True)), 'bf16'),
+    'graph': (with_cbs(GraphedStepCallback), 'eager'),
+    'compiled graph': (with_cbs(compiled_graph), 'eager'),
+    'speed_up, compiled': (partial(speed_up, compile=True), 'eager'),
+    'bf16': (with_cbs(bf16=True), 'bf16'),
+    'bf16, graph': (with_cbs(GraphedStepCallback, bf16=True), 'bf16'),
+    'bf16, compiled graph': (with_cbs(compiled_graph, bf16=True), 'bf16'),
     'speed_up, bf16, compiled': (partial(speed_up, precision='bf16', compile=True), 'bf16')}
 CASES = dict(mnist_cnn_b64=('lenet', 64, 28, 1), resnet18_32px_b64=('resnet18', 64, 32, 3))
 TRAININGS = dict(mnist_cnn=('lenet', 256), resnet18=('resnet18', 1024))

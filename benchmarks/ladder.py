@@ -1,18 +1,21 @@
-"""From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around it
+"""From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around
+it
 
     ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...] [--joules-s 2]
 
-Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
-epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
-every rung runs once, in an order of its own. Rungs without cuDNN's search live in a process of their own: a process keeps the kernel that it used first
-for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a constant rate, compiled as
-well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the fastest of four ways, `hand_us`: weights in channels_last or
-as PyTorch makes them, and batches gathered by the compiled kernels or before each replay.
-`--peers` adds other frameworks (see peers.py).
+Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A
+run is the training part of one epoch without validation, from the first batch asked for to the last step done, the
+shuffle included; its figure is microseconds a step. In each round every rung runs once, in an order of its own. Rungs
+without cuDNN's search live in a process of their own: a process keeps the kernel that it used first for a shape,
+searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a
+constant rate, compiled as well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the
+fastest of four ways, `hand_us`: weights in channels_last or as PyTorch makes them, and batches gathered by the compiled
+kernels or before each replay. `--peers` adds other frameworks (see peers.py).
 
-Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which
-ran longest. `valid_us` is the time of a batch of validation, `bound_us` the least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
-which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
+Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long
+kernels of which kind ran, and which ran longest. `valid_us` is the time of a batch of validation, `bound_us` the
+least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image
+come from the card's energy counter, which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, re
 from collections import Counter
 from contextlib import redirect_stdout
@@ -28,7 +31,6 @@ from gpubench.nvml import ask_gpu, find_gpu
 from gpubench.stats import ratio_ci
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -36,7 +38,8 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 import torch
 
-from common import NoValidationCallback, alternate, device_of, device_parser, search_kernels, write_json
+from common import alternate, device_of, device_parser, write_json
+from fits import NoValidationCallback, bf16_callbacks, search_kernels
 from peers import PEERS, in_own_process
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run
@@ -72,7 +75,7 @@ def graph(learn, compile=False):
     kernels(learn)
     learn.remove_cb(learn.fused_step)
     learn.add_cb(GraphedStepCallback(compile))
-def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
+def bf16(learn): learn.add_cbs(bf16_callbacks())
 
 def rungs(is_bf16):
     "name -> changes to a Learner; from `stock_bf16` on, all rungs of a bf16 case have bf16 and channels_last"

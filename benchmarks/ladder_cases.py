@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from common import parser
+from figures import finish
 from ladder import CASES
-from ladder_figure import finish
 from ladder_table import latest
 
 STOCK, COMPILED, HAND, BOUND = 'stock fastai', 'compiled graph', 'the same step by hand', 'bound'

@@ -1,15 +1,15 @@
-"""What ladder.py wrote, as three tables for Markdown: the rungs, the comparison with the step by hand and other frameworks, and a look inside. Each
-has a row for a case, from the file with the highest number that has what it shows; medians, ranges in brackets, ratios with 95 % intervals
+"""What ladder.py wrote, as three tables for Markdown: the rungs, the comparison with the step by hand and other
+frameworks, and a look inside. Each has a row for a case, from the file with the highest number that has what it shows;
+medians, ranges in brackets, ratios with 95 % intervals
 
     ladder_table.py benchmarks/results/h200/fast/ladder_*.json"""
-import json
 from pathlib import Path
 from statistics import median
 
 from gpubench.plot import _by_number
 from gpubench.stats import ratio_ci
 
-from common import parser
+from common import parser, read_json, spread
 
 RUNGS = dict(stock='stock', stock_bf16='stock, bf16', no_waits='no waiting for losses', fused='and the fused optimizer', kernels="and cuDNN's search",
              graph='and a CUDA graph', compiled_graph='of compiled kernels')
@@ -20,7 +20,7 @@ def latest(paths, has=lambda o: 'hand' in o['step_us']):
     "case -> file and what it holds, from the file with the highest number of those whose case has what is needed"
     cases = {}
     for file in sorted(paths, key=lambda o: _by_number(o.stem)):
-        found = json.loads(file.read_text())
+        found = read_json(file)
         cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o and has(o)}
     return cases
 
@@ -32,7 +32,7 @@ def ratio(a, b):
 
 def rungs(found):
     us = found['step_us']
-    cells = {label: f'{median(us[k]):,.0f} ({min(us[k]):,.0f} to {max(us[k]):,.0f})' if k in us else '' for k,label in RUNGS.items()}
+    cells = {label: spread(us[k], ',.0f') if k in us else '' for k,label in RUNGS.items()}
     return cells | {'stock of the same precision ÷ compiled graph': f"{median(same_precision(us))/median(us['compiled_graph']):.1f}"}
 
 def comparison(found):

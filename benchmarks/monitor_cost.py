@@ -1,18 +1,18 @@
 """What the MonitorCallback costs: milliseconds a step of the same training with and without it, four samples a second.
 
-Runs alternate in shuffled rounds, each of `--seconds` at least and on the same Learner, so that a drift of the machine meets both alike.
-'every sample' asks for as many samples as a GPU's sensors can tell apart (six a second).
-The ratio to a training without is the median of the rounds' own ratios, with its order-statistic interval. Where runs differ by more than
-the monitor costs, a second figure bounds it: the CPU time of its thread while the fit ran.
+Runs alternate in shuffled rounds, each of `--seconds` at least and on the same Learner, so that a drift of the machine
+meets both alike. 'every sample' asks for as many samples as a GPU's sensors can tell apart (six a second). The ratio to
+a training without is the median of the rounds' own ratios, with its order-statistic interval. Where runs differ by more
+than the monitor costs, a second figure bounds it: the CPU time of its thread while the fit ran.
 
-    python benchmarks/monitor_cost.py --device cuda --out benchmarks/results/monitor-cost-h200.json
-"""
+    monitor_cost.py --device cuda --out monitor_cost.json [--case resnet18_32px] [--rounds 20]"""
 from functools import partial
 from statistics import median
 
 from gpubench.monitor import MonitorCallback
 
-from common import CASES, UntilCallback, alternate, device_of, device_parser, ratios_to_none, ready_learner, step_line, write_json
+from common import alternate, device_of, device_parser, write_json
+from fits import CASES, UntilCallback, ratios_to_none, ready_learner, step_line
 
 VARIANTS = {'none': None, 'monitor': partial(MonitorCallback, interval_s=.25), 'every sample': partial(MonitorCallback, interval_s=1/6)}
 

@@ -1,7 +1,7 @@
-"""What a device does during minutes of training: a rest, ResNet-50 at 224 px, a rest; every sample as JSON, and the figure
+"""What a device does during minutes of training: a rest, ResNet-50 at 224 px, a rest; every sample as JSON, and the
+figure
 
-    monitor_timeline.py --device cuda --seconds 270 --out timeline.json --figure timeline.png
-"""
+    monitor_timeline.py --device cuda --seconds 270 --out timeline.json --figure timeline.png"""
 from time import sleep
 
 from gpubench.core import describe_machine
@@ -9,7 +9,8 @@ from gpubench.monitor import Monitor, MonitorCallback
 from gpubench.plot import plot_monitor
 from gpubench.trial import Trial, make_learner, resolve
 
-from common import UntilCallback, device_of, device_parser, write_json
+from common import device_of, device_parser, write_json
+from fits import UntilCallback
 
 def timeline(device, fields, seconds, rest_s):
     "Samples of the whole time, and the parts of the fit in seconds of the same clock"

@@ -1,17 +1,17 @@
-"""Does the MonitorCallback tell the truth on this GPU? A short table; `--out` takes the numbers as JSON.
+"""Does the MonitorCallback tell the truth on this GPU?
 
-Energy is held against the card's own counter, read beside the monitor at the moment it ticks. One busy multiprocessor is made with
-`torch.cuda._sleep`, a kernel of a single thread. Means need no other process on the GPU.
+Energy is held against the card's own counter, read beside the monitor at the moment it ticks. One busy multiprocessor
+is made with `torch.cuda._sleep`, a kernel of a single thread. Means need no other process on the GPU.
 
-    python benchmarks/monitor_truth.py --out benchmarks/results/monitor-truth-h200.json
-"""
+    monitor_truth.py --out monitor_truth.json"""
 import json, os, threading, time
 
 from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
 import torch
 from fastai.callback.core import Callback
 
-from common import CASES, UntilCallback, parser, ready_learner, write_json
+from common import out_parser, write_json
+from fits import CASES, UntilCallback, ready_learner
 
 class UntilEnoughCallback(UntilCallback):
     "Train for `seconds`, or until the monitor says that it has enough"
@@ -78,10 +78,9 @@ def query_ms(n=50):
     return took
 
 def main():
-    options = parser(__doc__)
-    options.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
-    options.add_argument('--out', help='the JSON file to write')
-    args = options.parse_args()
+    p = out_parser(__doc__)
+    p.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
+    args = p.parse_args()
     learn = ready_learner(device='cuda', bs=256, loader='resident', max_images=256*100, **CASES['resnet18_32px'])
     start = time.perf_counter()
     cb = MonitorCallback()
@@ -107,7 +106,7 @@ def main():
     print('    queries (ms):', {k: round(v, 3) for k,v in each_ms.items()})
     for o in cb.notes: print('    note:', o)
     print(json.dumps({k: v for k,v in later.summary().items() if k!='monitor_note'}))
-    if args.out: write_json(args.out, 'cuda', energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
-                            query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing)
+    write_json(args.out, 'cuda', energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
+               query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing)
 
 if __name__=='__main__': main()

@@ -1,8 +1,10 @@
-"""The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with `torch.compile(mode='reduce-overhead')`, Lightning with the same
-compiler mode, and JAX (Flax and Optax): one jitted `lax.scan` over the resident epoch with donated buffers.
+"""The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with
+`torch.compile(mode='reduce-overhead')`, Lightning with the same compiler mode, and JAX (Flax and Optax): one jitted
+`lax.scan` over the resident epoch with donated buffers.
 
-All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search and AdamW at a constant rate. None has a captured
-step of its own to offer beyond what its compiler does: in JAX the scan is one call from Python for an epoch. Each lives in a process of its own."""
+All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search
+and AdamW at a constant rate. None has a captured step of its own to offer beyond what its compiler does: in JAX the
+scan is one call from Python for an epoch. Each lives in a process of its own."""
 import logging, multiprocessing, os, warnings
 from contextlib import suppress
 from functools import partial
@@ -13,7 +15,7 @@ from gpubench.models import get_model
 import torch
 import torch.nn.functional as F
 
-from common import search_kernels
+from fits import search_kernels
 
 ADAMW = dict(lr=1e-3, betas=(.9, .99), eps=1e-5, weight_decay=.01)
 

@@ -2,9 +2,10 @@
 
     phases_truth.py --out phases_truth.json [--figure phases_truth.png]       needs an NVIDIA GPU
 
-For each case two fits: one with the timer alone, one under the profiler with the timer on board. Of the second, each kernel is put
-into the phase during which Python launched it; `busy_ms` is what its kernels took, `device_ms` the time from the start of the phase on the
-device (its launch, or the end of what ran before it) to the end of its last kernel. The difference is the device waiting for orders."""
+For each case two fits: one with the timer alone, one under the profiler with the timer on board. Of the second, each
+kernel is put into the phase during which Python launched it; `busy_ms` is what its kernels took, `device_ms` the
+time from the start of the phase on the device (its launch, or the end of what ran before it) to the end of its last
+kernel. The difference is the device waiting for orders."""
 import json, tempfile
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common import NoValidationCallback, parser, ready_learner, write_json
+from common import out_parser, write_json
+from fits import NoValidationCallback, ready_learner
 
 CASES = [(224, 64, 24), (224, 256, 12), (32, 64, 40)]                    # px, batch, steps of an epoch
 SPANS = dict(forward_ms=[('before_batch', 'after_pred')], loss_ms=[('after_pred', 'after_loss')],
@@ -99,10 +101,9 @@ def draw(df, title, path):
     fig.savefig(path, dpi=110)
 
 def main():
-    options = parser(__doc__)
-    options.add_argument('--out', required=True, help='the JSON file to write')
-    options.add_argument('--figure', help='a PNG to draw')
-    args = options.parse_args()
+    p = out_parser(__doc__)
+    p.add_argument('--figure', help='a PNG to draw')
+    args = p.parse_args()
     machine, rows = describe_machine(pick_device('cuda')), []
     for case in CASES:
         found, alone = compare(*case)

@@ -1,7 +1,9 @@
-"""A peer of whole_fit.py: what someone writes who doesn't use fastai, a plain loop over torchvision's v2 transforms and a DataLoader
+"""A peer of whole_fit.py: what someone writes who doesn't use fastai, a plain loop over torchvision's v2 transforms and
+a DataLoader
 
-The same ResNet-18, batch, share of validation, precision as `speed_up(precision='bf16')` and one-cycle schedule; its augmentations are those that
-torchvision recommends (flip, rotation, zoom, color), drawn for each image by a worker, so they resemble `aug_transforms` but aren't the same."""
+The same ResNet-18, batch, share of validation, precision as `speed_up(precision='bf16')` and one-cycle schedule; its
+augmentations are those that torchvision recommends (flip, rotation, zoom, color), drawn for each image by a worker,
+so they resemble `aug_transforms` but aren't the same."""
 from time import perf_counter
 
 import torch

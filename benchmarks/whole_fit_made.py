@@ -1,4 +1,5 @@
-"""The files that whole_fit.py trains on, made once in fastai's cache: photographs in folders, scenes with masks, tables, ratings and texts"""
+"""The files that whole_fit.py trains on, made once in fastai's cache: photographs in folders, scenes with masks,
+tables, ratings and texts"""
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 

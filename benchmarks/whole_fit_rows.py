@@ -1,4 +1,5 @@
-"""The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a row that puts them together"""
+"""The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a
+row that puts them together"""
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
