@@ -20,9 +20,12 @@ option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| ex
 progress_bar = 'application/vnd.jupyter.widget-view+json'
 kinds = ast.FunctionDef, ast.ClassDef
 
+def has_page(srcdir, name):
+    return any(o.suffix in ('.ipynb', '.md') for o in Path(srcdir).glob(f'{name}.*'))
+
 def contents(srcdir, caption, names):
     "A chapter of the side bar, with the names that have a page; there may be none"
-    names = [o for o in names if any(Path(srcdir).glob(f'{o}.*'))]
+    names = [o for o in names if has_page(srcdir, o)]
     if not names: return ''
     return '\n```{toctree}\n:hidden:\n:glob:\n:caption: %s\n%s\n```\n' % (caption, '\n'.join(names))
 
