@@ -48,6 +48,14 @@ def spread(values, form='.3g', unit=''):
     "Median and range, such as '5.55 s (5.38 to 5.59)'"
     return f'{median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})'
 
+def difference(base, ours):
+    "Mean of ours - base with its 95 % interval (Student's t of pairs)"
+    import numpy as np
+    from scipy.stats import ttest_1samp
+    d = np.subtract(ours, base)
+    if len(d)<2 or not d.std(): return d.mean(), d.mean(), d.mean()
+    return d.mean(), *ttest_1samp(d, 0).confidence_interval()
+
 def alternate(variants, rounds, run):
     "What `run(variant)` gives in each round, every variant once in a round, shuffled anew; the first round is warm-up"
     order, found, rng = list(variants), {o: [] for o in variants}, random.Random(0)

@@ -12,7 +12,7 @@ differences in accuracy to the eager training with the same seed."""
 import io
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
-from statistics import mean, median, stdev
+from statistics import mean, median
 
 import torch
 from fastai.callback.core import Callback
@@ -26,9 +26,8 @@ from gpubench.core import free_memory
 from gpubench.data import get_dls, get_images
 from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
 from gpubench.models import get_model
-from scipy import stats as sps
 
-from common import device_of, device_parser, write_json
+from common import device_of, device_parser, difference, write_json
 from fits import NoValidationCallback, bf16_callbacks
 
 def with_cbs(*makes, bf16=False):
@@ -114,12 +113,6 @@ def accuracy_of(training, device, n_epoch, seed, change):
     with change(learn), learn.no_logging(): learn.fit_one_cycle(n_epoch, 3e-3)
     return learn.recorder.values[-1][-1]
 
-def difference(a, b):
-    "Of the accuracies of the same seeds: mean and its 95 % interval"
-    d = [x-y for x,y in zip(a, b, strict=True)]
-    half = float(sps.t.ppf(.975, len(d)-1))*stdev(d)/len(d)**.5
-    return dict(mid=mean(d), lo=mean(d)-half, hi=mean(d)+half)
-
 def main():
     p = device_parser(__doc__)
     for name,n in dict(steps=20, seeds=5, epochs=4).items(): p.add_argument(f'--{name}', type=int, default=n)
@@ -137,9 +130,11 @@ def main():
         found = {k: [] for k in ways}
         for seed in range(args.seeds):
             for k,(change,_) in ways.items(): found[k].append(accuracy_of(training, device, args.epochs, seed, change))
-        trainings[name] = dict(accuracy=found, to_eager={k: difference(o, found['eager']) for k,o in found.items() if k!='eager'})
+        differences = {k: difference(found['eager'], o) for k,o in found.items() if k!='eager'}
+        to_eager = {k: dict(zip(('mid', 'lo', 'hi'), o)) for k,o in differences.items()}
+        trainings[name] = dict(accuracy=found, to_eager=to_eager)
         write_json(args.out, device, n_steps=args.steps, steps=steps, n_epoch=args.epochs, trainings=trainings)
-        for k,o in trainings[name]['to_eager'].items():
+        for k,o in to_eager.items():
             print(f"{name:18} {k:22} accuracy {100*mean(found[k]):.2f} %, {100*o['mid']:+.2f} points ({100*o['lo']:+.2f} to {100*o['hi']:+.2f})", flush=True)
 
 if __name__=='__main__': main()

@@ -25,9 +25,8 @@ import torch
 from gpubench.core import describe_machine, machine_title, package_version
 from gpubench.process import pack, run_fresh
 from gpubench.stats import ratio_ci
-from scipy import stats
 
-from common import device_of, parser, read_json, spread, write_json
+from common import device_of, difference, parser, read_json, spread, write_json
 from whole_fit_rows import ACCURACY, GROUPS, ROWS, VARIANTS
 from whole_fit_run import run_once
 
@@ -109,12 +108,6 @@ def seconds(df):
 def paired_scores(df, variant):
     "(n, 2): the last metric of stock and of a variant, for each seed that both have"
     return df.pivot(index='seed', columns='variant', values='score').reindex(columns=['stock', variant]).dropna().to_numpy(float)
-
-def difference(stock, ours):
-    "Mean of ours - stock with its 95 % interval (Student's t of pairs)"
-    d = ours-stock
-    if len(d)<2 or not d.std(): return d.mean(), d.mean(), d.mean()
-    return d.mean(), *stats.ttest_1samp(d, 0).confidence_interval()
 
 def with_interval(o): return f'{o.mid:.2f}' if np.isnan(o.lo) else f'{o.mid:.2f} ({o.lo:.2f} to {o.hi:.2f})'
 
