@@ -61,7 +61,8 @@ class StartCallback(Callback):
     def __init__(self, states, is_first): self.states, self.is_first, self.changes = states, is_first, []
     def tensors(self):
         moments = [self.learn.opt.state[p] for p in self.learn.model.parameters()]
-        return [*self.learn.model.parameters(), *self.learn.model.buffers(), *[o for m in moments for o in (m['grad_avg'], m['sqr_avg'])]]
+        return [*self.learn.model.parameters(), *self.learn.model.buffers(),
+                *[o for m in moments for o in (m['grad_avg'], m['sqr_avg'])]]
     def weights(self): return torch.cat([p.detach().double().cpu().reshape(-1) for p in self.learn.model.parameters()])
     def before_batch(self):
         i = self.iter
@@ -84,10 +85,12 @@ class DoubleCallback(Callback):
 def one_step_changes(case, device, n_steps, states, change, double=False):
     model, bs, size, n_in = case
     set_seed(0)
-    dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=2*bs*(n_steps+SKIPPED), size=size, n_channels=n_in)
+    dls = get_dls('synthetic', bs=bs, loader='resident', device=device, max_images=2*bs*(n_steps+SKIPPED),
+                  size=size, n_channels=n_in)
     dls.train.n = bs*(n_steps+SKIPPED)
     net = get_model(model, n_in=n_in)
-    learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(), cbs=[NoValidationCallback(), *[DoubleCallback()]*double])
+    learn = Learner(dls, net.double() if double else net, loss_func=CrossEntropyLossFlat(),
+                    cbs=[NoValidationCallback(), *[DoubleCallback()]*double])
     start = StartCallback(states, not states)
     with change(learn), redirect_stdout(io.StringIO()):
         learn.fit(1, 1e-3, cbs=start)
@@ -122,7 +125,8 @@ def main():
     for name,case in CASES.items():
         errors = errors_of(case, device, ways, args.steps)
         medians = {k: median(o) for k,o in errors.items()}
-        steps[name] = dict(errors=errors, median=medians, of_eager={k: o/medians[ways[k][1]] for k,o in medians.items()})
+        steps[name] = dict(errors=errors, median=medians,
+                           of_eager={k: o/medians[ways[k][1]] for k,o in medians.items()})
         write_json(args.out, device, n_steps=args.steps, steps=steps)
         for k,o in medians.items(): print(f"{name:18} {k:22} error {o:.2e}, {steps[name]['of_eager'][k]:.2f} times that of {ways[k][1]}", flush=True)
     if args.seeds: get_images('digits60k')

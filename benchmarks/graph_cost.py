@@ -82,7 +82,8 @@ class Attention(nn.Module):
     def forward(self, x): return self.head(self.body(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
 
 # name -> (network, px, batch)
-NETWORKS = dict(mnist_cnn=(partial(get_model, 'lenet', n_in=3), 32, 256), resnet18=(partial(get_model, 'resnet18'), 32, 64),
+NETWORKS = dict(mnist_cnn=(partial(get_model, 'lenet', n_in=3), 32, 256),
+                resnet18=(partial(get_model, 'resnet18'), 32, 64),
                 resnet50=(partial(get_model, 'resnet50'), 128, 32), attention=(lambda: Attention(10), 32, 64))
 
 def distances(device, net, size, bs, n_fits=6, **kwargs):
@@ -109,7 +110,8 @@ def main():
     device = device_of(args)
     search_kernels()
     trials, tolerances = {}, dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE)
-    def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances, images=args.images, fits=args.fits, **more)
+    def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances,
+                                  images=args.images, fits=args.fits, **more)
     for name,(net, size, bs) in NETWORKS.items():
         for way in dict(bf16=False), dict(bf16=True), dict(bf16=True, compile=True):
             if device=='cpu' and way!=dict(bf16=False): continue

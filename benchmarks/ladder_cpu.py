@@ -20,7 +20,8 @@ ALLOCATORS = dict(jemalloc='libjemalloc.so.2', tcmalloc='libtcmalloc_minimal.so.
 PAGES = dict(MALLOC_MMAP_THRESHOLD_=str(1<<30), MALLOC_TRIM_THRESHOLD_=str(1<<40))
 
 def found(times, n_steps, faults):
-    return dict(step_ms=median(times), faults_per_step=faults/n_steps, peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/2**10)
+    return dict(step_ms=median(times), faults_per_step=faults/n_steps,
+                peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/2**10)
 
 def n_faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -44,7 +45,8 @@ def by_fastai(rung):
         def after_train(self): self.times.append(1e3*(perf_counter()-self.start_s)/self.n_iter)
     dls = get_dls('synthetic', bs=BS, loader='resident', device='cpu', max_images=N*5//4, size=28, n_channels=1)
     clock = ClockCallback()
-    learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), cbs=[clock, NoValidationCallback()])
+    learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(),
+                    cbs=[clock, NoValidationCallback()])
     if rung not in ('stock', *ALLOCATORS): keep_pages()
     if rung=='channels_last': learn.add_cb(ChannelsLast())
     if rung=='onednn': learn.add_cb(OneDNNCallback())
@@ -61,7 +63,8 @@ def by_keras():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((N, 28, 28, 1), dtype=np.float32), rng.integers(0, 10, N)
     def conv(n, **kwargs): return l.Conv2D(n, 3, activation='relu', use_bias=False, **kwargs)
-    model = keras.Sequential([keras.Input((28, 28, 1)), conv(16), l.MaxPool2D(), conv(32), l.MaxPool2D(), conv(32, padding='same'), l.Flatten(),
+    model = keras.Sequential([keras.Input((28, 28, 1)), conv(16), l.MaxPool2D(), conv(32), l.MaxPool2D(),
+                              conv(32, padding='same'), l.Flatten(),
                               l.Dense(50, activation='relu'), l.Dense(10)])
     assert model.count_params()==54_528
     model.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -21,7 +21,8 @@ def make(folder, n):
     from gpubench.record import SCHEMA_VERSION, plain_record
     each = list(product(['cpu', 'cuda'], [2**o for o in range(1, 11)], [0, 1, 2, 4, 8]))
     rows = [visit(bs, device, v, n_workers=n_workers, model_source='madeup', measure=dict(half_width=.05), twin=False,
-                  time_utc=f'2000-01-{1+v//1440:02d}T{v//60%24:02d}:{v%60:02d}:00+00:00', trial_id=f'{device}{bs}{n_workers}')
+                  time_utc=f'2000-01-{1+v//1440:02d}T{v//60%24:02d}:{v%60:02d}:00+00:00',
+                  trial_id=f'{device}{bs}{n_workers}')
             for v in range(-(-n//len(each))) for device,bs,n_workers in each][:n]
     lines = [json.dumps(plain_record(o) | dict(schema=SCHEMA_VERSION)) + '\n' for o in rows]
     (folder/'records.jsonl').write_text(''.join(lines))
@@ -40,7 +41,8 @@ def once(folder):
     write_report(folder)
     marks.append(perf_counter())
     times = dict(zip(('read_s', 'summarize_s', 'report_s'), [b-a for a,b in zip(marks, marks[1:])]))
-    return times | dict(peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, n=len(df), cpu_s=process_time())
+    return times | dict(peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, n=len(df),
+                        cpu_s=process_time())
 
 def main():
     p = out_parser(__doc__)

@@ -39,11 +39,13 @@ def main():
     fields = dict(model=args.model, size=args.size, bs=args.bs, max_images=args.max_images)
     monitor, parts = timeline(device, fields, args.seconds, args.rest)
     df, machine = monitor.to_df(), describe_machine(device) | dict(device=device)
-    axes = plot_monitor(df, parts, machine=machine, title=f'Rest, {args.model} at {args.size} px, batch {args.bs}, rest')
+    axes = plot_monitor(df, parts, machine=machine,
+                        title=f'Rest, {args.model} at {args.size} px, batch {args.bs}, rest')
     axes[-1].set_xlabel('time since the first sample (s)')          # before the fit
     axes[0].figure.savefig(args.figure, dpi=100)
     samples = df.round(4).astype(object).where(df.notna(), None).dropna(axis=1, how='all').to_dict('list')
-    write_json(args.out, machine, indent=None, trial=fields, summary=monitor.summary(), parts=parts.to_dict('list'), samples=samples)
+    write_json(args.out, machine, indent=None, trial=fields, summary=monitor.summary(),
+               parts=parts.to_dict('list'), samples=samples)
     print({k: v for k,v in monitor.summary().items() if v is not None and k!='monitor_note'})
 
 if __name__=='__main__': main()

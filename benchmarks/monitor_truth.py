@@ -93,16 +93,22 @@ def main():
     sampling = later.fits[0]
     rows = [('columns that stay empty', ', '.join(missing) or 'none', None), ('notes', len(cb.notes), None),
         ('fit until three windows are full', f'{first_s:.2f} s', 3<first_s<8),
-        ('energy, monitor / counter at its ticks', f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}", abs(e['monitor_j']/e['truth_j']-1)<.02),
+        ('energy, monitor / counter at its ticks',
+         f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}",
+         abs(e['monitor_j']/e['truth_j']-1)<.02),
         ('energy, integral of power / counter', f"{e['by_power_j']/e['truth_j']:.4f}", None),
-        ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}", (one['gpu_util_mean_frac'] or 0)>.95),
+        ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}",
+         (one['gpu_util_mean_frac'] or 0)>.95),
         ('power then, and in the fit', f"{one['power_mean_w']:.0f}, {later.summary()['power_mean_w']:.0f} W", None),
         ('real period, and asked for', f"{later.summary()['monitor_interval_s']:.3f}, .25 s", None),
         ('a sample: CPU, wall', f"{1e3*sampling.cpu_s/(sampling.n-2):.2f}, {1e3*sorted(o[1] for o in sampling.costs)[2]:.2f} ms", None),
-        ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %", later.summary()['monitor_cost_frac']<=.005),
-        ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1), ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
+        ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %",
+         later.summary()['monitor_cost_frac']<=.005),
+        ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1),
+        ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
                                                                       abs(len(os.listdir('/proc/self/fd'))-files)<=2)]
-    for name,value,ok in rows: print(f"{'' if ok is None else 'ok  ' if ok else 'BAD '}".ljust(4), name.ljust(42), value)
+    for name,value,ok in rows:
+        print('    ' if ok is None else 'ok  ' if ok else 'BAD ', name.ljust(42), value)
     print('    queries (ms):', {k: round(v, 3) for k,v in each_ms.items()})
     for o in cb.notes: print('    note:', o)
     print(json.dumps({k: v for k,v in later.summary().items() if k!='monitor_note'}))

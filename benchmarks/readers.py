@@ -48,6 +48,7 @@ def main():
     ways = [(kind, n) for _ in range(args.runs) for n in args.n for kind in ('processes', 'threads')]
     runs = [measure(ROWS[args.row], device, *o) for o in ways]
     write_json(args.out, device, row=ROWS[args.row].about(), runs=runs)
-    print(pd.DataFrame(runs).groupby(['kind', 'n'], sort=False).agg(['median', 'min', 'max']).round().astype(int).to_string())
+    by_way = pd.DataFrame(runs).groupby(['kind', 'n'], sort=False)
+    print(by_way.agg(['median', 'min', 'max']).round().astype(int).to_string())
 
 if __name__=='__main__': main()

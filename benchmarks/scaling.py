@@ -70,7 +70,8 @@ def visits(device, workload, n_rounds, max_s, ways, out):
     for i in range(n_rounds):
         for way,scaling in random.Random(i).sample(plans, len(plans)):
             bs = WORKLOADS[workload]['bs']*(n if scaling=='weak' else 1)
-            settings = dict(dataset='synthetic', loader='resident', device=kind, **WORKLOADS[workload]) | dict(bs=bs, n_devices=n)
+            settings = dict(dataset='synthetic', loader='resident', device=kind, n_devices=n)
+            settings |= WORKLOADS[workload] | dict(bs=bs)
             if way==STOCK: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
             else: row = run_trial(Trial(**settings).but(**ways[way]), half_width=.01, max_s=max_s, whole_epoch=False)
             found.append(row | dict(workload=workload, way=way, scaling=scaling, visit=i))
@@ -109,7 +110,8 @@ def main():
         for n in args.devices:
             found = launch(visits, workload, args.rounds, args.max_s, ways, args.out, n_devices=n, device=device)[0]
             rows += found
-            print(table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']].round(3).to_string(index=False), flush=True)
+            shown = table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']]
+            print(shown.round(3).to_string(index=False), flush=True)
     print(table(rows).round(3).to_string(index=False))
 
 if __name__=='__main__': main()

@@ -38,7 +38,8 @@ class WaitAtEachEventCallback(Callback):
     order = 100
     def __call__(self, event_name): wait_for(self.learn.dls.device)
 
-VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], wait_at_each_event=[WaitAtEachEventCallback])
+VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback],
+                wait_at_each_event=[WaitAtEachEventCallback])
 
 N_STEPS = dict(resnet18_32px=(8, 10), mnist_cnn=(40, 20))   # of a run, on a CPU and on a GPU
 
@@ -58,7 +59,8 @@ def measure(device, fields, n_steps, rounds):
 OWN = [(timing.StepTimerEdgeCallback, '__call__'), (timing.StepTimerCallback, '__call__'), (timing._StandIn, 'at')]   # the event comes first
 
 WAITING = {'before_fit', 'after_train', 'after_fit'}   # there it may wait for the device
-OF_A_STEP = {'before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_backward', 'before_step', 'after_step', 'after_batch'}
+OF_A_STEP = {'before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_backward',
+             'before_step', 'after_step', 'after_batch'}
 
 @contextmanager
 def own_time():

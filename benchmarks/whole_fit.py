@@ -98,16 +98,19 @@ def done(runs):
     "Those that weren't ended by an exception, as a frame; `first_s` and `later_s`: the epochs' training"
     columns = ['row', 'variant', 'seed', 'total_s', 'train_s', 'valid_s', 'n_train', 'metrics']
     df = pd.DataFrame([o for o in runs if not o.get('raised')], columns=columns)
-    return df.assign(first_s=[o[0] for o in df.train_s], later_s=[median(o[1:]) if o[1:] else np.nan for o in df.train_s],
+    return df.assign(first_s=[o[0] for o in df.train_s],
+                     later_s=[median(o[1:]) if o[1:] else np.nan for o in df.train_s],
                      score=pd.Series([list(o.values())[-1] for o in df.metrics], df.index, float))
 
 def seconds(df):
     "row -> variant -> seconds of its runs"
-    return {row: {k: v.tolist() for k,v in o.groupby('variant', sort=False).total_s} for row,o in df.groupby('row', sort=False)}
+    return {row: {k: v.tolist() for k,v in o.groupby('variant', sort=False).total_s}
+            for row,o in df.groupby('row', sort=False)}
 
 def paired_scores(df, variant):
     "(n, 2): the last metric of stock and of a variant, for each seed that both have"
-    return df.pivot(index='seed', columns='variant', values='score').reindex(columns=['stock', variant]).dropna().to_numpy(float)
+    by_seed = df.pivot(index='seed', columns='variant', values='score')
+    return by_seed.reindex(columns=['stock', variant]).dropna().to_numpy(float)
 
 def with_interval(o): return f'{o.mid:.2f}' if np.isnan(o.lo) else f'{o.mid:.2f} ({o.lo:.2f} to {o.hi:.2f})'
 

@@ -32,7 +32,8 @@ def draw(runs_s, names, title, machine):
     name_bars(ax, [names[o] for o in runs_s])
     ax.set(xlim=(0, 1.3*longest), xlabel='from the files to the last metric (s)')
     handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[:2], labels[:2], loc='lower left', bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=.2)
+    ax.legend(handles[:2], labels[:2], loc='lower left', bbox_to_anchor=(0, 1), ncols=2, frameon=False,
+              borderaxespad=.2)
     finish(ax, title, machine, pad=26)
     return fig
 
@@ -53,6 +54,7 @@ def main():
     missing = [o for o in args.rows or [] if o not in times]
     if missing: p.error(f"no runs of both ways for {', '.join(missing)}; the records have them for {', '.join(times)}")
     names = {k: o['what'] for record in records for k,o in record['settings']['rows'].items()}
-    draw({o: times[o] for o in args.rows or times}, names, args.title, about_machine(records[0])).savefig(args.figure, dpi=130)
+    draw({o: times[o] for o in args.rows or times}, names, args.title,
+         about_machine(records[0])).savefig(args.figure, dpi=130)
 
 if __name__=='__main__': main()

@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 
 MEAN_STD = [.485, .456, .406], [.229, .224, .225]
 LAST = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*MEAN_STD)]
-AUGMENTED = v2.Compose([v2.RandomResizedCrop(224, scale=(.6, 1)), v2.RandomHorizontalFlip(), v2.RandomRotation(10), v2.ColorJitter(.2, .2), *LAST])
+AUGMENTED = v2.Compose([v2.RandomResizedCrop(224, scale=(.6, 1)), v2.RandomHorizontalFlip(),
+                        v2.RandomRotation(10), v2.ColorJitter(.2, .2), *LAST])
 PLAIN = v2.Compose([v2.Resize(224), v2.CenterCrop(224), *LAST])
 
 def is_image(path): return path.endswith('.jpg')
@@ -27,7 +28,8 @@ def loaders(folder, bs, device):
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(42)).tolist()
     n = len(train)//5
     shared = dict(batch_size=bs, num_workers=min(16, n_cores()), pin_memory=device=='cuda', persistent_workers=True)
-    return DataLoader(Subset(train, order[n:]), shuffle=True, drop_last=True, **shared), DataLoader(Subset(valid, order[:n]), **shared)
+    return (DataLoader(Subset(train, order[n:]), shuffle=True, drop_last=True, **shared),
+            DataLoader(Subset(valid, order[:n]), **shared))
 
 def predict(model, xb, device):
     xb = xb.to(device, non_blocking=True, memory_format=torch.channels_last)
@@ -52,7 +54,8 @@ def torchvision_loop(folder, epochs, device, found, bs=64):
     "Train; `found` gets the seconds by part"
     start_s = perf_counter()
     train, valid = loaders(folder, bs, device)
-    found.update(loaders_s=perf_counter()-start_s, n_train=len(train)*bs, n_valid=len(valid.dataset), train_s=[], valid_s=[])
+    found.update(loaders_s=perf_counter()-start_s, n_train=len(train)*bs, n_valid=len(valid.dataset),
+                 train_s=[], valid_s=[])
     model = resnet18(num_classes=10).to(device, memory_format=torch.channels_last)
     opt = torch.optim.AdamW(model.parameters(), weight_decay=.01, fused=device=='cuda')
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 1e-3, total_steps=epochs*len(train))
