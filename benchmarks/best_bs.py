@@ -2,8 +2,9 @@
 
     best_bs.py --device cuda --model resnet18 --size 32 --n-channels 3 --out best_bs_gpu.json
 
-Both count the seconds for which the device was held: the long way the epochs alone, without their validation or any set-up; the race everything
-that its visits did, loading and warm-up included. The answer is right if its true speed, that of the whole epochs, is within 2 % of the best."""
+Both count the seconds for which the device was held: the long way the epochs alone, without their validation or any
+set-up; the race everything that its visits did, loading and warm-up included. The answer is right if its true speed,
+that of the whole epochs, is within 2 % of the best."""
 from dataclasses import asdict
 
 from gpubench.race import find_best_bs
@@ -32,9 +33,13 @@ def main():
     speed = (full.n_images/full.epoch_whole_s).set_axis(full.bs).sort_index()
     full_s = float((3*full.epoch_whole_s).sum())
     print(speed.round(0).to_string())
-    print(f'best {speed.idxmax()}; the race chose {race.bs}: {speed[race.bs]/speed.max():.4f} of the best; {race.device_s:.1f} of {full_s:.1f} s: {race.device_s/full_s:.3f}')
-    write_json(args.out, device, device=device, trial=asdict(trial), full_s=full_s, race_s=race.device_s, share=race.device_s/full_s,
-        chosen=race.bs, fastest=race.fastest_bs, reason=race.reason, true_share_of_best=float(speed[race.bs]/speed.max()),
-        images_per_s={int(k): float(v) for k,v in speed.items()}, race=race.records[['stage', 'bs', 'rate', 'step_ms', 'status', 'visit_s', 'process_s']].to_dict('records'))
+    print(f'best {speed.idxmax()}; the race chose {race.bs}: {speed[race.bs]/speed.max():.4f} of the best; '
+          f'{race.device_s:.1f} of {full_s:.1f} s: {race.device_s/full_s:.3f}')
+    columns = ['stage', 'bs', 'rate', 'step_ms', 'status', 'visit_s', 'process_s']
+    write_json(args.out, device, device=device, trial=asdict(trial), full_s=full_s, race_s=race.device_s,
+               share=race.device_s/full_s, chosen=race.bs, fastest=race.fastest_bs, reason=race.reason,
+               true_share_of_best=float(speed[race.bs]/speed.max()),
+               images_per_s={int(k): float(v) for k,v in speed.items()},
+               race=race.records[columns].to_dict('records'))
 
 if __name__=='__main__': main()

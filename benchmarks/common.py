@@ -1,68 +1,60 @@
-"""What the benchmarks beside this file share: their command line, their JSON, and short fits whose runs alternate"""
-import argparse, json, random
+"""What all the benchmarks beside this file share: their command line, their JSON, other processes, runs that alternate
+
+It imports little, so that a process that starts others and reads what memory they took stays small."""
+import argparse, json, random, subprocess
 from statistics import median
-from time import perf_counter
 
-from gpubench.core import describe_machine, pick_device
-from gpubench.record import plain_record
-from gpubench.stats import median_ci
-from gpubench.trial import Trial, make_learner, resolve, warm_up
-import numpy as np
-import torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+def parser(doc):
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-def parser(doc): return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-def device_parser(doc):
-    "With the two options that most have; `device_of` tells which device is meant"
+def out_parser(doc, out='the JSON file to write'):
     p = parser(doc)
-    p.add_argument('--device', default='auto')
-    p.add_argument('--out', required=True, help='the JSON file to write')
+    p.add_argument('--out', required=True, help=out)
     return p
 
-def device_of(args): return str(pick_device(args.device))
+def device_parser(doc, device='auto', **kwargs):
+    "With the two options that most have; `device_of` returns the device that is meant"
+    p = out_parser(doc, **kwargs)
+    p.add_argument('--device', default=device, help='cuda, cpu or auto')
+    return p
+
+def device_of(args):
+    from gpubench.core import pick_device
+    return str(pick_device(args.device))
+
+def listed(kind=str):
+    "The type of an option that takes values with commas between"
+    return lambda text: [kind(o) for o in text.split(',')]
 
 def write_json(path, machine=None, indent=1, **found):
     "What was found, with the machine: its description, or the device that was used"
+    from gpubench.core import describe_machine
+    from gpubench.record import plain_record
     machine = machine if isinstance(machine, dict) else describe_machine(machine)
-    with open(path, 'w') as f: json.dump(plain_record(dict(machine=machine, **found)), f, indent=indent)
+    found = plain_record(dict(machine=machine, **found))
+    with open(path, 'w') as f: json.dump(found, f, indent=indent)
 
-def search_kernels(is_on=True):
-    "cuDNN times all kernels that it has for a shape, not just the first ten, and keeps the fastest"
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = is_on, 0
+def read_json(path):
+    with open(path) as f: return json.load(f)
 
-class NoValidationCallback(Callback):
-    graph_safe = 'counts'                        # it acts in no batch
-    def before_validate(self): raise CancelValidException()
+def run_apart(*command, **kwargs):
+    "What a command prints last, which is JSON; `kwargs` go to `subprocess.run`"
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **kwargs)
+    lacks_allocator = 'cannot be preloaded' in done.stderr       # the loader only warns
+    if done.returncode or lacks_allocator: raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
 
-class UntilCallback(Callback):
-    "Ends the fit after `seconds` from its first batch and knows how many steps that were; the loss has just been read from the device"
-    order, graph_safe = 59, True
-    def __init__(self, seconds, validate=False): self.seconds, self.validate, self.n = seconds, validate, 0
-    def is_over(self): return perf_counter()-self.start_s>=self.seconds
-    def end_if_over(self, how):
-        if self.n and self.is_over(): raise how()
-    def before_epoch(self): self.end_if_over(CancelFitException)
-    def before_batch(self):
-        if self.n==0: self.start_s = perf_counter()
-    def after_batch(self):
-        if not self.training: return
-        self.n, self.took_s = self.n+1, perf_counter()-self.start_s
-        self.end_if_over(CancelTrainException)
-    def before_validate(self):
-        self.end_if_over(CancelFitException)
-        if not self.validate: raise CancelValidException()
+def spread(values, form='.3g', unit=''):
+    "Median and range, such as '5.55 s (5.38 to 5.59)'"
+    return f'{median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})'
 
-def ready_learner(**fields):
-    "The learner of a trial, warm, without the callback that looks at what is computed"
-    trial = resolve(Trial(**fields))
-    learn = make_learner(trial)
-    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
-    learn.remove_cb(learn.seen)
-    return learn
-
-CASES = dict(resnet18_32px=dict(dataset='synthetic', model='resnet18', size=32, n_channels=3),
-             mnist_cnn=dict(dataset='synthetic', model='lenet', size=28, n_channels=1))
+def difference(base, ours):
+    "Mean of ours - base with its 95 % interval (Student's t of pairs)"
+    import numpy as np
+    from scipy.stats import ttest_1samp
+    d = np.subtract(ours, base)
+    if len(d)<2 or not d.std(): return d.mean(), d.mean(), d.mean()
+    return d.mean(), *ttest_1samp(d, 0).confidence_interval()
 
 def alternate(variants, rounds, run):
     "What `run(variant)` gives in each round, every variant once in a round, shuffled anew; the first round is warm-up"
@@ -71,12 +63,3 @@ def alternate(variants, rounds, run):
         rng.shuffle(order)
         for name in order: found[name].append(run(variants[name]))
     return {k: v[1:] for k,v in found.items()}
-
-def ratios_to_none(times):
-    "Of each variant to 'none', the median of the rounds' own ratios with its interval"
-    return {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
-
-def step_line(name, times, ratio, width):
-    "A variant's step, and by how much it is longer than without"
-    more = f"   {100*(ratio['mid']-1):+6.2f} % ({100*(ratio['lo']-1):+.2f} to {100*(ratio['hi']-1):+.2f})" if ratio else ''
-    return f'  {name:{width}} {median(times):8.3f} ms a step{more}'

@@ -1,22 +1,21 @@
-"""What it costs that a graph is captured anew in each fit and tried in each epoch, and how far a right replay is from the eager step
+"""What it costs that a graph is captured anew in each fit and tried in each epoch, and how far a right replay is from
+the eager step
 
     graph_cost.py --device cuda --out graph_cost.json [--images 62500] [--fits 20] [--rounds 3] [--model resnet18]
 
-Fits: a ResNet-18 at 32 px, batch 64, bf16, on pixels that lie on the GPU; a fifth of the images is held out, and no fit validates.
-`fits`: so many fits of one epoch; `search`: `lr_find`, then `fine_tune(2)`; `guest`: five epochs beside a callback that acts at each.
-`anew` is a `GraphedStepCallback`, `alone` one that keeps its graphs (a promise that only a sweep of gpubench's own can make).
-The two alternate; what counts is the ratio of each round.
+Fits: a ResNet-18 at 32 px, batch 64, bf16, on pixels that lie on the GPU; a fifth of the images is held out, and no fit
+validates. `fits`: so many fits of one epoch; `search`: `lr_find`, then `fine_tune(2)`; `guest`: five epochs beside a
+callback that acts at each. `anew` is a `GraphedStepCallback`, `alone` one that keeps its graphs (a promise that only a
+sweep of gpubench's own can make). The two alternate; what counts is the ratio of each round.
 
-Trials: a replay and an eager step from the same state, of several networks; relative distances of loss, weights, buffers and moments, which
-decide the tolerances of a trial where kernels aren't deterministic."""
+Trials: a replay and an eager step from the same state, of several networks; relative distances of loss, weights,
+buffers and moments, which decide the tolerances of a trial where kernels aren't deterministic."""
 from functools import partial
 from statistics import median
 from time import perf_counter
 
 import torch
-from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -28,7 +27,8 @@ from gpubench.fast import DeferredRecorder, GraphedStepCallback, swap_recorder
 from gpubench.models import get_model
 from torch import nn
 
-from common import NoValidationCallback, alternate, device_of, device_parser, ratios_to_none, search_kernels, write_json
+from common import alternate, device_of, device_parser, write_json
+from fits import NoValidationCallback, bf16_callbacks, ratios_to_none, search_kernels
 
 class GuestCallback(Callback):
     "A user's own, which acts once in each epoch"
@@ -37,7 +37,7 @@ class GuestCallback(Callback):
 def learner(dls, net, alone=False, bf16=True, compile=False, cbs=()):
     set_seed(0)
     net, graph = net(), GraphedStepCallback(compile, capture=capture.TapeCapture() if dls.device.type=='cpu' else None, alone=alone)
-    half = [MixedPrecision(amp_mode='bf16'), ChannelsLast()] if bf16 else []
+    half = bf16_callbacks() if bf16 else []
     learn = Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=[NoValidationCallback(), graph, *half, *cbs])
     swap_recorder(learn, DeferredRecorder())
     learn.remove_cb(learn.progress)
@@ -82,7 +82,8 @@ class Attention(nn.Module):
     def forward(self, x): return self.head(self.body(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
 
 # name -> (network, px, batch)
-NETWORKS = dict(mnist_cnn=(partial(get_model, 'lenet', n_in=3), 32, 256), resnet18=(partial(get_model, 'resnet18'), 32, 64),
+NETWORKS = dict(mnist_cnn=(partial(get_model, 'lenet', n_in=3), 32, 256),
+                resnet18=(partial(get_model, 'resnet18'), 32, 64),
                 resnet50=(partial(get_model, 'resnet50'), 128, 32), attention=(lambda: Attention(10), 32, 64))
 
 def distances(device, net, size, bs, n_fits=6, **kwargs):
@@ -109,7 +110,8 @@ def main():
     device = device_of(args)
     search_kernels()
     trials, tolerances = {}, dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE)
-    def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances, images=args.images, fits=args.fits, **more)
+    def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances,
+                                  images=args.images, fits=args.fits, **more)
     for name,(net, size, bs) in NETWORKS.items():
         for way in dict(bf16=False), dict(bf16=True), dict(bf16=True, compile=True):
             if device=='cpu' and way!=dict(bf16=False): continue

@@ -1,18 +1,21 @@
-"""From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around it
+"""From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around
+it
 
     ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...] [--joules-s 2]
 
-Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A run is the training part of one
-epoch without validation, from the first batch asked for to the last step done, the shuffle included; its figure is microseconds a step. In each round
-every rung runs once, in an order of its own. Rungs without cuDNN's search live in a process of their own: a process keeps the kernel that it used first
-for a shape, searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a constant rate, compiled as
-well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the fastest of four ways, `hand_us`: weights in channels_last or
-as PyTorch makes them, and batches gathered by the compiled kernels or before each replay.
-`--peers` adds other frameworks (see peers.py).
+Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A
+run is the training part of one epoch without validation, from the first batch asked for to the last step done, the
+shuffle included; its figure is microseconds a step. In each round every rung runs once, in an order of its own. Rungs
+without cuDNN's search live in a process of their own: a process keeps the kernel that it used first for a shape,
+searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a
+constant rate, compiled as well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the
+fastest of four ways, `hand_us`: weights in channels_last or as PyTorch makes them, and batches gathered by the compiled
+kernels or before each replay. `--peers` adds other frameworks (see peers.py).
 
-Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long kernels of which kind ran, and which
-ran longest. `valid_us` is the time of a batch of validation, `bound_us` the least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image come from the card's energy counter,
-which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
+Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long
+kernels of which kind ran, and which ran longest. `valid_us` is the time of a batch of validation, `bound_us` the
+least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image
+come from the card's energy counter, which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, re
 from collections import Counter
 from contextlib import redirect_stdout
@@ -28,7 +31,6 @@ from gpubench.nvml import ask_gpu, find_gpu
 from gpubench.stats import ratio_ci
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -36,16 +38,20 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 import torch
 
-from common import NoValidationCallback, alternate, device_of, device_parser, search_kernels, write_json
+from common import alternate, device_of, device_parser, write_json
+from fits import NoValidationCallback, bf16_callbacks, search_kernels
 from peers import PEERS, in_own_process
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run
 CASES = dict(
-    resnet18_32px_b16=('resnet18', 16, 32, 3, True, 62_500, 3125), resnet18_32px_b64=('resnet18', 64, 32, 3, True, 62_500, 781),
-    resnet18_32px_b256=('resnet18', 256, 32, 3, True, 62_500, 195), resnet18_32px_b1024=('resnet18', 1024, 32, 3, True, 62_500, 48),
+    resnet18_32px_b16=('resnet18', 16, 32, 3, True, 62_500, 3125),
+    resnet18_32px_b64=('resnet18', 64, 32, 3, True, 62_500, 781),
+    resnet18_32px_b256=('resnet18', 256, 32, 3, True, 62_500, 195),
+    resnet18_32px_b1024=('resnet18', 1024, 32, 3, True, 62_500, 48),
     resnet18_32px_b4096=('resnet18', 4096, 32, 3, True, 62_500, 12),
     mnist_cnn_b64=('lenet', 64, 28, 1, False, 75_000, 937), mnist_cnn_b1000=('lenet', 1000, 28, 1, False, 75_000, 60),
-    resnet18_224px_b256=('resnet18', 256, 224, 3, True, 6_000, 18), resnet50_224px_b128=('resnet50', 128, 224, 3, True, 6_000, 36))
+    resnet18_224px_b256=('resnet18', 256, 224, 3, True, 6_000, 18),
+    resnet50_224px_b128=('resnet50', 128, 224, 3, True, 6_000, 36))
 
 class StartCallback(Callback):
     order, graph_safe = 1e9, 'counts'
@@ -72,13 +78,13 @@ def graph(learn, compile=False):
     kernels(learn)
     learn.remove_cb(learn.fused_step)
     learn.add_cb(GraphedStepCallback(compile))
-def bf16(learn): learn.add_cbs([MixedPrecision(amp_mode='bf16'), ChannelsLast()])
+def bf16(learn): learn.add_cbs(bf16_callbacks())
 
 def rungs(is_bf16):
     "name -> changes to a Learner; from `stock_bf16` on, all rungs of a bf16 case have bf16 and channels_last"
     first, last = (dict(stock=[], stock_bf16=[bf16]), [bf16]) if is_bf16 else (dict(stock=[]), [])
-    return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels], graph=[*last, graph],
-                        compiled_graph=[*last, partial(graph, compile=True)])
+    return first | dict(no_waits=[*last, no_waits], fused=[*last, fused], kernels=[*last, kernels],
+                        graph=[*last, graph], compiled_graph=[*last, partial(graph, compile=True)])
 
 APART = 'stock', 'stock_bf16', 'no_waits', 'fused'            # without cuDNN's search
 SLOW = *APART, 'kernels'                                      # rungs that take a fortieth of the steps, at least 12 of them
@@ -135,11 +141,14 @@ def by_hand(case, device, layout, gathers):
     set_seed(0)
     net = get_model(model, n_in=n_in).to(device, memory_format=layout)
     search_kernels()
-    opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99), eps=1e-5, foreach=True, capturable=True)
-    update = torch.compile(opt.step)                         # one kernel; torch's fused AdamW gives a small network to few multiprocessors
+    opt = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-3, device=device), betas=(.9, .99),
+                            eps=1e-5, foreach=True, capturable=True)
+    # one kernel; torch's fused AdamW gives a small network to few multiprocessors
+    update = torch.compile(opt.step)
     x, y = dls.train_ds.x[dls.train_ds.rows], dls.train_ds.y[dls.train_ds.rows]
     mean, std = x[:5000].float().mean()/255, x[:5000].float().std()/255
-    order, at = torch.zeros((n_steps, bs), dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    order = torch.zeros((n_steps, bs), dtype=torch.int64, device=device)
+    at = torch.zeros(1, dtype=torch.int64, device=device)
     def gathered():
         i = order.index_select(0, at)[0]
         return x[i], y[i]
@@ -184,8 +193,12 @@ def fastest_by_hand(case, device):
     return ways[min(us, key=us.get)], us
 
 KINDS = { # the first whose expression a kernel's name has; Inductor names its kernels after what they fuse
-    'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_', 'norms': 'batch_norm|bn_|batchnorm', 'element-wise': '^triton_',
-    'layouts': 'nchwToNhwc|nhwcToNchw|convertTensor|AddPadding', 'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK', 'copies': '^Mem|memset'}
+    'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_',
+    'norms': 'batch_norm|bn_|batchnorm',
+    'element-wise': '^triton_',
+    'layouts': 'nchwToNhwc|nhwcToNchw|convertTensor|AddPadding',
+    'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK',
+    'copies': '^Mem|memset'}
 
 def kind_of(name): return next((k for k,o in KINDS.items() if re.search(o, name)), 'element-wise')
 
@@ -194,12 +207,15 @@ def look_inside(run, n_steps):
     with torch.profiler.profile() as seen: run(n_steps)
     calls = seen.key_averages()
     kinds = Counter()
-    on_gpu = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA and not o.is_user_annotation]     # such as a loader's range
+    on_gpu = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA
+              and not o.is_user_annotation]                  # such as a loader's range
     for o in on_gpu: kinds[kind_of(o.key)] += o.self_device_time_total/n_steps
     def count(*names): return sum(o.count for o in calls if o.key.startswith(names))/n_steps
-    return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'), waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),
+    return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'),
+                waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),
                 kernels=sum(o.count for o in on_gpu)/n_steps, device_us=sum(kinds.values()), kinds_us=dict(kinds),
-                longest_us={o.key[:120]: o.self_device_time_total/n_steps for o in sorted(on_gpu, key=lambda o: -o.self_device_time_total)[:12]})
+                longest_us={o.key[:120]: o.self_device_time_total/n_steps
+                            for o in sorted(on_gpu, key=lambda o: -o.self_device_time_total)[:12]})
 
 def joules_per_image(run, n_steps, bs, seconds):
     nvml, n = open_nvml(), 0
@@ -215,7 +231,8 @@ def joules_per_image(run, n_steps, bs, seconds):
 def bound_us(case, device):
     model, _, size, n_in, is_bf16, *_ = case
     precision = 'bf16' if is_bf16 else 'fp32'
-    return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1], **device_rates(device, precision), precision=precision)
+    return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1],
+                        **device_rates(device, precision), precision=precision)
 
 def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     names = [o for o in rungs(case[4]) if not only or o in only]
@@ -229,15 +246,20 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
     times = alternate({k: partial(do, call, n_steps[k]) for k,do in at.items()}, rounds, call)
     stock = 'stock_bf16' if case[4] else 'stock'
     graphs = {k: o.graphed_step for k,o in learners.items() if 'graph' in k}
-    if any(o.why_not or not o.n_replays for o in graphs.values()): raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
+    if any(o.why_not or not o.n_replays for o in graphs.values()):
+        raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
     return dict(
-        images=case[1], step_us=times, hand_us=hand_us, valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call), median_us={k: median(o) for k,o in times.items()},
+        images=case[1], step_us=times, hand_us=hand_us,
+        valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call),
+        median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
-        of_stock={k: vars(ratio_ci(times[stock], o)) for k,o in times.items() if not k.startswith('stock') and stock in times},
+        of_stock={k: vars(ratio_ci(times[stock], o))
+                  for k,o in times.items() if not k.startswith('stock') and stock in times},
         graph_bytes={k: o.held_bytes for k,o in graphs.items()},
         inside={k: do(look_inside, min(n_steps[k], 24)) for k,do in at.items() if k not in peers} if not only else {},
         bound_us=bound_us(case, device),
-        joules_per_image={k: do(joules_per_image, n_steps[k], case[1], joules_s) for k,do in at.items()} if joules_s else {})
+        joules_per_image={k: do(joules_per_image, n_steps[k], case[1], joules_s)
+                          for k,do in at.items()} if joules_s else {})
 
 def main():
     p = device_parser(__doc__)
@@ -245,7 +267,8 @@ def main():
     p.add_argument('--case', nargs='+', choices=list(CASES), default=list(CASES))
     p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
     p.add_argument('--joules-s', type=float, default=0)
-    p.add_argument('--only', nargs='+', default=[], help='just these rungs, beside the step by hand and the peers, and no look inside')
+    p.add_argument('--only', nargs='+', default=[],
+                   help='just these rungs, beside the step by hand and the peers, and no look inside')
     args = p.parse_args()
     device, found = device_of(args), {}
     if device=='cpu': p.error('this ladder needs a GPU; for a CPU there is ladder_cpu.py')
@@ -257,7 +280,8 @@ def main():
         write_json(args.out, device, cases=found)
         o = found[name]
         print(name, o.get('error') or ' '.join(f'{k} {v:.0f}' for k,v in o['median_us'].items()),
-              *(f"{k} {o['of_hand'][k]['mid']:.3f}..{o['of_hand'][k]['hi']:.3f} of hand" for k in ('graph', 'compiled_graph') if k in o.get('of_hand', {})),
+              *(f"{k} {o['of_hand'][k]['mid']:.3f}..{o['of_hand'][k]['hi']:.3f} of hand"
+                for k in ('graph', 'compiled_graph') if k in o.get('of_hand', {})),
               flush=True)
 
 if __name__=='__main__': main()

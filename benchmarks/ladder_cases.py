@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from common import parser
+from figures import finish
 from ladder import CASES
-from ladder_figure import finish
 from ladder_table import latest
 
 STOCK, COMPILED, HAND, BOUND = 'stock fastai', 'compiled graph', 'the same step by hand', 'bound'
@@ -82,7 +82,8 @@ def draw_roofline(df, flop_per_s, bytes_per_s, machine):
     finish(ax, 'Training in bf16: ResNet-18 at 32 px, unless labeled otherwise', machine)
     return fig
 
-KINDS = dict(products='products', norms='batch norm', **{'element-wise': 'other element-wise'}, optimizer='optimizer', rest='layouts, copies')
+KINDS = dict(products='products', norms='batch norm', **{'element-wise': 'other element-wise'},
+             optimizer='optimizer', rest='layouts, copies')
 
 def shares(record, rung):
     "How the step of a rung divides, in percent: kinds of kernels, and the GPU waiting"
@@ -95,14 +96,16 @@ def shares(record, rung):
 @drawing()
 def draw_kinds(records, machine): # case -> record
     fig, ax = plt.subplots(figsize=(8.4, 5))
-    labels, colors = [], dict(zip(KINDS.values(), (*(series_style(i)['color'] for i in (2, 3, 4, 5)), '0.7'))) | dict(waiting='0.92')
+    labels, kinds = [], [series_style(i)['color'] for i in (2, 3, 4, 5)]
+    colors = dict(zip(KINDS.values(), (*kinds, '0.7'))) | dict(waiting='0.92')
     for i,(case,record) in enumerate(records.items()):
         for j,(rung,label) in enumerate((('stock_bf16', STOCK), ('compiled_graph', COMPILED))):
             y, left, step_us = 2.6*i+j, 0, record['median_us'][rung]
             for kind,share in shares(record, rung).items():
                 ax.barh(y, share, left=left, height=.85, color=colors[kind], label=kind if not labels else None)
                 left += share
-            ax.plot([100*record['bound_us']/step_us]*2, [y-.42, y+.42], color='k', lw=2, label='bound' if not labels else None)
+            ax.plot([100*record['bound_us']/step_us]*2, [y-.42, y+.42], color='k', lw=2,
+                    label='bound' if not labels else None)
             name = NAMES.get(case, (f'batch {CASES[case][1]}', ''))[0]
             labels.append((y, f'{name}, {label}: {step_us/1e3:.3g} ms'))
     ax.set(xlabel='share of the step (%)', xlim=(0, 100), ylim=(labels[-1][0]+.6, -.6))

@@ -1,14 +1,16 @@
 """How long 10,000 records take to read, to summarize and to report, and how much memory
 
-    many_records.py [--n 10000] [--runs 5] [--json FILE]      a table; the JSON is committed as results/many_records_*.json
+    many_records.py --out many_records.json [--n 10000] [--runs 5]
 
-The records are made up: 100 configurations of 2 devices, 10 batch sizes and 5 numbers of workers, visited 100 times each. Every run is a fresh process,
-whose imports count as memory and in `cpu_s`, the processor's time of all of it, but not in the other seconds."""
-import argparse, json, os, resource, subprocess, sys, tempfile
+The records are made up: 100 configurations of 2 devices, 10 batch sizes and 5 numbers of workers, visited 100 times
+each. Every run is a fresh process, whose imports count as memory and in `cpu_s`, the processor's time of all of it, but
+not in the other seconds."""
+import json, resource, sys, tempfile
 from itertools import product
 from pathlib import Path
-from statistics import median
 from time import perf_counter, process_time
+
+from common import out_parser, run_apart, spread, write_json
 
 root = Path(__file__).resolve().parent.parent
 
@@ -19,7 +21,8 @@ def make(folder, n):
     from gpubench.record import SCHEMA_VERSION, plain_record
     each = list(product(['cpu', 'cuda'], [2**o for o in range(1, 11)], [0, 1, 2, 4, 8]))
     rows = [visit(bs, device, v, n_workers=n_workers, model_source='madeup', measure=dict(half_width=.05), twin=False,
-                  time_utc=f'2000-01-{1+v//1440:02d}T{v//60%24:02d}:{v%60:02d}:00+00:00', trial_id=f'{device}{bs}{n_workers}')
+                  time_utc=f'2000-01-{1+v//1440:02d}T{v//60%24:02d}:{v%60:02d}:00+00:00',
+                  trial_id=f'{device}{bs}{n_workers}')
             for v in range(-(-n//len(each))) for device,bs,n_workers in each][:n]
     lines = [json.dumps(plain_record(o) | dict(schema=SCHEMA_VERSION)) + '\n' for o in rows]
     (folder/'records.jsonl').write_text(''.join(lines))
@@ -38,27 +41,23 @@ def once(folder):
     write_report(folder)
     marks.append(perf_counter())
     times = dict(zip(('read_s', 'summarize_s', 'report_s'), [b-a for a,b in zip(marks, marks[1:])]))
-    return times | dict(peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, n=len(df), cpu_s=process_time())
+    return times | dict(peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, n=len(df),
+                        cpu_s=process_time())
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument('--n', type=int, default=10_000)
-    options.add_argument('--runs', type=int, default=5)
-    options.add_argument('--json', help='file for the results')
-    options.add_argument('--once', type=Path, help='a folder of records: one run here')
-    asked = options.parse_args()
-    if asked.once: return print(json.dumps(once(asked.once)))
+    p = out_parser(__doc__)
+    p.add_argument('--n', type=int, default=10_000)
+    p.add_argument('--runs', type=int, default=5)
+    args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder), asked.n)
-        mib = os.path.getsize(Path(folder)/'records.jsonl')/2**20
-        runs = [json.loads(subprocess.run([sys.executable, __file__, '--once', folder], check=True, capture_output=True, text=True)
-                           .stdout.splitlines()[-1]) for _ in range(asked.runs)]
-    print(f'{asked.n} records, {mib:.1f} MiB, {asked.runs} runs: median (least to most)')
+        make(Path(folder), args.n)
+        mib = (Path(folder)/'records.jsonl').stat().st_size/2**20
+        runs = [run_apart(sys.executable, __file__, 'one', folder) for _ in range(args.runs)]
+    print(f'{args.n} records, {mib:.1f} MiB, {args.runs} runs: median (least to most)')
     for k in ('read_s', 'summarize_s', 'report_s', 'peak_mib', 'cpu_s'):
-        v = [o[k] for o in runs]
-        print(f'  {k:12} {median(v):8.2f} ({min(v):.2f} to {max(v):.2f})')
-    if asked.json:
-        from gpubench.core import describe_machine
-        with open(asked.json, 'w') as f: f.write(json.dumps(dict(machine=describe_machine(), n=asked.n, file_mib=round(mib, 2), runs=runs), indent=1)+'\n')
+        print(f'  {k:12} {spread([o[k] for o in runs], ".2f")}')
+    write_json(args.out, n=args.n, file_mib=round(mib, 2), runs=runs)
 
-if __name__=='__main__': main()
+if __name__=='__main__':
+    if sys.argv[1:2]==['one']: print(json.dumps(once(Path(sys.argv[2]))))
+    else: main()

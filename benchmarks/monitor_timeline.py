@@ -1,7 +1,7 @@
-"""What a device does during minutes of training: a rest, ResNet-50 at 224 px, a rest; every sample as JSON, and the figure
+"""What a device does during minutes of training: a rest, ResNet-50 at 224 px, a rest; every sample as JSON, and the
+figure
 
-    monitor_timeline.py --device cuda --seconds 270 --out timeline.json --figure timeline.png
-"""
+    monitor_timeline.py --device cuda --seconds 270 --out timeline.json --figure timeline.png"""
 from time import sleep
 
 from gpubench.core import describe_machine
@@ -9,7 +9,8 @@ from gpubench.monitor import Monitor, MonitorCallback
 from gpubench.plot import plot_monitor
 from gpubench.trial import Trial, make_learner, resolve
 
-from common import UntilCallback, device_of, device_parser, write_json
+from common import device_of, device_parser, write_json
+from fits import UntilCallback
 
 def timeline(device, fields, seconds, rest_s):
     "Samples of the whole time, and the parts of the fit in seconds of the same clock"
@@ -38,11 +39,13 @@ def main():
     fields = dict(model=args.model, size=args.size, bs=args.bs, max_images=args.max_images)
     monitor, parts = timeline(device, fields, args.seconds, args.rest)
     df, machine = monitor.to_df(), describe_machine(device) | dict(device=device)
-    axes = plot_monitor(df, parts, machine=machine, title=f'Rest, {args.model} at {args.size} px, batch {args.bs}, rest')
+    axes = plot_monitor(df, parts, machine=machine,
+                        title=f'Rest, {args.model} at {args.size} px, batch {args.bs}, rest')
     axes[-1].set_xlabel('time since the first sample (s)')          # before the fit
     axes[0].figure.savefig(args.figure, dpi=100)
     samples = df.round(4).astype(object).where(df.notna(), None).dropna(axis=1, how='all').to_dict('list')
-    write_json(args.out, machine, indent=None, trial=fields, summary=monitor.summary(), parts=parts.to_dict('list'), samples=samples)
+    write_json(args.out, machine, indent=None, trial=fields, summary=monitor.summary(),
+               parts=parts.to_dict('list'), samples=samples)
     print({k: v for k,v in monitor.summary().items() if v is not None and k!='monitor_note'})
 
 if __name__=='__main__': main()

@@ -1,17 +1,17 @@
-"""Does the MonitorCallback tell the truth on this GPU? A short table; `--out` takes the numbers as JSON.
+"""Does the MonitorCallback tell the truth on this GPU?
 
-Energy is held against the card's own counter, read beside the monitor at the moment it ticks. One busy multiprocessor is made with
-`torch.cuda._sleep`, a kernel of a single thread. Means need no other process on the GPU.
+Energy is held against the card's own counter, read beside the monitor at the moment it ticks. One busy multiprocessor
+is made with `torch.cuda._sleep`, a kernel of a single thread. Means need no other process on the GPU.
 
-    python benchmarks/monitor_truth.py --out benchmarks/results/monitor-truth-h200.json
-"""
+    monitor_truth.py --out monitor_truth.json"""
 import json, os, threading, time
 
 from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
 import torch
 from fastai.callback.core import Callback
 
-from common import CASES, UntilCallback, parser, ready_learner, write_json
+from common import out_parser, write_json
+from fits import CASES, UntilCallback, ready_learner
 
 class UntilEnoughCallback(UntilCallback):
     "Train for `seconds`, or until the monitor says that it has enough"
@@ -78,10 +78,9 @@ def query_ms(n=50):
     return took
 
 def main():
-    options = parser(__doc__)
-    options.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
-    options.add_argument('--out', help='the JSON file to write')
-    args = options.parse_args()
+    p = out_parser(__doc__)
+    p.add_argument('--seconds', type=float, default=20., help='of the fit whose energy is measured')
+    args = p.parse_args()
     learn = ready_learner(device='cuda', bs=256, loader='resident', max_images=256*100, **CASES['resnet18_32px'])
     start = time.perf_counter()
     cb = MonitorCallback()
@@ -94,20 +93,26 @@ def main():
     sampling = later.fits[0]
     rows = [('columns that stay empty', ', '.join(missing) or 'none', None), ('notes', len(cb.notes), None),
         ('fit until three windows are full', f'{first_s:.2f} s', 3<first_s<8),
-        ('energy, monitor / counter at its ticks', f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}", abs(e['monitor_j']/e['truth_j']-1)<.02),
+        ('energy, monitor / counter at its ticks',
+         f"{e['monitor_j']:.1f} / {e['truth_j']:.1f} J = {e['monitor_j']/e['truth_j']:.4f}",
+         abs(e['monitor_j']/e['truth_j']-1)<.02),
         ('energy, integral of power / counter', f"{e['by_power_j']/e['truth_j']:.4f}", None),
-        ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}", (one['gpu_util_mean_frac'] or 0)>.95),
+        ('utilisation of one busy multiprocessor', f"{one['gpu_util_mean_frac']}",
+         (one['gpu_util_mean_frac'] or 0)>.95),
         ('power then, and in the fit', f"{one['power_mean_w']:.0f}, {later.summary()['power_mean_w']:.0f} W", None),
         ('real period, and asked for', f"{later.summary()['monitor_interval_s']:.3f}, .25 s", None),
         ('a sample: CPU, wall', f"{1e3*sampling.cpu_s/(sampling.n-2):.2f}, {1e3*sorted(o[1] for o in sampling.costs)[2]:.2f} ms", None),
-        ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %", later.summary()['monitor_cost_frac']<=.005),
-        ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1), ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
+        ('CPU share of the monitor', f"{100*later.summary()['monitor_cost_frac']:.2f} %",
+         later.summary()['monitor_cost_frac']<=.005),
+        ('thread gone after an error in', f'{gone_s:.2f} s', gone_s<1),
+        ('open files, before and after four fits', f"{files}, {len(os.listdir('/proc/self/fd'))}",
                                                                       abs(len(os.listdir('/proc/self/fd'))-files)<=2)]
-    for name,value,ok in rows: print(f"{'' if ok is None else 'ok  ' if ok else 'BAD '}".ljust(4), name.ljust(42), value)
+    for name,value,ok in rows:
+        print('    ' if ok is None else 'ok  ' if ok else 'BAD ', name.ljust(42), value)
     print('    queries (ms):', {k: round(v, 3) for k,v in each_ms.items()})
     for o in cb.notes: print('    note:', o)
     print(json.dumps({k: v for k,v in later.summary().items() if k!='monitor_note'}))
-    if args.out: write_json(args.out, 'cuda', energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
-                            query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing)
+    write_json(args.out, 'cuda', energy=e, one_multiprocessor=one, fit=later.summary(), enough=s, gone_s=gone_s,
+               query_ms=each_ms, sample_cpu_ms=1e3*sampling.cpu_s/(sampling.n-2), empty=missing)
 
 if __name__=='__main__': main()

@@ -1,8 +1,10 @@
-"""The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with `torch.compile(mode='reduce-overhead')`, Lightning with the same
-compiler mode, and JAX (Flax and Optax): one jitted `lax.scan` over the resident epoch with donated buffers.
+"""The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with
+`torch.compile(mode='reduce-overhead')`, Lightning with the same compiler mode, and JAX (Flax and Optax): one jitted
+`lax.scan` over the resident epoch with donated buffers.
 
-All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search and AdamW at a constant rate. None has a captured
-step of its own to offer beyond what its compiler does: in JAX the scan is one call from Python for an epoch. Each lives in a process of its own."""
+All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search
+and AdamW at a constant rate. None has a captured step of its own to offer beyond what its compiler does: in JAX the
+scan is one call from Python for an epoch. Each lives in a process of its own."""
 import logging, multiprocessing, os, warnings
 from contextlib import suppress
 from functools import partial
@@ -13,7 +15,7 @@ from gpubench.models import get_model
 import torch
 import torch.nn.functional as F
 
-from common import search_kernels
+from fits import search_kernels
 
 ADAMW = dict(lr=1e-3, betas=(.9, .99), eps=1e-5, weight_decay=.01)
 
@@ -54,15 +56,17 @@ def plain_loop(case, device):
 
 def lightning(case, device):
     import lightning as L
-    for name in 'lightning', 'pytorch_lightning', 'lightning.pytorch', 'lightning.fabric': logging.getLogger(name).setLevel(logging.ERROR)
+    for name in 'lightning', 'pytorch_lightning', 'lightning.pytorch', 'lightning.fabric':
+        logging.getLogger(name).setLevel(logging.ERROR)
     x, y, mean, std = pixels(case, device)
     net = network(case, device)
     class Net(L.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = net
-            self.forward_loss = torch.compile(lambda x, y: F.cross_entropy(self.net((x.float()-255*mean)/(255*std)).float(), y),
-                                              mode='reduce-overhead', fullgraph=True, dynamic=False)
+            self.forward_loss = torch.compile(
+                lambda x, y: F.cross_entropy(self.net((x.float()-255*mean)/(255*std)).float(), y),
+                mode='reduce-overhead', fullgraph=True, dynamic=False)
         def training_step(self, i, n):
             torch.compiler.cudagraph_mark_step_begin()
             return self.forward_loss(x[i], y[i])
@@ -77,7 +81,8 @@ def lightning(case, device):
     def epoch(n_steps=case[6]):
         with warnings.catch_warnings(action='ignore'):
             trainer = L.Trainer(max_epochs=1, accelerator='gpu', devices=1, precision='bf16-mixed' if case[4] else 32,
-                                logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, benchmark=True)
+                                logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                                enable_model_summary=False, benchmark=True)
             trainer.fit(module, torch.utils.data.DataLoader(indices(len(x), case[1], n_steps, device), batch_size=None))
         return 1e6*module.took_s/n_steps
     epoch(6)
@@ -90,7 +95,8 @@ def jax_scan(case, device):
     import jax.numpy as jnp
     name, bs, size, n_in, is_bf16, _, n_steps = case
     dtype = jnp.bfloat16 if is_bf16 else jnp.float32
-    conv, norm = partial(nn.Conv, use_bias=False, dtype=dtype), partial(nn.BatchNorm, use_running_average=False, momentum=.9, epsilon=1e-5, dtype=dtype)
+    conv = partial(nn.Conv, use_bias=False, dtype=dtype)
+    norm = partial(nn.BatchNorm, use_running_average=False, momentum=.9, epsilon=1e-5, dtype=dtype)
     class Block(nn.Module):
         n: int
         stride: int

@@ -1,20 +1,21 @@
 """What a fresh process costs a visit: the same small visit of a sweep in this process and in fresh ones
 
-    process_cost.py [--device cpu] [--n 10] [--json FILE]      a table; the JSON, with the machine, is committed as results/process_*.json
+    process_cost.py --out process.json [--device cpu] [--n 10]
 
-`process_s` is the time from asking for the process until the visit begins in it, `visit_s` the whole visit as the sweep sees it. On a GPU a
-fresh process also makes its context and loads its kernels, inside the visit: what that costs is the difference of the `visit_s`."""
-import json
+`process_s` is the time from asking for the process until the visit begins in it, `visit_s` the whole visit as the sweep
+sees it. On a GPU a fresh process also makes its context and loads its kernels, inside the visit: what that costs is the
+difference of the `visit_s`."""
 from statistics import median
 from time import perf_counter
 
-from gpubench.core import describe_machine
+import pandas as pd
 from gpubench.process import pick_start_method, start_server
 from gpubench.sweep import sweep
 
-from common import device_of, parser
+from common import device_of, device_parser, write_json
 
 ways = dict(here=dict(isolate=False), forkserver=dict(start_method='forkserver'), spawn=dict(start_method='spawn'))
+columns = 'process_s', 'context_s', 'work_s', 'visit_s'
 
 def first_network(device):
     "As little as uses the device: one step of a small network"
@@ -28,7 +29,8 @@ def first_network(device):
     if torch.device(device).type=='cuda': torch.cuda.synchronize(device)
     return dict(context_s=context_s, work_s=perf_counter()-start)
 
-def times(df): return {o: [None if v is None else round(v, 4) for v in df[o].tolist()] for o in ('process_s', 'context_s', 'work_s', 'visit_s')}
+def times(df):
+    return {o: [None if v is None else round(v, 4) for v in df[o].tolist()] for o in columns}
 
 def measure(way, device, n):
     "n visits of one way, after an unmeasured one, which loads the server, or the files into the page cache"
@@ -37,21 +39,18 @@ def measure(way, device, n):
     return times(df[1:])
 
 def main():
-    options = parser(__doc__)
-    options.add_argument('--device', default='cpu', help='cpu, cuda or auto')
-    options.add_argument('--n', type=int, default=10, help='visits of each way')
-    options.add_argument('--json', help='file for the results')
-    asked = options.parse_args()
-    device, start = device_of(asked), perf_counter()
+    p = device_parser(__doc__, device='cpu')
+    p.add_argument('--n', type=int, default=10, help='visits of each way')
+    args = p.parse_args()
+    device, start = device_of(args), perf_counter()
     start_server()
     measure('forkserver' if pick_start_method()=='forkserver' else 'spawn', device, 1)
-    server_s, runs = perf_counter()-start, {o: measure(o, device, asked.n) for o in ways if o in ('here', 'spawn', pick_start_method())}
+    server_s = perf_counter()-start
+    runs = {o: measure(o, device, args.n) for o in ways if o in ('here', 'spawn', pick_start_method())}
     medians = {k: {o: round(median(v), 4) for o,v in r.items() if v[0] is not None} for k,r in runs.items()}
-    print(f"first visit, with the start of the server: {server_s:.1f} s\nmedians of {asked.n} visits on {device}, in seconds")
-    print(f"{'':12}{'process_s':>12}{'context_s':>12}{'work_s':>12}{'visit_s':>12}")
-    for k,o in medians.items(): print(f'{k:12}' + ''.join(f"{o.get(c, float('nan')):12.3f}" for c in ('process_s', 'context_s', 'work_s', 'visit_s')))
-    result = dict(machine=describe_machine(), device=device, n=asked.n, server_s=round(server_s, 2), median=medians, runs=runs)
-    if asked.json:
-        with open(asked.json, 'w') as f: f.write(json.dumps(result, indent=1, allow_nan=False)+'\n')
+    print(f'first visit, with the start of the server: {server_s:.1f} s')
+    print(f'medians of {args.n} visits on {device}, in seconds')
+    print(pd.DataFrame(medians, columns).T.round(3).to_string())
+    write_json(args.out, device=device, n=args.n, server_s=round(server_s, 2), median=medians, runs=runs)
 
 if __name__=='__main__': main()

@@ -1,18 +1,20 @@
-"""How many images a second the readers of `speed_up` bring, from files and from decoded images: processes against threads of one process
+"""How many images a second the readers of `speed_up` bring, from files and from decoded images: processes against
+threads of one process
 
     readers.py --out readers.json [--n 8 16] [--runs 3] [--device cuda]
 
-6,000 made JPEGs of 500 × 375 px, `Resize(224)` that crops, batch 64, nothing trains. A pass over the training images that decodes them (`cold`), and
-the one after it (`warm`); both begin with the pass, without starting the readers. The ways alternate. The files are in the system's memory."""
+6,000 made JPEGs of 500 × 375 px, `Resize(224)` that crops, batch 64, nothing trains. A pass over the training images
+that decodes them (`cold`), and the one after it (`warm`); both begin with the pass, without starting the readers. The
+ways alternate. The files are in the system's memory."""
 from time import perf_counter
 
 import gpubench.readers
 import pandas as pd
 from fastai.torch_core import default_device
-from gpubench.core import describe_machine, wait_for
+from gpubench.core import wait_for
 from gpubench.feed import FeedCallback
 
-from common import device_of, parser, write_json
+from common import device_of, device_parser, write_json
 from whole_fit_rows import ROWS
 
 def images_per_s(feed, device):
@@ -36,18 +38,17 @@ def measure(row, device, kind, n):
     return dict(kind=kind, n=n) | found
 
 def main():
-    p = parser(__doc__)
-    p.add_argument('--out', required=True)
+    p = device_parser(__doc__)
     p.add_argument('--n', type=int, nargs='+', default=[8, 16], help='readers')
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--row', choices=list(ROWS), default='photos_4', help='of whole_fit_rows.py')
-    p.add_argument('--device', default='auto')
     args = p.parse_args()
     device = device_of(args)
     default_device(device!='cpu')
     ways = [(kind, n) for _ in range(args.runs) for n in args.n for kind in ('processes', 'threads')]
     runs = [measure(ROWS[args.row], device, *o) for o in ways]
-    write_json(args.out, describe_machine(device), row=ROWS[args.row].about(), runs=runs)
-    print(pd.DataFrame(runs).groupby(['kind', 'n'], sort=False).agg(['median', 'min', 'max']).round().astype(int).to_string())
+    write_json(args.out, device, row=ROWS[args.row].about(), runs=runs)
+    by_way = pd.DataFrame(runs).groupby(['kind', 'n'], sort=False)
+    print(by_way.agg(['median', 'min', 'max']).round().astype(int).to_string())
 
 if __name__=='__main__': main()

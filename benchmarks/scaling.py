@@ -1,12 +1,11 @@
 """One training on 1, 2, 4, … devices: what each further one costs a step, and how much faster the training gets
 
-    python benchmarks/scaling.py --devices 1,2,4 --out benchmarks/results/scaling_h200.jsonl
+    scaling.py --devices 1,2,4 --out scaling.jsonl [--workloads b64,b1000] [--ways captured]
 
-Weak scaling: each device keeps its batch. Strong scaling: the batch stays, and each device gets a part of it. All ways of one
-workload run in one group of processes for each number of devices, in rounds, in an order that is shuffled in each; a visit is
-`run_trial`, which verifies images, steps and weights, or fastai's own `distrib_ctx`, which needs the package accelerate. Prints
-a table of medians; each visit is a line of the records.
-"""
+Weak scaling: each device keeps its batch. Strong scaling: the batch stays, and each device gets a part of it. All
+ways of one workload run in one group of processes for each number of devices, in rounds, in an order that is
+shuffled in each; a visit is `run_trial`, which verifies images, steps and weights, or fastai's own `distrib_ctx`,
+which needs the package accelerate. Prints a table of medians; each visit is a line of the records."""
 import random
 from contextlib import nullcontext
 
@@ -24,7 +23,7 @@ from gpubench.stats import median_ci, ratio_ci
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import Trial, run_trial
 
-from common import device_of, parser
+from common import device_of, device_parser, listed
 
 BF16 = dict(precision='bf16', channels_last=True)
 WORKLOADS = {
@@ -71,7 +70,8 @@ def visits(device, workload, n_rounds, max_s, ways, out):
     for i in range(n_rounds):
         for way,scaling in random.Random(i).sample(plans, len(plans)):
             bs = WORKLOADS[workload]['bs']*(n if scaling=='weak' else 1)
-            settings = dict(dataset='synthetic', loader='resident', device=kind, **WORKLOADS[workload]) | dict(bs=bs, n_devices=n)
+            settings = dict(dataset='synthetic', loader='resident', device=kind, n_devices=n)
+            settings |= WORKLOADS[workload] | dict(bs=bs)
             if way==STOCK: row = stock(device, workload, bs) | dict(n_devices=n, bs=bs)
             else: row = run_trial(Trial(**settings).but(**ways[way]), half_width=.01, max_s=max_s, whole_epoch=False)
             found.append(row | dict(workload=workload, way=way, scaling=scaling, visit=i))
@@ -92,25 +92,26 @@ def table(rows):
         found.append(row)
     return pd.DataFrame(found)
 
-if __name__=='__main__':
-    p = parser(__doc__)
-    p.add_argument('--devices', default='1,2', help='numbers of devices, such as 1,2,4,8')
-    p.add_argument('--device', default='auto', help='cuda, cpu or auto')
-    p.add_argument('--workloads', default='', help='parts of their names, separated by commas; all by default')
-    p.add_argument('--ways', default='', help='parts of their names, such as captured; all by default')
+def main():
+    p = device_parser(__doc__, out='a .jsonl file of records; rows are added')
+    p.add_argument('--devices', type=listed(int), default=[1, 2], help='numbers of devices, such as 1,2,4,8')
+    p.add_argument('--workloads', type=listed(), default=[''], help='parts of their names; all by default')
+    p.add_argument('--ways', type=listed(), default=[''], help='parts of their names; all by default')
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--max-s', type=float, default=3, help='seconds of timing a visit')
-    p.add_argument('--out', required=True, help='a .jsonl file of records; rows are added')
     args, rows = p.parse_args(), []
     device = device_of(args)
     def chosen(names, parts): # those of which a part is given
-        found = {k: o for k,o in names.items() if any(part.lower() in k.lower() for part in parts.split(','))}
-        if not found: p.error(f"nothing is called {parts!r}; there are: {'; '.join(names)}")
+        found = {k: o for k,o in names.items() if any(part.lower() in k.lower() for part in parts)}
+        if not found: p.error(f"nothing is called {', '.join(parts)}; there are: {'; '.join(names)}")
         return found
     names, ways = chosen(WORKLOADS, args.workloads), chosen(CPU_WAYS if device=='cpu' else WAYS, args.ways)
     for workload in names:
-        for n in map(int, args.devices.split(',')):
+        for n in args.devices:
             found = launch(visits, workload, args.rounds, args.max_s, ways, args.out, n_devices=n, device=device)[0]
             rows += found
-            print(table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']].round(3).to_string(index=False), flush=True)
+            shown = table(rows[-len(found):])[['workload', 'way', 'scaling', 'n', 'step_ms']]
+            print(shown.round(3).to_string(index=False), flush=True)
     print(table(rows).round(3).to_string(index=False))
+
+if __name__=='__main__': main()

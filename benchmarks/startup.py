@@ -1,13 +1,13 @@
 """How long a user waits before anything happens: `import gpubench` and `gpubench --help`, beside a bare Python
 
-    startup.py [--n 15]      JSON to standard output, with the machine; committed as results/startup_*.json
+    startup.py --out startup.json [--n 15]
 
 Each time is that of a fresh process, in rounds so that a slow moment of the machine hits all three alike."""
-import argparse, json, subprocess, sys
+import subprocess, sys
 from statistics import median
 from time import perf_counter
 
-from gpubench.core import describe_machine
+from common import out_parser, write_json
 
 commands = dict(bare_python=['-c', 'pass'], import_gpubench=['-c', 'import gpubench'],
                 gpubench_help=['-c', 'import sys; sys.argv = ["gpubench", "--help"]; from gpubench.cli import main; main()'])
@@ -19,13 +19,14 @@ def seconds(args):
     return perf_counter()-start
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--n', type=int, default=15, help='rounds')
-    n = parser.parse_args().n
-    for args in commands.values(): seconds(args)     # once unmeasured: files into the page cache, byte code written
-    rounds = [{k: seconds(args) for k,args in commands.items()} for _ in range(n)]
+    p = out_parser(__doc__)
+    p.add_argument('--n', type=int, default=15, help='rounds')
+    args = p.parse_args()
+    for o in commands.values(): seconds(o)     # once unmeasured: files into the page cache, byte code written
+    rounds = [{k: seconds(o) for k,o in commands.items()} for _ in range(args.n)]
     times = {f'{k}_s': [round(o[k], 4) for o in rounds] for k in commands}
     medians = {k: round(median(v), 4) for k,v in times.items()}
-    print(json.dumps(dict(machine=describe_machine(), n=n, median=medians, runs=times), indent=1))
+    write_json(args.out, n=args.n, median=medians, runs=times)
+    for k,v in medians.items(): print(f'{k:18} {v:.3f}')
 
 if __name__=='__main__': main()

@@ -1,14 +1,16 @@
-"""What `StepTimerCallback` costs: whole fits with it, without it, with a callback that does nothing, and with one that waits
-for the device at each event, in alternating order
+"""What `StepTimerCallback` costs: whole fits with it, without it, with a callback that does nothing, and with one that
+waits for the device at each event, in alternating order
 
     timer_cost.py --device cuda --out timer_cost.json [--rounds 150] [--case resnet18_32px]
 
-A run is a fit of one short epoch without validation; its time is the median step, from clock readings that a callback takes after each step, the
-same one in all variants. fastai has waited for the device by then. In each round every variant runs once, in an order of its own; a ratio is that
-of two runs of one round, and the figure is the median of the rounds with its order-statistic interval, since a few runs are slower by half.
+A run is a fit of one short epoch without validation; its time is the median step, from clock readings that a callback
+takes after each step, the same one in all variants. fastai has waited for the device by then. In each round every
+variant runs once, in an order of its own; a ratio is that of two runs of one round, and the figure is the median of the
+rounds with its order-statistic interval, since a few runs are slower by half.
 
-A second figure needs no comparison: the time that Python spends in the timer's own functions, for a step and, apart, for what an epoch needs
-once. Where the device waits for Python's orders, a step grows by that and by nothing else; where Python waits for the device, by less."""
+A second figure needs no comparison: the time that Python spends in the timer's own functions, for a step and, apart,
+for what an epoch needs once. Where the device waits for Python's orders, a step grows by that and by nothing else;
+where Python waits for the device, by less."""
 from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
@@ -19,7 +21,8 @@ from gpubench.timing import StepTimerCallback
 from fastai.callback.core import Callback
 import numpy as np
 
-from common import CASES, NoValidationCallback, alternate, device_of, device_parser, ratios_to_none, ready_learner, step_line, write_json
+from common import alternate, device_of, device_parser, write_json
+from fits import CASES, NoValidationCallback, ratios_to_none, ready_learner, step_line
 
 class TicksCallback(Callback):
     "Reads the clock after each step, after all other callbacks"
@@ -35,7 +38,8 @@ class WaitAtEachEventCallback(Callback):
     order = 100
     def __call__(self, event_name): wait_for(self.learn.dls.device)
 
-VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback], wait_at_each_event=[WaitAtEachEventCallback])
+VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback],
+                wait_at_each_event=[WaitAtEachEventCallback])
 
 N_STEPS = dict(resnet18_32px=(8, 10), mnist_cnn=(40, 20))   # of a run, on a CPU and on a GPU
 
@@ -55,7 +59,8 @@ def measure(device, fields, n_steps, rounds):
 OWN = [(timing.StepTimerEdgeCallback, '__call__'), (timing.StepTimerCallback, '__call__'), (timing._StandIn, 'at')]   # the event comes first
 
 WAITING = {'before_fit', 'after_train', 'after_fit'}   # there it may wait for the device
-OF_A_STEP = {'before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_backward', 'before_step', 'after_step', 'after_batch'}
+OF_A_STEP = {'before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_backward',
+             'before_step', 'after_step', 'after_batch'}
 
 @contextmanager
 def own_time():

@@ -1,18 +1,21 @@
-"""Whole trainings of fastai users, from files to the last metric: stock fastai against `speed_up`, by the clock on the wall
+"""Whole trainings of fastai users, from files to the last metric: stock fastai against `speed_up`, by the clock on the
+wall
 
     whole_fit.py --out whole_fit.json [--rows gpu] [--runs 3] [--device cuda]      train, and print the table
     whole_fit.py RECORD … [--check]                                               print the table of such records
 
-Rows are names of `ROWS` in whole_fit_rows.py, or `gpu`, `cpu`, `accuracy`, `all`. Each run is a process of its own; the ways of a row alternate, in
-an order that is shuffled in each round, and those of a round share their seed. The clock starts with the first call after the imports; making the
-loaders, starting up, compiling, decoding and validating all count. Compiled kernels aren't kept from run to run, unless `--compiler-cache` names a
-folder for them. The files have just been made, so the system has them in memory, but nobody has decoded them.
+Rows are names of `ROWS` in whole_fit_rows.py, or `gpu`, `cpu`, `accuracy`, `all`. Each run is a process of its own; the
+ways of a row alternate, in an order that is shuffled in each round, and those of a round share their seed. The clock
+starts with the first call after the imports; making the loaders, starting up, compiling, decoding and validating all
+count. Compiled kernels aren't kept from run to run, unless `--compiler-cache` names a folder for them. The files have
+just been made, so the system has them in memory, but nobody has decoded them.
 
-Stock has fastai's default number of workers unless the row or the variant says otherwise. Variants of `speed_up`: `fp32`, `compiled`,
-`cached` (the first run fills the cache), and `resident`, whose loader decodes all images onto the GPU before the fit. Peers: `stock_bf16`,
-`workers_0` to `workers_16` (stock with so many), and `torchvision` (whole_fit_loop.py, for the rows with photographs in class folders).
-`--check` ends with exit code 1 if `speed_up` takes more than 1.03 of stock's time plus half a second in any row, or raises what stock doesn't."""
-import json, os, random, sys
+Stock has fastai's default number of workers unless the row or the variant says otherwise. Variants of `speed_up`:
+`fp32`, `compiled`, `cached` (the first run fills the cache), and `resident`, whose loader decodes all images onto
+the GPU before the fit. Peers: `stock_bf16`, `workers_0` to `workers_16` (stock with so many), and `torchvision`
+(whole_fit_loop.py, for the rows with photographs in class folders). `--check` ends with exit code 1 if `speed_up`
+takes more than 1.03 of stock's time plus half a second in any row, or raises what stock doesn't."""
+import os, random, sys
 from functools import partial
 from statistics import median
 
@@ -22,9 +25,8 @@ import torch
 from gpubench.core import describe_machine, machine_title, package_version
 from gpubench.process import pack, run_fresh
 from gpubench.stats import ratio_ci
-from scipy import stats
 
-from common import device_of, parser, write_json
+from common import device_of, difference, parser, read_json, spread, write_json
 from whole_fit_rows import ACCURACY, GROUPS, ROWS, VARIANTS
 from whole_fit_run import run_once
 
@@ -96,24 +98,20 @@ def done(runs):
     "Those that weren't ended by an exception, as a frame; `first_s` and `later_s`: the epochs' training"
     columns = ['row', 'variant', 'seed', 'total_s', 'train_s', 'valid_s', 'n_train', 'metrics']
     df = pd.DataFrame([o for o in runs if not o.get('raised')], columns=columns)
-    return df.assign(first_s=[o[0] for o in df.train_s], later_s=[median(o[1:]) if o[1:] else np.nan for o in df.train_s],
+    return df.assign(first_s=[o[0] for o in df.train_s],
+                     later_s=[median(o[1:]) if o[1:] else np.nan for o in df.train_s],
                      score=pd.Series([list(o.values())[-1] for o in df.metrics], df.index, float))
 
 def seconds(df):
     "row -> variant -> seconds of its runs"
-    return {row: {k: v.tolist() for k,v in o.groupby('variant', sort=False).total_s} for row,o in df.groupby('row', sort=False)}
+    return {row: {k: v.tolist() for k,v in o.groupby('variant', sort=False).total_s}
+            for row,o in df.groupby('row', sort=False)}
 
 def paired_scores(df, variant):
     "(n, 2): the last metric of stock and of a variant, for each seed that both have"
-    return df.pivot(index='seed', columns='variant', values='score').reindex(columns=['stock', variant]).dropna().to_numpy(float)
+    by_seed = df.pivot(index='seed', columns='variant', values='score')
+    return by_seed.reindex(columns=['stock', variant]).dropna().to_numpy(float)
 
-def difference(stock, ours):
-    "Mean of ours - stock with its 95 % interval (Student's t of pairs)"
-    d = ours-stock
-    if len(d)<2 or not d.std(): return d.mean(), d.mean(), d.mean()
-    return d.mean(), *stats.ttest_1samp(d, 0).confidence_interval()
-
-def spread(x, unit=''): return f'{median(x):.3g}{unit} ({min(x):.3g} to {max(x):.3g})' if len(x) else ''
 def with_interval(o): return f'{o.mid:.2f}' if np.isnan(o.lo) else f'{o.mid:.2f} ({o.lo:.2f} to {o.hi:.2f})'
 
 def compare(df, row, variant):
@@ -159,9 +157,6 @@ def show(record):
     with pd.option_context('display.width', 250, 'display.max_columns', None, 'display.max_rows', None):
         print(table(record['runs']).to_string(index=False), flush=True)
 
-def read(path):
-    with open(path) as f: return json.load(f)
-
 def check(records):
     "Print which rows break the rule; returns whether any does"
     found = [o for record in records for o in broken(record['runs'])]
@@ -175,7 +170,7 @@ def main():
     if bool(args.records)==bool(args.out): p.error('give either records to print, or --out to train and write one')
     if args.cores: use_cores(args.cores)
     if args.out: train_all(args)
-    records = [read(o) for o in args.records or [args.out]]
+    records = [read_json(o) for o in args.records or [args.out]]
     for record in records: show(record)
     if args.check: sys.exit(check(records))
 

@@ -1,7 +1,9 @@
-"""A peer of whole_fit.py: what someone writes who doesn't use fastai, a plain loop over torchvision's v2 transforms and a DataLoader
+"""A peer of whole_fit.py: what someone writes who doesn't use fastai, a plain loop over torchvision's v2 transforms and
+a DataLoader
 
-The same ResNet-18, batch, share of validation, precision as `speed_up(precision='bf16')` and one-cycle schedule; its augmentations are those that
-torchvision recommends (flip, rotation, zoom, color), drawn for each image by a worker, so they resemble `aug_transforms` but aren't the same."""
+The same ResNet-18, batch, share of validation, precision as `speed_up(precision='bf16')` and one-cycle schedule; its
+augmentations are those that torchvision recommends (flip, rotation, zoom, color), drawn for each image by a worker,
+so they resemble `aug_transforms` but aren't the same."""
 from time import perf_counter
 
 import torch
@@ -14,7 +16,8 @@ from torchvision.transforms import v2
 
 MEAN_STD = [.485, .456, .406], [.229, .224, .225]
 LAST = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*MEAN_STD)]
-AUGMENTED = v2.Compose([v2.RandomResizedCrop(224, scale=(.6, 1)), v2.RandomHorizontalFlip(), v2.RandomRotation(10), v2.ColorJitter(.2, .2), *LAST])
+AUGMENTED = v2.Compose([v2.RandomResizedCrop(224, scale=(.6, 1)), v2.RandomHorizontalFlip(),
+                        v2.RandomRotation(10), v2.ColorJitter(.2, .2), *LAST])
 PLAIN = v2.Compose([v2.Resize(224), v2.CenterCrop(224), *LAST])
 
 def is_image(path): return path.endswith('.jpg')
@@ -25,7 +28,8 @@ def loaders(folder, bs, device):
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(42)).tolist()
     n = len(train)//5
     shared = dict(batch_size=bs, num_workers=min(16, n_cores()), pin_memory=device=='cuda', persistent_workers=True)
-    return DataLoader(Subset(train, order[n:]), shuffle=True, drop_last=True, **shared), DataLoader(Subset(valid, order[:n]), **shared)
+    return (DataLoader(Subset(train, order[n:]), shuffle=True, drop_last=True, **shared),
+            DataLoader(Subset(valid, order[:n]), **shared))
 
 def predict(model, xb, device):
     xb = xb.to(device, non_blocking=True, memory_format=torch.channels_last)
@@ -50,7 +54,8 @@ def torchvision_loop(folder, epochs, device, found, bs=64):
     "Train; `found` gets the seconds by part"
     start_s = perf_counter()
     train, valid = loaders(folder, bs, device)
-    found.update(loaders_s=perf_counter()-start_s, n_train=len(train)*bs, n_valid=len(valid.dataset), train_s=[], valid_s=[])
+    found.update(loaders_s=perf_counter()-start_s, n_train=len(train)*bs, n_valid=len(valid.dataset),
+                 train_s=[], valid_s=[])
     model = resnet18(num_classes=10).to(device, memory_format=torch.channels_last)
     opt = torch.optim.AdamW(model.parameters(), weight_decay=.01, fused=device=='cuda')
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 1e-3, total_steps=epochs*len(train))

@@ -1,4 +1,5 @@
-"""The files that whole_fit.py trains on, made once in fastai's cache: photographs in folders, scenes with masks, tables, ratings and texts"""
+"""The files that whole_fit.py trains on, made once in fastai's cache: photographs in folders, scenes with masks,
+tables, ratings and texts"""
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -60,7 +61,8 @@ def write_scenes(folder, n):
 def write_table(folder, n):
     "As many columns as the Adult data set: eight of categories, six of numbers"
     rng = np.random.default_rng(0)
-    df = pd.DataFrame({f'cat{i}': rng.integers(0, 3+5*i, n) for i in range(8)} | {f'num{i}': rng.normal(size=n) for i in range(6)})
+    df = pd.DataFrame({f'cat{i}': rng.integers(0, 3+5*i, n)
+                       for i in range(8)} | {f'num{i}': rng.normal(size=n) for i in range(6)})
     score = df.num0*df.num1+(df.cat1%3)-(df.cat5%4)/2+rng.normal(size=n)
     return write_csv(folder, df.assign(rich=np.where(score>.5, 'yes', 'no')))
 
@@ -90,9 +92,11 @@ def write_csv(folder, rows):
 def in_parallel(f, n):
     with ProcessPoolExecutor(n_cores()) as pool: list(pool.map(f, range(n), chunksize=max(1, n//(8*n_cores()))))
 
-WRITERS = dict(photos=write_photos, small_photos=partial(write_photos, size=(128, 128)), hard_photos=partial(write_photos, jitter=.5),
+WRITERS = dict(photos=write_photos, small_photos=partial(write_photos, size=(128, 128)),
+               hard_photos=partial(write_photos, jitter=.5),
                scenes=write_scenes, table=write_table, ratings=write_ratings, texts=write_texts)
 
 def make_files(kind, n):
     "The folder with `n` files, or rows of a table"
-    return make_once(f'whole_fit_{kind}_{n}', lambda folder: dict(n_files=WRITERS[kind](folder, n)), f'Making {n:,} {kind}, once.')
+    return make_once(f'whole_fit_{kind}_{n}', lambda folder: dict(n_files=WRITERS[kind](folder, n)),
+                     f'Making {n:,} {kind}, once.')

@@ -1,4 +1,5 @@
-"""The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a row that puts them together"""
+"""The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a
+row that puts them together"""
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,25 +36,31 @@ SPLIT = dict(valid_pct=.2, seed=42)
 
 # loaders: (folder, **options of the loaders) -> DataLoaders
 def photos(path, size=224, bs=64, **kwargs):
-    return ImageDataLoaders.from_folder(path, **SPLIT, bs=bs, item_tfms=Resize(size), batch_tfms=aug_transforms(), **kwargs)
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=bs, item_tfms=Resize(size),
+                                        batch_tfms=aug_transforms(), **kwargs)
 
 def thumbnails(path, **kwargs): return photos(path, size=128, **kwargs)
 def tiny(path, **kwargs): return photos(path, size=64, **kwargs)
 
 def presized(path, **kwargs):
-    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=Resize(460), batch_tfms=aug_transforms(size=224, min_scale=.75), **kwargs)
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=Resize(460),
+                                        batch_tfms=aug_transforms(size=224, min_scale=.75), **kwargs)
 
 def cropped(path, **kwargs):
-    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=RandomResizedCrop(224, min_scale=.5), batch_tfms=aug_transforms(), **kwargs)
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64,
+                                        item_tfms=RandomResizedCrop(224, min_scale=.5),
+                                        batch_tfms=aug_transforms(), **kwargs)
 
 def lesson_1(path, **kwargs):
-    block = DataBlock(blocks=(ImageBlock, CategoryBlock), get_items=get_image_files, splitter=RandomSplitter(valid_pct=.2, seed=42),
+    block = DataBlock(blocks=(ImageBlock, CategoryBlock), get_items=get_image_files,
+                      splitter=RandomSplitter(valid_pct=.2, seed=42),
                       get_y=parent_label, item_tfms=[Resize(192, method='squish')])
     return block.dataloaders(path, bs=32, **kwargs)
 
 def by_number(path, **kwargs):
     df = pd.read_csv(path/'csv'/'all.csv')
-    return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='patches', y_block=RegressionBlock(),
+    return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='patches',
+                                    y_block=RegressionBlock(),
                                     item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
 
 def by_tags(path, **kwargs):
@@ -63,18 +70,21 @@ def by_tags(path, **kwargs):
 
 def scenes(path, **kwargs):
     def mask_of(file): return path/'masks'/f'{file.stem}.png'
-    return SegmentationDataLoaders.from_label_func(path, get_image_files(path/'images'), mask_of, **SPLIT, bs=16, codes=SCENE_CODES,
+    return SegmentationDataLoaders.from_label_func(path, get_image_files(path/'images'), mask_of, **SPLIT,
+                                                   bs=16, codes=SCENE_CODES,
                                                    item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
 
 def table(path, **kwargs):
     cats, nums = [f'cat{i}' for i in range(8)], [f'num{i}' for i in range(6)]
-    return TabularDataLoaders.from_csv(path/'csv'/'all.csv', procs=[Categorify, FillMissing, Normalize], cat_names=cats, cont_names=nums,
+    return TabularDataLoaders.from_csv(path/'csv'/'all.csv', procs=[Categorify, FillMissing, Normalize],
+                                       cat_names=cats, cont_names=nums,
                                        y_names='rich', y_block=CategoryBlock(), bs=64, **kwargs)
 
 def ratings(path, **kwargs): return CollabDataLoaders.from_csv(path/'csv'/'all.csv', seed=42, bs=64, **kwargs)
 
 def texts(path, **kwargs):
-    return TextDataLoaders.from_csv(path, 'csv/all.csv', **SPLIT, text_col='text', label_col='label', tok_tfm=BaseTokenizer(), bs=64, **kwargs)
+    return TextDataLoaders.from_csv(path, 'csv/all.csv', **SPLIT, text_col='text', label_col='label',
+                                    tok_tfm=BaseTokenizer(), bs=64, **kwargs)
 
 def resident(path, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=224, augment=True)
 
@@ -126,18 +136,21 @@ ROWS = dict(
     photos_200=Row('200 photographs, 4 epochs', 'photos', 200, photos, resnet_18, 4),
     photos_2000=Row('2,000 photographs, 4 epochs', 'photos', 2000, photos, resnet_18, 4),
     photos_50000=Row('50,000 small photographs, 128 px, 2 epochs', 'small_photos', 50_000, thumbnails, resnet_18, 2),
-    fine_tune=Row('lesson 1: fine_tune(3), squished to 192 px', 'photos', 2000, lesson_1, resnet_18_error, 3, 'fine_tune'),
+    fine_tune=Row('lesson 1: fine_tune(3), squished to 192 px', 'photos', 2000, lesson_1, resnet_18_error,
+                  3, 'fine_tune'),
     mixup=Row('MixUp, 4 epochs', *PHOTOS, photos, resnet_18_mixup, 4),
     regression=Row('regression, 4 epochs', *PHOTOS, by_number, resnet_18_number, 4),
     tags=Row('several labels, 4 epochs', *PHOTOS, by_tags, resnet_18_tags, 4),
-    no_workers=Row('0 workers, 1,000 photographs, 2 epochs', 'photos', 1000, photos, resnet_18, 2, loaders=dict(num_workers=0)),
+    no_workers=Row('0 workers, 1,000 photographs, 2 epochs', 'photos', 1000, photos, resnet_18, 2,
+                   loaders=dict(num_workers=0)),
     u_net=Row('U-Net, 224 px, 4 epochs', 'scenes', 700, scenes, u_net, 4),
     tabular=Row('tabular, 2 epochs', 'table', 32_000, table, tabular, 2, **FP32),
     collab=Row('collaborative filtering, 2 epochs', 'ratings', 100_000, ratings, collab, 2, **FP32),
     text=Row('AWD-LSTM, 3 epochs', 'texts', 2000, texts, awd_lstm, 3, **FP32),
     birds=Row('birds, 10 epochs', 'birds', 600, photos, resnet_18, 10),
     hard=Row('ten classes that overlap, 8 epochs', 'hard_photos', 2000, photos, resnet_18, 8),
-    cpu_resnet18=Row('ResNet-18, 128 px, 1,000 photographs, 4 epochs, CPU', 'photos', 1000, thumbnails, resnet_18, 4, **FP32),
+    cpu_resnet18=Row('ResNet-18, 128 px, 1,000 photographs, 4 epochs, CPU', 'photos', 1000, thumbnails,
+                     resnet_18, 4, **FP32),
     cpu_small_cnn=Row('small CNN, 64 px, 2,000 photographs, 4 epochs, CPU', 'photos', 2000, tiny, small_cnn, 4, **FP32))
 
 ACCURACY, CPU = ['birds', 'hard'], ['cpu_resnet18', 'cpu_small_cnn']

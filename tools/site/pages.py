@@ -9,7 +9,7 @@ from nbformat.v4 import new_markdown_cell
 
 chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/records/README'],
             'Going deeper': ['nbs/labs/deeper/*'],
-            'Results': ['benchmarks/results/README', 'benchmarks/containers/README'],
+            'Results': ['benchmarks/results/README', 'benchmarks/README', 'benchmarks/containers/README'],
             'The labs on GPUs': [f'benchmarks/results/*/labs_full/{o:02}_*' for o in range(1, 13)] +
                                 ['benchmarks/results/*/labs_full/deeper/*'],
             'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
@@ -20,9 +20,13 @@ option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| ex
 progress_bar = 'application/vnd.jupyter.widget-view+json'
 kinds = ast.FunctionDef, ast.ClassDef
 
+def has_page(srcdir, name):
+    return any(o.suffix in ('.ipynb', '.md') for o in Path(srcdir).glob(f'{name}.*'))
+
 def contents(srcdir, caption, names):
-    "A chapter of the side bar; a folder without notebooks has none"
-    if not any(list(Path(srcdir).glob(f'{o}.*')) for o in names): return ''
+    "A chapter of the side bar, with the names that have a page; there may be none"
+    names = [o for o in names if has_page(srcdir, o)]
+    if not names: return ''
     return '\n```{toctree}\n:hidden:\n:glob:\n:caption: %s\n%s\n```\n' % (caption, '\n'.join(names))
 
 def outline(node, lines):
