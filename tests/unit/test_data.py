@@ -8,7 +8,8 @@ from pathlib import Path
 from gpubench import data, made
 import gpubench.data as library
 from gpubench.data import LOADERS, OFFICIAL, BatchAugment, download, get_dls, get_images, load_pixels, write_out
-from gpubench.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, draw_wood, fastai_folder,
+from gpubench.birds import draw_wood
+from gpubench.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, fastai_folder,
                            make_once, read_mark)
 import numpy as np
 import pytest
