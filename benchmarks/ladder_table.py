@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from statistics import median
 
-from gpubench.plot import _by_number
+from gpubench.draw import by_number
 from gpubench.stats import ratio_ci
 
 from common import parser
@@ -19,7 +19,7 @@ SIDES = dict(same='stock, same precision', graph='graph', compiled_graph='compil
 def latest(paths, has=lambda o: 'hand' in o['step_us']):
     "case -> file and what it holds, from the file with the highest number of those whose case has what is needed"
     cases = {}
-    for file in sorted(paths, key=lambda o: _by_number(o.stem)):
+    for file in sorted(paths, key=lambda o: by_number(o.stem)):
         found = json.loads(file.read_text())
         cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o and has(o)}
     return cases
@@ -57,7 +57,7 @@ def main():
     paths = p.parse_args().records
     for found,cells in (latest(paths, lambda o: 'graph' in o['step_us']), rungs), (latest(paths), comparison), (latest(paths, lambda o: o.get('inside')), look_inside):
         if not found: continue                                  # no file has what this table shows
-        rows = [{'case': f'`{case}`', 'file': f'`{found[case][0].stem}`'} | cells(found[case][1]['cases'][case]) for case in sorted(found, key=_by_number)]
+        rows = [{'case': f'`{case}`', 'file': f'`{found[case][0].stem}`'} | cells(found[case][1]['cases'][case]) for case in sorted(found, key=by_number)]
         for o in [list(rows[0]), ['---']*len(rows[0]), *(o.values() for o in rows)]: print('|', ' | '.join(o), '|')
         print()
 
