@@ -32,7 +32,8 @@ class _TwoWay:
         "Without rounds if they would leave nothing"
         X = np.hstack([np.eye(o.max()+1)[o] for o in (size, block)])
         m, rank = size.max()+1, np.linalg.matrix_rank(X)
-        if block.any() and (rank<X.shape[1]-1 or rank==len(logs)): return cls.of(logs, size, 0*block)
+        is_unclear = rank<X.shape[1]-1 or rank==len(logs)
+        if block.any() and is_unclear: return cls.of(logs, size, 0*block)
         P = np.linalg.pinv(X.T@X)
         effects, n = P@X.T@logs, np.bincount(block)
         middle = effects[m:]@n/len(logs)
@@ -87,8 +88,8 @@ def _unfit(bs, times, fewest):
                          "Leave out failed visits.")
     if n<fewest: return (f"The times cover {n} batch size{'s'*(n>1)}; a curve and its check need "
                          f"{fewest} or more.")
-    if len(bs)<4: return (f"{len(bs)} times for three parameters leave none to estimate their error. "
-                          "Add visits.")
+    if len(bs)<4: return (f"{len(bs)} times for three parameters leave none to estimate their "
+                          "error. Add visits.")
     return ''
 
 # %% ../nbs/03_curves.ipynb #44029036
@@ -121,7 +122,8 @@ def residual_variance(self:_Sizes, loss, n_par=3):
     if rest and spare>0:
         misfit, pure = loss/spare, self.within/rest
         if misfit>pure*sps.f.ppf(.95, spare, rest): return misfit, spare
-    return max((loss+self.within)/(spare+rest), 1e-12), spare+rest   # no clock is better than a millionth
+    df = spare+rest
+    return max((loss+self.within)/df, 1e-12), df             # no clock is better than a millionth
 
 def _margin(variance, df, level): return variance*sps.t.ppf((1+level)/2, df)**2
 
@@ -130,7 +132,7 @@ def threshold(self:_Sizes, loss, level): return loss+_margin(*self.residual_vari
 
 @patch
 def scale_factor(self:_Sizes, loss, level):
-    "How much rounds, which move all sizes alike, widen the scale's interval beyond the visits' own noise"
+    "How much wider rounds, which move all sizes alike, make the scale's interval"
     if not self.between_df: return 1.
     shared = _margin(self.between/self.between_df, self.between_df, level)
     return math.sqrt(max(1., shared/_margin(*self.residual_variance(loss), level)))
@@ -141,7 +143,7 @@ def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN
 
 @patch
 def near(self:_Sizes, shape, lo, hi, first, threshold):
-    "Coordinates below `threshold`, if any, for each value of `first`; the search zooms in on the second"
+    "Coordinates below `threshold` for each value of `first`; the search zooms in on the second"
     a, z = np.full((2, len(first)), [[lo], [hi]])
     for _ in range(4):
         second = np.linspace(a, z, 41, axis=1)                 # (n_first, 41)
@@ -168,7 +170,7 @@ NO_INTERVAL = Interval(math.nan)
 
 @patch
 def outline(self:_Sizes, curve, p, *seen):
-    "The rows of `p` that are extreme in a parameter, in the time at some size, or in a column of `seen`"
+    "The rows of `p` that are extreme in a parameter, a time at some size, or a column of `seen`"
     far = np.geomspace(self.b[0]/1e3, self.b[-1]*1e3, 121)
     seen = np.hstack([p, curve._times(far, p), *seen])
     return p[np.unique(np.concatenate([seen.argmin(0), seen.argmax(0)]))]
@@ -190,14 +192,14 @@ def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    "What both fits report and how they predict; `names`, `_times` and `_parameters` are the curve's own"
-    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds about a NaN, if not shown
+    "What both fits report and how they predict; `names`, `_times` and `_parameters` are a curve's own"
+    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, maybe with bounds, if not shown
     identifiable:bool             # Are all three parameters known well enough?
     reason:str                    # What the data doesn't show, in words
     rms_frac:float = math.nan     # How far visits lie from the curve: root mean square, relative
     check_frac:float = math.nan   # The same for a size that the curve was not fitted to
     measured_range:tuple = (math.nan, math.nan)  # Smallest and largest batch size (images)
-    plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) all that fits
+    plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) what fits
 
     @property
     def parameters(self)->tuple: return tuple(getattr(self, o) for o in self.names)
@@ -208,11 +210,11 @@ class _Fit:
     @classmethod
     def refused(cls, reason, bs):
         "A fit without parameters: NaN, not numbers with a warning that nobody reads"
-        return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), identifiable=False,
-                   reason=reason, measured_range=_spread(bs))
+        return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), reason=reason,
+                   identifiable=False, measured_range=_spread(bs))
     @classmethod
     def found(cls, data, mid, p, intervals, reason, loss, *search, seen=()):
-        "The fit of `_Sizes` with parameters `mid`; `p`: all plausible ones; `search`: shape and bounds"
+        "The fit of `data` with parameters `mid`; `p`: all plausible ones; `search`: shape and bounds"
         return cls(*map(float, mid), intervals=intervals, identifiable=not reason, reason=reason,
                    rms_frac=data.rms(loss), check_frac=data.left_out_frac(*search),
                    measured_range=_spread(data.b), plausible=data.outline(cls, p, *seen))
@@ -220,8 +222,8 @@ class _Fit:
     def predict(self, bs): # Shaped like `bs`; NaN if nothing was fitted
         "The curve's time for one batch size or many; outside `measured_range` it is extrapolation"
         return self._predict(bs, [self.parameters])[0]
-    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if nothing was fitted
-        "The times between which the curve lies, at `level` for each batch size; single visits vary more"
+    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if none
+        "The times between which the curve lies, for each batch size; single visits vary more"
         return self._predict(bs, [[math.nan]*3] if self.plausible is None else self.plausible)
     def _predict(self, bs, p):
         bs = np.asarray(bs, float)
@@ -229,7 +231,8 @@ class _Fit:
         return tuple(o.reshape(bs.shape)[()] for o in (t.min(0), t.max(0)))
 
 # %% ../nbs/03_curves.ipynb #4747accc
-_ALPHA, _ODDS = (.02, 4.), (-12., 12.)   # where the shape is searched; the ends stand for all beyond them
+# where the shape is searched; the ends stand for all beyond them
+_ALPHA, _ODDS = (.02, 4.), (-12., 12.)
 
 @dataclass(frozen=True)
 class TimeCurve(_Fit):
@@ -281,14 +284,15 @@ def correlation(self:_Sizes, p):
 @patch
 def trade_off(self:_Sizes, p, alpha):
     "Why alpha and the floor cannot be told apart"
-    usual = {min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)} if alpha.lo<1 and alpha.hi>.3 else ()
-    ends = sorted(usual) if len(usual)==2 else [alpha.lo or _ALPHA[0], min(alpha.hi, _ALPHA[1])]
+    ends = sorted({min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)})          # the usual ones
+    if len(ends)<2: ends = [alpha.lo or _ALPHA[0], min(alpha.hi, _ALPHA[1])]
     held = []
     for a in ends:
         floor, off = self.t_min_at(a)
         held.append(f'at alpha = {a:.2g} the best T_min is {floor:.3g} s (off by {100*off:.2g} %)')
     return (f"alpha and T_min cannot be told apart: {' and '.join(held)}; corr(c, alpha) = "
-            f"{self.correlation(p):.2f}. Measure more batch sizes, over a wider range, in several visits.")
+            f"{self.correlation(p):.2f}. Measure more batch sizes, over a wider range, in several "
+            "visits.")
 
 # %% ../nbs/03_curves.ipynb #3cb4f24f
 def _curve_intervals(best, p, level):
@@ -308,8 +312,8 @@ def why_no_curve(self:_Sizes, loss):
         return "The times do not fall with the batch size, so a constant describes them as well."
     explained, remedy = 1-loss/self.constant_loss(), 'more batch sizes, over a wider range'
     if self.n.min()<3: remedy = 'each size in at least three visits'
-    return (f"The best curve explains {100*explained:.0f} % of the differences between {len(self.b)} "
-            f"batch sizes, which chance does easily. Measure {remedy}.")
+    return (f"The best curve explains {100*explained:.0f} % of the differences between "
+            f"{len(self.b)} batch sizes, which chance does easily. Measure {remedy}.")
 
 # %% ../nbs/03_curves.ipynb #132ff1dd
 @np.errstate(over='ignore')
@@ -362,10 +366,10 @@ class StepTime(_Fit):
         return np.stack([k*(g+np.exp(x[:,1])), k*g, k], 1)
 
     def best_bs(self, tolerance:float=.02)->int|None: # Images; None if the data doesn't show the rise
-        "The smallest batch size whose images/s are within that fraction of the limit of ever larger ones"
+        "The smallest batch size whose images/s are that close to the limit of ever larger ones"
         b = self.best_bs_ci(tolerance).mid
         return None if math.isnan(b) else math.ceil(b-1e-6)
-    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end is infinite if not excluded
+    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end may be infinite
         "The same with its profile interval; beyond `measured_range` it is a forecast"
         is_valid = is_number(tolerance) and tolerance>0
         check_value('tolerance', tolerance, is_valid, 'above 0, such as .02 for 2 %')
@@ -375,7 +379,8 @@ class StepTime(_Fit):
         b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]
         if math.isnan(self.overhead_ms): b = np.maximum(b, self.measured_range[0])
         i = self.intervals.get('per_image_ms', NO_INTERVAL)
-        return Interval(float(b[0]), float(b.min()), math.inf if i.lo==0 else float(b.max()), i.level)
+        hi = math.inf if i.lo==0 else float(b.max())
+        return Interval(float(b[0]), float(b.min()), hi, i.level)
 
 # %% ../nbs/03_curves.ipynb #38a4bdcb
 @patch
@@ -392,7 +397,7 @@ _DIP_FRAC = .1 # a smaller fall of the times with the batch size isn't reported
 @patch
 def dip(self:_Sizes):
     "The deepest fall: the size before it, the size after it, and the logarithm of how far"
-    fall = np.triu(self.y[:,None]-self.y)            # (m, m) from the size of the row to the column's
+    fall = np.triu(self.y[:,None]-self.y)          # (m, m) from the size of the row to the column's
     i, j = np.unravel_index(fall.argmax(), fall.shape)
     return int(i), int(j), float(fall[i,j])
 
@@ -408,12 +413,12 @@ def dips(self:_Sizes):
 @patch
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
-    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % "
-            "shorter, which no step of the same work does. Look for what else changed: warm-up, another "
-            "program, the visits' order.")
+    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets "
+            f"{-100*math.expm1(-fall):.0f} % shorter, which no step of the same work does. Look for "
+            "what else changed: warm-up, another program, the visits' order.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
-# the level at which a plateau of one size has to show, as one size may lie off a line for any reason
+# the level at which a plateau of one size has to show, as one size may be off for any reason
 _SURE = .9999
 
 @patch
@@ -428,17 +433,18 @@ def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, a, k = (found[name] for name in StepTime.names)
     if part=='plateau': return (
-        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more than a constant: only the overhead "
-        f"shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more than a constant: only the "
+        f"overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see "
+        "the rise.")
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
-        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of that "
-        "is overhead, and how much a fixed part of the work, does not show. Measure more sizes where the "
-        "step begins to grow.")
+        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of "
+        "that is overhead, and how much a fixed part of the work, does not show. Measure more sizes "
+        "where the step begins to grow.")
     if part=='rise': return (
         f"The step gets longer from {b[0]:g} images on, so these sizes don't show the overhead, "
         f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
-    if len(b)<4: return ("An overhead and a rise fit any three batch sizes, so nothing checks them. "
-                         "Measure a fourth size.")
+    if len(b)<4: return ("An overhead and a rise fit any three batch sizes, so nothing checks "
+                         "them. Measure a fourth size.")
     if k.half_width_frac>_TOLD_FRAC: return (
         "The rise shows at too few batch sizes to tell how long an image takes. "
         "Measure larger batch sizes, or more visits.")
@@ -464,7 +470,7 @@ def fit_step_time(
     level:float=.95, # Coverage of the intervals
     rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
-    "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only the parts that show"
+    "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only what shows"
     check_level(level)
     bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
@@ -475,7 +481,7 @@ def fit_step_time(
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
     cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
     part = data.shown_part(lo, x, loss, level)
-    if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))    # the F test allows a little more
+    if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))    # the F test allows more
     p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut, wider), lo)
     bounds = StepTime._bounds(data.b, part)
     x, s, loss = data.best_shape(shape, *bounds)
@@ -500,7 +506,7 @@ def _crossing(slow, fast):
     return b if b>0 and a_f+k_f*b>=o_f and a+k*b>=o else math.nan
 
 def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no crossing shows
-    "From which size on `fast` is faster; the interval holds the sizes where the fits can't be told apart"
+    "From which size on `fast` is faster; within the interval, the fits can't be told apart"
     for o in (slow, fast):
         if not isinstance(o, StepTime): raise ValueError(
             "crossover_bs compares the times of a step, so it takes what "
@@ -511,7 +517,7 @@ def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no cr
     (t_s, lo_s, hi_s), (t_f, lo_f, hi_f) = ((o.predict(b), *o.predict_ci(b)) for o in (slow, fast))
     facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
                       np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
-    apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals together explain
+    apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals explain
     below, above = b[apart[apart<3000]], b[apart[apart>3000]]
     level = min(o.intervals['per_image_ms'].level for o in (slow, fast))
     return Interval(mid, float(below.max(initial=0.)), float(above.min(initial=math.inf)), level)
@@ -537,7 +543,7 @@ class BestBatch:
         half = sps.t.ppf(.975, found.df)*math.sqrt(found.within/found.df*spread)
         return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), .95)
     def against(self, bs:int)->Interval:
-        "How many times faster batch size `bs` is than the best, by the noise of all sizes within rounds"
+        "How many times faster batch size `bs` is than the best, by the noise within rounds"
         return self._over(bs, self.bs)
     @property
     def ratio(self)->Interval:
@@ -545,9 +551,9 @@ class BestBatch:
         return self._over(self.bs, self.fastest_bs)
     @property
     def unsettled(self)->dict:
-        """Sizes that may be the right answer -> their images/s over the best's, an `Interval`: smaller ones
-        that may be within the tolerance, larger ones that may be faster by more, and then the best itself,
-        over the fastest of these"""
+        """Sizes that may be the right answer -> their images/s over the best's, an `Interval`: smaller
+        ones that may be within the tolerance, larger ones that may be faster by more, and then the
+        best itself, over the fastest of these"""
         least, most = 1-self.tolerance, 1/(1-self.tolerance)
         found = {o: self.against(o) for o in sorted({*self.rates, *self.screened}-{self.bs})}
         found = {o: i for o,i in found.items() if not i.hi<(least if o<self.bs else most)}
@@ -557,16 +563,16 @@ class BestBatch:
 
 # %% ../nbs/03_curves.ipynb #86c04c52
 def _timed(rates): # batch size -> round -> images/s
-    known = {int(bs): {i: float(o) for i,o in enumerate(x) if 0<o<math.inf} for bs,x in rates.items()}
-    return {bs: x for bs,x in sorted(known.items()) if x}
+    def known(x): return {i: float(o) for i,o in enumerate(x) if 0<o<math.inf}
+    return {int(bs): found for bs,x in sorted(rates.items()) if (found := known(x))}
 
 def best_batch(
-    rates:dict,          # Batch size -> images/s, a value for each round; NaN for a visit that failed
+    rates:dict,          # Batch size -> images/s for each round; NaN for a visit that failed
     tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
-    set_aside:dict={},   # The same for sizes to compare but never to choose, as they leave out many images
-    screened:dict={},    # Batch size -> images/s of one earlier visit, also of sizes not visited again
+    set_aside:dict={},   # The same for sizes never to choose, as they leave out many images
+    screened:dict={},    # Batch size -> images/s of one earlier visit, maybe the only one
 )->BestBatch|None: # None if no size has a rate
-    "The smallest size whose median rate, without what rounds share, is within `tolerance` of the fastest"
+    "The smallest size whose median, without what rounds share, is within `tolerance` of the fastest"
     is_valid = is_number(tolerance) and 0<=tolerance<1
     check_value('tolerance', tolerance, is_valid, 'a fraction from 0 to 1, such as .02')
     rates, aside = _timed(rates), _timed(set_aside)

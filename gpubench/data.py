@@ -37,7 +37,7 @@ LOADERS = ('files', 'memory', 'resident')
 
 # %% ../nbs/11_data.ipynb #9946f997
 class BatchAugment(DisplayedTransform):
-    "Flip, shift, turn and zoom each training image of a batch on its own, without waiting for the device; masks stay"
+    "Flip, shift, turn and zoom each training image of a batch on its own, on its device; masks stay"
     order, split_idx = Normalize.order+1, 0
     def __init__(self,
         flip:bool=True,      # Mirror every other image, left to right
@@ -156,9 +156,9 @@ class PixelSet:
     "Images in one tensor of bytes, with class numbers; give it one row or a tensor of rows"
     n_inp = 1
     def __init__(self, x, y, rows, vocab, split_idx=1):
-        self.x, self.y = x, y                        # (n, n_in, size, size) uint8; (n,) class numbers, or None
-        self.rows, self.vocab = rows, vocab          # (k,) which of the n images belong to this set; class names
-        self.split_idx = split_idx                   # 0: training, 1: held out; fastai's augmentations ask
+        self.x, self.y = x, y                # (n, n_in, size, size) uint8; (n,) class numbers, or None
+        self.rows, self.vocab = rows, vocab  # (k,) this set's images of the n; class names
+        self.split_idx = split_idx           # 0: training, 1: held out; fastai's augmentations ask
         self.loss_func, self.c = CrossEntropyLossFlat(), len(vocab)
 
     def __len__(self): return len(self.rows)
@@ -190,7 +190,7 @@ class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
     @property
     def is_plain(self):
-        "Is a batch only normalized and augmented pixels, so that `begin` and `batch` can replace its iteration?"
+        "Can `begin` and `batch` replace its iteration, as a batch is only normalized and augmented?"
         own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys()
         if own or self.fake_l.num_workers: return False
         kinds = [type(o) for o in self.after_batch.fs]
@@ -199,11 +199,11 @@ class PixelDL(_ShuffledDL):
         "The first steps of an iterator"
         self.randomize()
         self.before_iter()
-        torch.empty((), dtype=torch.int64).random_()       # an iterator draws a seed for its workers here
+        torch.empty((), dtype=torch.int64).random_()       # an iterator draws its workers' seed here
         return super().get_idxs()
     def get_idxs(self):
-        order = super().get_idxs()
-        return order.cpu() if isinstance(order, torch.Tensor) else order    # fastai sorts predictions by it
+        order = super().get_idxs()                         # fastai sorts predictions by it
+        return order.cpu() if isinstance(order, torch.Tensor) else order
     def all_idxs(self): # A tensor on the data set's device, unless workers or a user's function take it
         if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().all_idxs()
         device = self.dataset.rows.device
@@ -216,13 +216,13 @@ class PixelDL(_ShuffledDL):
         return self.after_batch(self.dataset[i])
 
     def create_batches(self, samps):
-        if not isinstance(samps, torch.Tensor):            # `show_batch(unique=True)` passes an endless one
+        if not isinstance(samps, torch.Tensor):            # `show_batch(unique=True)`'s is endless
             samps = torch.tensor(list(islice(samps, self.n)), dtype=torch.long)
         for o in samps.to(self.dataset.rows.device).split(self.bs):   # a worker may have none
             if len(o)==self.bs or len(o) and not self.drop_last: yield self.dataset[o]
 
     def new(self, dataset=None, cls=None, **kwargs):
-        if dataset is not None and not isinstance(dataset, PixelSet):          # the items of `test_dl`
+        if dataset is not None and not isinstance(dataset, PixelSet):    # the items of `test_dl`
             dataset = self.dataset.of(list(dataset))
         return super().new(dataset, cls, **kwargs)
 
@@ -233,7 +233,8 @@ def _tensor_dls(images, device, where, augment, **kwargs):
         _check_fits(images, torch.cuda.mem_get_info(where)[0], "the GPU's memory", 'memory')
     x, y = load_pixels(images).to(where), torch.from_numpy(images.labels).long().to(where)
     vocab = CategoryMap(images.vocab, sort=False)
-    sets = [PixelSet(x, y, torch.from_numpy(o).to(where), vocab, i) for i,o in enumerate(images.split())]
+    rows = [torch.from_numpy(o).to(where) for o in images.split()]
+    sets = [PixelSet(x, y, o, vocab, i) for i,o in enumerate(rows)]
     normalize = Normalize.from_stats(*(images.stats or images.measured_stats()), cuda=False)
     return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device,
                                   after_batch=[IntToFloatTensor(), normalize, *augment], **kwargs)
@@ -244,12 +245,12 @@ def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
     check_whole('n_workers', n_workers, 0)
     check_whole('seed', seed, 0, hint='It orders the training images.')
     if loader=='cached': raise ValueError(
-        "loader='cached' needs a Learner, which decodes each image once while it trains. Use loader='files' "
-        "and `speed_up(learn)`, or Trial(loader='cached').")
+        "loader='cached' needs a Learner, which decodes each image once while it trains. "
+        "Use loader='files' and `speed_up(learn)`, or Trial(loader='cached').")
     one_of('loader', loader, LOADERS)
     if loader=='resident' and n_workers: raise ValueError(
-        f"loader='resident' takes its batches on the device, so n_workers={n_workers} would start processes "
-        "with nothing to do. Use n_workers=0, or loader='memory'.")
+        f"loader='resident' takes its batches on the device, so n_workers={n_workers} would start "
+        "processes with nothing to do. Use n_workers=0, or loader='memory'.")
     if pin_memory and loader=='resident': raise ValueError(
         "loader='resident' copies no batches, so pin_memory=True changes nothing. Leave it False.")
     if pin_memory and device.type=='cpu': raise ValueError(
@@ -266,10 +267,10 @@ def get_dls(
     seed:int=0,               # Orders the training images; the split does not depend on it
     pin_memory:bool=False,    # Copy batches to the GPU from page-locked memory
     n_channels:int|None=None, # 1 or 3; by default what suits the set
-    max_images:int|None=None, # Use at most this many, each class in proportion; how many 'synthetic' has
-    augment=False,            # True, or a `BatchAugment`: change the training images at random, batch by batch
-    labels=None,              # For a folder: a CSV file in it, or a pattern or function of a file's name
-)->DataLoaders:               # With `n_in` (channels), `size` (px) and `name` besides fastai's attributes
+    max_images:int|None=None, # At most this many, each class in proportion; the size of 'synthetic'
+    augment=False,            # True, or a `BatchAugment`: change training images at random
+    labels=None,              # For a folder: a CSV file, or a pattern or function of a file's name
+)->DataLoaders:               # Also has `n_in` (channels), `size` (px) and `name`
     "The same images, split, order and normalization through any of three loaders"
     device = pick_device('auto' if device is None else device)
     _check_knobs(bs, loader, n_workers, pin_memory, device, seed)
@@ -297,8 +298,11 @@ def get_dls(
 # %% ../nbs/11_data.ipynb #aa52cf1e
 def as_tensors(
     dls:DataLoaders, # As `get_dls` returns them
-)->list: # Training images in the set's order, their labels, held-out images, theirs; on the loaders' device
-    "All images of both parts at once, normalized but not augmented, as plain tensors"
-    whole = [o.new(bs=len(o.dataset), shuffle=False, drop_last=False) for o in (dls.train, dls.valid)]
-    for o in whole: o.after_batch = type(o.after_batch)(f for f in o.after_batch.fs if f.split_idx!=0)
-    return [o.as_subclass(torch.Tensor) for dl in whole for o in next(iter(dl))]
+)->list: # Training images in the set's order, their labels, held-out images, theirs
+    "All images of both parts at once, normalized but not augmented, as plain tensors on the device"
+    found = []
+    for dl in (dls.train, dls.valid):
+        dl = dl.new(bs=len(dl.dataset), shuffle=False, drop_last=False)
+        dl.after_batch = type(dl.after_batch)(f for f in dl.after_batch.fs if f.split_idx!=0)
+        found += [o.as_subclass(torch.Tensor) for o in next(iter(dl))]
+    return found

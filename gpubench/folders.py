@@ -22,22 +22,23 @@ _WORDS = dict( # meaning -> words; `rest` may stand beside one
     train='train training trn trainval',
     valid='valid validation val dev eval evaluation',
     test='test testing tst',
-    annotation='mask masks label labels annotation annotations annot annots trimap trimaps groundtruth '
-               'gt segmentation segmentations bbox bboxes xmls',
-    rest='set sets data dataset image images img imgs seg split splits folder folders file files part '
-         'class object')
+    annotation='mask masks label labels annotation annotations annot annots trimap trimaps '
+               'groundtruth gt segmentation segmentations bbox bboxes xmls',
+    rest='set sets data dataset image images img imgs seg split splits folder folders file files '
+         'part class object')
 _MEANING = {word: meaning for meaning,words in _WORDS.items() for word in words.split()}
 PARTS = 'train', 'valid', 'test'
 
 def meaning_of(
     name:str
 )->str: # 'train', 'valid', 'test', 'annotation', 'images' (such as img_1), or '' for a class
-    "What a name stands for: Train_set, val2017 and x_train are splits; train_masks is an annotation"
+    "Train_set, val2017 and x_train are splits; train_masks is an annotation"
     if re.fullmatch(r'(?i)(jpeg)?(images?|imgs?|data|datasets?)[-_ ]?\d*', name): return 'images'
     borders = r'(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)'
     apart = re.sub(r'[\W_]+', ' ', re.sub(borders, ' ', name).lower())
     words = apart.replace('ground truth', 'groundtruth').split()
-    words = [re.sub('(set|data|images|imgs)$', '', o) or o for o in words if len(o)>1 and not o.isdigit()]
+    words = [o for o in words if len(o)>1 and not o.isdigit()]
+    words = [re.sub('(set|data|images|imgs)$', '', o) or o for o in words]
     found = {_MEANING.get(o) for o in words} - {'rest'}
     if None in found or not found: return ''
     if 'annotation' in found: return 'annotation'
@@ -50,13 +51,13 @@ def part_of(meanings)->str: # 'train', 'valid', 'test', 'annotation' or ''
     return 'annotation' if 'annotation' in found else found[-1] if found else ''
 
 # %% ../nbs/10_folders.ipynb #94870371
-# Those that people have. `mimetypes`, which fastai asks, knows as many as the system's /etc/mime.types lists
+# those that people have; what `mimetypes` knows, which fastai asks, depends on the system
 IMAGE_SUFFIXES = {f'.{o}' for o in (
-    'jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif avifs heic heics heif heifs hif jxl jp2 j2k '
-    'jpf jpx ppm pgm pbm pnm tga ico pcx ras sgi rgb xbm xpm qoi').split()}
+    'jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif avifs heic heics heif heifs hif jxl '
+    'jp2 j2k jpf jpx ppm pgm pbm pnm tga ico pcx ras sgi rgb xbm xpm qoi').split()}
 
-def scan(root:Path)->dict[Path,list[Path]]: # Folder -> its image files, sorted; folders without images, too
-    "All folders of a set except hidden ones and `__MACOSX`; one that several paths lead to has its images once"
+def scan(root:Path)->dict[Path,list[Path]]: # Folder -> its image files, sorted; maybe none
+    "All folders except hidden ones and `__MACOSX`; each real folder has its images once"
     found, seen, todo, links = {}, set(), [root], []
     def rank(o): return part_of(map(meaning_of, o.relative_to(root).parts))!='train', o
     while todo or links:
@@ -109,7 +110,7 @@ def first_few(names, most=5): # of any iterable
     return ', '.join(names[:most]) + (' …' if len(names)>most else '')
 
 def file_sizes(files)->set: # (width, height) in px
-    "The sizes that occur, or a `ValueError` that names the files that can't be read, with the remedy"
+    "The sizes that occur, or a `ValueError` that names the files that can't be read"
     seen = {o: _size_or_fault(o) for o in files}
     bad = {o: why for o,why in seen.items() if isinstance(why, str)}
     if not bad: return set(seen.values())
@@ -122,14 +123,14 @@ def file_sizes(files)->set: # (width, height) in px
 def _csv_rows(path):
     try: text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as e: raise ValueError(
-        f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file and label."
-        ) from e
+        f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file and "
+        "label.") from e
     first = text.partition('\n')[0]
     delimiter = max(',;\t', key=first.count) if re.search('[,;\t]', first) else ' '
     return [o for o in csv.reader(text.splitlines(), delimiter=delimiter) if any(map(str.strip, o))]
 
 def _find_files(root, files):
-    "A function from a cell of a table to the files that it may mean: a path below `root` or its end"
+    "A function from a table's cell to the files that it may mean, by their paths or paths' ends"
     whole, by_end = defaultdict(list), defaultdict(list)
     def ends(path): # 'a/b/c' -> a/b/c, b/c, c
         parts = path.split('/')
@@ -142,7 +143,7 @@ def _find_files(root, files):
     def find(cell):
         cell = cell.strip().replace('\\', '/').removeprefix('./')
         if cell in whole: return whole[cell]
-        longer = [o for end in ends(cell) for o in whole.get(end, ())]   # the cell begins above `root`
+        longer = [o for end in ends(cell) for o in whole.get(end, ())]   # it begins above `root`
         return [*dict.fromkeys([*by_end.get(cell, ()), *longer])]
     return find
 
@@ -152,15 +153,15 @@ _FILE_COLUMNS = ( # the surest first
 _LABEL_COLUMNS = 'label labels class category target'.split()
 
 def _csv_columns(path, rows, find):
-    "Positions of the columns with files and labels, by name or else by content, and the rows without a header"
+    "Positions of the columns with files and labels, by name or else by content; rows of data"
     heads = [o.strip().lower() for o in rows[0]]
     columns = f"columns {', '.join(rows[0])}"
     def n_found(i): return sum(len(o)>i and bool(find(o[i])) for o in rows[:100])
     def sure(i): return -_FILE_COLUMNS.index(heads[i]) if heads[i] in _FILE_COLUMNS else -99
     i = max(range(len(heads)), key=lambda i: (n_found(i)>0, sure(i), n_found(i)))
     if not n_found(i): raise ValueError(
-        f"No row of {path} names an image, with {columns}. Write paths below the data set's folder, "
-        "with or without suffix.")
+        f"No row of {path} names an image, with {columns}. Write paths below the data set's "
+        "folder, with or without suffix.")
     others = [j for j in range(len(heads)) if j!=i]
     named = [j for j in others if heads[j] in _LABEL_COLUMNS] or others
     if len(named)!=1: raise ValueError(
@@ -168,15 +169,15 @@ def _csv_columns(path, rows, find):
     return i, named[0], rows[not find(rows[0][i]):]
 
 def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> class
-    "The labels in a table; a `ValueError` where it names other files, several at once, or one with two labels"
+    "The labels in a table; a `ValueError` where it isn't clear which file has which label"
     find, rows = _find_files(root, files), _csv_rows(path)
     if not rows: raise ValueError(f"{path} is empty. It needs columns file and label.")
     i, j, rows = _csv_columns(path, rows, find)
     cells = [(o[i], o[j].strip()) for o in rows if len(o)>max(i, j) and o[j].strip()]
     found = {cell: find(cell) for cell,_ in cells}
     if lost := [o for o,f in found.items() if not f]: raise ValueError(
-        f"{len(lost)} of {len(cells)} rows of {path} name images that aren't in {root}: {first_few(lost)}. "
-        "Add those files, or take out the rows.")
+        f"{len(lost)} of {len(cells)} rows of {path} name images that aren't in {root}: "
+        f"{first_few(lost)}. Add those files, or take out the rows.")
     if many := [o for o,f in found.items() if len(f)>1]:
         meant = first_few(o.relative_to(root) for o in found[many[0]])
         raise ValueError(f"{many[0]!r} in {path} could be {meant}. Write the path.")
@@ -192,7 +193,7 @@ def is_table(labels, root)->bool:
     "Do `labels` name a file, existing or not, rather than a pattern?"
     return isinstance(labels, Path) or labels.lower().endswith('.csv') or (root/labels).is_file()
 
-def labeller(labels, root:Path, files:list)->Callable: # From a file to the name of its class, or None
+def labeller(labels, root:Path, files:list)->Callable: # From a file to its class, or None
     "What `labels` means for the files of a folder"
     if callable(labels): return lambda o: None if (name := labels(o.name)) is None else str(name)
     if is_table(labels, root): return read_labels(root/Path(labels).expanduser(), root, files).get
@@ -214,9 +215,8 @@ class Place:
     def is_labelled(self): return any(o is not None for o in self.labels)
 
 def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` returns it
-    """Folders named by a word that are classes: `mask` beside `no_mask`, `valid` beside `invalid`; with
-    `by_name` also `train` beside two or more others with images. None are where a folder beside them is
-    another part of a split"""
+    """Folders named by a word that are classes, unless one beside them is part of a split: `mask` beside
+    `no_mask`; with `by_name` also `train` beside two or more others with images"""
     beside = defaultdict(list)
     for o in found: beside[o.parent].append(o)
     def is_class(folder):
@@ -225,12 +225,13 @@ def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` retur
         if not {*others.values()}.isdisjoint(PARTS): return False
         name, plain = folder.name.lower(), [o for o,meaning in others.items() if not meaning]
         if any(o.name.lower().endswith(name) for o in plain): return True
-        return by_name and name=='train' and bool(found[folder]) and sum(bool(found[o]) for o in plain)>1
+        n_full = sum(bool(found[o]) for o in plain)
+        return by_name and name=='train' and bool(found[folder]) and n_full>1
     return {o for o in found if is_class(o)}
 
 def read_places(root:Path, by_name=True)->tuple[list[Place], set[str]]:
-    """What the names say of all folders with images, and the parts whose folders hold none; names above all
-    images count for nothing, and words for annotations mean nothing where there is nothing else"""
+    """All folders with images, and the parts whose folders hold none; names above all images count for
+    nothing, and words for annotations mean nothing where there is nothing else"""
     found = scan(root)
     full = sorted(o for o,files in found.items() if files)
     classes = class_words(found, by_name)
@@ -259,7 +260,7 @@ def choose(
     root:Path,
     places:list[Place],
     strict:bool, # Every image needs a label
-)->tuple[list, list, Counter]: # To train on; held out, empty without a split; images left out, by reason
+)->tuple[list, list, Counter]: # To train on; held out, maybe none; images left out, by reason
     "Which places form the set"
     def labelled(part): return [o for o in places if o.part==part and o.is_labelled()]
     has_train = any(o.part=='train' for o in places)
@@ -278,16 +279,17 @@ def choose(
         return '/'.join(names) or 'the folder itself'
     out = Counter()
     for o in places:
+        n_bare = 0 if strict else o.labels.count(None)
         if reason := why(o): out[f'{where(o)} ({reason})'] += len(o.files)
-        elif not strict and None in o.labels: out[f'{where(o)} (no class folder)'] += o.labels.count(None)
+        elif n_bare: out[f'{where(o)} (no class folder)'] += n_bare
     train = [o for o in places if o.part in used and o.part!=held]
     return train, [o for o in places if held and o.part==held], out
 
 # %% ../nbs/10_folders.ipynb #d1cdf9f7
 def _check_classes(root, train, valid, empty, out):
     remedy = ("Put the images of each class into a separate folder, or say where the labels are: "
-              "labels='labels.csv' (columns file and label), or a pattern of the file's name, such as "
-              r"labels=r'^(.+)_\d+'.")
+              "labels='labels.csv' (columns file and label), or a pattern of the file's name, "
+              r"such as labels=r'^(.+)_\d+'.")
     found = f" It has {first_few(f'{n:,} in {k}' for k,n in out.items())}." if out else ''
     if 'annotation' in empty or any('(annotations)' in o for o in out):
         found += " Its annotations are boxes or masks; a classifier needs one class for each image."
@@ -295,16 +297,18 @@ def _check_classes(root, train, valid, empty, out):
     if 'train' in empty and parts & {'valid', 'test'}:
         raise ValueError(f"{root} has held-out images but none to train on. {remedy}")
     known, held_out = ({k for o in part for k in o.labels} - {None} for part in (train, valid))
-    if not known: raise ValueError(f"There are no images in class folders below {root}.{found} {remedy}")
-    unlabelled = any('(no labels)' in o for o in out)
-    if 'train' in parts and not valid and not unlabelled and empty & {'valid', 'test'}: raise ValueError(
-        f"The folder for held-out images in {root} has no images in class folders. Fill it or remove it.")
+    if not known:
+        raise ValueError(f"There are no images in class folders below {root}.{found} {remedy}")
+    unlabelled, no_held_out = any('(no labels)' in o for o in out), empty & {'valid', 'test'}
+    if 'train' in parts and not valid and not unlabelled and no_held_out: raise ValueError(
+        f"The folder for held-out images in {root} has no images in class folders. "
+        "Fill it or remove it.")
     if len(known)<2:
         rename = ' If one of these folders is a class, give it another name.' if out else ''
         raise ValueError(f"{root} has only one class, {min(known)!r}.{found}{rename} {remedy}")
     if only := sorted(held_out-known): raise ValueError(
-        f"{root} has held-out images of {only}, but no training images of that class. If the names only "
-        "differ in spelling, rename the folder; otherwise add training images.")
+        f"{root} has held-out images of {only}, but no training images of that class. If the names "
+        "only differ in spelling, rename the folder; otherwise add training images.")
 
 def outer_pattern(root, *parts)->str: # Such as '^(?:data/train|data/val)/([^/]+)/'
     "Finds in a path the folder just below what all classes of a part have in common"
@@ -313,14 +317,15 @@ def outer_pattern(root, *parts)->str: # Such as '^(?:data/train|data/val)/([^/]+
     return '^([^/]+)/' if above==[r'\.'] else f"^(?:{'|'.join(above)})/([^/]+)/"
 
 def _check_keys(root, places, pattern):
-    """A `ValueError` if classes lie within another, at several depths or in several folders: they may not
-    fit together; `pattern` finds the outer ones"""
+    """A `ValueError` if classes lie in another, at several depths or in several folders;
+    `pattern` finds the outer ones"""
     keys = {o.key: o.path for o in places if o.key}
     if inner := next((o for o in keys if o[:-1] in keys), None): raise ValueError(
-        f"The folder {keys[inner]} is inside another class's folder. Move it up, or its images into that "
-        "folder.")
+        f"The folder {keys[inner]} is inside another class's folder. "
+        "Move it up, or its images into that folder.")
     def above(key): # the folders above the class, without words for a split
-        names = [n for n in keys[key].relative_to(root).parts if n in key or meaning_of(n) not in PARTS]
+        names = keys[key].relative_to(root).parts
+        names = [n for n in names if n in key or meaning_of(n) not in PARTS]
         return names[:names.index(key[-1])]
     outer = [above(o) for o in keys]
     where = first_few(sorted({'/'.join([root.name, *o]) for o in outer}))
@@ -328,10 +333,11 @@ def _check_keys(root, places, pattern):
     if len({*map(len, outer)})>1:
         why = f"classes at several depths, in {where}. Some may be no classes"
     elif twice:
-        why = f"{first_few(twice)} in several folders: {where}. They may be variants of the same images"
+        why = (f"{first_few(twice)} in several folders: {where}. "
+               "They may be variants of the same images")
     else: return
-    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set labels="
-                     "'([^/]+)/[^/]+$' if each folder with images is a class, or "
+    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set "
+                     "labels='([^/]+)/[^/]+$' if each folder with images is a class, or "
                      f"labels={pattern!r} if the outer ones are.")
 
 # %% ../nbs/10_folders.ipynb #346a382d
@@ -344,21 +350,23 @@ class FolderSet:
     remarks: str              # What its folders were taken for, and which were left out
 
 def _remarks(root, train, valid, out, labels):
-    notes, own = [], [] if labels else [n for o in [*train, *valid] for n in o.key[-1:] if meaning_of(n)]
-    if own: notes.append(f"taken for a class: {first_few(sorted({*own}))}")
+    notes, classes = [], {n for o in [*train, *valid] for n in o.key[-1:]}
+    own = sorted(n for n in classes if meaning_of(n) and not labels)
+    if own: notes.append(f"taken for a class: {first_few(own)}")
     if not valid and (words := words_of(root, train, PARTS[1:])):
         notes.append(f"{', '.join(words)} isn't taken for a part, as no folder is for training")
     if out: notes.append('left out: ' + first_few(f'{n:,} in {k}' for k,n in sorted(out.items())))
     return '; '.join(notes)
 
 def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` takes them
-    """Classes and split by one rule: an image's class is the last folder on its path whose name is a word
-    neither for a split nor for an annotation (nor just images); its part is the word for a split"""
+    """By one rule: an image's class is the last folder on its path whose name is a word neither for a
+    split nor for an annotation (nor just images); its part is the word for a split"""
     try: places, empty = read_places(root, by_name=not labels)
     except OSError as e: raise ValueError(
-        f"{e.filename} in the data set {root} cannot be read ({e.strerror}). Make it readable, or take it "
-        f"out{THEN}.") from e
-    if labels: find = labeller(labels, root, [f for o in places if o.part!='annotation' for f in o.files])
+        f"{e.filename} in the data set {root} cannot be read ({e.strerror}). "
+        f"Make it readable, or take it out{THEN}.") from e
+    images = [f for o in places if o.part!='annotation' for f in o.files]
+    if labels: find = labeller(labels, root, images)
     for o in places:
         usual = o.key[-1] if o.key else None
         o.labels = [find(f) if labels else usual for f in o.files]
@@ -368,8 +376,10 @@ def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` 
         for o in (train, valid): _check_keys(root, o, outer_pattern(root, train, valid))
     label = {f: k for o in [*train, *valid] for f,k in zip(o.files, o.labels)}
     bare = [f.relative_to(root) for f,k in label.items() if k is None] if labels else []
-    if bare: raise ValueError(f"{len(bare)} of {len(label)} images have no label by labels={labels!r}: "
-                              f"{first_few(bare)}. Label them or take them out.")
-    parts = [sorted(f for o in part for f in o.files if label[f] is not None) for part in (train, valid)]
+    if bare: raise ValueError(
+        f"{len(bare)} of {len(label)} images have no label by labels={labels!r}: "
+        f"{first_few(bare)}. Label them or take them out.")
+    files = [[f for o in part for f in o.files] for part in (train, valid)]
+    parts = [sorted(f for f in part if label[f] is not None) for part in files]
     return FolderSet([o for o in parts if o], label, ', '.join(words_of(root, valid, PARTS)),
                      _remarks(root, train, valid, out, labels))

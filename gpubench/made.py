@@ -47,7 +47,7 @@ def _write_once(place, write):
     new = Path(tempfile.mkdtemp(prefix=f'.{place.name}.', dir=place.parent))
     try:
         (new/_MARK).write_text(json.dumps(dict(version=_VERSION) | write(new)))
-        with FileLock(place.parent/'.lock', mode=0o666):  # or two that look at once undo each other's work
+        with FileLock(place.parent/'.lock', mode=0o666):  # or two at once undo each other's work
             if read_mark(place) is not None: return
             shutil.rmtree(place, ignore_errors=True)
             new.rename(place)
@@ -56,7 +56,7 @@ def _write_once(place, write):
 # %% ../nbs/10_made.ipynb #80fe3cb4
 def make_once(
     name:str,       # Of the folder in the cache
-    write:Callable, # Writes files into class folders of the folder it is given; returns a dict with `n_files`
+    write:Callable, # Writes files into class folders of a folder; returns a dict with `n_files`
     message='',     # Printed if the set has to be made
 )->Path:            # The complete folder
     "A set from the cache, made if it isn't there"
@@ -68,8 +68,9 @@ def make_once(
             _write_once(place, write)
         return place
     except OSError as e: raise RuntimeError(
-        f"The data set '{name.partition('_')[0]}' cannot be written to the cache: {e}. Set the environment "
-        "variable FASTAI_HOME to a writable folder with enough space before starting Python.") from e
+        f"The data set '{name.partition('_')[0]}' cannot be written to the cache: {e}. Set the "
+        "environment variable FASTAI_HOME to a writable folder with enough space before starting "
+        "Python.") from e
 
 # %% ../nbs/10_made.ipynb #dbcc5c96
 def draw_synthetic(
@@ -98,7 +99,7 @@ _FINE = 4                   # fine points per point
 _BLOCK = 500                # images per seed
 
 def digit_originals()->np.ndarray: # (70000,) rows of `load_digits`
-    "Which real digit each image of 'digits60k' is made from: training images first, then held-out ones"
+    "Which real digit each image of 'digits60k' is made from: training images come first"
     n = len(load_digits().target)
     train, valid = np.split(np.arange(n), [n-_N_HELD])
     return np.concatenate([np.resize(train, N_DIGITS[0]), np.resize(valid, N_DIGITS[1])])
@@ -118,7 +119,7 @@ def _glyphs():
 
 # %% ../nbs/10_made.ipynb #f777f41b
 def _look_up(flat, first, at, n):
-    "Interpolated values of n×n pictures that begin at `first` in `flat`; `at`: y and x in 256ths of a point"
+    "Interpolated n×n pictures that begin at `first` in `flat`; `at`: y and x in 256ths of a point"
     (i, fi), (j, fj) = ((o>>8, o&255) for o in at)
     corner = (first+i*n+j).astype(np.intp)
     a, b, c, d = (np.take(flat, corner+o, mode='clip') for o in (0, 1, n, n+1))
@@ -137,9 +138,9 @@ def _distort(block, rows, first, flat, size):
     bent = (w@bend@w.T).astype(np.int32)>>12
     side = ((2*np.arange(size)+1)*1024//size-1024).astype(np.int32)      # half the picture is 1024
     y, x = side[:,None], side[None]
-    at = ((y*zoom[1]-x*turn)>>10)+bent[1]+shift[1], ((x*zoom[0]+y*(turn+slant))>>10)+bent[0]+shift[0]
-    last = 256*(n-1)
-    at = [np.clip((o*23>>2)+last//2, 0, last-1) for o in at]             # an original is about 20 px of 28
+    y, x = (y*zoom[1]-x*turn)>>10, (x*zoom[0]+y*(turn+slant))>>10
+    at, last = (y+bent[1]+shift[1], x+bent[0]+shift[0]), 256*(n-1)
+    at = [np.clip((o*23>>2)+last//2, 0, last-1) for o in at]      # an original is about 20 px of 28
     return np.clip((_look_up(flat, first, at, n)+ink-6200)//26, 0, 255).astype(np.uint8)
 
 # %% ../nbs/10_made.ipynb #e5b49288

@@ -33,11 +33,14 @@ from tqdm.auto import tqdm
 
 # %% ../nbs/10_sets.ipynb #4bd9f9b9
 DATASETS = dict(
-    digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px gray by default',
+    digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px gray by '
+           'default',
     digits60k='60,000 and 10,000 distorted copies of these digits, as many as in MNIST; 28 px gray; '
               'drawn on first use',
-    synthetic='random images of any count, size and channels with a faint pattern for each of 10 classes',
-    birds='600 drawn woodland scenes as JPEG files, with a bird or without; 2 classes, 224 px and more',
+    synthetic='random images of any count, size and channels with a faint pattern for each of 10 '
+              'classes',
+    birds='600 drawn woodland scenes as JPEG files, with a bird or without; 2 classes, 224 px and '
+          'more',
     mnist='70,000 handwritten digits of 28 px; downloaded once',
     cifar10='60,000 photographs of 32 px; 10 classes; downloaded once',
     imagenette='13,394 photographs of 160 px and more; 10 easy classes of ImageNet; downloaded once')
@@ -53,7 +56,7 @@ class ImageSet:
     vocab: list[str]              # Class names, sorted
     size: int                     # px, of the square that the model gets
     n_in: int                     # Channels: 1 or 3
-    stats: tuple|None = None      # Each channel's mean and deviation, of 1; None: the training images'
+    stats: tuple|None = None      # Channels' means and deviations, of 1; None: those of training
     files: list[Path]|None = None # (n,) image files
     squish: bool = False          # Do the files have other sizes?
     make: Callable|None = None    # (k,) rows to (k, n_in, size, size) uint8, if there are no files
@@ -68,11 +71,12 @@ class ImageSet:
 
     def split(self): # Two sorted arrays of positions: training, held out
         "The official split, or 20 % held out, each class in proportion, with one image at least"
-        if self.is_valid is not None: return np.flatnonzero(~self.is_valid), np.flatnonzero(self.is_valid)
+        rows, held_out = np.arange(len(self)), self.is_valid
+        if held_out is not None: return rows[~held_out], rows[held_out]
         n_valid = max(-(-len(self)//5), len(np.unique(self.labels)))
-        train, valid = train_test_split(np.arange(len(self)), test_size=n_valid, stratify=self.labels,
+        train, valid = train_test_split(rows, test_size=n_valid, stratify=self.labels,
                                         random_state=_SPLIT_SEED)
-        small = np.setdiff1d(self.labels, self.labels[valid])    # a class of few images may have none there
+        small = np.setdiff1d(self.labels, self.labels[valid])    # a class of few may have none there
         moved = [train[self.labels[train]==o].min() for o in small]
         return np.setdiff1d(train, moved), np.sort([*valid, *moved])
 
@@ -147,7 +151,7 @@ def _synthetic_set(size, n_in, n):
 
 # %% ../nbs/10_sets.ipynb #d885e6c5
 def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats`
-    "Give a set files if it has none: a PNG for each image in a folder for its class, written to the cache once"
+    "Give a set files if it has none: a PNG for each image in its class folder, in the cache"
     if images.files: return images
     n, names = len(images), [f'{images.vocab[o]}/{i:06d}.png' for i,o in enumerate(images.labels)]
     def write(folder, chunk=1024):
@@ -159,8 +163,9 @@ def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats
             for i in range(0, n, chunk):
                 list(pool.map(save, names[i:i+chunk], images.make(images.rows[i:i+chunk])))
         return dict(n_files=n, stats=images.measured_stats())
-    message = f"Writing the {n:,} images of '{images.name}' as PNG files, once." if n>=10_000 else ''
-    folder = make_once(f'{images.name}_{n}x{images.n_in}x{images.size}x{images.size}', write, message)
+    message = f"Writing the {n:,} images of '{images.name}' as PNG files, once."
+    name = f'{images.name}_{n}x{images.n_in}x{images.size}x{images.size}'
+    folder = make_once(name, write, message if n>=10_000 else '')
     return replace(images, files=[folder/o for o in names], stats=read_mark(folder)['stats'])
 
 # %% ../nbs/10_sets.ipynb #ebbf1005
@@ -170,7 +175,7 @@ def _from_files(name, parts, size, n_in, stats, squish, **about):
     names = [*map(about.get('label', parent_label), files)]
     vocab, labels = np.unique(names, return_inverse=True)
     is_valid = np.arange(len(files))>=len(parts[0]) if len(parts)==2 else None
-    if n_in!=len(stats[0]): stats = [[float(np.mean(o))]*n_in for o in stats]   # repeated or averaged
+    if n_in!=len(stats[0]): stats = [[float(np.mean(o))]*n_in for o in stats]
     return ImageSet(name, labels, vocab.tolist(), size, n_in, (*map(list, stats),), files, squish,
                     is_valid=is_valid, **about)
 
@@ -191,7 +196,7 @@ def _folder_set(path, size, n_in, labels=None):
     found = read_folder(root, labels)
     files = [o for part in found.parts for o in part]
     squish = file_sizes(files)!={(size,size)}
-    by_parent = all(o.parent.name==found.label[o] for o in files)      # new files can be labelled, too
+    by_parent = all(o.parent.name==found.label[o] for o in files)   # new files can be labelled, too
     label = parent_label if by_parent else partial(getitem, found.label)
     return _from_files(root.resolve().name, found.parts, size, n_in, imagenet_stats, squish,
                        label=label, held_out=found.held_out, remarks=found.remarks)
@@ -211,11 +216,12 @@ class Official:
 OFFICIAL = dict(
     mnist=Official(URLs.MNIST, ('training', 'testing'), (60_000, 10_000), 28, 1, mnist_stats),
     cifar10=Official(URLs.CIFAR, ('train', 'test'), (50_000, 10_000), 32, 3, cifar_stats),
-    imagenette=Official(URLs.IMAGENETTE_160, ('train', 'val'), (9_469, 3_925), 160, 3, imagenet_stats, True))
+    imagenette=Official(URLs.IMAGENETTE_160, ('train', 'val'), (9_469, 3_925), 160, 3, imagenet_stats,
+                        squish=True))
 
 # %% ../nbs/10_sets.ipynb #24983387
 def _fetch(url, file, patience_s):
-    "Download with a bar; give up after `patience_s` without an answer, for which fastai would wait forever"
+    "Download; give up after `patience_s` without an answer, where fastai would wait forever"
     part = file.with_name(file.name+'.part')
     with tqdm(desc=file.name, unit='B', unit_scale=True, leave=False, delay=1) as bar:
         def show(n, size, total):
@@ -235,19 +241,21 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
         if new[:2]==[archive, unpacked]: _fetch(url, archive, patience_s)
         return untar_data(url)
     except BaseException as e:
-        for o in new: shutil.rmtree(o, ignore_errors=True) if o.is_dir() else o.unlink(missing_ok=True)
+        for o in new:
+            if o.is_dir(): shutil.rmtree(o, ignore_errors=True)
+            else: o.unlink(missing_ok=True)
         if not isinstance(e, Exception): raise
         raise RuntimeError(
-            f"The data set '{name}' is not on this machine and could not be downloaded ({type(e).__name__}: "
-            f"{e}). Try again with a network connection. Offline use 'digits', 'digits60k', 'synthetic', "
-            "'birds' or a folder of your own.") from e
+            f"The data set '{name}' is not on this machine and could not be downloaded "
+            f"({type(e).__name__}: {e}). Try again with a network connection. Offline use 'digits', "
+            "'digits60k', 'synthetic', 'birds' or a folder of your own.") from e
 
 def _official_set(name, size, n_in):
     official, root = OFFICIAL[name], download(name)
     parts = [_class_files(root/part) for part in official.parts]
     if (found := tuple(map(len, parts)))!=official.counts: raise RuntimeError(
-        "'{}' is not complete: {} holds {:,} training and {:,} held-out images instead of {:,} and {:,}. "
-        "Delete that folder to download it again.".format(name, root, *found, *official.counts))
+        "'{}' is not complete: {} holds {:,} training and {:,} held-out images instead of {:,} and "
+        "{:,}. Delete that folder to download it again.".format(name, root, *found, *official.counts))
     squish = official.squish or size!=official.size
     return _from_files(name, parts, size, n_in, official.stats, squish)
 
@@ -270,36 +278,39 @@ def check_dataset(dataset):
     folder = dataset if isinstance(dataset, str) else 'photos'
     raise ValueError(
         f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: "
-        f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, such as "
-        f"'./{folder}'.")
+        f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, "
+        f"such as './{folder}'.")
 
 def check_labels(labels, dataset):
     "A `ValueError` unless `labels` can be what `get_images` takes for this set"
     if labels is None: return
     if not is_path(dataset): raise ValueError(
         f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
-    check_value('labels', labels, callable(labels) or isinstance(labels, (str, Path)) and labels!='',
-                r"the path of a CSV file, a pattern of the file's name such as r'^(.+)_\d+', or a function of it")
+    is_valid = callable(labels) or isinstance(labels, (str, Path)) and labels!=''
+    check_value('labels', labels, is_valid, "the path of a CSV file, a pattern of the file's name "
+                r"such as r'^(.+)_\d+', or a function of it")
     if callable(labels) or is_table(labels, Path(dataset).expanduser()): return
     try: re.compile(labels)
     except re.error as e:
         raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
 
 # %% ../nbs/10_sets.ipynb #e1db6682
-SHAPES = dict(digits=(28, 1), digits60k=(28, 1), synthetic=(28, 1), # size (px) and channels that suit a set
+# size (px) and channels that suit a set; (224, 3) suits all others
+SHAPES = dict(digits=(28, 1), digits60k=(28, 1), synthetic=(28, 1),
               **{k: (o.size, o.n_in) for k,o in OFFICIAL.items()})
 
 def get_images(
     dataset='digits', # A name in `DATASETS` or the path of a folder of class folders
     size:int|None=None,       # px of the square that the model gets; by default what suits the set
     n_channels:int|None=None, # 1 or 3; by default what suits the set
-    max_images:int|None=None, # Use at most this many, each class in proportion; how many 'synthetic' has
-    labels=None,              # For a folder: a CSV file in it, or a pattern or function of a file's name
+    max_images:int|None=None, # At most this many, each class in proportion; the size of 'synthetic'
+    labels=None,              # For a folder: a CSV file, or a pattern or function of a file's name
 )->ImageSet:
     "A data set by name: labels, split and where the pixels come from"
     check_dataset(dataset)
     check_labels(labels, dataset)
-    if size is not None: check_whole('size', size, 8, 4096, 'It is the side of the square images in px.')
+    hint = 'It is the side of the square images in px.'
+    if size is not None: check_whole('size', size, 8, 4096, hint)
     if n_channels not in (None, 1, 3):
         raise ValueError(f"n_channels must be 1 (gray) or 3 (color), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
@@ -318,6 +329,6 @@ def get_images(
     counts = np.bincount(images.labels, minlength=len(images.vocab))
     few = [o for o,n in zip(images.vocab, counts) if n<2]
     if few and images.is_valid is None: raise ValueError(
-        f"'{images.name}' has a single image of {', '.join(few[:5])}: none would be left to hold out or to "
-        "train on. Each class needs two or more.")
+        f"'{images.name}' has a single image of {', '.join(few[:5])}: none would be left to hold out "
+        "or to train on. Each class needs two or more.")
     return images if max_images is None else images.sample(max_images)
