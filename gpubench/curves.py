@@ -40,6 +40,7 @@ class _TwoWay:
         within = float(((logs-X@effects)**2).sum())
         return cls(effects[:m]+middle, effects[m:]-middle, n, P[:m,:m], within, len(logs)-int(rank))
 
+# %% ../nbs/03_curves.ipynb #96fd9697
 @dataclass(frozen=True)
 class _Sizes:
     "The visits of a sweep, grouped by batch size"

@@ -229,6 +229,7 @@ def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` retur
         return by_name and name=='train' and bool(found[folder]) and n_full>1
     return {o for o in found if is_class(o)}
 
+# %% ../nbs/10_folders.ipynb #2d5b594e
 def read_places(root:Path, by_name=True)->tuple[list[Place], set[str]]:
     """All folders with images, and the parts whose folders hold none; names above all images count for
     nothing, and words for annotations mean nothing where there is nothing else"""
@@ -310,6 +311,7 @@ def _check_classes(root, train, valid, empty, out):
         f"{root} has held-out images of {only}, but no training images of that class. If the names "
         "only differ in spelling, rename the folder; otherwise add training images.")
 
+# %% ../nbs/10_folders.ipynb #22868b8a
 def outer_pattern(root, *parts)->str: # Such as '^(?:data/train|data/val)/([^/]+)/'
     "Finds in a path the folder just below what all classes of a part have in common"
     tops = [os.path.commonpath([o.path.parent for o in part if o.key]) for part in parts if part]

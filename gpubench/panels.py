@@ -11,6 +11,7 @@ import textwrap
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from fastcore.basics import patch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -72,42 +73,47 @@ class _Timeline:
         long = rows[(rows.end_s-rows.start_s>.02*self.end_s) & (rows.epoch.astype(int)%every==0)]
         return zip(long.epoch.astype(int).astype(str), (long.start_s+long.end_s)/2)
 
-    def draw_line(self, ax, column, line):
-        "A column of each device, with a cross where its samples end too early"
-        for device,rows in self.df.groupby('device'):
-            y, color = pd.to_numeric(rows[column], errors='coerce'), self.colors[device]
-            if not y.notna().any(): continue
-            shape, end_s = 'steps-pre' if column in WINDOWED else 'default', rows.time_s.iloc[-1]
-            ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle=shape, zorder=3)
-            cross = dict(marker='x', color=color, ms=8, mew=2, zorder=4, gid='end')
-            if end_s<.9*self.end_s: ax.plot(end_s, y.dropna().iloc[-1], **cross)
+# %% ../nbs/30_panels.ipynb #710e56c8
+@patch
+def draw_line(self:_Timeline, ax, column, line):
+    "A column of each device, with a cross where its samples end too early"
+    for device,rows in self.df.groupby('device'):
+        y, color = pd.to_numeric(rows[column], errors='coerce'), self.colors[device]
+        if not y.notna().any(): continue
+        shape, end_s = 'steps-pre' if column in WINDOWED else 'default', rows.time_s.iloc[-1]
+        ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle=shape, zorder=3)
+        cross = dict(marker='x', color=color, ms=8, mew=2, zorder=4, gid='end')
+        if end_s<.9*self.end_s: ax.plot(end_s, y.dropna().iloc[-1], **cross)
 
-    def draw_panel(self, ax, label, columns):
-        "Lines, training shaded, throttling marked"
-        for (column,name),line in zip(columns.items(), LINES):
-            self.draw_line(ax, column, line)
-            if len(columns)>1: ax.plot([], [], ls=line, color=ink(), lw=1.5, label=name)
-        for o in self.training.itertuples():
-            ax.axvspan(o.start_s, o.end_s, color=ink(), alpha=.09, lw=0, zorder=0)
-        red = HOT['dark' if is_dark() else 'light']
-        for a,b,_ in self.slowed if 'CPU' not in label else ():
-            ax.axvspan(a, b, ymin=.95, color=red, lw=0, zorder=5, gid='slowed')
-        is_frac = 'fraction' in label
-        ax.set_ylabel(label, fontsize=9.5)
-        ax.set_ylim(0, 1.05 if is_frac else 1.12*np.nanmax(self.df[[*columns]].to_numpy(float)))
-        plain_numbers(ax.yaxis)
-        ax.yaxis.set_major_locator(FixedLocator([0, .5, 1]) if is_frac else MaxNLocator(3))
+@patch
+def draw_panel(self:_Timeline, ax, label, columns):
+    "Lines, training shaded, throttling marked"
+    for (column,name),line in zip(columns.items(), LINES):
+        self.draw_line(ax, column, line)
+        if len(columns)>1: ax.plot([], [], ls=line, color=ink(), lw=1.5, label=name)
+    for o in self.training.itertuples():
+        ax.axvspan(o.start_s, o.end_s, color=ink(), alpha=.09, lw=0, zorder=0)
+    red = HOT['dark' if is_dark() else 'light']
+    for a,b,_ in self.slowed if 'CPU' not in label else ():
+        ax.axvspan(a, b, ymin=.95, color=red, lw=0, zorder=5, gid='slowed')
+    is_frac = 'fraction' in label
+    ax.set_ylabel(label, fontsize=9.5)
+    ax.set_ylim(0, 1.05 if is_frac else 1.12*np.nanmax(self.df[[*columns]].to_numpy(float)))
+    plain_numbers(ax.yaxis)
+    ax.yaxis.set_major_locator(FixedLocator([0, .5, 1]) if is_frac else MaxNLocator(3))
 
-    def notes(self):
-        "Lines for the caption"
-        number = ', its number above' if [*self.numbers()] else ''
-        if len(self.spans): yield f"Gray: training of an epoch{number}."
-        reasons = '; '.join(sorted({o[2] for o in self.slowed}))
-        if reasons: yield f'Red: the GPU was slowed. Reason: {reasons}.'
-        elif self.throttling_known: yield 'The GPU was not slowed for a reason that matters.'
-        for o,t in self.df.groupby('device').time_s.max().items():
-            if t<.9*self.end_s: yield f'{o}: rows end at {t:.1f} s (cross).'
-        if self.absent: yield f"Not measured, so not drawn: {', '.join(self.absent)}."
+# %% ../nbs/30_panels.ipynb #72dc0222
+@patch
+def notes(self:_Timeline):
+    "Lines for the caption"
+    number = ', its number above' if [*self.numbers()] else ''
+    if len(self.spans): yield f"Gray: training of an epoch{number}."
+    reasons = '; '.join(sorted({o[2] for o in self.slowed}))
+    if reasons: yield f'Red: the GPU was slowed. Reason: {reasons}.'
+    elif self.throttling_known: yield 'The GPU was not slowed for a reason that matters.'
+    for o,t in self.df.groupby('device').time_s.max().items():
+        if t<.9*self.end_s: yield f'{o}: rows end at {t:.1f} s (cross).'
+    if self.absent: yield f"Not measured, so not drawn: {', '.join(self.absent)}."
 
 # %% ../nbs/30_panels.ipynb #2537b7bb
 @drawing()

@@ -139,6 +139,7 @@ def _draw_curve(ax, fit, sizes):
     all_shown = all(np.isfinite([o.mid, o.lo, o.hi]).all() for o in fit.intervals.values())
     return [note, f"{'Doubtful' if all_shown else 'Not shown by the data'}: {fit.reason}"]
 
+# %% ../nbs/30_plot.ipynb #bff3ebbe
 @drawing()
 def plot_fit(
     df:pd.DataFrame,      # Records of one configuration, with `bs` (images) and `y`
@@ -229,6 +230,7 @@ def _phase_notes(what, styles, n_beyond, empty):
     if n_beyond: yield f'{n_beyond} {lie} beyond the end of the axis (marks at the edge).'
     if empty: yield f"Phases not measured: {', '.join(empty)}."
 
+# %% ../nbs/30_plot.ipynb #0f0b7aae
 @drawing()
 def plot_phases(
     df:pd.DataFrame,      # `StepTimerCallback.to_df()`, or records, one row per visit
@@ -493,6 +495,7 @@ def _draw_roof(ax, rows, name, color):
     return (f'{name}: a large product reaches {tflop} TFLOP/s, a large copy {gb} GB/s; they '
             f'meet at {ridge} FLOP per byte.')
 
+# %% ../nbs/30_plot.ipynb #583dd7c2
 @drawing()
 def plot_roofline(
     df:pd.DataFrame,      # One row per visit or round of steps, with the columns in `ROOF`

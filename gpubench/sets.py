@@ -80,22 +80,24 @@ class ImageSet:
         moved = [train[self.labels[train]==o].min() for o in small]
         return np.setdiff1d(train, moved), np.sort([*valid, *moved])
 
-    def sample(self, n): # At most `n` images
-        "A smaller set, each class and part of the split in proportion, but at least two of each"
-        if n>=len(self): return self
-        groups = self.labels if self.is_valid is None else self.labels*2+self.is_valid
-        least = 2*len(np.unique(groups))
-        if n<least: raise ValueError(
-            f"max_images={n} is too few for '{self.name}': with {len(self.vocab)} classes, "
-            f"training and held-out images of each need {least} or more.")
-        order = np.random.default_rng(_SPLIT_SEED).permutation(len(self))
-        kind = pd.Series(groups[order])
-        rank, size = kind.groupby(kind).cumcount(), kind.groupby(kind).transform('size')
-        share = np.where(rank<2, -1, (rank+.5)/size)
-        keep = np.sort(order[np.argsort(share, kind='stable')[:n]])
-        return replace(self, labels=self.labels[keep], rows=self.rows[keep],
-                       files=self.files and [self.files[o] for o in keep],
-                       is_valid=None if self.is_valid is None else self.is_valid[keep])
+# %% ../nbs/10_sets.ipynb #cf856981
+@patch_to(ImageSet)
+def sample(self, n): # At most `n` images
+    "A smaller set, each class and part of the split in proportion, but at least two of each"
+    if n>=len(self): return self
+    groups = self.labels if self.is_valid is None else self.labels*2+self.is_valid
+    least = 2*len(np.unique(groups))
+    if n<least: raise ValueError(
+        f"max_images={n} is too few for '{self.name}': with {len(self.vocab)} classes, "
+        f"training and held-out images of each need {least} or more.")
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(self))
+    kind = pd.Series(groups[order])
+    rank, size = kind.groupby(kind).cumcount(), kind.groupby(kind).transform('size')
+    share = np.where(rank<2, -1, (rank+.5)/size)
+    keep = np.sort(order[np.argsort(share, kind='stable')[:n]])
+    return replace(self, labels=self.labels[keep], rows=self.rows[keep],
+                   files=self.files and [self.files[o] for o in keep],
+                   is_valid=None if self.is_valid is None else self.is_valid[keep])
 
 # %% ../nbs/10_sets.ipynb #cde4e582
 @patch_to(ImageSet)
