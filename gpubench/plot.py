@@ -392,7 +392,7 @@ def plot_speedup(
            xlabel='times faster (right of 1) or slower (left of 1), log scale')
     ax.grid(False, axis='y')
     ax.spines['left'].set_visible(False)
-    machines = comparison.reindex(columns=['machine_a', 'machine_b']).stack().dropna().unique()
+    machines = comparison.reindex(columns=['machine_a', 'machine_b']).melt().value.dropna().unique()
     finish(ax, as_is(sides) if title is None else title, sorted(machines))
     return ax
 
