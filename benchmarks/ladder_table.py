@@ -6,7 +6,7 @@ medians, ranges in brackets, ratios with 95 % intervals
 from pathlib import Path
 from statistics import median
 
-from gpubench.plot import _by_number
+from gpubench.draw import by_number
 from gpubench.stats import ratio_ci
 
 from common import parser, read_json, spread
@@ -20,7 +20,7 @@ SIDES = dict(same='stock, same precision', graph='graph', compiled_graph='compil
 def latest(paths, has=lambda o: 'hand' in o['step_us']):
     "case -> file and what it holds, from the file with the highest number of those whose case has what is needed"
     cases = {}
-    for file in sorted(paths, key=lambda o: _by_number(o.stem)):
+    for file in sorted(paths, key=lambda o: by_number(o.stem)):
         found = read_json(file)
         cases |= {case: (file, found) for case,o in found['cases'].items() if 'step_us' in o and has(o)}
     return cases

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.learner import Learner
-from gpubench import data
+from gpubench import sets
 from gpubench.data import get_dls
 from gpubench.group import launch, n_ranks, rank
 from gpubench.made import draw_synthetic
@@ -39,14 +39,14 @@ CPU_WAYS = {'eager, DDP': {}, 'eager, one flat all-reduce': dict(all_reduce='fla
 
 def draw_once():
     "Let all visits of this process share the images of its workload, which at 224 px take many seconds to draw"
-    images, pixels, stats = data.ImageSet, {}, data.ImageSet.measured_stats
+    images, pixels, stats = sets.ImageSet, {}, sets.ImageSet.measured_stats
     def draw(rows, **shape):
         if (key := np.asarray(rows).tobytes()) not in pixels: pixels[key] = draw_synthetic(rows, **shape)
         return pixels[key]
     def measured_stats(self):
         if 'stats' not in pixels: pixels['stats'] = stats(self)
         return pixels['stats']
-    data.draw_synthetic, images.measured_stats = draw, measured_stats
+    sets.draw_synthetic, images.measured_stats = draw, measured_stats
 
 def stock(device, workload, bs):
     "Step times of fastai's own `distrib_ctx`, without the wait for data: it can't split the resident loader that the others have"

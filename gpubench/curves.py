@@ -28,16 +28,19 @@ class _TwoWay:
     df:int             # Its degrees of freedom
 
     @classmethod
-    def of(cls, logs, size, block): # `size` and `block` number each visit's; without a round if nothing would be left
+    def of(cls, logs, size, block): # each visit's size and round as numbers from 0
+        "Without rounds if they would leave nothing"
         X = np.hstack([np.eye(o.max()+1)[o] for o in (size, block)])
         m, rank = size.max()+1, np.linalg.matrix_rank(X)
-        if block.any() and (rank<X.shape[1]-1 or rank==len(logs)): return cls.of(logs, size, 0*block)
+        is_unclear = rank<X.shape[1]-1 or rank==len(logs)
+        if block.any() and is_unclear: return cls.of(logs, size, 0*block)
         P = np.linalg.pinv(X.T@X)
         effects, n = P@X.T@logs, np.bincount(block)
         middle = effects[m:]@n/len(logs)
         within = float(((logs-X@effects)**2).sum())
         return cls(effects[:m]+middle, effects[m:]-middle, n, P[:m,:m], within, len(logs)-int(rank))
 
+# %% ../nbs/03_curves.ipynb #96fd9697
 @dataclass(frozen=True)
 class _Sizes:
     "The visits of a sweep, grouped by batch size"
@@ -46,30 +49,34 @@ class _Sizes:
     n:np.ndarray      # (m,) visits
     within:float      # Sum of squares of the visits about their size and round
     within_df:int     # Its degrees of freedom
-    between:float=0.  # Sum of squares of what the rounds share
-    between_df:int=0  # Its degrees of freedom; 0 if the rounds aren't known
+    between:float     # Sum of squares of what the rounds share
+    between_df:int    # Its degrees of freedom; 0 if the rounds aren't known
 
     @classmethod
     def of(cls, bs, times, rounds=None): # `rounds`: a label for each visit
         b, i, n = np.unique(np.asarray(bs, float), return_inverse=True, return_counts=True)
-        logs = np.log(times)
-        found = _TwoWay.of(logs, i, np.unique(rounds, return_inverse=True)[1] if rounds is not None else 0*i)
-        return cls(b, found.size, n, found.within, found.df, float(found.round**2@found.n), len(found.n)-1)
+        block = 0*i if rounds is None else np.unique(rounds, return_inverse=True)[1]
+        found = _TwoWay.of(np.log(times), i, block)
+        between = float(found.round**2@found.n)
+        return cls(b, found.size, n, found.within, found.df, between, len(found.n)-1)
     @property
     def middle(self): return math.sqrt(self.b[0]*self.b[-1])
     def without(self, i): # leaves out the i-th size
         return replace(self, b=np.delete(self.b, i), y=np.delete(self.y, i), n=np.delete(self.n, i))
-    def rms(self, loss): return math.sqrt((loss+self.within+self.between)/self.n.sum()) # of all visits about the curve
+    def rms(self, loss): # of all visits about the curve
+        return math.sqrt((loss+self.within+self.between)/self.n.sum())
     def constant_loss(self): return float(((self.y-np.average(self.y, weights=self.n))**2)@self.n)
 
 # %% ../nbs/03_curves.ipynb #6fd1c531
 def _visits(bs, times, rounds, name):
-    "The visits with a time: batch sizes, times and rounds; by default, the k-th visit of each size is in round k"
-    bs, times = np.ravel(np.asarray(bs, float)), np.ravel(np.asarray(times, float))
-    rounds = [int((bs[:i]==o).sum()) for i,o in enumerate(bs)] if rounds is None else [*map(str, rounds)]
+    "The visits with a time; by default, the k-th visit of each size is in round k"
+    bs, times = (np.ravel(np.asarray(o, float)) for o in (bs, times))
+    kth = [int((bs[:i]==o).sum()) for i,o in enumerate(bs)]
+    rounds = kth if rounds is None else [*map(str, rounds)]
     for what,x in ((name, times), ('rounds', rounds)):
-        if len(bs)!=len(x): raise ValueError(f"`bs` holds {len(bs)} values and `{what}` {len(x)}. "
-                                             "Give one for each batch size, and repeat the size for each visit.")
+        if len(bs)!=len(x): raise ValueError(
+            f"`bs` holds {len(bs)} values and `{what}` {len(x)}. Give one for each batch size, and "
+            "repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
     return bs[known], times[known], np.array(rounds)[known]
 
@@ -78,9 +85,13 @@ def _unfit(bs, times, fewest):
     n = len(np.unique(bs))
     if n==0: return "There is no finite time to fit."
     least = min(bs.min(), times.min())
-    if least<=0: return f"A batch size or time is {least:g}, but both must be above 0. Leave out failed visits."
-    if n<fewest: return f"The times cover {n} batch size{'s'*(n>1)}; a curve and its check need {fewest} or more."
-    return f"{len(bs)} times for three parameters leave none to estimate their error. Add visits." if len(bs)<4 else ''
+    if least<=0: return (f"A batch size or time is {least:g}, but both must be above 0. "
+                         "Leave out failed visits.")
+    if n<fewest: return (f"The times cover {n} batch size{'s'*(n>1)}; a curve and its check need "
+                         f"{fewest} or more.")
+    if len(bs)<4: return (f"{len(bs)} times for three parameters leave none to estimate their "
+                          "error. Add visits.")
+    return ''
 
 # %% ../nbs/03_curves.ipynb #44029036
 @patch
@@ -98,8 +109,8 @@ def best_shape(self:_Sizes, shape, lo, hi):
         return np.sqrt(self.n)*(self.y-shape(self.b, x[None])[0]-s)
     x = np.stack(np.meshgrid(*np.linspace(lo, hi, 41).T, indexing='ij'), -1).reshape(-1, 2)
     start = x[self.profile(shape, x)[1].argmin()]
-    end = optimize.least_squares(residuals, start, bounds=(lo, hi), xtol=1e-10, ftol=1e-10, gtol=1e-10).x
-    x = np.stack([start, end])
+    precise = dict(xtol=1e-10, ftol=1e-10, gtol=1e-10)
+    x = np.stack([start, optimize.least_squares(residuals, start, bounds=(lo, hi), **precise).x])
     s, loss = self.profile(shape, x)
     i = [loss.argmin()]
     return x[i], s[i], float(loss[i][0])
@@ -108,31 +119,32 @@ def best_shape(self:_Sizes, shape, lo, hi):
 @patch
 def residual_variance(self:_Sizes, loss, n_par=3):
     "Variance of a logarithm about the curve, and its degrees of freedom"
-    m, rest = len(self.b), self.within_df
-    if rest and m>n_par:
-        misfit, pure = loss/(m-n_par), self.within/rest
-        if misfit>pure*sps.f.ppf(.95, m-n_par, rest): return misfit, m-n_par
-    df = m-n_par+rest
-    return max((loss+self.within)/df, 1e-12), df               # no clock is better than a millionth
+    spare, rest = len(self.b)-n_par, self.within_df
+    if rest and spare>0:
+        misfit, pure = loss/spare, self.within/rest
+        if misfit>pure*sps.f.ppf(.95, spare, rest): return misfit, spare
+    df = spare+rest
+    return max((loss+self.within)/df, 1e-12), df             # no clock is better than a millionth
+
+def _margin(variance, df, level): return variance*sps.t.ppf((1+level)/2, df)**2
 
 @patch
-def threshold(self:_Sizes, loss, level):
-    var, df = self.residual_variance(loss)
-    return loss+var*sps.t.ppf((1+level)/2, df)**2
+def threshold(self:_Sizes, loss, level): return loss+_margin(*self.residual_variance(loss), level)
 
 @patch
 def scale_factor(self:_Sizes, loss, level):
-    "How many times wider than by the visits' own noise the scale's interval is, as rounds move all sizes alike"
+    "How much wider rounds, which move all sizes alike, make the scale's interval"
     if not self.between_df: return 1.
-    def square(variance, df): return variance*sps.t.ppf((1+level)/2, df)**2
-    return math.sqrt(max(1., square(self.between/self.between_df, self.between_df)/square(*self.residual_variance(loss))))
+    shared = _margin(self.between/self.between_df, self.between_df, level)
+    return math.sqrt(max(1., shared/_margin(*self.residual_variance(loss), level)))
 
+# %% ../nbs/03_curves.ipynb #ae1c8133
 def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
     return np.maximum(lo, np.nanmin(x, -1)-step), np.minimum(hi, np.nanmax(x, -1)+step)
 
 @patch
 def near(self:_Sizes, shape, lo, hi, first, threshold):
-    "The coordinates below `threshold`, if any, for each value of `first`; the search zooms in on the second coordinate"
+    "Coordinates below `threshold` for each value of `first`; the search zooms in on the second"
     a, z = np.full((2, len(first)), [[lo], [hi]])
     for _ in range(4):
         second = np.linspace(a, z, 41, axis=1)                 # (n_first, 41)
@@ -146,8 +158,9 @@ def near(self:_Sizes, shape, lo, hi, first, threshold):
 def plausible(self:_Sizes, shape, lo, hi, best, threshold, scale_factor=1.):
     "Coordinates whose squares stay below `threshold`, each with both ends of its log scale"
     a, z = lo[0], hi[0]
-    for n in (41, 41, 41, 41, 121):                            # the range of the first one shrinks to the set
-        x = np.vstack([best, self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)])
+    for n in (41, 41, 41, 41, 121):                            # the first one's range shrinks to the set
+        x = self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)
+        x = np.vstack([best, x])
         a, z = _around(x[:,0], lo[0], hi[0], (z-a)/(n-1))
     s, loss = self.profile(shape, x)
     half = scale_factor*np.sqrt(np.maximum(0, threshold-loss)/self.n.sum())
@@ -158,20 +171,20 @@ NO_INTERVAL = Interval(math.nan)
 
 @patch
 def outline(self:_Sizes, curve, p, *seen):
-    "The rows of `p` that are extreme in a parameter, in the time at some size, or in one of the columns `seen`"
+    "The rows of `p` that are extreme in a parameter, a time at some size, or a column of `seen`"
     far = np.geomspace(self.b[0]/1e3, self.b[-1]*1e3, 121)
     seen = np.hstack([p, curve._times(far, p), *seen])
     return p[np.unique(np.concatenate([seen.argmin(0), seen.argmax(0)]))]
 
 def _intervals(curve, mid, p, level): # by the names of the curve's parameters
-    return {o: Interval(float(m), float(v.min()), float(v.max()), level) for o,m,v in zip(curve.names, mid, p.T)}
+    ends = zip(curve.names, mid, p.T)
+    return {o: Interval(float(m), float(v.min()), float(v.max()), level) for o,m,v in ends}
 
 @patch
 def left_out_frac(self:_Sizes, shape, lo, hi):
-    "Leave out one size at a time: root mean square of how far its time is off the curve through the others"
+    "Root mean square of how far each size's time is off the curve through the others"
     def error(i):
-        rest = self.without(i)
-        x, s, _ = rest.best_shape(shape, lo, hi)
+        x, s, _ = self.without(i).best_shape(shape, lo, hi)
         return self.y[i]-shape(self.b[[i]], x)[0,0]-s[0]
     return float(np.sqrt(np.mean([error(i)**2 for i in range(len(self.b))])))
 
@@ -180,39 +193,47 @@ def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    "What both fits report and how they predict; `names`, `_times` and `_parameters` are the curve's own"
-    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, or bounds about a NaN, for what the data doesn't show
-    identifiable:bool             # Are all three parameters known well enough? A finite interval can be too wide
+    "What both fits report and how they predict; `names`, `_times` and `_parameters` are a curve's own"
+    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, maybe with bounds, if not shown
+    identifiable:bool             # Are all three parameters known well enough?
     reason:str                    # What the data doesn't show, in words
-    rms_frac:float = math.nan     # How far the visits lie from the curve, root mean square of the relative error
+    rms_frac:float = math.nan     # How far visits lie from the curve: root mean square, relative
     check_frac:float = math.nan   # The same for a size that the curve was not fitted to
     measured_range:tuple = (math.nan, math.nan)  # Smallest and largest batch size (images)
-    plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) outline of all that fits
+    plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) what fits
 
     @property
     def parameters(self)->tuple: return tuple(getattr(self, o) for o in self.names)
     @classmethod
     def _shape(cls, ref): # from sizes and coordinates to the logarithms of the times, at scale 1
-        return lambda b, x: np.log(cls._times(b, cls._parameters(x, np.zeros(len(x)), ref)))
+        def shape(b, x): return np.log(cls._times(b, cls._parameters(x, np.zeros(len(x)), ref)))
+        return shape
     @classmethod
     def refused(cls, reason, bs):
         "A fit without parameters: NaN, not numbers with a warning that nobody reads"
-        return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), identifiable=False, reason=reason,
-                   measured_range=_spread(bs))
+        return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), reason=reason,
+                   identifiable=False, measured_range=_spread(bs))
+    @classmethod
+    def found(cls, data, mid, p, intervals, reason, loss, *search, seen=()):
+        "The fit of `data` with parameters `mid`; `p`: all plausible ones; `search`: shape and bounds"
+        return cls(*map(float, mid), intervals=intervals, identifiable=not reason, reason=reason,
+                   rms_frac=data.rms(loss), check_frac=data.left_out_frac(*search),
+                   measured_range=_spread(data.b), plausible=data.outline(cls, p, *seen))
 
     def predict(self, bs): # Shaped like `bs`; NaN if nothing was fitted
         "The curve's time for one batch size or many; outside `measured_range` it is extrapolation"
+        return self._predict(bs, [self.parameters])[0]
+    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if none
+        "The times between which the curve lies, for each batch size; single visits vary more"
+        return self._predict(bs, [[math.nan]*3] if self.plausible is None else self.plausible)
+    def _predict(self, bs, p):
         bs = np.asarray(bs, float)
-        return self._times(bs.ravel(), np.array([self.parameters])).reshape(bs.shape)[()]
+        t = self._times(bs.ravel(), np.array(p))
+        return tuple(o.reshape(bs.shape)[()] for o in (t.min(0), t.max(0)))
 
-    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if nothing was fitted
-        "The times between which the curve lies, at `level` for each batch size; single visits vary more"
-        bs = np.asarray(bs, float)
-        p = np.full((1, 3), math.nan) if self.plausible is None else self.plausible
-        t = self._times(bs.ravel(), p)
-        return t.min(0).reshape(bs.shape)[()], t.max(0).reshape(bs.shape)[()]
-
-_ALPHA, _ODDS = (.02, 4.), (-12., 12.)   # where the shape is searched; the ends stand for all beyond them
+# %% ../nbs/03_curves.ipynb #4747accc
+# where the shape is searched; the ends stand for all beyond them
+_ALPHA, _ODDS = (.02, 4.), (-12., 12.)
 
 @dataclass(frozen=True)
 class TimeCurve(_Fit):
@@ -246,34 +267,41 @@ def t_min_at(self:_Sizes, alpha):
     x = np.stack([np.full(2401, alpha), np.linspace(*_ODDS, 2401)], 1)
     s, loss = self.profile(TimeCurve._shape(self.middle), x)
     i = loss.argmin()
-    return float(TimeCurve._parameters(x[[i]], s[[i]], self.middle)[0,2]), math.sqrt(loss[i]/self.n.sum())
+    best = TimeCurve._parameters(x[[i]], s[[i]], self.middle)
+    return float(best[0,2]), math.sqrt(loss[i]/self.n.sum())
 
 @patch
 def correlation(self:_Sizes, p):
     "Correlation of the estimates of c and alpha, from the slopes of the curve's logarithm"
     c, alpha, t_min = p
     part = c*self.b**-alpha
-    J = np.stack([part/c, -part*np.log(self.b), np.ones_like(part)], 1)*(np.sqrt(self.n)/(part+t_min))[:,None]
+    J = np.stack([part/c, -part*np.log(self.b), np.ones_like(part)], 1)
+    J = J*(np.sqrt(self.n)/(part+t_min))[:,None]
     scale = np.sqrt((J**2).sum(0))
     cov = np.linalg.pinv((J/scale).T@(J/scale))
-    return float(cov[0,1]/math.sqrt(cov[0,0]*cov[1,1])) if min(cov[0,0], cov[1,1])>0 else math.nan
+    known = min(cov[0,0], cov[1,1])>0
+    return float(cov[0,1]/math.sqrt(cov[0,0]*cov[1,1])) if known else math.nan
 
 @patch
 def trade_off(self:_Sizes, p, alpha):
     "Why alpha and the floor cannot be told apart"
-    ends = sorted({min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)}) if alpha.lo<1 and alpha.hi>.3 else []
-    ends = ends if len(ends)==2 else [alpha.lo or _ALPHA[0], min(alpha.hi, _ALPHA[1])]
-    at = [(o, *self.t_min_at(o)) for o in ends]
-    held = ' and '.join(f'at alpha = {a:.2g} the best T_min is {t:.3g} s (off by {100*e:.2g} %)' for a,t,e in at)
-    return (f"alpha and T_min cannot be told apart: {held}; corr(c, alpha) = {self.correlation(p):.2f}. "
-            "Measure more batch sizes, over a wider range, in several visits.")
+    ends = sorted({min(max(o, .3), 1.) for o in (alpha.lo, alpha.hi)})          # the usual ones
+    if len(ends)<2: ends = [alpha.lo or _ALPHA[0], min(alpha.hi, _ALPHA[1])]
+    held = []
+    for a in ends:
+        floor, off = self.t_min_at(a)
+        held.append(f'at alpha = {a:.2g} the best T_min is {floor:.3g} s (off by {100*off:.2g} %)')
+    return (f"alpha and T_min cannot be told apart: {' and '.join(held)}; corr(c, alpha) = "
+            f"{self.correlation(p):.2f}. Measure more batch sizes, over a wider range, in several "
+            "visits.")
 
 # %% ../nbs/03_curves.ipynb #3cb4f24f
 def _curve_intervals(best, p, level):
     found = _intervals(TimeCurve, best, p, level)
     lo, hi = found['alpha'].lo, found['alpha'].hi
     if lo<=_ALPHA[0]*1.01: found['alpha'] = replace(found['alpha'], lo=0.)
-    if hi>=_ALPHA[1]*.99: found['alpha'], found['c'] = (replace(found[o], hi=math.inf) for o in ('alpha', 'c'))
+    if hi>=_ALPHA[1]*.99:
+        for o in ('alpha', 'c'): found[o] = replace(found[o], hi=math.inf)
     return found
 
 @patch
@@ -281,11 +309,12 @@ def why_no_curve(self:_Sizes, loss):
     "Why no curve is claimed at all; empty if one is"
     if not self.no_better(loss): return ''
     slope = np.polyfit(np.log(self.b), self.y, 1)[0]
-    if slope>-1e-9: return "The times do not fall with the batch size, so a constant describes them as well."
-    explained = 1-loss/self.constant_loss()
-    remedy = 'each size in at least three visits' if self.n.min()<3 else 'more batch sizes, over a wider range'
-    return (f"The best curve explains {100*explained:.0f} % of the differences between {len(self.b)} batch sizes, "
-            f"which chance does easily. Measure {remedy}.")
+    if slope>-1e-9:
+        return "The times do not fall with the batch size, so a constant describes them as well."
+    explained, remedy = 1-loss/self.constant_loss(), 'more batch sizes, over a wider range'
+    if self.n.min()<3: remedy = 'each size in at least three visits'
+    return (f"The best curve explains {100*explained:.0f} % of the differences between "
+            f"{len(self.b)} batch sizes, which chance does easily. Measure {remedy}.")
 
 # %% ../nbs/03_curves.ipynb #132ff1dd
 @np.errstate(over='ignore')
@@ -295,12 +324,12 @@ def fit_time_curve(
     level:float=.95, # Coverage of the intervals
     rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->TimeCurve: # Refused with a reason if the data shows no such curve
-    "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals; are its parameters identifiable?"
+    "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals"
     check_level(level)
     bs, time_s, rounds = _visits(bs, time_s, rounds, 'time_s')
     if reason := _unfit(bs, time_s, 4): return TimeCurve.refused(reason, bs)
     data = _Sizes.of(bs, time_s, rounds)
-    b0, lo, hi = data.middle, *np.array([_ALPHA, _ODDS]).T
+    b0, (lo, hi) = data.middle, np.array([_ALPHA, _ODDS]).T
     shape = TimeCurve._shape(b0)
     x, s, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_curve(loss): return TimeCurve.refused(reason, bs)
@@ -308,12 +337,10 @@ def fit_time_curve(
     cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
     p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, cut, wider), b0)
     found = _curve_intervals(best, p, level)
-    ok = found['alpha'].half_width_frac<=_TOLD_FRAC and found['t_min_s'].width/2<=_TOLD_FRAC*np.exp(data.y[-1])
-    reason = '' if ok else data.trade_off(best, found['alpha'])
-    return TimeCurve(*map(float, best), intervals=found, identifiable=bool(ok), reason=reason,
-                     rms_frac=data.rms(loss),
-                     check_frac=data.left_out_frac(shape, lo, hi), measured_range=_spread(bs),
-                     plausible=data.outline(TimeCurve, p))
+    alpha, floor = found['alpha'], found['t_min_s']
+    known = alpha.half_width_frac<=_TOLD_FRAC and floor.width/2<=_TOLD_FRAC*np.exp(data.y[-1])
+    reason = '' if known else data.trade_off(best, alpha)
+    return TimeCurve.found(data, best, p, found, reason, loss, shape, lo, hi)
 
 # %% ../nbs/03_curves.ipynb #c6fad973
 @dataclass(frozen=True)
@@ -326,7 +353,8 @@ class StepTime(_Fit):
     measures:ClassVar[str] = 'step_ms'  # The column of a record that it describes
     names:ClassVar[tuple] = 'overhead_ms', 'fixed_ms', 'per_image_ms'
     @staticmethod
-    def _times(b, p): return np.fmax(p[:,:1], p[:,1:2]+p[:,2:]*b)   # (n_parameters, n_sizes); a NaN part is left out
+    def _times(b, p): # (n_parameters, n_sizes); a NaN part is left out
+        return np.fmax(p[:,:1], p[:,1:2]+p[:,2:]*b)
     @staticmethod
     def _bounds(b, part='both'): # of log g and log b*; the low end of g stands for none
         lo, hi = np.log([[b[0]/50, b[0]], [b[-1]*1e3, b[-1]]])
@@ -339,18 +367,21 @@ class StepTime(_Fit):
         return np.stack([k*(g+np.exp(x[:,1])), k*g, k], 1)
 
     def best_bs(self, tolerance:float=.02)->int|None: # Images; None if the data doesn't show the rise
-        "The smallest batch size whose images/s come within that fraction of the limit of ever larger batches"
+        "The smallest batch size whose images/s are that close to the limit of ever larger ones"
         b = self.best_bs_ci(tolerance).mid
         return None if math.isnan(b) else math.ceil(b-1e-6)
-    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end is infinite if not excluded
+    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end may be infinite
         "The same with its profile interval; beyond `measured_range` it is a forecast"
-        check_value('tolerance', tolerance, is_number(tolerance) and tolerance>0, 'above 0, such as .02 for 2 %')
+        is_valid = is_number(tolerance) and tolerance>0
+        check_value('tolerance', tolerance, is_valid, 'above 0, such as .02 for 2 %')
         if math.isnan(self.per_image_ms): return NO_INTERVAL
-        p = np.array([self.parameters]) if self.plausible is None else np.vstack([self.parameters, self.plausible])
+        p = np.array([self.parameters])
+        if self.plausible is not None: p = np.vstack([p, self.plausible])
         b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]
         if math.isnan(self.overhead_ms): b = np.maximum(b, self.measured_range[0])
         i = self.intervals.get('per_image_ms', NO_INTERVAL)
-        return Interval(float(b[0]), float(b.min()), math.inf if i.lo==0 else float(b.max()), i.level)
+        hi = math.inf if i.lo==0 else float(b.max())
+        return Interval(float(b[0]), float(b.min()), hi, i.level)
 
 # %% ../nbs/03_curves.ipynb #38a4bdcb
 @patch
@@ -367,7 +398,7 @@ _DIP_FRAC = .1 # a smaller fall of the times with the batch size isn't reported
 @patch
 def dip(self:_Sizes):
     "The deepest fall: the size before it, the size after it, and the logarithm of how far"
-    fall = np.triu(self.y[:,None]-self.y)                      # (m, m) from the size of the row to that of the column
+    fall = np.triu(self.y[:,None]-self.y)          # (m, m) from the size of the row to the column's
     i, j = np.unravel_index(fall.argmax(), fall.shape)
     return int(i), int(j), float(fall[i,j])
 
@@ -383,11 +414,13 @@ def dips(self:_Sizes):
 @patch
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
-    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets {-100*math.expm1(-fall):.0f} % shorter, which "
-            "no step of the same work does. Look for what else changed: warm-up, another program, the visits' order.")
+    return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets "
+            f"{-100*math.expm1(-fall):.0f} % shorter, which no step of the same work does. Look for "
+            "what else changed: warm-up, another program, the visits' order.")
 
 # %% ../nbs/03_curves.ipynb #2c7bbc78
-_SURE = .9999 # the level at which a plateau of one size has to show, as one size may lie off a line for any reason
+# the level at which a plateau of one size has to show, as one size may be off for any reason
+_SURE = .9999
 
 @patch
 def shown_part(self:_Sizes, lo, x, loss, level): # `x`: the best coordinates
@@ -401,17 +434,21 @@ def _not_shown(found, part, b):
     "What the data does not show of a step's time, in words"
     o, a, k = (found[name] for name in StepTime.names)
     if part=='plateau': return (
-        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more than a constant: only the overhead shows. An image "
-        f"takes {k.hi:.2g} ms at most. Measure larger batch sizes to see the rise.")
+        f"From {b[0]:g} to {b[-1]:g} images a rise explains no more than a constant: only the "
+        f"overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see "
+        "the rise.")
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
-        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of that is overhead, "
-        "and how much a fixed part of the work, does not show. Measure more sizes where the step begins to grow.")
-    if part=='rise': return (f"The step gets longer from {b[0]:g} images on, so these sizes don't show the overhead, "
-                             f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
-    if len(b)<4: return "An overhead and a rise fit any three batch sizes, so nothing checks them. Measure a fourth size."
-    if k.half_width_frac>_TOLD_FRAC:
-        return ("The rise shows at too few batch sizes to tell how long an image takes. "
-                "Measure larger batch sizes, or more visits.")
+        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of "
+        "that is overhead, and how much a fixed part of the work, does not show. Measure more sizes "
+        "where the step begins to grow.")
+    if part=='rise': return (
+        f"The step gets longer from {b[0]:g} images on, so these sizes don't show the overhead, "
+        f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
+    if len(b)<4: return ("An overhead and a rise fit any three batch sizes, so nothing checks "
+                         "them. Measure a fourth size.")
+    if k.half_width_frac>_TOLD_FRAC: return (
+        "The rise shows at too few batch sizes to tell how long an image takes. "
+        "Measure larger batch sizes, or more visits.")
     return ''
 
 # %% ../nbs/03_curves.ipynb #091ecdfe
@@ -421,11 +458,10 @@ def why_no_step(self:_Sizes, loss):
     if self.falls(): return self.dip_words()
     var, df = self.residual_variance(self.constant_loss(), 1)
     half = sps.t.ppf(.975, df)*math.sqrt(var/self.n.sum())
-    if self.no_better(loss) and half>math.log(1.5):
-        if self.dips(): return self.dip_words()
-        factor = math.exp(min(half, 99))
-        return f"The times vary so much that their mean is uncertain by a factor of {factor:.2g}. Measure more visits."
-    return ''
+    if half<=math.log(1.5) or not self.no_better(loss): return ''
+    if self.dips(): return self.dip_words()
+    return ("The times vary so much that their mean is uncertain by a factor of "
+            f"{math.exp(min(half, 99)):.2g}. Measure more visits.")
 
 # %% ../nbs/03_curves.ipynb #d6ec1c77
 @np.errstate(over='ignore')
@@ -435,17 +471,18 @@ def fit_step_time(
     level:float=.95, # Coverage of the intervals
     rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
-    "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only the parts that show"
+    "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only what shows"
     check_level(level)
     bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
     data = _Sizes.of(bs, step_ms, rounds)
-    (lo, hi), shape = StepTime._bounds(data.b), StepTime._shape(StepTime._bounds(data.b)[0])
+    lo, hi = StepTime._bounds(data.b)
+    shape = StepTime._shape(lo)
     x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
     cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
     part = data.shown_part(lo, x, loss, level)
-    if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))      # the F test allows a little more
+    if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))    # the F test allows more
     p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut, wider), lo)
     bounds = StepTime._bounds(data.b, part)
     x, s, loss = data.best_shape(shape, *bounds)
@@ -453,12 +490,9 @@ def fit_step_time(
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
     found = _intervals(StepTime, mid, p, level)
     found |= {o: replace(i, lo=0.) for o,i in found.items() if math.isnan(i.mid)}
-    is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits on a plateau: that may be noise
+    is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
-    return StepTime(*map(float, mid), intervals=found, identifiable=not reason, reason=reason,
-                    rms_frac=data.rms(loss),
-                    check_frac=data.left_out_frac(shape, *bounds), measured_range=_spread(bs),
-                    plausible=data.outline(StepTime, p, p[:,:2]/p[:,2:]))
+    return StepTime.found(data, mid, p, found, reason, loss, shape, *bounds, seen=[p[:,:2]/p[:,2:]])
 
 # %% ../nbs/03_curves.ipynb #b877568e
 def _crossing(slow, fast):
@@ -466,27 +500,28 @@ def _crossing(slow, fast):
     (o, a, k), (o_f, a_f, k_f) = (np.nan_to_num(p.parameters) for p in (slow, fast))
     if math.isnan(slow.per_image_ms): return math.nan
     b = (o_f-a)/k
-    if b>0 and o<=o_f and a_f+k_f*b<=o_f:
-        return b if k_f or b<=fast.measured_range[1] else math.nan        # a rise that was not seen may come any time
+    if b>0 and o<=o_f and a_f+k_f*b<=o_f:              # a rise that was not seen may come any time
+        return b if k_f or b<=fast.measured_range[1] else math.nan
     if k<=k_f or not k_f: return math.nan
     b = (a_f-a)/(k-k_f)
     return b if b>0 and a_f+k_f*b>=o_f and a+k*b>=o else math.nan
 
 def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no crossing shows
-    "From which batch size on `fast` is faster; the interval holds the sizes at which the fits can't be told apart"
+    "From which size on `fast` is faster; within the interval, the fits can't be told apart"
     for o in (slow, fast):
-        if not isinstance(o, StepTime): raise ValueError("crossover_bs compares the times of a step, so it takes what "
-                                                         f"`fit_step_time` returns, not a {type(o).__name__}.")
-    mid = _crossing(slow, fast)
-    if math.isnan(mid) or slow.plausible is None or fast.plausible is None: return Interval(float(mid))
+        if not isinstance(o, StepTime): raise ValueError(
+            "crossover_bs compares the times of a step, so it takes what "
+            f"`fit_step_time` returns, not a {type(o).__name__}.")
+    mid = float(_crossing(slow, fast))
+    if math.isnan(mid) or slow.plausible is None or fast.plausible is None: return Interval(mid)
     b = mid*np.geomspace(1e-3, 1e3, 6001)
-    t_s, t_f, (lo_s, hi_s), (lo_f, hi_f) = slow.predict(b), fast.predict(b), slow.predict_ci(b), fast.predict_ci(b)
+    (t_s, lo_s, hi_s), (t_f, lo_f, hi_f) = ((o.predict(b), *o.predict_ci(b)) for o in (slow, fast))
     facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
                       np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
-    apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals together explain
-    lo, hi = apart[apart<3000], apart[apart>3000]
+    apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals explain
+    below, above = b[apart[apart<3000]], b[apart[apart>3000]]
     level = min(o.intervals['per_image_ms'].level for o in (slow, fast))
-    return Interval(float(mid), float(b[lo[-1]]) if len(lo) else 0., float(b[hi[0]]) if len(hi) else math.inf, level)
+    return Interval(mid, float(below.max(initial=0.)), float(above.min(initial=math.inf)), level)
 
 # %% ../nbs/03_curves.ipynb #31175050
 @dataclass(frozen=True)
@@ -505,11 +540,11 @@ class BestBatch:
         i, j = sizes.index(bs), sizes.index(other)
         mid = found.size[i]-found.size[j]
         if not found.df: return Interval(math.exp(mid))
-        se = math.sqrt(found.within/found.df*max(0, found.cov[i,i]+found.cov[j,j]-2*found.cov[i,j]))
-        half = sps.t.ppf(.975, found.df)*se
+        spread = max(0, found.cov[i,i]+found.cov[j,j]-2*found.cov[i,j])
+        half = sps.t.ppf(.975, found.df)*math.sqrt(found.within/found.df*spread)
         return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), .95)
     def against(self, bs:int)->Interval:
-        "How many times faster batch size `bs` is than the best, by the noise of all sizes within their rounds"
+        "How many times faster batch size `bs` is than the best, by the noise within rounds"
         return self._over(bs, self.bs)
     @property
     def ratio(self)->Interval:
@@ -517,39 +552,41 @@ class BestBatch:
         return self._over(self.bs, self.fastest_bs)
     @property
     def unsettled(self)->dict:
-        """Sizes that may be the right answer -> their images/s over those of the best, an `Interval`: smaller ones that
-        may be within the tolerance, larger ones that may be faster by more, and then the best itself, over the
-        fastest of these"""
-        most, least = 1/(1-self.tolerance), 1-self.tolerance
+        """Sizes that may be the right answer -> their images/s over the best's, an `Interval`: smaller
+        ones that may be within the tolerance, larger ones that may be faster by more, and then the
+        best itself, over the fastest of these"""
+        least, most = 1-self.tolerance, 1/(1-self.tolerance)
         found = {o: self.against(o) for o in sorted({*self.rates, *self.screened}-{self.bs})}
         found = {o: i for o,i in found.items() if not i.hi<(least if o<self.bs else most)}
         faster = [o for o,i in found.items() if not i.hi<most]
         if faster: found[self.bs] = self._over(self.bs, max(faster, key=lambda o: found[o].mid))
         return dict(sorted(found.items()))
 
+# %% ../nbs/03_curves.ipynb #86c04c52
+def _timed(rates): # batch size -> round -> images/s
+    def known(x): return {i: float(o) for i,o in enumerate(x) if 0<o<math.inf}
+    return {int(bs): found for bs,x in sorted(rates.items()) if (found := known(x))}
+
 def best_batch(
-    rates:dict,          # Batch size -> images/s, a value for each round; NaN for a visit that failed
+    rates:dict,          # Batch size -> images/s for each round; NaN for a visit that failed
     tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
-    set_aside:dict={},   # The same for sizes to compare but never to choose, as they leave out many images
-    screened:dict={},    # Batch size -> images/s of one earlier visit, also of sizes that weren't visited again
+    set_aside:dict={},   # The same for sizes never to choose, as they leave out many images
+    screened:dict={},    # Batch size -> images/s of one earlier visit, maybe the only one
 )->BestBatch|None: # None if no size has a rate
-    "The smallest batch size whose median rate, without what rounds share, is within `tolerance` of the fastest"
-    check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
-    def timed(rates): # Batch size -> round -> images/s
-        known = {int(bs): {i: float(o) for i,o in enumerate(x) if 0<o<math.inf} for bs,x in sorted(rates.items())}
-        return {bs: x for bs,x in known.items() if x}
-    rates, aside = timed(rates), timed(set_aside)
-    first = {bs: x[0] for bs,x in timed({k: [o] for k,o in screened.items()}).items()}
+    "The smallest size whose median, without what rounds share, is within `tolerance` of the fastest"
+    is_valid = is_number(tolerance) and 0<=tolerance<1
+    check_value('tolerance', tolerance, is_valid, 'a fraction from 0 to 1, such as .02')
+    rates, aside = _timed(rates), _timed(set_aside)
+    first = {bs: x[0] for bs,x in _timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None
     rows = [(bs, i, o) for x in (rates, aside) for bs,each in x.items() for i,o in each.items()]
-    rows += [(bs, -1, o) for bs,o in first.items()]
-    bs, rounds, values = map(np.array, zip(*rows))
+    bs, rounds, values = map(np.array, zip(*rows, *((bs, -1, o) for bs,o in first.items())))
     (sizes, size), (rounds, block) = (np.unique(o, return_inverse=True) for o in (bs, rounds))
     found = _TwoWay.of(np.log(values), size, block)
-    shared = dict(zip(rounds, found.round)) if len(found.round)==len(rounds) else dict.fromkeys(rounds, 0.)
-    medians = {bs: np.median([o/math.exp(shared[i]) for i,o in x.items()]) for bs,x in rates.items()}
+    shared = np.exp(found.round) if len(found.round)==len(rounds) else np.ones(len(rounds))
+    shared = dict(zip(rounds, shared))
+    medians = {bs: np.median([o/shared[i] for i,o in x.items()]) for bs,x in rates.items()}
     fastest = max(medians, key=medians.get)
     best = min(o for o in medians if medians[o]>=(1-tolerance)*medians[fastest])
     rates, aside = ({bs: [*x.values()] for bs,x in o.items()} for o in (rates, aside))
-    return BestBatch(best, fastest, tolerance, rates, aside, first, ([*map(int, sizes)], found))
-
+    return BestBatch(best, fastest, tolerance, rates, aside, first, (sizes.tolist(), found))

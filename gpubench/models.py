@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter
-from .core import allows_tf32, check_whole, nearest, one_of, user_place, wait_for
+from .core import allows_tf32, check_value, check_whole, nearest, one_of, user_place, wait_for
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -26,11 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 # %% ../nbs/12_models.ipynb #9fe28a08
 class PoolTo(nn.AdaptiveAvgPool2d):
-    "The mean of regions; an image that has this size already, as one of 28 px has in `lenet`, stays as it is"
-    def forward(self, x): return x if tuple(x.shape[-2:])==(self.output_size,)*2 else super().forward(x)
+    "The mean of regions; an image that has this size already, as 28 px have in `lenet`, stays as it is"
+    def forward(self, x):
+        return x if tuple(x.shape[-2:])==(self.output_size,)*2 else super().forward(x)
 
 def lenet(n_classes:int=10, n_in:int=1)->nn.Module:
-    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of gray images (`n_in` channels)"
+    "Three convolutions and two linear layers: 54,528 parameters for 10 classes of gray images"
     conv = partial(nn.Conv2d, kernel_size=3, bias=False)
     return nn.Sequential(
         conv(n_in, 16), nn.ReLU(), nn.MaxPool2d(2),
@@ -44,25 +45,26 @@ def cnn(
     n_in:int=3,       # Channels of the images
     stages=((16,),(40,),(64,)), # The channels of each stage's convolutions
 )->nn.Module:
-    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; then its mean and one linear layer"
+    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; its mean; one linear layer"
     layers = []
     for widths in stages:
         for n_out in widths:
-            layers += nn.Conv2d(n_in, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out), nn.ReLU()
+            conv = nn.Conv2d(n_in, n_out, 3, padding=1, bias=False)
+            layers += conv, nn.BatchNorm2d(n_out), nn.ReLU()
             n_in = n_out
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n_in, n_classes))
 
 # %% ../nbs/12_models.ipynb #40cdc5c5
-def _new_stem(conv, n_in):
-    "The same convolution for another number of channels"
-    return nn.Conv2d(n_in, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=conv.bias is not None)
+def _stem(n_in): return nn.Conv2d(n_in, 64, 7, stride=2, padding=3, bias=False)   # torchvision's
 
 def resnet(n_classes=10, n_in=3, make=zoo.resnet18, small_images=False):
-    "A ResNet of torchvision's; for small images with a 3×3 stem of stride 1 and no pooling, as is usual at 32 px"
+    "A ResNet of torchvision's; small images get a 3×3 stem of stride 1 and no pooling, as is usual"
     m = make(num_classes=n_classes)
-    if small_images: m.conv1, m.maxpool = nn.Conv2d(n_in, m.conv1.out_channels, 3, padding=1, bias=False), nn.Identity()
-    elif n_in!=3: m.conv1 = _new_stem(m.conv1, n_in)
+    if small_images:
+        m.conv1 = nn.Conv2d(n_in, 64, 3, padding=1, bias=False)
+        m.maxpool = nn.Identity()
+    elif n_in!=3: m.conv1 = _stem(n_in)
     return m
 
 # %% ../nbs/12_models.ipynb #ee6b3fb1
@@ -74,12 +76,12 @@ def _pretrained(name, n_classes, n_in):
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e:     # no network, or a broken file
         raise RuntimeError(
-            f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try again with a "
-            f"network connection, or put a complete copy of {weights.url} into the folder "
+            f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try again "
+            f"with a network connection, or put a complete copy of {weights.url} into the folder "
             f"{torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
     m.fc, stem = nn.Linear(m.fc.in_features, n_classes), m.conv1
     if n_in==1:
-        m.conv1 = _new_stem(stem, 1)
+        m.conv1 = _stem(1)
         m.conv1.weight.data = stem.weight.data.sum(1, keepdim=True)
     return m
 
@@ -93,32 +95,35 @@ def _current_folder_first():
     finally: sys.path.remove(here)
 
 def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` and `n_in`
-    "Import the function or class that makes a user's network; `ValueError` if it isn't there or its module fails"
+    "Import what makes a user's network; `ValueError` if it isn't there or its module fails"
     module, _, function = name.partition(':')
     if not (module and function):
         raise ValueError(f"{name!r} isn't a model. For your own, write 'module:function'.")
     try:
         with _current_folder_first(): found = importlib.import_module(module)
     except (Exception, SystemExit) as e:
-        if isinstance(e, ModuleNotFoundError) and e.name and (module+'.').startswith(e.name+'.'): raise ValueError(
-            f"There is no module {module!r} for the model {name!r}: neither {module.replace('.', '/')}.py "
-            f"in the current folder ({os.getcwd()}) nor an installed one.") from e
+        absent = e.name if isinstance(e, ModuleNotFoundError) else None
+        if absent and f'{module}.'.startswith(f'{absent}.'): raise ValueError(
+            f"There is no module {module!r} for the model {name!r}: neither "
+            f"{module.replace('.', '/')}.py in the current folder ({os.getcwd()}) nor an installed one."
+            ) from e
         raise ValueError(f"The module {module!r} for the model {name!r} fails when it is imported: "
                          f"{type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
     names = [o for o,f in vars(found).items() if callable(f) and not o.startswith('_')]
-    raise ValueError(f"The module {module!r} has no function {function!r}. {nearest(function, names)}".rstrip())
+    hint = nearest(function, names)
+    raise ValueError(f"The module {module!r} has no function {function!r}. {hint}".rstrip())
 
 def _own_model(name, n_classes, n_in):
     make = find_factory(name)
     try: inspect.signature(make).bind(n_classes=n_classes, n_in=n_in)
-    except TypeError as e:
-        raise ValueError(f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
+    except TypeError as e: raise ValueError(
+        f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
-    raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a sweep "
-                     "then repeats the visit with retry_failed=True (--retry-failed).")
+    raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the "
+                     "network; a sweep then repeats the visit with retry_failed=True (--retry-failed).")
 
 # %% ../nbs/12_models.ipynb #60be287d
 MODELS = dict(
@@ -142,16 +147,18 @@ def get_model(
     is_own = ':' in str(name)
     if not is_own: one_of('model', name, MODELS)
     if pretrained and name not in PRETRAINED: raise ValueError(
-        f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. Use pretrained=False.")
-    if pretrained and n_in not in (1,3):
-        raise ValueError(f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
+        f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. "
+        "Use pretrained=False.")
+    if pretrained and n_in not in (1, 3): raise ValueError(
+        f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
     if pretrained: return _pretrained(name, n_classes, n_in)
-    return _own_model(name, n_classes, n_in) if is_own else MODELS[name](n_classes=n_classes, n_in=n_in)
+    if is_own: return _own_model(name, n_classes, n_in)
+    return MODELS[name](n_classes=n_classes, n_in=n_in)
 
 # %% ../nbs/12_models.ipynb #d111cc6e
 def _check_network(m):
-    if isinstance(m, nn.Module): return
-    raise ValueError(f"m is {m!r}, but it has to be a network, such as `get_model('lenet')` or `learn.model`.")
+    check_value('m', m, isinstance(m, nn.Module),
+                "a network, such as `get_model('lenet')` or `learn.model`")
 
 def count_params(m:nn.Module)->int:
     "All parameters, trained or frozen; buffers such as running means don't count"
@@ -165,19 +172,18 @@ def train_flops(
 )->int:          # FLOP; one multiplication and one addition are two
     "Operations of the forward and the backward pass for one image"
     _check_network(m)
-    if not isinstance(shape, (tuple, list)) or len(shape)!=3:
-        raise ValueError(f"shape is {shape!r}, but it has to be (channels, height, width).")
-    if not any(o.requires_grad for o in m.parameters()):
-        raise ValueError("The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
+    is_shape = isinstance(shape, (tuple, list)) and len(shape)==3
+    check_value('shape', shape, is_shape, '(channels, height, width)')
+    if not any(o.requires_grad for o in m.parameters()): raise ValueError(
+        "The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
     m = copy.deepcopy(m).train()
     def count(m):
         x = torch.zeros(2, *shape, device=next(m.parameters()).device)
         with FlopCounterMode(display=False) as counter, torch.enable_grad(): m(x).sum().backward()
         return counter.get_total_flops()//2
-    with torch.random.fork_rng(devices=[]):               # dropout leaves the caller's random numbers alone
+    with torch.random.fork_rng(devices=[]):         # dropout leaves the caller's random numbers alone
         try: return count(copy.deepcopy(m).to('meta'))
-        except (NotImplementedError, RuntimeError):
-            return count(m)    # it looks at values, which `meta` tensors don't have
+        except (NotImplementedError, RuntimeError): return count(m)    # it looks at values
 
 # %% ../nbs/12_models.ipynb #cc4fc257
 class _ProductsMode(TorchDispatchMode):
@@ -186,10 +192,12 @@ class _ProductsMode(TorchDispatchMode):
         super().__init__()
         self.rows = []
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out, flops_of = func(*args, **(kwargs or {})), flop_registry.get(func._overloadpacket)
+        kwargs = kwargs or {}
+        out, flops_of = func(*args, **kwargs), flop_registry.get(func._overloadpacket)
         if flops_of is not None:
-            n_values = sum(o.numel() for o in tree_leaves((args, kwargs, out)) if isinstance(o, torch.Tensor))
-            self.rows.append((flops_of(*args, **(kwargs or {}), out_val=out), n_values))
+            tensors = [o for o in tree_leaves((args, kwargs, out)) if isinstance(o, torch.Tensor)]
+            n_values = sum(o.numel() for o in tensors)
+            self.rows.append((flops_of(*args, **kwargs, out_val=out), n_values))
         return out
 
 def bound_ms(
@@ -200,8 +208,9 @@ def bound_ms(
     bytes_per_s:float, # The most that its memory moves
     precision='fp32',  # 'bf16' and 'fp16' move half the bytes
 )->float: # ms
-    "The shortest possible step with Adam: what its products must compute or move, each operand once, and the weights"
-    n_bytes, m = 4 if precision in ('fp32', 'tf32', 'ieee') else 2, copy.deepcopy(m).to('meta').train()
+    "The shortest step with Adam: what products must compute or move, each operand once, and the weights"
+    n_bytes = 4 if precision in ('fp32', 'tf32', 'ieee') else 2
+    m = copy.deepcopy(m).to('meta').train()
     with _ProductsMode() as seen: m(torch.zeros(bs, *shape, device='meta')).sum().backward()
     products_s = sum(max(flop/flop_per_s, n_bytes*n/bytes_per_s) for flop,n in seen.rows)
     return 1e3*(products_s + 7*4*count_params(m)/bytes_per_s)
@@ -213,12 +222,13 @@ def device_rates(
     seconds:float=.5,  # For each of the two
     clock=perf_counter, # Returns seconds; tests pass their own
 )->dict: # `flop_per_s`, `bytes_per_s`
-    """The most that a device reaches: the fastest of several large matrix products, and of several large copies
+    """The most that a device reaches: the fastest of several large matrix products, and of large copies
 
-    As in PyTorch's convolutions, products in float32 use TF32 if the GPU has it, unless the precision is 'ieee'."""
-    is_gpu, dtype = torch.device(device).type=='cuda', {'bf16': torch.bfloat16, 'fp16': torch.float16}.get(precision)
+    As in PyTorch's convolutions, products in float32 use TF32 if the GPU has it, unless 'ieee'."""
+    is_gpu = torch.device(device).type=='cuda'
+    dtype = dict(bf16=torch.bfloat16, fp16=torch.float16).get(precision, torch.float32)
     side, length = (8192, 1<<28) if is_gpu else (2048, 1<<25)
-    a = torch.randn(side, side, device=device).to(dtype or torch.float32)
+    a = torch.randn(side, side, device=device).to(dtype)
     x = torch.zeros(length, device=device)
     def best_s(work):
         taken, end = [], clock()+seconds
