@@ -65,7 +65,7 @@ def main():
     for found,cells in tables:
         if not found: continue                                  # no file has what this table shows
         rows = []
-        for case in sorted(found, key=_by_number):
+        for case in sorted(found, key=by_number):
             file, o = found[case]
             rows.append({'case': f'`{case}`', 'file': f'`{file.stem}`'} | cells(o['cases'][case]))
         for o in [list(rows[0]), ['---']*len(rows[0]), *(o.values() for o in rows)]: print('|', ' | '.join(o), '|')
