@@ -22,7 +22,8 @@ from pandas.api.types import is_numeric_dtype
 from .core import is_number, machine_title, nearest
 from .curves import NO_INTERVAL
 from .record import FIELDS, record_rows, records_path
-from .series import (SETTINGS, by_round, is_known, plain_value, rounds_of, setting_label, speed_ratio, succeeded, varied_settings, way_labels,
+from .series import (SETTINGS, is_known, own_settings, plain_value, ratios, rounds_of,
+                             setting_label, speed_ratio, succeeded, varied_settings, way_labels,
                              where_labels)
 from .stats import Interval, compare_words
 
@@ -105,23 +106,42 @@ def _completed(df):
 # %% ../nbs/31_compare.ipynb #ce6b4ba6
 KINDS = dict(cuda='gpu', cpu='cpu')   # of a device -> the field that names its hardware
 
+def device_kind(device)->str: # 'cuda' for 'cuda:1'
+    return str(device).partition(':')[0]
+
 def hardware_name(row:dict)->str: # 'NVIDIA H200'; 'Intel Xeon, 16 cores'
     "What a visit computed on, as far as its price depends on it"
-    kind = KINDS.get(str(row.get('device')).partition(':')[0])
-    shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
-    return shown + f', {cores} cores'*(kind=='cpu' and is_known(cores))
+    kind = KINDS.get(device_kind(row.get('device')))
+    name, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
+    return f'{name}, {cores} cores' if kind=='cpu' and is_known(cores) else name
 
 def refuse_unequal(name, price, rows, by, whole=False): # `whole`: does the price include a GPU's host?
     "A price is for one machine, or for several that are alike"
     def shown(o):
-        host = hardware_name(o | dict(device='cpu')) + f" and {o.get('gpu')}"*is_known(o.get('gpu'))
-        return host if whole else hardware_name(o)
+        if not whole: return hardware_name(o)
+        host = hardware_name(o | dict(device='cpu'))
+        return f"{host} and {o['gpu']}" if is_known(o.get('gpu')) else host
     found = {shown(o).lower(): shown(o) for o in rows}
-    if len(found)>1: raise ValueError(f"One price, {price} for {name!r}, fits unequal machines: "
-                                      f"{'; '.join(sorted(found.values()))}. Give each its own, {by}.")
+    if len(found)>1: raise ValueError(
+        f"One price, {price} for {name!r}, fits unequal machines: {'; '.join(sorted(found.values()))}. "
+        f"Give each its own, {by}.")
 
 PRICED = ['device', 'gpu', 'cpu', 'n_cores', 'n_devices'] # what a price depends on, besides the machine's name
 _GENERAL = 'all', 'cpu', 'gpu', 'cuda'       # names that fit several pieces of hardware
+
+def _price_names(row, owner, prices, whole):
+    "The names by which a row's device may be priced, the most specific first"
+    device, kind = str(plain_value(row['device']) or ''), device_kind(plain_value(row['device']) or '')
+    hardware = str(plain_value(row.get(KINDS.get(kind))) or '').lower()
+    parts = [o for o in prices if o in hardware and o not in whole]
+    return [o for o in (owner, hardware, *parts, device, KINDS.get(kind), kind, 'all') if o]
+
+def _check_prices(prices, known):
+    for o,price in prices.items():
+        if not (is_number(price) and 0<price<math.inf): raise ValueError(
+            f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
+        if o not in (*_GENERAL, *known): raise ValueError(
+            f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}There are: {', '.join(known)}.")
 
 def prices_of(
     df:pd.DataFrame, # Records
@@ -132,25 +152,16 @@ def prices_of(
 )->list[float]: # Of an hour of each row's device; NaN if unknown
     "The most specific price of each row; an unknown name, or one price for unequal machines, is refused"
     prices = {str(k).lower(): v for k,v in prices.items()}
-    owners = [str(plain_value(o) or '').lower() for o in owners]
-    rows, runs = df.reindex(columns=PRICED).to_dict('records'), [*map(str.lower, runs)]
+    owners, runs = ([str(plain_value(o) or '').lower() for o in names] for names in (owners, runs))
+    rows = df.reindex(columns=PRICED).to_dict('records')
     whole = {*_GENERAL, *(str(o[k]).lower() for o in rows for k in ('cpu', 'gpu'))}
-    def names(row, owner): # the most specific first
-        device = str(plain_value(row['device']) or '')
-        kind = device.partition(':')[0]
-        hardware = str(plain_value(row.get(KINDS.get(kind))) or '').lower()
-        parts = [o for o in prices if o in hardware and o not in whole]
-        return [o for o in (owner, hardware, *parts, device, KINDS.get(kind), kind, 'all') if o]
-    called = [*map(names, rows, owners)]
-    known = sorted({o for those in called for o in those})
-    for o,price in prices.items():
-        if not (is_number(price) and 0<price<math.inf):
-            raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
-        if o not in (*_GENERAL, *known): raise ValueError(
-            f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}There are: {', '.join(known)}.")
-    used = [next((o for o in those if o in prices), None) for those in called]
+    names = [_price_names(row, owner, prices, whole) for row,owner in zip(rows, owners)]
+    known = sorted({o for those in names for o in those})
+    _check_prices(prices, known)
+    used = [next((o for o in those if o in prices), None) for those in names]
     unused = [o for o in prices if o not in used]
-    if runs and unused: raise ValueError(f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
+    if runs and unused: raise ValueError(
+        f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
     for o,price in prices.items():
         fits = [row for row,owner,name in zip(rows, owners, used) if name==o and (o!=owner or o in runs)]
         refuse_unequal(o, price, fits, by, whole=o=='all' or o in runs)
@@ -284,16 +295,14 @@ class Side:
     visits:pd.DataFrame # All of them, failed ones too
 
     @cached_property
-    def ok(self)->pd.DataFrame:
-        ok = succeeded(self.visits)
-        return self.visits if ok.all() else self.visits[ok]
+    def ok(self)->pd.DataFrame: return self.visits[succeeded(self.visits)]
     @cached_property
     def failed(self)->list: # A status per visit
         return self.visits.status[~succeeded(self.visits)].tolist()
     @cached_property
     def why_failed(self)->str: return fmt_list(dict.fromkeys(self.failed))
     @cached_property
-    def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
+    def kind(self)->str: return device_kind(self.visits.device.iloc[0])
 
     def seen(self, name)->list: # Each value once
         values = {*self.ok[name].tolist()} if name in self.ok else ()
@@ -304,20 +313,21 @@ class Side:
         x = x[np.isfinite(x)]
         return plain_value(np.median(x)) if len(x) else None
     def knows(self, name)->bool: return self.median(name) is not None
+    def on_gpu(self)->bool: return 'cuda' in map(device_kind, self.seen('device'))
 
     def why_unusable(self, other)->str:
         "Why its visits can't form a ratio with those of `other`; empty if they can"
         if not len(self.ok): return f"every visit failed on {self.name} ({self.why_failed})"
         if self.seen('n_images')==[0]: return f'no image was trained on {self.name}'
         if other.knows('loss') and not self.knows('loss'): return f'the loss is not a number on {self.name}'
-        return '' if self.knows('epoch_s') or self.knows('images_per_s') else f'nothing was timed on {self.name}'
+        is_timed = self.knows('epoch_s') or self.knows('images_per_s')
+        return '' if is_timed else f'nothing was timed on {self.name}'
 
     def joules(self, other)->pd.Series:
         "Joules per image; for a GPU beside a CPU, including its host's CPU if that was measured"
-        own = self.ok.image_j
-        both = own+self.ok.beside_image_j
-        return both if self.on_gpu() and not other.on_gpu() and both.notna().any() else own
-    def on_gpu(self)->bool: return any(o.startswith('cuda') for o in self.seen('device'))
+        both = self.ok.image_j+self.ok.beside_image_j
+        with_cpu = self.on_gpu() and not other.on_gpu() and both.notna().any()
+        return both if with_cpu else self.ok.image_j
 
 # %% ../nbs/31_compare.ipynb #daa9b46c
 _SAME_WORK = dict( # what has to be equal -> the warning if it isn't
@@ -345,12 +355,13 @@ def work_warnings(a:Side, b:Side)->list[str]: # Sentences; empty if they did the
     for name,words in _SAME_WORK.items():
         x, y = a.seen(name), b.seen(name)
         if x and y and x!=y: found.append(f'{words.format(listed(x), listed(y))} {sides}.')
-    found += [f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({o.why_failed})."
-              for o in (a, b) if o.failed]
-    x, y, n = a.median('accuracy'), b.median('accuracy'), min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)
-    if accuracy_differs(x, y, n): found.append(
-        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more than chance "
-        "explains: they did not learn the same.")
+    for o in (a, b):
+        if o.failed: found.append(
+            f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({o.why_failed}).")
+    x, y = a.median('accuracy'), b.median('accuracy')
+    if accuracy_differs(x, y, min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)): found.append(
+        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more than "
+        "chance explains: they did not learn the same.")
     if not (a.on_gpu() and b.on_gpu()): return found
     for name,where in (('tf32_matmul', 'in matrix products'), ('tf32_cudnn', 'in convolutions')):
         x, y = (['on' if o else 'off' for o in side.seen(name)] for side in (a, b))
@@ -374,6 +385,13 @@ class Pair:
     b:Side
     level:float=.95 # Of the intervals
 
+    def ratio(self, of:str, a:pd.Series, b:pd.Series)->Interval: # `a` and `b`: a value per visit that succeeded
+        "The row of `ratios` that has `b` over `a`"
+        sides = [pd.DataFrame({of: x, 'round_id': o.ok.round_id, 'side': k})
+                 for k,x,o in (('a', a, self.a), ('b', b, self.b))]
+        found = ratios(pd.concat(sides, ignore_index=True), 'side', 'a', of, self.level)
+        return found.ratio.get('b', NO_INTERVAL)
+
     def time(self)->dict:
         "How many times faster `b` is, by which quantity, and whether the ratio is fair"
         a, b, r, of = self.a, self.b, NO_INTERVAL, None
@@ -382,41 +400,41 @@ class Pair:
         if not why_none:
             timed = a.knows('epoch_s') and b.knows('epoch_s') and a.seen('n_images')==b.seen('n_images')
             of = 'epoch_s' if timed else 'images_per_s'
-            x, y = (by_round(o.ok, of) for o in (a, b))
-            r = speed_ratio(*((x, y) if timed else (y, x)), self.level)
+            r = self.ratio(of, a.ok[of], b.ok[of])
             if not timed: warned.append("The ratio is of images per second, not of epochs.")
         known = is_known(r.mid)
-        words = verdict(r, (len(a.ok), len(b.ok))) if known else f"no ratio: {why_none or 'no time above 0 on both'}"
-        return dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
+        none = f"no ratio: {why_none or 'no time above 0 on both'}"
+        return dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level,
+                    verdict=verdict(r, (len(a.ok), len(b.ok))) if known else none,
                     same_work=known and not warned, warning=' '.join(warned), note=' '.join(work_notes(a, b)))
+
+    def less(self, what:str, r:Interval, n_visits)->dict: # 'energy' or 'money'
+        "The columns of a ratio of costs"
+        words = verdict(r, n_visits, words=('less', 'more')) if is_known(r.mid) else '–'
+        return {f'{what}_ratio': r.mid, f'{what}_lo': r.lo, f'{what}_hi': r.hi, f'{what}_verdict': words}
 
     def energy(self)->dict:
         "Joules of an epoch on both sides, and their ratio"
-        a, b = joules = self.a.joules(self.b), self.b.joules(self.a)
-        r = speed_ratio(by_round(self.a.ok, a), by_round(self.b.ok, b), self.level)
-        n = tuple(int((o>0).sum()) for o in joules)
-        epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (self.a, self.b))]
-        with_cpu = not (a.equals(self.a.ok.image_j) and b.equals(self.b.ok.image_j))
-        of = 'GPU and CPU together' if with_cpu else 'GPU alone'*({self.a.kind, self.b.kind}=={'cpu', 'cuda'})
-        return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi,
-                    energy_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–', energy_of=of,
-                    energy_with_cpu=with_cpu)
+        sides = self.a, self.b
+        joules = self.a.joules(self.b), self.b.joules(self.a)
+        epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, sides)]
+        with_cpu = any(not j.equals(o.ok.image_j) for j,o in zip(joules, sides))
+        of = 'GPU alone' if {o.kind for o in sides}=={'cpu', 'cuda'} else ''
+        costs = self.less('energy', self.ratio('image_j', *joules), [int((o>0).sum()) for o in joules])
+        return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_with_cpu=with_cpu,
+                    energy_of='GPU and CPU together' if with_cpu else of) | costs
 
     def money(self, time:dict)->dict: # As `time` returns it
         "What an epoch costs on both sides, and the ratio, from the ratio of times"
-        price_a, price_b = (o.ok.price_per_h.median() for o in (self.a, self.b))
-        epoch_a, epoch_b = (o.ok.epoch_s.median() for o in (self.a, self.b))
-        q, n = price_a/price_b, (len(self.a.ok), len(self.b.ok))
-        r = Interval(*(q*time[o] for o in ('speedup', 'lo', 'hi')), self.level)
-        return dict(epoch_price_a=price_a*epoch_a/3600, epoch_price_b=price_b*epoch_b/3600, money_ratio=r.mid,
-                    money_lo=r.lo, money_hi=r.hi,
-                    money_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–')
+        sides = self.a.ok, self.b.ok
+        price_a, price_b = (o.price_per_h.median() for o in sides)
+        r = Interval(*(price_a/price_b*time[o] for o in ('speedup', 'lo', 'hi')), self.level)
+        return dict(epoch_price_a=price_a*self.a.ok.epoch_s.median()/3600,
+                    epoch_price_b=price_b*self.b.ok.epoch_s.median()/3600) | self.less('money', r, [*map(len, sides)])
 
     def same(self, *columns)->bool:
         "Do both sides hold the same values there?"
-        x, y = (o.visits for o in (self.a, self.b))
-        if any({*x[o].unique()}!={*y[o].unique()} for o in columns): return False
-        x, y = (o[[*columns]].drop_duplicates() for o in (x, y))
+        x, y = (o.visits[[*columns]].drop_duplicates() for o in (self.a, self.b))
         return bool(x.notna().all(axis=None)) and x.values.tolist()==y.values.tolist()
 
     def row(self)->dict: # As `compare` returns it
@@ -465,7 +483,18 @@ def _differences(a, b, names):
     "The settings in which two sides have no value in common"
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o].unique()}))
     apart = [o for o in names if not {*map(plain_value, a[o])} & {*map(plain_value, b[o])}]
-    return '; '.join(f'{o}: {values(a, o)} against {values(b, o)}' for o in apart) or 'the combination of settings'
+    words = [f'{o}: {values(a, o)} against {values(b, o)}' for o in apart]
+    return '; '.join(words) or 'the combination of settings'
+
+def _columns_to_match(a, b, known, by): # `known`: columns that both sides recorded
+    "The columns in which two sides have to agree"
+    def varies(o): return any(df[o].map(plain_value).nunique(dropna=False)>1 for df in (a, b))
+    own = own_settings(pd.concat([a, b]))
+    names = dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
+    names = [o for o in names if o in a and (o in known or varies(o))]
+    def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
+    if is_edited(a) or is_edited(b): names.append('model_source')                 # versions are not pooled
+    return names
 
 def compare(
     records_a,           # The baseline: a frame, a folder or a file of records
@@ -483,13 +512,10 @@ def compare(
     recorded = all(o.measure.notna().any() for o in (a, b))  # an older gpubench didn't record how it measured
     ways = way_labels(both) if recorded else [*way_labels(a), *way_labels(b)]
     both = both.assign(where=where_labels(both), measure=ways)
-    own = [o for names in both.settings if isinstance(names, list) for o in names if o not in FIELDS]
     known, (a, b) = {*a} & {*b} | {*_OFF}, (both[:len(a)], both[len(a):])
-    names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
-             if o in both and (o in known or any(x[o].map(plain_value).nunique(dropna=False)>1 for x in (a, b)))]
-    def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
-    if is_edited(a) or is_edited(b): names.append('model_source')                 # versions are not pooled
-    if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
+    names = _columns_to_match(a, b, known, by)
+    if set(a['where']) & set(b['where']):
+        a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     found, alone = match_sides(a, b, names, level)
     if not found: raise ValueError("No configuration was run on both sides, so there is nothing to compare. They "
                                    f"differ in {_differences(a, b, names)}. Run both with the same settings.")
