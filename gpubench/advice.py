@@ -18,13 +18,12 @@ import pandas as pd
 from .compare import (accuracy_differs, fmt_bs, fmt_known, fmt_list, fmt_ratio,
                               group_by_settings, load_records)
 from .curves import NO_INTERVAL
-from .findings import best_size
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from .record import FIELDS, record_rows
 from .report import machine_table
-from .series import (ENOUGH_FRAC, SETTINGS, enough, is_known, is_open, leaves_out, plain_value,
-                             ratios, setting_label, succeeded, way_labels)
+from .series import (ENOUGH_FRAC, SETTINGS, best_size, enough, is_known, is_open, leaves_out,
+                             plain_value, ratios, setting_label, succeeded, way_labels)
 from .stats import Interval
 
 # %% ../nbs/35_advice.ipynb #7173e624

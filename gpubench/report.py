@@ -27,12 +27,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .compare import add_prices, fmt, fmt_bs, fmt_count, load_records
 from .core import write_fault
-from .findings import (AllVisits, Workload, add_labels, columns_of, configuration_columns, device_phrase,
-                               findings, start_sentence, summary_table)
+from .findings import (AllVisits, Workload, add_labels, columns_of, configuration_columns,
+                                findings, summary_table)
 from .plot import (MEMORY, ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup)
 from .record import FIELDS, PHASE_NAMES, records_path
-from .series import SETTINGS, is_known, map_values, plain_value, setting_label, succeeded
+from .series import (SETTINGS, device_phrase, is_known, map_values, plain_value,
+                             setting_label, start_sentence, succeeded)
 
 # %% ../nbs/33_report.ipynb #9d28e7da
 _INK, _GRID = '#1c1e21', '#b4bac1'

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .core import machine_title
+from .curves import BestBatch, best_batch
 from .record import FIELDS, field
 from .stats import Interval, ratio_ci
 
@@ -118,6 +119,17 @@ def series_labels(
     parts += map(words, names)
     return pd.Series([' · '.join(o) for o in zip(*parts)], df.index)
 
+# %% ../nbs/04_series.ipynb #98c62cdc
+def device_phrase(series:str)->str: # 'the GPU (4 workers)'
+    "A series as part of a sentence"
+    where, _, how = series.partition(' · ')
+    name = f'the {where}' if re.fullmatch(r'[CG]PU( \d+)?', where) else where
+    return f"{name} ({how.replace(' · ', ', ')})" if how else name
+
+def start_sentence(text:str)->str:
+    "`text` with a capital letter"
+    return text[:1].upper()+text[1:]
+
 # %% ../nbs/04_series.ipynb #ccba04e1
 def rounds_of(df:pd.DataFrame)->list: # A label for each row
     "The round of each visit, by their times or, without these, their numbers; failed visits have one"
@@ -145,14 +157,17 @@ def by_round(
     rounds = df.round_id if 'round_id' in df else rounds_of(df)
     return pd.Series([*df[values]], pd.Index(rounds, name='round_id'), dtype=float)
 
-def rates_of(
-    df:pd.DataFrame,  # Visits that succeeded
-    rounds,           # `round_id` of these and of all visits that they are compared with
-)->dict: # Batch size -> images/s in each round; NaN without a visit
-    "Rates for `best_batch`"
-    rounds = sorted({*rounds})
-    rates = {bs: by_round(o, 'images_per_s').groupby(level=0).mean() for bs,o in df.groupby('bs')}
-    return {bs: o.reindex(rounds).tolist() for bs,o in rates.items()}
+def best_size(
+    visits:pd.DataFrame, # Of one series, that succeeded, with `round_id`
+)->BestBatch|None: # None if fewer than two sizes train nearly all images
+    "The smallest batch size that is as fast as the fastest; sizes that leave out many images are never chosen"
+    visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
+    rounds, short = sorted({*visits.round_id}), leaves_out(visits)
+    def rates(rows): # Batch size -> images/s in each round; NaN without a visit
+        means = {bs: by_round(o, 'images_per_s').groupby(level=0).mean() for bs,o in rows.groupby('bs')}
+        return {bs: o.reindex(rounds).tolist() for bs,o in means.items()}
+    found = rates(visits[~short])
+    return best_batch(found, set_aside=rates(visits[short])) if len(found)>1 else None
 
 # %% ../nbs/04_series.ipynb #732c3486
 MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom
