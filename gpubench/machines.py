@@ -141,7 +141,8 @@ def _copies(runs):
 def _ratio_text(row):
     "A ratio of the table with its interval, and a remark if it shows no difference"
     i = Interval(row.speedup, row.lo, row.hi, .95)
-    is_even = is_known(i.lo) and i.holds(1.) and not is_too_wide(i)             # too wide is a remark of its own
+    # too wide is a remark of its own
+    is_even = is_known(i.lo) and i.holds(1.) and not is_too_wide(i)
     return f'{fmt_ratio(i)}, no difference shown' if is_even else fmt_ratio(i)
 
 # %% ../nbs/34_machines.ipynb #ab1e9789
@@ -151,7 +152,8 @@ class Comparison:
         self.runs = read_runs(runs)
         if prices: self.runs = price_runs(self.runs, prices)
         self.machines = split_runs(self.runs)
-        self.number_of = {o.name: i for i,o in enumerate(self.machines)}   # of its color and marker in all figures
+        # of its color and marker in all figures
+        self.number_of = {o.name: i for i,o in enumerate(self.machines)}
         self.base, self.remarks, found = pick_base(self.machines, base), _copies(self.runs), []
         for o in self.machines:
             try: pairs, _ = find_pairs(self.base.visits, o.visits)

@@ -40,7 +40,8 @@ _INK, _GRID = '#1c1e21', '#b4bac1'
 _ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans', 'grid.color': _GRID,
             'figure.facecolor': 'none', 'axes.facecolor': 'none', 'text.color': _INK, 'axes.edgecolor': _INK,
             'axes.labelcolor': _INK, 'axes.titlecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK,
-            'figure.constrained_layout.use': False}      # it would lay out and draw the figure again for each file
+            # it would lay out and draw the figure again for each file
+            'figure.constrained_layout.use': False}
 # color of a figure -> color on a dark page
 _IN_THE_DARK = dict(zip([_INK, _GRID, *(o.lower() for o in ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK]))
 
