@@ -12,9 +12,9 @@ from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, 
                        wsl2)
 from gpubench import series
 from gpubench.compare import add_prices, load_records
-from gpubench.findings import add_labels, compare_devices, recommend, summary_table, summary_text
+from gpubench.findings import add_labels, compare_devices, recommend, summary_table
 from gpubench.record import append_record, plain_record, read_records
-from gpubench.report import render_page, write_report
+from gpubench.report import render_page, summary_text, write_report
 from gpubench.monitor import MonitorCallback
 from gpubench.sweep import sweep
 from gpubench.timing import StepTimerCallback

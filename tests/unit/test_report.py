@@ -13,8 +13,8 @@ import pytest
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
 from gpubench.compare import compare, comparison_text, load_records
-from gpubench.findings import add_labels, findings, summary_text
-from gpubench.report import render_page, write_report
+from gpubench.findings import add_labels, findings
+from gpubench.report import render_page, summary_text, write_report
 
 
 class Page(HTMLParser):
