@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from .compare import (Side, accuracy_differs, cost_words, fmt, fmt_bs, fmt_count, fmt_ends,
+from .compare import (Side, accuracy_differs, cost_words, device_kind, fmt, fmt_bs, fmt_count, fmt_ends,
                               fmt_interval, fmt_list, fmt_range, fmt_ratio, group_by_settings,
                               load_records, match_sides, noise_warning, spread, verdict)
 from .curves import crossover_bs, fit_step_time
@@ -153,8 +153,9 @@ def _first_words(series, best, rivals):
     if best.set_aside: among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
     if not rivals: return f'{start_sentence(_goal(best))} {on}{among}: {best.bs}.'
     each = [f"batch {o} ({fmt_ends(best.against(o), f'times as fast as {best.bs}')})" for o in rivals]
-    return (f"By the medians, {_goal(best)} {on}{among}{',' if among else ''} is {best.bs}, but it is not "
-            f"distinguishable from {fmt_list(each)}; more repeats may settle it.")
+    if among: among += ','
+    return (f"By the medians, {_goal(best)} {on}{among} is {best.bs}, but it is not distinguishable from "
+            f"{fmt_list(each)}; more repeats may settle it.")
 
 def _best_paragraph(series, best, largest):
     "The best batch size, how larger and smaller ones compare, and what is not ranked"
@@ -172,8 +173,8 @@ def _best_paragraph(series, best, largest):
     told = [o for o in larger if words[o]=='faster'] + [o for o in next_smaller if words[o]!='no interval']
     out += [f"Batch {o} is {is_than(o)}." for o in told]
     beyond = [o for o in best.set_aside if words[o]=='faster' and best.against(o).mid>1+best.tolerance]
-    out += [f"In images per second, batch {o} is {is_than(o)}, but it leaves out too many images of this set; "
-            "try it on a larger one." for o in beyond[-1:]]
+    out += [f"In images per second, batch {o} is {is_than(o)}, but it leaves out too many images of this "
+            "set; try it on a larger one." for o in beyond[-1:]]
     return ' '.join(out)
 
 @patch
@@ -297,7 +298,8 @@ def epoch_costs(self:Workload)->list[str]:
     out = []
     for _,rows in self.comparison.groupby(_PAIR):
         row = rows.loc[rows.speedup.idxmax()]
-        where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}' + f' ({row.how})'*bool(row.how)
+        where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}'
+        if row.how: where += f' ({row.how})'
         words = [f'time: {row.verdict}', *cost_words(row.to_dict())]
         if len(words)>1: out.append(f"{start_sentence(where)} at batch {fmt_bs(row.bs)}: {'; '.join(words)}.")
     return out
@@ -312,8 +314,8 @@ def images_left_out(self:Workload)->list[str]:
     for n_train,rows in short.groupby('n_train'):
         parts = fmt_list(clause(n, o.bs.unique()) for n,o in rows.groupby('n_dropped'))
         verb = 'their times are' if rows.bs.nunique()>1 else 'its time is'
-        out.append(f"{start_sentence(parts)} of the {fmt_count(n_train)} training images in each epoch: {verb} not "
-                   "comparable.")
+        out.append(f"{start_sentence(parts)} of the {fmt_count(n_train)} training images in each epoch: "
+                   f"{verb} not comparable.")
     return out
 
 @patch
@@ -326,9 +328,9 @@ def accuracies(self:Workload)->list[str]:
     medians = each[series]
     if not accuracy_differs(medians.iloc[-1], medians.iloc[0], rows.n_valid.min()): return []
     where = f' on {device_phrase(series)}' if len(each)>1 else ''
-    high, low = (f"{fmt(medians[o], '%', 100)} at batch {fmt_bs(o)}" for o in (medians.index[-1], medians.index[0]))
-    return [f"Held-out accuracy of {self.name}{where} is {high} and {low}. The same number of epochs is not the same "
-            "learning, so the fastest epoch may not be the best choice."]
+    low, *_, high = (f"{fmt(x, '%', 100)} at batch {fmt_bs(bs)}" for bs,x in medians.items())
+    return [f"Held-out accuracy of {self.name}{where} is {high} and {low}. The same number of epochs is not "
+            "the same learning, so the fastest epoch may not be the best choice."]
 
 _MIN_STARTUP_FRAC = .1 # fraction of an epoch above which the wait for the first batch is reported
 
@@ -341,9 +343,11 @@ def startup(self:Workload)->list[str]:
         shares = rows.groupby('bs').share.median()
         if not len(shares) or shares.max()<=_MIN_STARTUP_FRAC: continue
         bs, has_workers = shares.idxmax(), 'n_workers' in rows and rows.n_workers.max()>0
-        why = ' Workers restart in every epoch, so short epochs are better off with fewer.' if has_workers else ''
-        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(shares.max(), '%', 100)} of an epoch is "
-                   f"the wait for its first batch ({fmt(rows.first_batch_ms[rows.bs==bs].median(), 'ms')}).{why}")
+        why = ''
+        if has_workers: why = ' Workers restart in every epoch, so short epochs are better off with fewer.'
+        share, wait = shares.max(), rows.first_batch_ms[rows.bs==bs].median()
+        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(share, '%', 100)} of an epoch "
+                   f"is the wait for its first batch ({fmt(wait, 'ms')}).{why}")
     return out
 
 # %% ../nbs/32_findings.ipynb #2f83000a
@@ -393,34 +397,36 @@ def noise_floor(self:AllVisits)->list[str]:
     if self.df.workload.nunique()>1: which += f', {first.workload}'
     if len(found)>1: which += f'; the widest of {len(found)} such pairs'
     times, ends = re.fullmatch(r'(\S+)( \(.*\))?', fmt_ratio(r)).groups(default='')
-    text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set of visits '
-            f"took {times} times as long as the other{ends}")
+    text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set '
+            f"of visits took {times} times as long as the other{ends}")
     if not is_known(r.lo): return [f"{text}: there are too few visits."]
     text += '. The true ratio is 1. Judge every other difference by its own interval, not by this one.'
     if max(r.lo, 1/r.hi)-1>_MAX_FLOOR_FRAC: text += (
-        " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary of "
-        "other differences of this size.")
+        " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary "
+        "of other differences of this size.")
     return [text]
 
 # %% ../nbs/32_findings.ipynb #5a194024
 @patch
 def few_visits(self:AllVisits)->list[str]:
     "Too few visits for an interval"
-    n, again = np.array([*map(len, self.configurations.values())]), 'Run again with three repeats.'
-    if not len(n): return ['No visit succeeded, so nothing was measured. The table of failed visits gives the reasons.']
-    if n.sum()==1: return [f'Only one run exists, so there is no interval and nothing to compare with. {again}']
-    if n.max()==1: return ['Each configuration has one visit, so there is no interval and no difference was checked '
-                           f'against the noise. {again}']
-    if n.min()>1: return []
-    return [f'{(n==1).sum()} of {len(n)} configurations have a single visit and so no interval. {again}']
+    n = [*map(len, self.configurations.values())]
+    if not n: return ['No visit succeeded, so nothing was measured. The table of failed visits gives the '
+                      'reasons.']
+    if min(n)>1: return []
+    text = f'{n.count(1)} of {len(n)} configurations have a single visit and so no interval.'
+    if max(n)==1: text = ('Each configuration has one visit, so there is no interval and no difference was '
+                          'checked against the noise.')
+    if sum(n)==1: text = 'Only one run exists, so there is no interval and nothing to compare with.'
+    return [f'{text} Run again with three repeats.']
 
 # %% ../nbs/32_findings.ipynb #6717aea0
 @patch
 def no_gpu(self:AllVisits)->list[str]:
     "No GPU among the devices"
     if {*self.df.device.dropna().unique()}!={'cpu'} or not len(self.ok): return []
-    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by side with '
-            'gpubench compare.']
+    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by '
+            'side with gpubench compare.']
 
 # %% ../nbs/32_findings.ipynb #1e6283c2
 _MAX_CHECK_FRAC = .1 # how far the sum of an epoch's parts may be from a whole epoch without a report
@@ -438,8 +444,8 @@ def check(self:Workload)->list[str]:
     row = far.loc[worst]
     at = f'batch {fmt_bs(bs)} on {device_phrase(series)}'
     if len(far)>1: at += f', the largest gap of {len(far)} in {len(off)} configurations'
-    return [f"A whole epoch took {fmt(row.epoch_whole_s, 's')}, but its start-up, its steps at their median and its "
-            f"end add up to {fmt(row.epoch_s, 's')} ({at}): {_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
+    return [f"A whole epoch took {fmt(row.epoch_whole_s, 's')}, but its start-up, its steps at their median "
+            f"and its end add up to {fmt(row.epoch_s, 's')} ({at}): {_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
 
 @patch
 def not_tight(self:AllVisits)->list[str]:
@@ -451,15 +457,18 @@ def not_tight(self:AllVisits)->list[str]:
         worst = loose.loc[wide.idxmax()]
         at = f'batch {fmt_bs(worst.bs)} on {device_phrase(worst.series)}'
         how = f": at worst within {fmt(worst.half_width_frac, '%', 100)} either way ({at})"
-    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as precisely as "
-            f"requested{how}. Close other programs and run again. In Python, a larger max_s also gives them more time."]
+    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as "
+            f"precisely as requested{how}. Close other programs and run again. In Python, a larger max_s also "
+            "gives them more time."]
 
 # %% ../nbs/32_findings.ipynb #deffca7e
 _LARGE_SHARES = dict( # phase -> fraction of a step from which it is reported, what it is, and advice
-    wait_ms=(.1, 'waiting for data', 'More workers, if there are cores to spare, or images that are decoded once '
-                                     "(`speed_up`, loader='cached') would shorten it."),
-    optimizer_ms=(.2, 'the optimizer', 'It takes as long for a small batch as for a large one: larger batches spread '
-                                       'it over more images.'),
+    wait_ms=(.1, 'waiting for data',
+             'More workers, if there are cores to spare, or images that are decoded once (`speed_up`, '
+             "loader='cached') would shorten it."),
+    optimizer_ms=(.2, 'the optimizer',
+                  'It takes as long for a small batch as for a large one: larger batches spread it over more '
+                  'images.'),
     other_ms=(.2, 'in no phase', 'It goes to callbacks and the loop around the phases.'))
 
 @patch
@@ -473,9 +482,10 @@ def phases(self:Workload)->list[str]:
         large = [o for o in found if o[0]>=least]
         if not large: continue
         share, ms, series, bs = max(large, key=lambda o: o[0])
-        many = f', and {100*least:.0f} % or more in {len(large)} of {len(found)} configurations'*(len(large)>1)
-        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(share, '%', 100)} of a step is {what} "
-                   f"({fmt(ms, 'ms')}){many}. {advice}")
+        many = ''
+        if len(large)>1: many = f', and {100*least:.0f} % or more in {len(large)} of {len(found)} configurations'
+        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(share, '%', 100)} of a step is "
+                   f"{what} ({fmt(ms, 'ms')}){many}. {advice}")
     return out
 
 # %% ../nbs/32_findings.ipynb #8de359e3
@@ -504,9 +514,12 @@ def fit_sentence(series, fit, short=False)->str: # Short: without the best batch
         return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
     plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
     parts = []
-    if plateau: parts.append(f"{ends('overhead_ms', 'ms')} {'while its images are few' if rise else 'at every size'}")
-    if rise: parts.append(f"{'with many, ' if plateau else ''}{ends('fixed_ms', 'ms')} plus "
-                          f"{ends('per_image_ms', 'µs', 1e3)} per image")
+    if plateau:
+        when = 'while its images are few' if rise else 'at every size'
+        parts.append(f"{ends('overhead_ms', 'ms')} {when}")
+    if rise:
+        many = 'with many, ' if plateau else ''
+        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image")
     if not parts: return f"The step times of {where} make no curve. {fit.reason}"
     text = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}."
     return text if short else f'{text}{_best_size_sentence(fit)} {fit.reason}'.rstrip()
@@ -518,12 +531,13 @@ def step_fits(self:Workload)->list[str]:
     ok = self.ok[self.ok.step_ms.gt(0) & self.ok.bs.gt(0)]
     rows = {series: o for series,o in ok.groupby('series') if o.bs.nunique()>=_MIN_FIT_SIZES}
     found = {series: fit_step_time(o.bs, o.step_ms, rounds=o.round_id) for series,o in rows.items()}
-    def kind(series): return str(rows[series].device.iloc[0]).partition(':')[0], rows[series].how.iloc[0]
-    pairs = [(a, b) for a in found for b in found if kind(a)==('cpu', kind(b)[1]) and kind(b)[0]=='cuda']
-    shown = [o for o,fit in found.items() if is_known(fit.overhead_ms) or is_known(fit.per_image_ms)]
-    return [fit_sentence(o, fit, len(found)>_FEW) for o,fit in found.items()] + [
-        _crossing_sentence(rows[a], rows[b], crossover_bs(found[a], found[b]))
-        for a,b in pairs[:_FEW] if {a, b}<=set(shown)]
+    def kind(series): return device_kind(rows[series].device.iloc[0]), rows[series].how.iloc[0]
+    pairs = [(a, b) for a in found for b in found
+             if (kind(a)[0], kind(b)[0])==('cpu', 'cuda') and kind(a)[1]==kind(b)[1]]
+    def shows(fit): return is_known(fit.overhead_ms) or is_known(fit.per_image_ms)
+    out = [fit_sentence(o, fit, len(found)>_FEW) for o,fit in found.items()]
+    return out + [_crossing_sentence(rows[a], rows[b], crossover_bs(found[a], found[b]))
+                  for a,b in pairs[:_FEW] if shows(found[a]) and shows(found[b])]
 
 def _crossing_sentence(cpu, gpu, i):
     "The batch size from which a step is shorter on the GPU, by the fits and as measured"
@@ -539,12 +553,13 @@ def _crossing_sentence(cpu, gpu, i):
     if is_known(i.mid):
         ends = f' ({_bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
         by_fit = f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on'
-    return f"{by_fit}; measured, " + (f'at {measured}.' if measured else 'no batch size has an interval.')
+    measured = f'at {measured}' if measured else 'no batch size has an interval'
+    return f'{by_fit}; measured, {measured}.'
 
 # %% ../nbs/32_findings.ipynb #eeb55ec3
 _FAILED = dict( # status -> what happened
-    oom='ran out of memory', error='ended with an error', skipped='could not be run', timeout='timed out',
-    killed='was killed')
+    oom='ran out of memory', error='ended with an error', skipped='could not be run',
+    timeout='timed out', killed='was killed')
 
 @patch
 def failures(self:Workload)->list[str]:

@@ -154,7 +154,8 @@ class Section:
 
     def pairs(self)->list:
         "The two devices of each row of the comparison"
-        return [f'{o.where_b} against {o.where_a}' + f' · {o.how}'*bool(o.how) for o in self.comparison.itertuples()]
+        def words(o): return f'{o.where_b} against {o.where_a}' + (f' · {o.how}' if o.how else '')
+        return [*map(words, self.comparison.itertuples())]
 
     def sides(self)->tuple[str, str]:
         "The names of the two sides of the comparison"
@@ -163,23 +164,29 @@ class Section:
 
     def compared(self)->dict:
         "The ratios, a block per pair of devices"
-        c, (a, b), of = self.comparison, self.sides(), dict(epoch_s='epochs', images_per_s='images per second')
+        c, (a, b) = self.comparison, self.sides()
         if not len(c): return _table_of({}, [])
-        remarks = [f'{o.warning} {o.note}'.strip() or ('yes' if o.same_work else '–') for o in c.itertuples()]
-        columns = {'batch': c.bs.map(fmt_bs), 'verdict': c.verdict, f'{a}: epoch (s)': c.epoch_s_a.map(fmt),
-                   f'{b}: epoch (s)': c.epoch_s_b.map(fmt), 'ratio of': [of.get(o, '–') for o in c.ratio_of]}
-        return _table_of(columns | {'same work?': remarks}, self.pairs())
+        of = dict(epoch_s='epochs', images_per_s='images per second')
+        def remark(o): return f'{o.warning} {o.note}'.strip() or ('yes' if o.same_work else '–')
+        columns = {'batch': c.bs.map(fmt_bs), 'verdict': c.verdict,
+                   f'{a}: epoch (s)': c.epoch_s_a.map(fmt), f'{b}: epoch (s)': c.epoch_s_b.map(fmt),
+                   'ratio of': [of.get(o, '–') for o in c.ratio_of],
+                   'same work?': [*map(remark, c.itertuples())]}
+        return _table_of(columns, self.pairs())
 
     def benefits(self)->dict:
         "Time, energy and money side by side; no blocks if neither energy nor money is known"
-        c, (a, b), known = self.comparison, self.sides(), ['epoch_j_a', 'epoch_j_b', 'epoch_price_a', 'epoch_price_b']
+        c, (a, b) = self.comparison, self.sides()
+        known = ['epoch_j_a', 'epoch_j_b', 'epoch_price_a', 'epoch_price_b']
         if not len(c) or c[known].isna().all(axis=None): return _table_of({}, [])
-        columns = {'batch': c.bs.map(fmt_bs), 'time': c.verdict, f'{a}: epoch (J)': c.epoch_j_a.map(fmt)}
-        columns[b + ' + CPU'*bool(c.energy_with_cpu.any()) + ': epoch (J)'] = c.epoch_j_b.map(fmt)
-        columns['energy'] = c.energy_verdict
-        for name,prices in ((a, c.epoch_price_a), (b, c.epoch_price_b)):
-            columns[f'{name}: price of 1,000 epochs'] = [fmt(x, times=1000) for x in prices]
-        return _table_of(columns | {'money': c.money_verdict}, self.pairs())
+        b_with_cpu = f'{b} + CPU' if c.energy_with_cpu.any() else b
+        def prices(x): return x.map(partial(fmt, times=1000))
+        columns = {'batch': c.bs.map(fmt_bs), 'time': c.verdict,
+                   f'{a}: epoch (J)': c.epoch_j_a.map(fmt), f'{b_with_cpu}: epoch (J)': c.epoch_j_b.map(fmt),
+                   'energy': c.energy_verdict,
+                   f'{a}: price of 1,000 epochs': prices(c.epoch_price_a),
+                   f'{b}: price of 1,000 epochs': prices(c.epoch_price_b), 'money': c.money_verdict}
+        return _table_of(columns, self.pairs())
 
 def sections_of(everything:AllVisits, more=())->list[Section]: # More: `Finding`s that are not among the first
     "A section for each workload"
@@ -278,13 +285,16 @@ def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 Janu
     "What was run, and when"
     n, n_failed = len(df), int((~succeeded(df)).sum())
     n_configurations = len(df[configuration_columns(df)].drop_duplicates())
-    text = f"{fmt_count(n)} visit{'s'*(n!=1)} of {fmt_count(n_configurations)} configuration{'s'*(n_configurations!=1)}"
-    text += f', {n_failed} of them failed'*bool(n_failed)
+    def counted(n, what): return f'{fmt_count(n)} {what}' if n==1 else f'{fmt_count(n)} {what}s'
+    text = f"{counted(n, 'visit')} of {counted(n_configurations, 'configuration')}"
+    if n_failed: text += f', {n_failed} of them failed'
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()
     if not len(times): return text
     (day, start), (last_day, end) = ((f'{o.day} {o:%B %Y}', f'{o:%H:%M}') for o in (times.min(), times.max()))
-    until = f' to {end}' if day==last_day else f' to {last_day}, {end}'
-    return f'{text} · {day}, {start}' + until*((day, start)!=(last_day, end)) + ' UTC'
+    when = f'{day}, {start}'
+    if day!=last_day: when += f' to {last_day}, {end}'
+    elif start!=end: when += f' to {end}'
+    return f'{text} · {when} UTC'
 
 # %% ../nbs/33_report.ipynb #8270c8f3
 def render(
