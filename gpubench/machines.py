@@ -157,8 +157,12 @@ class Comparison:
         self.base, self.remarks, found = pick_base(self.machines, base), _copies(self.runs), []
         for o in self.machines:
             try: pairs, _ = find_pairs(self.base.visits, o.visits)
-            except ValueError as e: self.remarks.append(f'{o.name} is left out: {e}')
-            else: found += [(_row(*pair, o, o is self.base), pair[1].b.ok) for pair in pairs]
+            except ValueError as e:
+                self.remarks.append(f'{o.name} is left out: {e}')
+                continue
+            # the machine's own visits, in the rounds of its run; in a pair they come after those of the base
+            own = [o.visits.iloc[pair.b.ok.index-len(self.base.visits)] for _,pair in pairs]
+            found += [(_row(*pair, o, o is self.base), visits) for pair,visits in zip(pairs, own)]
         if len({row['machine'] for row,_ in found})<2: raise ValueError(
             ' '.join([f"Nothing can be compared with {self.base.name}.", *self.remarks,
                       "Name another run, or another base."]))
