@@ -84,7 +84,7 @@ class Advice:
 def choose(
     visits:pd.DataFrame, # With `option` (ordered, the simplest first), `round_id` and `images_per_s`
 )->tuple: # The option to take, the one to compare it with, and whether the visits decide
-    "The simplest option that is enough, against the first; if none is shown to be, the best against an open one"
+    "The simplest option that is enough, against the first; if none is, the best against an open one"
     found = ratios(visits, 'option')
     pick, first = enough(found), found.index[0]
     best = found.index[found.is_best][0]
@@ -133,8 +133,8 @@ def _devices(rows):
 def _learned_less(rows, usual):
     "Sizes that learned less than the usual one"
     parts = {bs: o for bs,o in rows.groupby('bs')}
-    def is_less(o): return o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])
-    return [bs for bs,o in parts.items() if is_less(o)]
+    def is_less(o, than): return o.accuracy.median()<than.accuracy.median() and _learned(o, than)
+    return [bs for bs,o in parts.items() if is_less(o, parts[usual])]
 
 def _size_notes(best, than, rows, aside, less):
     "What else is known of the sizes"
@@ -172,7 +172,8 @@ def _workers(rows):
     files = rows[rows.loader=='files']
     yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label, lambda k: (k[0], bool(k[1]))))
 
-_LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory', resident='images on the device')
+_LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory',
+                resident='images on the device')
 
 def _loader_options(rows):
     "Files with the best number of workers, then the loaders that need none"
@@ -190,7 +191,8 @@ def _precisions(rows):
     def key(k): return _PRECISIONS.index(k[0]) if k[0] in _PRECISIONS else 99, bool(k[1])
     def label(o, last): return _with(o, last, ' with channels last')
     parts = _option_parts(rows, ['precision', 'channels_last'], label, key)
-    note = "On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing there."
+    note = ("On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing "
+            "there.")
     on_cpu = rows.device.iloc[0]=='cpu'
     yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and on_cpu})
 
@@ -293,7 +295,8 @@ def advise(
     others:dict|None=None,  # Other machines, to compare the cost, as `read_runs` takes them: 'server' -> records
 )->list[Advice]: # At least one for each decision
     "What to do, and what wasn't measured"
-    df = records[~succeeded(records) | records.images_per_s.gt(0)].reindex(columns=dict.fromkeys([*records, *SETTINGS]))
+    df = records[~succeeded(records) | records.images_per_s.gt(0)]
+    df = df.reindex(columns=dict.fromkeys([*records, *SETTINGS]))
     df, out = df.assign(measure=way_labels(df).tolist()), []
     # failed visits lack the counts
     counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]
@@ -339,8 +342,8 @@ def _costs(records, prices, others):
 # %% ../nbs/35_advice.ipynb #82a91a22
 def advice_table(found:list[Advice])->pd.DataFrame: # Texts, a row an `Advice`
     "The advice and the measurements behind it"
-    rows = [{'decision': o.decision, 'for': o.work, 'what to do': o.do, 'measured': o.gain, 'rests on': o.rests_on}
-            for o in found]
+    rows = [{'decision': o.decision, 'for': o.work, 'what to do': o.do, 'measured': o.gain,
+             'rests on': o.rests_on} for o in found]
     return pd.DataFrame(rows).set_index('decision')
 
 def plot_advice(
@@ -351,7 +354,8 @@ def plot_advice(
     def label(o): return f'{o.decision}, {o.work}: ' + fmt_ratio(o.ratio).replace(' ', '\xa0')   # on one line
     rows = [dict(label=label(o), speedup=o.ratio.mid, lo=o.ratio.lo, hi=o.ratio.hi, verdict=o.kind)
             for o in found if o.visits]
-    if not rows: raise ValueError("None of this advice was measured, so there is nothing to draw. Run a lab first.")
+    if not rows: raise ValueError(
+        "None of this advice was measured, so there is nothing to draw. Run a lab first.")
     ax = plot_speedup(pd.DataFrame(rows), title=title)
     ax.set_xlabel('ratio: better (right of 1) or worse (left of 1), log scale')
     return ax

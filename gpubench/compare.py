@@ -350,9 +350,12 @@ class Side:
 
 # %% ../nbs/31_compare.ipynb #daa9b46c
 _SAME_WORK = dict( # what has to be equal -> the warning if it isn't
-    n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters",
-    n_steps="An epoch took {} and {} steps", n_images="An epoch trained {} and {} images",
-    dtype_seen="The forward pass computed in {} and {}", model_source="The source code that was run differs: {} and {}")
+    n_train="The training sets hold {} and {} images",
+    n_params="The networks have {} and {} parameters",
+    n_steps="An epoch took {} and {} steps",
+    n_images="An epoch trained {} and {} images",
+    dtype_seen="The forward pass computed in {} and {}",
+    model_source="The source code that was run differs: {} and {}")
 _SOFTWARE = ('python', 'torch', 'torchvision', 'fastai', 'fastcore', 'gpubench', 'cuda', 'cudnn', 'driver',
              'tf32_matmul', 'tf32_cudnn', 'cudnn_benchmark')
 
@@ -379,8 +382,8 @@ def work_warnings(a:Side, b:Side)->list[str]: # Sentences; empty if they did the
             f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({o.why_failed}).")
     x, y = a.median('accuracy'), b.median('accuracy')
     if accuracy_differs(x, y, min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)): found.append(
-        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more than "
-        "chance explains: they did not learn the same.")
+        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more "
+        "than chance explains: they did not learn the same.")
     if not (a.on_gpu() and b.on_gpu()): return found
     for name,where in (('tf32_matmul', 'in matrix products'), ('tf32_cudnn', 'in convolutions')):
         x, y = (['on' if o else 'off' for o in side.seen(name)] for side in (a, b))
@@ -533,8 +536,9 @@ def find_pairs(
     if set(a['where']) & set(b['where']):
         a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     found, alone = match_sides(a, b, names)
-    if not found: raise ValueError("No configuration was run on both sides, so there is nothing to compare. They "
-                                   f"differ in {_differences(a, b, names)}. Run both with the same settings.")
+    if not found: raise ValueError(
+        "No configuration was run on both sides, so there is nothing to compare. They differ in "
+        f"{_differences(a, b, names)}. Run both with the same settings.")
     def place(row): return [(str(type(row[0].get(o))), row[0].get(o) or 0) for o in ('dataset', 'model', 'bs')]
     return sorted(found, key=place), sorted(alone, key=place)
 
@@ -550,7 +554,8 @@ def compare(
     found, alone = find_pairs(records_a, records_b, by, price_per_h)
     rows = [asked | pair.row() for asked,pair in found]
     nothing = dict(same_work=False, warning='', note='')
-    rows += [asked | dict(verdict=f'no ratio: run on {fmt_list(names)} only') | nothing for asked,names in alone]
+    rows += [asked | dict(verdict=f'no ratio: run on {fmt_list(names)} only') | nothing
+             for asked,names in alone]
     return pd.DataFrame(rows)
 
 # %% ../nbs/31_compare.ipynb #64b71181

@@ -54,10 +54,11 @@ def read_prices(path)->dict: # Name -> price of an hour
     "Prices from a YAML file, with a line such as `RTX 4090: 0.4` for each machine"
     try: found = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e: raise ValueError(
-        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each machine: "
-        "`RTX 4090: 0.4`.") from None
+        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each "
+        "machine: `RTX 4090: 0.4`.") from None
     if isinstance(found, dict): return found
-    raise ValueError(f"{path} holds {found!r:.60}, not prices. Write a line such as `RTX 4090: 0.4` for each machine.")
+    raise ValueError(f"{path} holds {found!r:.60}, not prices. Write a line such as `RTX 4090: 0.4` for each "
+                     "machine.")
 
 def price_runs(
     runs:dict,   # As `read_runs` returns them
@@ -208,7 +209,8 @@ class Comparison:
         "The machines of one workload, as `plot_price_speed` takes them; the index is `number_of` each"
         def point(name, df):
             x = df.images_per_s
-            return dict(name=name, price_per_h=df.price_per_h.median(), images_per_s=x.median(), lo=x.min(), hi=x.max())
+            return dict(name=name, price_per_h=df.price_per_h.median(), images_per_s=x.median(),
+                        lo=x.min(), hi=x.max())
         visits = self.visits(rows)
         return pd.DataFrame([point(*o) for o in visits.items()], [self.number_of[o] for o in visits])
 
@@ -280,16 +282,16 @@ class _Section:
                                      or f'an image costs least on {cheap.machine}, {price} a million.')
         return [f'{self.name}: {o}' for o in out]
 
-    def _rivals(self, what, best, rows, lo):
-        "Whom the machine with the best median may not surpass; empty if it surpasses all. `lo` names a ratio's low end"
+    def _rivals(self, what, best, rows, lo): # `lo` names the lower end of the ratio that counts
+        "Whom the machine with the best median may not surpass; empty if it surpasses all"
         def surpasses(machine):
             pair = Pair(*(Side(o, self.visits[o]) for o in (machine, best)))
             return (pair.time() | pair.money(pair.time()))[lo]>1
         rivals = [o for o in rows.machine if o!=best and not surpasses(o)]
         if not rivals: return ''
         who = fmt_list(rivals) if len(rivals)<=_MAX_RIVALS else f'{len(rivals)} others'
-        return (f'no machine is shown to be {what}. By the medians it is {best}, but that is not distinguishable from '
-                f'{who}.')
+        return (f'no machine is shown to be {what}. By the medians it is {best}, but that is not '
+                f'distinguishable from {who}.')
 
 # %% ../nbs/34_machines.ipynb #6844f991
 def write_comparison(

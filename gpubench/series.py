@@ -199,7 +199,7 @@ def ratios(
 )->pd.DataFrame: # Option -> `base`, `ratio` (an `Interval`), visits `n` and `n_base`, `median`, `is_best`
     "How many times better each option is than another, within the rounds that they share"
     if 'round_id' not in records: records = records.assign(round_id=rounds_of(records))
-    known = records[of].gt(0)
+    known = pd.to_numeric(records[of]).gt(0)
     by = records.loc[known, by] if isinstance(by, str) else pd.Series([*by], records.index)[known]
     values = {k: by_round(o, of) for k,o in records[known].groupby(by, observed=True)}
     medians = pd.Series({k: o.median() for k,o in values.items()}, dtype=float)
