@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .compare import (accuracy_differs, fmt_bs, fmt_known, fmt_list, fmt_ratio, group_by_settings,
-                              load_records)
-from .curves import NO_INTERVAL, best_batch
+from .compare import (accuracy_differs, fmt_bs, fmt_known, fmt_list, fmt_ratio,
+                              group_by_settings, load_records)
+from .curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from .record import FIELDS, record_rows
 from .report import machine_table
-from .series import (SETTINGS, by_round, is_known, leaves_out, plain_value, rates_of, setting_label, speed_ratio,
-                             succeeded, way_labels)
+from .series import (ENOUGH_FRAC, SETTINGS, best_size, enough, is_known, is_open, leaves_out,
+                             plain_value, ratios, setting_label, succeeded, way_labels)
 from .stats import Interval
 
 # %% ../nbs/35_advice.ipynb #7173e624
@@ -34,7 +34,7 @@ def _session_name(path, rows):
     name = path.parent.name if path.name=='records.jsonl' else path.stem
     lab = re.search(r'\d\d_[a-z]\w*', name)
     day = min((str(o['time_utc'])[:10] for o in rows if o.get('time_utc')), default='')
-    return (lab[0] if lab else name) + f' of {day}'*bool(day)
+    return (lab[0] if lab else name) + (f' of {day}' if day else '')
 
 def read_lab_records(
     folders, # Folders, searched with their subfolders, or files of records; missing ones are ignored
@@ -45,11 +45,13 @@ def read_lab_records(
     found, names = [], []
     for path in dict.fromkeys(o.resolve() for o in paths):
         try: rows = [o for o in record_rows(path) if _OF_A_TRIAL<=set(o)]
-        except RuntimeError as e: warnings.warn(f'{path.parent.name}/{path.name} is left out: {e}', stacklevel=2)
-        else:
-            names.append(_session_name(path, rows))
-            n = names.count(names[-1])
-            found += [o | dict(session=names[-1] + f' ({n})'*(n>1)) for o in rows]
+        except RuntimeError as e:
+            warnings.warn(f'{path.parent.name}/{path.name} is left out: {e}', stacklevel=2)
+            continue
+        names.append(_session_name(path, rows))
+        n = names.count(names[-1])
+        session = f'{names[-1]} ({n})' if n>1 else names[-1]
+        found += [o | dict(session=session) for o in rows]
     return load_records(found) if found else pd.DataFrame(columns=[*FIELDS, 'session'])
 
 # %% ../nbs/35_advice.ipynb #4c7ff3b1
@@ -57,14 +59,15 @@ def read_lab_records(
 class Advice:
     "One decision for one workload, and the measurements behind it"
     decision:str             # 'workers'
-    work:str                 # 'lenet on digits, batch 64, on the GPU'; empty if nothing was measured
+    work:str # 'lenet on digits, batch 64, on the GPU'; empty if nothing was measured
     do:str                   # 'Load with 4 workers.'
-    kind:str                 # 'recommended', 'no difference', 'one visit' or 'not measured'
+    kind:str                 # 'recommended', 'measure again', 'one visit' or 'not measured'
     ratio:Interval=NO_INTERVAL # How many times as fast as `than`
     than:str=''              # '0 workers'
     visits:tuple=()          # How many, of what is advised and of `than`
     session:str=''           # '04_data_loading of 2026-11-21'
-    rates:tuple=field(default=(), compare=False) # Of every option: its name, the rate of each visit
+    # Visits: `option`, `round_id`, and the rate
+    measured:pd.DataFrame|None=field(default=None, compare=False)
     unit:str='times as fast' # Of the ratio
     rate:str='images per second' # Unit of the rates
 
@@ -79,25 +82,24 @@ class Advice:
 
 # %% ../nbs/35_advice.ipynb #245f011c
 def choose(
-    rates:dict, # Option -> images/s, one value per visit; the simplest option first
-)->tuple: # Two options: the one to take, if its visits show that it differs from the other
-    "The simplest option as fast as the fastest that was shown to beat the first; the fastest, if none was"
-    first, *others = rates
-    def differ(a, b): return speed_ratio(rates[a], rates[b]).is_distinct()
-    def median(o): return np.median(rates[o])
-    better = [o for o in others if median(o)>median(first) and differ(o, first)]
-    rival = max(better or others, key=median)
-    if better: return next(o for o in better if o==rival or not differ(o, rival)), first
-    return (rival, first) if median(rival)>median(first) else (first, rival)
+    visits:pd.DataFrame, # With `option` (ordered, the simplest first), `round_id` and `images_per_s`
+)->tuple: # The option to take, the one to compare it with, and whether the visits decide
+    "The simplest option that is enough, against the first; if none is, the best against an open one"
+    found = ratios(visits, 'option')
+    pick, first = enough(found), found.index[0]
+    best = found.index[found.is_best][0]
+    if pick is not None: return pick, first if pick!=first else found.base[pick], True
+    rivals = [k for k,o in found.ratio.items() if k!=best and is_open(o)]
+    return best, (rivals or [found.base[best]])[0], False
 
-def advise_pair(decision, work, words, rates, pick, than, **about): # `words` come before the option to take
-    "Advice to take `pick`, unless its visits don't show that it differs from `than`"
-    r = speed_ratio(rates[pick], rates[than])
-    kind = 'one visit' if not is_known(r.lo) else 'recommended' if r.is_distinct() else 'no difference'
-    do = {'recommended': f'{words} {pick}.', 'no difference': f'No difference measured between {pick} and {than}.',
+def advise_pair(decision, work, words, visits, pick, than, is_sure, **about): # `words` come before the option to take
+    "Advice to take `pick`, unless its visits don't decide between it and `than`"
+    found = ratios(visits, 'option', base=than).loc[pick]
+    kind = 'one visit' if not is_known(found.ratio.lo) else 'recommended' if is_sure else 'measure again'
+    do = {'recommended': f'{words} {pick}.',
+          'measure again': f'Measure again: the visits do not decide between {pick} and {than}.',
           'one visit': f'Visit {pick} and {than} again: a single visit has no interval.'}[kind]
-    return Advice(decision, work, do, kind, r, than, (len(rates[pick]), len(rates[than])),
-                  rates=tuple(rates.items()), **about)
+    return Advice(decision, work, do, kind, found.ratio, than, (found.n, found.n_base), measured=visits, **about)
 
 # %% ../nbs/35_advice.ipynb #d6ef2787
 @dataclass(frozen=True)
@@ -105,74 +107,102 @@ class _Options:
     "What was tried for one decision, with nothing else changed"
     parts:dict     # Option -> its visits; the simplest first
     work:str=''    # More about the workload
-    pair:tuple=()  # The option to take and the one to compare it with; by default `choose` decides
+    pair:tuple=()  # As `choose` returns it, which decides by default
     notes:dict=field(default_factory=dict)   # Option -> what to add to the advice if it's taken
+
+    def visits(self)->pd.DataFrame: # As `choose` takes them
+        options = pd.CategoricalDtype([*self.parts], ordered=True)
+        parts = [o[['images_per_s', 'round_id']].assign(option=k) for k,o in self.parts.items()]
+        return pd.concat(parts, ignore_index=True).astype(dict(option=options))
 
 def _option_parts(rows, names, label, key=None): # `label` and `key` take the values of `names`
     "The visits of each option, sorted"
     groups = {tuple(map(plain_value, k)): o for k,o in rows.groupby([*names], dropna=False)}
     return {label(*k): groups[k] for k in sorted(groups, key=key)}
 
-def _rates(parts): return {k: by_round(o, 'images_per_s') for k,o in parts.items()}
-
 _ON = dict(cpu='the CPU', cuda='the GPU')
 
+def _with(words, is_added, more): return words+more if is_added else words
+
 def _devices(rows):
-    def label(o, pinned): return _ON.get(o, o)+' with pinned memory'*bool(pinned)
-    yield _Options(_option_parts(rows, ['device', 'pin_memory'], label, lambda k: (k[0]!='cpu', str(k))))
+    def label(o, pinned): return _with(_ON.get(o, o), pinned, ' with pinned memory')
+    parts = _option_parts(rows, ['device', 'pin_memory'], label, lambda k: (k[0]!='cpu', str(k)))
+    yield _Options(parts)
+
+# %% ../nbs/35_advice.ipynb #0479a018
+def _learned_less(rows, usual):
+    "Sizes that learned less than the usual one"
+    parts = {bs: o for bs,o in rows.groupby('bs')}
+    def is_less(o, than): return o.accuracy.median()<than.accuracy.median() and _learned(o, than)
+    return [bs for bs,o in parts.items() if is_less(o, parts[usual])]
+
+def _size_notes(best, than, rows, aside, less):
+    "What else is known of the sizes"
+    failed = rows[~succeeded(rows)]
+    for bs,r in best.unsettled.items():
+        if bs<best.bs and bs!=than and is_known(r.lo):
+            yield f'Perhaps batch {bs} is as fast.'
+            break
+    if aside: yield f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.'
+    if less: yield f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.'
+    if best.bs<max([*best.rates, *aside, *less]): return
+    bs = failed.bs[failed.bs>best.bs].min()
+    how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
+    yield f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else 'No larger batch was tried.'
 
 def _batches(rows):
-    def by_bs(part): return {int(bs): o for bs,o in part.groupby('bs')}
-    ok, failed = rows[succeeded(rows)], rows[~succeeded(rows)]
-    parts, aside = by_bs(ok[~leaves_out(ok)]), by_bs(ok[leaves_out(ok)])
-    usual = 64 if 64 in parts else min(parts, default=None)         # fastai's own
-    less = [k for k,o in parts.items() if o.accuracy.median()<parts[usual].accuracy.median() and _learned(o, parts[usual])]
-    parts = {k: o for k,o in parts.items() if k not in less}
-    if len(parts)<2: return
-    best = best_batch(rates_of(pd.concat(parts.values()), rows.round_id))
-    others = sorted({*parts}-{best.bs}, key=lambda o: np.median(best.rates[o]))
-    than = usual if best.bs!=usual else others[-1]
-    unsure = [o for o in best.unsettled if o<best.bs and o!=than and is_known(best.against(o).lo)]
-    notes = [f'Perhaps batch {o} is as fast.' for o in unsure[:1]]
-    notes += [f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.']*bool(aside)
-    notes += [f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.']*bool(less)
-    if best.bs==max([*parts, *aside, *less]):
-        bs = failed.bs[failed.bs>best.bs].min()
-        how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
-        notes.append(f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else 'No larger batch was tried.')
-    pick = f'batch {best.bs}'
-    yield _Options({f'batch {k}': o for k,o in parts.items()}, pair=(pick, f'batch {than}'), notes={pick: ' '.join(notes)})
+    ok = rows[succeeded(rows)]
+    aside, ok = sorted({*ok.bs[leaves_out(ok)]}), ok[~leaves_out(ok)]
+    usual = 64 if 64 in {*ok.bs} else ok.bs.min()                   # fastai's own
+    less = _learned_less(ok, usual)
+    ok = ok[~ok.bs.isin(less)]
+    if not (best := best_size(ok)): return
+    others = sorted({*best.rates}-{best.bs}, key=lambda o: np.median(best.rates[o]))
+    than = int(usual) if best.bs!=usual else others[-1]
+    parts = {f'batch {int(bs)}': o for bs,o in ok.groupby('bs')}
+    pick, other = f'batch {best.bs}', f'batch {than}'
+    r = ratios(_Options(parts).visits(), 'option', base=other).ratio[pick]
+    is_sure = r.lo>=ENOUGH_FRAC if best.bs<than else r.lo>1
+    notes = ' '.join(_size_notes(best, than, rows, aside, less))
+    yield _Options(parts, pair=(pick, other, is_sure), notes={pick: notes})
 
+# %% ../nbs/35_advice.ipynb #19e60735
 def _workers(rows):
-    def label(n, pinned): return setting_label('n_workers', n)+', pinned'*bool(pinned)
+    def label(n, pinned): return _with(setting_label('n_workers', n), pinned, ', pinned')
     files = rows[rows.loader=='files']
     yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label, lambda k: (k[0], bool(k[1]))))
 
-_LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory', resident='images on the device')
+_LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory',
+                resident='images on the device')
 
 def _loader_options(rows):
     "Files with the best number of workers, then the loaders that need none"
-    [files] = (o.parts for o in _workers(rows))
-    best = choose(_rates(files))[0] if len(files)>1 else next(iter(files), '')
-    def label(o, pinned): return _LOADERS.get(o, o)+', pinned'*bool(pinned)
-    rest = _option_parts(rows[rows.loader!='files'], ['loader', 'pin_memory'], label, lambda k: (k[0], bool(k[1])))
-    if files: yield _Options({f'files with {best}': files[best]} | rest)
+    [files] = _workers(rows)
+    if not files.parts: return
+    best = choose(files.visits())[0]
+    def label(o, pinned): return _with(_LOADERS.get(o, o), pinned, ', pinned')
+    rest = rows[rows.loader!='files']
+    rest = _option_parts(rest, ['loader', 'pin_memory'], label, lambda k: (k[0], bool(k[1])))
+    yield _Options({f'files with {best}': files.parts[best]} | rest)
 
 _PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # the default, then what may help, the slow one last
 
 def _precisions(rows):
     def key(k): return _PRECISIONS.index(k[0]) if k[0] in _PRECISIONS else 99, bool(k[1])
-    def label(o, last): return o+' with channels last'*bool(last)
+    def label(o, last): return _with(o, last, ' with channels last')
     parts = _option_parts(rows, ['precision', 'channels_last'], label, key)
-    note = "On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing there."
-    yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and rows.device.iloc[0]=='cpu'})
+    note = ("On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing "
+            "there.")
+    on_cpu = rows.device.iloc[0]=='cpu'
+    yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and on_cpu})
 
 _SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages onednn channels_last'.split(), 'precision'
 
 def _fast_steps(rows):
     "Steps by the number of changes"
     def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if v and v!='fp32']
-    parts = _option_parts(rows, _SWITCHES, lambda *k: ', '.join(on(*k)) or 'the usual step', lambda k: (len(on(*k)), str(k)))
+    def label(*k): return ', '.join(on(*k)) or 'the usual step'
+    parts = _option_parts(rows, _SWITCHES, label, lambda k: (len(on(*k)), str(k)))
     if 'the usual step' in parts: yield _Options(parts)
 
 def _several(rows):
@@ -210,46 +240,49 @@ def _of_labs(df, labs):
     "The records of these labs' sessions, and of runs of several labs"
     return df[~df.session.str.match(r'\d\d_') | df.session.str.startswith(tuple(labs))]
 
-def _work_name(rows, d, machines, more):
+def _work_name(rows, d, several_machines, more):
     "'lenet on digits, batch 64, on the GPU'"
     o = rows.iloc[0]
-    parts = [f'{o.model} on {o.dataset}', *([setting_label('size', o['size'])] if is_known(o['size']) else [])]
+    parts = [f'{o.model} on {o.dataset}']
+    if is_known(o['size']): parts.append(setting_label('size', o['size']))
     if 'bs' not in d.varied: parts.append(f'batch {fmt_bs(o.bs)}')
     if 'device' not in d.varied: parts.append(f'on {_ON.get(o.device, o.device)}')
     if plain_value(o.graph) and 'graph' not in d.varied: parts.append('as a CUDA graph')
-    if len(machines)>1: parts.append(f'on machine {o.machine}')
-    return ', '.join(parts + [more]*bool(more))
+    if several_machines: parts.append(f'on machine {o.machine}')
+    return ', '.join(filter(None, [*parts, more]))
 
 def _learned(a, b):
     "A warning if the accuracy of two options differs by more than chance"
     x, y, n = a.accuracy.median(), b.accuracy.median(), min(a.n_valid.min(), b.n_valid.min())
-    return (f'They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images are right.'
-            if accuracy_differs(x, y, n) else '')
+    if not accuracy_differs(x, y, n): return ''
+    return f'They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images are right.'
 
+# %% ../nbs/35_advice.ipynb #09885f26
 def _decide(name, d, df):
     "The advice for every workload, each with its size and the rank of its session"
     fixed = ['session', 'machine', 'device', *SETTINGS, 'bs', 'measure', 'n_train', 'n_params', 'n_images']
     names = [o for o in fixed if o not in d.varied]
     def label(k, rows): return setting_label(k, rows[k].iloc[0])
-    found = [(_work_name(rows, d, df.machine.unique(), o.work), rows, o)
+    several = df.machine.nunique(dropna=False)>1
+    found = [(_work_name(rows, d, several, o.work), rows, o)
              for rows in group_by_settings(df, names).values() for o in d.options(rows) if len(o.parts)>1]
     for work,rows,o in found:
         alike = [r for w,r,_ in found if w==work]
-        told = [label(k, rows) for k in names if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
-        rates = _rates(o.parts)
-        pair = o.pair or choose(rates)
-        advice = advise_pair(name, ', '.join([work, *told]), d.words, rates, *pair, session=rows.session.iloc[0])
-        fastest = max(rates, key=lambda k: np.median(rates[k]))
-        perhaps = f'Perhaps slower than {fastest}: measure again.'*(not o.pair and fastest not in pair)
-        notes = filter(None, [advice.do, perhaps, o.notes.get(pair[0]), _learned(*(o.parts[k] for k in pair))])
-        rank = len(o.parts), sum(map(len, o.parts.values())), str(rows.time_utc.max())
+        differing = [k for k in names if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
+        work = ', '.join([work, *(label(k, rows) for k in differing)])
+        visits = o.visits()
+        pick, than, is_sure = o.pair or choose(visits)
+        advice = advise_pair(name, work, d.words, visits, pick, than, is_sure, session=rows.session.iloc[0])
+        notes = filter(None, [advice.do, o.notes.get(pick), _learned(o.parts[pick], o.parts[than])])
+        rank = len(o.parts), len(visits), str(rows.time_utc.max())
         yield rows.n_params.max(), rank, replace(advice, do=' '.join(notes))
 
 def _best_of(found):
     "The best session of each workload, for the largest networks, by size"
     works = {}
-    for size,rank,advice in found:
-        if advice.work not in works or rank>works[advice.work][1]: works[advice.work] = size, rank, advice
+    for o in found:
+        work, rank = o[2].work, o[1]
+        if work not in works or rank>works[work][1]: works[work] = o
     return [o[2] for o in sorted(works.values(), key=lambda o: (o[0], o[2].work))[-_MAX_WORKLOADS:]]
 
 def _not_measured(name, labs, needs=''):
@@ -262,9 +295,11 @@ def advise(
     others:dict|None=None,  # Other machines, to compare the cost, as `read_runs` takes them: 'server' -> records
 )->list[Advice]: # At least one for each decision
     "What to do, and what wasn't measured"
-    df = records[~succeeded(records) | records.images_per_s.gt(0)].reindex(columns=dict.fromkeys([*records, *SETTINGS]))
+    df = records[~succeeded(records) | records.images_per_s.gt(0)]
+    df = df.reindex(columns=dict.fromkeys([*records, *SETTINGS]))
     df, out = df.assign(measure=way_labels(df).tolist()), []
-    counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]       # failed visits lack the counts
+    # failed visits lack the counts
+    counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]
     df[counts] = df[counts].fillna(df.groupby(same, dropna=False)[counts].transform('first'))
     for name,d in _DECISIONS.items():
         rows = _of_labs(df if name=='batch size' else df[succeeded(df)], d.labs)
@@ -276,26 +311,30 @@ def advise(
 # %% ../nbs/35_advice.ipynb #5a6d4739
 def _cheapest(comparison, work, rows, session):
     "The machine that trains the most images for the money; the base is the first option"
-    visits = comparison.visits(rows[rows.same_work.eq(True)])
-    names = sorted((o.name for o in comparison.machines), key=lambda o: o!=comparison.base.name)
-    rates = {o: (3600*visits[o].images_per_s/visits[o].price_per_h).tolist() for o in names
-             if o in visits and visits[o].price_per_h.notna().all()}
-    if comparison.base.name in rates and len(rates)>1:
-        advice = advise_pair('cost', work, 'Train on', rates, *choose(rates), session=session,
-                             unit='times as many images for the money', rate='images for a price of 1')
-        at = fmt_list(f'{o} {visits[o].price_per_h.iloc[0]:g}' for o in rates)
-        return replace(advice, do=f'{advice.do} An hour costs: {at}.')
+    visits, base = comparison.visits(rows[rows.same_work.eq(True)]), comparison.base.name
+    names = sorted((o.name for o in comparison.machines), key=lambda o: o!=base)
+    priced = {o: visits[o] for o in names if o in visits and visits[o].price_per_h.notna().all()}
+    if base not in priced or len(priced)<2: return None
+    rates = {k: o.assign(images_per_s=3600*o.images_per_s/o.price_per_h) for k,o in priced.items()}
+    tried = _Options(rates).visits()
+    tried['round_id'] = [*map(str, tried.index)] # machines are compared outside of rounds
+    advice = advise_pair('cost', work, 'Train on', tried, *choose(tried), session=session,
+                         unit='times as many images for the money', rate='images for a price of 1')
+    at = fmt_list(f'{k} {o.price_per_h.iloc[0]:g}' for k,o in priced.items())
+    return replace(advice, do=f'{advice.do} An hour costs: {at}.')
 
 def _costs(records, prices, others):
     "The cost of each workload, from the first session that can be compared"
-    for session in [o for lab in _COST_LABS for o in _of_labs(records, [lab]).session.unique()] if prices else []:
+    if not prices: return []
+    for session in [o for lab in _COST_LABS for o in _of_labs(records, [lab]).session.unique()]:
         mine = records[records.session==session]
         rest = {k: o for k,o in read_runs(others).items() if not {*o.machine} & {*mine.machine}}
         known = {k: x for k,x in prices.items() if k not in others or k in rest}
-        price_runs(runs := dict(here=mine) | rest, known)          # refuses wrong prices
+        runs = dict(here=mine) | rest
+        price_runs(runs, known)                                    # refuses wrong prices
         try: found = Comparison(runs, prices=known)
-        except ValueError: continue                                # only one device, and no other machine ran this
-        where = session + f', beside {fmt_list(rest)}'*bool(rest)
+        except ValueError: continue # only one device, and no other machine ran this
+        where = f'{session}, beside {fmt_list(rest)}' if rest else session
         each = [_cheapest(found, work, rows, where) for work,rows in found.rows.groupby('workload', sort=False)]
         if any(each): return [o for o in each if o][-_MAX_WORKLOADS:]
     return []
@@ -303,8 +342,8 @@ def _costs(records, prices, others):
 # %% ../nbs/35_advice.ipynb #82a91a22
 def advice_table(found:list[Advice])->pd.DataFrame: # Texts, a row an `Advice`
     "The advice and the measurements behind it"
-    rows = [{'decision': o.decision, 'for': o.work, 'what to do': o.do, 'measured': o.gain, 'rests on': o.rests_on}
-            for o in found]
+    rows = [{'decision': o.decision, 'for': o.work, 'what to do': o.do, 'measured': o.gain,
+             'rests on': o.rests_on} for o in found]
     return pd.DataFrame(rows).set_index('decision')
 
 def plot_advice(
@@ -315,7 +354,8 @@ def plot_advice(
     def label(o): return f'{o.decision}, {o.work}: ' + fmt_ratio(o.ratio).replace(' ', '\xa0')   # on one line
     rows = [dict(label=label(o), speedup=o.ratio.mid, lo=o.ratio.lo, hi=o.ratio.hi, verdict=o.kind)
             for o in found if o.visits]
-    if not rows: raise ValueError("None of this advice was measured, so there is nothing to draw. Run a lab first.")
+    if not rows: raise ValueError(
+        "None of this advice was measured, so there is nothing to draw. Run a lab first.")
     ax = plot_speedup(pd.DataFrame(rows), title=title)
     ax.set_xlabel('ratio: better (right of 1) or worse (left of 1), log scale')
     return ax
@@ -327,9 +367,10 @@ def _markdown_table(head, rows):
 
 def _section(o):
     "What was tried for one decision, and room for the reason"
-    rates = dict(o.rates)
-    def against(k): return '' if k==o.than else fmt_ratio(speed_ratio(rates[k], rates[o.than]))
-    rows = [(k, fmt_known(np.median(v), v), len(v), against(k)) for k,v in rates.items()]
+    values = dict(iter(o.measured.groupby('option', observed=True).images_per_s))
+    found = ratios(o.measured, 'option', base=o.than)
+    rows = [(k, fmt_known(r['median'], values[k]), r.n, '' if k==o.than else fmt_ratio(r.ratio))
+            for k,r in found.iterrows()]
     table = _markdown_table(['option', o.rate, 'visits', f'{o.unit} as {o.than}'], rows)
     return [f'### {o.decision}: {o.work}', f'**{o.do}** {o.gain}. It rests on {o.rests_on}.', table,
             '✏️ Why is that so, and what limits it now?']
@@ -347,11 +388,12 @@ def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
              '✏️ What is to be trained, on which data, how often? What matters: time, money or accuracy?']
     if len(records): parts += ['## The machine', _markdown_table(**machine_table(records))]
     short = [(o.decision, o.work, o.do, o.gain) for o in measured]
-    parts += ['## In short', _markdown_table(['decision', 'for', 'what to do', 'measured'], short) if short else
-              'Nothing has been measured yet.', '✏️ Which of these do you follow, and in which order?']
-    parts += ['## What was measured', 'Ratios have 95 % intervals.']*bool(measured)
+    table = _markdown_table(['decision', 'for', 'what to do', 'measured'], short)
+    parts += ['## In short', table if short else 'Nothing has been measured yet.',
+              '✏️ Which of these do you follow, and in which order?']
+    if measured: parts += ['## What was measured', 'Ratios have 95 % intervals.']
     parts += [text for o in measured for text in _section(o)]
-    parts += ['## What was not measured', '\n'.join(f'- {o.decision}: {o.do}' for o in missing)]*bool(missing)
+    if missing: parts += ['## What was not measured', '\n'.join(f'- {o.decision}: {o.do}' for o in missing)]
     parts += ['## What these figures do not show', _LIMITS.strip(), '## Next',
               '✏️ Which measurement would change a decision?']
     return '\n\n'.join(parts) + '\n'

@@ -354,8 +354,8 @@ def check_machine(devices, wait):
 def show_report(folder, price_per_h=None, form=None, out=None):
     "Write the report on a folder's records, print its table, as text or for scripts, and where the report is"
     from gpubench.compare import add_prices, load_records
-    from gpubench.findings import summary_table, summary_text
-    from gpubench.report import write_report
+    from gpubench.findings import summary_table
+    from gpubench.report import summary_text, write_report
     page = fault = None
     try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()  # first: the reader may close the pipe
     except RuntimeError as e: fault = e                                           # a full disk keeps nobody from the table

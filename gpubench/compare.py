@@ -22,7 +22,8 @@ from pandas.api.types import is_numeric_dtype
 from .core import is_number, machine_title, nearest
 from .curves import NO_INTERVAL
 from .record import FIELDS, record_rows, records_path
-from .series import (SETTINGS, by_round, is_known, plain_value, rounds_of, setting_label, speed_ratio, succeeded, varied_settings, way_labels,
+from .series import (SETTINGS, is_known, own_settings, plain_value, ratios, rounds_of,
+                             setting_label, speed_ratio, succeeded, varied_settings, way_labels,
                              where_labels)
 from .stats import Interval, compare_words
 
@@ -33,23 +34,29 @@ def _rows(records):
     if isinstance(records, Mapping): return [records]
     if isinstance(records, (str, Path)): return record_rows(records)
     if isinstance(records, Iterable):
-        return [row for o in records for row in (_rows(o) if isinstance(o, (Path, Iterable)) else [o])]
-    raise ValueError(f"{records!r:.60} holds no records. Pass a frame, a record (a dict), a folder with records.jsonl, "
-                     "a file of records, or a list of these.")
+        parts = [_rows(o) if isinstance(o, (Path, Iterable)) else [o] for o in records]
+        return [row for part in parts for row in part]
+    raise ValueError(f"{records!r:.60} holds no records. Pass a frame, a record (a dict), a folder with "
+                     "records.jsonl, a file of records, or a list of these.")
 
 _PLAIN = {str, bool, int, float, type(None)}
+# field -> the types with which none of its values is damaged
 _SURE = {o.name: {str: {str, type(None)}, dict: set(), list: set()}.get(o.dtype, _PLAIN-{str})
-         for o in FIELDS.values()}                       # the types with which no value of a field is damaged
+         for o in FIELDS.values()}
 
 def _is_single(x): return x is None or isinstance(x, (str, bool, int, float, np.generic))
+
+def _own_names(own): # an array if a frame was read from Parquet; None if they aren't names
+    "What a record calls its own settings"
+    if isinstance(own, (list, tuple, np.ndarray)): own = list(own)
+    elif not _is_single(own) or not is_known(own): own = []
+    return own if isinstance(own, list) and all(isinstance(o, str) for o in own) else None
 
 def _fault(row):
     "Why a record can't be used; empty if it can"
     if not isinstance(row, Mapping): return f'{row!r:.40} is not a record'
-    own = row.get('settings', ())                        # a list; an array if a frame was read from Parquet
-    if isinstance(own, (list, tuple, np.ndarray)): own = list(own)
-    elif not _is_single(own) or not is_known(own): own = []
-    if not isinstance(own, list) or not all(isinstance(o, str) for o in own): return 'settings are not names'
+    own = _own_names(row.get('settings', ()))
+    if own is None: return 'settings are not names'
     for name,x in row.items():
         if type(x) in _SURE.get(name, ()): continue
         dtype = FIELDS[name].dtype if name in FIELDS else dict
@@ -59,69 +66,99 @@ def _fault(row):
         if is_whole and isinstance(x, str): return f'{name} is {x!r}, not a number'
     return ''
 
-def _flat(name, x): # of a record, for a frame
-    return x if _is_single(x) or name=='measure' else list(x) if name=='settings' else str(x)
+# %% ../nbs/31_compare.ipynb #7505710d
+def _completed(df):
+    "With what follows from other fields: round, images a second, energy of an image and of the CPU beside a GPU"
+    on_cpu, n_images = df.device.eq('cpu'), df.n_images.where(df.n_images>0)
+    gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
+    image_j = gpu_j.where(~on_cpu, cpu_j)
+    status = df.status.astype(object).where(df.status.notna(), 'ok')
+    per_s = df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0))
+    return df.assign(status=status, bs=df.bs.where(df.bs>0), round_id=rounds_of(df), image_j=image_j,
+                     epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu), images_per_s=per_s)
 
-_OFF = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool} | dict(
-    n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)    # how a record ran that lacks one of these settings
+# how a record ran that lacks one of these settings
+_OFF = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool}
+_OFF |= dict(n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)
 
-def load_records(
-    records, # A frame, a record, a folder with `records.jsonl`, a file of records, or a list of these
-)->pd.DataFrame: # One row per visit, with a column for each measured field
-    "Records as one frame, without damaged ones, which cause a warning. A frame from here is returned unchanged"
-    if isinstance(records, pd.DataFrame) and {'image_j', 'epoch_j', 'beside_image_j'}<=set(records): return records
-    rows = _rows(records)
-    whys = [*map(_fault, rows)]
-    faults = [*filter(None, whys)]
-    damage = f"{len(faults)} of {len(rows)} records are damaged ({'; '.join([*dict.fromkeys(faults)][:3])})"
-    if faults and len(faults)==len(rows):
-        raise RuntimeError(f"{damage}, so there is nothing to report. Pass records that gpubench wrote.")
-    if faults: warnings.warn(f"{damage}. They are left out.", stacklevel=2)
-    if not rows:
-        where = f' in {records_path(records)}' if isinstance(records, (str, Path)) else ''
-        raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a sweep first.")
-    rows = [{str(o): x if type(x) in _PLAIN else _flat(o, x) for o,x in row.items()}
-            for row,why in zip(rows, whys) if not why]
-    asked = {o: x for o,x in _OFF.items() if any(o in row for row in rows)}    # a function has some of a trial's settings
+def _as_frame(rows):
+    "Records that aren't damaged, with a column for each measured field"
+    def flat(name, x): # for a frame
+        if type(x) in _PLAIN or _is_single(x) or name=='measure': return x
+        return list(x) if name=='settings' else str(x)
+    rows = [{str(o): flat(o, x) for o,x in row.items()} for row in rows]
+    # a function has some of a trial's settings
+    asked = {o: x for o,x in _OFF.items() if any(o in row for row in rows)}
     df = pd.DataFrame([(_OFF if 'loader' in row else asked) | row for row in rows])
-    needed = [o.name for o in FIELDS.values() if o.kind in ('about', 'measured')
-              or o.name in ('dataset', 'model', 'bs', 'device', 'gpu_memory_gib')]
+    always = 'dataset', 'model', 'bs', 'device', 'gpu_memory_gib'
+    needed = [o.name for o in FIELDS.values() if o.kind in ('about', 'measured') or o.name in always]
     df = df.reindex(columns=[*df.columns, *(o for o in needed if o not in df)])
     numbers = [o for o in needed if FIELDS[o].dtype in (int, float)]
     df[numbers] = df[numbers].apply(pd.to_numeric, errors='coerce').replace([np.inf, -np.inf], np.nan)
     timed = df[['epoch_s', 'step_ms', 'images_per_s']]
-    df[[*timed]] = timed.mask(timed.gt(0) & ~timed.apply(lambda o: o.between(1e-12, 1e12)))    # no clock gives these
-    return _completed(df.copy())                                                     # one block of memory again
+    is_odd = timed.gt(0) & ~timed.apply(lambda o: o.between(1e-12, 1e12))  # no clock gives these
+    df[[*timed]] = timed.mask(is_odd)
+    return _completed(df.copy())                                           # one block of memory again
 
-def _completed(df):
-    "With what follows from other fields: status, round, images a second, energy of an image and of the CPU beside a GPU"
-    on_cpu, n_images = df.device.eq('cpu'), df.n_images.where(df.n_images>0)
-    gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
-    image_j = gpu_j.where(~on_cpu, cpu_j)
-    return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'), bs=df.bs.where(df.bs>0),
-                     round_id=rounds_of(df), image_j=image_j, epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu),
-                     images_per_s=df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0)))
+# %% ../nbs/31_compare.ipynb #391bde4e
+def load_records(
+    records, # A frame, a record, a folder with `records.jsonl`, a file of records, or a list of these
+)->pd.DataFrame: # One row per visit, with a column for each measured field
+    "Records as one frame, without damaged ones, which cause a warning; a frame from here is returned unchanged"
+    known = {'image_j', 'epoch_j', 'beside_image_j'}
+    if isinstance(records, pd.DataFrame) and known<=set(records): return records
+    rows = _rows(records)
+    if not rows:
+        where = f' in {records_path(records)}' if isinstance(records, (str, Path)) else ''
+        raise RuntimeError(f"There is no record{where}: no visit has ended yet. Run `gpubench run` or a "
+                           "sweep first.")
+    whys = [*map(_fault, rows)]
+    faults = [*filter(None, whys)]
+    damage = f"{len(faults)} of {len(rows)} records are damaged ({'; '.join([*dict.fromkeys(faults)][:3])})"
+    if len(faults)==len(rows): raise RuntimeError(
+        f"{damage}, so there is nothing to report. Pass records that gpubench wrote.")
+    if faults: warnings.warn(f"{damage}. They are left out.", stacklevel=2)
+    return _as_frame([row for row,why in zip(rows, whys) if not why])
 
 # %% ../nbs/31_compare.ipynb #ce6b4ba6
 KINDS = dict(cuda='gpu', cpu='cpu')   # of a device -> the field that names its hardware
 
+def device_kind(device)->str: # 'cuda' for 'cuda:1'
+    return str(device).partition(':')[0]
+
 def hardware_name(row:dict)->str: # 'NVIDIA H200'; 'Intel Xeon, 16 cores'
     "What a visit computed on, as far as its price depends on it"
-    kind = KINDS.get(str(row.get('device')).partition(':')[0])
-    shown, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
-    return shown + f', {cores} cores'*(kind=='cpu' and is_known(cores))
+    kind = KINDS.get(device_kind(row.get('device')))
+    name, cores = str(plain_value(row.get(kind)) or ''), plain_value(row.get('n_cores'))
+    return f'{name}, {cores} cores' if kind=='cpu' and is_known(cores) else name
 
 def refuse_unequal(name, price, rows, by, whole=False): # `whole`: does the price include a GPU's host?
     "A price is for one machine, or for several that are alike"
     def shown(o):
-        host = hardware_name(o | dict(device='cpu')) + f" and {o.get('gpu')}"*is_known(o.get('gpu'))
-        return host if whole else hardware_name(o)
+        if not whole: return hardware_name(o)
+        host = hardware_name(o | dict(device='cpu'))
+        return f"{host} and {o['gpu']}" if is_known(o.get('gpu')) else host
     found = {shown(o).lower(): shown(o) for o in rows}
-    if len(found)>1: raise ValueError(f"One price, {price} for {name!r}, fits unequal machines: "
-                                      f"{'; '.join(sorted(found.values()))}. Give each its own, {by}.")
+    if len(found)>1: raise ValueError(
+        f"One price, {price} for {name!r}, fits unequal machines: {'; '.join(sorted(found.values()))}. "
+        f"Give each its own, {by}.")
 
 PRICED = ['device', 'gpu', 'cpu', 'n_cores', 'n_devices'] # what a price depends on, besides the machine's name
 _GENERAL = 'all', 'cpu', 'gpu', 'cuda'       # names that fit several pieces of hardware
+
+def _price_names(row, owner, prices, whole):
+    "The names by which a row's device may be priced, the most specific first"
+    device, kind = str(plain_value(row['device']) or ''), device_kind(plain_value(row['device']) or '')
+    hardware = str(plain_value(row.get(KINDS.get(kind))) or '').lower()
+    parts = [o for o in prices if o in hardware and o not in whole]
+    return [o for o in (owner, hardware, *parts, device, KINDS.get(kind), kind, 'all') if o]
+
+def _check_prices(prices, known):
+    for o,price in prices.items():
+        if not (is_number(price) and 0<price<math.inf): raise ValueError(
+            f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
+        if o not in (*_GENERAL, *known): raise ValueError(
+            f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}There are: {', '.join(known)}.")
 
 def prices_of(
     df:pd.DataFrame, # Records
@@ -132,25 +169,16 @@ def prices_of(
 )->list[float]: # Of an hour of each row's device; NaN if unknown
     "The most specific price of each row; an unknown name, or one price for unequal machines, is refused"
     prices = {str(k).lower(): v for k,v in prices.items()}
-    owners = [str(plain_value(o) or '').lower() for o in owners]
-    rows, runs = df.reindex(columns=PRICED).to_dict('records'), [*map(str.lower, runs)]
+    owners, runs = ([str(plain_value(o) or '').lower() for o in names] for names in (owners, runs))
+    rows = df.reindex(columns=PRICED).to_dict('records')
     whole = {*_GENERAL, *(str(o[k]).lower() for o in rows for k in ('cpu', 'gpu'))}
-    def names(row, owner): # the most specific first
-        device = str(plain_value(row['device']) or '')
-        kind = device.partition(':')[0]
-        hardware = str(plain_value(row.get(KINDS.get(kind))) or '').lower()
-        parts = [o for o in prices if o in hardware and o not in whole]
-        return [o for o in (owner, hardware, *parts, device, KINDS.get(kind), kind, 'all') if o]
-    called = [*map(names, rows, owners)]
-    known = sorted({o for those in called for o in those})
-    for o,price in prices.items():
-        if not (is_number(price) and 0<price<math.inf):
-            raise ValueError(f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
-        if o not in (*_GENERAL, *known): raise ValueError(
-            f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}There are: {', '.join(known)}.")
-    used = [next((o for o in those if o in prices), None) for those in called]
+    names = [_price_names(row, owner, prices, whole) for row,owner in zip(rows, owners)]
+    known = sorted({o for those in names for o in those})
+    _check_prices(prices, known)
+    used = [next((o for o in those if o in prices), None) for those in names]
     unused = [o for o in prices if o not in used]
-    if runs and unused: raise ValueError(f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
+    if runs and unused: raise ValueError(
+        f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
     for o,price in prices.items():
         fits = [row for row,owner,name in zip(rows, owners, used) if name==o and (o!=owner or o in runs)]
         refuse_unequal(o, price, fits, by, whole=o=='all' or o in runs)
@@ -250,7 +278,7 @@ def fmt_known(
     i = speed_ratio(visits, [1, 1])                      # over exactly 1, as in a ratio beside it
     if not (is_known(x) and is_known(i.lo) and x>0): return fmt(x, times=times, digits=2)
     x *= times
-    return _rounded(Interval(x, x, x+x*i.width/i.mid))[0]                     # only the width of the interval counts
+    return _rounded(Interval(x, x, x+x*i.width/i.mid))[0] # only the width of the interval counts
 
 def verdict(
     r:Interval,                 # How many times faster
@@ -267,7 +295,9 @@ def verdict(
     x = Interval(*(times*(o-offset) for o in (x.mid, x.lo, x.hi)))
     if is_known(r.lo):
         mid, lo, hi = _rounded(x, 1-offset)
-        return f'{mid} {unit} {word} ({lo} to {hi}' + ' %'*(not is_far) + f', {100*r.level:.0f} %'*with_level + ')'
+        ends = f'{lo} to {hi}' if is_far else f'{lo} to {hi} %'
+        if with_level: ends += f', {100*r.level:.0f} %'
+        return f'{mid} {unit} {word} ({ends})'
     few = 'one visit on each side' if max(n_visits)==1 else 'a single visit on one side'
     return f'{fmt(x.mid, unit, digits=2)} {word}; {few}: no interval'
 
@@ -284,16 +314,14 @@ class Side:
     visits:pd.DataFrame # All of them, failed ones too
 
     @cached_property
-    def ok(self)->pd.DataFrame:
-        ok = succeeded(self.visits)
-        return self.visits if ok.all() else self.visits[ok]
+    def ok(self)->pd.DataFrame: return self.visits[succeeded(self.visits)]
     @cached_property
     def failed(self)->list: # A status per visit
         return self.visits.status[~succeeded(self.visits)].tolist()
     @cached_property
     def why_failed(self)->str: return fmt_list(dict.fromkeys(self.failed))
     @cached_property
-    def kind(self)->str: return str(self.visits.device.iloc[0]).partition(':')[0]
+    def kind(self)->str: return device_kind(self.visits.device.iloc[0])
 
     def seen(self, name)->list: # Each value once
         values = {*self.ok[name].tolist()} if name in self.ok else ()
@@ -304,26 +332,30 @@ class Side:
         x = x[np.isfinite(x)]
         return plain_value(np.median(x)) if len(x) else None
     def knows(self, name)->bool: return self.median(name) is not None
+    def on_gpu(self)->bool: return 'cuda' in map(device_kind, self.seen('device'))
 
     def why_unusable(self, other)->str:
         "Why its visits can't form a ratio with those of `other`; empty if they can"
         if not len(self.ok): return f"every visit failed on {self.name} ({self.why_failed})"
         if self.seen('n_images')==[0]: return f'no image was trained on {self.name}'
         if other.knows('loss') and not self.knows('loss'): return f'the loss is not a number on {self.name}'
-        return '' if self.knows('epoch_s') or self.knows('images_per_s') else f'nothing was timed on {self.name}'
+        is_timed = self.knows('epoch_s') or self.knows('images_per_s')
+        return '' if is_timed else f'nothing was timed on {self.name}'
 
     def joules(self, other)->pd.Series:
         "Joules per image; for a GPU beside a CPU, including its host's CPU if that was measured"
-        own = self.ok.image_j
-        both = own+self.ok.beside_image_j
-        return both if self.on_gpu() and not other.on_gpu() and both.notna().any() else own
-    def on_gpu(self)->bool: return any(o.startswith('cuda') for o in self.seen('device'))
+        both = self.ok.image_j+self.ok.beside_image_j
+        with_cpu = self.on_gpu() and not other.on_gpu() and both.notna().any()
+        return both if with_cpu else self.ok.image_j
 
 # %% ../nbs/31_compare.ipynb #daa9b46c
 _SAME_WORK = dict( # what has to be equal -> the warning if it isn't
-    n_train="The training sets hold {} and {} images", n_params="The networks have {} and {} parameters",
-    n_steps="An epoch took {} and {} steps", n_images="An epoch trained {} and {} images",
-    dtype_seen="The forward pass computed in {} and {}", model_source="The source code that was run differs: {} and {}")
+    n_train="The training sets hold {} and {} images",
+    n_params="The networks have {} and {} parameters",
+    n_steps="An epoch took {} and {} steps",
+    n_images="An epoch trained {} and {} images",
+    dtype_seen="The forward pass computed in {} and {}",
+    model_source="The source code that was run differs: {} and {}")
 _SOFTWARE = ('python', 'torch', 'torchvision', 'fastai', 'fastcore', 'gpubench', 'cuda', 'cudnn', 'driver',
              'tf32_matmul', 'tf32_cudnn', 'cudnn_benchmark')
 
@@ -345,12 +377,13 @@ def work_warnings(a:Side, b:Side)->list[str]: # Sentences; empty if they did the
     for name,words in _SAME_WORK.items():
         x, y = a.seen(name), b.seen(name)
         if x and y and x!=y: found.append(f'{words.format(listed(x), listed(y))} {sides}.')
-    found += [f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({o.why_failed})."
-              for o in (a, b) if o.failed]
-    x, y, n = a.median('accuracy'), b.median('accuracy'), min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)
-    if accuracy_differs(x, y, n): found.append(
-        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more than chance "
-        "explains: they did not learn the same.")
+    for o in (a, b):
+        if o.failed: found.append(
+            f"{len(o.failed)} of {len(o.visits)} visits failed on {o.name} ({o.why_failed}).")
+    x, y = a.median('accuracy'), b.median('accuracy')
+    if accuracy_differs(x, y, min([*a.seen('n_valid'), *b.seen('n_valid')], default=None)): found.append(
+        f"Held-out accuracy is {fmt(x, '%', 100)} on {a.name} and {fmt(y, '%', 100)} on {b.name}, more "
+        "than chance explains: they did not learn the same.")
     if not (a.on_gpu() and b.on_gpu()): return found
     for name,where in (('tf32_matmul', 'in matrix products'), ('tf32_cudnn', 'in convolutions')):
         x, y = (['on' if o else 'off' for o in side.seen(name)] for side in (a, b))
@@ -372,7 +405,13 @@ class Pair:
     "Two sides that ran the same configuration; a ratio above 1 means that `b` is faster, or takes less"
     a:Side
     b:Side
-    level:float=.95 # Of the intervals
+
+    def ratio(self, of:str, a:pd.Series, b:pd.Series)->Interval: # `a` and `b`: a value per visit that succeeded
+        "The row of `ratios` that has `b` over `a`"
+        sides = [pd.DataFrame({of: x, 'round_id': o.ok.round_id, 'side': k})
+                 for k,x,o in (('a', a, self.a), ('b', b, self.b))]
+        found = ratios(pd.concat(sides, ignore_index=True), 'side', 'a', of)
+        return found.ratio.get('b', NO_INTERVAL)
 
     def time(self)->dict:
         "How many times faster `b` is, by which quantity, and whether the ratio is fair"
@@ -382,41 +421,42 @@ class Pair:
         if not why_none:
             timed = a.knows('epoch_s') and b.knows('epoch_s') and a.seen('n_images')==b.seen('n_images')
             of = 'epoch_s' if timed else 'images_per_s'
-            x, y = (by_round(o.ok, of) for o in (a, b))
-            r = speed_ratio(*((x, y) if timed else (y, x)), self.level)
+            r = self.ratio(of, a.ok[of], b.ok[of])
             if not timed: warned.append("The ratio is of images per second, not of epochs.")
         known = is_known(r.mid)
-        words = verdict(r, (len(a.ok), len(b.ok))) if known else f"no ratio: {why_none or 'no time above 0 on both'}"
-        return dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level, verdict=words,
+        none = f"no ratio: {why_none or 'no time above 0 on both'}"
+        return dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, level=r.level,
+                    verdict=verdict(r, (len(a.ok), len(b.ok))) if known else none,
                     same_work=known and not warned, warning=' '.join(warned), note=' '.join(work_notes(a, b)))
+
+    def less(self, what:str, r:Interval, n_visits)->dict: # 'energy' or 'money'
+        "The columns of a ratio of costs"
+        words = verdict(r, n_visits, words=('less', 'more')) if is_known(r.mid) else '–'
+        return {f'{what}_ratio': r.mid, f'{what}_lo': r.lo, f'{what}_hi': r.hi, f'{what}_verdict': words}
 
     def energy(self)->dict:
         "Joules of an epoch on both sides, and their ratio"
-        a, b = joules = self.a.joules(self.b), self.b.joules(self.a)
-        r = speed_ratio(by_round(self.a.ok, a), by_round(self.b.ok, b), self.level)
-        n = tuple(int((o>0).sum()) for o in joules)
-        epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, (self.a, self.b))]
-        with_cpu = not (a.equals(self.a.ok.image_j) and b.equals(self.b.ok.image_j))
-        of = 'GPU and CPU together' if with_cpu else 'GPU alone'*({self.a.kind, self.b.kind}=={'cpu', 'cuda'})
-        return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_ratio=r.mid, energy_lo=r.lo, energy_hi=r.hi,
-                    energy_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–', energy_of=of,
-                    energy_with_cpu=with_cpu)
+        sides = self.a, self.b
+        joules = self.a.joules(self.b), self.b.joules(self.a)
+        epochs = [plain_value((j*o.ok.n_images).median()) for j,o in zip(joules, sides)]
+        with_cpu = any(not j.equals(o.ok.image_j) for j,o in zip(joules, sides))
+        of = 'GPU alone' if {o.kind for o in sides}=={'cpu', 'cuda'} else ''
+        costs = self.less('energy', self.ratio('image_j', *joules), [int((o>0).sum()) for o in joules])
+        return dict(epoch_j_a=epochs[0], epoch_j_b=epochs[1], energy_with_cpu=with_cpu,
+                    energy_of='GPU and CPU together' if with_cpu else of) | costs
 
     def money(self, time:dict)->dict: # As `time` returns it
         "What an epoch costs on both sides, and the ratio, from the ratio of times"
-        price_a, price_b = (o.ok.price_per_h.median() for o in (self.a, self.b))
-        epoch_a, epoch_b = (o.ok.epoch_s.median() for o in (self.a, self.b))
-        q, n = price_a/price_b, (len(self.a.ok), len(self.b.ok))
-        r = Interval(*(q*time[o] for o in ('speedup', 'lo', 'hi')), self.level)
-        return dict(epoch_price_a=price_a*epoch_a/3600, epoch_price_b=price_b*epoch_b/3600, money_ratio=r.mid,
-                    money_lo=r.lo, money_hi=r.hi,
-                    money_verdict=verdict(r, n, words=('less', 'more')) if is_known(r.mid) else '–')
+        sides = self.a.ok, self.b.ok
+        price_a, price_b = (o.price_per_h.median() for o in sides)
+        epoch_a, epoch_b = (o.epoch_s.median() for o in sides)
+        r = Interval(*(price_a/price_b*time[o] for o in ('speedup', 'lo', 'hi')))
+        epochs = dict(epoch_price_a=price_a*epoch_a/3600, epoch_price_b=price_b*epoch_b/3600)
+        return epochs | self.less('money', r, [*map(len, sides)])
 
     def same(self, *columns)->bool:
         "Do both sides hold the same values there?"
-        x, y = (o.visits for o in (self.a, self.b))
-        if any({*x[o].unique()}!={*y[o].unique()} for o in columns): return False
-        x, y = (o[[*columns]].drop_duplicates() for o in (x, y))
+        x, y = (o.visits[[*columns]].drop_duplicates() for o in (self.a, self.b))
         return bool(x.notna().all(axis=None)) and x.values.tolist()==y.values.tolist()
 
     def row(self)->dict: # As `compare` returns it
@@ -445,19 +485,18 @@ def match_sides(
     a:pd.DataFrame,  # Records with `where`
     b:pd.DataFrame,  # Those of the other side
     names:list,      # Columns in which a configuration has to match
-    level:float=.95, # Of the intervals
-)->tuple[list, list]: # Rows as `compare` returns them: pairs, and what only one side ran
+)->tuple[list, list]: # Settings with a `Pair`, and settings with the names of the devices that ran them alone
     "Every pair of devices that ran the same configuration"
     in_a, in_b, found, alone = group_by_settings(a, names), group_by_settings(b, names), [], []
-    def sides(groups, key): return [Side(o, rows) for o,rows in groups[key].groupby('where')] if key in groups else []
+    def sides(groups, key):
+        return [Side(o, rows) for o,rows in groups[key].groupby('where')] if key in groups else []
     for key in dict.fromkeys([*in_a, *in_b]):
         xs, ys, asked = sides(in_a, key), sides(in_b, key), dict(zip(names, json.loads(key)))
         both = {o.kind for o in xs} & {o.kind for o in ys}
         pairs = [(x, y) for x in xs for y in ys if x.kind==y.kind or not {x.kind, y.kind}<=both]
-        pairs = sorted(pairs, key=lambda o: o[0].kind!=o[1].kind)                     # the same kind comes first
-        found += [asked | Pair(x, y, level).row() for x,y in pairs]
-        if not pairs: alone.append(asked | dict(verdict=f'no ratio: run on {fmt_list(o.name for o in xs+ys)} only',
-                                                same_work=False, warning='', note=''))
+        pairs = sorted(pairs, key=lambda o: o[0].kind!=o[1].kind) # the same kind comes first
+        found += [(asked, Pair(x, y)) for x,y in pairs]
+        if not pairs: alone.append((asked, [o.name for o in xs+ys]))
     return found, alone
 
 # %% ../nbs/31_compare.ipynb #071f3fce
@@ -465,36 +504,59 @@ def _differences(a, b, names):
     "The settings in which two sides have no value in common"
     def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o].unique()}))
     apart = [o for o in names if not {*map(plain_value, a[o])} & {*map(plain_value, b[o])}]
-    return '; '.join(f'{o}: {values(a, o)} against {values(b, o)}' for o in apart) or 'the combination of settings'
+    words = [f'{o}: {values(a, o)} against {values(b, o)}' for o in apart]
+    return '; '.join(words) or 'the combination of settings'
 
+def _columns_to_match(a, b, known, by): # `known`: columns that both sides recorded
+    "The columns in which two sides have to agree"
+    def varies(o): return any(df[o].map(plain_value).nunique(dropna=False)>1 for df in (a, b))
+    own = own_settings(pd.concat([a, b]))
+    names = dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
+    names = [o for o in names if o in a and (o in known or varies(o))]
+    def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
+    if is_edited(a) or is_edited(b): names.append('model_source') # versions are not pooled
+    return names
+
+def find_pairs(
+    records_a, records_b, # As `compare` takes them, and the rest, too
+    by=(),
+    price_per_h=None,
+)->tuple[list, list]: # As `match_sides` returns them
+    "The pairs of `compare`, by data set, model and batch size"
+    if isinstance(by, str) or not isinstance(by, Sequence):
+        raise ValueError(f"by is {by!r}, but it has to be a list of columns, such as ['hidden'].")
+    a, b = load_records(records_a), load_records(records_b)
+    both = add_prices(load_records([a, b]), price_per_h)
+    # an older gpubench didn't record how it measured
+    recorded = all(o.measure.notna().any() for o in (a, b))
+    ways = way_labels(both) if recorded else [*way_labels(a), *way_labels(b)]
+    both = both.assign(where=where_labels(both), measure=ways)
+    known, (a, b) = {*a} & {*b} | {*_OFF}, (both[:len(a)], both[len(a):])
+    names = _columns_to_match(a, b, known, by)
+    if set(a['where']) & set(b['where']):
+        a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
+    found, alone = match_sides(a, b, names)
+    if not found: raise ValueError(
+        "No configuration was run on both sides, so there is nothing to compare. They differ in "
+        f"{_differences(a, b, names)}. Run both with the same settings.")
+    def place(row): return [(str(type(row[0].get(o))), row[0].get(o) or 0) for o in ('dataset', 'model', 'bs')]
+    return sorted(found, key=place), sorted(alone, key=place)
+
+# %% ../nbs/31_compare.ipynb #4904da64
 def compare(
     records_a,           # The baseline: a frame, a folder or a file of records
     records_b,           # The other side: `speedup` above 1 means that it is faster
-    level:float=.95,     # Of the intervals
     by:Sequence[str]=(), # More columns in which configurations have to match
     price_per_h=None,    # As `add_prices` takes it
 )->pd.DataFrame: # A row per pair: medians, `speedup` with `lo` and `hi`, `verdict`, `same_work`, `warning`, `note`;
                  # likewise for energy and money: `energy_ratio` and `money_ratio` above 1 if `records_b` takes less
     "Two sets of records side by side, matched by settings and by how they were measured"
-    if isinstance(by, str) or not isinstance(by, Sequence):
-        raise ValueError(f"by is {by!r}, but it has to be a list of columns, such as ['hidden'].")
-    a, b = load_records(records_a), load_records(records_b)
-    both = add_prices(load_records([a, b]), price_per_h)
-    recorded = all(o.measure.notna().any() for o in (a, b))  # an older gpubench didn't record how it measured
-    ways = way_labels(both) if recorded else [*way_labels(a), *way_labels(b)]
-    both = both.assign(where=where_labels(both), measure=ways)
-    own = [o for names in both.settings if isinstance(names, list) for o in names if o not in FIELDS]
-    known, (a, b) = {*a} & {*b} | {*_OFF}, (both[:len(a)], both[len(a):])
-    names = [o for o in dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
-             if o in both and (o in known or any(x[o].map(plain_value).nunique(dropna=False)>1 for x in (a, b)))]
-    def is_edited(df): return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
-    if is_edited(a) or is_edited(b): names.append('model_source')                 # versions are not pooled
-    if set(a['where']) & set(b['where']): a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
-    found, alone = match_sides(a, b, names, level)
-    if not found: raise ValueError("No configuration was run on both sides, so there is nothing to compare. They "
-                                   f"differ in {_differences(a, b, names)}. Run both with the same settings.")
-    def place(row): return [(str(type(row.get(o))), row.get(o) or 0) for o in ('dataset', 'model', 'bs')]
-    return pd.DataFrame([*sorted(found, key=place), *sorted(alone, key=place)])
+    found, alone = find_pairs(records_a, records_b, by, price_per_h)
+    rows = [asked | pair.row() for asked,pair in found]
+    nothing = dict(same_work=False, warning='', note='')
+    rows += [asked | dict(verdict=f'no ratio: run on {fmt_list(names)} only') | nothing
+             for asked,names in alone]
+    return pd.DataFrame(rows)
 
 # %% ../nbs/31_compare.ipynb #64b71181
 _MAX_SPREAD = 2    # ratio of epochs of one configuration above which the machine is suspect
@@ -502,40 +564,53 @@ _MAX_LISTED = 4    # configurations that a warning lists
 
 def noise_warning(spreads:dict)->list[str]: # One sentence, or none
     "A warning if visits of one configuration differ too much to be reliable"
-    far = sorted(((x, o) for o,x in spreads.items() if x>_MAX_SPREAD), reverse=True, key=lambda o: o[0])
+    far = {o: x for o,x in spreads.items() if x>_MAX_SPREAD}
     if not far: return []
-    each = [f'{fmt(x)} times at {o}' for x,o in far[:_MAX_LISTED]]
-    each += [f'{len(far)-_MAX_LISTED} more']*(len(far)>_MAX_LISTED)
-    return [f"In {len(far)} of {len(spreads)} configurations, visits of the same thing differ more than {_MAX_SPREAD} "
-            f"times: {fmt_list(each)}. The machine was busy with something else, or the epochs are too short. Close "
-            "other programs and run again before you rely on these numbers."]
+    widest = sorted(far, key=far.get, reverse=True)
+    each = [f'{fmt(far[o])} times at {o}' for o in widest[:_MAX_LISTED]]
+    if len(far)>_MAX_LISTED: each.append(f'{len(far)-_MAX_LISTED} more')
+    return [f"In {len(far)} of {len(spreads)} configurations, visits of the same thing differ more than "
+            f"{_MAX_SPREAD} times: {fmt_list(each)}. The machine was busy with something else, or the "
+            "epochs are too short. Close other programs and run again before you rely on these numbers."]
 
 def cost_words(row:dict)->list[str]:
     "Energy and money of a row, as far as known"
-    energy = 'energy' + f" ({row.get('energy_of')})"*bool(row.get('energy_of'))
-    return [f"{what}: {row[f'{o}_verdict']}" for what,o in ((energy, 'energy'), ('money', 'money'))
-            if is_known(row.get(f'{o}_ratio'))]
+    of = row.get('energy_of')
+    names = dict(energy=f'energy ({of})' if of else 'energy', money='money')
+    return [f"{words}: {row[f'{o}_verdict']}" for o,words in names.items() if is_known(row.get(f'{o}_ratio'))]
 
 # %% ../nbs/31_compare.ipynb #09a1abd9
 def _heading(row):
     "The two sides of a row of a comparison"
     if not is_known(row.get('where_a')): return 'Run on one side only'
     pair = f"{row['where_b']} against {row['where_a']}"
-    if row['same_records']: return f'{pair}: the same records on both sides, so this compares a run with itself'
-    return pair + ': the same machine, or one just like it, so each ratio is how much two runs differ'*bool(row['same_machine'])
+    if row['same_records']:
+        return f'{pair}: the same records on both sides, so this compares a run with itself'
+    if row['same_machine']:
+        return f'{pair}: the same machine, or one just like it, so each ratio is how much two runs differ'
+    return pair
+
+def _epoch_words(row):
+    "'CPU 3 s (3 visits), GPU 1 s (1 visit)'; empty if no epoch was timed"
+    if not (is_known(row['epoch_s_a']) or is_known(row['epoch_s_b'])): return ''
+    def side(o):
+        visits = 'visit' if row[f'n_{o}']==1 else 'visits'
+        return f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({row[f'n_{o}']:.0f} {visits})"
+    return f"an epoch: {side('a')}, {side('b')}"
 
 def comparison_text(comparison:pd.DataFrame)->str:
-    "A comparison for the terminal: two lines per configuration, and warnings of different work and of noise"
+    "A comparison for the terminal: some lines per configuration, and warnings"
     varied, lines, spreads = varied_settings(comparison), {}, {}
     for row in comparison.to_dict('records'):
-        what, heading, about = ', '.join(setting_label(o, row[o]) for o in [*varied, 'bs']), _heading(row), []
+        what, about = ', '.join(setting_label(o, row[o]) for o in [*varied, 'bs']), []
         if is_known(row.get('where_a')):
-            visits = {o: f"{row[f'n_{o}']:.0f} visit" + 's'*(row[f'n_{o}']!=1) for o in 'ab'}
-            sides = [f"{row[f'where_{o}']} {fmt(row[f'epoch_s_{o}'], 's')} ({n})" for o,n in visits.items()]
-            about = [f"an epoch: {', '.join(sides)}"]*(is_known(row['epoch_s_a']) or is_known(row['epoch_s_b']))
+            about.append(_epoch_words(row))
             spreads |= {f"{what} on {row[f'where_{o}']}": row[f'spread_{o}'] for o in 'ab'}
-        about += ['; '.join(cost_words(row)), f"NOT THE SAME WORK: {row['warning']}"*bool(row['warning']),
-                  f"Note: {row['note']}"*bool(row['note'])]
-        lines.setdefault(heading, []).extend([f"  {what}: {row['verdict']}", *(f'      {o}' for o in about if o)])
-    return '\n'.join([o for heading,rows in lines.items() for o in (heading, *rows)]
-                     + [f'WARNING: {o}' for o in noise_warning({k: x for k,x in spreads.items() if is_known(x)})])
+        about.append('; '.join(cost_words(row)))
+        if row['warning']: about.append(f"NOT THE SAME WORK: {row['warning']}")
+        if row['note']: about.append(f"Note: {row['note']}")
+        here = lines.setdefault(_heading(row), [])
+        here += [f"  {what}: {row['verdict']}", *(f'      {o}' for o in about if o)]
+    text = [o for heading,rows in lines.items() for o in (heading, *rows)]
+    known = {k: x for k,x in spreads.items() if is_known(x)}
+    return '\n'.join(text + [f'WARNING: {o}' for o in noise_warning(known)])

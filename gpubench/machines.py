@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from .compare import (KINDS, PRICED, Pair, Side, compare, fmt, fmt_count, fmt_known, fmt_list, fmt_ratio,
-                              is_too_wide, load_records, noise_warning, prices_of, text_table)
+from .compare import (KINDS, PRICED, Pair, Side, find_pairs, fmt, fmt_count, fmt_known, fmt_list,
+                              fmt_ratio, is_too_wide, load_records, noise_warning, prices_of, text_table)
 from .core import nearest, write_fault
 from .plot import phase_shares, plot_phases, plot_price_speed
 from .record import PHASE_NAMES, records_path
@@ -54,10 +54,11 @@ def read_prices(path)->dict: # Name -> price of an hour
     "Prices from a YAML file, with a line such as `RTX 4090: 0.4` for each machine"
     try: found = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e: raise ValueError(
-        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each machine: "
-        "`RTX 4090: 0.4`.") from None
+        f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each "
+        "machine: `RTX 4090: 0.4`.") from None
     if isinstance(found, dict): return found
-    raise ValueError(f"{path} holds {found!r:.60}, not prices. Write a line such as `RTX 4090: 0.4` for each machine.")
+    raise ValueError(f"{path} holds {found!r:.60}, not prices. Write a line such as `RTX 4090: 0.4` for each "
+                     "machine.")
 
 def price_runs(
     runs:dict,   # As `read_runs` returns them
@@ -78,12 +79,6 @@ class Machine(Side):
     def hardware(self)->str:
         return str(plain_value(self.visits.iloc[0].get(KINDS.get(self.kind))) or 'unknown')
 
-    def like(self, row:dict, names:list)->pd.DataFrame: # Its visits that succeeded with these settings
-        "The visits of a row"
-        same = [all(plain_value(x[o])==plain_value(row[o]) for o in names if o in x)
-                for x in self.ok.to_dict('records')]
-        return self.ok.loc[same]
-
 def split_runs(runs:dict)->list: # `Machine`s
     "Every device of every run; two runs are two machines, even if equal"
     found = [Machine(f'{run} · {where}', rows, run) for run,df in runs.items()
@@ -93,83 +88,106 @@ def split_runs(runs:dict)->list: # `Machine`s
 def pick_base(machines:list, base:str='')->Machine: # By default the CPU of the first run, or its first device
     "The machine called `base`: a run, or run:device as in laptop:cpu"
     if not base: return machines[0]
-    runs, devices = [*dict.fromkeys(o.run for o in machines)], [o.name.replace(' · ', ':') for o in machines]
-    fits = [o for o,name in zip(machines, devices)
-            if str(base).lower() in (o.run.lower(), name.lower(), f'{o.run}:{o.kind}'.lower())]
-    if fits: return fits[0]
-    raise ValueError(f"There is no base {base!r}. {nearest(base, runs+devices)}There are: {', '.join(runs+devices)}.")
+    def names(o): return [o.run, o.name.replace(' · ', ':'), f'{o.run}:{o.kind}']
+    for o in machines:
+        if str(base).lower() in map(str.lower, names(o)): return o
+    known = [*dict.fromkeys(o.run for o in machines), *(names(o)[1] for o in machines)]
+    raise ValueError(f"There is no base {base!r}. {nearest(base, known)}There are: {', '.join(known)}.")
 
 # %% ../nbs/34_machines.ipynb #b0d7513e
-_ROW_NAMES = {*'image_us image_j image_price images_per_s machine run hardware n_visits n_failed epoch_s n_images '
-               'accuracy speedup lo hi verdict same_work same_machine spread warning note '
-              'workload'.split()} # no settings
 _SHOWN = dict( # column of the table -> its heading, the factor for its numbers, and the field they come from
-    images_per_s=('images per second', 1, 'images_per_s'), image_us=('an image (µs)', 1, 'images_per_s'),
-    image_j=('an image (J)', 1, 'image_j'), image_price=('price of a million images', 1e6, 'images_per_s'))
+    images_per_s=('images per second', 1, 'images_per_s'),
+    image_us=('an image (µs)', 1, 'images_per_s'),
+    image_j=('an image (J)', 1, 'image_j'),
+    image_price=('price of a million images', 1e6, 'images_per_s'))
 
 def _text(x, column, visits):
     "A number of the table, without a third digit that its visits leave open"
     _,times,field = _SHOWN[column]
     return fmt_known(x, visits[field], times)
 
+def _over(x, y): return x/y if is_known(x) and is_known(y) and y else math.nan
+
+def _row(asked, pair, machine, is_base):
+    "What a machine measured, and its ratio to the base"
+    c = pair.row()
+    if is_base: c |= dict(speedup=1., lo=math.nan, hi=math.nan, same_work=True, warning='', note='')
+    n_images = c['n_images_b']
+    row = {k: v for k,v in asked.items() if k!='measure'}
+    row |= dict(machine=machine.name, run=machine.run, hardware=machine.hardware, n_visits=c['n_b'],
+                n_failed=c['n_failed_b'])
+    row |= {o: c[f'{o}_b'] for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
+    row |= {o: c[o] for o in 'speedup lo hi verdict same_work same_machine warning note'.split()}
+    return row | dict(image_us=_over(1e6, c['images_per_s_b']), image_j=_over(c['epoch_j_b'], n_images),
+                      image_price=_over(c['epoch_price_b'], n_images), spread=c['spread_b'])
+
+def _workload_names(df):
+    "What was run in each row"
+    varied = [o for o in varied_settings(df) if o not in ('dataset', 'model')]
+    def name(row):
+        what = ' on '.join(str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))) or 'this run'
+        shown = [*varied, 'bs'] if is_known(row['bs']) else varied
+        return ', '.join([what, *(setting_label(o, row[o]) for o in shown)])
+    return [name(o) for o in df.to_dict('records')]
+
+def _copies(runs):
+    "Runs with the same visits, sent in twice"
+    seen, found = {}, []
+    for run,df in runs.items():
+        key = frozenset(map(str, df[['machine', 'time_utc', 'visit', 'epoch_s']].to_numpy().tolist()))
+        if key in seen and df.time_utc.notna().all(): found.append(f'{run} holds the same visits as {seen[key]}.')
+        seen.setdefault(key, run)
+    return found
+
+def _ratio_text(row):
+    "A ratio of the table with its interval, and a remark if it shows no difference"
+    i = Interval(row.speedup, row.lo, row.hi, .95)
+    # too wide is a remark of its own
+    is_even = is_known(i.lo) and i.holds(1.) and not is_too_wide(i)
+    return f'{fmt_ratio(i)}, no difference shown' if is_even else fmt_ratio(i)
+
+# %% ../nbs/34_machines.ipynb #ab1e9789
 class Comparison:
     "Any number of runs against one base: `rows`, one per machine and configuration, and `remarks` on what has no ratio"
     def __init__(self, runs, base='', prices=None): # As `read_runs`, `pick_base` and `price_runs` take them
         self.runs = read_runs(runs)
         if prices: self.runs = price_runs(self.runs, prices)
         self.machines = split_runs(self.runs)
-        self.number_of = {o.name: i for i,o in enumerate(self.machines)}   # of its color and marker in all figures
-        self.base, rows, self.remarks = pick_base(self.machines, base), [], self._copies()
+        # of its color and marker in all figures
+        self.number_of = {o.name: i for i,o in enumerate(self.machines)}
+        self.base, self.remarks, found = pick_base(self.machines, base), _copies(self.runs), []
         for o in self.machines:
-            try: found = compare(self.base.visits, o.visits)
-            except ValueError as e: self.remarks.append(f'{o.name} is left out: {e}')
-            else: rows += [self._row(c, o) for c in found[found.where_a.notna()].to_dict('records')]
-        if len({o['machine'] for o in rows})<2: raise ValueError(
+            try: pairs, _ = find_pairs(self.base.visits, o.visits)
+            except ValueError as e:
+                self.remarks.append(f'{o.name} is left out: {e}')
+                continue
+            # the machine's own visits, in the rounds of its run; in a pair they come after those of the base
+            own = [o.visits.iloc[pair.b.ok.index-len(self.base.visits)] for _,pair in pairs]
+            found += [(_row(*pair, o, o is self.base), visits) for pair,visits in zip(pairs, own)]
+        if len({row['machine'] for row,_ in found})<2: raise ValueError(
             ' '.join([f"Nothing can be compared with {self.base.name}.", *self.remarks,
                       "Name another run, or another base."]))
-        self.rows = self._named(pd.DataFrame(rows))
+        self._set_rows(pd.DataFrame([row for row,_ in found]), [visits for _,visits in found])
         same = [o for o in self.rows.machine[self.rows.same_machine].unique() if o!=self.base.name]
-        if same: self.remarks.append(f'The same machine as {self.base.name}, or one just like it, so each ratio is how much '
-                                     f'two runs differ: {fmt_list(same)}.')
+        if same: self.remarks.append(f'The same machine as {self.base.name}, or one just like it, so each ratio is '
+                                     f'how much two runs differ: {fmt_list(same)}.')
 
-    def _row(self, c, machine):
-        "A row of `compare`, in which `b` is the machine, as a row of the table"
-        if machine is self.base: c |= dict(speedup=1., lo=math.nan, hi=math.nan, same_work=True, warning='', note='')
-        def over(x, y): return x/y if is_known(x) and is_known(y) and y else math.nan
-        n_images = c['n_images_b']
-        row = {k: v for k,v in c.items() if k in self.base.visits and k not in ('where', 'measure')}
-        row |= dict(machine=machine.name, run=machine.run, hardware=machine.hardware, n_visits=c['n_b'],
-                    n_failed=c['n_failed_b'])
-        row |= {o: c[f'{o}_b'] for o in ('epoch_s', 'images_per_s', 'n_images', 'accuracy')}
-        row |= {o: c[o] for o in 'speedup lo hi verdict same_work same_machine warning note'.split()}
-        return row | dict(image_us=over(1e6, c['images_per_s_b']), image_j=over(c['epoch_j_b'], n_images),
-                          image_price=over(c['epoch_price_b'], n_images), spread=c['spread_b'])
+    def _set_rows(self, df, visits):
+        "By workload and speed"
+        df['workload'] = _workload_names(df)
+        order = df.assign(workload=pd.factorize(df.workload)[0])
+        order = order.sort_values(['workload', 'speedup'], ascending=[True, False]).index
+        self.rows, self._visits = df.loc[order].reset_index(drop=True), [visits[i] for i in order]
 
-    def _copies(self):
-        "Runs with the same visits, sent in twice"
-        seen, found = {}, []
-        for run,df in self.runs.items():
-            key = frozenset(map(str, df[['machine', 'time_utc', 'visit', 'epoch_s']].to_numpy().tolist()))
-            if key in seen and df.time_utc.notna().all(): found.append(f'{run} holds the same visits as {seen[key]}.')
-            seen.setdefault(key, run)
-        return found
-
-    def _named(self, df):
-        "The rows with a `workload`, by speed"
-        varied = [o for o in varied_settings(df) if o not in ('dataset', 'model')]
-        def name(row):
-            what = ' on '.join(str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))) or 'this run'
-            return ', '.join([what, *(setting_label(o, row[o]) for o in [*varied, *['bs']*is_known(row['bs'])])])
-        df = df.assign(workload=[name(o) for o in df.to_dict('records')])
-        order = {o: i for i,o in enumerate(df.workload.unique())}
-        return df.sort_values(['workload', 'speedup'], key=lambda o: o.map(order) if o.name=='workload' else o,
-                              ascending=[True, False], ignore_index=True)
+    def visits(self, rows)->dict: # Machine -> its visits that succeeded
+        "The visits of the rows of one workload"
+        return {o.machine: self._visits[o.Index] for o in rows.itertuples()}
 
     def table(self, rows)->dict: # Heading -> texts
         "The columns of one workload, without empty ones"
         each, base, visits = [*rows.itertuples()], self.base.name, self.visits(rows)
-        columns = {'machine': [*rows.machine],
-                   'visits': [fmt_count(o.n_visits) + f', {o.n_failed} failed'*bool(o.n_failed) for o in each],
+        def n_visits(o): return fmt_count(o.n_visits) + (f', {o.n_failed} failed' if o.n_failed else '')
+        columns = {'machine': [*rows.machine], 'visits': [*map(n_visits, each)],
                    'times faster': ['1: the base' if o.machine==base else _ratio_text(o) for o in each]}
         for k,(heading,*_) in _SHOWN.items():
             columns[heading] = [_text(getattr(o, k), k, visits[o.machine]) for o in each]
@@ -183,22 +201,16 @@ class Comparison:
     def notes(self, rows)->list[str]:
         "Other differences"
         return [f'{o.machine}: {o.note}' for o in rows.itertuples() if o.note]
-
     def noise(self)->list[str]:
         "A warning if visits of a row differ too much"
         return noise_warning({f'{o.workload} on {o.machine}': o.spread for o in self.rows.itertuples()})
 
-    def visits(self, rows)->dict: # Machine -> its visits that succeeded
-        "The visits of the rows of one workload"
-        names = [o for o in rows if o in self.base.visits and o not in _ROW_NAMES]
-        by_name = {o.name: o for o in self.machines}
-        return {o['machine']: by_name[o['machine']].like(o, names) for o in rows.to_dict('records')}
-
     def speeds(self, rows)->pd.DataFrame: # `name`, `price_per_h`, `images_per_s`, and its minimum `lo` and maximum `hi`
         "The machines of one workload, as `plot_price_speed` takes them; the index is `number_of` each"
         def point(name, df):
-            x, price = df.images_per_s, df.price_per_h.median() if 'price_per_h' in df else math.nan
-            return dict(name=name, price_per_h=price, images_per_s=x.median(), lo=x.min(), hi=x.max())
+            x = df.images_per_s
+            return dict(name=name, price_per_h=df.price_per_h.median(), images_per_s=x.median(),
+                        lo=x.min(), hi=x.max())
         visits = self.visits(rows)
         return pd.DataFrame([point(*o) for o in visits.items()], [self.number_of[o] for o in visits])
 
@@ -211,12 +223,6 @@ class Comparison:
         notes = self.rows[self.rows.note.ne('')].groupby('note', sort=False).machine.unique()
         lines += [f'Note on {fmt_list(names)}: {note}' for note,names in notes.items()]
         return '\n'.join(lines + [f'WARNING: {o}' for o in self.noise()])
-
-def _ratio_text(row):
-    "A ratio of the table with its interval, and a remark if it shows no difference"
-    i = Interval(row.speedup, row.lo, row.hi, .95)
-    is_open = is_known(i.lo) and i.holds(1.) and not is_too_wide(i)             # too wide is a remark of its own
-    return fmt_ratio(i) + (', no difference shown' if is_open else '')
 
 # %% ../nbs/34_machines.ipynb #01bc2bc2
 _MAX_SERIES = 6 # machines in one figure of phases
@@ -253,14 +259,14 @@ class _Section:
         if len(known)>1:
             def speed(o): return _text(o.images_per_s, 'images_per_s', self.visits[o.name])
             alt = '; '.join(f'{o.name} {speed(o)} at {fmt(o.price_per_h)} an hour' for o in known.itertuples())
-            out.append(Picture('price and speed', f'Price of an hour against images per second: {alt}.',
-                               partial(plot_price_speed, points, self.comparison.base.name, title='Price and speed'),
+            plot = partial(plot_price_speed, points, self.comparison.base.name, title='Price and speed')
+            out.append(Picture('price and speed', f'Price of an hour against images per second: {alt}.', plot,
                                3.7+.12*len(known)))
         if 1<len(self.timed)<=_MAX_SERIES:
             both = pd.concat(df.assign(run=k) for k,df in self.timed.items())
-            out.append(Picture('phases', f'Parts of a step, for {fmt_list(self.timed)}; the numbers are in the table.',
-                               partial(plot_phases, both, by='run', title='A step',
-                                       number_of=self.comparison.number_of), 1))
+            plot = partial(plot_phases, both, by='run', title='A step', number_of=self.comparison.number_of)
+            alt = f'Parts of a step, for {fmt_list(self.timed)}; the numbers are in the table.'
+            out.append(Picture('phases', alt, plot, 1))
         return out
 
     def short(self)->list[str]:
@@ -270,22 +276,22 @@ class _Section:
         fast, cheap = rows.iloc[0], rows.sort_values('image_price').iloc[0]
         ratio = '' if fast.machine==base else f', {_ratio_text(fast)} times as fast as {base}'
         price = _text(cheap.image_price, 'image_price', self.visits[cheap.machine])
-        out.append(self._best('the fastest', fast.machine, rows, 'lo') or f'{fast.machine} is the fastest{ratio}.')
-        if rows.image_price.notna().sum()>1: out.append(
-            self._best('the cheapest', cheap.machine, rows[rows.image_price.notna()], 'money_lo')
-            or f'an image costs least on {cheap.machine}, {price} a million.')
+        out.append(self._rivals('the fastest', fast.machine, rows, 'lo') or f'{fast.machine} is the fastest{ratio}.')
+        priced = rows[rows.image_price.notna()]
+        if len(priced)>1: out.append(self._rivals('the cheapest', cheap.machine, priced, 'money_lo')
+                                     or f'an image costs least on {cheap.machine}, {price} a million.')
         return [f'{self.name}: {o}' for o in out]
 
-    def _best(self, what, best, rows, lo):
-        "Whom the machine with the best median may not surpass; empty if it surpasses all. `lo` names a ratio's low end"
+    def _rivals(self, what, best, rows, lo): # `lo` names the lower end of the ratio that counts
+        "Whom the machine with the best median may not surpass; empty if it surpasses all"
         def surpasses(machine):
             pair = Pair(*(Side(o, self.visits[o]) for o in (machine, best)))
             return (pair.time() | pair.money(pair.time()))[lo]>1
         rivals = [o for o in rows.machine if o!=best and not surpasses(o)]
         if not rivals: return ''
         who = fmt_list(rivals) if len(rivals)<=_MAX_RIVALS else f'{len(rivals)} others'
-        return (f'no machine is shown to be {what}. By the medians it is {best}, but that is not distinguishable from '
-                f'{who}.')
+        return (f'no machine is shown to be {what}. By the medians it is {best}, but that is not '
+                f'distinguishable from {who}.')
 
 # %% ../nbs/34_machines.ipynb #6844f991
 def write_comparison(

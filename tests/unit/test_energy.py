@@ -1,5 +1,5 @@
 """Monitored visits above a faked NVML, from the trial to the page. What was timed and learned is as without the monitor,
-what was not read is nowhere a number, and heat and throttling are said where they explain something"""
+what was not read is nowhere a number, and throttling is reported"""
 import json, math
 
 import numpy as np
@@ -12,9 +12,9 @@ from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, 
                        wsl2)
 from gpubench import series
 from gpubench.compare import add_prices, load_records
-from gpubench.findings import add_labels, compare_devices, recommend, summary_table, summary_text
+from gpubench.findings import add_labels, compare_devices, recommend, summary_table
 from gpubench.record import append_record, plain_record, read_records
-from gpubench.report import render_page, write_report
+from gpubench.report import render_page, summary_text, write_report
 from gpubench.monitor import MonitorCallback
 from gpubench.sweep import sweep
 from gpubench.timing import StepTimerCallback
@@ -148,8 +148,8 @@ def texts(html):
 def test_the_page_shows_energy_money_and_what_was_not_read(tmp_path):
     text = texts(page_of(tmp_path/'run', visits(), price_per_h=dict(gpu=2., cpu=.1)))
     for o in ('Cost and benefit', 'GPU: epoch (J)', 'CPU: price of 1,000 epochs', '5.69', '300', 'Energy, load and price',
-              'In 6 of 6 monitored visits, the energy of the CPU could not be read', 'On the GPU at batch'): assert o in text, o
-    assert text.count('could not be read,')==1 and 'CPU: epoch (J)' not in text       # said once, and no column that would be empty
+              'On the GPU at batch'): assert o in text, o
+    assert 'CPU: epoch (J)' not in text                       # no column that would be empty
 
 def test_a_cost_that_nobody_knows_is_nowhere(tmp_path):
     bare = [{k: v for k,v in o.items() if not k.startswith(('monitor', 'energy', 'power', 'gpu_util', 'temp', 'thr'))} for o in visits()]
@@ -174,26 +174,6 @@ def test_prices_only_where_they_were_given():
     assert t.epoch_price[t['where']=='CPU'].isna().all() and (t.epoch_price[t['where']=='GPU']>0).all()
     c = compare_devices(df)
     assert c.money_ratio.isna().all() and c.epoch_price_a.isna().all() and (c.money_verdict=='–').all()
-
-def heat(n, per_degree, noise=0., seed=0, **kw):
-    "Visits that get warmer, and slower with that"
-    rng = np.random.default_rng(seed)
-    rows = [visit(bs, 'cuda', v, temperature_start_c=50.+2*v, **kw) for v in range(n) for bs in (16, 64, 256)]
-    return [o | dict(epoch_s=bs_s*(1+per_degree*(o['temperature_start_c']-50))*rng.normal(1, noise)) for o in rows
-            for bs_s in [1437/o['bs']/100]]
-
-def test_heat_is_said_where_it_explains_a_difference_and_not_otherwise():
-    def said(rows): return [o for o in recommend(rows) if 'visits that started warmer were slower' in o]
-    assert len(said(heat(4, .01, .005)))==1 and '6 °C' in said(heat(4, .01))[0]
-    assert said(heat(4, 0., .01))==said(heat(4, -.01))==said(heat(2, .01))==said(heat(4, .0002))==[]
-    assert said([o | dict(temperature_start_c=None) for o in heat(4, .01)])==[]
-    mixed = [o | dict(temperature_start_c=40. if o['bs']==16 else 80.) for o in heat(4, .01)]      # another temperature for each configuration
-    assert said(mixed)==[]
-
-def test_heat_alone_of_one_gpu_is_said_of_that_one():
-    other = [o | dict(machine='madeup02', gpu='Other made-up GPU', temperature_start_c=50.) for o in heat(4, 0., .01)]
-    told = [o for o in recommend(heat(4, .01) + other) if 'started warmer' in o]
-    assert len(told)==1 and 'On Made-up GPU' in told[0]
 
 def test_throttling_that_was_seen_is_said():
     seen = [o | dict(throttle_seen='heat (slowed by software)', throttled_frac=.25) if o['visit']==2 and o['device']=='cuda' else o for o in visits()]
