@@ -31,8 +31,10 @@ from .core import allows_tf32, check_value, free_memory, is_number, one_of
 from .data import PixelDL
 from .feed import FeedCallback, FeedDL
 from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, place, unfuse
-from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, host_state, is_exact, is_symmetric, make_batch
-from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages, untouched
+from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, ValidStep, is_symmetric, make_batch
+from .kept import host_state, is_exact
+from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
+from .kept import untouched
 from .monitor import MonitorCallback
 from .timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 from .turns import (BATCH_EVENTS, EPOCH_EVENTS, LOSS_READERS, declares, is_stock, is_watched, odd_metrics, own_methods,

@@ -17,7 +17,8 @@ from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, Sa
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Recorder, SkipToEpoch
 
-from .capture import Hook, modules_in
+from .capture import Hook
+from .kept import modules_in
 from .timing import acts
 
 # %% ../nbs/21_turns.ipynb #turns005
