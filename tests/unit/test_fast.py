@@ -31,16 +31,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
-from gpubench import capture, fast, optim, turns
+from gpubench import capture, captured, optim, turns
 from gpubench.data import BatchAugment, get_dls
 from gpubench.capture import TapeCapture
 from gpubench.core import allows_tf32, describe_machine
-from gpubench.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, loss_readers, speed_up,
+from gpubench.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.models import get_model
 from gpubench.monitor import CpuSource, MonitorCallback
 from gpubench.optim import FusedOptimizer, fuse, fused_adam, unfuse
 from gpubench.process import Surroundings
+from gpubench.recorder import loss_readers
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import tf32_set
 
@@ -1037,7 +1038,7 @@ def test_a_learner_that_was_sped_up_is_exported_and_copied_without_gpubench(devi
     act(learn)
     learn.export('a.pkl')
     data = (tmp_path/'a.pkl').read_bytes()
-    assert not any(o in data for o in (b'gpubench.fast', b'gpubench.optim', b'gpubench.timing'))
+    assert not any(o in data for o in (b'gpubench.captured', b'gpubench.recorder', b'gpubench.fast', b'gpubench.optim', b'gpubench.timing'))
     loaded, item = load_learner(tmp_path/'a.pkl'), np.zeros((8, 8), np.uint8)
     assert torch.allclose(loaded.predict(item)[2].cpu(), learn.predict(item)[2].cpu(), atol=1e-5)
     copied = deepcopy(learn)
@@ -1190,7 +1191,7 @@ def test_an_optimizer_that_gets_a_function_of_its_own_is_no_longer_fused():
 
 def test_bf16_is_refused_where_fp16_is_on():
     done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
-    done.on_gpu = True
+    done.device = torch.device('cuda')
     done.mix()
     assert done.to_df()[['on', 'why']].values.tolist()==[[False, 'The Learner trains in fp16.']]
 
@@ -1387,7 +1388,7 @@ def test_graphs_of_earlier_loaders_are_given_back():
     for _ in range(6):
         learn.dls = learner(False).dls
         learn.fit(1)
-    assert 0<len(learn.graphed_step.steps)<=fast.MAX_SHAPES and learn.graphed_step.n_replays==(5-4)+5*(5-2)
+    assert 0<len(learn.graphed_step.steps)<=captured.MAX_SHAPES and learn.graphed_step.n_replays==(5-4)+5*(5-2)
 
 
 def test_the_table_names_those_who_want_each_loss():
