@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
 import torch
+from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp, reduce_loss
 from fastai.callback.training import GradientAccumulation, GradientClip
@@ -190,6 +191,20 @@ class Hook:
     def __reduce__(self):
         if self.before is not None: return _as_it_was, (self.before,)
         return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
+
+class JoiningCallback(Callback):
+    "Acts when it joins a Learner and when it leaves; exported, it's a `Callback` that does nothing"
+    graph_safe = 'counts'
+    @property
+    def learn(self): return self.__dict__.get('_learn')
+    @learn.setter
+    def learn(self, learn): # fastai sets it to None to remove the callback
+        if learn is not None: self.join(learn)
+        elif self.learn is not None: self.leave()
+        self.__dict__['_learn'] = learn
+    def join(self, learn): pass
+    def leave(self): pass
+    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/14_capture.ipynb #mix00001
 def draw_weights(alpha, n, device):

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['FusedStepCallback', 'GraphedStepCallback']
 
-# %% ../nbs/23_captured.ipynb #456c75ce
+# %% ../nbs/23_captured.ipynb #9b19b0bc
 import warnings
 from functools import partial
 from time import perf_counter
 import torch
-from fastai.callback.core import Callback, CancelBatchException, TrainEvalCallback
+from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
@@ -20,7 +20,8 @@ from fastai.torch_core import find_bs
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from .core import check_value, free_memory
-from .capture import CUDACapture, EpochStep, FeedStep, Hook, Step, is_symmetric, make_batch
+from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
+                              make_batch)
 from .data import PixelDL
 from .feed import FeedDL
 from .kept import host_state, is_exact
@@ -33,19 +34,11 @@ from .turns import BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers
 from .validation import MAX_SHAPES, Validation, batch_key, why_python, why_strange
 
 # %% ../nbs/23_captured.ipynb #c5037f05
-class FusedStepCallback(Callback):
-    """Lets the optimizer step in one launch; `why_not` is a sentence where it can't
-
-    `learn.export()` puts a `Callback` that does nothing in its place."""
+class FusedStepCallback(JoiningCallback):
+    "Lets the optimizer step in one launch; `why_not` is a sentence where it can't"
     order, graph_safe = TrainEvalCallback.order, 'counts'
     why_not, ours = '', None            # `ours`: the optimizer that it has fused
-    @property
-    def learn(self): return self.__dict__.get('_learn')
-    @learn.setter
-    def learn(self, learn): # fastai sets it to None to remove the callback
-        if learn is None and self.learn is not None: self.let_go()
-        self.__dict__['_learn'] = learn
-    def let_go(self):
+    def leave(self):
         if self.ours: unfuse(self.ours)
         self.ours = None
 
@@ -69,7 +62,6 @@ class FusedStepCallback(Callback):
     def give_up(self, why):
         self.why_not = why
         if why: warnings.warn(why)
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/23_captured.ipynb #74f010a9
 _BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
@@ -123,17 +115,12 @@ class GraphedStepCallback(FusedStepCallback):
         self.mixed, self.fed = None, None            # MixUp or CutMix; a `FeedDL` that left bytes
         self.warm = None                             # the network that had a graph last
 
-    @property
-    def learn(self): return super().learn
-    @learn.setter
-    def learn(self, learn):
-        FusedStepCallback.learn.fset(self, learn)
-        if learn is None: return
+    def join(self, learn):
         self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
         self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
         for o in (self.step_hook, self.epoch_hook): o.install(learn)
 
-# %% ../nbs/23_captured.ipynb #8465d297
+# %% ../nbs/23_captured.ipynb #e8020b8c
 @patch
 def _settle(self:GraphedStepCallback):
     "Zero the gradients that the last replay left, as a stock step does"
@@ -165,14 +152,14 @@ def release(self:GraphedStepCallback):
     if self.capture: self.capture.release()
     free_memory()
 @patch
-def let_go(self:GraphedStepCallback):
+def leave(self:GraphedStepCallback):
     self._settle()
     self.release()                    # plans count the optimizer's steps, which go on without them
     self._let_mix()
     for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
-    FusedStepCallback.let_go(self)
+    FusedStepCallback.leave(self)
 
-# %% ../nbs/23_captured.ipynb #7229a9a6
+# %% ../nbs/23_captured.ipynb #48d01d88
 @patch
 def own_is_fastest(self:GraphedStepCallback): return ''
 
@@ -204,6 +191,7 @@ def _why_not(self:GraphedStepCallback):
         return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
     return ''
 
+# %% ../nbs/23_captured.ipynb #88a28cbd
 @patch
 def _why_no_capture(self:GraphedStepCallback):
     "Why this step can't be captured: what a replay would leave out"

@@ -62,6 +62,7 @@ BROUGHT_CPU = { # the MNIST CNN at batch 1000 on two cores of an EPYC: ladder_cp
     'pages': 'up to 1.9', 'channels_last': 'up to 1.6',
     'oneDNN': 'up to 1.4 more, with the fused step'}
 
+# %% ../nbs/24_fast.ipynb #1f562422
 class SpeedUp:
     "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def __init__(self, learn):
@@ -100,9 +101,10 @@ class SpeedUp:
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
 
-# %% ../nbs/24_fast.ipynb #53db0ac2
+# %% ../nbs/24_fast.ipynb #3f643a5e
 def _row(part, on, why, cb, brings):
-    n, refusal, held = getattr(cb, 'n_done', ...), getattr(cb, 'why_not', ''), getattr(cb, 'held_bytes', 0)
+    n, held = getattr(cb, 'n_done', ...), getattr(cb, 'held_bytes', 0)
+    refusal = getattr(cb, 'why_not', '')
     is_on = on and not (n==0 or refusal and n in (None, ...))
     if not is_on: why = refusal or (why if not on else 'It did nothing in the last fit.')
     elif n is None: why += '; from the next fit on'

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .capture import Hook, network_batch
+from .capture import Hook, JoiningCallback, network_batch
 from .kept import restorer, untouched
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
@@ -46,7 +46,7 @@ def _of_tensors(func, o):
 def _has_tensors(o): return any(isinstance(t, torch.Tensor) for t in tree_leaves(o))
 def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
 
-class LayoutCallback(Callback):
+class LayoutCallback(JoiningCallback):
     """Decides after everybody's callbacks, right before a forward pass, if it may run in a layout
 
     A sample is tried, unless a hook watches the network or the Learner has its own step. `n_done`
@@ -69,7 +69,6 @@ class LayoutCallback(Callback):
         own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/22_layout.ipynb #010e56e9
 @patch
@@ -115,16 +114,15 @@ class Places:
     def keep(self, params): # and forget the others
         self.places = {p: self.places[p] for p in params if p in self.places}
 
-# %% ../nbs/22_layout.ipynb #1bd891a7
-class ContiguousPredCallback(Callback):
+# %% ../nbs/22_layout.ipynb #3b6a355c
+class ContiguousPredCallback(JoiningCallback):
     "Gives predictions back in the usual order"
     order, graph_safe = -math.inf, 'counts'
     def __init__(self, owner): self.owner = owner
     def after_pred(self):
         if self.owner.is_placed: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
-# %% ../nbs/22_layout.ipynb #5bc4c92a
+# %% ../nbs/22_layout.ipynb #db4fbd89
 class ChannelsLastCallback(LayoutCallback):
     """Keeps the weights of convolutions in channels_last during a fit, where the network runs so
 
@@ -133,15 +131,10 @@ class ChannelsLastCallback(LayoutCallback):
     def __init__(self): self.places, self.end = Places(), ContiguousPredCallback(self)
     @property
     def is_placed(self): return self.places.is_used
-    @property
-    def learn(self): return self.__dict__.get('_learn')
-    @learn.setter
-    def learn(self, learn): # fastai sets it to None to remove the callback
-        if learn is not None:
-            self.hook = Hook(self, '_do_fit', self._fit)
-            self.hook.install(learn)
-        elif self.learn: self.hook.remove(self.learn)
-        self.__dict__['_learn'] = learn
+    def join(self, learn):
+        self.hook = Hook(self, '_do_fit', self._fit)
+        self.hook.install(learn)
+    def leave(self): self.hook.remove(self.learn)
     def _fit(self):
         self.places.keep(self.model.parameters())
         self.why_not = self.left_alone() or self.why_not

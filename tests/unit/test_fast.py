@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fastai.callback.core import Callback, TrainEvalCallback
+from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
@@ -27,7 +27,6 @@ from fastai.optimizer import SGD, Adam, Lamb, Optimizer, RAdam, average_grad, av
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
@@ -44,6 +43,7 @@ from gpubench.process import Surroundings
 from gpubench.recorder import loss_readers
 from gpubench.timing import StepTimerCallback
 from gpubench.trial import tf32_set
+from on_tape import Broken, FuseCallback, autocast, compiler  # noqa: F401 (two are fixtures)
 
 
 DEVICES = ['cpu', *['cuda']*torch.cuda.is_available()]
@@ -53,35 +53,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GP
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
-@pytest.fixture
-def autocast(device, monkeypatch):
-    "Lets `autocast('cuda')`, which turns itself off where there is no GPU, round on a CPU"
-    init = torch.autocast.__init__
-    def on_cpu(self, device_type, *args, **kwargs): init(self, 'cpu', *args, **kwargs)
-    if device=='cpu': monkeypatch.setattr(torch.autocast, '__init__', wraps(init)(on_cpu))
-
-@pytest.fixture
-def compiler(device, monkeypatch):
-    "Lets a tape on a CPU record what is compiled: Dynamo's graph, forward and backward, run by PyTorch's own kernels"
-    torch._dynamo.reset()                            # it compiles one function for eight cases at most
-    if device!='cpu': return
-    if not hasattr(TorchDispatchMode, 'ignore_compile_internals'): pytest.skip('This torch runs nothing compiled on a tape.')
-    monkeypatch.setattr(capture._Tape, 'ignore_compile_internals', classmethod(lambda cls: True))
-    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
-
-
 def network():
     return nn.Sequential(
         nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(.2)),
         nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10)))
-
-
-class FuseCallback(Callback):
-    "The eager side: the same optimizer and the same arithmetic, without a graph"
-    order = TrainEvalCallback.order
-    def before_fit(self):
-        fuse(self.learn.opt).capturable = True
-        optim.is_built(self.learn.opt, wait=True)        # what graphs wait for
 
 
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
@@ -304,13 +279,6 @@ def test_cudnn_times_all_its_kernels_where_the_user_waits_for_a_compiler_anyway(
     learn.graphed_step.compile = compile
     learn.fit(1, 1e-2)
     assert Watched.seen[:3]==[limit]*3 and torch.backends.cudnn.benchmark_limit==10
-
-
-class Broken(nn.Sequential):
-    "Python that a compiler can't follow"
-    def forward(self, x):
-        torch._dynamo.graph_break()
-        return super().forward(x)
 
 
 @pytest.mark.parametrize('gathered', [False, True])

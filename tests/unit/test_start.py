@@ -1,5 +1,4 @@
 """What a sped-up fit does at its start, and when it decides to do more: cuDNN's search and compiled kernels. Clocks are fake."""
-from functools import partial
 
 import pytest
 import torch
@@ -8,12 +7,12 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpubench import capture, fast, payback
+from gpubench import fast, payback
 from gpubench.capture import EpochStep, Step, TapeCapture
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, GraphedStepCallback, KernelSearch, SpeedUp, speed_up, swap_recorder
+from on_tape import Broken, compiler  # noqa: F401 (a fixture)
 
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -66,15 +65,6 @@ def test_the_row_says_why_there_is_no_search(monkeypatch):
     assert done.to_df().on[0] and '1 times in the last fit' in done.to_df().why[0]
     again = SpeedUp(learn)
     assert again.search_kernels() is None and 'has it already' in again.to_df().why[0]
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    "Lets a tape on a CPU record what is compiled: Dynamo's graph, forward and backward, run by PyTorch's own kernels"
-    torch._dynamo.reset()
-    if not hasattr(TorchDispatchMode, 'ignore_compile_internals'): pytest.skip('This torch runs nothing compiled on a tape.')
-    monkeypatch.setattr(capture._Tape, 'ignore_compile_internals', classmethod(lambda cls: True))
-    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
 
 
 class FakeTime:
@@ -150,12 +140,6 @@ def test_a_fit_whose_kernels_are_compiled_midway_trains_the_same(gathered, compi
     for a,b in zip(auto.model.parameters(), eager.model.parameters(), strict=True): torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     losses = [torch.stack(list(o.recorder.losses)) for o in (auto, eager)]
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
-
-class Broken(nn.Sequential):
-    "Python that a compiler can't follow"
-    def forward(self, x):
-        torch._dynamo.graph_break()
-        return super().forward(x)
 
 @pytest.mark.parametrize('gathered', [False, True])
 def test_where_compiling_fails_the_graph_of_pytorchs_kernels_comes_back(gathered, compiler, monkeypatch):

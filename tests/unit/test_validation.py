@@ -1,11 +1,10 @@
 """Validations by replays against fastai's own, on a CPU: the tape repeats a batch's operations with the tensors of the recording,
 so that a batch, a weight or a result that lies where nobody expects it shows here, too."""
 import random
-from functools import wraps
 
 import pytest
 import torch
-from fastai.callback.core import Callback, CancelValidException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelValidException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle to Learner)
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau
@@ -20,8 +19,8 @@ from gpubench import validation
 from gpubench.capture import TapeCapture, ValidStep
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, EMACallback, GraphedStepCallback, SpeedUp, swap_recorder
-from gpubench.optim import fuse
 from gpubench.validation import LateReader
+from on_tape import FuseCallback, autocast  # noqa: F401 (a fixture)
 
 
 N_VALID = 17                                           # batches of a validation: 16 of five images, one of two
@@ -31,21 +30,6 @@ N_VALID = 17                                           # batches of a validation
 def pays_early(monkeypatch): monkeypatch.setattr(validation, 'N_TO_PAY', 10)
 
 pytestmark = pytest.mark.usefixtures('one_thread')
-
-@pytest.fixture
-def autocast(monkeypatch):
-    "Lets `autocast('cuda')`, which turns itself off where there is no GPU, round on a CPU"
-    init = torch.autocast.__init__
-    def on_cpu(self, device_type, *args, **kwargs): init(self, 'cpu', *args, **kwargs)
-    monkeypatch.setattr(torch.autocast, '__init__', wraps(init)(on_cpu))
-
-
-class FuseCallback(Callback):
-    "The eager side: the same optimizer"
-    order = TrainEvalCallback.order
-    def before_fit(self):
-        if self.learn.opt: fuse(self.learn.opt).capturable = True
-
 
 def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(.2), nn.AvgPool2d(2),
