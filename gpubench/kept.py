@@ -35,8 +35,8 @@ def buffers_in(*parts): # Name -> list of tensors
     return dict(buffers=[o for o in found if o.is_floating_point()],
                 counts=[o for o in found if not o.is_floating_point()])
 
-# %% ../nbs/13_kept.ipynb #43a66b6e
-def random_states(
+# %% ../nbs/13_kept.ipynb #424bdc83
+def random_restorer(
     *gpus, # Devices
 ):         # A function
     "Puts the random numbers of Python, NumPy, PyTorch and GPUs back to what they are now"
@@ -57,7 +57,7 @@ def restorer(
                for o in modules for k,b in o._buffers.items() if b is not None]
     numbers = [(vars(o), k, v)
                for o in modules for k,v in vars(o).items() if type(v) in (bool, int, float)]
-    put_random = random_states(*{o.device for o in model.parameters() if o.is_cuda})
+    put_random = random_restorer(*{o.device for o in model.parameters() if o.is_cuda})
     def put_back():
         put_random()
         for where,k,v in numbers: where[k] = v

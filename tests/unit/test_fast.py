@@ -1312,7 +1312,6 @@ def test_each_shape_is_compiled_however_many_there_are():
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('device', ['cpu'])
 def test_a_step_is_compiled_once_for_a_network_and_a_shape(tmp_path, compiler_counts):
     learn = learner(True, path=tmp_path, model=without_dropout)
     learn.graphed_step.compile = True
