@@ -20,7 +20,7 @@ from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
-from gpubench import capture
+from gpubench import capture, kept
 from gpubench.core import free_memory, wait_for
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, GraphedStepCallback, swap_recorder
@@ -96,10 +96,10 @@ def distances(device, net, size, bs, n_fits=6, **kwargs):
         found.append({k: norm([x.float()-y.float() for x,y in zip(a[k], b[k])])/max(norm(
             [y.float()-z.float() for y,z in zip(b[k], self.before[k])] if k in self.before else b[k]), 1e-30) for k in a if a[k]})
         return True
-    real, capture.Kept.agree = capture.Kept.agree, agree
+    real, kept.Kept.agree = kept.Kept.agree, agree
     try:
         for _ in range(n_fits): learn.fit(1, 1e-3)
-    finally: capture.Kept.agree = real
+    finally: kept.Kept.agree = real
     return found, learn.graphed_step.why_not
 
 def main():
@@ -109,7 +109,7 @@ def main():
     args = p.parse_args()
     device = device_of(args)
     search_kernels()
-    trials, tolerances = {}, dict(loss=capture.LOSS_TOLERANCE, step=capture.STEP_TOLERANCE)
+    trials, tolerances = {}, dict(loss=kept.LOSS_TOLERANCE, step=kept.STEP_TOLERANCE)
     def write(**more): write_json(args.out, device, trials=trials, tolerances=tolerances,
                                   images=args.images, fits=args.fits, **more)
     for name,(net, size, bs) in NETWORKS.items():

@@ -7,36 +7,35 @@ __all__ = ['TapeCapture']
 
 # %% ../nbs/14_capture.ipynb #8b8648d2
 import gc
-import io
-import pickle
-import random
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
-import numpy as np
 import torch
+from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp, reduce_loss
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.layers import NoneReduce
 from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
+from fastcore.basics import patch
 from torch._C._distributed_c10d import Work
 from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from .core import free_memory
+from .kept import Kept, buffers_in, held_tensors, modules_in
 from .optim import make_update
 
 # %% ../nbs/14_capture.ipynb #c1a0ce98
 @lru_cache
-def capture_stream(device): # each stream keeps a workspace of cuBLAS, 65 MiB on an H200, for the life of the process
-    "The stream of a GPU on which all steps are captured"
+def capture_stream(device):
+    "The stream on which all steps are captured"     # each keeps 65 MiB for cuBLAS on an H200
     return torch.cuda.Stream(device)
 
 class CUDACapture:
     "Records what a function launches on a GPU"
-    draws_on_cpu = False        # are random numbers that PyTorch draws on a CPU fresh in each replay?
+    draws_on_cpu = False   # are random numbers that PyTorch draws on a CPU fresh in each replay?
     def __init__(self, device):
         self.device, self.stream = device, capture_stream(device)
         self.release()
@@ -55,111 +54,134 @@ class CUDACapture:
         with torch.cuda.stream(self.stream): out = step()
         now.wait_stream(self.stream)
         return out
-    def record(self, step): # (what repeats it, what it returned)
-        graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
-        generator = torch.cuda.default_generators[device.index]
-        kept = generator.clone_state()
-        if self.pool is None: self._make_pool()
-        gc.disable()
-        before = torch.cuda.memory_reserved(device)
-        try:
-            with torch.cuda.stream(self.stream):
-                try:
-                    graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-                    out = step()
-                except Exception:
-                    self._abandon(graph, generator, kept)
-                    raise
-                graph.capture_end()
-        finally: gc.enable() if was_on else None
-        self.held_bytes += torch.cuda.memory_reserved(device)-before
-        return graph.replay, out
-    def _make_pool(self):
-        "Memory of the graphs, which holds cuBLAS's workspace, too: other compiled code frees the shared one"
-        free, total = torch.cuda.mem_get_info(self.device)
-        most = torch.cuda.get_per_process_memory_fraction(self.device)*total
-        if min(free, most-torch.cuda.memory_reserved(self.device))<most/2: free_memory()       # it takes a quarter of a second
-        torch._C._cuda_clearCublasWorkspaces()
-        self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-        x = torch.zeros(1, device=self.device)
-        with torch.cuda.stream(self.stream):            # a pool whose last graph is gone takes no other, so this one stays
-            self.anchor.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-            x.add_(1)
-            self.anchor.capture_end()
-    def _abandon(self, graph, generator, kept):
-        "Leave a capture that failed; PyTorch leaves its allocator and its random numbers behind as if it went on"
-        try: graph.capture_end()
-        except RuntimeError:
-            with suppress(RuntimeError): torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
-        generator.graphsafe_set_state(kept)
-        self.release()
+
+# %% ../nbs/14_capture.ipynb #3209add2
+@patch
+def _make_pool(self:CUDACapture):
+    "With cuBLAS's workspace in it, too: other compiled code frees the shared one"
+    free, total = torch.cuda.mem_get_info(self.device)
+    most = torch.cuda.get_per_process_memory_fraction(self.device)*total
+    is_scarce = min(free, most-torch.cuda.memory_reserved(self.device))<most/2
+    if is_scarce: free_memory()                                # it takes a quarter of a second
+    torch._C._cuda_clearCublasWorkspaces()
+    self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    x = torch.zeros(1, device=self.device)
+    with torch.cuda.stream(self.stream):
+        self.anchor.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+        x.add_(1)
+        self.anchor.capture_end()
+
+@patch
+def _abandon(self:CUDACapture, graph, generator, kept):
+    "Leave a capture that failed"
+    try: graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
+    generator.graphsafe_set_state(kept)
+    self.release()
+
+# %% ../nbs/14_capture.ipynb #024bbc65
+@patch
+def record(self:CUDACapture, step): # (what repeats it, what it returned)
+    graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
+    generator = torch.cuda.default_generators[device.index]
+    kept = generator.clone_state()
+    if self.pool is None: self._make_pool()
+    gc.disable()
+    before = torch.cuda.memory_reserved(device)
+    try:
+        with torch.cuda.stream(self.stream):
+            try:
+                graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+                out = step()
+            except Exception:
+                self._abandon(graph, generator, kept)
+                raise
+            graph.capture_end()
+    finally:
+        if was_on: gc.enable()
+    self.held_bytes += torch.cuda.memory_reserved(device)-before
+    return graph.replay, out
 
 # %% ../nbs/14_capture.ipynb #4530f113
+def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
+def _memory_of(o): return o.untyped_storage().data_ptr()
+
 class _Tape(TorchDispatchMode):
-    "The operations of a step, with the tensors and numbers that they were called with"
+    "Records operations"
     def __init__(self):
         super().__init__()
         self.calls, self.before, self.made = [], {}, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default: raise RuntimeError(
-            'A value was read on the host (by .item(), or a branch on a tensor), which a graph cannot repeat.')
-        is_norm = 'batch_norm' in func.__name__ and 'backward' not in func.__name__   # declared as if it wrote nothing
-        declared = func._schema.arguments
-        for name,arg in {**dict(zip((o.name for o in declared), args)), **(kwargs or {})}.items():
-            if is_norm or any(o.name==name and o.alias_info and o.alias_info.is_write for o in declared): self._keep(arg)
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
-        self.made |= {o.untyped_storage().data_ptr() for o in tree_leaves(out) if isinstance(o, torch.Tensor)
-                      and not any(r.alias_info for r in func._schema.returns)}
+            'A value was read on the host (by .item(), or a branch on a tensor), '
+            'which a graph cannot repeat.')
+        kwargs = kwargs or {}
+        for arg in self._written(func, args, kwargs): self._keep(arg)
+        out = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, out))
+        is_new = not any(r.alias_info for r in func._schema.returns)
+        self.made |= {_memory_of(o) for o in _tensors_in(out) if is_new}
         return out
 
+    def _written(self, func, args, kwargs): # what it changes
+        name = func.__name__
+        is_norm = 'batch_norm' in name and 'backward' not in name              # declares nothing
+        declared = func._schema.arguments
+        written = {o.name for o in declared if is_norm or o.alias_info and o.alias_info.is_write}
+        named = {**dict(zip((o.name for o in declared), args)), **kwargs}
+        return [v for k,v in named.items() if k in written]
     def _keep(self, arg): # as it was before the recording
-        for o in tree_leaves(arg):
-            if isinstance(o, torch.Tensor) and o.untyped_storage().data_ptr() not in self.made:
+        for o in _tensors_in(arg):
+            if _memory_of(o) not in self.made:
                 self.before.setdefault((o.data_ptr(), o.shape), (o, o.detach().clone()))
 
+    @torch.no_grad()
     def replay(self):
-        with torch.no_grad():
-            for func,args,kwargs,out in self.calls:
-                new = func(*args, **kwargs)
-                for o in tree_leaves(new):
-                    if isinstance(o, torch.ScriptObject): Work.unbox(o).wait()      # until all ranks have sent theirs
-                if any(o.alias_info for o in func._schema.returns): continue        # a view, or changed in place
-                for a,b in zip(tree_leaves(out), tree_leaves(new)):
-                    if isinstance(a, torch.Tensor): a.copy_(b)
+        for func,args,kwargs,out in self.calls:
+            new = func(*args, **kwargs)
+            for o in tree_leaves(new):
+                if isinstance(o, torch.ScriptObject): Work.unbox(o).wait()     # for all ranks
+            if any(o.alias_info for o in func._schema.returns): continue       # a view, or in place
+            for a,b in zip(tree_leaves(out), tree_leaves(new)):
+                if isinstance(a, torch.Tensor): a.copy_(b)
 
+# %% ../nbs/14_capture.ipynb #27f41f93
 class TapeCapture:
-    """Repeats the operations of a step on a CPU, as a graph does on a GPU: with the tensors and the numbers of the
-    recording. It saves no time: it is for learning, and for tests where there is no GPU"""
+    """Repeats the operations of a step on a CPU, as a graph does on a GPU
+
+    It takes the tensors and the numbers of the recording. It saves no time: it is for learning,
+    and for tests where there is no GPU."""
     draws_on_cpu, held_bytes = True, 0
     def random(self): return partial(torch.set_rng_state, torch.get_rng_state())
     def release(self): self.held_bytes = 0
     def mark(self): return lambda: None
     def warm_up(self, step): return step()
     def record(self, step): # (what repeats it, what it returned)
-        rng = torch.get_rng_state()
-        tape = _Tape()
+        put_random, tape = self.random(), _Tape()
         try:
             with tape: out = step()
         finally:
             with torch.no_grad():
                 for now,before in tape.before.values(): now.copy_(before)
-            torch.set_rng_state(rng)
+            put_random()
         return tape.replay, out
 
 # %% ../nbs/14_capture.ipynb #94ac8ef6
 def _as_it_was(o): return o
 
 class Hook:
-    "Stands in for a method of one Learner as long as a callback is in it; copied and pickled it is what was there before"
-    def __init__(self, cb, name, func): self.cb, self.name, self.func, self.before = cb, name, func, None
+    "Stands in for a method of one Learner as long as a callback is in it"
+    def __init__(self, cb, name, func):
+        self.cb, self.name, self.func, self.before = cb, name, func, None
     def __call__(self): return self.func()
     def install(self, learn):
         self.before = vars(learn).get(self.name)
         setattr(learn, self.name, self)
     def remove(self, learn):
-        self.func = partial(self.inner, learn)           # for who has looked it up already, such as a training loop
+        self.func = partial(self.inner, learn)   # for a training loop that has looked it up already
         if vars(learn).get(self.name) is not self: return
         if self.before is None: delattr(learn, self.name)
         else: setattr(learn, self.name, self.before)
@@ -170,80 +192,19 @@ class Hook:
         if self.before is not None: return _as_it_was, (self.before,)
         return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
 
-class _HostPickler(pickle.Pickler):
-    "Leaves out tensors and modules, which are compared elsewhere"
-    def persistent_id(self, o): return type(o).__name__ if isinstance(o, (torch.Tensor, torch.nn.Module)) else None
-
-def modules_in(*parts):
-    "The modules of networks and losses, also of those that a fastai loss wraps"
-    return [m for o in parts for part in (o, getattr(o, 'func', None)) if isinstance(part, torch.nn.Module) for m in part.modules()]
-
-def _held(o): # What a module or a loss holds, apart from what PyTorch gives each module
-    return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH}
-_OF_EACH = vars(torch.nn.Module()).keys()-{'training'}
-_PLAIN = {bool, int, str, type(None)}     # compared as they are
-
-def host_state(
-    with_torch, # Are PyTorch's random numbers the host's?
-    *parts,     # Networks and losses
-)->tuple: # Random states; what each of the parts holds, mostly as bytes; neither may change in a step that is replayed
-    "What a step might leave behind on the host"
-    def as_bytes(v): # or itself, if that says all
-        if type(v) in _PLAIN or type(v) is tuple and all(type(o) in _PLAIN for o in v): return v
-        out = io.BytesIO()
-        with suppress(Exception): _HostPickler(out).dump(v)
-        return out.getvalue()
-    _, key, at, *_ = np.random.get_state()
-    draws = random.getstate(), key.tolist(), at, torch.get_rng_state().tolist() if with_torch else None
-    return draws, [(k, as_bytes(v)) for o in (*modules_in(*parts), *parts) for k,v in _held(o).items()]
-
-LOSS_TOLERANCE = 1e-4   # relative: of a step whose kernels may round differently each time
-STEP_TOLERANCE = .01    # the same, of the changes of weights, buffers and moments, in their norm
-
-def is_exact(device, compile):
-    "Do kernels give the same bits each time?"
-    return not compile and (torch.device(device).type=='cpu' or torch.are_deterministic_algorithms_enabled())
-
-class Kept:
-    "The state before a step, to put it back and to compare two ways to do the step"
-    def __init__(self,
-        parts:dict, # Name -> list of tensors that a step changes in place
-        dicts:list, # Dicts of the host that it changes
-        random,     # Sets the device's random numbers back
-        others=(),  # More tensors to put back, which aren't compared
-    ):
-        self.parts, self.random = parts, random
-        self.others = [(o, o.detach().clone()) for o in others]
-        self.dicts = [(o, dict(o)) for o in dicts]
-        self.before = self.now()
-    def now(self): # Name -> list of copies
-        def copied(tensors):
-            copies = [torch.empty_like(o) for o in tensors]
-            if copies: torch._foreach_copy_(copies, tensors)
-            return copies
-        with torch.no_grad(): return {k: copied(v) for k,v in self.parts.items()}
-    def put_back(self):
-        self.random()
-        for o,before in self.dicts:
-            o.clear()
-            o.update(before)
-        with torch.no_grad():
-            for o,before in self.others: o.copy_(before)
-            for k,tensors in self.parts.items():
-                if tensors: torch._foreach_copy_(tensors, self.before[k])
-
-    @torch.no_grad()
-    def agree(self, a, b, is_exact): # Like `parts`: two results of a step
-        "Is it the same step, bit by bit or within the tolerances of kernels that round differently?"
-        if is_exact: return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for k in a for x,y in zip(a[k], b[k]))
-        def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
-        def is_near(k):
-            x, y = a[k], b[k]
-            if not x[0].is_floating_point(): return all(map(torch.equal, x, y))                # counts
-            size = torch._foreach_sub(y, self.before[k]) if k in self.before else y
-            distance, tolerance = norm(torch._foreach_sub(x, y)), LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE
-            return not distance>tolerance*norm(size)         # nan is as near as can be
-        return all(is_near(k) for k in a if a[k])
+class JoiningCallback(Callback):
+    "Acts when it joins a Learner and when it leaves; exported, it's a `Callback` that does nothing"
+    graph_safe = 'counts'
+    @property
+    def learn(self): return self.__dict__.get('_learn')
+    @learn.setter
+    def learn(self, learn): # fastai sets it to None to remove the callback
+        if learn is not None: self.join(learn)
+        elif self.learn is not None: self.leave()
+        self.__dict__['_learn'] = learn
+    def join(self, learn): pass
+    def leave(self): pass
+    def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../nbs/14_capture.ipynb #mix00001
 def draw_weights(alpha, n, device):
@@ -253,69 +214,70 @@ def draw_order(n, device): return torch.rand(n, device=device).argsort()
 def draw_below(n, device): return torch.randint(0, n, (1,), device=device)
 
 def is_symmetric(distribution): # as those of MixUp and CutMix are
-    return type(distribution) is Beta and bool(distribution.concentration1==distribution.concentration0)
+    if type(distribution) is not Beta: return False
+    return bool(distribution.concentration1==distribution.concentration0)
 
+def _lerp(a, b, weight, ndim): return torch.lerp(a, b, weight.view(-1, *[1]*(ndim-1)))
+
+def blend(xb, order, alpha): # the batch with others blended in, and its own weights
+    weight = draw_weights(alpha, len(order), order.device)
+    weight = torch.maximum(weight, 1-weight)
+    return tuple(_lerp(o[order], o, weight, xb[0].ndim) for o in xb), weight
+
+def cut(xb, order, alpha): # the batch with boxes of others, and its own weight
+    (x, *rest), device = xb, order.device
+    h, w = x.shape[-2:]
+    side = torch.sqrt(1.-draw_weights(alpha, 1, device))
+    def bounds(n):
+        half = torch.div(torch.round(n*side).long(), 2, rounding_mode='floor')
+        middle = draw_below(n, device)
+        return torch.clamp(middle-half, 0, n), torch.clamp(middle+half, 0, n)
+    (x1, x2), (y1, y2) = bounds(w), bounds(h)
+    rows, columns = (torch.arange(n, device=device) for n in (h, w))
+    inside = ((rows>=y1) & (rows<y2))[:, None] & ((columns>=x1) & (columns<x2))
+    return (torch.where(inside, x[order], x), *rest), 1-((x2-x1)*(y2-y1))/float(w*h)
+
+# %% ../nbs/14_capture.ipynb #d00d5107
 class Mix:
     "What fastai's MixUp or CutMix does to a batch and to its loss, by draws on the device"
     def __init__(self, cb):
-        self.is_cut, self.alpha, self.stacks = type(cb) is CutMix, float(cb.distrib.concentration1), cb.stack_y
+        self.mix = cut if type(cb) is CutMix else blend
+        self.alpha, self.stacks = float(cb.distrib.concentration1), cb.stack_y
         self.loss_func = cb.old_lf if self.stacks else cb.learn.loss_func
         self.reduction = getattr(self.loss_func, 'reduction', 'mean')
-        if self.stacks and not hasattr(self.loss_func, 'reduction'): self.loss_func = partial(self.loss_func, reduction='none')
+        if self.stacks and not hasattr(self.loss_func, 'reduction'):
+            self.loss_func = partial(self.loss_func, reduction='none')
 
-    def __call__(self, xb, yb): # the batch with others blended in, and (their targets, the batch's own weights)
+    def __call__(self, xb, yb): # the batch with others in it, and (their targets, its own weights)
         n, device = len(yb[0]), yb[0].device
         order = draw_order(n, device)
         others = tuple(o[order] for o in yb)
-        xb, weight = (self.cut if self.is_cut else self.blend)(xb, order)
-        if not self.stacks: yb = tuple(self.lerp(a, b, weight, yb[0].ndim) for a,b in zip(others, yb))
+        xb, weight = self.mix(xb, order, self.alpha)
+        if not self.stacks: yb = tuple(_lerp(a, b, weight, yb[0].ndim) for a,b in zip(others, yb))
         return xb, yb, (others, weight)
-    def lerp(self, a, b, weight, ndim): return torch.lerp(a, b, weight.view(-1, *[1]*(ndim-1)))
-    def blend(self, xb, order):
-        weight = draw_weights(self.alpha, len(order), order.device)
-        weight = torch.maximum(weight, 1-weight)
-        return tuple(self.lerp(o[order], o, weight, xb[0].ndim) for o in xb), weight
-    def cut(self, xb, order):
-        (x, *rest), device = xb, order.device
-        h, w = x.shape[-2:]
-        side = torch.sqrt(1.-draw_weights(self.alpha, 1, device))
-        def bounds(n):
-            half, middle = torch.div(torch.round(n*side).long(), 2, rounding_mode='floor'), draw_below(n, device)
-            return torch.clamp(middle-half, 0, n), torch.clamp(middle+half, 0, n)
-        (x1, x2), (y1, y2) = bounds(w), bounds(h)
-        rows, columns = (torch.arange(n, device=device) for n in (h, w))
-        inside = ((rows>=y1) & (rows<y2))[:, None] & ((columns>=x1) & (columns<x2))
-        return (torch.where(inside, x[order], x), *rest), 1-((x2-x1)*(y2-y1))/float(w*h)
 
     def loss(self, loss_func, pred, yb, others, weight):
-        return reduce_loss(torch.lerp(loss_func(pred, *others), loss_func(pred, *yb), weight), self.reduction)
+        both = torch.lerp(loss_func(pred, *others), loss_func(pred, *yb), weight)
+        return reduce_loss(both, self.reduction)
 
-# %% ../nbs/14_capture.ipynb #44961cba
-def _plain_loss(loss_func):
-    "A fastai loss without its tensor types, which a compiler cannot follow"
-    if type(loss_func).__call__ is not BaseLoss.__call__: return loss_func
-    def loss(pred, y):
-        if loss_func.axis!=-1: pred, y = (o.transpose(loss_func.axis, -1).contiguous() for o in (pred, y))
-        if loss_func.floatify and y.dtype!=torch.float16: y = y.float()
-        if y.dtype in (torch.int8, torch.int16, torch.int32): y = y.long()
-        if loss_func.flatten: pred = pred.reshape(-1, pred.shape[-1]) if loss_func.is_2d else pred.reshape(-1)
-        return loss_func.func(pred, y.reshape(-1) if loss_func.flatten else y)
-    return loss
-
+# %% ../nbs/14_capture.ipynb #c29ac540
 def _plain(o): return o.as_subclass(torch.Tensor)
 
-@contextmanager
-def _search(is_wanted, is_long):
-    "cuDNN times its kernels for a new shape if that is wanted; a long search has all of them, not just the first ten"
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    if is_wanted: cudnn.benchmark = True
-    if is_long: cudnn.benchmark_limit = 0
-    try: yield
-    finally: cudnn.benchmark, cudnn.benchmark_limit = before
+def _plain_loss(loss_func):
+    "A fastai loss without its tensor types"
+    if type(loss_func).__call__ is not BaseLoss.__call__: return loss_func
+    axis, flatten = loss_func.axis, loss_func.flatten
+    def loss(pred, y):
+        if axis!=-1: pred, y = (o.transpose(axis, -1).contiguous() for o in (pred, y))
+        if loss_func.floatify and y.dtype!=torch.float16: y = y.float()
+        if y.dtype in (torch.int8, torch.int16, torch.int32): y = y.long()
+        if not flatten: return loss_func.func(pred, y)
+        pred = pred.reshape(-1, pred.shape[-1]) if loss_func.is_2d else pred.reshape(-1)
+        return loss_func.func(pred, y.reshape(-1))
+    return loss
 
 def _plain_batch(dl):
-    "What a `PixelDL` does to rows of its pixels, for a compiler"
+    "What a `PixelDL` does to rows of its pixels"
     data, (_, norm, *augment) = dl.dataset, dl.after_batch.fs
     def make(i):
         rows = data.rows[i]
@@ -326,41 +288,51 @@ def _plain_batch(dl):
 
 @lru_cache(64)
 def _code_for(func, *key): return func.__code__.replace()
-def _copied(method, *key): # with code of its own for each key: Dynamo compiles the same one eight times, then refuses
+def _copied(method, *key):
+    "With code of its own for each key"
     func = method.__func__
-    copied = FunctionType(_code_for(func, *key), func.__globals__, func.__name__, func.__defaults__, func.__closure__)
-    return MethodType(copied, method.__self__)
+    about = func.__globals__, func.__name__, func.__defaults__, func.__closure__
+    return MethodType(FunctionType(_code_for(func, *key), *about), method.__self__)
 
-def _changing(*parts): # name -> list of tensors
-    "What a forward pass may change in networks and losses: buffers, and those of them that count"
-    buffers = [b for m in modules_in(*parts) for b in m._buffers.values() if b is not None]
-    return {k: [o for o in buffers if o.is_floating_point()==is_float] for is_float,k in ((True, 'buffers'), (False, 'counts'))}
-def _held_tensors(*parts): return [v for m in modules_in(*parts) for v in _held(m).values() if isinstance(v, torch.Tensor)]
+@contextmanager
+def _search(is_wanted, is_long):
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    if is_wanted: cudnn.benchmark = True
+    if is_long: cudnn.benchmark_limit = 0
+    try: yield
+    finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
+# %% ../nbs/14_capture.ipynb #44961cba
 class OwnBatch:
     "A copy of a batch, at an address that stays"
-    def __init__(self, learn): self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (learn.xb, learn.yb))
+    def __init__(self, learn):
+        self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (learn.xb, learn.yb))
     def fill(self, xb, yb):
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
 
 class Step(OwnBatch):
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
-    def __init__(self, owner):
-        super().__init__(owner.learn)
-        self.n_seen, self.replays, self.tried, self.is_old, self.searches = 0, {}, set(), False, None
-        learn, o = owner.learn, owner.built_in
-        self.model, self.loss_func, self.opt, self.compile = learn.model, learn.loss_func, learn.opt, owner.compile
-        self.bf16, self.clip, accumulation = o.get(MixedPrecision), o.get(GradientClip), o.get(GradientAccumulation)
-        self.share = None if accumulation is None else accumulation.n_acc/find_bs(self.yb)
-        self.average = next((c.average for c in o.values() if hasattr(type(c), 'average')), None)
-        self.afters = [c for c in o.values() if hasattr(type(c), 'after_captured')]
-        mixed = next((c for c in o.values() if type(c) in (MixUp, CutMix)), None)
-        self.mix = Mix(mixed) if mixed else None
-        self.changes_batch = mixed is not None
+    def __init__(self, owner): # A `GraphedStepCallback`
+        learn, parts = owner.learn, owner.built_in
+        super().__init__(learn)
+        self.n_seen, self.searches, self.is_old = 0, None, False
+        self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
+        self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
+        self.compile = owner.compile
+        self.bf16, self.clip = parts.get(MixedPrecision), parts.get(GradientClip)
+        accumulation = parts.get(GradientAccumulation)
+        self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
+        def having(name): return [o for o in parts.values() if hasattr(type(o), name)]
+        self.average = next((o.average for o in having('average')), None)
+        self.afters = having('after_captured')
+        self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
+        self.changes_batch = self.mix is not None
         if self.mix: self.loss_func = self.mix.loss_func
         self.forward = self._forward
         if self.compile:
-            copied = _copied(self._forward, id(self.model), *(o.shape for o in (*self.xb, *self.yb)))
+            shapes = [o.shape for o in (*self.xb, *self.yb)]
+            copied = _copied(self._forward, id(self.model), *shapes)
             self.forward = torch.compile(copied, fullgraph=True, dynamic=False)
 
     def _forward(self, xb, yb, mixed=None):
@@ -371,99 +343,113 @@ class Step(OwnBatch):
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def given(self, owner): return owner.learn.xb, owner.learn.yb
-    def images(self, owner, batch): return owner.learn.xb[0]      # as the network gets them, `batch` being what is `given`
-    def find_batch(self): # A function that returns it where a captured step finds it; what that reads lives as long as the function
+    def images(self, owner, batch): return owner.learn.xb[0]   # of what is `given`
+    def find_batch(self): # A function, which keeps alive what a captured step reads
         return lambda: (self.xb, self.yb)
     def prepare(self, update, loss): "Allocate what the capture needs"
 
-    def backward(self, *batch):
-        "Forward pass, loss and backward pass; prediction and loss without their history, and the batch that the network got, if it's new"
-        if self.compile: batch = tree_map(_plain, batch)
-        if self.mix:
-            *batch, mixed = self.mix(*batch)
-        made = [tuple(batch)]*self.changes_batch
-        if self.mix and self.mix.stacks: batch.append(mixed)
-        autocast = torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext()
-        with autocast, NoneReduce(self.loss_func) if self.mix and self.mix.stacks else nullcontext():
-            pred, loss = self.forward(*batch)
-        (loss if self.share is None else loss/self.share).backward()
-        return pred, _plain(loss.detach()), *made
+# %% ../nbs/14_capture.ipynb #12549999
+@patch
+def backward(self:Step, *batch):
+    "Both passes; prediction and loss without their history, and the batch if it is another"
+    if self.compile: batch = tree_map(_plain, batch)
+    if self.mix: *batch, mixed = self.mix(*batch)
+    made = [tuple(batch)]*self.changes_batch
+    stacks = self.mix is not None and self.mix.stacks
+    if stacks: batch.append(mixed)
+    autocast = torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext()
+    with autocast, NoneReduce(self.loss_func) if stacks else nullcontext():
+        pred, loss = self.forward(*batch)
+    (loss if self.share is None else loss/self.share).backward()
+    return pred, _plain(loss.detach()), *made
 
-    def finish_gradients(self, in_place=True):
-        "Average them over all devices, and clip them"
-        if self.average: self.average(in_place)
-        if self.clip: torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
+@patch
+def finish_gradients(self:Step, in_place=True):
+    "Average them over all devices, and clip them"
+    if self.average: self.average(in_place)
+    if not self.clip: return
+    torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
-    def eager(self, owner, is_last):
-        batch = self.given(owner)
-        if self.searches is None: self.searches = bool(owner.search) and owner.search.pays(owner.learn, self.images(owner, batch))
-        with _search(self.searches, is_long=self.compile):            # compiling takes far longer anyway
-            out = self.backward(*batch)
-        if is_last:
-            self.finish_gradients()
-            self.opt.step()
+@patch
+def eager(self:Step, owner, is_last):
+    batch, search = self.given(owner), owner.search
+    if self.searches is None:
+        self.searches = bool(search) and search.pays(owner.learn, self.images(owner, batch))
+    with _search(self.searches, is_long=self.compile): out = self.backward(*batch)
+    if not is_last: return out
+    self.finish_gradients()
+    self.opt.step()
+    for o in self.afters: o.after_captured()
+    self.opt.zero_grad()
+    return out
+
+# %% ../nbs/14_capture.ipynb #c8cc3b19
+@patch
+def capture(self:Step, is_last, capture, loss):
+    "Record the step"
+    plan, adds = self.opt.step_plan(), self.share is not None
+    before = [p.grad for p in plan.params]
+    zeros = before if adds else [torch.zeros_like(o) for o in before]
+    update, batch = make_update(plan, before, capturable=True), self.find_batch()
+    self.prepare(update, loss)
+    def step():
+        if not adds:
+            for p in plan.params:
+                if p.requires_grad: p.grad = None
+        out = self.backward(*batch())
+        for p,zero in zip(plan.params, zeros):
+            if p.grad is None or not p.requires_grad: p.grad = zero
+        if not is_last: return out
+        self.finish_gradients(in_place=adds)
+        update.grads = [p.grad for p in plan.params]
+        with torch.no_grad():
+            update(out[1])
             for o in self.afters: o.after_captured()
-            self.opt.zero_grad()
+            if adds: torch._foreach_zero_(update.grads)
         return out
+    try:
+        self.replays[is_last] = (*capture.record(step), plan, update, batch)
+        reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
+        if list(map(id, reached))!=list(map(id, plan.params)):
+            raise RuntimeError("Its steps don't always reach the same parameters.")
+    except Exception:
+        self.replays.pop(is_last, None)
+        for p,g in zip(plan.params, before): p.grad = g
+        raise
+    update.point()
 
-    def capture(self, is_last, capture, loss):
-        "Record the step; nothing is trained meanwhile, and the gradients are zero before"
-        step_plan = self.opt.step_plan()
-        before = [p.grad for p in step_plan.params]
-        zeros = before if self.share is not None else [torch.zeros_like(o) for o in before]
-        update, batch = make_update(step_plan, before, capturable=True), self.find_batch()
-        self.prepare(update, loss)
-        def step():
-            if self.share is None:                # the backward pass then makes gradients instead of adding to some
-                for p in step_plan.params: p.grad = None if p.requires_grad else p.grad
-            out = self.backward(*batch())
-            for p,g in zip(step_plan.params, zeros): p.grad = g if p.grad is None or not p.requires_grad else p.grad
-            if is_last:
-                self.finish_gradients(in_place=self.share is not None)
-                update.grads = [p.grad for p in step_plan.params]
-                with torch.no_grad():
-                    update(out[1])
-                    for o in self.afters: o.after_captured()
-                    if self.share is not None: torch._foreach_zero_(update.grads)
-            return out
-        try:
-            self.replays[is_last] = (*capture.record(step), step_plan, update, batch)
-            reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
-            if list(map(id, reached))!=list(map(id, step_plan.params)):
-                raise RuntimeError("Its steps don't always reach the same parameters.")
-        except Exception:
-            self.replays.pop(is_last, None)
-            for p,g in zip(step_plan.params, before): p.grad = g
-            raise
-        update.point()
+# %% ../nbs/14_capture.ipynb #0532a229
+@patch
+def __call__(self:Step, owner, is_last):
+    "Train on the batch that `owner`'s Learner has, by a replay"
+    replay, out, plan, *_ = self.replays[is_last]       # the rest keeps alive what the graph reads
+    self.fill(owner.learn.xb, owner.learn.yb)
+    if is_last: plan.rows.fill(plan.advance())
+    replay()
+    return out
 
-    def __call__(self, owner, is_last):
-        "Train on the batch that `owner`'s Learner has, by a replay"
-        replay, out, step_plan, *_ = self.replays[is_last]   # which keep alive what the graph reads and writes
-        self.fill(owner.learn.xb, owner.learn.yb)
-        if is_last: step_plan.rows.fill(step_plan.advance())
-        replay()
-        return out
+@patch
+def keep(self:Step, random):
+    "The state before a step"
+    plan, params = self.opt.step_plan(), list(self.model.parameters())
+    parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
+    for k in dict.fromkeys(k for o in plan.states for k in o):
+        parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
+    slows = *plan.slows, *[slow for _,slow in plan.others]
+    parts['slow weights'] = [o for o in slows if o is not None]
+    if self.share is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
+    for o in self.afters: parts[o.name] = o.averages
+    others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
+    return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 
-    def keep(self, random):
-        "The state before a step"
-        plan = self.opt.step_plan()
-        parts = dict(weights=[*self.model.parameters()]) | _changing(self.model, self.loss_func)
-        for k in dict.fromkeys(k for o in plan.states for k in o):
-            parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
-        parts['slow weights'] = [o for o in (*plan.slows, *[slow for _,slow in plan.others]) if o is not None]
-        if self.share is not None: parts['gradients'] = [p.grad for p in self.model.parameters() if p.grad is not None]
-        for o in self.afters: parts[o.name] = o.averages
-        others = _held_tensors(self.model, self.loss_func)            # put back, but maybe not the same later
-        return Kept(parts, [*plan.states, vars(self.opt)], random, others)
-
+# %% ../nbs/14_capture.ipynb #4408968f
 def make_batch(dl, xb, yb):
     "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet"
     b = tuple(map(_plain, dl.make((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
 def network_batch(learn):
-    "Before a step: the Learner's batch as its network gets it, also where the batch transforms are a part of the step"
+    "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
     is_bare = getattr(learn.dl, 'is_bare', False)
     return make_batch(learn.dl, learn.xb, learn.yb) if is_bare else (learn.xb, learn.yb)
 
@@ -480,19 +466,20 @@ class FeedStep(Step):
         dl = self.dl
         return lambda: make_batch(dl, self.xb, self.yb)
 
+# %% ../nbs/14_capture.ipynb #62bb3f54
 class EpochStep(Step):
-    "A step that takes its batch and its numbers out of tables of an epoch on the device; its update counts"
+    "A step that takes its batch and its numbers out of tables of an epoch; its update counts"
     def __init__(self, owner, dl):
         super().__init__(owner)
-        self.dl, self.n = dl, len(dl.dataset)//dl.bs                          # batches of the longest epoch
+        self.dl, self.n = dl, len(dl.dataset)//dl.bs                  # batches of the longest epoch
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
-        self.makes = self.compile and not self.mix       # in one piece with the network, which then costs no pass
+        self.makes = self.compile and not self.mix    # in one piece with the network, not apart
         self.make = _plain_batch(dl) if self.makes else dl.batch
     def prepare(self, update, loss):
         def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
-        update.numbers, update.at = update.numbers.new_zeros((self.n, *update.numbers.shape[1:])), self.at
-        update.losses = loss.new_zeros(self.n)
+        update.numbers = update.numbers.new_zeros((self.n, *update.numbers.shape[1:]))
+        update.at, update.losses = self.at, loss.new_zeros(self.n)
         self.host_numbers, self.host_losses = pinned(update.numbers), pinned(update.losses)
     def given(self, owner):
         if not self.makes: return super().given(owner)
@@ -501,50 +488,56 @@ class EpochStep(Step):
         return self.find_batch()()
     def find_batch(self):
         if self.makes: return lambda: (self.order, self.at)
-        return lambda: tuple((_plain(o),) for o in self.make(self.order.index_select(0, self.at)[0]))
+        def rows(): return self.order.index_select(0, self.at)[0]
+        return lambda: tuple((_plain(o),) for o in self.make(rows()))
     def _forward(self, a, b, mixed=None):
         if self.makes:
-            with torch.autocast('cuda', enabled=False): a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
+            with torch.autocast('cuda', enabled=False):
+                a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
         return super()._forward(a, b, mixed)
-
     def start(self, order, i):
         n = len(order)//self.dl.bs
         self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))
         self.at.fill_(i)
-    def __call__(self, owner, is_last):
-        owner.rewind()                                   # to before its loader drew the batch's random numbers
-        self.start(owner.rows, 0)
-        out = self.run(0, 1, lambda i: None, ())
-        if self.at.is_cuda: torch.cuda.synchronize(self.at.device)     # the next one writes into the same row on the host
-        return out
-    def run(self, first, last, count, timers):
-        "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers are taken"
-        replay, out, step_plan, update, _ = self.replays[True]
-        numbers = self.host_numbers.numpy()
-        for i in range(first, last):
-            count(i)
-            numbers[i] = step_plan.advance()
-        update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
-        for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
-        for _ in range(first, last): replay()
-        self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
-        return out
+
+# %% ../nbs/14_capture.ipynb #e7e01ce8
+@patch
+def __call__(self:EpochStep, owner, is_last):
+    owner.rewind()                            # to before its loader drew the batch's random numbers
+    self.start(owner.rows, 0)
+    out = self.run(0, 1, lambda i: None, ())
+    if self.at.is_cuda: torch.cuda.synchronize(self.at.device)  # the next one has the same row
+    return out
+
+@patch
+def run(self:EpochStep, first, last, count, timers):
+    "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers"
+    replay, out, plan, update, _ = self.replays[True]
+    numbers = self.host_numbers.numpy()
+    for i in range(first, last):
+        count(i)
+        numbers[i] = plan.advance()
+    update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
+    for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
+    for _ in range(first, last): replay()
+    self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
+    return out
 
 # %% ../nbs/14_capture.ipynb #valid001
 class ValidStep(OwnBatch):
-    "Forward pass and loss for batches of one shape, without gradients: its own copy of a batch, and what repeats them"
+    "Forward pass and loss for batches of one shape, without gradients, and what repeats them"
     def __init__(self, learn):
         super().__init__(learn)
         self.learn, self.replay, self.is_tried = learn, None, False
     def relies_on(self): # Equal as long as a replay computes with what the Learner has now
         model, loss_func = self.learn.model, self.learn.loss_func
         modules = modules_in(model, loss_func)
-        tensors = [o for m in modules for o in (*m._parameters.values(), *m._buffers.values()) if o is not None]
-        return ([(o, o.training) for o in modules], [loss_func, getattr(loss_func, 'reduction', None)],
-                [(o.data_ptr(), o.shape, o.stride(), o.dtype) for o in tensors])
+        held = [o for m in modules for o in (*m._parameters.values(), *m._buffers.values())]
+        places = [(o.data_ptr(), o.shape, o.stride(), o.dtype) for o in held if o is not None]
+        modes = [(o, o.training) for o in modules]
+        return modes, loss_func, getattr(loss_func, 'reduction', None), places
 
     def capture(self, validate, capture): # `validate` does to the Learner's batch what fastai does
-        "Record it"
         learn, given = self.learn, (self.learn.xb, self.learn.yb)
         def step():
             validate()
@@ -552,7 +545,8 @@ class ValidStep(OwnBatch):
         learn.xb, learn.yb = self.xb, self.yb
         try: self.replay, self.out = capture.record(step)
         finally: learn.xb, learn.yb = given
-        if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)): raise RuntimeError('A prediction holds more than tensors.')
+        if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)):
+            raise RuntimeError('A prediction holds more than tensors.')
         self.relied_on = self.relies_on()
     def found(self): # prediction and loss, if there are targets, of the batch that the Learner has
         return (self.learn.pred, self.learn.loss) if len(self.yb) else (self.learn.pred,)
@@ -564,10 +558,15 @@ class ValidStep(OwnBatch):
         learn.pred, *loss = tree_map(torch.clone, self.out)
         if loss: learn.loss = learn.loss_grad = loss[0]
 
-    def keep(self):
-        "The tensors that a batch may change, as they are before it"
-        parts = self.learn.model, self.learn.loss_func
-        return Kept(_changing(*parts), [], lambda: None, _held_tensors(*parts))
-    def results(self): # like `Kept.parts`
-        preds, loss = tree_leaves(self.learn.pred), self.found()[1:]
-        return dict(preds=[o for o in preds if o.is_floating_point()], labels=[o for o in preds if not o.is_floating_point()], loss=[*loss])
+# %% ../nbs/14_capture.ipynb #2d6c8787
+@patch
+def keep(self:ValidStep):
+    "The tensors that a batch may change, as they are before it"
+    parts = self.learn.model, self.learn.loss_func
+    return Kept(buffers_in(*parts), [], lambda: None, held_tensors(*parts))
+
+@patch
+def results(self:ValidStep): # like `Kept.parts`
+    preds, loss = tree_leaves(self.learn.pred), self.found()[1:]
+    return dict(preds=[o for o in preds if o.is_floating_point()],
+                labels=[o for o in preds if not o.is_floating_point()], loss=[*loss])

@@ -9,49 +9,21 @@ __all__ = []
 import ctypes
 import math
 import platform
-import random
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
-import numpy as np
 import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import to_float
+from fastcore.basics import patch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .capture import Hook, network_batch
+from .capture import Hook, JoiningCallback, network_batch
+from .kept import restorer, untouched
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
-
-# %% ../nbs/22_layout.ipynb #layout05
-def _of_tensors(func, o): return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
-def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
-
-def remember(
-    model, # A module
-):         # A function that puts back its buffers, the numbers and modes of its modules, and all random states
-    buffers = [(o._buffers, k, b, b.clone()) for o in model.modules() for k,b in o._buffers.items() if b is not None]
-    numbers = [(vars(o), k, v) for o in model.modules() for k,v in vars(o).items() if type(v) in (bool, int, float)]
-    py, np_state, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = {o: torch.cuda.get_rng_state(o) for o in {o.device for o in model.parameters() if o.is_cuda}}
-    def put_back():
-        random.setstate(py)
-        np.random.set_state(np_state)
-        torch.set_rng_state(cpu)
-        for device,o in gpus.items(): torch.cuda.set_rng_state(o, device)
-        for where,k,v in numbers: where[k] = v
-        with torch.no_grad():
-            for where,k,b,before in buffers: where[k] = b.copy_(before)
-    return put_back
-
-@contextmanager
-def untouched(model):
-    "Undo what a try does to buffers, to numbers and modes of the modules and to random numbers"
-    put_back = remember(model)
-    try: yield
-    finally: put_back()
 
 # %% ../nbs/22_layout.ipynb #layout08
 class NextPass:
@@ -69,20 +41,27 @@ class NextPass:
         return self.run(self.model.forward, *args, **kwargs)
 
 # %% ../nbs/22_layout.ipynb #layout11
-class LayoutCallback(Callback):
-    """Decides at the last moment before a forward pass, after everybody's callbacks, whether the network may run in a layout
+def _of_tensors(func, o):
+    return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
+def _has_tensors(o): return any(isinstance(t, torch.Tensor) for t in tree_leaves(o))
+def _reason(e): return (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
 
-    A sample is tried, unless a hook watches the network or the Learner has its own step. The verdict holds within a
-    fit until somebody else had a turn: for one batch where unknown callbacks act in batches, else for one epoch where
-    they act between them. `n_done` counts the training batches of the last fit, and `why_not` is the reason against it."""
-    order, n_done, why_not, must_decide, is_new, is_first = math.inf, None, '', True, True, True
-    def before_fit(self): self.must_decide = self.is_new = self.is_first = True
+class LayoutCallback(JoiningCallback):
+    """Decides after everybody's callbacks, right before a forward pass, if it may run in a layout
+
+    A sample is tried, unless a hook watches the network or the Learner has its own step. `n_done`
+    counts the training batches of the last fit, and `why_not` is the reason against it."""
+    order = math.inf
+    n_done, why_not = None, ''
+    must_decide = is_new_fit = is_first_try = True
+    def before_fit(self): self.must_decide = self.is_new_fit = self.is_first_try = True
     def before_train(self):
-        if self.is_new: self.n_done, self.why_not, self.is_new = 0, self.left_alone(), False
+        if self.is_new_fit: self.n_done, self.why_not, self.is_new_fit = 0, self.left_alone(), False
         self.before_validate()
-    def before_validate(self): self.must_decide = self.must_decide or bool(strangers(self.learn, EPOCH_EVENTS))
+    def before_validate(self):
+        self.must_decide = self.must_decide or bool(strangers(self.learn, EPOCH_EVENTS))
     def may_run(self): # in the layout, in this batch
-        if self.must_decide and any(isinstance(o, torch.Tensor) for o in tree_leaves(self.xb)):   # a replay brings no batch
+        if self.must_decide and _has_tensors(self.xb):           # a replay brings no batch
             self.must_decide = bool(strangers(self.learn))
             self.why_not = self.left_alone() or self.try_sample()
         return not self.why_not
@@ -90,26 +69,21 @@ class LayoutCallback(Callback):
         own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
         if own: return f'The Learner has its own {own[0]}.'
         return "A hook watches the network." if is_watched(self.model) else ''
-    def sample(self): # of a batch; making one may draw
-        "Two images, or all where a fit's first try is on a GPU: CUDA loads its kernels for each shape anew, so the step finds them"
-        n = None if self.is_first and next(self.model.parameters()).is_cuda else 2
-        self.is_first = False
-        return _of_tensors(lambda o: o[:n].clone(), network_batch(self.learn))      # the network may change its input
-    def copies(self):
-        "Of network and loss, for a try: what they hold stays as it was"
-        learn = self.learn
-        return deepcopy((learn.model, learn.loss_func), {id(o): o for o in (learn, learn.dls, learn.opt, *learn.cbs)})
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
+
+# %% ../nbs/22_layout.ipynb #010e56e9
+@patch
+def sample(self:LayoutCallback): # making a batch may draw; the network may change its input
+    n = None if self.is_first_try and next(self.model.parameters()).is_cuda else 2
+    self.is_first_try = False
+    return _of_tensors(lambda o: o[:n].clone(), network_batch(self.learn))
+
+@patch
+def copies(self:LayoutCallback): # of network and loss
+    learn = self.learn
+    shared = learn, learn.dls, learn.opt, *learn.cbs
+    return deepcopy((learn.model, learn.loss_func), {id(o): o for o in shared})
 
 # %% ../nbs/22_layout.ipynb #layout13
-class ContiguousPredCallback(Callback):
-    "Gives predictions of images back in the usual order, before the loss, metrics and other callbacks see them"
-    order, graph_safe = -math.inf, 'counts'
-    def __init__(self, owner): self.owner = owner
-    def after_pred(self):
-        if self.owner.is_placed: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
-    def __reduce__(self): return Callback, (), dict(learn=self.learn)
-
 def _move(p, to):
     "Give a parameter, and its gradient if it lies alike, another place"
     lies_alike = p.grad is not None and p.grad.stride()==p.stride()
@@ -118,56 +92,12 @@ def _move(p, to):
 
 def _is_like(a, b): return (a.shape, a.dtype, a.device)==(b.shape, b.dtype, b.device)
 
-class ChannelsLastCallback(LayoutCallback):
-    """Keeps the weights of convolutions in channels_last during a fit, where the network runs so
-
-    Its `end` has to be in the Learner, too. Dropout between convolutions draws another mask than in the usual order."""
-    graph_safe, is_in_fit, is_placed = 'counts', False, False
-    def __init__(self): self.places, self.end = {}, ContiguousPredCallback(self)  # parameter -> its own tensor, one in channels_last
-    @property
-    def learn(self): return self.__dict__.get('_learn')
-    @learn.setter
-    def learn(self, learn): # fastai sets it to None to remove the callback
-        if learn is None: self._remove_hook()
-        else: self._add_hook(learn)
-        self.__dict__['_learn'] = learn
-    def _add_hook(self, learn): # it ends a fit even by an interrupt, when no event comes any more
-        self.hook = Hook(self, '_do_fit', self._fit)
-        self.hook.install(learn)
-    def _remove_hook(self):
-        if self.learn: self.hook.remove(self.learn)
-    def _fit(self):
-        self.places = {p: self.places[p] for p in self.model.parameters() if p in self.places}
-        self.why_not = self.left_alone() or self.why_not
-        if not self.why_not: self.place()                      # where a graph that is kept expects them
-        self.is_in_fit = True
-        try: self.hook.inner(self.learn)
-        finally:
-            self.is_in_fit = False
-            self.give_back()
-    def before_batch(self):
-        if self.is_in_fit and self.may_run(): self.n_done += self.training
-        else: self.give_back()
-    def left_alone(self):
-        if isinstance(self.model, DistributedDataParallel): return 'DDP has arranged the gradients already.'
-        return super().left_alone()
-    def try_sample(self):
-        self.place()
-        try:
-            with untouched(self.model), torch.no_grad():
-                xb, yb = self.sample()
-                model, loss_func = self.copies()
-                pred = model(*xb)
-                is_moved = any(isinstance(o, torch.Tensor) and not o.is_contiguous() for o in tree_leaves(pred))
-                if is_moved and yb and not isinstance(getattr(self.loss_func, '__self__', None), Callback):
-                    loss_func(to_float(pred), *yb)
-                model.eval()(*xb)
-        except Exception as e: return f"The network doesn't run in channels_last: {_reason(e)}"   # such as of a `view`
-        return ''
-
-    def place(self):
-        self.is_placed = True
-        for p in self.model.parameters():
+class Places:
+    "The weights of convolutions, each with its own memory and a place in channels_last"
+    def __init__(self): self.places, self.is_used = {}, False   # parameter -> (own, its place)
+    def use(self, params):
+        self.is_used = True
+        for p in params:
             own, (_, last) = p.data, self.places.get(p, (None, None))
             if p.ndim!=4 or last is not None and last.stride()==own.stride(): continue
             if last is not None and _is_like(last, own): last.copy_(own)
@@ -177,31 +107,92 @@ class ChannelsLastCallback(LayoutCallback):
             _move(p, last)
     def give_back(self):
         "Each weight has its own memory again, unless somebody has exchanged it"
-        if not self.is_placed: return
-        self.is_placed = False
+        if not self.is_used: return
+        self.is_used = False
         for p,(own,last) in self.places.items():
             if p.stride()==last.stride() and _is_like(p, own): _move(p, own.copy_(p.data))
+    def keep(self, params): # and forget the others
+        self.places = {p: self.places[p] for p in params if p in self.places}
+
+# %% ../nbs/22_layout.ipynb #3b6a355c
+class ContiguousPredCallback(JoiningCallback):
+    "Gives predictions back in the usual order"
+    order, graph_safe = -math.inf, 'counts'
+    def __init__(self, owner): self.owner = owner
+    def after_pred(self):
+        if self.owner.is_placed: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
+
+# %% ../nbs/22_layout.ipynb #db4fbd89
+class ChannelsLastCallback(LayoutCallback):
+    """Keeps the weights of convolutions in channels_last during a fit, where the network runs so
+
+    Its `end` has to be in the Learner, too. Dropout between convolutions draws another mask."""
+    graph_safe, is_in_fit = 'counts', False
+    def __init__(self): self.places, self.end = Places(), ContiguousPredCallback(self)
+    @property
+    def is_placed(self): return self.places.is_used
+    def join(self, learn):
+        self.hook = Hook(self, '_do_fit', self._fit)
+        self.hook.install(learn)
+    def leave(self): self.hook.remove(self.learn)
+    def _fit(self):
+        self.places.keep(self.model.parameters())
+        self.why_not = self.left_alone() or self.why_not
+        if not self.why_not: self.place()              # where a graph that is kept expects them
+        self.is_in_fit = True
+        try: self.hook.inner(self.learn)
+        finally:
+            self.is_in_fit = False
+            self.places.give_back()
+    def place(self): self.places.use(self.model.parameters())
+    def before_batch(self):
+        if self.is_in_fit and self.may_run(): self.n_done += self.training
+        else: self.places.give_back()
     def forget(self):
-        self.give_back()
-        self.places = {}
+        self.places.give_back()
+        self.places.keep([])
+    def left_alone(self):
+        is_ddp = isinstance(self.model, DistributedDataParallel)
+        return 'DDP has arranged the gradients already.' if is_ddp else super().left_alone()
+
+# %% ../nbs/22_layout.ipynb #7f45ab9c
+@patch
+def try_sample(self:ChannelsLastCallback):
+    self.place()
+    try:
+        with untouched(self.model), torch.no_grad():
+            xb, yb = self.sample()
+            model, loss_func = self.copies()
+            pred = model(*xb)
+            tensors = [o for o in tree_leaves(pred) if isinstance(o, torch.Tensor)]
+            is_moved = not all(o.is_contiguous() for o in tensors)
+            has_own_loss = isinstance(getattr(self.loss_func, '__self__', None), Callback)
+            if is_moved and yb and not has_own_loss: loss_func(to_float(pred), *yb)
+            model.eval()(*xb)
+    except Exception as e:                                      # such as of a `view`
+        return f"The network doesn't run in channels_last: {_reason(e)}"
+    return ''
 
 # %% ../nbs/22_layout.ipynb #layout17
-_IN_ONEDNN = set("""to_mkldnn _to_dense _mkldnn_reshape convolution native_batch_norm relu relu_ threshold add add_ empty
+_IN_ONEDNN = set("""to_mkldnn _to_dense _mkldnn_reshape convolution native_batch_norm
+    relu relu_ threshold add add_ empty
     mkldnn_max_pool2d mkldnn_adaptive_avg_pool2d mkldnn_linear""".split())
 
 class _OneDNNMode(TorchDispatchMode):
-    "Lets only operations pass that were tested in oneDNN's layout: others may be wrong there, or even crash, as PReLU does"
+    "Lets only tested operations pass: others may be wrong there, or even crash, as PReLU does"
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, tensors = func.overloadpacket.__name__, [o for o in tree_leaves((args, kwargs)) if isinstance(o, torch.Tensor)]
-        if name.removesuffix('_backward') not in _IN_ONEDNN and any(o.is_mkldnn for o in tensors):
+        name, given = func.overloadpacket.__name__, tree_leaves((args, kwargs))
+        is_in = any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in given)
+        if is_in and name.removesuffix('_backward') not in _IN_ONEDNN:
             raise NotImplementedError(f"{name} wasn't tested")
         return func(*args, **kwargs or {})
 
 @contextmanager
 def pools_first(model):
-    "Within `with`, a max pooling comes before the ReLU that it follows in a chain of `nn.Sequential`s"
-    def chains(o): # that nothing but an `nn.Sequential` calls: others may take what comes between two layers
-        return [o._modules, *(c for part in o for c in chains(part))] if type(o) is nn.Sequential else []
+    "Within `with`, max pooling comes before the ReLU that it follows in chains of `nn.Sequential`s"
+    def chains(o): # that nothing but an `nn.Sequential` calls: others may take what comes between
+        if type(o) is not nn.Sequential: return []
+        return [o._modules, *(c for part in o for c in chains(part))]
     found = [(c, a, b) for c in chains(model) for a,b in pairwise(c)
              if type(c[a]) is nn.ReLU and type(c[b]) is nn.MaxPool2d and not c[b].return_indices]
     in_place = [c[a] for c,a,_ in found if c[a].inplace]       # oneDNN's pooling keeps its result
@@ -214,11 +205,13 @@ def pools_first(model):
         swap()
         for o in in_place: o.inplace = True
 
-class OneDNNCallback(LayoutCallback):
-    """Trains a network on a CPU in the layout of oneDNN, its library of kernels, so that no layer reorders its input
+# %% ../nbs/22_layout.ipynb #94da309d
+def _in_onednn(model, forward, xb):
+    with pools_first(model), _OneDNNMode():
+        return _of_tensors(torch.Tensor.to_dense, forward(*(o.to_mkldnn() for o in xb)))
 
-    Only a forward pass in training runs so: what goes in and comes out has the usual layout, and the layers are in their
-    own places before and after it. A pass that meets an operation that wasn't tested starts again as stock."""
+class OneDNNCallback(LayoutCallback):
+    "Trains a network on a CPU in the layout of oneDNN's kernels, so that no layer reorders its input"
     graph_safe, shapes, next_pass = 'counts', None, None
     def before_batch(self):
         self.after_batch()
@@ -229,40 +222,46 @@ class OneDNNCallback(LayoutCallback):
     def after_batch(self):
         if self.next_pass: self.next_pass.remove()
     def left_alone(self):
-        own = [o for m in self.model.modules() for o in (vars(m).get('forward'), m._compiled_call_impl) if o and type(o) is not NextPass]
-        return 'A layer has its own forward.' if own else super().left_alone()
-    def _in_layout(self, model, forward, xb):
-        with pools_first(model), _OneDNNMode(): return _of_tensors(torch.Tensor.to_dense, forward(*(o.to_mkldnn() for o in xb)))
+        modules = list(self.model.modules())
+        replaced = [vars(o).get('forward') for o in modules]
+        replaced += [o._compiled_call_impl for o in modules]
+        has_own = any(o and type(o) is not NextPass for o in replaced)
+        return 'A layer has its own forward.' if has_own else super().left_alone()
     def _run(self, forward, *xb):
-        put_back = remember(self.model)
-        try: out = self._in_layout(self.model, forward, xb)
-        except NotImplementedError as e:                        # in a branch that the try didn't take
+        put_back = restorer(self.model)
+        try: out = _in_onednn(self.model, forward, xb)
+        except NotImplementedError as e:               # in a branch that the try didn't take
             self.why_not = f"The network doesn't run in it: {_reason(e)}"
             put_back()
             return forward(*xb)
         self.n_done += 1
         return out
-    def try_sample(self):
-        try:
-            model, _ = self.copies()
-            weights = [o for o in model.parameters() if o.requires_grad]
-            with untouched(self.model), _OneDNNMode():
-                out = tree_leaves(self._in_layout(model, partial(type(model).forward, model), self.sample()[0]))
-                torch.autograd.grad(sum(o.sum() for o in out if isinstance(o, torch.Tensor)), weights, allow_unused=True)
-        except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
-        kept = [v for o in model.modules() for k,v in vars(o).items() if k[0]!='_']
-        is_kept = any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in tree_leaves(kept))
-        return 'The network keeps activations.' if is_kept else ''
+
+# %% ../nbs/22_layout.ipynb #355c4758
+@patch
+def try_sample(self:OneDNNCallback):
+    try:
+        model, _ = self.copies()
+        weights = [o for o in model.parameters() if o.requires_grad]
+        with untouched(self.model), _OneDNNMode():
+            forward = partial(type(model).forward, model)
+            out = tree_leaves(_in_onednn(model, forward, self.sample()[0]))
+            total = sum(o.sum() for o in out if isinstance(o, torch.Tensor))
+            torch.autograd.grad(total, weights, allow_unused=True)
+    except Exception as e: return f"The network doesn't run in it: {_reason(e)}"
+    kept = tree_leaves([v for o in model.modules() for k,v in vars(o).items() if k[0]!='_'])
+    is_kept = any(isinstance(o, torch.Tensor) and o.is_mkldnn for o in kept)
+    return 'The network keeps activations.' if is_kept else ''
 
 # %% ../nbs/22_layout.ipynb #a5e4f85b
 def keep_pages(
     system=None, # What `platform.system()` returns; tests pass another
 )->str: # Why not; empty if it was done
-    "Make glibc keep large blocks of memory instead of returning them to the system; this can't be undone"
+    "Make glibc keep large blocks of memory instead of returning them; this can't be undone"
     if (system or platform.system())!='Linux' or platform.libc_ver()[0]!='glibc':
         return 'Only glibc, on Linux, can be asked to keep its pages.'
     mallopt = ctypes.CDLL(None).mallopt
-    trim_threshold, mmap_threshold, largest = -1, -3, (1<<30, 1<<25)     # older versions take 32 MiB at most
+    trim_threshold, mmap_threshold, largest = -1, -3, (1<<30, 1<<25)    # older versions take 32 MiB
     is_done = any(mallopt(mmap_threshold, o) for o in largest) and mallopt(trim_threshold, -1)
     keep_pages.is_done = keep_pages.is_done or is_done
     return '' if is_done else 'glibc refused (mallopt returned 0).'

@@ -13,8 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 import numpy as np
 import torch
-from fastai.optimizer import (Adam, Lookahead, OptimWrapper, Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg,
-                              lamb_step, momentum_step, qhadam_step, radam_step, rms_prop_step, sgd_step, step_stat, weight_decay)
+from fastai.optimizer import (
+    Adam, Lookahead, OptimWrapper, Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg,
+    lamb_step, momentum_step, qhadam_step, radam_step, rms_prop_step, sgd_step, step_stat,
+    weight_decay)
+from fastcore.basics import patch
 from torch.optim import optimizer as torch_optimizer
 
 try: import triton, triton.language as tl
@@ -31,56 +34,68 @@ class Recipe(NamedTuple):
     counts: bool        # Does it count its steps?
     is_pulled: bool     # Does `Lookahead` pull it back to slow weights?
     @property
-    def is_torch(self): return self.step in ('Adam', 'SGD')
-    @property
-    def uses_grad(self): return self.avg is None or self.step in ('qhadam_step', 'SGD') # besides its mean, in the step
+    def uses_grad(self): # besides its mean, in the step
+        return self.avg is None or self.step in ('qhadam_step', 'SGD')
     @property
     def uses_square(self): return self.step=='qhadam_step'
 
-CAN = ("These can: fastai's Adam, SGD, RAdam, RMSProp, QHAdam, Lamb and ranger, and OptimWrapper over torch's AdamW, Adam "
-       "and SGD; use one of them as opt_func.")
+CAN = ("These can: fastai's Adam, SGD, RAdam, RMSProp, QHAdam, Lamb and ranger, and OptimWrapper "
+       "over torch's AdamW, Adam and SGD; use one of them as opt_func.")
 def _refuse(why): raise ValueError(f"The step of this optimizer cannot be fused: {why}. {CAN}")
 
 _AVERAGES = average_grad, average_sqr_grad
-_STEPS = {sgd_step: [()], momentum_step: [(average_grad,)], rms_prop_step: [(average_sqr_grad,), _AVERAGES], # what comes before
-          **{o: [(*_AVERAGES, step_stat)] for o in (adam_step, radam_step, qhadam_step, lamb_step)}}
+_BEFORE = { # a step of fastai's -> the functions that may come before it
+    sgd_step: [()], momentum_step: [(average_grad,)],
+    rms_prop_step: [(average_sqr_grad,), _AVERAGES]}
+_BEFORE |= dict.fromkeys((adam_step, radam_step, qhadam_step, lamb_step), [(*_AVERAGES, step_stat)])
 
 def _read_fastai(opt, is_pulled):
     funcs = [getattr(o, 'func', o) for o in opt.cbs]
     bound = {f: getattr(o, 'keywords', {}) for f,o in zip(funcs, opt.cbs)}
     decay, *before, step = funcs if len(funcs)>1 else (None, None)
     damps = {o: bound.get(o, {}).get('dampening', o is average_sqr_grad) for o in _AVERAGES}
-    is_known = decay in (weight_decay, l2_reg) and tuple(before) in _STEPS.get(step, ())
-    is_plain = damps[average_sqr_grad] and all(set(v)<=({'dampening'} if k in _AVERAGES else set()) for k,v in bound.items())
+    is_known = decay in (weight_decay, l2_reg) and tuple(before) in _BEFORE.get(step, ())
+    may_bind = {f: {'dampening'} if f in _AVERAGES else set() for f in bound}
+    is_plain = damps[average_sqr_grad] and all(set(v)<=may_bind[f] for f,v in bound.items())
     if not is_known or not is_plain: _refuse('it has functions of its own')
     if any(o.get('beta') for o in opt.hypers): _refuse("its `beta` (SAdam) isn't 0")
-    if any('dampening' in o for o in opt.hypers): _refuse('`dampening` is one of its hyper-parameters')
-    names = ['grad_avg' if average_grad in before else None, 'sqr_avg' if average_sqr_grad in before else None]
-    return Recipe(step.__name__, decay is weight_decay, *names, bool(damps[average_grad]), step_stat in before, is_pulled)
+    if any('dampening' in o for o in opt.hypers):
+        _refuse('`dampening` is one of its hyper-parameters')
+    avg, sqr = ('grad_avg' if average_grad in before else None,
+                'sqr_avg' if average_sqr_grad in before else None)
+    is_damped, counts = bool(damps[average_grad]), step_stat in before
+    return Recipe(step.__name__, decay is weight_decay, avg, sqr, is_damped, counts, is_pulled)
 
+# %% ../nbs/13_optim.ipynb #295315e3
 _FLAGS = 'amsgrad', 'maximize', 'differentiable', 'dampening'
-_HOOKS = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks     # of all in the process
+_HOOKS = [torch_optimizer._global_optimizer_pre_hooks,  # of all optimizers in the process
+          torch_optimizer._global_optimizer_post_hooks]
+
 def _read_torch(opt):
     groups, kind = opt.param_groups, type(opt)
-    if kind not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD): _refuse(f'it wraps {kind.__name__}')
+    known = torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD
+    if kind not in known: _refuse(f'it wraps {kind.__name__}')
     found = [o for o in _FLAGS if any(g.get(o) for g in groups)]
     if found: _refuse(f'its `{found[0]}` is set')
     hooks = opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks, *_HOOKS
     if any(hooks): _refuse('it has hooks')
     decoupled = {g.get('decoupled_weight_decay', False) for g in groups}
     if len(decoupled)>1: _refuse('the weight decay of only some of its groups is decoupled')
-    if kind is torch.optim.SGD: return Recipe('SGD', False, 'momentum_buffer', None, False, False, False)
+    if kind is torch.optim.SGD:
+        return Recipe('SGD', False, 'momentum_buffer', None, False, False, False)
     return Recipe('Adam', *decoupled, 'exp_avg', 'exp_avg_sq', True, True, False)
 
 def read_recipe(opt)->Recipe:
     "What an optimizer's steps do; `ValueError` in words where they can't be fused"
     inner = getattr(opt, 'opt', None)
     kind, inner_kind = (getattr(type(o), 'stock', type(o)) for o in (opt, inner))
-    if {'step', 'zero_grad'} & getattr(inner, '__dict__', {}).keys(): _refuse('what it wraps has a step or a zero_grad of its own')
+    if {'step', 'zero_grad'} & getattr(inner, '__dict__', {}).keys():
+        _refuse('what it wraps has a step or a zero_grad of its own')
     if kind is OptimWrapper: return _read_torch(inner)
     if kind is Optimizer: return _read_fastai(opt, False)
     if kind is Lookahead and inner_kind is Optimizer: return _read_fastai(inner, True)
-    _refuse(f'it is of class {kind.__name__}'+f' over {inner_kind.__name__}'*(kind is Lookahead))
+    over = f' over {inner_kind.__name__}' if kind is Lookahead else ''
+    _refuse(f'it is of class {kind.__name__}{over}')
 
 def find_recipe(opt):
     "What an optimizer's steps do; None where they can't be fused"
@@ -88,8 +103,8 @@ def find_recipe(opt):
     except ValueError: return None
 
 # %% ../nbs/13_optim.ipynb #700cec89
-COEFS = ('decay', 'l2', 'mom', 'damp', 'sqr_mom', 'sqr_damp', 'avg_size', 'grad_size', 'sqr_size', 'square_size', 'eps', 'lr',
-         'is_sync', 'alpha') # see `update_foreach`; the last two are Lookahead's
+COEFS = ('decay', 'l2', 'mom', 'damp', 'sqr_mom', 'sqr_damp', 'avg_size', 'grad_size', 'sqr_size',
+         'square_size', 'eps', 'lr', 'is_sync', 'alpha')  # `update_foreach`; two of Lookahead
 
 def _rectification(sqr_mom, step):
     "How far RAdam trusts the mean square; None: not yet"
@@ -98,7 +113,7 @@ def _rectification(sqr_mom, step):
     return math.sqrt((r-4)*(r-2)*r_inf/((r_inf-4)*(r_inf-2)*r)) if r>5 else None
 
 def _sizes(recipe, lr, mom, sqr_mom, eps, step, hyper):
-    "Of mean gradient and gradient in the change of a weight; of mean square and square in its denominator; what is added to that"
+    "Coefficients from `avg_size` to `eps`: of the change of a weight, and of its denominator"
     name = recipe.step
     if name=='SGD': # torch's
         if not mom: return 0., -lr, 0., 0., eps
@@ -120,16 +135,19 @@ def step_coefs(
     do_wd:bool, # False for norms and biases
     step:int,   # 1 for the first
 )->list: # In the order of `COEFS`, without Lookahead's
-    "The numbers of one step, as the functions of `fastai.optimizer` and the classes of `torch.optim` combine them"
+    "The numbers of one step, as `fastai.optimizer` and `torch.optim` combine them"
     lr, wd, mom, sqr_mom, eps = (hyper.get(o, 0.) for o in ('lr', 'wd', 'mom', 'sqr_mom', 'eps'))
     wd, sizes = wd*do_wd, _sizes(recipe, lr, mom, sqr_mom, eps, step, hyper)
-    if recipe.step=='SGD' and not mom: mom, damp = 1., 0.                     # torch leaves its momentum alone then
-    else: damp = 1-mom if recipe.is_damped else 1.
-    return [1-lr*wd if recipe.is_decoupled else 1., 0. if recipe.is_decoupled else wd, mom, damp, sqr_mom, 1-sqr_mom, *sizes, lr]
+    damp = 1-mom if recipe.is_damped else 1.
+    if recipe.step=='SGD' and not mom: mom, damp = 1., 0.     # torch leaves its momentum alone
+    decay, l2 = (1-lr*wd, 0.) if recipe.is_decoupled else (1., wd)
+    return [decay, l2, mom, damp, sqr_mom, 1-sqr_mom, *sizes, lr]
 
 # %% ../nbs/13_optim.ipynb #ccb9eded
+BLOCK = 1024   # elements that one program of the kernel updates
+
 def update_foreach(recipe, params, grads, avgs, sqr_avgs, coefs):
-    "Update a list of tensors in place by operations of torch; `coefs` are tensors without dimensions"
+    "Update tensors in place by operations of torch; `coefs` are tensors without dimensions"
     c = dict(zip(COEFS, coefs))
     if recipe.is_decoupled: torch._foreach_mul_(params, c['decay'])
     else: grads = torch._foreach_add(grads, torch._foreach_mul(params, c['l2']))
@@ -144,7 +162,8 @@ def update_foreach(recipe, params, grads, avgs, sqr_avgs, coefs):
         torch._foreach_mul_(sqr_avgs, c['sqr_mom'])
         torch._foreach_add_(sqr_avgs, torch._foreach_mul(squares, c['sqr_damp']))
         root = torch._foreach_mul(sqr_avgs, c['sqr_size'])
-        if recipe.uses_square: torch._foreach_add_(root, torch._foreach_mul(squares, c['square_size']))
+        if recipe.uses_square:
+            torch._foreach_add_(root, torch._foreach_mul(squares, c['square_size']))
         torch._foreach_sqrt_(root)
         torch._foreach_div_(change, [o+c['eps'] for o in root])
     if recipe.step=='lamb_step': change = _trust(params, change, c['lr'])
@@ -154,17 +173,16 @@ def _trust(params, change, lr):
     "Lamb's: as many times the change as a tensor's norm is that of its step, ten at most"
     norms, of_change = (torch.stack(torch._foreach_norm(o)) for o in (params, change))
     ratio = (norms*lr/of_change).clamp(max=10)
-    return torch._foreach_mul(change, torch.where((norms==0)|(of_change==0), 1., ratio).to(norms.dtype).unbind())
+    ratio = torch.where((norms==0)|(of_change==0), 1., ratio)
+    return torch._foreach_mul(change, ratio.to(norms.dtype).unbind())
 
 def pull(params, slows, is_sync, alpha):
-    "Lookahead's: in a step that synchronizes, move the slow weights towards these, and put these there"
+    "Lookahead's: in a step that synchronizes, move slow weights towards these, and these there"
     new = torch._foreach_add(slows, torch._foreach_mul(torch._foreach_sub(params, slows), alpha))
     for o,*old in zip(new, slows, params):
-        for x in old: torch.where(is_sync>0, o, x, out=x)                     # bit by bit as it was, in other steps
+        for x in old: torch.where(is_sync>0, o, x, out=x)     # in others, bit by bit as it was
 
 # %% ../nbs/13_optim.ipynb #4bbfa1b4
-BLOCK = 1024   # elements that one program of the kernel updates
-
 if triton:
     @triton.jit(do_not_specialize=['n_buckets'])
     def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, loss, losses, n_done, N: tl.constexpr,
@@ -210,7 +228,7 @@ if triton:
 
 # %% ../nbs/13_optim.ipynb #834871ea
 class HostRows:
-    "Numbers that the host changes before a step, in device memory; up to 64 steps may wait for the device"
+    "Numbers that the host changes before a step, in device memory; up to 64 steps may wait"
     def __init__(self, shape, device):
         self.on_device = torch.zeros(shape, device=device)
         self.is_cuda, self.i, self.last = self.on_device.is_cuda, 0, None
@@ -222,7 +240,7 @@ class HostRows:
         self.last = values
         if not self.is_cuda: return self.on_device.copy_(torch.from_numpy(values))
         i = self.i = (self.i+1)%64
-        self.passed[i].synchronize()                    # passed long ago, unless 64 steps are waiting
+        self.passed[i].synchronize()                  # passed long ago, unless 64 steps wait
         self.rows_np[i] = values
         self.on_device.copy_(self.rows[i], non_blocking=True)
         self.passed[i].record(torch.cuda.current_stream(self.on_device.device))
@@ -231,17 +249,20 @@ def place(o): # A tensor or None
     "What a kernel that was given its address relies on"
     return o is not None and (o.data_ptr(), o.stride(), o.dtype)
 
+def _named(lr, weight_decay, betas=None, momentum=0., eps=0., nesterov=False, **_):
+    mom, sqr_mom = betas or (momentum, 0.)
+    names = dict(lr=lr, wd=weight_decay, mom=mom, sqr_mom=sqr_mom, eps=eps)
+    return {k: float(v) for k,v in names.items()} | dict(nesterov=nesterov)
 def hypers_of(opt):
     "The hyper-parameters of each group, as fastai names them"
-    def named(lr, weight_decay, betas=None, momentum=0., eps=0., nesterov=False, **_):
-        values = map(float, (lr, weight_decay, *(betas or (momentum, 0.)), eps))
-        return dict(zip(('lr', 'wd', 'mom', 'sqr_mom', 'eps'), values), nesterov=nesterov)
-    return [named(**o) for o in opt.opt.param_groups] if isinstance(opt, OptimWrapper) else opt.hypers
+    if not isinstance(opt, OptimWrapper): return opt.hypers
+    return [_named(**o) for o in opt.opt.param_groups]
 
 def _laid_out_as(p, o): # None: zeros
     if o is None: return torch.zeros_like(p)
     return o if o.stride()==p.stride() else torch.empty_like(p).copy_(o)
 
+# %% ../nbs/13_optim.ipynb #507e4116
 class StepPlan:
     "The parameters of `opt` that have a gradient, in buckets that share their numbers"
     def __init__(self, opt):
@@ -249,70 +270,78 @@ class StepPlan:
         self.moments = [o for o in (self.recipe.avg, self.recipe.sqr) if o]
         self._make_state()
         keys, self.places = self._look()
-        self.buckets = [list(o) for o in dict.fromkeys(keys)]                     # group, is decayed, steps so far
+        self.buckets = [list(o) for o in dict.fromkeys(keys)]     # group, is decayed, steps so far
         self.bucket_of = [self.buckets.index(list(o)) for o in keys]
-        if self.params: self.rows = HostRows((len(self.buckets), len(COEFS)), self.params[0].device)
-        self.avgs, self.sqr_avgs = [[o.get(n) for o in self.states] for n in self.recipe[2:4]]
+        if self.params:
+            self.rows = HostRows((len(self.buckets), len(COEFS)), self.params[0].device)
+        self.avgs, self.sqr_avgs = ([o.get(n) for o in self.states]
+                                    for n in (self.recipe.avg, self.recipe.sqr))
+
+    def all_params(self): # (group, place in it, parameter)
+        return [(g, i, p) for g,ps in enumerate(self.opt.param_lists) for i,p in enumerate(ps)]
+    def state_of(self, p): return getattr(self.opt, 'opt', self.opt).state.setdefault(p, {})
 
     def _make_state(self):
         opt = self.opt
         if self.recipe.is_pulled and opt.slow_weights is None: opt._copy_weights()
-        for g,ps in enumerate(opt.param_lists):
-            for i,p in enumerate(ps):
-                if self.recipe.is_pulled: opt.slow_weights[g][i] = _laid_out_as(p, opt.slow_weights[g][i])
-                if p.grad is None: continue
-                state = self._state_of(p)
-                for o in self.moments: state[o] = _laid_out_as(p, state.get(o))
-                if self.recipe.step=='Adam':                  # torch's count is a tensor, which the host reads here
-                    state['step'] = torch.as_tensor(state.get('step', 0.), dtype=torch.float32, device='cpu')
-
-    def _state_of(self, p): return getattr(self.opt, 'opt', self.opt).state.setdefault(p, {})
-
-    def _look(self):
-        opt, slows = self.opt, self.opt.slow_weights if self.recipe.is_pulled else None
-        all_params = [(p, g, slows and slows[g][i]) for g,ps in enumerate(opt.param_lists) for i,p in enumerate(ps)]
-        found = [o for o in all_params if o[0].grad is not None]
-        self.params, self.slows = [o[0] for o in found], [o[2] for o in found]
-        self.others = [(p, slow) for p,_,slow in all_params if p.grad is None and slow is not None]
-        self.states = [self._state_of(p) for p in self.params]
-        keys = [(g, s.get('do_wd', True), int(s.get('step', 0))) for (_,g,_),s in zip(found, self.states)]
-        places = [[place(o) for o in (p, slow, *map(s.get, self.moments))] for (p,_,slow),s in zip(found, self.states)]
-        return keys, [*places, *[(place(p), place(o)) for p,o in self.others]]
-
-    def is_current(self):
-        "Does the optimizer still have these parameters, moments and steps, where they were, and the same functions?"
-        if find_recipe(self.opt)!=self.recipe: return False
-        keys, places = self._look()
-        found = list(dict.fromkeys(keys))
-        if places!=self.places or [found.index(o) for o in keys]!=self.bucket_of: return False
-        if [o[:2] for o in found]!=[tuple(o[:2]) for o in self.buckets]: return False
-        self.buckets = [list(o) for o in found]                               # perhaps it counts its steps from 0 again
-        return True
-
-    def advance(self): # An array (buckets, coefs)
-        "Count a step; the numbers that it needs"
-        if self.recipe.counts:
-            for o in self.buckets: o[2] += 1
-            for state,i in zip(self.states, self.bucket_of):
-                n = self.buckets[i][2]
-                state['step'] = state['step'].fill_(n) if self.recipe.step=='Adam' else n
-        hypers, lookahead = hypers_of(self.opt), self._count_lookahead()
-        self.numbers = [step_coefs(self.recipe, hypers[g], wd, n)+lookahead for g,wd,n in self.buckets]
-        return np.array(self.numbers, np.float32)
-
-    def _count_lookahead(self):
-        if not self.recipe.is_pulled: return [0., 0.]
-        self.opt.count += 1
-        return [float(self.opt.count%self.opt.k==0), self.opt.alpha]
+        for g,i,p in self.all_params():
+            slows = opt.slow_weights[g] if self.recipe.is_pulled else None
+            if slows is not None: slows[i] = _laid_out_as(p, slows[i])
+            if p.grad is None: continue
+            state = self.state_of(p)
+            for o in self.moments: state[o] = _laid_out_as(p, state.get(o))
+            if self.recipe.step=='Adam':     # torch's count is a tensor, which the host reads here
+                n = state.get('step', 0.)
+                state['step'] = torch.as_tensor(n, dtype=torch.float32, device='cpu')
 
     def in_buckets(self, *lists):
         "For each bucket, these lists of one tensor a parameter without those of other buckets"
         for i in range(len(self.buckets)):
             yield [[o for o,b in zip(tensors, self.bucket_of) if b==i] for tensors in lists]
 
+# %% ../nbs/13_optim.ipynb #a5ff2d57
+@patch
+def _look(self:StepPlan): # (a key for each parameter's bucket, where everything lies)
+    slow_of = self.opt.slow_weights if self.recipe.is_pulled else None
+    found = [(g, p, slow_of and slow_of[g][i]) for g,i,p in self.all_params()]
+    reached = [o for o in found if o[1].grad is not None]
+    self.params, self.slows = [p for _,p,_ in reached], [slow for *_,slow in reached]
+    self.others = [(p, slow) for _,p,slow in found if p.grad is None and slow is not None]
+    self.states = [self.state_of(p) for p in self.params]
+    keys = [(g, s.get('do_wd', True), int(s.get('step', 0)))
+            for (g,_,_),s in zip(reached, self.states)]
+    held = [(p, slow, *map(s.get, self.moments)) for (_,p,slow),s in zip(reached, self.states)]
+    return keys, [[place(o) for o in tensors] for tensors in (*held, *self.others)]
+
+@patch
+def is_current(self:StepPlan):
+    "Are these parameters, moments, steps and functions the optimizer's, and where they were?"
+    if find_recipe(self.opt)!=self.recipe: return False
+    keys, places = self._look()
+    found = list(dict.fromkeys(keys))
+    if places!=self.places or [found.index(o) for o in keys]!=self.bucket_of: return False
+    if [o[:2] for o in found]!=[tuple(o[:2]) for o in self.buckets]: return False
+    self.buckets = [list(o) for o in found]             # perhaps it counts its steps from 0 again
+    return True
+
+@patch
+def advance(self:StepPlan): # An array (buckets, coefs)
+    "Count a step; the numbers that it needs"
+    recipe, hypers, lookahead = self.recipe, hypers_of(self.opt), [0., 0.]
+    if recipe.counts:
+        for o in self.buckets: o[2] += 1
+        for state,i in zip(self.states, self.bucket_of):
+            n = self.buckets[i][2]
+            state['step'] = state['step'].fill_(n) if recipe.step=='Adam' else n
+    if recipe.is_pulled:
+        self.opt.count += 1
+        lookahead = [float(self.opt.count%self.opt.k==0), self.opt.alpha]
+    self.numbers = [step_coefs(recipe, hypers[g], wd, n)+lookahead for g,wd,n in self.buckets]
+    return np.array(self.numbers, np.float32)
+
 # %% ../nbs/13_optim.ipynb #5f1c3059
 class ForeachUpdate:
-    """A plan's update by operations of torch, with row `at` of a table of numbers: of steps, buckets and `COEFS`
+    """A plan's update by torch's operations, with row `at` of a table: of steps, buckets, `COEFS`
 
     With a table of `losses`, it keeps the loss in row `at`, and counts."""
     losses = None
@@ -323,26 +352,30 @@ class ForeachUpdate:
     def take(self, grads): self.grads = grads
     def point(self): "Called before it runs with other tensors"
     def lists(self):
-        step_plan = self.step_plan
-        return step_plan.in_buckets(step_plan.params, self.grads, step_plan.avgs, step_plan.sqr_avgs)
+        plan = self.step_plan
+        return plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
+    def pulled(self):
+        plan = self.step_plan
+        return [*zip(plan.params, plan.slows), *plan.others]
     def pull(self, pairs): # of weights and slow weights
         if pairs: pull(*zip(*pairs), *self.numbers.index_select(0, self.at)[0, 0, -2:])
     def __call__(self, loss=None):
-        step_plan, rows = self.step_plan, self.numbers.index_select(0, self.at)[0]
-        for row,tensors in zip(rows, self.lists()): update_foreach(step_plan.recipe, *tensors, row.unbind())
-        if step_plan.recipe.is_pulled: self.pull([*zip(step_plan.params, step_plan.slows), *step_plan.others])
+        recipe, rows = self.step_plan.recipe, self.numbers.index_select(0, self.at)[0]
+        for row,tensors in zip(rows, self.lists()): update_foreach(recipe, *tensors, row.unbind())
+        if recipe.is_pulled: self.pull(self.pulled())
         if self.losses is not None:
             self.losses.index_copy_(0, self.at, loss.reshape(1))
             self.at.add_(1)
 
+# %% ../nbs/13_optim.ipynb #edb04b73
 class TritonUpdate(ForeachUpdate):
     "A plan's update in one launch"
     def __init__(self, step_plan, grads):
         super().__init__(step_plan, grads)
         sizes, device = [o.numel() for o in step_plan.params], step_plan.params[0].device
         chunks = [(i, j) for i,n in enumerate(sizes) for j in range(-(-n//BLOCK))]
-        self.chunks, self.sizes, self.buckets = (torch.tensor(o, dtype=torch.int32, device=device)
-                                                 for o in (chunks, sizes, step_plan.bucket_of))
+        def as_ints(o): return torch.tensor(o, dtype=torch.int32, device=device)
+        self.chunks, self.sizes, self.buckets = map(as_ints, (chunks, sizes, step_plan.bucket_of))
         self.table = torch.zeros((len(sizes), 5), dtype=torch.int64, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
         self.point()
@@ -350,34 +383,40 @@ class TritonUpdate(ForeachUpdate):
         super().take(grads)
         if self.places!=[o.data_ptr() for o in grads]: self.point()
     def point(self):
-        "Look up where the tensors lie: gradients that a captured step makes have their places once it is captured"
-        o, self.places = self.step_plan, [o.data_ptr() for o in self.grads]
-        lists = zip(o.params, self.grads, o.avgs, o.sqr_avgs, o.slows)
-        self.table.copy_(torch.tensor([[0 if o is None else o.data_ptr() for o in row] for row in lists]))
+        "Look up where the tensors lie"
+        plan, self.places = self.step_plan, [o.data_ptr() for o in self.grads]
+        rows = zip(plan.params, self.grads, plan.avgs, plan.sqr_avgs, plan.slows)
+        places = [[0 if o is None else o.data_ptr() for o in row] for row in rows]
+        self.table.copy_(torch.tensor(places))
     def __call__(self, loss=None):
-        self.pull(self.step_plan.others)                                   # before the kernel counts
+        self.pull(self.step_plan.others)                            # before the kernel counts
         loss = None if self.losses is None else loss
-        with torch.cuda.device(self.table.device): _update_kernel[len(self.chunks),](     # Triton takes the current one
-            self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at, len(self.step_plan.buckets), loss,
-            self.losses, self.n_done, **_kernel_flags(self.step_plan.recipe))
+        with torch.cuda.device(self.table.device):                  # Triton takes the current one
+            _update_kernel[len(self.chunks),](
+                self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at,
+                len(self.step_plan.buckets), loss, self.losses, self.n_done,
+                **_kernel_flags(self.step_plan.recipe))
 
 def _kernel_flags(recipe): return dict(
-    N=len(COEFS), L2=not recipe.is_decoupled, HAS_AVG=bool(recipe.avg), HAS_SQR=bool(recipe.sqr), USES_GRAD=recipe.uses_grad,
-    USES_SQUARE=recipe.uses_square, IS_PULLED=recipe.is_pulled, BLOCK=BLOCK)
+    N=len(COEFS), L2=not recipe.is_decoupled, HAS_AVG=bool(recipe.avg), HAS_SQR=bool(recipe.sqr),
+    USES_GRAD=recipe.uses_grad, USES_SQUARE=recipe.uses_square, IS_PULLED=recipe.is_pulled,
+    BLOCK=BLOCK)
 
+# %% ../nbs/13_optim.ipynb #48c217c0
 @lru_cache
 def _build(device, *flags): # A `Future`
-    "Let a thread build the kernel with these flags, for a second where Triton's cache hasn't got it, and run it on no elements"
     def build():
-        n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in (torch.int32, torch.int64, torch.float32))
-        with torch.cuda.device(device): _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
+        dtypes = torch.int32, torch.int64, torch.float32
+        n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
+        with torch.cuda.device(device):
+            _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
     return ThreadPoolExecutor(1, 'gpubench').submit(build)
 
 def begin_build(opt): # A `Future`; None where the kernel has no such step, and on a CPU
     "Begin to build what the steps of an optimizer will need"
     recipe, device = find_recipe(opt), next(p.device for ps in opt.param_lists for p in ps)
-    if not triton or device.type!='cuda' or recipe is None or recipe.step=='lamb_step': return None
-    return _build(device, *_kernel_flags(recipe).items())
+    has_kernel = triton and device.type=='cuda' and recipe is not None and recipe.step!='lamb_step'
+    return _build(device, *_kernel_flags(recipe).items()) if has_kernel else None
 
 def is_ready(opt): # Is nothing being built?
     build = begin_build(opt)
@@ -388,36 +427,42 @@ def is_built(opt, wait): # `wait`: until it is; else it counts only if it is alr
     if build is None or not (wait or is_ready(opt)): return False
     try: build.result()
     except Exception as e:
-        warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), so optimizer steps take more launches.")
+        warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), "
+                      "so optimizer steps take more launches.")
         return False
     return True
 
+# %% ../nbs/13_optim.ipynb #833d09f0
 class NativeUpdate(ForeachUpdate):
-    "A plan's Adam, RAdam or SGD by torch's own fused steps, which take their numbers from the host"
+    "A plan's Adam, RAdam or SGD by torch's own fused steps"
     @staticmethod
     def takes(recipe):
         is_adam = recipe.step in ('adam_step', 'radam_step', 'Adam') and recipe.is_damped
         return is_adam or recipe.step in ('sgd_step', 'momentum_step', 'SGD')
     def __call__(self):
-        step_plan = self.step_plan
-        recipe = step_plan.recipe
-        for (_,_,n),numbers,tensors in zip(step_plan.buckets, step_plan.numbers, self.lists()):
+        plan, device = self.step_plan, self.numbers.device
+        for (_,_,n),numbers,tensors in zip(plan.buckets, plan.numbers, self.lists()):
             c = dict(zip(COEFS, numbers))
-            if not recipe.sqr: self._sgd(*tensors[:3], c)
+            if not plan.recipe.sqr: self._sgd(*tensors[:3], c)
             elif c['lr'] and c['sqr_size']: self._adam(tensors, c, n)
-            else: update_foreach(recipe, *tensors, torch.tensor(numbers, device=self.numbers.device).unbind())
-        if recipe.is_pulled and c['is_sync']: self.pull([*zip(step_plan.params, step_plan.slows), *step_plan.others])
+            else:
+                coefs = torch.tensor(numbers, device=device).unbind()
+                update_foreach(plan.recipe, *tensors, coefs)
+        if plan.recipe.is_pulled and c['is_sync']: self.pull(self.pulled())
     def _sgd(self, params, grads, avgs, c):
-        has_mom, is_nesterov = avgs[0] is not None and c['damp']>0, c['avg_size']!=0 and c['grad_size']!=0
+        has_mom = avgs[0] is not None and c['damp']>0
+        is_nesterov = c['avg_size']!=0 and c['grad_size']!=0
         if c['decay']!=1: torch._foreach_mul_(params, c['decay'])
-        torch._fused_sgd_(params, grads, avgs if has_mom else [], weight_decay=c['l2'], momentum=c['mom']*has_mom, lr=c['lr'],
-                          dampening=(1-c['damp'])*has_mom, nesterov=is_nesterov, maximize=False, is_first_step=False)
+        torch._fused_sgd_(params, grads, avgs if has_mom else [], weight_decay=c['l2'], lr=c['lr'],
+                          momentum=c['mom']*has_mom, dampening=(1-c['damp'])*has_mom,
+                          nesterov=is_nesterov, maximize=False, is_first_step=False)
     def _adam(self, tensors, c, n):
-        lr, count = -c['avg_size']*(1-c['mom']**n), torch.full((), float(n), device=self.numbers.device)
-        is_decoupled = self.step_plan.recipe.is_decoupled
-        (torch._fused_adamw_ if is_decoupled else torch._fused_adam_)(
-            *tensors, [], [count]*len(tensors[0]), lr=lr, beta1=c['mom'], beta2=c['sqr_mom'], eps=c['eps'], amsgrad=False,
-            weight_decay=(1-c['decay'])/lr if is_decoupled else c['l2'], maximize=False)
+        lr, is_decoupled = -c['avg_size']*(1-c['mom']**n), self.step_plan.recipe.is_decoupled
+        count = torch.full((), float(n), device=self.numbers.device)
+        step = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+        step(*tensors, [], [count]*len(tensors[0]), lr=lr, beta1=c['mom'], beta2=c['sqr_mom'],
+             eps=c['eps'], weight_decay=(1-c['decay'])/lr if is_decoupled else c['l2'],
+             amsgrad=False, maximize=False)
 
 # %% ../nbs/13_optim.ipynb #dafcb1ac
 def make_update(
@@ -428,11 +473,15 @@ def make_update(
 ): # None: the optimizer's own step is the fastest, on a CPU where torch has no fused one
     "The fastest update that these tensors allow"
     if not grads: return None
-    def order(o): return [s for s,n in zip(o.stride(), o.shape) if n>1]      # of one channel, both layouts are the same
-    is_alike = all(order(p)==order(g) for p,g in zip(step_plan.params, grads))
-    is_dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in step_plan.params)
-    is_plain = is_alike and is_dense and all(o.dtype==torch.float32 for o in (*step_plan.params, *grads))
-    recipe, device = step_plan.recipe, step_plan.params[0].device.type
+    params, recipe = step_plan.params, step_plan.recipe
+    device = params[0].device.type
+    def order(o): # which is the same in both layouts for one channel
+        return [s for s,n in zip(o.stride(), o.shape) if n>1]
+    def is_dense(o):
+        return o.is_contiguous() or o.is_contiguous(memory_format=torch.channels_last)
+    is_alike = all(order(p)==order(g) for p,g in zip(params, grads))
+    is_plain = is_alike and all(map(is_dense, params))
+    is_plain = is_plain and all(o.dtype==torch.float32 for o in (*params, *grads))
     is_native = is_plain and device in ('cpu', 'cuda') and NativeUpdate.takes(recipe)
     if is_native and not capturable: return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
@@ -444,24 +493,27 @@ class FusedOptimizer:
     "What steps in one launch; `fuse` makes an optimizer one"
     capturable, _plan, _update, _made_for = False, None, None, None   # will its steps be captured?
     def __init__(self, *args, **kwargs): raise ValueError(
-        "FusedOptimizer can't be used as an opt_func. Use opt_func=Adam, then call `speed_up(learn)` or `fuse(opt)`.")
+        "FusedOptimizer can't be used as an opt_func. "
+        "Use opt_func=Adam, then call `speed_up(learn)` or `fuse(opt)`.")
     def step_plan(self):
-        if self._plan is None or not self._plan.is_current(): self._plan, self._made_for = StepPlan(self), None
+        if self._plan is None or not self._plan.is_current():
+            self._plan, self._made_for = StepPlan(self), None
         return self._plan
 
     def step(self, closure=None):
-        if closure is not None: raise NotImplementedError("fastai optimizers currently do not support closure")
-        if find_recipe(self) is None: return unfuse(self).step()              # it got a function of its own
-        step_plan = self.step_plan()
-        grads = [p.grad for p in step_plan.params]
+        if closure is not None:
+            raise NotImplementedError("fastai optimizers currently do not support closure")
+        if find_recipe(self) is None: return unfuse(self).step()      # it got a function of its own
+        plan = self.step_plan()
+        grads = [p.grad for p in plan.params]
         made_for = self.capturable, [place(o)[1:] for o in grads]
         if self._made_for!=made_for:
-            wait = not self.capturable or torch.are_deterministic_algorithms_enabled()     # where a replay has to give the same bits
-            self._update = make_update(step_plan, grads, self.capturable, wait)
+            wait = not self.capturable or torch.are_deterministic_algorithms_enabled()
+            self._update = make_update(plan, grads, self.capturable, wait)
             self._made_for = made_for if wait or is_ready(self) else None
         if self._update is None: return self.stock_step()
         self._update.take(grads)
-        step_plan.rows.fill(step_plan.advance())
+        plan.rows.fill(plan.advance())
         with torch.no_grad(): self._update()
     def stock_step(self): self.stock.step(self)
 
@@ -474,12 +526,12 @@ class FusedOptimizer:
     def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k not in _OURS}
 
 _OURS = '_plan', '_update', '_made_for', '_zeroed'          # which a copy does without
-
 class FusedFastai(FusedOptimizer, Optimizer): stock = Optimizer
 class FusedLookahead(FusedOptimizer, Lookahead): stock = Lookahead
+
+# %% ../nbs/13_optim.ipynb #8674bb16
 class FusedOptimWrapper(FusedOptimizer, OptimWrapper):
-    """torch's `zero_grad` takes gradients away, and what has none isn't stepped. A captured step needs them: they stay, as
-    zeros, and those that no backward pass has touched since are taken away before a step"""
+    "torch's, which steps only what a backward pass has reached"
     stock, _zeroed = OptimWrapper, ()
     def zero_grad(self):
         if not self.capturable: return self.opt.zero_grad()
@@ -487,7 +539,8 @@ class FusedOptimWrapper(FusedOptimizer, OptimWrapper):
         super().zero_grad()
         self._zeroed = [(p, p.grad, p.grad._version) for p in found]
     def drop_untouched(self):
-        for p,grad,version in self._zeroed: p.grad = None if p.grad is grad and grad._version==version else p.grad
+        for p,grad,version in self._zeroed:
+            if p.grad is grad and grad._version==version: p.grad = None
         self._zeroed = ()
     def stock_step(self): self.opt.step()
     def step(self, closure=None):
@@ -499,10 +552,10 @@ def unfuse(opt):
     if not isinstance(opt, FusedOptimizer): return opt
     if isinstance(opt, OptimWrapper):
         opt.drop_untouched()
-        for group in opt.opt.param_groups:                  # torch keeps some counts on the device
-            for p in group['params'] if group.get('fused') or group.get('capturable') else ():
-                state = opt.opt.state.get(p, {})
-                if 'step' in state: state['step'] = state['step'].to(p.device)
+        on_device = [g for g in opt.opt.param_groups if g.get('fused') or g.get('capturable')]
+        for p in [p for g in on_device for p in g['params']]:       # torch keeps their counts there
+            state = opt.opt.state.get(p, {})
+            if 'step' in state: state['step'] = state['step'].to(p.device)
     opt.__class__ = opt.stock
     for o in (*_OURS, 'capturable'): opt.__dict__.pop(o, None)
     return opt
@@ -511,17 +564,19 @@ def unfuse(opt):
 def fuse(
     opt, # An optimizer; it is changed in place and keeps its state
 ): # The same; `ValueError` in words if it can't be fused
-    """Let an optimizer step in one launch, with its own meaning; where a CPU has no faster way, it steps as before
+    """Let an optimizer step in one launch; where a CPU has no faster way, it steps as before
 
-    fastai's Adam, SGD, RAdam (`beta=0`), RMSProp, QHAdam and Lamb, with decoupled weight decay or L2, also within
-    `Lookahead`, as in `ranger`; `OptimWrapper` over torch's AdamW, Adam and SGD (momentum and Nesterov, but not
-    `amsgrad`, `maximize`, `differentiable` or `dampening`). Parameters are in float32 or bfloat16, each in one group."""
+    fastai's Adam, SGD, RAdam (`beta=0`), RMSProp, QHAdam and Lamb, with decoupled weight decay or
+    L2, also within `Lookahead`, as in `ranger`; `OptimWrapper` over torch's AdamW, Adam and SGD
+    (momentum and Nesterov, but not `amsgrad`, `maximize`, `differentiable` or `dampening`).
+    Parameters are in float32 or bfloat16, each in one group."""
     read_recipe(opt)
     params = [p for ps in opt.param_lists for p in ps]
-    if len(set(params))<len(params): raise ValueError(
-        "The step of this optimizer cannot be fused: a parameter is in two of its groups, and is stepped twice.")
+    cannot = "The step of this optimizer cannot be fused:"
+    if len(set(params))<len(params):
+        raise ValueError(f"{cannot} a parameter is in two of its groups, and is stepped twice.")
     odd = {str(o.dtype) for o in params} - {'torch.float32', 'torch.bfloat16'}
-    if odd: raise ValueError(f"The step of this optimizer cannot be fused: its numbers are in float32, and there are "
+    if odd: raise ValueError(f"{cannot} its numbers are in float32, and there are "
                              f"parameters in {', '.join(sorted(odd)).replace('torch.', '')}.")
     if not isinstance(opt, FusedOptimizer):
         opt.__class__ = next(o for o in FusedOptimizer.__subclasses__() if o.stock is type(opt))

@@ -21,21 +21,24 @@ from fastai.callback.core import Callback
 from fastai.data.load import DataLoader, _loaders
 from fastai.learner import Recorder
 from fastai.torch_core import find_bs, to_device
+from fastcore.basics import patch
 
 # %% ../nbs/20_timing.ipynb #e0bcf2f7
-PHASES = { # column -> the intervals that it sums, each from one event to another; `other_ms` is the rest
-    'wait_ms':      [('after_batch', 'fetched')],                           # until a worker or the reader delivers it
-    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # by the loader; by the Learner
-    'transform_ms': [('copied', 'delivered')],                              # batch transforms
+PHASES = { # column -> the intervals that it sums, from one event to another; `other_ms` is the rest
+    'wait_ms':      [('after_batch', 'fetched')],                # until a worker delivers it
+    'copy_ms':      [('fetched', 'copied'), ('delivered', 'before_batch')], # by loader; by Learner
+    'transform_ms': [('copied', 'delivered')],                   # batch transforms
     'forward_ms':   [('before_batch', 'after_pred')],
     'loss_ms':      [('after_pred', 'after_loss')],
     'backward_ms':  [('before_backward', 'after_backward')],
-    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')], # the step; zeroing the gradients
-    'graph_ms':     [('before_replay', 'after_replay'), ('before_sync', 'after_sync')]} # those four in one: a CUDA graph; XLA
+    'optimizer_ms': [('before_step', 'after_step'), ('after_step', 'after_batch')], # then zeroing
+    'graph_ms':     [('before_replay', 'after_replay'),          # those four in one: a CUDA graph
+                     ('before_sync', 'after_sync')]}             # and XLA
 
 # %% ../nbs/20_timing.ipynb #944746b6
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
-EPOCH_COLUMNS = ['fit', 'epoch', 'n_steps', 'n_images', 'first_batch_ms', 'closing_ms', 'train_s', 'valid_s', 'pinned']
+EPOCH_COLUMNS = """fit epoch n_steps n_images first_batch_ms closing_ms train_s valid_s
+    pinned""".split()
 
 # %% ../nbs/20_timing.ipynb #618c8250
 class HostMarks:
@@ -49,7 +52,7 @@ class HostMarks:
 
 class DeviceMarks:
     "Marks of a GPU: events on its current stream. None is ever freed; unused ones are recycled"
-    unowned = defaultdict(list)                           # device and stream -> events whose marks are gone
+    unowned = defaultdict(list)             # device and stream -> events whose marks are gone
     def __init__(self, device, clock:Callable=perf_counter):
         self.device, self.clock, self.stream = device, clock, torch.cuda.current_stream(device)
         self.free, self.taken = [], []
@@ -57,7 +60,7 @@ class DeviceMarks:
         finalize(self, self.spare.extend, self.taken).atexit = False
     def mark(self):
         event = self.free.pop() if self.free else self._one_more()
-        event.record(self.stream)                         # looking up the stream each time would double the cost
+        event.record(self.stream)           # looking up the stream each time would double the cost
         return event
     def _one_more(self):
         self.taken.append(self.spare.pop() if self.spare else torch.cuda.Event(enable_timing=True))
@@ -70,11 +73,12 @@ class DeviceMarks:
 
 # %% ../nbs/20_timing.ipynb #6b8f1618
 def _is_pinned(b): # None if it has no tensors
-    tensors = [o for o in (b if isinstance(b, (list, tuple)) else [b]) if isinstance(o, torch.Tensor)]
+    parts = b if isinstance(b, (list, tuple)) else [b]
+    tensors = [o for o in parts if isinstance(o, torch.Tensor)]
     return all(o.is_pinned() for o in tensors) if tensors else None
 
 class _StandIn:
-    "Takes the place of `learn.dl` from the end of `before_train` until the loop asks for its iterator"
+    "Takes the place of `learn.dl` from the end of `before_train` until its iterator is asked for"
     def __init__(self, learn): self.learn, self.dl, self.parts = learn, learn.dl, []
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
@@ -87,7 +91,7 @@ class _StandIn:
         return self._fastais_iter() if is_fastais else map(self._delivered, self.dl)
 
     def _fastais_iter(self):
-        "`DataLoader.__iter__` with marks. It keeps nothing else alive, since memory is measured too"
+        "`DataLoader.__iter__` with marks. It keeps nothing else alive: memory is measured too"
         dl = self.dl
         dl.randomize()
         dl.before_iter()
@@ -99,13 +103,11 @@ class _StandIn:
             yield self._transformed(b)
         dl.after_iter()
         if hasattr(dl, 'it'): del(dl.it)
-
     def _transformed(self, b):
         self.at('copied')
         b = self.dl.after_batch(b)
         self.at('delivered')
         return b
-
     def _delivered(self, b):
         self.at('fetched')
         self.at('delivered')
@@ -114,7 +116,7 @@ class _StandIn:
 # %% ../nbs/20_timing.ipynb #a33b0c99
 def batch_images(learn)->int:
     "The number of images in a Learner's current batch"
-    with torch._C.DisableTorchFunctionSubclass():         # otherwise fastai's tensors take eight times as long
+    with torch._C.DisableTorchFunctionSubclass():    # fastai's tensors take 8 times as long
         return find_bs(learn.yb if len(learn.yb) else learn.xb)
 
 def _step_row(marks, about, start, opened, closed, end):
@@ -124,41 +126,47 @@ def _step_row(marks, about, start, opened, closed, end):
         found = [marks.ms(opened[a], closed[b]) for a,b in pairs if a in opened and b in closed]
         row[name] = sum(found) if found else None
     row['other_ms'], row['step_ms'] = step_ms-sum(row[o] or 0. for o in PHASES), step_ms
-    marks.reuse({start, *opened.values(), *closed.values()}-{end})     # `end` is the next step's start
+    marks.reuse({start, *opened.values(), *closed.values()}-{end})    # which starts the next step
     return row
 
 class _Steps:
     "The steps that have ended: rows of those that the device has passed, marks of the others"
-    at_once = 32                                                 # reading them one by one takes longer
+    at_once = 32                                     # reading them one by one takes longer
     def __init__(self): self.rows, self.pending = [], []
     def add(self, *step): self.pending.append(step)
     def read(self, wait=False):
         "Turn steps into rows as far as the device has passed them, or wait for it"
         if wait and self.pending: self.pending[-1][0].wait()
-        n = next((i for i in range(len(self.pending), 0, -1) if self.pending[i-1][0].passed(self.pending[i-1][-1])), 0)
-        self.rows += [_step_row(*o) for o in self.pending[:n]]   # what a stream has passed, it has passed up to there
+        n = len(self.pending)                        # a stream passes them in order
+        while n and not self._is_passed(self.pending[n-1]): n -= 1
+        self.rows += [_step_row(*o) for o in self.pending[:n]]
         del self.pending[:n]
+    def _is_passed(self, step): return step[0].passed(step[-1])
 
 # %% ../nbs/20_timing.ipynb #d824d538
 _OPENING = {a for pairs in PHASES.values() for a,_ in pairs}
-_CLOSING = {b for pairs in PHASES.values() for _,b in pairs} | {'after_cancel_batch'}   # no phase ends there
+_CLOSING = {b for pairs in PHASES.values() for _,b in pairs} | {'after_cancel_batch'}  # of no phase
 _MARK_BEFORE = dict( # event that opens a phase -> event that closed the one before
-    after_pred='after_pred', before_backward='after_loss', before_step='after_backward', after_step='after_step')
+    after_pred='after_pred', before_backward='after_loss',
+    before_step='after_backward', after_step='after_step')
 
 def acts(
     cb,     # A callback
     events, # Names of events
 )->bool:
     "Does a callback do anything at one of these events?"
-    is_own = any(getattr(type(cb), o)!=getattr(Callback, o) for o in ('__call__', '__getattr__', '_default'))   # delegates, perhaps
-    return is_own or any(hasattr(type(cb), o) or o in vars(cb) for o in events)
+    kind, delegating = type(cb), ('__call__', '__getattr__', '_default')
+    may_delegate = any(getattr(kind, o)!=getattr(Callback, o) for o in delegating)
+    return may_delegate or any(hasattr(kind, o) or o in vars(cb) for o in events)
 
+# %% ../nbs/20_timing.ipynb #63d8728e
 class _TrainingPart:
-    "The training part of an epoch, from the end of `before_train`: its row, and the marks of the current step"
+    "The training part of an epoch, from the end of `before_train`: its row, its step's marks"
     def __init__(self, row, marks, clock, cbs, steps):
-        self.row, self.marks, self.mark, self.clock, self.steps = row, marks, marks.mark, clock, steps
+        self.row, self.marks, self.mark = row, marks, marks.mark
+        self.clock, self.steps = clock, steps
         self.counts_cancelled = any(getattr(type(o), 'trains_batches', False) for o in cbs)
-        self.shared = {} if isinstance(marks, HostMarks) else {   # those of `_MARK_BEFORE` that one mark serves
+        self.shared = {} if isinstance(marks, HostMarks) else {   # where one mark serves two events
             a: b for a,b in _MARK_BEFORE.items() if not any(acts(cb, (a, b)) for cb in cbs)}
         self.start, self.n_images, self.opened, self.closed = None, None, {}, {}
         self.start_s = clock()
@@ -166,65 +174,67 @@ class _TrainingPart:
     def at(self, event, b=None):
         "A mark in the loader closes one phase and opens the next"
         self.opened[event] = self.closed[event] = mark = self.mark()
-        if self.start is None:                                    # the first batch: everything before is start-up
-            self.start = mark
-            self.row['first_batch_ms'] = 1e3*(self.marks.seconds(mark)-self.start_s)
-            if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
+        if self.start is not None: return
+        self.start = mark                            # the first batch: all before is start-up
+        self.row['first_batch_ms'] = 1e3*(self.marks.seconds(mark)-self.start_s)
+        if isinstance(self.marks, DeviceMarks): self.row['pinned'] = _is_pinned(b)
 
     def begin_batch(self, n_images):
-        if 'delivered' not in self.closed:                        # the loop takes its batches from elsewhere
+        if 'delivered' not in self.closed:           # the loop takes its batches from elsewhere
             self.at('fetched')
             self.at('delivered')
         self.close('before_batch')
         self.n_images = n_images
-
     def close(self, event): self.closed[event] = self.mark()
     def open(self, event):
         earlier = self.closed.get(self.shared.get(event))
         self.opened[event] = self.mark() if earlier is None else earlier
-
     @property
     def is_trained(self): # the current batch
         if {'after_backward', 'after_replay'} & {*self.closed}: return True
-        return 'after_batch' in self.closed and (self.counts_cancelled or 'after_cancel_batch' not in self.closed)
+        is_cancelled = 'after_cancel_batch' in self.closed and not self.counts_cancelled
+        return 'after_batch' in self.closed and not is_cancelled
 
-    def replay(self, step, n_images):
-        "A step that shows nothing but the replay of a graph"
-        if self.start is None: self.at('fetched')
-        self.n_images = n_images
-        self.open('before_replay')
-        step()
-        self.close('after_replay')
-        self.end_batch(self.closed['after_replay'])
+# %% ../nbs/20_timing.ipynb #b8326bb6
+@patch
+def end_batch(self:_TrainingPart, end=None):
+    if len(self.steps.pending)>=self.steps.at_once: self.steps.read()
+    row, end = self.row, self.mark() if end is None else end
+    if self.is_trained:
+        about = {k: row[k] for k in ('fit', 'epoch')}
+        about |= dict(step=row['n_steps'], n_images=self.n_images)
+        self.steps.add(self.marks, about, self.start, self.opened, self.closed, end)
+        row['n_steps'] += 1
+        row['n_images'] += self.n_images
+        self.start = end
+    else: self.marks.reuse({*self.opened.values(), *self.closed.values()}-{self.start})
+    self.opened, self.closed = {'after_batch': end}, {}
 
-    def end_batch(self, end=None):
-        "If the batch was trained, a step ends here and the next one starts; reading earlier steps is in its `other_ms`"
-        if len(self.steps.pending)>=self.steps.at_once: self.steps.read()
-        row, end = self.row, self.mark() if end is None else end
-        if self.is_trained:
-            about = dict(fit=row['fit'], epoch=row['epoch'], step=row['n_steps'], n_images=self.n_images)
-            self.steps.add(self.marks, about, self.start, self.opened, self.closed, end)
-            row['n_steps'] += 1
-            row['n_images'] += self.n_images
-            self.start = end
-        else: self.marks.reuse({*self.opened.values(), *self.closed.values()}-{self.start})
-        self.opened, self.closed = {'after_batch': end}, {}
+@patch
+def replay(self:_TrainingPart, step, n_images):
+    "A step that shows nothing but the replay of a graph"
+    if self.start is None: self.at('fetched')
+    self.n_images = n_images
+    self.open('before_replay')
+    step()
+    self.close('after_replay')
+    self.end_batch(self.closed['after_replay'])
 
-    def finish(self):
-        "At `after_train`, or when the training part is cancelled, which may be before the timer's own `after_batch`"
-        if self.is_trained: self.end_batch()
-        end = self.mark()
-        self.marks.wait()
-        train_s = self.marks.seconds(end)-self.start_s
-        closing_ms = 1e3*train_s if self.start is None else self.marks.ms(self.start, end)
-        self.row.update(train_s=train_s, closing_ms=closing_ms)
-        self.marks.reuse({end})
+@patch
+def finish(self:_TrainingPart):
+    if self.is_trained: self.end_batch()
+    end = self.mark()
+    self.marks.wait()
+    train_s = self.marks.seconds(end)-self.start_s
+    closing_ms = 1e3*train_s if self.start is None else self.marks.ms(self.start, end)
+    self.row.update(train_s=train_s, closing_ms=closing_ms)
+    self.marks.reuse({end})
 
 # %% ../nbs/20_timing.ipynb #82569a35
 _ENDS = {'after_cancel_train', 'after_train', 'after_cancel_epoch', 'after_cancel_fit'}
 
 class StepTimerEdgeCallback(Callback):
-    "Runs first at each event on behalf of its `StepTimerCallback`, with which it joins and leaves the Learner"
+    "Runs first at each event for its `StepTimerCallback`, with which it joins and leaves"
     order, graph_safe = -np.inf, 'counts'
     def __init__(self, timer): self.timer = timer
     def __call__(self, event):
@@ -233,7 +243,7 @@ class StepTimerEdgeCallback(Callback):
         if timer.is_idle: return
         if part is None or event not in _CLOSING: timer.first(event)
         elif event=='before_batch': part.begin_batch(batch_images(timer.learn))
-        elif timer.learn.training or event!='after_batch': part.close(event)   # `validate` leaves `training` False
+        elif timer.learn.training or event!='after_batch': part.close(event)  # not of a `validate`
     def __reduce__(self): return Callback, ()
     def __deepcopy__(self, memo): return deepcopy(self.timer, memo).edge
 
@@ -241,110 +251,121 @@ class StepTimerEdgeCallback(Callback):
 class StepTimerCallback(Callback):
     """One row for each batch that was trained: how many images it had, and where its time went
 
-    A batch that a callback cancels counts only if its backward pass has ended, or if that callback's class has
-    `trains_batches = True`. `learn.export()` replaces the timer with a `Callback` that does nothing, so that the
-    Learner loads where gpubench isn't installed."""
+    A batch that a callback cancels counts only if its backward pass has ended, or if that
+    callback's class has `trains_batches = True`. `learn.export()` replaces the timer with a
+    `Callback` that does nothing, so that the Learner loads where gpubench isn't installed."""
     order, graph_safe, _learn = np.inf, 'counts', None
     def __init__(self,
-        clock:Callable=perf_counter, # Returns seconds; tests pass their own. A GPU times its phases itself
+        clock:Callable=perf_counter, # Returns seconds; tests pass their own. A GPU times its phases
     ):
         self.clock, self.epochs, self.ended, self.on_device = clock, [], _Steps(), {}
         self.edge = StepTimerEdgeCallback(self)
-        self.row = None                                # of the current epoch, once it has begun to train
-        self.part = None                               # its training part, while it trains
-        self.valid_from = None                         # when its validation began, while it validates
-        self.outer = []                                # these three, for each fit around this one
+        self.row = None              # of the current epoch, once it has begun to train
+        self.part = None             # its training part, while it trains
+        self.valid_from = None       # when its validation began, while it validates
+        self.outer = []              # these three, for each fit around this one
 
     @property
     def learn(self): return self._learn
     @learn.setter
-    def learn(self, learn):                            # fastai sets it to add the callback, to None to remove it
+    def learn(self, learn):          # fastai sets it to add the callback, to None to remove it
         cbs = self._learn.cbs if self._learn is not None else []
         while self.edge in cbs: cbs.remove(self.edge)
         self.__dict__['_learn'] = learn
         if learn is not None: learn.cbs.append(self.edge)
-
     @property
-    def is_idle(self): return self._learn is None or self._learn.lock.locked() # just removed; `validate`, `get_preds`
-
-    def first(self, event):
-        "The first callback of an event that begins or ends something larger than a step"
-        if event in _ENDS and self.part is not None:
-            self.part.finish()
-            self.part = None
-        elif event=='after_cancel_validate': self.valid_from = None            # not a whole validation
-        elif event=='after_validate' and self.valid_from is not None:
-            self.row['valid_s'], self.valid_from = self.clock()-self.valid_from, None
-
-    def __call__(self, event):
-        "The last callback of an event"
-        if self.is_idle: return
-        if self.part is not None and event=='after_batch': self.part.end_batch()
-        elif self.part is not None and event in _OPENING: self.part.open(event)
-        elif event=='before_fit': self._begin_fit()
-        elif event=='before_train': self._begin_training()
-        elif event=='before_validate' and self.row is not None:
-            if self.row['epoch']==self.learn.epoch: self.valid_from = self.clock() # else this epoch didn't train
-        elif event=='after_fit' and self.outer: self.row, self.part, self.valid_from = self.outer.pop()
-
-    def _begin_fit(self):
-        self.learn = self.learn                        # restores the companion if it alone was removed
-        self.outer.append((self.row, self.part, self.valid_from))
-        self.row = self.part = self.valid_from = None
-
-    def _begin_training(self):
-        learn, n_fit = self.learn, len({o['fit'] for o in self.epochs}) if self.row is None else self.row['fit']
-        self.row = dict.fromkeys(EPOCH_COLUMNS) | dict(fit=n_fit, epoch=learn.epoch, n_steps=0, n_images=0)
-        self.epochs.append(self.row)
-        if not isinstance(learn.dl, _StandIn): learn.dl = _StandIn(learn)      # else it is another timer's
-        others = [o for o in learn.cbs if o not in (self, self.edge)]
-        self.part = _TrainingPart(self.row, self._marks(), self.clock, others, self.ended)
-        learn.dl.parts.append(self.part)
-
-    def _marks(self):
-        "Those of an earlier epoch, if there was one, since events can be reused and are slow to make"
-        device = next((o.device for o in self.learn.model.parameters()), torch.device('cpu'))
-        if device.type=='xla' and not hasattr(self.learn, 'sync_step'): raise RuntimeError(
-            "On XLA a step only runs when it is synced, so these times would be Python's. "
-            "Add SyncStepCallback() to the Learner.")
-        if device.type!='cuda': return HostMarks(self.clock)
-        key = device, torch.cuda.current_stream(device).cuda_stream
-        if key not in self.on_device: self.on_device[key] = DeviceMarks(device, self.clock)
-        return self.on_device[key]
-
-    def __reduce__(self): return Callback, ()          # an exported Learner has to load where gpubench isn't installed
-    def __deepcopy__(self, memo):                      # the copy of a Learner gets its own timer, without rows
-        memo[id(self)] = new = type(self)(self.clock)
-        new.__dict__['_learn'] = memo.get(id(self.learn))
-        return new
-
+    def is_idle(self): # just removed; `validate`, `get_preds`
+        return self._learn is None or self._learn.lock.locked()
     @property
     def steps(self)->list: # One dict a step
         "The steps so far, after waiting for the device"
         self.ended.read(wait=True)
         return self.ended.rows
+    def __reduce__(self): return Callback, ()
+    def __deepcopy__(self, memo):    # the copy of a Learner gets its own timer, without rows
+        memo[id(self)] = new = type(self)(self.clock)
+        new.__dict__['_learn'] = memo.get(id(self.learn))
+        return new
 
-    def to_df(self,
-        skip:int=0, # Leave out this many steps at the start of each epoch
-    )->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, the phases, `other_ms`, `step_ms`
-        "The training steps of all fits so far; a phase that didn't happen is NaN"
-        check_value('skip', skip, is_number(skip, whole=True) and skip>=0, 'a number of steps, 0 or more')
-        df = pd.DataFrame(self.steps, columns=STEP_COLUMNS).astype({o: float for o in (*PHASES, 'other_ms', 'step_ms')})
-        return df[df.step>=skip].reset_index(drop=True)
+# %% ../nbs/20_timing.ipynb #132253d6
+@patch
+def first(self:StepTimerCallback, event):
+    if event in _ENDS and self.part is not None:
+        self.part.finish()
+        self.part = None
+    elif event=='after_cancel_validate': self.valid_from = None        # not a whole validation
+    elif event=='after_validate' and self.valid_from is not None:
+        self.row['valid_s'], self.valid_from = self.clock()-self.valid_from, None
 
-    def epochs_df(self)->pd.DataFrame: # One row an epoch, columns `EPOCH_COLUMNS`
-        "The epochs of all fits so far; a part that didn't run is NaN. `pinned`: was its first batch in pinned memory?"
-        df = pd.DataFrame(self.epochs, columns=EPOCH_COLUMNS)
-        return df.astype({o: float for o in ('first_batch_ms', 'closing_ms', 'train_s', 'valid_s')})
+@patch
+def __call__(self:StepTimerCallback, event):
+    if self.is_idle: return
+    if self.part is not None and event=='after_batch': self.part.end_batch()
+    elif self.part is not None and event in _OPENING: self.part.open(event)
+    elif event=='before_fit': self._begin_fit()
+    elif event=='before_train': self._begin_training()
+    elif event=='before_validate' and self.row is not None:
+        is_of_epoch = self.row['epoch']==self.learn.epoch         # else this epoch didn't train
+        if is_of_epoch: self.valid_from = self.clock()
+    elif event=='after_fit' and self.outer: self.row, self.part, self.valid_from = self.outer.pop()
+
+@patch
+def _begin_fit(self:StepTimerCallback):
+    self.learn = self.learn                          # restores the edge if it alone was removed
+    self.outer.append((self.row, self.part, self.valid_from))
+    self.row = self.part = self.valid_from = None
+
+# %% ../nbs/20_timing.ipynb #ac046a6c
+@patch
+def _begin_training(self:StepTimerCallback):
+    learn = self.learn
+    n_fit = len({o['fit'] for o in self.epochs}) if self.row is None else self.row['fit']
+    self.row = dict.fromkeys(EPOCH_COLUMNS)
+    self.row.update(fit=n_fit, epoch=learn.epoch, n_steps=0, n_images=0)
+    self.epochs.append(self.row)
+    if not isinstance(learn.dl, _StandIn): learn.dl = _StandIn(learn)
+    others = [o for o in learn.cbs if o not in (self, self.edge)]
+    self.part = _TrainingPart(self.row, self._marks(), self.clock, others, self.ended)
+    learn.dl.parts.append(self.part)
+
+@patch
+def _marks(self:StepTimerCallback):
+    device = next((o.device for o in self.learn.model.parameters()), torch.device('cpu'))
+    if device.type=='xla' and not hasattr(self.learn, 'sync_step'): raise RuntimeError(
+        "On XLA a step only runs when it is synced, so these times would be Python's. "
+        "Add SyncStepCallback() to the Learner.")
+    if device.type!='cuda': return HostMarks(self.clock)
+    key = device, torch.cuda.current_stream(device).cuda_stream
+    if key not in self.on_device: self.on_device[key] = DeviceMarks(device, self.clock)
+    return self.on_device[key]
+
+# %% ../nbs/20_timing.ipynb #1689b6b7
+@patch
+def to_df(self:StepTimerCallback,
+    skip:int=0, # Leave out this many steps at the start of each epoch
+)->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, phases, `other_ms`, `step_ms`
+    "The training steps of all fits so far"
+    is_number_of_steps = is_number(skip, whole=True) and skip>=0
+    check_value('skip', skip, is_number_of_steps, 'a number of steps, 0 or more')
+    df = pd.DataFrame(self.steps, columns=STEP_COLUMNS)
+    df = df.astype(dict.fromkeys((*PHASES, 'other_ms', 'step_ms'), float))
+    return df[df.step>=skip].reset_index(drop=True)
+
+@patch
+def epochs_df(self:StepTimerCallback)->pd.DataFrame: # One row an epoch, columns `EPOCH_COLUMNS`
+    "The epochs of all fits so far. `pinned`: was its first batch in pinned memory?"
+    df = pd.DataFrame(self.epochs, columns=EPOCH_COLUMNS)
+    return df.astype(dict.fromkeys(('first_batch_ms', 'closing_ms', 'train_s', 'valid_s'), float))
 
 # %% ../nbs/20_timing.ipynb #3ecda7c7
 class SyncStepCallback(Callback):
-    "Runs the step that XLA has traced and waits for it, before the loss is read: a `StepTimerCallback`'s `graph_ms`"
+    "Runs the step that XLA has traced and waits for it, before the loss is read: `graph_ms`"
     order = Recorder.order-1
     def before_fit(self):
-        if {id(o) for o,*_ in self.opt.all_params()}<={id(o) for o in self.model.parameters()}: return
-        raise RuntimeError("The optimizer holds weights that the model no longer has, since the model moved to XLA later. "
-                           "Call model.to('xla') before you make the Learner.")
+        held = {id(o) for o in self.model.parameters()}
+        if all(id(o) in held for o,*_ in self.opt.all_params()): return
+        raise RuntimeError("The optimizer holds weights that the model no longer has, since the model "
+            "moved to XLA later. Call model.to('xla') before you make the Learner.")
     def after_batch(self):
         timers = [o for o in self.learn.cbs if isinstance(o, StepTimerCallback)]
         for o in timers: o('before_sync')

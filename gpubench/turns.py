@@ -13,25 +13,28 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
 from fastai.callback.schedule import LRFinder, ParamScheduler
-from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
+from fastai.callback.tracker import (EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback,
+                                     TerminateOnNaNCallback)
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Recorder, SkipToEpoch
 
-from .capture import Hook, modules_in
+from .capture import Hook
+from .kept import modules_in
 from .timing import acts
 
 # %% ../nbs/21_turns.ipynb #turns005
-BATCH_EVENTS = ['before_batch', 'after_pred', 'after_loss', 'before_backward', 'after_cancel_backward', 'after_backward',
-                'before_step', 'after_cancel_step', 'after_step', 'after_cancel_batch', 'after_batch']
-_WITHIN = [o for o in BATCH_EVENTS if o not in ('before_batch', 'after_step', 'after_cancel_batch', 'after_batch')]
-EPOCH_EVENTS = ['before_epoch', 'before_train', 'after_cancel_train', 'after_train', 'before_validate', 'after_cancel_validate',
-                'after_validate', 'after_cancel_epoch', 'after_epoch']
-LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read the loss of each batch
-KNOWN = {TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLogger, ParamScheduler, CastToTensor, ChannelsLast,
-         MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
-         ReduceLROnPlateau, SkipToEpoch, GatherPredsCallback, *LOSS_READERS}
-METRICS = """AvgMetric AvgLoss AvgSmoothLoss ValueMetric AccumMetric Dice DiceMulti JaccardCoeff JaccardCoeffMulti CorpusBLEUMetric
-    Perplexity""".split()                            # fastai's that take no more of a batch than prediction, targets and loss
+BATCH_EVENTS = """before_batch after_pred after_loss before_backward after_cancel_backward
+    after_backward before_step after_cancel_step after_step after_cancel_batch
+    after_batch""".split()
+_BESIDE_REPLAYS = 'before_batch', 'after_step', 'after_cancel_batch', 'after_batch'
+_WITHIN = [o for o in BATCH_EVENTS if o not in _BESIDE_REPLAYS]
+EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train before_validate
+    after_cancel_validate after_validate after_cancel_epoch after_epoch""".split()
+LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read each loss
+KNOWN = {*LOSS_READERS, TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLogger,
+         ParamScheduler, CastToTensor, ChannelsLast, MixedPrecision, GradientClip,
+         GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
+         ReduceLROnPlateau, SkipToEpoch, GatherPredsCallback}
 
 def is_stock(
     method, # A function, a method or what stands in for one
@@ -45,42 +48,50 @@ def declares(
 ):      # True, 'counts' or False
     """What the class of a callback itself declares as `graph_safe`
 
-    True: it changes nothing that a training step computes with, and needs no more of a step than its `before_batch`,
-    `after_step` and `after_batch`, where `learn.loss` and `learn.pred` are valid until the next batch.
-    'counts': it doesn't even look at losses, weights or batches, so its events may run before the device has done the step."""
+    True: it changes nothing that a training step computes with, and needs no more of a step than
+    its `before_batch`, `after_step` and `after_batch`, where `learn.loss` and `learn.pred` are
+    valid until the next batch. 'counts': it doesn't even look at losses, weights or batches, so
+    its events may run before the device has done the step."""
     return vars(type(cb)).get('graph_safe', False)
 
+# %% ../nbs/21_turns.ipynb #5d75de8f
 def strangers(
     learn,               # A Learner
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
-    "Callbacks that act at one of these events and might change anything: neither fastai's own nor declared `graph_safe`"
+    "Callbacks that act at one of these events and might change anything"
     all_events = {*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'}
     def is_known(cb):
-        methods = [getattr(type(cb), o) for o in all_events if hasattr(type(cb), o)]
-        return type(cb) in KNOWN and not vars(cb).keys() & all_events and all(map(is_stock, methods))
+        if type(cb) not in KNOWN or vars(cb).keys() & all_events: return False
+        return all(is_stock(getattr(type(cb), o)) for o in all_events if hasattr(type(cb), o))
     def is_declared(cb): # and does it act only where it is called beside a replay?
-        return declares(cb) and (is_stock(type(cb)) or not any(hasattr(type(cb), o) or o in vars(cb) for o in _WITHIN))
+        acts_within = any(hasattr(type(cb), o) or o in vars(cb) for o in _WITHIN)
+        return declares(cb) and (is_stock(type(cb)) or not acts_within)
     return [cb for cb in learn.cbs if not is_known(cb) and not is_declared(cb) and acts(cb, events)]
 
 # %% ../nbs/21_turns.ipynb #turns011
+METRICS = """AvgMetric AvgLoss AvgSmoothLoss ValueMetric AccumMetric Dice DiceMulti JaccardCoeff
+    JaccardCoeffMulti CorpusBLEUMetric Perplexity""".split()   # of prediction, targets and loss
+
 def odd_metrics(
     learn, # A Learner
 )->list: # Names
     "Metrics that may look at more of a batch than prediction, targets and loss"
     def is_known(o):
-        name, accumulate = type(o).__name__, type(o).accumulate
-        return name in METRICS and is_stock(type(o)) and is_stock(accumulate) and 'accumulate' not in vars(o)
+        kind = type(o)
+        is_fastais = kind.__name__ in METRICS and is_stock(kind) and is_stock(kind.accumulate)
+        return is_fastais and 'accumulate' not in vars(o)
     return [o.name for o in learn.metrics if not is_known(o)]
 
 # %% ../nbs/21_turns.ipynb #turns008
-_LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate all_batches one_batch _set_device
-    _split _with_events _do_one_batch _backward _do_grad_opt _step""".split()
+_LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate
+    all_batches one_batch _set_device _split _with_events _do_one_batch _backward _do_grad_opt
+    _step""".split()
 
 def own_methods(
     learn, # A Learner
 )->list: # Names
-    "Methods of the training loop that are neither fastai's nor gpubench's: of a subclass, patched, or set on the instance"
+    "Methods of the training loop that are of a subclass, patched, or set on the instance"
     def is_own(name):
         method = vars(learn).get(name)
         while isinstance(method, Hook): method = method.before
@@ -92,6 +103,8 @@ def is_watched(
 )->bool:
     "Does a hook of a layer, of a weight or of all modules run with it?"
     modules = modules_in(model)
-    hooks = [v for o in (*map(vars, modules), vars(torch.nn.modules.module)) for k,v in o.items() if k.endswith('hooks')]
-    weights = [o for m in modules for o in m._parameters.values() if o is not None]
-    return any(isinstance(o, dict) and o for o in hooks) or any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)
+    for held in (vars(torch.nn.modules.module), *map(vars, modules)):
+        hooks = [v for k,v in held.items() if k.endswith('hooks')]
+        if any(isinstance(o, dict) and o for o in hooks): return True
+    weights = [p for o in modules for p in o._parameters.values() if p is not None]
+    return any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)

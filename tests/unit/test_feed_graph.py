@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 import fastai.callback.progress    # noqa: F401  no_bar
 
-from gpubench import fast
+from gpubench import payback
 from gpubench.capture import TapeCapture
 from gpubench.fast import GraphedStepCallback, KernelSearch
 from gpubench.feed import FeedCallback, FeedDL
@@ -132,8 +132,8 @@ def test_channels_last(files, kind):
 
 
 def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
-    monkeypatch.setattr(fast, 'MAX_SEARCH_PIXELS', BS*SIZE**2)
-    monkeypatch.setattr(fast, 'SEARCH_S', 0)
+    monkeypatch.setattr(payback, 'MAX_SEARCH_PIXELS', BS*SIZE**2)
+    monkeypatch.setattr(payback, 'SEARCH_S', 0)
     search = KernelSearch()
     fitted(files, graph(search=search))
     assert (search.n_done, search.why_not, search.shapes)==(1, '', {(BS, 3, SIZE, SIZE)})

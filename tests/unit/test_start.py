@@ -1,5 +1,4 @@
 """What a sped-up fit does at its start, and when it decides to do more: cuDNN's search and compiled kernels. Clocks are fake."""
-from functools import partial
 
 import pytest
 import torch
@@ -8,12 +7,12 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpubench import capture, fast
+from gpubench import fast, payback
 from gpubench.capture import EpochStep, Step, TapeCapture
 from gpubench.data import get_dls
 from gpubench.fast import DeferredRecorder, GraphedStepCallback, KernelSearch, SpeedUp, speed_up, swap_recorder
+from on_tape import Broken, compiler  # noqa: F401 (a fixture)
 
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -39,8 +38,8 @@ def learner(cb, model=nn.Sequential, bs=32):
 @pytest.mark.parametrize('is_small, is_long', [(True, True), (False, True), (True, False)])
 def test_cudnn_searches_in_the_first_batches_of_a_small_shape_that_a_long_fit_brings(is_small, is_long, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, 'benchmark', False)
-    monkeypatch.setattr(fast, 'MAX_SEARCH_PIXELS', 32*8*8-(not is_small))
-    monkeypatch.setattr(fast, 'SEARCH_S', 15*fast.SMALL_STEP_S*fast.SEARCH_SAVES*(.9 if is_long else 1.1))
+    monkeypatch.setattr(payback, 'MAX_SEARCH_PIXELS', 32*8*8-(not is_small))
+    monkeypatch.setattr(payback, 'SEARCH_S', 15*payback.SMALL_STEP_S*payback.SEARCH_SAVES*(.9 if is_long else 1.1))
     Watched.seen.clear()
     learn = learner(GraphedStepCallback(capture=TapeCapture(), search=KernelSearch()), Watched)
     learn.fit(3, 1e-2)
@@ -61,20 +60,11 @@ def test_the_row_says_why_there_is_no_search(monkeypatch):
     learn.fit(1, 1e-2)
     row = done.to_df().iloc[0]
     assert not row.on and row.why=='It takes 1.4 s or more, and 5 steps can save 0.0011 s.'
-    monkeypatch.setattr(fast, 'SEARCH_S', 0)
+    monkeypatch.setattr(payback, 'SEARCH_S', 0)
     learn.fit(1, 1e-2)
     assert done.to_df().on[0] and '1 times in the last fit' in done.to_df().why[0]
     again = SpeedUp(learn)
     assert again.search_kernels() is None and 'has it already' in again.to_df().why[0]
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    "Lets a tape on a CPU record what is compiled: Dynamo's graph, forward and backward, run by PyTorch's own kernels"
-    torch._dynamo.reset()
-    if not hasattr(TorchDispatchMode, 'ignore_compile_internals'): pytest.skip('This torch runs nothing compiled on a tape.')
-    monkeypatch.setattr(capture._Tape, 'ignore_compile_internals', classmethod(lambda cls: True))
-    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
 
 
 class FakeTime:
@@ -121,7 +111,7 @@ def fitted(monkeypatch, n_epoch=4, gathered=False, compile='auto', cbs=(), model
 @pytest.mark.parametrize('n_epoch, kwargs, compiled', [
     (4, {}, [False, True, True, True]), (3, {}, [False]*3), (4, dict(share=1.1), [False, True, False, False]), (1, dict(replay_s=1e3), [False])])
 def test_kernels_are_compiled_before_the_first_epoch_from_which_they_pay(n_epoch, kwargs, compiled, gathered, compiler, monkeypatch):
-    monkeypatch.setattr(fast, 'COMPILE_S', .2)                        # 27 steps save .405 s, more than 1.5 times as much; 18 steps .27
+    monkeypatch.setattr(payback, 'COMPILE_S', .2)                        # 27 steps save .405 s, more than 1.5 times as much; 18 steps .27
     learn = fitted(monkeypatch, n_epoch, gathered, **kwargs)
     graph = learn.graphed_step
     assert learn.epochs.compiled==compiled and graph.why_not=='' and graph.n_replays>=3*(n_epoch-1)
@@ -137,13 +127,13 @@ def test_nothing_is_compiled_while_the_device_waits_for_the_loader(compiler, mon
 
 @pytest.mark.parametrize('kwargs, n', [({}, 1), (dict(batch_s=20.), 3)])
 def test_a_replay_is_timed_until_it_is_clear_that_the_fit_is_too_short(kwargs, n, compiler, monkeypatch):
-    timed, time = [], fast.Payback.time
-    monkeypatch.setattr(fast.Payback, 'time', lambda self, *args: timed.append(time(self, *args)))
+    timed, time = [], payback.Payback.time
+    monkeypatch.setattr(payback.Payback, 'time', lambda self, *args: timed.append(time(self, *args)))
     assert not any(fitted(monkeypatch, 3, **kwargs).epochs.compiled) and len(timed)==n
 
 @pytest.mark.parametrize('gathered', [False, True])
 def test_a_fit_whose_kernels_are_compiled_midway_trains_the_same(gathered, compiler, monkeypatch):
-    monkeypatch.setattr(fast, 'COMPILE_S', .2)
+    monkeypatch.setattr(payback, 'COMPILE_S', .2)
     with monkeypatch.context() as mp: auto = fitted(mp, gathered=gathered)
     with monkeypatch.context() as mp: eager = fitted(mp, gathered=gathered, compile=False)
     assert any(auto.epochs.compiled) and not any(eager.epochs.compiled)
@@ -151,15 +141,9 @@ def test_a_fit_whose_kernels_are_compiled_midway_trains_the_same(gathered, compi
     losses = [torch.stack(list(o.recorder.losses)) for o in (auto, eager)]
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
 
-class Broken(nn.Sequential):
-    "Python that a compiler can't follow"
-    def forward(self, x):
-        torch._dynamo.graph_break()
-        return super().forward(x)
-
 @pytest.mark.parametrize('gathered', [False, True])
 def test_where_compiling_fails_the_graph_of_pytorchs_kernels_comes_back(gathered, compiler, monkeypatch):
-    monkeypatch.setattr(fast, 'COMPILE_S', .2)
+    monkeypatch.setattr(payback, 'COMPILE_S', .2)
     learn = fitted(monkeypatch, gathered=gathered, model=Broken)
     graph = learn.graphed_step
     assert graph.why_not=='' and "can't be compiled" in graph.payback.why and graph.payback.result==''
@@ -168,7 +152,7 @@ def test_where_compiling_fails_the_graph_of_pytorchs_kernels_comes_back(gathered
     assert graph.why_not=='' and "can't be compiled" in graph.payback.why
 
 def test_a_refused_compiled_graph_leaves_the_other_one(compiler, monkeypatch):
-    monkeypatch.setattr(fast, 'COMPILE_S', .2)
+    monkeypatch.setattr(payback, 'COMPILE_S', .2)
     record = TapeCapture.record
     def refuse(self, step):
         if learn and learn[0].graphed_step.compile: raise RuntimeError('No.')
@@ -182,7 +166,7 @@ def test_a_refused_compiled_graph_leaves_the_other_one(compiler, monkeypatch):
     assert graph.why_not=='' and 'RuntimeError: No.' in graph.payback.why and graph.n_replays>=9
 
 def test_the_table_has_what_was_expected_and_what_came(compiler, monkeypatch):
-    monkeypatch.setattr(fast, 'COMPILE_S', .2)
+    monkeypatch.setattr(payback, 'COMPILE_S', .2)
     learn = fitted(monkeypatch)
     done = SpeedUp(learn)
     done.has('CUDA graph', GraphedStepCallback)

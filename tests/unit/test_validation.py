@@ -1,11 +1,10 @@
 """Validations by replays against fastai's own, on a CPU: the tape repeats a batch's operations with the tensors of the recording,
 so that a batch, a weight or a result that lies where nobody expects it shows here, too."""
 import random
-from functools import wraps
 
 import pytest
 import torch
-from fastai.callback.core import Callback, CancelValidException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelValidException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle to Learner)
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau
@@ -16,35 +15,21 @@ from fastai.metrics import DiceMulti, F1Score, LossMetric, Perplexity, RocAuc, a
 from fastai.torch_core import set_seed
 from torch import nn
 
-from gpubench import fast
+from gpubench import validation
 from gpubench.capture import TapeCapture, ValidStep
 from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, EMACallback, GraphedStepCallback, LateReader, SpeedUp, swap_recorder
-from gpubench.optim import fuse
+from gpubench.fast import DeferredRecorder, EMACallback, GraphedStepCallback, SpeedUp, swap_recorder
+from gpubench.validation import LateReader
+from on_tape import FuseCallback, autocast  # noqa: F401 (a fixture)
 
 
 N_VALID = 17                                           # batches of a validation: 16 of five images, one of two
 
 
 @pytest.fixture(autouse=True)
-def pays_early(monkeypatch): monkeypatch.setattr(fast, 'N_TO_PAY', 10)
+def pays_early(monkeypatch): monkeypatch.setattr(validation, 'N_TO_PAY', 10)
 
 pytestmark = pytest.mark.usefixtures('one_thread')
-
-@pytest.fixture
-def autocast(monkeypatch):
-    "Lets `autocast('cuda')`, which turns itself off where there is no GPU, round on a CPU"
-    init = torch.autocast.__init__
-    def on_cpu(self, device_type, *args, **kwargs): init(self, 'cpu', *args, **kwargs)
-    monkeypatch.setattr(torch.autocast, '__init__', wraps(init)(on_cpu))
-
-
-class FuseCallback(Callback):
-    "The eager side: the same optimizer"
-    order = TrainEvalCallback.order
-    def before_fit(self):
-        if self.learn.opt: fuse(self.learn.opt).capturable = True
-
 
 def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(.2), nn.AvgPool2d(2),
@@ -263,7 +248,7 @@ def test_a_graph_that_outlives_a_validation_is_made_anew_where_something_lies_el
 
 @pytest.mark.parametrize('n_to_pay, n_replays', [(17*3, 14+15+15), (17*3+1, 0)])
 def test_a_graph_is_made_where_the_fit_has_batches_that_pay_for_it(n_to_pay, n_replays, monkeypatch):
-    monkeypatch.setattr(fast, 'N_TO_PAY', n_to_pay)
+    monkeypatch.setattr(validation, 'N_TO_PAY', n_to_pay)
     valid = both(fitted)
     assert (valid.n_replays, valid.why_not)==(n_replays, '')
     valid.learn.validate()
@@ -275,7 +260,7 @@ def test_shapes_that_come_once_get_no_graph(monkeypatch):
     def shapes(learn):
         set_seed(2)
         return list(learn.validate(dl=[(torch.randn(2+i%7, 1, 8, 8), torch.zeros(2+i%7, dtype=torch.long)) for i in range(28)]))
-    assert len(both(shapes).steps)==fast.MAX_SHAPES
+    assert len(both(shapes).steps)==validation.MAX_SHAPES
 
 
 class OneMemory(list):
@@ -313,7 +298,7 @@ def test_an_interrupted_validation_has_read_its_batches_and_leaves_nothing(do):
 
 @pytest.mark.parametrize('mib, n_late', [(1e-9, 1), (.001, 5), (32, N_VALID)])
 def test_what_waits_on_the_device_is_bounded(mib, n_late, monkeypatch):
-    monkeypatch.setattr(fast, 'MAX_LATE_MIB', mib)
+    monkeypatch.setattr(validation, 'MAX_LATE_MIB', mib)
     n_waiting, keep = [], LateReader.keep
     def watched(self):
         n_waiting.append(len(self.kept)+1)
