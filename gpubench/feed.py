@@ -33,7 +33,7 @@ from fastcore.basics import chunked, noop
 from fastcore.foundation import L
 from .augment import batch_transforms, is_untouched
 from .core import memory_bytes, n_cores
-from .items import BYTES, Recipe, as_tensor
+from .items import BYTES_CLASSES, Recipe, as_tensor
 from .readers import N_ROOMS, OwnMemory, Reader, decode_items, make_items, open_stores, start_readers, switching_often
 from .store import open_folder
 
@@ -64,7 +64,7 @@ def _image_class(tfm):
     "The class of fastai's whose `create` this type transform calls, or None"
     created = _functions(tfm)
     owners = {getattr(o, '__self__', None) for o in created if getattr(o, '__name__', '')=='create'}
-    return owners.pop() if len(owners)==len(created)==1 and owners<=BYTES.keys() else None
+    return owners.pop() if len(owners)==len(created)==1 and owners<=BYTES_CLASSES.keys() else None
 
 class _Column:
     "One of the things that a data set returns for an item: an image from a file, or a value such as a label"
