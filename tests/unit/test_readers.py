@@ -239,7 +239,7 @@ def test_an_interrupt_leaves_the_readers_as_they_are(files, monkeypatch):
     gc.collect()
     time.sleep(.5)
     old = feed.readers
-    assert all(map(is_running, pids(feed))) and len(old.rooms.free)==N_ROOMS
+    assert all(map(is_running, pids(feed))) and len(old.rooms.free_rooms)==N_ROOMS
     assert [o.result(20) for o in [old.submit(nap, pickled(), None, 0) for _ in range(4)]]==[0]*4
     check_same(fit(learn), fit(learner(learn.dls)))
     assert feed.readers is old and n_decoded(feed)==N and not any(o.asked for o in feed.decoded.values())
@@ -259,7 +259,7 @@ def test_nobody_writes_into_a_room_that_an_interrupted_fit_has_left(files, monke
     timer = threading.Timer(1, lambda: interrupt_all(feed.readers))
     with pytest.raises(KeyboardInterrupt): fit(learn, 2, on(before_train=timer.start))
     gc.collect()
-    assert len(feed.readers.rooms.free)==N_ROOMS and futures and all(o.done() for o in futures)
+    assert len(feed.readers.rooms.free_rooms)==N_ROOMS and futures and all(o.done() for o in futures)
     feed.release()
 
 
@@ -336,7 +336,7 @@ def test_batches_without_a_room(files, monkeypatch, n_rooms):
     feed.release()
     monkeypatch.setattr('gpubench.readers.N_ROOMS', n_rooms)
     check_same(fit(learner(make_dls(files, item_tfms), feed)), usual)
-    assert len(feed.readers.rooms.free)==n_rooms
+    assert len(feed.readers.rooms.free_rooms)==n_rooms
     feed.release()
 
 
@@ -348,7 +348,7 @@ def test_passes_within_passes(files):
     fit(learn, 1)
     feeds = [feed.nested(dls.train) for _ in range(3)]
     for bs in zip(*feeds, dls.train, strict=True): assert all(torch.equal(o[0], bs[-1][0]) for o in bs)
-    assert len(feed.readers.rooms.free)==N_ROOMS
+    assert len(feed.readers.rooms.free_rooms)==N_ROOMS
     feed.release()
 
 
