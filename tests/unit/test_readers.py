@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -151,8 +152,9 @@ def test_a_reader_that_is_killed_while_nobody_waits_for_it(files):
     def kill():
         if learn.epoch!=1 or killed: return
         killed.append(feed.readers)
+        for o in feed.decoded.values(): wait(o.tasks)   # this epoch's batches
         kill_and_wait(feed)
-    fit(learn, 3, on(after_batch=kill))               # this epoch's batches are on their way already
+    fit(learn, 3, on(after_batch=kill))
     assert feed.readers is not killed[0] and all(map(is_running, pids(feed)))
     check_next_fit(learn, feed, killed[0])
 
@@ -324,7 +326,7 @@ def test_a_pass_goes_on_while_another_one_has_started_larger_rooms(files, monkey
 
 
 class Nested(FeedCallback):
-    def nested(self, dl): return self._feed(dl, self._decoded(dl))
+    def nested(self, dl): return self._feed(dl)
 
 
 @only_forked
