@@ -374,7 +374,7 @@ def once_decoded(self:Requests,
                     n -= len(waiting[0][0])
                     yield self._settled(waiting)
             while waiting:
-                if not self.readers.backlog: self._go_on()
+                if all(o.running() or o.done() for _,parts in waiting for _,o in parts): self._go_on()
                 yield self._settled(waiting)
     finally:
         for _,parts in reversed(waiting): self.leave(parts)

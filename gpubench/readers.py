@@ -19,7 +19,7 @@ import torch
 import warnings
 import weakref
 from collections import deque
-from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -246,40 +246,13 @@ class OwnRoom:
 class ReaderPool:
     "Gets tasks that are urgent by `submit`, and others by `later`"
     def __init__(self, n): # readers
-        self.n, self.lock = n, Lock()
-        self.backlog, self.n_later = deque(), 0     # that wait here; that were submitted
-    def later(self, *args): # A `Future`
+        self.n, self.waiters = n, ThreadPoolExecutor(2*n, 'waits for gpubench readers')
+    def later(self, *args): # A `Future`, which runs once the readers have the task
         "Submit a task once few others are on their way"
-        out = Future()
-        self.backlog.append((out, args))
-        self._submit_more()
-        return out
-    def _submit_more(self):
-        while job := self._next():
-            out, args = job
-            try: self.submit(*args).add_done_callback(partial(self._finish, out))
-            except BaseException as e:
-                self._end(out.set_exception, e)
-                if not isinstance(e, Exception): raise
-    def _next(self):
-        with self.lock:
-            while self.backlog and self.n_later<2*self.n:
-                job = self.backlog.popleft()
-                if not job[0].set_running_or_notify_cancel(): continue
-                self.n_later += 1
-                return job
-    def _finish(self, out, done):
-        e = done.exception()
-        if e: self._end(out.set_exception, e)
-        else: self._end(out.set_result, done.result())
-        if isinstance(e, BrokenExecutor): self._give_up(e) # the executor calls this with a lock that `submit` needs
-        else: self._submit_more()
-    def _give_up(self, e):
-        while self.backlog:
-            with suppress(IndexError, InvalidStateError): self.backlog.popleft()[0].set_exception(e)
-    def _end(self, tell, found):
-        with self.lock: self.n_later -= 1
-        tell(found)
+        return self.waiters.submit(self._wait_for, *args)
+    def _wait_for(self, *args):
+        self.waiters.submit(noop)   # an error once Python ends, so that it doesn't first work all tasks off
+        return self.submit(*args).result()
 
 # %% ../nbs/17_readers.ipynb #read0036
 READER = 'gpubench reader'     # the processes' name
