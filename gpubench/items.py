@@ -55,11 +55,12 @@ def _drawing(f):
 def _apply(tfm, images, split_idx):
     "By a copy with its own state and draws, so that threads share nothing"
     own = copy(tfm)
-    if isinstance(own, RandTransform): own.before_call = MethodType(_drawing(tfm.before_call.__func__), own)
+    if isinstance(own, RandTransform):
+        own.before_call = MethodType(_drawing(tfm.before_call.__func__), own)
     return own(tuple(images), split_idx=split_idx)
 
 # %% ../nbs/16_items.ipynb #item0017
-MIN_NARROWING = 4  # times fewer bytes; a narrowed image rounds once more, so more of its values are a level off
+MIN_NARROWING = 4 # times fewer bytes; rounding once more puts more values a level off
 
 def _pixels(array): # (channels, h, w), a view
     return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
@@ -103,9 +104,10 @@ class _Bytes:
     def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
     def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros',
                  resize_mode=Image.Resampling.BILINEAR, resize_to=None):
-        is_resized = tl is not None and resize_to is not None and resize_mode==Image.Resampling.BILINEAR
+        is_resized = tl and resize_to and resize_mode==Image.Resampling.BILINEAR
         if not is_resized or min(tl)<0 or any(a+b>n for a,b,n in zip(tl, sz, self.size)):
-            return self.of(np.array(self.as_pil().crop_pad(sz, tl, orig_sz, pad_mode, resize_mode, resize_to)))
+            image = self.as_pil().crop_pad(sz, tl, orig_sz, pad_mode, resize_mode, resize_to)
+            return self.of(np.array(image))
         (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
         rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
         columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
@@ -114,8 +116,8 @@ class _Bytes:
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
 class _Mask(_Bytes, PILMask): pil_class = PILMask
-BYTES_CLASSES = {PILImage: _Color, NamedImage: _Color, # fastai's and ours -> the same, with bytes as pixels
-                 PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
+BYTES_CLASSES = { # the same, with bytes as pixels
+    PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
 
 # %% ../nbs/16_items.ipynb #item0023
 @cache
@@ -123,7 +125,7 @@ def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
     "torchvision's, which needs half of Pillow's time, if it gives the same pixels"
     noise = [Image.effect_noise((40, 32), o).resize((90, 70)) for o in (20, 50, 99)]
     file, exif = BytesIO(), Image.Exif()
-    exif[0x0112] = 3                                         # turned by 180°
+    exif[0x0112] = 3 # turned by 180°
     Image.merge('RGB', noise).save(file, 'JPEG', quality=80, exif=exif)
     with suppress(Exception):
         from torchvision.io import decode_jpeg
@@ -136,13 +138,15 @@ def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
     if decode is None or not is_jpeg or cls._open_args.get('mode')!='RGB': return
     try:
         with Image.open(path) as image: is_plain = (image.format, image.mode)==('JPEG', 'RGB')
-        if is_plain: return decode(torch.from_numpy(np.fromfile(path, np.uint8))).permute(1, 2, 0).numpy()
-    except Exception: return                             # Pillow says what is wrong with it
+        data = torch.from_numpy(np.fromfile(path, np.uint8))
+        if is_plain: return decode(data).permute(1, 2, 0).numpy()
+    except Exception: return # Pillow says what is wrong with it
 
 # %% ../nbs/16_items.ipynb #item0021
 def _describe(tfm):
     names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
-    return f'{type(tfm).__name__}({", ".join(f"{k}={getattr(tfm, k)}" for k in names if hasattr(tfm, k))})'
+    values = ', '.join(f'{k}={getattr(tfm, k)}' for k in names if hasattr(tfm, k))
+    return f'{type(tfm).__name__}({values})'
 
 def _open(cls, path):
     try: return cls.create(path)
@@ -159,7 +163,8 @@ class Recipe:
         split_idx, # 0 for training, 1 for validation
     ):
         self.classes, self.split_idx = classes, split_idx
-        self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]  # nobody changes them within a pass
+        # copies, which nobody changes within a pass
+        self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
         is_narrow = (type(crop) is Resize and crop.method==ResizeMethod.Crop
                      and crop.mode==Image.Resampling.BILINEAR and PILMask not in classes)
@@ -176,7 +181,7 @@ class Recipe:
         "What both parts do"
         return self.key, [*map(_describe, self.drawing)]
 
-    def decode(self, paths): # One array for each image: (h, w), (h, w, channels), or narrowed, uint8
+    def decode(self, paths): # An array of each: (h, w), (h, w, channels), or narrowed, uint8
         "Open an item's images and do what is the same each time"
         arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, paths)]
         if self.fixed or any(o is None for o in arrays):
@@ -186,12 +191,12 @@ class Recipe:
             arrays = [*map(np.array, images)]
         return [narrow(o, self.narrow_to) if self.narrow_to else o for o in arrays]
 
-    def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
+    def finish(self, arrays, seed): # Images with `pixels`, (channels, h, w) uint8, and `as_pil`
         "The transforms that draw, by a generator of the item's own"
         images = [BYTES_CLASSES[cls].of(o) for cls,o in zip(self.classes, arrays)]
         if self.drawing: _draws.seed(seed)
         for o in self.drawing: images = _apply(o, images, self.split_idx)
         return images
 
-def as_tensor(image): # `finish` made it -> (channels, h, w), or (h, w) of a mask, with fastai's type
+def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
     return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)

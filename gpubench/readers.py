@@ -47,12 +47,13 @@ class Arena:
 
     def put(self, array): # Where it begins; None: there's no room
         start, n_bytes = self.end, in_pages(array.nbytes)
-        if start+n_bytes>self.n_bytes or self.file and not self._reserve(start, n_bytes): return None
+        if start+n_bytes>self.n_bytes: return None
+        if self.file and not self._reserve(start, n_bytes): return None
         self.view(start, (array.nbytes,))[:] = array.reshape(-1)
         self.end += n_bytes
         return start
 
-    def _reserve(self, start, n_bytes): # on the disk, or writing would end the process where that is full
+    def _reserve(self, start, n_bytes): # on a full disk, writing would end the process
         try:
             check_space(self.folder, MIN_FREE_MIB)
             os.posix_fallocate(self.file.fileno(), start, n_bytes)
@@ -85,14 +86,15 @@ class SharedMemory:
     ):
         self.n, self.n_bytes, self.mine = n, n_bytes, ()
         self.arenas = older.arenas if older else []
-        self.counts = older.counts if older else np.frombuffer(mmap.mmap(-1, 2**16), np.int64) # `used`, by arena
+        self.used_bytes = older.used_bytes if older else np.frombuffer(mmap.mmap(-1, 2**16), np.int64)
         self.first, folder = len(self.arenas), temp_folder()
         file_bytes = min(shutil.disk_usage(folder).free, 2**40)
-        self.arenas += [Arena(2*n_bytes) for _ in range(n)]+[Arena(file_bytes, folder) for _ in range(n)]
+        self.arenas += [Arena(2*n_bytes) for _ in range(n)]
+        self.arenas += [Arena(file_bytes, folder) for _ in range(n)]
 
     def begin(self, i): self.mine = self.first+i, self.first+self.n+i # in the i-th process
     @property
-    def used(self): return int(self.counts.sum()) # bytes in memory
+    def used(self): return int(self.used_bytes.sum()) # in memory
 
     def put(self, arrays, file_pays=True): # A `Place` for each; None: there is none
         "Keep them: in memory or, if that is full and it pays, in a file"
@@ -102,17 +104,19 @@ class SharedMemory:
             if not (self.used+n_bytes<=self.n_bytes if in_memory else file_pays): continue
             starts = [self.arenas[i].put(o) for o in arrays]
             if None in starts: continue
-            if in_memory: self.counts[i] += n_bytes
+            if in_memory: self.used_bytes[i] += n_bytes
             return [Place(i, start, o.shape) for start,o in zip(starts, arrays)]
 
     def get(self, places): # None: they are of a newer `SharedMemory`
         if any(o.arena>=len(self.arenas) for o in places): return None
         return [self.arenas[o.arena].view(o.start, o.shape) for o in places]
-    def in_file(self, places): return any(o.arena<len(self.arenas) and self.arenas[o.arena].file for o in places)
+    def in_file(self, places):
+        return any(o.arena<len(self.arenas) and self.arenas[o.arena].file for o in places)
     def free(self, places):
         for o in places:
             arena = self.arenas[o.arena]
-            if arena.free(o.start, o.nbytes) and not arena.file: self.counts[-1] -= o.nbytes # the parent's
+            is_free = arena.free(o.start, o.nbytes)
+            if is_free and not arena.file: self.used_bytes[-1] -= o.nbytes # the parent's
 
 # %% ../nbs/17_readers.ipynb #read0016
 class OwnMemory:
@@ -155,8 +159,8 @@ class Reader:
         self.recipe, self.folder, self.memory, self.stores = recipe, folder, memory, stores
         self.renewing, self.reading = Pace(), Pace()
 
-    def arrays(self, paths, kept=None): # `paths` of an item's images; (arrays, a `Kept` if anything is new)
-        stamps = [stamp_of(o) for o in paths]       # before the files are read
+    def arrays(self, paths, kept=None): # of an item's images; (arrays, a `Kept` if anything is new)
+        stamps = [stamp_of(o) for o in paths] # before the files are read
         if None in stamps: return self.recipe.decode(paths), None
         is_changed = kept is not None and kept.stamps!=stamps
         arrays = self._kept(kept.refs) if kept and not is_changed else None
@@ -181,7 +185,8 @@ class Reader:
         if not self.folder: return
         if self.stores is None: self.stores = open_stores(self.recipe, self.folder)
         found = [store.get(o) for store,o in zip(self.stores, paths)]
-        if not any(o is None for o in found): return [o.copy() for o in found] # PyTorch takes writable ones only
+        if any(o is None for o in found): return
+        return [o.copy() for o in found] # PyTorch takes writable ones only
 
 # %% ../nbs/17_readers.ipynb #read0024
 def decode_items(reader, room, items): return [reader.arrays(*o)[1] for o in items], True
@@ -207,20 +212,23 @@ class Rooms:
     def __init__(self, n_bytes): # of a batch
         self.n_bytes, self.is_pinned = in_pages(n_bytes), False
         self.buffer = mmap.mmap(-1, N_ROOMS*self.n_bytes)
-        self.free_rooms = deque((i, noop) for i in range(N_ROOMS)) # (number, what waits for its last reader)
+        # (number, what waits for its last reader)
+        self.free_rooms = deque((i, noop) for i in range(N_ROOMS))
     def tensors(self, number, n, shapes): # (n, *shape) for each
         out, start = [], number*self.n_bytes
         for shape in shapes:
-            flat = torch.frombuffer(self.buffer, dtype=torch.uint8, count=n*prod(shape), offset=start)
+            size = n*prod(shape)
+            flat = torch.frombuffer(self.buffer, dtype=torch.uint8, count=size, offset=start)
             out.append(flat.view(n, *shape))
-            start += len(flat)
+            start += size
         return out
     def pin(self):
         if self.is_pinned: return
         self.is_pinned, cuda = True, torch.cuda.cudart()
         address = torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
-        if int(cuda.cudaHostRegister(address, len(self.buffer), 0)):    # failed; then copies are slower
-            with suppress(RuntimeError): torch.zeros(1, device='cuda')  # which raises that error instead of a step
+        if int(cuda.cudaHostRegister(address, len(self.buffer), 0)): # failed: copies are slower
+            # the next function raises that error, instead of a step
+            with suppress(RuntimeError): torch.zeros(1, device='cuda')
         else: weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
 
 class Room:
@@ -233,7 +241,7 @@ class Room:
         self.tensors = rooms.tensors(*self.ref)
     def leave(self, wait=noop): # `wait()` returns when nobody reads it any more
         add = self.rooms.free_rooms.appendleft if wait is noop else self.rooms.free_rooms.append
-        add((self.number, wait))        # memory that was written is used again
+        add((self.number, wait)) # memory that was written is used again
 
 class OwnRoom:
     "Memory for a batch, of this process"
@@ -251,7 +259,7 @@ class ReaderPool:
         "Submit a task once few others are on their way"
         return self.waiters.submit(self._wait_for, *args)
     def _wait_for(self, *args):
-        self.waiters.submit(noop)   # an error once Python ends, so that it doesn't first work all tasks off
+        self.waiters.submit(noop) # an error once Python ends, which needn't work all tasks off
         return self.submit(*args).result()
 
 # %% ../nbs/17_readers.ipynb #read0036
@@ -270,11 +278,11 @@ def _begin(memory, rooms, counter):
     with counter.get_lock(): i, counter.value = counter.value, counter.value+1
     memory.begin(i)
     _InReader.rooms, _InReader.readers = rooms, OpenReaders(memory)
-    gc.freeze()                                     # what is the parent's
+    gc.freeze() # what is the parent's
     gc.enable()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)    # an interrupt is for the parent
-    os.nice(1)      # the training comes first; at 5, other programs on a busy machine came before the readers, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN) # an interrupt is for the parent
+    os.nice(1) # the training comes first; at 5, so did other programs on a busy machine
     Thread(target=_end_with_parent, daemon=True).start()
 def _end_with_parent():
     multiprocessing.parent_process().join()
@@ -286,19 +294,19 @@ def _in_reader(task, pickled, ref, *args):
 def can_fork(): # On a Mac, libraries don't survive it, and daemons may have no children
     return sys.platform=='linux' and not multiprocessing.current_process().daemon
 
-def _fork_context(): # whose processes end with their parent, also if that is one of multiprocessing's
+def _fork_context(): # whose processes end with their parent, whatever that is
     context = copy(multiprocessing.get_context('fork'))
     context.Process = partial(context.Process, daemon=True, name=READER)
     return context
 
 @contextmanager
 def _forking():
-    "A child that collects garbage of the parent's may end in CUDA; threads beside a fork are common with PyTorch"
+    "A child mustn't collect garbage of the parent's, which may end in CUDA"
     was_on = gc.isenabled()
     gc.disable()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore', DeprecationWarning)
+            warnings.simplefilter('ignore', DeprecationWarning) # of threads beside a fork
             yield
     finally:
         if was_on: gc.enable()
@@ -317,7 +325,7 @@ class Processes(ReaderPool):
         super().__init__(n)
         self.rooms, self.forked_with = Rooms(room_bytes), _what_readers_see()
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
-        Image.init()                                # once, for all
+        Image.init() # once, for all
         jpeg_decoder()
         shared = self.memory, self.rooms, context.Value('i', 0)
         self.executor = ProcessPoolExecutor(n, context, _begin, shared)
@@ -353,19 +361,19 @@ switching_often = SwitchingOften()
 
 # %% ../nbs/17_readers.ipynb #read0041
 def _use_one_core():
-    torch.get_num_threads()     # sets a new thread up as PyTorch likes it, which would undo the next line later
+    torch.get_num_threads() # sets a new thread up, which would undo the next line later
     torch.set_num_threads(1)
 
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
-    Image.init()                # Pillow's list of formats isn't ready for threads that fill it together
+    Image.init() # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
     try:
         for _ in range(n): pool.submit(together.wait)
         together.wait()
     finally:
-        together.abort()        # after an interrupt, nobody waits for it
+        together.abort() # after an interrupt, nobody waits for it
         torch.set_num_threads(n_of_torch) # what threads that somebody else starts later get
     return pool
 

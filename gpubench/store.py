@@ -75,10 +75,10 @@ def connect(file)->sqlite3.Connection:
     return sqlite3.connect(file, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
 
 def prepare(db:sqlite3.Connection):
-    "Make the table if there is none, and write the version, which fails if the file can't be written"
+    "Make the table if there is none, and write the version: an error if the file can't be written"
     db.execute(f'pragma page_size={PAGE_BYTES}')
-    db.execute('pragma synchronous=normal')             # enough for a file that survives a crash of the machine
-    db.execute('pragma journal_mode=truncate')          # on Windows, virus scanners get in the way of deleting
+    db.execute('pragma synchronous=normal') # enough for a file that survives a crash of the machine
+    db.execute('pragma journal_mode=truncate') # Windows' virus scanners get in the way of deleting
     with db:
         db.execute('begin immediate')
         db.execute('create table if not exists images '
@@ -88,7 +88,7 @@ def prepare(db:sqlite3.Connection):
 
 def write_rows(db:sqlite3.Connection, rows:list): # `rows`: path, state, shape, checksum, pixels
     "All of these in the place of what is there for their paths, or none"
-    with db:                                            # commits, or rolls back
+    with db: # commits, or rolls back
         db.execute('begin immediate')
         db.executemany('delete from images where path=?', [o[:1] for o in rows])
         db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
@@ -101,7 +101,8 @@ REMEDIES = { # SQLite's primary result code -> what to do
     sqlite3.SQLITE_CANTOPEN: 'Make the file and its folder writable, or choose another folder',
     sqlite3.SQLITE_CORRUPT: 'Delete the file; the next training writes it anew',
     sqlite3.SQLITE_NOTADB: 'Delete the file; the next training writes it anew',
-    sqlite3.SQLITE_BUSY: f'Another program has held it for {LOCK_S} s: end that one, or choose another folder'}
+    sqlite3.SQLITE_BUSY: f'Another program has held it for {LOCK_S} s: '
+                         'end that one, or choose another folder'}
 
 def remedy(e:Exception)->str: # `e`: of SQLite, or an OSError
     "What to do about it"
@@ -116,7 +117,8 @@ def open_folder(folder)->Path:
         raise ValueError(f"{folder} is a file. Choose a folder for the cache.")
     try: folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise RuntimeError(f"Can't make the folder {folder}: {e.strerror}. Choose another one for the cache.") from e
+        raise RuntimeError(f"Can't make the folder {folder}: {e.strerror}. "
+                           "Choose another one for the cache.") from e
     return folder
 
 def temp_folder()->str:
@@ -130,21 +132,22 @@ def check_space(folder, min_free_mib:float):
     "Raise an OSError if less than this is free there"
     free_mib = shutil.disk_usage(folder).free/2**20
     if free_mib<min_free_mib:
-        raise OSError(f'{free_mib:,.0f} MiB are free there, and {min_free_mib:,.0f} MiB are left to others')
+        raise OSError(f'{free_mib:,.0f} MiB are free there, '
+                      f'and {min_free_mib:,.0f} MiB are left to others')
 
 # %% ../nbs/06_store.ipynb #6c58e54b
 class ImageStore:
-    "Decoded images of files, kept until you delete `file`; threads share a store, and processes its folder"
+    "Decoded images, kept until you delete `file`; threads share a store, processes its folder"
     def __init__(self,
         folder:str|Path,                 # Made if there is none
-        stages:str,                      # What turned files into pixels; each has its own file in `folder`
+        stages:str,                      # What turned files into pixels; each has its own file
         min_free_mib:float=MIN_FREE_MIB, # Stays free on the disk
     ):
         self.folder = open_folder(folder)
         self.file = self.folder/store_name(stages)
         self.stages,self.min_free_mib = stages,min_free_mib
         self.closed = False
-        self._lock = Lock()                             # of the connection
+        self._lock = Lock() # of the connection
         self._reset()
         try: self._connection()
         except sqlite3.Error as e:
@@ -152,7 +155,7 @@ class ImageStore:
         _watch_forks(self)
 
     def _reset(self):
-        self.why_full = None                            # a sentence, once nothing more is kept
+        self.why_full = None # a sentence, once nothing more is kept
         self._waiting,self._waiting_bytes = [],0
         self._waiting_lock = Lock()
         self._db = None
@@ -165,8 +168,9 @@ class ImageStore:
         return self._db
 
     def _stop(self, e):
-        if self.closed: return                          # threads that come late find a closed connection
-        self.why_full = self.why_full or f"The image cache {self.file} keeps no more: {e}. {remedy(e)}."
+        if self.closed: return # threads that come late find a closed connection
+        why_full = f"The image cache {self.file} keeps no more: {e}. {remedy(e)}."
+        self.why_full = self.why_full or why_full
 
 # %% ../nbs/06_store.ipynb #1d13a005
 def _after_fork(
@@ -179,7 +183,7 @@ def _after_fork(
     if store is not None and not store.closed: store._reset()
 
 def _watch_forks(store):
-    if not hasattr(os, 'register_at_fork'): return      # on Windows
+    if not hasattr(os, 'register_at_fork'): return # on Windows
     lock = store._lock
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release,
                         after_in_child=partial(_after_fork, weakref.ref(store), lock))
@@ -204,7 +208,8 @@ def get(self:ImageStore, path)->np.ndarray|None: # uint8 as it was put, read-onl
     rows = self._read('select shape, checksum, pixels from images where path=? and state=?', file)
     if not rows: return None
     shape,expected,pixels = rows[0]
-    if not isinstance(pixels, bytes) or checksum(pixels, self.stages, *file, shape)!=expected: return None
+    if not isinstance(pixels, bytes): return None
+    if checksum(pixels, self.stages, *file, shape)!=expected: return None
     return np.frombuffer(pixels, np.uint8).reshape([int(o) for o in shape.split()])
 
 # %% ../nbs/06_store.ipynb #1d13a010
@@ -218,7 +223,8 @@ def put(self:ImageStore,
     if array.dtype!=np.uint8:
         raise ValueError(f"{path}: an array of {array.dtype} can't be kept. Convert it to uint8.")
     if self.why_full or not is_settled(path, stamp): return
-    file,shape,pixels = (file_key(path), stamp.archived),' '.join(map(str, array.shape)),array.tobytes()
+    shape,pixels = ' '.join(map(str, array.shape)),array.tobytes()
+    file = file_key(path),stamp.archived
     row = *file, shape, checksum(pixels, self.stages, *file, shape), pixels
     with self._waiting_lock:
         self._waiting.append(row)
@@ -231,7 +237,7 @@ def flush(self:ImageStore):
     "Write what is waiting for a whole batch"
     with self._waiting_lock: rows,self._waiting,self._waiting_bytes = self._waiting,[],0
     with self._lock:
-        if not rows or self.why_full: return            # others that waited for the lock needn't fail, too
+        if not rows or self.why_full: return # others that waited for the lock needn't fail, too
         try:
             check_space(self.folder, self.min_free_mib)
             write_rows(self._connection(), rows)
