@@ -224,6 +224,7 @@ def resample(
     rows, weights = taps(at, size, n_bins, n_taps)
     return weighted_rows(x, (rows+top).long().clamp(max=x.shape[-2]-1), weights.to(x.dtype))
 
+# %% ../nbs/15_augment.ipynb #a15000a1
 class Crop:
     "What a `RandomResizedCropGPU` does to images and masks"
     def __init__(self, t, split_idx):

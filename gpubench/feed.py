@@ -35,7 +35,7 @@ from .stages import ItemStages, NotTaken, Row, check_loader, tfm_name
 from .store import open_folder
 
 # %% ../nbs/22_feed.ipynb #feed0033
-MAX_WRITING = 256   # images that wait to be written into a folder
+MAX_WRITING_IMAGES = 256 # that wait to be written into a folder
 
 class FolderWriter:
     "Writes decoded images into a folder, beside the training; without one, it has nothing to do"
@@ -46,7 +46,7 @@ class FolderWriter:
         "A disk that is slower than the readers makes them wait"
         for store,*o in zip(self.stores, *columns):
             self.writing.append(self.executor.submit(store.put, *o))
-        self._wait(MAX_WRITING)
+        self._wait(MAX_WRITING_IMAGES)
     def flush(self):
         self._wait(0)
         for o in self.stores: o.flush()
@@ -199,8 +199,8 @@ def check_items(dl, decoded):
 
 # %% ../nbs/22_feed.ipynb #feed0043
 ITEMS_PER_TASK  = 16    # of a batch, for one reader at once
-N_DECODED_AHEAD = 4096  # items whose images are decoded before a batch needs them
-ASKING_S = .5           # how long a pass may ask for them before its first batch
+N_ITEMS_AHEAD   = 4096  # whose images are decoded before a batch needs them
+ASKING_S        = .5    # how long a pass may ask for them before its first batch
 
 @contextmanager
 def _while_readers_live():
@@ -212,7 +212,7 @@ def _while_readers_live():
 class Requests:
     "What a pass asks its readers for, in parts: paths, and a future for what comes of them"
     def __init__(self, decoded, readers):
-        self.decoded, self.readers = decoded, readers
+        self.decoded, self.readers, self.stages = decoded, readers, decoded.stages
         self.when_idle = noop # called once readers have nothing to decode
         decoded.take_memory(readers.memory)
     def submit(self, submit, task, room, rows, *args): # A part
@@ -252,7 +252,7 @@ def once_decoded(self:Requests,
             for rows in chunks:
                 waiting.append((rows, self.ask(rows)))
                 n += len(rows)
-                while n>N_DECODED_AHEAD or waiting and self._is_due(waiting[0][1], start):
+                while n>N_ITEMS_AHEAD or waiting and self._is_due(waiting[0][1], start):
                     n -= len(waiting[0][0])
                     yield self._settled(waiting)
             while waiting:
@@ -274,21 +274,21 @@ def _settled(self:Requests, waiting):
     waiting.popleft()
     return rows
 
+# %% ../nbs/22_feed.ipynb #feed0080
 @patch
 def ask_early(self:Requests):
     "For the next pass, if no code of the user's is needed to find the files"
-    stages = self.decoded.stages
-    images = [o for o in stages.columns if o.image_class]
+    images = [o for o in self.stages.columns if o.image_class]
     if any(o.tfms for o in images) or self.decoded.early: return
-    n = min(N_DECODED_AHEAD, len(stages.dataset))
+    n = min(N_ITEMS_AHEAD, len(self.stages.dataset))
     self.decoded.early += self.ask([Row(tuple(o.source(i) for o in images), ()) for i in range(n)])
 
 # %% ../nbs/22_feed.ipynb #feed0041
-N_AHEAD = 3 # batches that are made while one trains
+N_BATCHES_AHEAD = 3 # batches that are made while one trains
 
 def batches_ahead(is_fed, n_workers): # of a feed, one more is on its way to the device
     "Batches that are made before the training asks for them"
-    return N_AHEAD+1 if is_fed else 2*n_workers
+    return N_BATCHES_AHEAD+1 if is_fed else 2*n_workers
 
 @dataclass
 class _Batch:
@@ -302,7 +302,7 @@ class HostBatches:
     "The batches of a pass, on the host, each with the room that its images are in or None"
     def __init__(self, dl, requests):
         self.dl, self.requests, self.readers = dl, requests, requests.readers
-        self.decoded, self.stages = requests.decoded, requests.decoded.stages
+        self.decoded, self.stages = requests.decoded, requests.stages
         self.is_for_gpu = torch.device(dl.device or 'cpu').type=='cuda'
 
     def of(self, order, seed): # positions of the items
@@ -322,6 +322,19 @@ class HostBatches:
         finish = self.stages.recipe.finish
         return [finish(self.decoded.arrays(o.paths), seed+j) for j,o in enumerate(rows)]
 
+# %% ../nbs/22_feed.ipynb #feed0082
+@patch
+def _stacked(self:HostBatches, batch):
+    "Its images, made by this process"
+    items = self._finished_here(batch.rows, batch.seed)
+    columns = [[as_tensor(o).as_subclass(torch.Tensor) for o in images] for images in zip(*items)]
+    for shapes in ({tuple(o.shape) for o in column} for column in columns):
+        if len(shapes)>1:
+            found = ' and '.join(map(str, sorted(shapes)))
+            raise RuntimeError(f'A batch has items of the shapes {found}. '
+                               'End item_tfms with a Resize to one size.')
+    return [torch.stack(o) for o in columns]
+
 # %% ../nbs/22_feed.ipynb #feed0062
 @patch
 def _ahead(self:HostBatches, chunks, seed):
@@ -330,7 +343,7 @@ def _ahead(self:HostBatches, chunks, seed):
     try:
         for k,rows in enumerate(chunks):
             waiting.append(self._start(rows, seed+k*self.dl.bs, bool(waiting)))
-            if len(waiting)>N_AHEAD: yield self._finished(waiting)
+            if len(waiting)>N_BATCHES_AHEAD: yield self._finished(waiting)
         while waiting: yield self._finished(waiting)
     finally:
         chunks.close() # nobody asks for more
@@ -361,18 +374,6 @@ def _finished(self:HostBatches, waiting):
     types = [t for t,o in zip(self.decoded.types, self.stages.columns) if o.image_class]
     images = map(torch.Tensor.as_subclass, images, types)
     return self.stages.in_order(images, values), batch.room
-
-@patch
-def _stacked(self:HostBatches, batch):
-    "Its images, made by this process"
-    items = self._finished_here(batch.rows, batch.seed)
-    columns = [[as_tensor(o).as_subclass(torch.Tensor) for o in images] for images in zip(*items)]
-    for shapes in ({tuple(o.shape) for o in column} for column in columns):
-        if len(shapes)>1:
-            found = ' and '.join(map(str, sorted(shapes)))
-            raise RuntimeError(f'A batch has items of the shapes {found}. '
-                               'End item_tfms with a Resize to one size.')
-    return [torch.stack(o) for o in columns]
 
 # %% ../nbs/22_feed.ipynb #feed0065
 @cache

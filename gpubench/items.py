@@ -154,6 +154,10 @@ def _open(cls, path):
         e.add_note(f'The image: {path}. Delete or replace it.')
         raise
 
+def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
+    return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)
+
+# %% ../nbs/16_items.ipynb #item0027
 class Recipe:
     "What becomes of an item's images"
     def __init__(self,
@@ -197,6 +201,3 @@ class Recipe:
         if self.drawing: _draws.seed(seed)
         for o in self.drawing: images = _apply(o, images, self.split_idx)
         return images
-
-def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
-    return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)

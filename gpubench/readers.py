@@ -77,6 +77,7 @@ class Place(NamedTuple):
     @property
     def nbytes(self): return in_pages(prod(self.shape))
 
+# %% ../nbs/17_readers.ipynb #read0051
 class SharedMemory:
     "Arrays of processes that are forked after it is made"
     def __init__(self,
@@ -153,6 +154,7 @@ class Pace:
 def open_stores(recipe, folder): # one for each image of an item
     return [ImageStore(folder, f'{recipe.key}, image {i}') for i in range(len(recipe.classes))]
 
+# %% ../nbs/17_readers.ipynb #read0053
 class Reader:
     "Gets an item's images from where they are kept, or decodes them"
     def __init__(self, recipe, folder, memory, stores=None):
@@ -243,6 +245,7 @@ class Room:
         add = self.rooms.free_rooms.appendleft if wait is noop else self.rooms.free_rooms.append
         add((self.number, wait)) # memory that was written is used again
 
+# %% ../nbs/17_readers.ipynb #read0054
 class OwnRoom:
     "Memory for a batch, of this process"
     is_shared = False
@@ -314,6 +317,7 @@ def _forking():
 def _what_readers_see(): # and keep: the folder of relative paths, and Pillow's switches
     return os.getcwd(), ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
 
+# %% ../nbs/17_readers.ipynb #read0057
 class Processes(ReaderPool):
     "Forked processes that read"
     def __init__(self,

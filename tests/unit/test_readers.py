@@ -310,7 +310,7 @@ def test_larger_batches_need_larger_rooms(files):
 @only_forked
 def test_a_pass_goes_on_while_another_one_has_started_larger_rooms(files, monkeypatch):
     "Its readers don't know where the others keep their images"
-    monkeypatch.setattr('gpubench.feed.N_DECODED_AHEAD', 1)
+    monkeypatch.setattr('gpubench.feed.N_ITEMS_AHEAD', 1)
     dls = make_dls(files, bs=1, n_train=10)
     larger = dls.train.new(bs=8, drop_last=False)
     def run(*cbs):
