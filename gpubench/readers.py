@@ -102,11 +102,11 @@ class SharedMemory:
         n_bytes = sum(in_pages(o.nbytes) for o in arrays)
         for i in self.mine:
             in_memory = not self.arenas[i].file
-            if not (self.used+n_bytes<=self.n_bytes if in_memory else file_pays): continue
-            starts = [self.arenas[i].put(o) for o in arrays]
-            if None in starts: continue
-            if in_memory: self.used_bytes[i] += n_bytes
-            return [Place(i, start, o.shape) for start,o in zip(starts, arrays)]
+            if in_memory: self.used_bytes[i] += n_bytes # before other readers look
+            fits = self.used<=self.n_bytes if in_memory else file_pays
+            starts = [self.arenas[i].put(o) for o in arrays] if fits else [None]
+            if None not in starts: return [Place(i, start, o.shape) for start,o in zip(starts, arrays)]
+            if in_memory: self.used_bytes[i] -= n_bytes
 
     def get(self, places): # None: they are of a newer `SharedMemory`
         if any(o.arena>=len(self.arenas) for o in places): return None
