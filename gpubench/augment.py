@@ -12,10 +12,11 @@ from functools import partial, reduce
 import torch
 from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage, TensorImageBase, TensorImageBW, TensorMask, logit
-from fastai.vision.augment import (AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, HSVTfm, Hue, LightingTfm,
-                                   RandomErasing, RandomResizedCropGPU, Rotate, Saturation, SpaceTfm, Warp, Zoom,
-                                   _BrightnessLogit, _ContrastLogit, _Hue, _SaturationLogit, _WarpCoord, _draw_mask,
-                                   _prepare_mat, affine_mat, dihedral_mat, flip_mat, rgb2hsv, rotate_mat, zoom_mat)
+from fastai.vision.augment import (
+    AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, HSVTfm, Hue, LightingTfm, RandomErasing,
+    RandomResizedCropGPU, Rotate, Saturation, SpaceTfm, Warp, Zoom, _BrightnessLogit,
+    _ContrastLogit, _Hue, _SaturationLogit, _WarpCoord, _draw_mask, _prepare_mat, affine_mat,
+    dihedral_mat, flip_mat, rgb2hsv, rotate_mat, zoom_mat)
 from fastai.vision.core import TensorBBox, TensorPoint
 from torch.nn import functional
 from .data import BatchAugment
@@ -43,7 +44,9 @@ def _to_float(t, split_idx):
 def _normalize(t, split_idx):
     scale = 1/_plain(t.std)
     shift = -_plain(t.mean)*scale
-    return partial(by_type, image=lambda o: torch.addcmul(shift, o, scale))  # in one launch
+    return partial(by_type, image=lambda o: torch.addcmul(shift, o, scale)) # in one launch
+
+def _batch_augment(t, split_idx): return partial(by_type, image=t.change)
 
 # %% ../nbs/15_augment.ipynb #a1500012
 def warp_mat(
@@ -65,7 +68,8 @@ def line(n, align_corners, like): # (n,)
     o = torch.linspace(-1, 1, n, device=like.device)
     return o if align_corners else o*(n-1)/n
 
-def _sides(m, size, align_corners): # (n, rows of `m`, height), (n, rows of `m`, width), whose sums are the coordinates
+def _sides(m, size, align_corners): # (n, rows of `m`, height), (n, rows of `m`, width)
+    "Their sums are the coordinates"
     v, u = (line(o, align_corners, m) for o in size)
     return m[:, :, 1:2]*v + m[:, :, 2:], m[:, :, :1]*u
 
@@ -85,7 +89,8 @@ def places(m, size, align_corners, is_affine): # (n, height, width, 2)
 def _dihedral(like, p):
     idx = _plain(_draw_mask(like, lambda o: torch.randint(0, 8, (len(o),), device=o.device), p=p))
     def bits(table): return ((table >> idx) & 1).to(like.dtype)
-    xs, ys, swap = 1-2*bits(0b10011010), 1-2*bits(0b10110100), bits(0b11101000)    # which of the 8 mirror and transpose
+    # which of the 8 mirror and transpose
+    xs, ys, swap = 1-2*bits(0b10011010), 1-2*bits(0b10110100), bits(0b11101000)
     zero = torch.zeros_like(xs)
     return affine_mat(xs*(1-swap), xs*swap, zero, ys*swap, ys*(1-swap), zero)
 
@@ -99,7 +104,7 @@ def draw_mat(f, like): # (n or 1, 3, 3)
     return _plain(f.func(like, **keywords | dict(batch=False)))
 
 def device_part(part):
-    "A copy of one of fastai's parts that never draws on the host; `is_one`: once for the whole batch"
+    "A copy of fastai's that never draws on the host; `is_one`: once for the whole batch"
     o = copy(part)
     o.is_one, o.batch = part.batch, False
     return o
@@ -118,11 +123,13 @@ def sample(
     extent=None,       # From the smallest to the largest coordinate, if the host knows
 ):                     # (n, channels, out height, out width)
     "What fastai's `_grid_sample` does, without asking the device how far the coordinates reach"
-    take = partial(functional.grid_sample, grid=at.expand(len(x), *at.shape[1:]), mode=mode, padding_mode=pad_mode,
-                   align_corners=align_corners)
-    shrink = min(a/b for a,b in zip(x.shape[-2:], at.shape[-2:]))/2     # by fastai: height in over width out
+    take = partial(functional.grid_sample, grid=at.expand(len(x), *at.shape[1:]), mode=mode,
+                   padding_mode=pad_mode, align_corners=align_corners)
+    # fastai's: height in over width out
+    shrink = min(a/b for a,b in zip(x.shape[-2:], at.shape[-2:]))/2
     if mode!='bilinear' or shrink<=1: return take(x)
-    smaller = functional.interpolate(x, scale_factor=1/shrink, mode='area', recompute_scale_factor=True)
+    smaller = functional.interpolate(x, scale_factor=1/shrink, mode='area',
+                                     recompute_scale_factor=True)
     if extent is not None: return take(smaller if extent>2/shrink else x)
     low, high = at.aminmax()
     return torch.where(high-low>2/shrink, take(smaller), take(x))
@@ -147,7 +154,7 @@ class Geometry:
         if not self.is_random: return eye
         m = reduce(multiply, (draw_mat(f, like) for f in self.mats)) if self.mats else eye
         h, w = x.shape[-2:]
-        if h!=w: _prepare_mat(x, m)                # changes it in place
+        if h!=w: _prepare_mat(x, m) # changes it in place
         return m
 
     def __call__(self, batch):
@@ -171,8 +178,10 @@ class Geometry:
         return torch.where(vanishes(bent, size, self.t.align_corners), m, bent)
 
 # %% ../nbs/15_augment.ipynb #a1500023
-_N_TRIES = 10                                           # fastai's
-_double = dict(dtype=torch.float64)                     # so that rounding to whole pixels is the same as in Python
+_N_TRIES = 10                       # fastai's
+_double = dict(dtype=torch.float64) # so that rounding to whole pixels is the same as in Python
+
+def _uniform(low, high, n, device): return low+(high-low)*torch.rand(n, device=device, **_double)
 
 def _below(n, device): # (like n), whole; `n` a tensor of counts
     return (torch.rand(n.shape, device=device, **_double)*n).floor().clamp(max=n-1)
@@ -187,7 +196,8 @@ def weighted_rows(
     planes = h*torch.arange(math.prod(lead), device=x.device)
     rows = (planes[:, None, None]+index).view(-1, index.shape[1])
     weights = weights.expand(len(planes), *weights.shape).reshape(rows.shape)
-    return functional.embedding_bag(rows, x.reshape(-1, w), per_sample_weights=weights, mode='sum').view(*lead, -1, w)
+    sums = functional.embedding_bag(rows, x.reshape(-1, w), per_sample_weights=weights, mode='sum')
+    return sums.view(*lead, -1, w)
 
 def taps(at, size, n_bins, n): # Two of (out height, n): rows of a crop and their weights
     "What bilinear sampling between averages takes of `n_bins` averages over `size` rows"
@@ -195,7 +205,8 @@ def taps(at, size, n_bins, n): # Two of (out height, n): rows of a crop and thei
     shares = torch.stack([1-at%1, at%1], 1)
     start, end = (bins*size/n_bins).floor(), ((bins+1)*size/n_bins).ceil()
     rows = start[:, :1]+torch.arange(n, device=at.device)
-    is_in = (rows[:, :, None]>=start[:, None]) & (rows[:, :, None]<end[:, None])                 # (out height, n, 2)
+    each = rows[:, :, None]
+    is_in = (each>=start[:, None]) & (each<end[:, None]) # (out height, n, 2)
     return rows, (is_in*(shares/(end-start))[:, None]).sum(2)
 
 def resample(
@@ -213,6 +224,7 @@ def resample(
     rows, weights = taps(at, size, n_bins, n_taps)
     return weighted_rows(x, (rows+top).long().clamp(max=x.shape[-2]-1), weights.to(x.dtype))
 
+# %% ../nbs/15_augment.ipynb #a15000a1
 class Crop:
     "What a `RandomResizedCropGPU` does to images and masks"
     def __init__(self, t, split_idx):
@@ -221,18 +233,19 @@ class Crop:
         if self.is_random: self.fixed.valid_scale = 1.
 
     def n_taps(self, h, w):
-        "Rows or columns that make one: two averages' worth, where an image of this size may be averaged"
+        "Rows or columns that make one: two averages' worth, where such an image may be averaged"
         most = min(h/self.size[1], w/2)/2
-        n_bins = max(2*self.size[1]*min(self.t.ratio[0], 1)-2, 1)          # at least, less what rounding takes
+        n_bins = max(2*self.size[1]*min(self.t.ratio[0], 1)-2, 1) # at least, less what rounding takes
         return 2 if most<=1 else int(2*most*(1+1/n_bins))+3
 
     def draw(self, x): # Two of (2,): top and left, height and width, whole numbers in float64
         t, hw = self.t, x.shape[-2:]
-        type(t).before_call(self.fixed, x, 1)           # what fastai takes where no try fits, and for validation
-        top, size = ([x.new_full((1,), o, **_double) for o in p] for p in (self.fixed.tl, self.fixed.cp_size))
+        type(t).before_call(self.fixed, x, 1) # what fastai takes where no try fits, and for validation
+        corners = self.fixed.tl, self.fixed.cp_size
+        top, size = ([x.new_full((1,), o, **_double) for o in p] for p in corners)
         if not self.is_random: return torch.cat(top), torch.cat(size)
-        def uniform(low, high): return low+(high-low)*torch.rand(_N_TRIES, device=x.device, **_double)
-        area, ratio = uniform(t.min_scale, t.max_scale)*hw[1]*hw[0], uniform(*map(math.log, t.ratio)).exp()
+        area = _uniform(t.min_scale, t.max_scale, _N_TRIES, x.device)*hw[1]*hw[0]
+        ratio = _uniform(*map(math.log, t.ratio), _N_TRIES, x.device).exp()
         tries = (area/ratio).sqrt().round(), (area*ratio).sqrt().round()
         fits = (tries[0]<=hw[0]) & (tries[1]<=hw[1])
         chosen = torch.cat([fits, fits.new_ones(1)]).int().argmax(0, keepdim=True)
@@ -245,7 +258,8 @@ class Crop:
         def change(o, mode):
             h, w = o.shape[-2:]
             shrink = torch.minimum(crop[0]/self.size[1], crop[1]/2)/2 if mode=='bilinear' else None
-            for i,n in enumerate(self.size): o = resample(o, n, top[i], crop[i], shrink, self.n_taps(h, w)).mT
+            for i,n in enumerate(self.size):
+                o = resample(o, n, top[i], crop[i], shrink, self.n_taps(h, w)).mT
             return o.contiguous()
         image, mask = (partial(change, mode=o) for o in (self.t.mode, self.t.mode_mask))
         return by_type(batch, image, partial(like_image, mask))
@@ -253,20 +267,20 @@ class Crop:
 # %% ../nbs/15_augment.ipynb #a1500026
 _GRAY = .2989, .5870, .1140                             # fastai's `grayscale`
 
-def draw_change(part, like): # (n or 1, 1, 1, 1)
-    part.before_call(like[:1] if part.is_one else like)
-    return _plain(vars(part).pop('change')).view(-1, 1, 1, 1)
-
-class Lighting:
-    "What a `LightingTfm` does to images"
+class ColorChange:
+    "What a `SpaceTfm` does to images; subclasses have its space of colors"
     def __init__(self, t, split_idx): self.parts = [device_part(o) for o in t.fs]
+    def draw(self, part, like): # (n or 1, 1, 1, 1)
+        part.before_call(like[:1] if part.is_one else like)
+        return _plain(vars(part).pop('change')).view(-1, 1, 1, 1)
     def __call__(self, batch):
         like = _plain(batch[0]).new_empty(len(batch[0]))
-        changes = [(type(o), draw_change(o, like)) for o in self.parts]
-        return by_type(batch, partial(self.light, changes))
+        changes = [(type(o), self.draw(o, like)) for o in self.parts]
+        return by_type(batch, partial(self.change, changes))
 
-    def light(self, changes, x):
-        o = x.clamp(1e-7, 1-1e-7).reciprocal_().sub_(1).log_()             # fastai's logit, but for its sign
+class Lighting(ColorChange):
+    def change(self, changes, x):
+        o = x.clamp(1e-7, 1-1e-7).reciprocal_().sub_(1).log_() # fastai's logit, but for its sign
         scale, shift = x.new_full((1, 1, 1, 1), -1), x.new_zeros(1, 1, 1, 1)
         for kind,change in changes:
             if kind is _BrightnessLogit: shift = shift+logit(change)
@@ -277,18 +291,12 @@ class Lighting:
                 o = torch.lerp(gray[:, None], o, change)
         return torch.addcmul(shift, scale, o).sigmoid_()
 
-class HueShift:
-    "What fastai's `Hue` does to images"
-    def __init__(self, t, split_idx): self.parts = [device_part(o) for o in t.fs]
-    def __call__(self, batch):
-        like = _plain(batch[0]).new_empty(len(batch[0]))
-        changes = [draw_change(o, like)[:, 0] for o in self.parts]
-        return by_type(batch, partial(self.shift, changes))
-
-    def shift(self, changes, x):
+class HueShift(ColorChange):
+    def change(self, changes, x):
         h, s, v = (o[:, None] for o in rgb2hsv(x).unbind(1))
-        for change in changes: h = (h+change[:, None])%1.
-        sector = (h*6+torch.arange(5, 0, -2, device=x.device)[:, None, None])%6            # of red, green and blue
+        for _,change in changes: h = (h+change)%1.
+        shifts = torch.arange(5, 0, -2, device=x.device)[:, None, None] # of red, green and blue
+        sector = (h*6+shifts)%6
         away = torch.minimum(sector, 4-sector).clamp_(0, 1)
         return torch.where(sector>=4, v, (v-v*s*away).clamp_(0, 1))
 
@@ -302,9 +310,9 @@ class Erase:
 
     def draw(self, x): # (height, width) of bools: is it erased?
         t, (h, w) = self.t, x.shape[-2:]
-        def uniform(low, high, n=t.max_count): return low+(high-low)*torch.rand(n, device=x.device, **_double)
-        count = uniform(1, t.max_count+1, 1).floor()
-        area, aspect = uniform(t.sl, t.sh)*(h*w/count), uniform(*t.log_ratio).exp()
+        count = _uniform(1, t.max_count+1, 1, x.device).floor()
+        area = _uniform(t.sl, t.sh, t.max_count, x.device)*(h*w/count)
+        aspect = _uniform(*t.log_ratio, t.max_count, x.device).exp()
         def inside(n, side): # (max_count, n)
             side = side.sqrt().round()[:, None]
             first = _below((n-side).clamp(min=0)+1, x.device)
@@ -320,33 +328,37 @@ def is_untouched(o):
     def is_own(v, k): return getattr(v, '__func__', None) is getattr(type(o), k) and v.__self__ is o
     return all(is_own(v, k) for k,v in vars(o).items() if callable(getattr(type(o), k, None)))
 
-def draws_itself(attrs): return all(v is None for k,v in attrs.items() if k.startswith('draw'))
+def _draws_itself(attrs): return all(v is None for k,v in attrs.items() if k.startswith('draw'))
 
-def is_mat(f): return type(f) is partial and f.func in _MATS and not f.args and draws_itself(f.keywords)
+def _is_mat(f):
+    return type(f) is partial and f.func in _MATS and not f.args and _draws_itself(f.keywords)
 
-def are_parts(fs, *kinds): return all(type(o) in kinds and is_untouched(o) and draws_itself(vars(o)) for o in fs)
+def _are_parts(fs, *kinds):
+    return all(type(o) in kinds and is_untouched(o) and _draws_itself(vars(o)) for o in fs)
 
-def _is_lighting(t):
-    return t.space_fn is TensorImage.lighting and are_parts(t.fs, _BrightnessLogit, _ContrastLogit, _SaturationLogit)
-def _is_hue(t): return t.space_fn is TensorImage.hsv and are_parts(t.fs, _Hue)
-def _is_geometry(t): return all(map(is_mat, t.aff_fs)) and are_parts(t.coord_fs, _WarpCoord)
-def _is_crop(t): return {t.mode, t.mode_mask}<={'bilinear', 'nearest'}
-def _is_any(t): return True
+_LIGHT = _BrightnessLogit, _ContrastLogit, _SaturationLogit
+_CHECKS = { # of the parts of a transform
+    Geometry: lambda t: all(map(_is_mat, t.aff_fs)) and _are_parts(t.coord_fs, _WarpCoord),
+    Crop: lambda t: {t.mode, t.mode_mask}<={'bilinear', 'nearest'},
+    Lighting: lambda t: t.space_fn is TensorImage.lighting and _are_parts(t.fs, *_LIGHT),
+    HueShift: lambda t: t.space_fn is TensorImage.hsv and _are_parts(t.fs, _Hue)}
+_KNOWN = [ # (fastai's classes, what makes their function)
+    ((IntToFloatTensor,), _to_float), ((Normalize,), _normalize), ((BatchAugment,), _batch_augment),
+    ((AffineCoordTfm, Flip, Dihedral, Rotate, Zoom, Warp), Geometry),
+    ((RandomResizedCropGPU,), Crop), ((RandomErasing,), Erase),
+    ((SpaceTfm, LightingTfm, Brightness, Contrast, Saturation), Lighting),
+    ((SpaceTfm, HSVTfm, Hue), HueShift)]
 
-def _change(t, split_idx): return partial(by_type, image=t.change)
-
-_KNOWN = [((IntToFloatTensor,), _is_any, _to_float), ((Normalize,), _is_any, _normalize),
-          ((AffineCoordTfm, Flip, Dihedral, Rotate, Zoom, Warp), _is_geometry, Geometry),
-          ((RandomResizedCropGPU,), _is_crop, Crop), ((RandomErasing,), _is_any, Erase),
-          ((BatchAugment,), _is_any, _change),
-          ((SpaceTfm, LightingTfm, Brightness, Contrast, Saturation), _is_lighting, Lighting),
-          ((SpaceTfm, HSVTfm, Hue), _is_hue, HueShift)]
+def _maker(t): # None: fastai's own is to run
+    if not is_untouched(t): return None
+    makers = [make for kinds,make in _KNOWN if type(t) in kinds]
+    return next((o for o in makers if o not in _CHECKS or _CHECKS[o](t)), None)
 
 def _acts(t, split_idx): # AffineCoordTfm takes on each caller's
     return isinstance(t, AffineCoordTfm) or t.split_idx in (None, split_idx)
 
 def are_images(types):
-    "Does the batch begin with an image, and is all else an image, a mask, or nothing that transforms change?"
+    "Does the batch begin with an image, and have only images, masks and what nobody changes?"
     def is_known(o):
         if not issubclass(o, torch.Tensor): return False
         if issubclass(o, TensorImageBase): return o in (TensorImage, TensorImageBW, TensorMask)
@@ -358,11 +370,11 @@ def batch_transforms(
     fs,                  # A loader's `after_batch.fs`
     split_idx:int|None,  # of that loader: 0 for training, 1 for validation
     types:tuple,         # Type of each tensor of a batch
-)->tuple:                # Functions for a batch on its device, and the transforms that fastai must run after them
+)->tuple:                # Functions for a batch on its device; transforms that fastai must run after them
     "Do what leading transforms do, without waiting for the device"
     known = []
     for i,t in enumerate(fs):
-        make = next((f for kinds,can,f in _KNOWN if type(t) in kinds and can(t)), None)
-        if make is None or not is_untouched(t) or not are_images(types): return known, [*fs[i:]]
+        make = _maker(t)
+        if make is None or not are_images(types): return known, [*fs[i:]]
         if _acts(t, split_idx): known.append(make(t, split_idx))
     return known, []

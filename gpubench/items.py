@@ -6,8 +6,9 @@
 __all__ = []
 
 # %% ../nbs/16_items.ipynb #item0002
+import pickle
 import random
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
 from io import BytesIO
@@ -22,6 +23,21 @@ from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
 from .data import NamedImage, NamedImageBW
 
+# %% ../nbs/16_items.ipynb #item0005
+def random_states()->bytes: # of the shared generators on the host; comparable
+    "What the next draws depend on"
+    return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
+
+@contextmanager
+def random_states_kept(gpus=()): # `gpus`: whose generators are kept, too
+    "Afterwards, Python, NumPy and PyTorch draw what they would have drawn"
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus): yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
 # %% ../nbs/16_items.ipynb #item0011
 class _Draws:
     "Stands in for the module `random`: each thread has a generator of its own"
@@ -33,40 +49,42 @@ _draws = _Draws()
 @cache
 def _drawing(f):
     "The function `f`, which draws from `_draws` instead of `random`"
-    return FunctionType(f.__code__, {**f.__globals__, 'random': _draws}, f.__name__, f.__defaults__, f.__closure__)
+    names = f.__globals__ | dict(random=_draws)
+    return FunctionType(f.__code__, names, f.__name__, f.__defaults__, f.__closure__)
 
-def _own_copy(tfm):
-    "A copy of one of fastai's item transforms, with its own state and its draws from `_draws`, so that threads share nothing"
-    new = copy(tfm)
-    if isinstance(new, RandTransform): new.before_call = MethodType(_drawing(tfm.before_call.__func__), new)
-    return new
+def _apply(tfm, images, split_idx):
+    "By a copy with its own state and draws, so that threads share nothing"
+    own = copy(tfm)
+    if isinstance(own, RandTransform):
+        own.before_call = MethodType(_drawing(tfm.before_call.__func__), own)
+    return own(tuple(images), split_idx=split_idx)
 
-def _apply(tfm, images, split_idx): return _own_copy(tfm)(tuple(images), split_idx=split_idx)
+# %% ../nbs/16_items.ipynb #item0017
+MIN_NARROWING = 4 # times fewer bytes; rounding once more puts more values a level off
 
-def _is_bilinear_crop(sz, tl, orig_sz, mode):
-    return mode==Image.Resampling.BILINEAR and min(tl)>=0 and all(a+b<=c for a,b,c in zip(tl, sz, orig_sz))
+def _pixels(array): # (channels, h, w), a view
+    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
 
 def _resize(pixels, size): # (channels, h, w) uint8; (w, h)
     return torch.ops.aten._upsample_bilinear2d_aa(pixels[None], size[::-1], False)[0]
 
-MIN_SAVING = 4  # times fewer bytes, for which a narrowed image is kept: it rounds once more, so more of its values are a level off
-
-def narrow(array, size): # (h, w, channels) uint8; (w, h) of a `Resize` that crops. Bytes of a narrowed image, or `array`
-    "Resize the side of an image of which each crop has all, if that saves much; the other one is left for drawing"
+def narrow(
+    array, # (h, w, channels) uint8
+    size,  # (w, h) of a `Resize` that crops
+):         # Bytes of a narrowed image with its sizes, or `array` if that saves too little
+    "Resize the side of an image of which each crop has all; the other one is left for drawing"
     h, w = array.shape[:2]
     scale = min(w/size[0], h/size[1])
     crop_w, crop_h = (int(scale*o) for o in size)
     is_wide = w-crop_w>h-crop_h
     kept_w, kept_h = (w, size[1]) if is_wide else (size[0], h)
-    if kept_w*kept_h*MIN_SAVING>w*h: return array
+    if kept_w*kept_h*MIN_NARROWING>w*h: return array
     pixels = _pixels(array)
-    pixels = _resize(pixels[:, :crop_h] if is_wide else pixels[..., :crop_w], (kept_w, kept_h))
-    header = np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8)
-    return np.concatenate([header, pixels.permute(1, 2, 0).reshape(-1).numpy()])
+    pixels = pixels[:, :crop_h] if is_wide else pixels[..., :crop_w]
+    narrowed = _resize(pixels, (kept_w, kept_h)).permute(1, 2, 0).reshape(-1).numpy()
+    return np.concatenate([np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8), narrowed])
 
-def _pixels(array): # (channels, h, w), a view
-    return torch.from_numpy(array if array.ndim==3 else array[..., None]).permute(2, 0, 1)
-
+# %% ../nbs/16_items.ipynb #item0019
 class _Bytes:
     "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
     @classmethod
@@ -80,39 +98,35 @@ class _Bytes:
         image.__class__, image.pixels = cls, pixels
         image._size = size or (pixels.shape[2], pixels.shape[1])
         return image
-    def array(self):
+    def as_pil(self):
         array = self.pixels.permute(1, 2, 0).contiguous().numpy()
-        return array[..., 0] if array.shape[2]==1 else array
-    def as_pil(self): return self.pil_class(Image.fromarray(self.array()))
-    def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros', resize_mode=Image.Resampling.BILINEAR, resize_to=None):
-        if tl is None or resize_to is None or not _is_bilinear_crop(sz, tl, self.size, resize_mode):
-            image = self.as_pil().crop_pad(sz, tl, orig_sz=orig_sz, pad_mode=pad_mode, resize_mode=resize_mode, resize_to=resize_to)
+        return self.pil_class(Image.fromarray(array[..., 0] if array.shape[2]==1 else array))
+    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
+    def crop_pad(self, sz, tl=None, orig_sz=None, pad_mode='zeros',
+                 resize_mode=Image.Resampling.BILINEAR, resize_to=None):
+        is_resized = tl and resize_to and resize_mode==Image.Resampling.BILINEAR
+        if not is_resized or min(tl)<0 or any(a+b>n for a,b,n in zip(tl, sz, self.size)):
+            image = self.as_pil().crop_pad(sz, tl, orig_sz, pad_mode, resize_mode, resize_to)
             return self.of(np.array(image))
         (x, y), (w, h), (_, kept_h, kept_w) = tl, sz, self.pixels.shape
         rows = slice(y, y+h) if kept_h==self.size[1] else slice(None)
         columns = slice(x, x+w) if kept_w==self.size[0] else slice(None)
         return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
-    def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
 
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
 class _Mask(_Bytes, PILMask): pil_class = PILMask
-BYTES = {PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
+BYTES_CLASSES = { # the same, with bytes as pixels
+    PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
 
-# %% ../nbs/16_items.ipynb #item0021
-def _describe(tfm):
-    names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
-    return f'{type(tfm).__name__}({", ".join(f"{k}={getattr(tfm, k)}" for k in names if hasattr(tfm, k))})'
-
+# %% ../nbs/16_items.ipynb #item0023
 @cache
 def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
-    """torchvision's, which needs half of Pillow's time, if it gives the same pixels
-
-    It is deprecated. torchcodec's, which follows it, turns photographs as their EXIF says; fastai doesn't."""
-    photo = Image.merge('RGB', [Image.effect_noise((40, 32), o).resize((90, 70)) for o in (20, 50, 99)])
+    "torchvision's, which needs half of Pillow's time, if it gives the same pixels"
+    noise = [Image.effect_noise((40, 32), o).resize((90, 70)) for o in (20, 50, 99)]
     file, exif = BytesIO(), Image.Exif()
-    exif[0x0112] = 3                                         # by 180°
-    photo.save(file, 'JPEG', quality=80, exif=exif)
+    exif[0x0112] = 3 # turned by 180°
+    Image.merge('RGB', noise).save(file, 'JPEG', quality=80, exif=exif)
     with suppress(Exception):
         from torchvision.io import decode_jpeg
         found = decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
@@ -120,12 +134,19 @@ def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
 
 def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
     "The pixels of a color JPEG"
-    decode = jpeg_decoder()
-    if decode is None or cls._open_args.get('mode')!='RGB' or Path(path).suffix.lower() not in ('.jpg', '.jpeg'): return
+    decode, is_jpeg = jpeg_decoder(), Path(path).suffix.lower() in ('.jpg', '.jpeg')
+    if decode is None or not is_jpeg or cls._open_args.get('mode')!='RGB': return
     try:
         with Image.open(path) as image: is_plain = (image.format, image.mode)==('JPEG', 'RGB')
-        if is_plain: return decode(torch.from_numpy(np.fromfile(path, np.uint8))).permute(1, 2, 0).numpy()
-    except Exception: return                             # Pillow says what is wrong with it
+        data = torch.from_numpy(np.fromfile(path, np.uint8))
+        if is_plain: return decode(data).permute(1, 2, 0).numpy()
+    except Exception: return # Pillow says what is wrong with it
+
+# %% ../nbs/16_items.ipynb #item0021
+def _describe(tfm):
+    names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
+    values = ', '.join(f'{k}={getattr(tfm, k)}' for k in names if hasattr(tfm, k))
+    return f'{type(tfm).__name__}({values})'
 
 def _open(cls, path):
     try: return cls.create(path)
@@ -133,9 +154,10 @@ def _open(cls, path):
         e.add_note(f'The image: {path}. Delete or replace it.')
         raise
 
-def as_tensor(image): # An image that `finish` made -> (channels, h, w), or (h, w) of a mask, with fastai's type
+def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
     return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)
 
+# %% ../nbs/16_items.ipynb #item0027
 class Recipe:
     "What becomes of an item's images"
     def __init__(self,
@@ -145,30 +167,37 @@ class Recipe:
         split_idx, # 0 for training, 1 for validation
     ):
         self.classes, self.split_idx = classes, split_idx
-        self.fixed, self.drawing = ([copy(o) for o in tfms] for tfms in (fixed, drawing))      # nobody changes them within a pass
+        # copies, which nobody changes within a pass
+        self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
-        is_narrow = type(crop) is Resize and crop.method==ResizeMethod.Crop and crop.mode==Image.Resampling.BILINEAR
-        self.narrow_to = crop.size if is_narrow and PILMask not in classes else None
+        is_narrow = (type(crop) is Resize and crop.method==ResizeMethod.Crop
+                     and crop.mode==Image.Resampling.BILINEAR and PILMask not in classes)
+        self.narrow_to = crop.size if is_narrow else None
+
     @property
     def key(self): # of the bytes
         "What `decode` does, in words"
-        names = [o.__name__ for o in self.classes]
-        return f"Pillow {PIL.__version__}: {'; '.join(names+[_describe(o) for o in self.fixed])}; narrowed to {self.narrow_to}"
+        stages = '; '.join([*(o.__name__ for o in self.classes), *map(_describe, self.fixed)])
+        return f"Pillow {PIL.__version__}: {stages}; narrowed to {self.narrow_to}"
+
     @property
     def summary(self): # comparable
         "What both parts do"
-        return self.key, [_describe(o) for o in self.drawing]
-    def decode(self, paths): # One array for each image: (h, w), (h, w, channels), or narrowed, uint8
-        "Open an item's images and do what is the same each time: color JPEGs by torchvision, all else by fastai's own code"
+        return self.key, [*map(_describe, self.drawing)]
+
+    def decode(self, paths): # An array of each: (h, w), (h, w, channels), or narrowed, uint8
+        "Open an item's images and do what is the same each time"
         arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, paths)]
         if self.fixed or any(o is None for o in arrays):
-            images = [_open(cls, path if o is None else o) for cls,path,o in zip(self.classes, paths, arrays)]
+            found = [path if o is None else o for path,o in zip(paths, arrays)]
+            images = [_open(cls, o) for cls,o in zip(self.classes, found)]
             for o in self.fixed: images = _apply(o, images, self.split_idx)
             arrays = [*map(np.array, images)]
         return [narrow(o, self.narrow_to) if self.narrow_to else o for o in arrays]
-    def finish(self, arrays, seed): # Images that have `pixels`, (channels, h, w) uint8, and `as_pil`
+
+    def finish(self, arrays, seed): # Images with `pixels`, (channels, h, w) uint8, and `as_pil`
         "The transforms that draw, by a generator of the item's own"
-        images = [BYTES[cls].of(o) for cls,o in zip(self.classes, arrays)]
+        images = [BYTES_CLASSES[cls].of(o) for cls,o in zip(self.classes, arrays)]
         if self.drawing: _draws.seed(seed)
         for o in self.drawing: images = _apply(o, images, self.split_idx)
         return images

@@ -19,13 +19,12 @@ import torch
 import warnings
 import weakref
 from collections import deque
-from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from threading import Barrier, Lock, Thread
 from time import perf_counter
 from typing import NamedTuple
@@ -33,44 +32,52 @@ import numpy as np
 from fastcore.basics import noop
 from PIL import Image, ImageFile
 from .items import as_tensor, jpeg_decoder
-from .store import MIN_FREE_MIB, ImageStore, check_space, temp_folder
+from .store import MIN_FREE_MIB, ImageStore, check_space, stamp_of, temp_folder
 
 # %% ../nbs/17_readers.ipynb #read0011
-def in_pages(n): return -(-n//mmap.PAGESIZE)*mmap.PAGESIZE      # bytes, rounded up
-
-class Place(NamedTuple):
-    "Where an array of bytes is"
-    arena: int
-    at: int
-    shape: tuple
-    @property
-    def nbytes(self): return in_pages(prod(self.shape))
+def in_pages(n_bytes): return -(-n_bytes//mmap.PAGESIZE)*mmap.PAGESIZE # rounded up
 
 class Arena:
     "Memory that one process fills and others read; with a folder, that of a temporary file there"
     def __init__(self, n_bytes, folder=None):
-        self.n_bytes, self.at, self.folder = in_pages(n_bytes) or mmap.PAGESIZE, 0, folder
+        self.n_bytes, self.end, self.folder = in_pages(n_bytes) or mmap.PAGESIZE, 0, folder
         self.file = tempfile.TemporaryFile(dir=folder) if folder else None
         if self.file: os.truncate(self.file.fileno(), self.n_bytes)
         self.buffer = mmap.mmap(self.file.fileno() if self.file else -1, self.n_bytes)
+
     def put(self, array): # Where it begins; None: there's no room
-        at, n = self.at, in_pages(array.nbytes)
-        if at+n>self.n_bytes or self.file and not self._reserve(at, n): return None
-        self.view(at, (array.nbytes,))[:] = array.reshape(-1)
-        self.at += n
-        return at
-    def _reserve(self, at, n): # on the disk, or writing would end the process where that is full
+        start, n_bytes = self.end, in_pages(array.nbytes)
+        if start+n_bytes>self.n_bytes: return None
+        if self.file and not self._reserve(start, n_bytes): return None
+        self.view(start, (array.nbytes,))[:] = array.reshape(-1)
+        self.end += n_bytes
+        return start
+
+    def _reserve(self, start, n_bytes): # on a full disk, writing would end the process
         try:
             check_space(self.folder, MIN_FREE_MIB)
-            os.posix_fallocate(self.file.fileno(), at, n)
-        except OSError: return False
-        return True
-    def view(self, at, shape): return np.frombuffer(self.buffer, np.uint8, prod(shape), at).reshape(shape)
-    def free(self, at, n): # its pages; the addresses aren't used again. Were they freed?
-        try: self.buffer.madvise(mmap.MADV_REMOVE, at, n)
+            os.posix_fallocate(self.file.fileno(), start, n_bytes)
         except OSError: return False
         return True
 
+    def view(self, start, shape):
+        return np.frombuffer(self.buffer, np.uint8, prod(shape), start).reshape(shape)
+
+    def free(self, start, n_bytes): # its pages; the addresses aren't used again. Were they freed?
+        try: self.buffer.madvise(mmap.MADV_REMOVE, start, n_bytes)
+        except OSError: return False
+        return True
+
+# %% ../nbs/17_readers.ipynb #read0015
+class Place(NamedTuple):
+    "Where an array of bytes is"
+    arena: int # number of it
+    start: int
+    shape: tuple
+    @property
+    def nbytes(self): return in_pages(prod(self.shape))
+
+# %% ../nbs/17_readers.ipynb #read0051
 class SharedMemory:
     "Arrays of processes that are forked after it is made"
     def __init__(self,
@@ -78,58 +85,56 @@ class SharedMemory:
         n_bytes,    # In memory, at most
         older=None, # A `SharedMemory` whose arrays stay
     ):
-        self.n, self.n_bytes, self.mine, folder = n, n_bytes, (), temp_folder()
+        self.n, self.n_bytes, self.mine = n, n_bytes, ()
         self.arenas = older.arenas if older else []
-        self.counts = older.counts if older else np.frombuffer(mmap.mmap(-1, 2**16), np.int64) # bytes in memory, by each arena's process
-        self.first = len(self.arenas)
-        self.arenas += [Arena(2*n_bytes) for _ in range(n)]+[Arena(min(shutil.disk_usage(folder).free, 2**40), folder) for _ in range(n)]
-    def begin(self, i): self.mine = self.first+i, self.first+self.n+i       # in the i-th process
+        self.used_bytes = older.used_bytes if older else np.frombuffer(mmap.mmap(-1, 2**16), np.int64)
+        self.first, folder = len(self.arenas), temp_folder()
+        file_bytes = min(shutil.disk_usage(folder).free, 2**40)
+        self.arenas += [Arena(2*n_bytes) for _ in range(n)]
+        self.arenas += [Arena(file_bytes, folder) for _ in range(n)]
+
+    def begin(self, i): self.mine = self.first+i, self.first+self.n+i # in the i-th process
     @property
-    def used(self): return int(self.counts.sum())                           # bytes in memory
+    def used(self): return int(self.used_bytes.sum()) # in memory
+
     def put(self, arrays, file_pays=True): # A `Place` for each; None: there is none
         "Keep them: in memory or, if that is full and it pays, in a file"
-        n = sum(in_pages(o.nbytes) for o in arrays)
+        n_bytes = sum(in_pages(o.nbytes) for o in arrays)
         for i in self.mine:
             in_memory = not self.arenas[i].file
-            if not (self.used+n<=self.n_bytes if in_memory else file_pays): continue
-            ats = [self.arenas[i].put(o) for o in arrays]
-            if None in ats: continue
-            self.counts[i] += n*in_memory
-            return [Place(i, at, o.shape) for at,o in zip(ats, arrays)]
+            if in_memory: self.used_bytes[i] += n_bytes # before other readers look
+            fits = self.used<=self.n_bytes if in_memory else file_pays
+            starts = [self.arenas[i].put(o) for o in arrays] if fits else [None]
+            if None not in starts: return [Place(i, start, o.shape) for start,o in zip(starts, arrays)]
+            if in_memory: self.used_bytes[i] -= n_bytes
+
     def get(self, places): # None: they are of a newer `SharedMemory`
-        if all(o.arena<len(self.arenas) for o in places): return [self.arenas[o.arena].view(*o[1:]) for o in places]
-    def in_file(self, places): return any(o.arena<len(self.arenas) and self.arenas[o.arena].file for o in places)
+        if any(o.arena>=len(self.arenas) for o in places): return None
+        return [self.arenas[o.arena].view(o.start, o.shape) for o in places]
+    def in_file(self, places):
+        return any(o.arena<len(self.arenas) and self.arenas[o.arena].file for o in places)
     def free(self, places):
         for o in places:
             arena = self.arenas[o.arena]
-            if arena.free(o.at, o.nbytes) and not arena.file: self.counts[-1] -= o.nbytes          # the parent's
+            is_free = arena.free(o.start, o.nbytes)
+            if is_free and not arena.file: self.used_bytes[-1] -= o.nbytes # the parent's
 
+# %% ../nbs/17_readers.ipynb #read0016
 class OwnMemory:
     "Arrays of the threads of a process"
     def __init__(self, n_bytes): self.n_bytes, self.used, self.lock = n_bytes, 0, Lock()
     def put(self, arrays, file_pays=True): # The arrays; None: there's no room
-        n = sum(o.nbytes for o in arrays)
+        n_bytes = sum(o.nbytes for o in arrays)
         with self.lock:
-            has_room = self.used+n<=self.n_bytes
-            self.used += n*has_room
-        return arrays if has_room else None
+            if self.used+n_bytes>self.n_bytes: return None
+            self.used += n_bytes
+        return arrays
     def get(self, arrays): return arrays
     def in_file(self, arrays): return False
     def free(self, arrays):
         with self.lock: self.used -= sum(o.nbytes for o in arrays)
 
 # %% ../nbs/17_readers.ipynb #read0021
-class Stamp(NamedTuple):
-    "What of `os.stat` changes with a file"
-    st_size: int
-    st_mtime_ns: int
-    st_ctime_ns: int
-
-def stamp_of(path): # None if it isn't a file's path
-    try: stat = os.stat(path) if isinstance(path, (str, Path)) else None
-    except (OSError, ValueError): return None
-    return stat and Stamp(*(getattr(stat, o) for o in Stamp._fields))
-
 @dataclass(slots=True)
 class Kept:
     "An item's images"
@@ -149,27 +154,27 @@ class Pace:
 def open_stores(recipe, folder): # one for each image of an item
     return [ImageStore(folder, f'{recipe.key}, image {i}') for i in range(len(recipe.classes))]
 
+# %% ../nbs/17_readers.ipynb #read0053
 class Reader:
     "Gets an item's images from where they are kept, or decodes them"
     def __init__(self, recipe, folder, memory, stores=None):
         self.recipe, self.folder, self.memory, self.stores = recipe, folder, memory, stores
         self.renewing, self.reading = Pace(), Pace()
-    def arrays(self, # (arrays, what is new about them: a `Kept` or None)
-        paths,      # of an item's images, a tuple
-        kept=None,  # A `Kept`
-    ):
-        stamps = [stamp_of(o) for o in paths]        # before the files are read
+
+    def arrays(self, paths, kept=None): # of an item's images; (arrays, a `Kept` if anything is new)
+        stamps = [stamp_of(o) for o in paths] # before the files are read
         if None in stamps: return self.recipe.decode(paths), None
         is_changed = kept is not None and kept.stamps!=stamps
         arrays = self._kept(kept.refs) if kept and not is_changed else None
         if arrays is not None: return arrays, None
         start = perf_counter()
-        arrays = None if is_changed else self._found(paths)      # stores don't look at all times of a file
-        is_found = arrays is not None
-        if not is_found: arrays = self.recipe.decode(paths)
+        found = None if is_changed else self._found(paths) # the folder goes by a part of the stamp
+        arrays = found or self.recipe.decode(paths)
         self.renewing.add(start)
         refs = self.memory.put(arrays, self._file_pays())
-        return arrays, Kept(refs, stamps, is_found, arrays if self.folder and refs is None and not is_found else None)
+        is_for_folder = self.folder and refs is None and not found
+        return arrays, Kept(refs, stamps, bool(found), arrays if is_for_folder else None)
+
     def _file_pays(self): return self.reading.mean_s<=self.renewing.mean_s
     def _kept(self, refs):
         if not self.memory.in_file(refs): return self.memory.get(refs)
@@ -178,14 +183,14 @@ class Reader:
         arrays = [o.copy() for o in self.memory.get(refs)]
         self.reading.add(start)
         return arrays
-    def _found(self, paths):
-        "The arrays that the folder has, or None"
+    def _found(self, paths): # None: the folder hasn't all
         if not self.folder: return
         if self.stores is None: self.stores = open_stores(self.recipe, self.folder)
         found = [store.get(o) for store,o in zip(self.stores, paths)]
-        return None if any(o is None for o in found) else [o.copy() for o in found]      # PyTorch takes writable ones only
+        if any(o is None for o in found): return
+        return [o.copy() for o in found] # PyTorch takes writable ones only
 
-# what readers are asked for, for some items, (paths, kept) of each: what is new about each, and whether all have the shapes that were checked
+# %% ../nbs/17_readers.ipynb #read0024
 def decode_items(reader, room, items): return [reader.arrays(*o)[1] for o in items], True
 
 def make_items(reader, room, items, first, seed):
@@ -195,137 +200,156 @@ def make_items(reader, room, items, first, seed):
         arrays, new = reader.arrays(*o)
         news.append(new)
         with torch._C.DisableTorchFunctionSubclass():
-            for tensor,image in zip(room, map(as_tensor, reader.recipe.finish(arrays, seed+j)), strict=True):
+            images = map(as_tensor, reader.recipe.finish(arrays, seed+j))
+            for tensor,image in zip(room, images, strict=True):
                 if tensor.shape[1:]==image.shape: tensor[first+j].copy_(image)
                 else: fits = False
     return news, fits
 
-# %% ../nbs/17_readers.ipynb #read0031
-READER = 'gpubench reader'     # the processes' name
+# %% ../nbs/17_readers.ipynb #read0027
 N_ROOMS = 8     # for batches that are made while one trains, and for those that a GPU still copies
 
 class Rooms:
     "Shared memory for the images of a few batches"
     def __init__(self, n_bytes): # of a batch
         self.n_bytes, self.is_pinned = in_pages(n_bytes), False
-        self.buffer, self.free = mmap.mmap(-1, N_ROOMS*self.n_bytes), deque((i, noop) for i in range(N_ROOMS))
-    def tensors(self, i, n, shapes): # (n, *shape) for each
-        out, at = [], i*self.n_bytes
+        self.buffer = mmap.mmap(-1, N_ROOMS*self.n_bytes)
+        # (number, what waits for its last reader)
+        self.free_rooms = deque((i, noop) for i in range(N_ROOMS))
+    def tensors(self, number, n, shapes): # (n, *shape) for each
+        out, start = [], number*self.n_bytes
         for shape in shapes:
-            out.append(torch.frombuffer(self.buffer, dtype=torch.uint8, count=n*prod(shape), offset=at).view(n, *shape))
-            at += n*prod(shape)
+            size = n*prod(shape)
+            flat = torch.frombuffer(self.buffer, dtype=torch.uint8, count=size, offset=start)
+            out.append(flat.view(n, *shape))
+            start += size
         return out
     def pin(self):
         if self.is_pinned: return
-        self.is_pinned, cuda, address = True, torch.cuda.cudart(), torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
-        if int(cuda.cudaHostRegister(address, len(self.buffer), 0)):         # failed; then copies are slower
-            with suppress(RuntimeError): torch.zeros(1, device='cuda')       # which raises that error instead of a step
+        self.is_pinned, cuda = True, torch.cuda.cudart()
+        address = torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
+        if int(cuda.cudaHostRegister(address, len(self.buffer), 0)): # failed: copies are slower
+            # the next function raises that error, instead of a step
+            with suppress(RuntimeError): torch.zeros(1, device='cuda')
         else: weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
 
 class Room:
     "One of them, for a batch of `n` items whose images have these shapes"
     is_shared = True
     def __init__(self, rooms, n, shapes):
-        self.rooms, (self.i, wait) = rooms, rooms.free.popleft()
+        self.rooms, (self.number, wait) = rooms, rooms.free_rooms.popleft()
         wait()
-        self.ref, self.tensors = (self.i, n, shapes), rooms.tensors(self.i, n, shapes)
+        self.ref = self.number, n, shapes
+        self.tensors = rooms.tensors(*self.ref)
     def leave(self, wait=noop): # `wait()` returns when nobody reads it any more
-        (self.rooms.free.appendleft if wait is noop else self.rooms.free.append)((self.i, wait))  # memory that was written is used again
+        add = self.rooms.free_rooms.appendleft if wait is noop else self.rooms.free_rooms.append
+        add((self.number, wait)) # memory that was written is used again
+
+# %% ../nbs/17_readers.ipynb #read0054
+class OwnRoom:
+    "Memory for a batch, of this process"
+    is_shared = False
+    def __init__(self, n, shapes, pin):
+        self.tensors = [torch.empty((n, *o), dtype=torch.uint8, pin_memory=pin) for o in shapes]
+    def leave(self, wait=noop): pass
+
+# %% ../nbs/17_readers.ipynb #read0034
+class ReaderPool:
+    "Gets tasks that are urgent by `submit`, and others by `later`"
+    def __init__(self, n): # readers
+        self.n, self.waiters = n, ThreadPoolExecutor(2*n, 'waits for gpubench readers')
+    def later(self, *args): # A `Future`, which runs once the readers have the task
+        "Submit a task once few others are on their way"
+        return self.waiters.submit(self._wait_for, *args)
+    def _wait_for(self, *args):
+        self.waiters.submit(noop) # an error once Python ends, which needn't work all tasks off
+        return self.submit(*args).result()
+
+# %% ../nbs/17_readers.ipynb #read0036
+READER = 'gpubench reader'     # the processes' name
+
+class OpenReaders(dict):
+    "A `Reader` for each recipe and folder, pickled"
+    def __init__(self, memory): self.memory = memory
+    def __missing__(self, pickled):
+        self[pickled] = out = Reader(*pickle.loads(pickled), self.memory)
+        return out
 
 class _InReader:
-    "What a process has"
+    "What a process has: `rooms`, `readers`"
 def _begin(memory, rooms, counter):
     with counter.get_lock(): i, counter.value = counter.value, counter.value+1
     memory.begin(i)
-    _InReader.memory, _InReader.rooms, _InReader.readers = memory, rooms, {}
-    gc.freeze()                                                  # what is the parent's
+    _InReader.rooms, _InReader.readers = rooms, OpenReaders(memory)
+    gc.freeze() # what is the parent's
     gc.enable()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)                 # an interrupt is for the parent
-    os.nice(1)                                                   # the training comes first; at 5, other programs on a busy machine came before the readers, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN) # an interrupt is for the parent
+    os.nice(1) # the training comes first; at 5, so did other programs on a busy machine
     Thread(target=_end_with_parent, daemon=True).start()
 def _end_with_parent():
     multiprocessing.parent_process().join()
     os._exit(1)
 def _in_reader(task, pickled, ref, *args):
-    readers = _InReader.readers
-    if pickled not in readers: readers[pickled] = Reader(*pickle.loads(pickled), _InReader.memory)
-    return task(readers[pickled], ref and _InReader.rooms.tensors(*ref), *args)
+    return task(_InReader.readers[pickled], ref and _InReader.rooms.tensors(*ref), *args)
 
+# %% ../nbs/17_readers.ipynb #read0031
 def can_fork(): # On a Mac, libraries don't survive it, and daemons may have no children
     return sys.platform=='linux' and not multiprocessing.current_process().daemon
-def _fork_context(): # whose processes end with their parent, also if that is one of multiprocessing's
+
+def _fork_context(): # whose processes end with their parent, whatever that is
     context = copy(multiprocessing.get_context('fork'))
     context.Process = partial(context.Process, daemon=True, name=READER)
     return context
 
-class _Readers:
-    "Gets tasks that are urgent by `submit`, and others by `later`"
-    def __init__(self, n): self.n, self.backlog, self.n_later, self.lock = n, deque(), 0, Lock()
-    def later(self, *args): # A `Future`
-        "Submit a task once few others are on their way, so that urgent ones needn't wait for long"
-        out = Future()
-        self.backlog.append((out, args))
-        self._submit_more()
-        return out
-    def _submit_more(self):
-        while job := self._next():
-            out, args = job
-            try: self.submit(*args).add_done_callback(partial(self._finish, out))
-            except BaseException as e:
-                self._end(out.set_exception, e)
-                if not isinstance(e, Exception): raise
-    def _next(self):
-        with self.lock:
-            while self.backlog and self.n_later<2*self.n:
-                job = self.backlog.popleft()
-                if not job[0].set_running_or_notify_cancel(): continue
-                self.n_later += 1
-                return job
-    def _finish(self, out, done):
-        e = done.exception()
-        if e: self._end(out.set_exception, e)
-        else: self._end(out.set_result, done.result())
-        if isinstance(e, BrokenExecutor): self._give_up(e)       # the executor calls this with a lock that `submit` needs
-        else: self._submit_more()
-    def _give_up(self, e):
-        while self.backlog:
-            with suppress(IndexError, InvalidStateError): self.backlog.popleft()[0].set_exception(e)
-    def _end(self, tell, found):
-        with self.lock: self.n_later -= 1
-        tell(found)
+@contextmanager
+def _forking():
+    "A child mustn't collect garbage of the parent's, which may end in CUDA"
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', DeprecationWarning) # of threads beside a fork
+            yield
+    finally:
+        if was_on: gc.enable()
 
 def _what_readers_see(): # and keep: the folder of relative paths, and Pillow's switches
     return os.getcwd(), ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
 
-class Processes(_Readers):
+# %% ../nbs/17_readers.ipynb #read0057
+class Processes(ReaderPool):
     "Forked processes that read"
-    def __init__(self, n, n_bytes, room_bytes, older=None): # `n_bytes`: of memory at most; `older`: `Processes` whose memory stays
+    def __init__(self,
+        n,          # processes
+        n_bytes,    # of memory, at most
+        room_bytes, # for a batch
+        older=None, # `Processes` whose memory stays
+    ):
         super().__init__(n)
         self.rooms, self.forked_with = Rooms(room_bytes), _what_readers_see()
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
-        Image.init()                                 # once, for all
+        Image.init() # once, for all
         jpeg_decoder()
-        self.executor = ProcessPoolExecutor(n, context, _begin, (self.memory, self.rooms, context.Value('i', 0)))
-        was_on = gc.isenabled()
-        gc.disable()                                 # a child that collects garbage of the parent's may end in CUDA
-        with warnings.catch_warnings():              # of threads beside a fork: as in PyTorch's loaders, they only decode
-            warnings.simplefilter('ignore', DeprecationWarning)
-            try: self.executor.submit(int)
-            finally: gc.enable() if was_on else None
-    def submit(self, task, pickled, room, *args): return self.executor.submit(_in_reader, task, pickled, room and room.ref, *args)
+        shared = self.memory, self.rooms, context.Value('i', 0)
+        self.executor = ProcessPoolExecutor(n, context, _begin, shared)
+        with _forking(): self.executor.submit(int)
+    def submit(self, task, pickled, room, *args):
+        return self.executor.submit(_in_reader, task, pickled, room and room.ref, *args)
     def room(self, n, shapes, pin): # None if there's none
-        if not self.rooms.free or n*sum(map(prod, shapes))>self.rooms.n_bytes: return
+        if not self.rooms.free_rooms or n*sum(map(prod, shapes))>self.rooms.n_bytes: return
         if pin: self.rooms.pin()
         return Room(self.rooms, n, shapes)
     def fitting(self, room_bytes): # itself, or others
         "Processes that are alive and see what this one sees now, with rooms that large"
         with suppress(BrokenExecutor):
-            if room_bytes<=self.rooms.n_bytes and self.forked_with==_what_readers_see() and self.executor.submit(int): return self
+            fits = room_bytes<=self.rooms.n_bytes and self.forked_with==_what_readers_see()
+            if fits and self.executor.submit(int): return self
         return Processes(self.n, self.memory.n_bytes, 2*room_bytes, self)
 
+# %% ../nbs/17_readers.ipynb #read0039
 class SwitchingOften:
-    "While anybody is within `with`, threads of this process wait .1 ms for Python; 5 would make readers wait for their next task"
+    "While anybody is within `with`, threads of this process wait .1 ms for Python"
     def __init__(self): self.n, self.lock = 0, Lock()
     def __enter__(self):
         with self.lock:
@@ -339,41 +363,37 @@ class SwitchingOften:
             if not self.n: sys.setswitchinterval(self.before_s)
 switching_often = SwitchingOften()
 
+# %% ../nbs/17_readers.ipynb #read0041
 def _use_one_core():
-    torch.get_num_threads()                          # sets a new thread up as PyTorch likes it, which would undo the next line later
+    torch.get_num_threads() # sets a new thread up, which would undo the next line later
     torch.set_num_threads(1)
 
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
-    Image.init()                                     # Pillow's list of formats isn't ready for threads that fill it together
+    Image.init() # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
     try:
         for _ in range(n): pool.submit(together.wait)
         together.wait()
     finally:
-        together.abort()                             # after an interrupt, nobody waits for it
-        torch.set_num_threads(n_of_torch)            # what threads that somebody else starts later get
+        together.abort() # after an interrupt, nobody waits for it
+        torch.set_num_threads(n_of_torch) # what threads that somebody else starts later get
     return pool
 
-class OwnRoom:
-    "Memory for a batch, of this process"
-    is_shared = False
-    def __init__(self, n, shapes, pin): self.tensors = [torch.empty((n, *o), dtype=torch.uint8, pin_memory=pin) for o in shapes]
-    def leave(self, wait=noop): pass
-
-class Threads(_Readers):
+class Threads(ReaderPool):
     "Threads that read, where processes can't be forked"
     def __init__(self, n, n_bytes):
         super().__init__(n)
-        self.executor, self.memory, self.readers = start_threads(n), OwnMemory(n_bytes), {}
+        self.executor, self.memory = start_threads(n), OwnMemory(n_bytes)
+        self.readers = OpenReaders(self.memory)
     def submit(self, task, pickled, room, *args):
-        if pickled not in self.readers: self.readers[pickled] = Reader(*pickle.loads(pickled), self.memory)
         return self.executor.submit(task, self.readers[pickled], room and room.tensors, *args)
     def room(self, n, shapes, pin): return OwnRoom(n, shapes, pin)
     def fitting(self, room_bytes): return self
 
-def start_readers(n, n_bytes, room_bytes): # `Processes` or `Threads`, with so many bytes of memory, and for a batch
+def start_readers(n, n_bytes, room_bytes): # `Processes` or `Threads`
     if can_fork():
-        with suppress(OSError): return Processes(n, n_bytes, room_bytes)     # without a temporary folder, or a limit of addresses
+        # without a temporary folder, or with a limit of addresses
+        with suppress(OSError): return Processes(n, n_bytes, room_bytes)
     return Threads(n, n_bytes)

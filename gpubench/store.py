@@ -18,8 +18,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
+from fastcore.basics import patch
 
 # %% ../nbs/06_store.ipynb #e75a8678
 def file_key(path)->bytes: # `path`: str or Path
@@ -28,28 +30,30 @@ def file_key(path)->bytes: # `path`: str or Path
     full = os.path.realpath(path) if '..' in path else os.path.abspath(path)
     return os.fsencode(os.path.normcase(full))
 
-def file_state(stat:os.stat_result)->str: # Text, because times after 2262 don't fit in 64 bits of ns
-    "Differs once a file has changed: its size and the time (ns) that an archive keeps, so that unpacked files are found again"
-    return f'{stat.st_size} {stat.st_mtime_ns}'
+# %% ../nbs/06_store.ipynb #1d13a003
+class FileStamp(NamedTuple):
+    "What changes with a file"
+    n_bytes: int
+    mtime_ns: int # of the last change, as an archive keeps it
+    ctime_ns: int # of the last change of the file or its properties on this machine
 
-def file_id(path, stat:os.stat_result)->tuple[bytes,str]:
-    "A file as it was at a time"
-    return file_key(path), file_state(stat)
+    @property
+    def archived(self)->str: # text, because times after 2262 don't fit in 64 bits of ns
+        "The part that an archive keeps"
+        return f'{self.n_bytes} {self.mtime_ns}'
 
-def file_now(path)->tuple[bytes,str]|None: # None if there is none
-    "A file as it is"
-    try: return file_id(path, os.stat(path))
-    except OSError: return None
+def stamp_of(path)->FileStamp|None: # None: this isn't the path of a file
+    "The stamp of a file as it is"
+    try: stat = os.stat(path) if isinstance(path, (str, Path)) else None
+    except (OSError, ValueError): return None
+    return stat and FileStamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 # %% ../nbs/06_store.ipynb #48194a0f
 SETTLED_NS = 5*10**9 # since a file's last change
 
-def is_settled(path, stat:os.stat_result)->bool: # `stat`: of before the file was read
+def is_settled(path, stamp:FileStamp)->bool: # `stamp`: from before the file was read
     "Did the file stay as it was while it was read, and would a change since then show?"
-    try: now = os.stat(path)
-    except OSError: return False                        # deleted meanwhile
-    unchanged = (file_state(now), now.st_ctime_ns)==(file_state(stat), stat.st_ctime_ns)
-    return unchanged and time.time_ns()-stat.st_mtime_ns>SETTLED_NS
+    return stamp_of(path)==stamp and time.time_ns()-stamp.mtime_ns>SETTLED_NS
 
 # %% ../nbs/06_store.ipynb #61474fca
 def checksum(pixels:bytes, *identity)->int: # `identity`: whose pixels these are
@@ -71,19 +75,20 @@ def connect(file)->sqlite3.Connection:
     return sqlite3.connect(file, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
 
 def prepare(db:sqlite3.Connection):
-    "Make the table if there is none, and find out whether the file can be written, as the version always is"
+    "Make the table if there is none, and write the version: an error if the file can't be written"
     db.execute(f'pragma page_size={PAGE_BYTES}')
-    db.execute('pragma synchronous=normal')             # enough for a file that survives a crash of the machine
-    db.execute('pragma journal_mode=truncate')          # on Windows, virus scanners get in the way of deleting
+    db.execute('pragma synchronous=normal') # enough for a file that survives a crash of the machine
+    db.execute('pragma journal_mode=truncate') # Windows' virus scanners get in the way of deleting
     with db:
         db.execute('begin immediate')
-        db.execute('create table if not exists images (path blob, state text, shape text, checksum integer, pixels blob)')
+        db.execute('create table if not exists images '
+                   '(path blob, state text, shape text, checksum integer, pixels blob)')
         db.execute('create unique index if not exists files on images (path, state)')
         db.execute(f'pragma user_version={FORMAT}')
 
 def write_rows(db:sqlite3.Connection, rows:list): # `rows`: path, state, shape, checksum, pixels
     "All of these in the place of what is there for their paths, or none"
-    with db:                                            # commits, or rolls back
+    with db: # commits, or rolls back
         db.execute('begin immediate')
         db.executemany('delete from images where path=?', [o[:1] for o in rows])
         db.executemany('insert or replace into images values (?, ?, ?, ?, ?)', rows)
@@ -96,63 +101,61 @@ REMEDIES = { # SQLite's primary result code -> what to do
     sqlite3.SQLITE_CANTOPEN: 'Make the file and its folder writable, or choose another folder',
     sqlite3.SQLITE_CORRUPT: 'Delete the file; the next training writes it anew',
     sqlite3.SQLITE_NOTADB: 'Delete the file; the next training writes it anew',
-    sqlite3.SQLITE_BUSY: f'Another program has held it for {LOCK_S} s: end that one, or choose another folder'}
+    sqlite3.SQLITE_BUSY: f'Another program has held it for {LOCK_S} s: '
+                         'end that one, or choose another folder'}
 
 def remedy(e:Exception)->str: # `e`: of SQLite, or an OSError
-    "What to do about it; the low byte of an SQLite error is its primary code"
-    return REMEDIES.get(getattr(e, 'sqlite_errorcode', 0) & 0xff, 'Free some space there, or choose another folder')
+    "What to do about it"
+    code = getattr(e, 'sqlite_errorcode', 0) & 0xff
+    return REMEDIES.get(code, 'Free some space there, or choose another folder')
 
 # %% ../nbs/06_store.ipynb #b6e61ee4
 def open_folder(folder)->Path:
     "The folder, made if there is none"
     folder = Path(folder).expanduser().absolute()
-    if folder.exists() and not folder.is_dir(): raise ValueError(f"{folder} is a file. Choose a folder for the cache.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Choose a folder for the cache.")
     try: folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e: raise RuntimeError(f"Can't make the folder {folder}: {e.strerror}. Choose another one for the cache.") from e
+    except OSError as e:
+        raise RuntimeError(f"Can't make the folder {folder}: {e.strerror}. "
+                           "Choose another one for the cache.") from e
     return folder
 
 def temp_folder()->str:
     "For large temporary files: rather /var/tmp than /tmp, which is often in memory"
-    return next(o for o in (os.getenv('TMPDIR'), '/var/tmp', tempfile.gettempdir()) if o and os.access(o, os.W_OK))
+    folders = os.getenv('TMPDIR'), '/var/tmp', tempfile.gettempdir()
+    return next(o for o in folders if o and os.access(o, os.W_OK))
 
 MIN_FREE_MIB = 1024     # stays free on a disk, for the training's own files
 
 def check_space(folder, min_free_mib:float):
     "Raise an OSError if less than this is free there"
     free_mib = shutil.disk_usage(folder).free/2**20
-    if free_mib<min_free_mib: raise OSError(f'{free_mib:,.0f} MiB are free there, and {min_free_mib:,.0f} MiB are left to others')
+    if free_mib<min_free_mib:
+        raise OSError(f'{free_mib:,.0f} MiB are free there, '
+                      f'and {min_free_mib:,.0f} MiB are left to others')
 
 # %% ../nbs/06_store.ipynb #6c58e54b
-def _after_fork(
-    ref,  # Weak reference to a store
-    lock, # Its lock, which the fork has taken
-):
-    "Let a forked process open its own connection when it needs one: SQLite's don't survive a fork"
-    lock.release()
-    store = ref()
-    if store is not None and not store.closed: store._reset()
-
 class ImageStore:
-    "Decoded images of files, kept until you delete `file`; threads share a store, and processes its folder"
+    "Decoded images, kept until you delete `file`; threads share a store, processes its folder"
     def __init__(self,
-        folder:str|Path,         # Made if there is none
-        stages:str,              # What turned files into pixels; each `stages` has its own file in `folder`
+        folder:str|Path,                 # Made if there is none
+        stages:str,                      # What turned files into pixels; each has its own file
         min_free_mib:float=MIN_FREE_MIB, # Stays free on the disk
     ):
         self.folder = open_folder(folder)
         self.file = self.folder/store_name(stages)
         self.stages,self.min_free_mib = stages,min_free_mib
         self.closed = False
-        self._lock = Lock()                             # of the connection
+        self._lock = Lock() # of the connection
         self._reset()
         try: self._connection()
-        except sqlite3.Error as e: raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
-        if hasattr(os, 'register_at_fork'):             # not on Windows
-            os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release,
-                                after_in_child=partial(_after_fork, weakref.ref(self), self._lock))
+        except sqlite3.Error as e:
+            raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
+        _watch_forks(self)
 
     def _reset(self):
-        self.why_full = None                            # a sentence, once nothing more is kept
+        self.why_full = None # a sentence, once nothing more is kept
         self._waiting,self._waiting_bytes = [],0
         self._waiting_lock = Lock()
         self._db = None
@@ -165,68 +168,90 @@ class ImageStore:
         return self._db
 
     def _stop(self, e):
-        if self.closed: return                          # threads that come late find a closed connection
-        self.why_full = self.why_full or f"The image cache {self.file} keeps no more: {e}. {remedy(e)}."
+        if self.closed: return # threads that come late find a closed connection
+        why_full = f"The image cache {self.file} keeps no more: {e}. {remedy(e)}."
+        self.why_full = self.why_full or why_full
 
-    def _read(self, query, args=()):
-        "All rows, or none after an error, which ends all reading"
-        with self._lock:
-            try: return self._connection().execute(query, args).fetchall()
-            except sqlite3.Error as e:
-                self._stop(e)
-                if self._db is not None: self._db.close()
-                return []
+# %% ../nbs/06_store.ipynb #1d13a005
+def _after_fork(
+    ref,  # Weak reference to a store
+    lock, # Its lock, which the fork has taken
+):
+    "Let a forked process open its own connection when it needs one: SQLite's don't survive a fork"
+    lock.release()
+    store = ref()
+    if store is not None and not store.closed: store._reset()
 
-    def get(self, path)->np.ndarray|None: # uint8 as it was put, read-only; None: decode it
-        "The file's pixels, if they are here and sound, and the file is as it was"
-        file = file_now(path)
-        if file is None: return None
-        rows = self._read('select shape, checksum, pixels from images where path=? and state=?', file)
-        if not rows: return None
-        shape,expected,pixels = rows[0]
-        if not isinstance(pixels, bytes) or checksum(pixels, self.stages, *file, shape)!=expected: return None
-        return np.frombuffer(pixels, np.uint8).reshape([int(o) for o in shape.split()])
+def _watch_forks(store):
+    if not hasattr(os, 'register_at_fork'): return # on Windows
+    lock = store._lock
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release,
+                        after_in_child=partial(_after_fork, weakref.ref(store), lock))
 
-    def put(self,
-        path,                # File that was decoded: str or Path
-        stat:os.stat_result, # The file's, taken before it was decoded
-        array:np.ndarray,    # Pixels, uint8 of any shape; copied
-    ):
-        "Keep a file's pixels, unless the file has changed since `stat` or within the last 5 s"
-        if array.dtype!=np.uint8: raise ValueError(f"{path}: an array of {array.dtype} can't be kept. Convert it to uint8.")
-        if self.why_full or not is_settled(path, stat): return
-        file,shape,pixels = file_id(path, stat),' '.join(map(str, array.shape)),array.tobytes()
-        self._write(self._batch((*file, shape, checksum(pixels, self.stages, *file, shape), pixels)))
+# %% ../nbs/06_store.ipynb #1d13a008
+@patch
+def _read(self:ImageStore, query, args=()):
+    "All rows, or none after an error"
+    with self._lock:
+        try: return self._connection().execute(query, args).fetchall()
+        except sqlite3.Error as e:
+            self._stop(e)
+            if self._db is not None: self._db.close()
+            return []
 
-    def _batch(self, row):
-        "All rows that wait, once they are enough for a transaction"
-        with self._waiting_lock:
-            self._waiting.append(row)
-            self._waiting_bytes += len(row[-1])
-            return self._take() if self._waiting_bytes>=BATCH_BYTES else []
+@patch
+def get(self:ImageStore, path)->np.ndarray|None: # uint8 as it was put, read-only; None: decode it
+    "The file's pixels, if they are here and sound, and the file is as it was"
+    stamp = stamp_of(path)
+    if stamp is None: return None
+    file = file_key(path),stamp.archived
+    rows = self._read('select shape, checksum, pixels from images where path=? and state=?', file)
+    if not rows: return None
+    shape,expected,pixels = rows[0]
+    if not isinstance(pixels, bytes): return None
+    if checksum(pixels, self.stages, *file, shape)!=expected: return None
+    return np.frombuffer(pixels, np.uint8).reshape([int(o) for o in shape.split()])
 
-    def _take(self):
-        rows,self._waiting,self._waiting_bytes = self._waiting,[],0
-        return rows
+# %% ../nbs/06_store.ipynb #1d13a010
+@patch
+def put(self:ImageStore,
+    path,             # File that was decoded: str or Path
+    stamp:FileStamp,  # The file's, taken before it was decoded
+    array:np.ndarray, # Pixels, uint8 of any shape; copied
+):
+    "Keep a file's pixels, unless the file has changed since its stamp or within the last 5 s"
+    if array.dtype!=np.uint8:
+        raise ValueError(f"{path}: an array of {array.dtype} can't be kept. Convert it to uint8.")
+    if self.why_full or not is_settled(path, stamp): return
+    shape,pixels = ' '.join(map(str, array.shape)),array.tobytes()
+    file = file_key(path),stamp.archived
+    row = *file, shape, checksum(pixels, self.stages, *file, shape), pixels
+    with self._waiting_lock:
+        self._waiting.append(row)
+        self._waiting_bytes += len(pixels)
+        is_batch = self._waiting_bytes>=BATCH_BYTES
+    if is_batch: self.flush()
 
-    def _write(self, rows):
-        with self._lock:
-            if not rows or self.why_full: return        # others that waited for the lock needn't fail, too
-            try:
-                check_space(self.folder, self.min_free_mib)
-                write_rows(self._connection(), rows)
-            except (OSError, sqlite3.Error) as e: self._stop(e)
+@patch
+def flush(self:ImageStore):
+    "Write what is waiting for a whole batch"
+    with self._waiting_lock: rows,self._waiting,self._waiting_bytes = self._waiting,[],0
+    with self._lock:
+        if not rows or self.why_full: return # others that waited for the lock needn't fail, too
+        try:
+            check_space(self.folder, self.min_free_mib)
+            write_rows(self._connection(), rows)
+        except (OSError, sqlite3.Error) as e: self._stop(e)
 
-    def flush(self):
-        "Write what is waiting for a whole batch"
-        with self._waiting_lock: rows = self._take()
-        self._write(rows)
+# %% ../nbs/06_store.ipynb #1d13a011
+@patch
+def close(self:ImageStore):
+    "Write what is waiting, and close the file"
+    self.flush()
+    self.closed = True
+    with self._lock, suppress(sqlite3.Error): self._connection().close()
 
-    def close(self):
-        "Write what is waiting, and close the file"
-        self.flush()
-        self.closed = True
-        with self._lock, suppress(sqlite3.Error): self._connection().close()
-
-    def __enter__(self): return self
-    def __exit__(self, *args): self.close()
+@patch
+def __enter__(self:ImageStore): return self
+@patch
+def __exit__(self:ImageStore, *args): self.close()

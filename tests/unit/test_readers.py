@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -151,8 +152,9 @@ def test_a_reader_that_is_killed_while_nobody_waits_for_it(files):
     def kill():
         if learn.epoch!=1 or killed: return
         killed.append(feed.readers)
+        for o in feed.decoded.values(): wait(o.tasks)   # this epoch's batches
         kill_and_wait(feed)
-    fit(learn, 3, on(after_batch=kill))               # this epoch's batches are on their way already
+    fit(learn, 3, on(after_batch=kill))
     assert feed.readers is not killed[0] and all(map(is_running, pids(feed)))
     check_next_fit(learn, feed, killed[0])
 
@@ -239,7 +241,7 @@ def test_an_interrupt_leaves_the_readers_as_they_are(files, monkeypatch):
     gc.collect()
     time.sleep(.5)
     old = feed.readers
-    assert all(map(is_running, pids(feed))) and len(old.rooms.free)==N_ROOMS
+    assert all(map(is_running, pids(feed))) and len(old.rooms.free_rooms)==N_ROOMS
     assert [o.result(20) for o in [old.submit(nap, pickled(), None, 0) for _ in range(4)]]==[0]*4
     check_same(fit(learn), fit(learner(learn.dls)))
     assert feed.readers is old and n_decoded(feed)==N and not any(o.asked for o in feed.decoded.values())
@@ -259,7 +261,7 @@ def test_nobody_writes_into_a_room_that_an_interrupted_fit_has_left(files, monke
     timer = threading.Timer(1, lambda: interrupt_all(feed.readers))
     with pytest.raises(KeyboardInterrupt): fit(learn, 2, on(before_train=timer.start))
     gc.collect()
-    assert len(feed.readers.rooms.free)==N_ROOMS and futures and all(o.done() for o in futures)
+    assert len(feed.readers.rooms.free_rooms)==N_ROOMS and futures and all(o.done() for o in futures)
     feed.release()
 
 
@@ -308,7 +310,7 @@ def test_larger_batches_need_larger_rooms(files):
 @only_forked
 def test_a_pass_goes_on_while_another_one_has_started_larger_rooms(files, monkeypatch):
     "Its readers don't know where the others keep their images"
-    monkeypatch.setattr('gpubench.feed.N_DECODED_AHEAD', 1)
+    monkeypatch.setattr('gpubench.feed.N_ITEMS_AHEAD', 1)
     dls = make_dls(files, bs=1, n_train=10)
     larger = dls.train.new(bs=8, drop_last=False)
     def run(*cbs):
@@ -324,7 +326,7 @@ def test_a_pass_goes_on_while_another_one_has_started_larger_rooms(files, monkey
 
 
 class Nested(FeedCallback):
-    def nested(self, dl): return self._feed(dl, self._decoded(dl))
+    def nested(self, dl): return self._feed(dl)
 
 
 @only_forked
@@ -336,7 +338,7 @@ def test_batches_without_a_room(files, monkeypatch, n_rooms):
     feed.release()
     monkeypatch.setattr('gpubench.readers.N_ROOMS', n_rooms)
     check_same(fit(learner(make_dls(files, item_tfms), feed)), usual)
-    assert len(feed.readers.rooms.free)==n_rooms
+    assert len(feed.readers.rooms.free_rooms)==n_rooms
     feed.release()
 
 
@@ -348,7 +350,7 @@ def test_passes_within_passes(files):
     fit(learn, 1)
     feeds = [feed.nested(dls.train) for _ in range(3)]
     for bs in zip(*feeds, dls.train, strict=True): assert all(torch.equal(o[0], bs[-1][0]) for o in bs)
-    assert len(feed.readers.rooms.free)==N_ROOMS
+    assert len(feed.readers.rooms.free_rooms)==N_ROOMS
     feed.release()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpubench.store
-from gpubench.store import ImageStore
+from gpubench.store import ImageStore, stamp_of
 from tests.helpers import root
 
 
@@ -27,7 +27,7 @@ def pixels_of(file, n_bytes=60_000):
     return np.random.default_rng(int(file.stem)).integers(0, 256, n_bytes, dtype=np.uint8).reshape(100, -1, 3)
 
 def keep(store, files):
-    for o in files: store.put(o, os.stat(o), pixels_of(o))
+    for o in files: store.put(o, stamp_of(o), pixels_of(o))
     store.flush()
 
 def n_right(store, files):
@@ -282,13 +282,13 @@ def test_odd_names_and_times(tmp_path):
     odd = [photos[0].rename(tmp_path/'photos'/os.fsdecode(b'\xff.jpg')), photos[1].rename(tmp_path/"photos/a'b\n?.jpg"), photos[2]]
     os.utime(odd[2], (0, 10**10))                                 # the year 2286, beyond 64 bits of ns
     with open_store(tmp_path/'cache') as store:
-        for i,o in enumerate(odd): store.put(o, os.stat(o), np.full((1, 1), i, np.uint8))
+        for i,o in enumerate(odd): store.put(o, stamp_of(o), np.full((1, 1), i, np.uint8))
         store.flush()
         assert [a if a is None else a.item() for a in map(store.get, odd)]==[0, 1, None] and store.why_full is None
 
 def test_arrays_of_any_shape_and_layout(tmp_path, files):
     arrays = [np.zeros((0, 5, 3), np.uint8), np.arange(24, dtype=np.uint8).reshape(2, 4, 3).transpose(1, 0, 2), np.ones((3, 4), np.uint8)]
     with open_store(tmp_path/'cache') as store:
-        for o,a in zip(files, arrays): store.put(o, os.stat(o), a)
+        for o,a in zip(files, arrays): store.put(o, stamp_of(o), a)
         store.flush()
         for o,a in zip(files, arrays): np.testing.assert_array_equal(store.get(o), a, strict=True)

@@ -54,7 +54,7 @@ def test_the_phases_of_a_feed(monkeypatch):
             now_s[0] += ms/1e3
             return f(*args, **kwargs)
         return run
-    monkeypatch.setattr(feed.FeedDL, '_finished', later(2, feed.FeedDL._finished))
+    monkeypatch.setattr(feed.HostBatches, '_finished', later(2, feed.HostBatches._finished))
     monkeypatch.setattr(feed, 'to_device', later(19, feed.to_device))
     monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)     # of processes, batches are cloned
     dls = get_dls('digits', bs=8, loader='files', device='cpu', max_images=40, size=8)
