@@ -209,10 +209,14 @@ def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
     return total, free
 
 # %% ../nbs/00_core.ipynb #717fa59a
+def n_visible_cores()->int:
+    "How many cores this process may run on, whatever its quota is"
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+# %% ../nbs/00_core.ipynb #88f1c2aa
 def n_cores(root='/')->int:
     "How many cores this process may use, given its affinity and quota"
-    n = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    quota = cpu_quota(root)
+    n, quota = n_visible_cores(), cpu_quota(root)
     return n if quota is None else max(1, min(n, math.ceil(quota)))
 
 # %% ../nbs/00_core.ipynb #d0905f8c
