@@ -28,7 +28,7 @@ from . import __version__
 KNOWN_WARNINGS = { # start of the text -> its cause
     '`torch.jit.script` is deprecated': 'fastai.vision.augment, since torch deprecated scripting',
     "The 'mode.chained_assignment' option is deprecated": 'fastai.tabular.core, since pandas 3',
-    'IProgress not found': 'tqdm.auto in a notebook without ipywidgets; the bar is then drawn in text'}
+    'IProgress not found': 'tqdm.auto in a notebook without ipywidgets, which draws text'}
 
 # %% ../nbs/00_core.ipynb #042e8242
 def hide_known_warnings():
@@ -36,7 +36,7 @@ def hide_known_warnings():
     for o in KNOWN_WARNINGS: warnings.filterwarnings('ignore', message=re.escape(o))
     there = os.environ.get('PYTHONWARNINGS', '')
     ours = [f'ignore:{o}' for o in KNOWN_WARNINGS if o not in there]
-    os.environ['PYTHONWARNINGS'] = ','.join([*ours, there]).strip(',')    # the user's come last and win
+    os.environ['PYTHONWARNINGS'] = ','.join([*ours, there]).strip(',')  # the user's come last
 
 # %% ../nbs/00_core.ipynb #4be94b2a
 def nearest(name, names)->str: # `"Did you mean 'lenet'? "`, or '' if no name is close
@@ -50,7 +50,7 @@ def one_of(
     names,    # All valid names
 )->str: # `name`
     "`name` if it is one of `names`, else a `ValueError` that lists them"
-    names = list(names)                                # `name` may have no hash
+    names = list(names)  # `name` may have no hash
     if name in names: return name
     raise ValueError(f"There is no {kind} named {name!r}. {nearest(name, names)}"
                      f"There are: {', '.join(map(str, names))}.")
@@ -102,7 +102,7 @@ def find_devices()->list[str]: # `['cpu']` or `['cpu', 'cuda']`
 
 def _import_xla():
     try: import torch_xla
-    except Exception as e: raise ValueError(         # also other errors, with a torch of the wrong version
+    except Exception as e: raise ValueError(  # also other errors, with a torch of the wrong version
         "Device 'xla' needs torch_xla and a torch of the same version, in a separate environment: "
         "`pip install torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0` "
         f"({type(e).__name__}: {e}).") from None
@@ -113,9 +113,10 @@ def _check_cuda(name):
     if torch.cuda.is_available(): return
     why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
     if torch.version.cuda is None:
-        why = (f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of torch "
-               "and torchvision, both from the same index")
-    raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' meanwhile.")
+        why = (f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of "
+               "torch and torchvision, both from the same index")
+    raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' "
+                     "meanwhile.")
 
 def pick_device(name:str='auto')->'torch.device':
     "The torch device named 'cpu', 'cuda', 'cuda:1', 'xla' or 'auto', the GPU if there is one"
@@ -125,7 +126,8 @@ def pick_device(name:str='auto')->'torch.device':
     if not re.fullmatch(r'cpu|cuda(:\d{1,3})?', name):
         makers = re.sub('(?i)^(gpu|nvidia).*', 'cuda', re.sub('(?i)^tpu.*', 'xla', name))
         hint = nearest(makers, ['auto', 'cpu', 'cuda', 'xla'])
-        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda', 'cuda:1' or 'xla'.")
+        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda', 'cuda:1' "
+                         "or 'xla'.")
     if name!='cpu': _check_cuda(name)
     device, n = torch.device(name), torch.cuda.device_count()
     if (device.index or 0)<max(1, n): return device
@@ -135,18 +137,18 @@ def pick_device(name:str='auto')->'torch.device':
 def wait_for(device='auto'):
     "Wait until a device, a torch device or a name, has finished all queued work; a CPU queues none"
     import torch
-    if not isinstance(device, torch.device): device = pick_device('auto' if device is None else device)
+    if not isinstance(device, torch.device): device = pick_device(device or 'auto')
     if device.type=='cuda': torch.cuda.synchronize(device)
     if device.type=='xla':
         from torch_xla.core.xla_model import wait_device_ops
-        _import_xla().sync()                         # what was traced starts only now
+        _import_xla().sync()  # what was traced starts only now
         wait_device_ops()
 
 def free_memory():
     "Free unreferenced memory, and reset the peak counters of GPU memory"
     import torch
     gc.collect()
-    if not torch.cuda.is_initialized(): return   # other calls start CUDA, which a forked process must not do
+    if not torch.cuda.is_initialized(): return  # other calls start CUDA, which a fork must not
     torch.cuda.empty_cache()
     for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
 
@@ -172,7 +174,8 @@ def in_container(root='/', env=os.environ)->bool:
     "Is this a container (Docker, Podman, Kubernetes)?"
     if 'container' in env or 'KUBERNETES_SERVICE_HOST' in env: return True
     if any((Path(root)/o).exists() for o in ('.dockerenv', 'run/.containerenv')): return True
-    return bool(re.search('docker|kubepods|containerd|libpod', file_text(Path(root)/'proc/1/cgroup')))
+    groups = file_text(Path(root)/'proc/1/cgroup')
+    return bool(re.search('docker|kubepods|containerd|libpod', groups))
 
 # %% ../nbs/00_core.ipynb #2703475a
 def cpu_name(root='/')->str|None:
@@ -181,9 +184,9 @@ def cpu_name(root='/')->str|None:
     return line[1].strip() if line else platform.processor() or None
 
 def control_groups(controller:str, root='/')->list[Path]: # `controller`: 'cpu' or 'memory'
-    "Folders of the control groups that limit this process: its own and those above, version 2 and 1"
+    "Folders of the control groups that limit this process: its own and those above"
     top = Path(root)/'sys/fs/cgroup'
-    groups = [top, top/controller]                       # a container may see its own group as the topmost
+    groups = [top, top/controller]  # a container may see its own group as the topmost
     for line in file_text(Path(root)/'proc/self/cgroup').splitlines():
         _, controllers, path = (line.split(':', 2) + ['']*2)[:3]
         if controllers and controller not in controllers.split(','): continue
@@ -198,7 +201,8 @@ def cpu_quota(root='/')->float|None: # Cores, with fractions; None if there is n
     for o in control_groups('cpu', root):
         quota, _, period = file_text(o/'cpu.max').partition(' ')
         if not quota: quota, period = (file_text(o/f'cpu.cfs_{k}_us') for k in ('quota', 'period'))
-        if re.fullmatch(r'0*[1-9]\d* 0*[1-9]\d*', f'{quota} {period}'): quotas.append(int(quota)/int(period))
+        if re.fullmatch(r'[1-9]\d* [1-9]\d*', f'{quota} {period}'):
+            quotas.append(int(quota)/int(period))
     return min(quotas, default=None)
 
 def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
@@ -210,10 +214,10 @@ def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
     total, free = ram.total, ram.available
     for o in control_groups('memory', root):
         limit = number(o/'memory.max', o/'memory.limit_in_bytes')
-        if limit is None or limit>=ram.total: continue   # version 1 writes a huge number for none
+        if limit is None or limit>=ram.total: continue  # version 1 writes a huge number for none
         used = number(o/'memory.current', o/'memory.usage_in_bytes') or 0
         cached = re.search(r'(?m)^(?:total_)?inactive_file (\d+)$', file_text(o/'memory.stat'))
-        if cached: used = max(0, used-int(cached[1]))    # the kernel drops cached files first
+        if cached: used = max(0, used-int(cached[1]))  # the kernel drops cached files first
         total, free = min(total, limit), min(free, max(0, limit-used))
     return total, free
 
@@ -230,16 +234,17 @@ def n_cores(root='/')->int:
 
 # %% ../nbs/00_core.ipynb #d0905f8c
 def open_nvml():
-    "The module `pynvml`, initialized; `.nvmlShutdown()` closes it. Errors of the driver pass through"
+    "The module `pynvml`, initialized; `.nvmlShutdown()` closes it. Its errors pass through"
     try: import pynvml
-    except Exception as e: raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
+    except Exception as e:
+        raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
     pynvml.nvmlInit()
     return pynvml
 
 def driver_version()->str|None: # None if no driver answers; `gpubench doctor` finds out why
     "The NVIDIA driver's version"
     try: nvml = open_nvml()
-    except Exception: return None                # NVML's errors, and whatever a broken package raises
+    except Exception: return None  # NVML's errors, and whatever a broken package raises
     try: return nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError: return None
     finally: nvml.nvmlShutdown()
@@ -268,7 +273,7 @@ def cudnn_text(number:int|None)->str|None:
     return f'{number//major}.{number%major//100}.{number%100}'
 
 # %% ../nbs/00_core.ipynb #996bb115
-_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None    # torch reads it on import
+_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None  # torch reads it on import
 
 def _describe_gpu(device):
     import torch
@@ -277,7 +282,7 @@ def _describe_gpu(device):
     return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1),
                 n_gpus=torch.cuda.device_count())
 
-def _describe_xla(device): # by PJRT: XLA itself would take the TPU away from the process that measures
+def _describe_xla(device): # by PJRT: XLA itself would take the TPU from the process that measures
     if str(device)!='xla': return None
     from torch_xla.runtime import device_type
     return f"PJRT {device_type()}, torch_xla {package_version('torch_xla')}"
@@ -293,8 +298,10 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     python, system, xla = platform.python_version(), platform.system(), _describe_xla(device)
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(),
-                   container=in_container(), torch=torch.__version__, fastai=package_version('fastai'))
-    hashed = lasting | dict(python=python.rpartition('.')[0], os=system) | (dict(xla=xla) if xla else {})
+                   container=in_container(), torch=torch.__version__,
+                   fastai=package_version('fastai'))
+    hashed = lasting | dict(python=python.rpartition('.')[0], os=system)
+    if xla: hashed['xla'] = xla
     return dict(fingerprint=fingerprint(hashed)) | lasting | dict(
         ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda,
@@ -305,9 +312,10 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
         cudnn_benchmark=cudnn.benchmark, omp_wait_policy=_WAIT_POLICY, xla=xla)
 
 # %% ../nbs/00_core.ipynb #8a566c17
-def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys and perhaps a `device`
+def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys, perhaps `device`
     "One line: the machine, or its `device`, and the versions behind a measurement"
-    values = {o: machine.get(o) for o in 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()}
+    names = 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()
+    values = {o: machine.get(o) for o in names}
     known = {k: x for k,x in values.items() if x not in (None, '') and x==x}
     device = str(known.get('device', 'cuda'))
     name = known.get('cpu', 'unknown CPU')

@@ -45,7 +45,7 @@ class Finding:
     def as_dict(self)->dict: return dict(zip(('level', 'about'), CODES[self.code])) | asdict(self)
 
 # %% ../nbs/40_doctor.ipynb #4aabacf2
-_PHRASES = {}                      # code -> sentences and remedy
+_PHRASES = {}  # code -> sentences and remedy
 
 def phrases(text):
     "Declare findings: a line with code, level and topic; the sentences; after '->', the remedy"
@@ -98,7 +98,8 @@ def probe_cuda():
     def one(i):
         p = torch.cuda.get_device_properties(i)
         return dict(index=i, name=p.name, uuid=str(getattr(p, 'uuid', ''))) | attempt(compute, i)
-    return dict(gpus=[one(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)])
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return dict(gpus=[one(i) for i in range(n)])
 
 # %% ../nbs/40_doctor.ipynb #2cdea136
 _ASKED = ('name uuid mig processes drawing gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib '
@@ -110,7 +111,7 @@ def query_gpu(nvml, i):
     answers = {} if gpu.failed else {o: ask_gpu(nvml, gpu.value, o) for o in _ASKED}
     lost = next((o for o in answers.values() if o.code in LOST), gpu)
     values = dict.fromkeys(_ASKED) | {k: o.value for k,o in answers.items()}
-    unanswered = [k for k,v in values.items() if v is None and k!='mig']   # few cards can be split
+    unanswered = [k for k,v in values.items() if v is None and k!='mig']  # few cards can be split
     return dict(index=i, ok=not lost.failed, error=lost.text or None, code=lost.code,
                 unanswered=unanswered) | values
 
@@ -120,7 +121,7 @@ def probe_nvml():
     names = 'nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetCudaDriverVersion'
     v = ask_nvml(nvml, names).value
     return dict(driver=ask_nvml(nvml, 'nvmlSystemGetDriverVersion').value,
-                cuda=f'{v//1000}.{v%1000//10}' if v else None,    # the newest that it supports
+                cuda=f'{v//1000}.{v%1000//10}' if v else None,  # the newest that it supports
                 gpus=[query_gpu(nvml, i) for i in range(nvml.nvmlDeviceGetCount())])
 
 # %% ../nbs/40_doctor.ipynb #16e9283a
@@ -152,7 +153,7 @@ def run_program(args, timeout_s, stderr=subprocess.DEVNULL, env=None):
 # %% ../nbs/40_doctor.ipynb #d8cfbeab
 def probe(
     names:list[str], # Of 'nvml', 'torch', 'torchvision', 'fastai', 'fit', 'cuda', 'machine'
-    timeout_s=300,   # For all of them together
+    timeout_s=300,  # For all of them together
 )->dict: # Step → dict with `ok`, `warnings` and what the step found, or `error` and `code`
     "Try in another process what can be imported and used"
     here = str(Path(sys.modules['gpubench'].__file__).parent.parent)
@@ -163,14 +164,14 @@ def probe(
     tried = {o: dict(ok=False, error=ended, code=None, warnings=[]) for o in names}
     for line in out.splitlines():
         try: row = json.loads(line) if line.startswith('{"probe"') else {}
-        except ValueError: row = {}                                   # cut off when its process was killed
+        except ValueError: row = {}  # cut off when its process was killed
         if row: tried[row.pop('probe')] = row
     return tried
 
 # %% ../nbs/40_doctor.ipynb #bd7dadfb
 def find_nvidia(root='/', run_smi=True):
     """Traces of an NVIDIA GPU, found without torch and NVML: `names` or a `complaint` from
-    nvidia-smi, a `kernel` driver, device `nodes`, `wsl_gpu`, a card on the `pci` bus (None: no bus)"""
+    nvidia-smi, a `kernel` driver, device `nodes`, `wsl_gpu`, a card on `pci` (None: no bus)"""
     root, bus, names, complaint = Path(root), Path(root)/'sys/bus/pci/devices', [], ''
     smi = shutil.which('nvidia-smi') or shutil.which(root/'usr/lib/wsl/lib/nvidia-smi')
     if smi and run_smi:
@@ -196,7 +197,7 @@ def cpu_load(interval_s=.5):
         return {o['pid']: (o['cpu_times'].user+o['cpu_times'].system, o['name']) for o in rows
                 if o['cpu_times'] and o['pid'] not in own}
     try: before, frac, after = used_s(), psutil.cpu_percent(interval_s)/100, used_s()
-    except OSError: return None                                  # as in some sandboxes
+    except OSError: return None  # as in some sandboxes
     spent = [((s-before.get(pid, (0., ''))[0])/interval_s, pid, name)
              for pid,(s,name) in after.items()]
     cores, pid, name = max(spent, default=(0., None, None))
@@ -211,7 +212,7 @@ class Facts:
     root: str|Path = '/'         # Where the file system starts; tests pass a folder
     env: dict = field(default_factory=lambda: os.environ)
 
-    def __getattr__(self, name):         # `facts.torch` is the result of that step
+    def __getattr__(self, name):  # `facts.torch` is the result of that step
         if name in _STEPS: return self.tried[name]
         raise AttributeError(name)
     @cached_property
@@ -222,9 +223,9 @@ class Facts:
     def container(self): return in_container(self.root, self.env)
 
     @property
-    def rows(self)->list: return self.nvml.get('gpus', [])       # NVML's
+    def rows(self)->list: return self.nvml.get('gpus', [])  # NVML's
     @property
-    def listed(self)->list: return self.cuda.get('gpus', [])     # torch's
+    def listed(self)->list: return self.cuda.get('gpus', [])  # torch's
     @property
     def used(self)->list: return [o for o in self.listed if o['ok']]
     @property
@@ -242,8 +243,9 @@ class Facts:
     def any_gpu(self)->bool:
         "Does anything show an NVIDIA GPU or its driver?"
         t, code = self.traces, self.nvml.get('code')
-        if self.nvml['ok'] or any(t[o] for o in ('names', 'complaint', 'kernel', 'nodes', 'pci')): return True
-        return code not in (None, 9, 12) or code==9 and t['pci'] is None
+        traces = 'names', 'complaint', 'kernel', 'nodes', 'pci'
+        seen = self.nvml['ok'] or any(t[o] for o in traces)
+        return seen or code not in (None, 9, 12) or code==9 and t['pci'] is None
 
 # %% ../nbs/40_doctor.ipynb #5c2e81b3
 def watched(facts, gpu:dict)->dict:
@@ -256,7 +258,7 @@ def gpu_states(facts)->list:
     """A dict for each GPU that torch lists, or else NVML: NVML's row, with `free_mib`, `total_mib`,
     and with NVML's own number as `nvml_index`"""
     def one(row, gpu):
-        whole = {} if row.get('mig') else row    # the memory of a whole card isn't that of a part
+        whole = {} if row.get('mig') else row  # the memory of a whole card isn't that of a part
         memory = {f'{o}_mib': whole.get(f'gpu_mem_{o}_mib') for o in ('free', 'total')}
         return row | dict(nvml_index=row.get('index')) | memory | gpu
     if facts.listed: return [one(watched(facts, o), o) for o in facts.listed]
@@ -286,7 +288,7 @@ def unmet(dist):
     try: from packaging.requirements import Requirement
     except ImportError: return ['packaging'], {}, 1
     try: needed = [Requirement(o) for o in requires(dist) or []]
-    except PackageNotFoundError: needed = []                     # a checkout that isn't installed
+    except PackageNotFoundError: needed = []  # a checkout that isn't installed
     needed = [o for o in needed if not o.marker or o.marker.evaluate(dict(extra=''))]
     versions = {o: package_version(o.name) for o in needed}
     wrong = {o.name: f'{o.name} {v} (wanted: {o.specifier})' for o,v in versions.items()
@@ -295,7 +297,7 @@ def unmet(dist):
 
 def check_packages(facts, dist='gpubench'):
     "Is every required package installed, and is `pynvml` NVIDIA's own?"
-    spec = PathFinder.find_spec('pynvml')            # what an import would find now
+    spec = PathFinder.find_spec('pynvml')  # what an import would find now
     if spec and spec.submodule_search_locations is not None:
         name = f"pynvml {package_version('pynvml') or ''}".strip()
         yield found('pynvml_unofficial', name=name)
@@ -331,9 +333,10 @@ _SAME_BUILD = ("Reinstall torch and torchvision from the same index in one comma
 
 def check_torch(facts):
     "Can torch and torchvision be imported, and do they fit together?"
-    versions = {o: facts.tried[o].get('version') or package_version(o) for o in ('torch', 'torchvision')}
+    names = 'torch', 'torchvision'
+    versions = {o: facts.tried[o].get('version') or package_version(o) for o in names}
     pair = ' and '.join(f'{k} {v}' for k,v in versions.items())
-    builds = r'\+(cpu|cu\d|rocm|xpu).*'                         # other tags name a commit
+    builds = r'\+(cpu|cu\d|rocm|xpu).*'  # other tags name a commit
     tags = [re.search(builds, o or '') for o in versions.values()]
     wrong = unmet('torchvision')[1].get('torch')
     error = facts.torch.get('error') or facts.torchvision.get('error')
@@ -352,8 +355,8 @@ fastai_dead broken fastai
 -> Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, or `pip
 install "fastai<2.8.8" "fastcore<2"`.
 """)
-_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This user "
-         "has no home folder, as in a container that was started with another user ID.")
+_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This "
+         "user has no home folder, as in a container that was started with another user ID.")
 
 def cured(finding, error):
     "The finding, with another remedy if its error is about a missing home directory"
@@ -361,7 +364,7 @@ def cured(finding, error):
 
 def check_fastai(facts):
     "Does fastai train?"
-    if not facts.torch['ok']: return                             # fix torch first
+    if not facts.torch['ok']: return  # fix torch first
     pair = ' with '.join(f'{o} {package_version(o)}' for o in ('fastai', 'fastcore'))
     for verb,step in (('be imported', facts.fastai), ('train', facts.fit)):
         if step['ok']: continue
@@ -416,11 +419,12 @@ driver_old limit gpu
 install torch and torchvision for an older CUDA, both in one command, which pytorch.org lists.
 """)
 
-def there_is(facts): return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
+def there_is(facts):
+    return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
 
 def restart(facts):
     "How to restart the driver"
-    if facts.wsl2: return "Run `wsl --shutdown` in Windows, then open WSL and start its containers again."
+    if facts.wsl2: return "Run `wsl --shutdown` in Windows, then open WSL and its containers again."
     return "Restart the host, then this container." if facts.container else "Restart the machine."
 
 # %% ../nbs/40_doctor.ipynb #1b60e2f8
@@ -446,7 +450,7 @@ def why_hidden(facts):
     first, uuids = value.partition(',')[0].strip(), [o['uuid'] or '' for o in facts.rows]
     if first.isdigit(): right = not facts.names or int(first)<len(facts.names)
     elif first.startswith('GPU-'): right = not any(uuids) or any(o.startswith(first) for o in uuids)
-    else: right = first.startswith('MIG-')                       # wrong: empty, -1, NoDevFiles
+    else: right = first.startswith('MIG-')  # wrong: empty, -1, NoDevFiles
     if not right: yield found('gpu_hidden', value=value)
 
 # %% ../nbs/40_doctor.ipynb #abc363f8
@@ -454,7 +458,7 @@ def why_no_access(facts):
     "The driver shows no GPU, or fails"
     t, complaint = facts.traces, facts.traces['complaint']
     if not (facts.names or complaint or t['nodes'] or t['wsl_gpu']): yield found('gpu_invisible')
-    if facts.cuda_error: return                                  # `why_cuda` explains it
+    if facts.cuda_error: return  # `why_cuda` explains it
     if facts.nvml['ok'] or t['names'] or facts.no_pynvml and not complaint: return
     who, error = ('nvidia-smi', complaint) if complaint else ('NVML', facts.nvml['error'])
     yield found('driver_dead', who=who, error=error.rstrip('.'), restart=restart(facts))
@@ -467,7 +471,8 @@ def why_old_driver(facts):
     if not older and not re.search('too old|insufficient', facts.cuda_error): return
     driver = 'its driver is too old'
     if newest: driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}"
-    yield found('driver_old', there_is=there_is(facts), driver=driver, torch=facts.torch['version'], cuda=cuda)
+    yield found('driver_old', there_is=there_is(facts), driver=driver, cuda=cuda,
+                torch=facts.torch['version'])
 
 # %% ../nbs/40_doctor.ipynb #680eadcc
 phrases("""
@@ -530,7 +535,7 @@ def check_gpu(facts):
     "Is there a GPU, and does torch compute on it?"
     if facts.used: yield from gpus_used(facts)
     elif facts.any_gpu:
-        whys = _WHYS if facts.torch['ok'] else [why_driver]      # otherwise fix torch first
+        whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
         yield from islice((o for why in whys for o in why(facts)), 1)
     elif facts.nvml.get('code') is None:
         yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
@@ -540,7 +545,8 @@ def gpus_used(facts):
     "torch computes on some GPU, and perhaps not on others"
     cards = ', '.join(f"{o['name']} ({o['total_mib']/1024:.1f} GiB)" for o in facts.used)
     value, others = facts.env.get('CUDA_VISIBLE_DEVICES'), len(facts.rows)-len(facts.used)
-    hides = '' if value is None or others<1 else f" CUDA_VISIBLE_DEVICES={value!r} hides {others} other(s)."
+    hides = f" CUDA_VISIBLE_DEVICES={value!r} hides {others} other(s)."
+    if value is None or others<1: hides = ''
     yield found('gpu_ok', n=len(facts.used), cards=cards, hides=hides)
     for o in facts.listed:
         if not o['ok']: yield from why_cuda(facts, f"GPU {o['index']}: {o['error']}")
@@ -565,7 +571,7 @@ def check_nvml(facts):
     def dead(what, failed): return found(
         'nvml_dead', what=what, error=failed['error'], remedy=nvml_remedy(facts, failed),
         effect=effect if used else 'No sensor can be read.')
-    if used and all(watched(facts, o) for o in used): return     # others' GPUs may be closed to us
+    if used and all(watched(facts, o) for o in used): return  # others' GPUs may be closed to us
     for o in facts.rows:
         if not o['ok']: yield dead(f"NVML can't read GPU {o['index']}", o)
     if nvml['ok']: return
@@ -587,7 +593,7 @@ gpu_mig ok gpu_memory
 GPU {index} is split into parts (MIG), and you compute on one. NVML's values describe the whole
 card, not just your part.
 """)
-_LAB_MIB = 2048    # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
+_LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
 def gpu_memory(facts, g):
     "Is enough memory free?"
@@ -615,20 +621,20 @@ doctor` again.
 def process_words(process, facts):
     "A process on the GPU: its name and PID, unless a container hides them, and its memory"
     words = 'a process'
-    if not facts.container:                                      # its PIDs mean nothing here
+    if not facts.container:  # its PIDs mean nothing here
         try: words = import_module('psutil').Process(process['pid']).name()
-        except Exception: pass                                   # gone, or psutil itself is broken
+        except Exception: pass  # gone, or psutil itself is broken
         words += f" (process {process['pid']})"
     return words + (f" with {process['used_mib']:.0f} MiB" if process['used_mib'] else '')
 
 def gpu_processes(facts, g):
     "Do others compute on it? Windows lists programs with a window as computing and as drawing"
-    if g.get('mig'): return                                      # they compute on other parts
+    if g.get('mig'): return  # they compute on other parts
     drawing, busy = g.get('drawing') or [], g.get('gpu_util_frac') or 0
     others = [process_words(o, facts) for o in g.get('processes') or [] if o['pid'] not in drawing]
     if len(others)>4: others[4:] = [f'{len(others)-4} more']
     if others: yield found('gpu_shared', index=g['index'], others=', '.join(others))
-    elif busy>=.25: yield found('gpu_busy', index=g['index'], busy=busy)   # a desktop stays below that
+    elif busy>=.25: yield found('gpu_busy', index=g['index'], busy=busy)  # a desktop stays below
 
 # %% ../nbs/40_doctor.ipynb #c65d20f7
 phrases("""
@@ -655,13 +661,14 @@ def gpu_sensors(facts, g):
     slowed = throttle_words(g.get('throttle_bits'))
     if slowed: yield found('gpu_throttled', index=g['index'], why=slowed)
     if limit and usual and limit<.98*usual:
-        yield found('power_limited', index=g['index'], nvml_index=g['nvml_index'], limit=limit, usual=usual)
+        yield found('power_limited', index=g['index'], nvml_index=g['nvml_index'], limit=limit,
+                    usual=usual)
     why = 'in WSL2' if facts.wsl2 else 'with MIG' if g.get('mig') else 'with some cards and drivers'
     if names: yield found('nvml_gaps', index=g['index'], names=', '.join(names), why=why)
 
 def check_gpu_states(facts):
     "Is anything wrong with the GPUs' state that would spoil a measurement?"
-    if not (facts.torch['ok'] and facts.torch['cuda']): return   # fix torch first
+    if not (facts.torch['ok'] and facts.torch['cuda']): return  # fix torch first
     for g in gpu_states(facts):
         for check in (gpu_memory, gpu_processes, gpu_sensors): yield from check(facts, g)
 
@@ -688,7 +695,7 @@ several times too long, and vary from visit to visit.
 -> End them or wait for them (another user, container or virtual machine may share the CPU), and
 run `gpubench doctor` again.
 """)
-_BUSY_FRAC = .1   # of all cores; an idle browser stays below that
+_BUSY_FRAC = .1  # of all cores; an idle browser stays below that
 
 def check_cpu(facts, n=None):
     "Is there a quota that is smaller than the core count?"
@@ -712,7 +719,8 @@ def check_load(facts):
     if isinstance(facts.load, Exception): raise facts.load
     if facts.load is None: return
     frac, top = facts.load
-    who = f", most of all {top[1]} (process {top[0]}, {top[2]:.1f} cores)" if top and top[2]>=.1 else ''
+    pid, name, cores = top or (None, None, 0.)
+    who = f", most of all {name} (process {pid}, {cores:.1f} cores)" if cores>=.1 else ''
     yield found('cpu_calm' if frac<_BUSY_FRAC else 'cpu_busy', frac=frac, who=who)
 
 # %% ../nbs/40_doctor.ipynb #0c7be941
@@ -739,7 +747,8 @@ def check_shared_memory(facts):
     if facts.container: more = ("start the container with more: `docker run --shm-size=8g`, or "
                                 "`shm_size: 8g` in a compose file.")
     code = 'small' if total<1024 else 'full' if free<512 else 'ok'
-    yield found(f'shared_memory_{code}', path=path, total_mib=total, total=total/1024, free_mib=free, more=more)
+    yield found(f'shared_memory_{code}', path=path, total_mib=total, total=total/1024,
+                free_mib=free, more=more)
 
 # %% ../nbs/40_doctor.ipynb #4014791e
 phrases("""
@@ -761,18 +770,19 @@ jupyter_client is missing, so notebooks can't run.
 
 def check_kernel(facts):
     "Does the Jupyter kernel named python3 start this Python?"
-    remedy = (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as the "
-              "kernel in your editor. `gpubench run` isn't affected.")
-    def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)   # a venv's is a link
+    remedy = (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as "
+              "the kernel in your editor. `gpubench run` isn't affected.")
+    def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)  # a venv links
     try: kernels = import_module('jupyter_client.kernelspec').KernelSpecManager()
     except ImportError: return (yield found('jupyter_missing'))
     try: first = kernels.get_kernel_spec('python3').argv[0]
-    except (LookupError, OSError, ValueError):                   # there is none, or its file is damaged
+    except (LookupError, OSError, ValueError):  # there is none, or its file is damaged
         return (yield found('kernel_missing', remedy=remedy))
     if re.fullmatch(r'python(3(\.\d+)?)?', first) or places(first)==places(sys.executable):
         return (yield found('kernel_ok'))
     which, effect = 'another', "Notebooks opened by hand wouldn't see the packages installed here."
-    if os.path.isabs(first) and not os.path.exists(first): which, effect = 'a missing', "Notebooks won't start."
+    if os.path.isabs(first) and not os.path.exists(first):
+        which, effect = 'a missing', "Notebooks won't start."
     yield found('kernel_other', which=which, first=first, effect=effect, remedy=remedy)
 
 # %% ../nbs/40_doctor.ipynb #e1d29f04
@@ -790,21 +800,23 @@ def check_data(facts):
     home = Path(facts.env.get('FASTAI_HOME') or '~/.fastai').expanduser()
     cfg = ConfigParser(interpolation=None)
     try: cfg.read(home/'config.ini', encoding='utf-8')
-    except (ConfigError, UnicodeDecodeError): pass               # fastai itself complains
+    except (ConfigError, UnicodeDecodeError): pass  # fastai itself complains
     folder, archives = (home/cfg.get('DEFAULT', o, fallback=o) for o in ('data', 'archive'))
-    names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')   # ours -> fastai's
+    names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')  # fastai's
     here = [k for k,v in names.items() if (folder/v).is_dir() or (archives/f'{v}.tgz').is_file()]
     own, missing = ''.join(f', {o}' for o in here), ', '.join(o for o in names if o not in here)
     there = next(o for o in (folder, *folder.parents) if os.path.exists(o))
-    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))   # permissions don't prove it
+    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))  # permissions don't prove it
     except OSError as e:
-        why = f"you can't write to {there} ({e.strerror})" if there.is_dir() else f"{there} isn't a folder"
+        why = f"{there} isn't a folder"
+        if there.is_dir(): why = f"you can't write to {there} ({e.strerror})"
         yield found('data_readonly', why=why, own=own)
-    else: yield found('data_ok', own=own, more=f" Downloaded on first use: {missing}." if missing else '')
+    else: yield found('data_ok', own=own, more=
+        f" Downloaded on first use: {missing}." if missing else '')
 
 # %% ../nbs/40_doctor.ipynb #3fd1c09e
-CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states, check_cpu,
-          check_pages, check_load, check_shared_memory, check_kernel, check_data)
+CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states,
+          check_cpu, check_pages, check_load, check_shared_memory, check_kernel, check_data)
 phrases("""
 check_failed limit doctor
 The doctor's `{name}` failed: {error}. Its result is unknown.
@@ -814,14 +826,15 @@ The doctor's `{name}` failed: {error}. Its result is unknown.
 def bare_machine(facts):
     "What `describe_machine` returns and can be found without torch"
     packages = 'torch torchvision fastai fastcore gpubench'.split()
-    return dict(cpu=cpu_name(facts.root), n_cores=n_cores(facts.root), wsl2=facts.wsl2,
-                container=facts.container, python=platform.python_version(),
-                os=f'{platform.system()} {platform.release()}') | {o: package_version(o) for o in packages}
+    versions = {o: package_version(o) for o in packages}
+    return versions | dict(cpu=cpu_name(facts.root), n_cores=n_cores(facts.root), wsl2=facts.wsl2,
+                           container=facts.container, python=platform.python_version(),
+                           os=f'{platform.system()} {platform.release()}')
 
 # %% ../nbs/40_doctor.ipynb #a7f509b4
-def examine(root='/')->dict: # `machine` from `describe_machine`, `nvml`: what it reported, `findings`: worst first
+def examine(root='/')->dict: # `machine` as by `describe_machine`, `nvml`, `findings`, worst first
     "Examine this machine, whose file system starts at `root`"
-    try: load = cpu_load()                                 # first, while none of our own processes compute
+    try: load = cpu_load()  # first, while none of our own processes compute
     except Exception as e: load = e                        # `check_load` reports it
     facts = Facts(probe(['nvml'], timeout_s=30) | probe([*_STEPS][1:]), load, root)
     findings = []
@@ -840,26 +853,28 @@ def as_text(exam:dict)->str: # Lines of 110 characters at most, except where a c
     "The result of `examine` for people"
     def show(x): return 'yes' if x is True else 'no' if x is False else '-' if x is None else str(x)
     def fold(text, start):
-        whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)     # commands stay on one line
+        whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)  # commands stay whole
         lines = textwrap.wrap(whole, 110, initial_indent=start, subsequent_indent=' '*len(start),
                               break_long_words=False, break_on_hyphens=False)
         return [o.replace('\0', ' ') for o in lines]
     marks = dict(ok='ok', limit='LIMIT', broken='BROKEN')
-    fields = [(FIELDS[k], v) for k,v in exam['machine'].items() if k in FIELDS and FIELDS[k].heading]
-    rows = {o.words(long=False): show(v) for o,v in fields}
-    lines = ['This machine', *(f'  {k:{max(map(len, rows))}}  {v}' for k,v in rows.items()), '', 'Findings']
+    known = {k: v for k,v in exam['machine'].items() if k in FIELDS and FIELDS[k].heading}
+    rows = {FIELDS[k].words(long=False): show(v) for k,v in known.items()}
+    width = max(map(len, rows))
+    lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', 'Findings']
     for o in exam['findings']:
         lines += fold(o.what, f'  {marks[o.level]:7}')
         if o.remedy: lines += fold(o.remedy, ' '*9+'What to do: ')
     end = ('All is well: this machine is ready for `gpubench run`.',
            'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
-    return '\n'.join([*lines, '', end]).encode('utf-8', 'backslashreplace').decode()  # a path may not be UTF-8
+    text = '\n'.join([*lines, '', end])
+    return text.encode('utf-8', 'backslashreplace').decode()  # a path may not be UTF-8
 
 # %% ../nbs/40_doctor.ipynb #5a77e9c0
-def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings with level, about, code, …
+def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings
     "The result of `examine` for scripts"
     code = exit_code(exam['findings'])
-    whole = dict(schema=2, level=LEVELS[code], exit_code=code, machine=exam['machine'], nvml=exam['nvml'],
-                 findings=[o.as_dict() for o in exam['findings']])
+    whole = dict(schema=2, level=LEVELS[code], exit_code=code) | exam
+    whole['findings'] = [o.as_dict() for o in exam['findings']]
     return json.dumps(plain_record(whole), indent=2, allow_nan=False)

@@ -36,9 +36,9 @@ MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
 
 # %% ../nbs/22_monitor.ipynb #bcb7dd4a
 class CpuEnergy:
-    "Energy of the CPU's packages since the first reading, by Linux's powercap folder, with a `note`"
+    "Energy of the CPU's packages since the first reading (Linux's powercap), with a `note`"
     max_w = 2000       # of one package, several times what the largest draws; more is a fault
-    still_s = 1.       # RAPL changes every millisecond, so one that stands still this long isn't used
+    still_s = 1.       # RAPL changes every millisecond; one that stands still isn't used
 
     def __init__(self, folder='/sys/class/powercap', clock=perf_counter):
         self.clock, self.total_j, self.note = clock, 0., ''
@@ -46,7 +46,8 @@ class CpuEnergy:
         found = sorted(Path(folder).glob('intel-rapl:*'))
         self.zones = [o for o in found if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
-        if not self.zones: self._stop("is missing, as is usual in virtual machines and outside Linux")
+        if not self.zones: self._stop("is missing, as is usual in virtual machines and outside "
+                                      "Linux")
         elif None in self._numbers('energy_uj'): self._stop(
             "may only be read by root. An administrator can allow it until the next restart: "
             f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
@@ -56,7 +57,8 @@ class CpuEnergy:
         return [int(o) if o.isdigit() else None for o in texts]
 
     def _stop(self, why):
-        self.zones, self.note = [], f"cpu_energy_counter_j is empty: the CPU's energy counter {why}."
+        self.zones = []
+        self.note = f"cpu_energy_counter_j is empty: the CPU's energy counter {why}."
 
     def read(self)->float|None:
         "Joules of all packages; None if any of them can't be read or trusted"
@@ -66,10 +68,11 @@ class CpuEnergy:
         gone = [b-a if b>=a else b-a+(most or 0) for a,b,most in zip(last_uj, now_uj, self.max_uj)]
         self.last, self.total_j = (now_s, now_uj), self.total_j+1e-6*sum(gone)
         if all(gone) or self.moved_s is None: self.moved_s = now_s
-        most_j = self.max_w*(now_s-last_s+1)    # 1 s: the thread may have waited between clock and file
+        most_j = self.max_w*(now_s-last_s+1)  # 1 s: the thread may have waited
         if not 0<=min(gone)<=max(gone)<=1e6*most_j:
             self._stop('was reset or jumped, as after a suspend. Measure again')
-        elif now_s-self.moved_s>=self.still_s: self._stop('stood still, as in some virtual machines')
+        elif now_s-self.moved_s>=self.still_s:
+            self._stop('stood still, as in some virtual machines')
         return self.total_j if self.zones else None
 
 # %% ../nbs/22_monitor.ipynb #d586e090
@@ -86,12 +89,13 @@ class CpuSource:
 
     @property
     def notes(self):
-        failed = [f"The CPU's {k} could not be read ({v}); it stays empty." for k,v in self.failed.items()]
+        failed = [f"The CPU's {k} could not be read ({v}); it stays "
+                  "empty." for k,v in self.failed.items()]
         return [self.energy.note, *failed] if self.energy.note else failed
 
     def _try(self, name, f):
         try: return f()
-        except Exception as e:                                        # where /proc is unusual
+        except Exception as e:  # where /proc is unusual
             self.failed.setdefault(name, f'{type(e).__name__}: {e}')
 
     def _machine_s(self):
@@ -102,7 +106,7 @@ class CpuSource:
         return total-o['idle']-o.get('iowait', 0), total
 
     def _children(self):
-        "Daemonic children, which is what a DataLoader's workers are; psutil would search all processes"
+        "Daemonic children, as a DataLoader's workers are; psutil would search all processes"
         return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 
     def _workers_s(self):
@@ -112,7 +116,7 @@ class CpuSource:
             try:
                 if o not in self.processes: self.processes[o] = self.ps.Process(o)
                 found[o] = sum(self.processes[o].cpu_times()[:2])
-            except self.ps.NoSuchProcess: pass                        # it ended just now
+            except self.ps.NoSuchProcess: pass  # it ended just now
         return found
 
     def _shares(self, old, now):
@@ -120,9 +124,9 @@ class CpuSource:
         dt = now['time_s']-old['time_s']
         if dt<=0: return {}
         row = dict(process_cores=(now['own_s']-old['own_s'])/dt)
-        if now['workers'] and old['workers']:
-            worked_s = [s-old['workers'][o] for o,s in now['workers'].items() if o in old['workers']]
-            if worked_s: row['worker_frac'] = sum(worked_s)/len(worked_s)/dt
+        before, after = old['workers'] or {}, now['workers'] or {}
+        worked_s = [after[o]-before[o] for o in after if o in before]
+        if worked_s: row['worker_frac'] = sum(worked_s)/len(worked_s)/dt
         if now['machine'] and old['machine']:
             busy, total = (a-b for a,b in zip(now['machine'], old['machine']))
             if total>0: row['cpu_frac'] = max(0., min(1., busy/total))
@@ -142,7 +146,7 @@ class CpuSource:
         return row | dict(cpu_energy_counter_j=self.energy.read())
 
 # %% ../nbs/22_monitor.ipynb #da753ee4
-_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6     # over which drivers average utilization and power
+_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6  # over which drivers average utilization and power
 
 class Sampling:
     "The samples of one fit. `find` returns sources and notes; it and all reading run in a thread"
@@ -155,7 +159,7 @@ class Sampling:
         self.n, self.start_s, self.last_s, self.end_s = 0, clock(), None, None
         self.costs = deque(maxlen=5)
         self.mark_s = self.cpu_s = 0.            # CPU time until the last sample; in the fit
-        self.late = self.left = False            # the fit began without a sample; `stop` abandoned the thread
+        self.late = self.left = False  # the fit began without a sample; `stop` left the thread
         self.stopping, self.ready = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
 
@@ -171,7 +175,7 @@ class Sampling:
     def notes(self): return self.own_notes + [o for s in self.sources for o in s.notes]
     @property
     def period_s(self)->float:
-        "As requested, or longer if samples are slow: they take at most half of it, and little CPU time"
+        "As requested, or longer: samples take at most half of it, and little CPU time"
         cpu_s, wall_s = np.median(self.costs, axis=0).tolist() if self.costs else (0., 0.)
         return max(self.interval_s, cpu_s/self.cost_share, 2*wall_s)
 
@@ -182,12 +186,13 @@ class Sampling:
             self.late = not self.ready.wait(patience_s)
         except RuntimeError as e:
             self.end_s = 0.
-            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or raise `ulimit -u`.")
-        except BaseException:                              # Ctrl-C, after which nobody calls `stop`
+            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or "
+                                  "raise `ulimit -u`.")
+        except BaseException:  # Ctrl-C, after which nobody calls `stop`
             self.stopping.set()
             raise
         if self.late:
-            self.start_s = self.clock()                    # the fit begins now
+            self.start_s = self.clock()  # the fit begins now
             self.own_notes.append(
                 f"The first sample was not there after {patience_s:g} s: a driver doesn't answer. "
                 "The fit went on. If `nvidia-smi` hangs too, restart the machine.")
@@ -197,10 +202,11 @@ class Sampling:
         start_s, time_s, part = self.clock(), self.now_s(), (self.open or [{}])[-1]
         at = dict(sample=self.n, time_s=time_s, epoch=part.get('epoch'), phase=part.get('phase'))
         found = [(o.device, o.read(time_s)) for o in self.sources if o.alive]
-        if self.left: return                               # too late: the fit is over and summarized
+        if self.left: return  # too late: the fit is over and summarized
         self.rows += [at | dict(device=device) | row for device,row in found if row]
         self.n, self.last_s = self.n+1, time_s
-        if self.n>1: self.costs.append((self.cpu_clock()-self.mark_s, self.clock()-start_s))    # the first one warms up
+        if self.n>1:                                       # the first one warms up
+            self.costs.append((self.cpu_clock()-self.mark_s, self.clock()-start_s))
         self.mark_s = self.cpu_clock()
 
     def _run(self):
@@ -209,17 +215,18 @@ class Sampling:
             self.own_notes += notes
             if not self.late: self.start_s = self.clock()  # the fit waits for this moment
             self.take()
-            if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # it was due before the fit
-            before_s = self.mark_s                         # the fit begins after this sample, ends before the last
+            if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # before the fit
+            before_s = self.mark_s                         # the fit comes after this sample
             self.ready.set()
             while not self.stopping.wait(max(0., self.last_s+self.period_s-self.now_s())):
                 self.take()
                 self.cpu_s = self.mark_s-before_s
-            for o in self.sources: o.due_s = 0.            # now slow columns, too
+            for o in self.sources: o.due_s = 0.  # now slow columns, too
             self.take()
-        except Exception as e:                             # a fault here must not disturb a training
-            self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: "
-                                  f"{e}); the fit went on. Please report this.")
+        except Exception as e:  # a fault here must not disturb a training
+            self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit "
+                                  f"({type(e).__name__}: {e}); the fit went on. Please report "
+                                  "this.")
         finally:
             for o in self.sources: o.close()
             if self.running: self.end_s = self.last_s or 0.
@@ -232,14 +239,15 @@ class Sampling:
         if self.thread.ident is not None: self.thread.join(self.patience_s)
         self.left = self.thread.is_alive()
         if self.left: self.own_notes.append(
-            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did not wait longer. "
-            f"Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so no means are given. "
-            "If `nvidia-smi` hangs too, restart the machine.")
+            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did "
+            f"not wait longer. Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so "
+            "no means are given. If `nvidia-smi` hangs too, restart the machine.")
 
     def begin(self, phase, epoch):
         "A part of the fit begins"
-        self.open.append(dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0))
-        self.spans.append(self.open[-1])
+        span = dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0)
+        self.open.append(span)
+        self.spans.append(span)
     def count(self, n_images):
         "The current part trained this many images"
         if self.open: self.open[-1]['n_images'] += n_images
@@ -254,13 +262,13 @@ class Sampling:
                 for o in self.spans if o['phase']=='train']
 
 # %% ../nbs/22_monitor.ipynb #425bf0c5
-_DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}     # between two samples, however far apart
-_WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                   # means of the time before their sample
+_DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}  # between samples, however far apart
+_WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                # means of the time before their sample
 
 def _hole_s(t): # seconds; samples further apart leave a hole that nothing is known about
     return max(1., 3*np.median(np.diff(t))) if len(t)>1 else 1.
 
-def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None where nothing was measured
+def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None if not measured
     "Mean of a column over one device's rows, weighted by time, from `from_s` of each fit on"
     total = seconds = 0.
     for _,o in df.groupby('fit'):
@@ -272,8 +280,9 @@ def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None 
     return float(total/seconds) if seconds>0 else None
 
 # %% ../nbs/22_monitor.ipynb #d1fcde9e
+_ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 _TICK_S = .1
-_MAX_RATIO = 2     # of counter and power in a long fit; GPUs average their power in different ways
+_MAX_RATIO = 2  # of counter and power in a long fit; GPUs average their power in different ways
 
 def _power_j(t, power, at):
     "Joules until each of `at`, by the power at times `t`; its first and last value hold beyond"
@@ -287,19 +296,19 @@ def _covers(t, length_s):
     return np.diff([min(t[0], 0.), *t, max(t[-1], length_s)]).max()<=_hole_s(t)
 
 def _by_counter(t, counter, power_j, length_s):
-    """A function from times to joules; None if the counter stood still, fell, has a hole or contradicts the power.
-    `power_j` is such a function; None where the power isn't known"""
+    """A function from times to joules; None if the counter stood still, fell, has a hole or
+    contradicts the power. `power_j` is such a function; None if the power isn't known"""
     if not _covers(t, length_s) or t[-1]-t[0]<_TICK_S: return
     if counter[-1]==counter[0] or (np.diff(counter)<0).any(): return
     mean_w = (counter[-1]-counter[0])/(t[-1]-t[0])
     weight = power_j or (lambda at: mean_w*at)
-    x, end = t-_TICK_S/2, max(length_s, t[-1])                   # each reading is half a tick old
+    x, end = t-_TICK_S/2, max(length_s, t[-1])  # each reading is half a tick old
     at = np.concatenate([[0.], x[x>0], [end]])
     first = counter[0]+weight(0.)-weight(x[0])
     last = counter[-1]+weight(end)-weight(x[-1])
     joules = np.maximum.accumulate([first, *counter[x>0], last])
     ratio = (joules[-1]-joules[0])/(weight(end)-weight(0.))
-    most = _MAX_RATIO*(1+_WINDOW_S/end)                          # power may lag by a window
+    most = _MAX_RATIO*(1+_WINDOW_S/end)  # power may lag by a window
     if 1/most<=ratio<=most: return lambda s: np.interp(weight(s), weight(at), joules)
 
 def fit_energy(
@@ -308,15 +317,15 @@ def fit_energy(
     power,           # (n,) watts; NaN where not measured
     length_s:float,  # Of the fit
     spans=(),        # (start, end) in seconds of the training parts
-)->dict: # `energy_j`, `energy_train_j`, `energy_error_j`, `energy_source`; all None if neither covers the fit
-    "Energy of a fit and of its training, by the counter if it can be trusted, otherwise by the power"
+)->dict: # As `_ENERGY`; all None if neither covers the fit
+    "Energy of a fit and of its training, by the counter if it can be trusted, or by the power"
     t, first = np.unique(np.asarray(t, float), return_index=True)
     counter, power = (np.asarray(o, float)[first] for o in (counter, power))
     read, known = np.isfinite(counter), np.isfinite(power)
     power_j = partial(_power_j, t[known], power[known]) if _covers(t[known], length_s) else None
     by_counter = _by_counter(t[read], counter[read], power_j, length_s)
     joules = by_counter or power_j
-    if not joules: return dict.fromkeys(['energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'])
+    if not joules: return dict.fromkeys(_ENERGY)
     def used(a, b): return float(np.diff(joules(np.clip([a, b], 0., length_s)))[0])
     total = used(0., length_s)
     return dict(energy_j=total, energy_train_j=sum(used(*o) for o in spans),
@@ -327,14 +336,16 @@ def fit_energy(
 _GPU_MEANS = dict(gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
                   sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w',
                   throttled_frac='throttled', power_capped_frac='capped')
-_GPU_MAXIMA = dict(power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c')
-_CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores', worker_mean_frac='worker_frac')
+_GPU_MAXIMA = dict(power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib',
+                   temperature_max_c='temperature_c')
+_CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores',
+                  worker_mean_frac='worker_frac')
 _CPU_MAXIMA = dict(ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
 _TOGETHER = { # how to combine the values of several GPUs; by default the largest counts
     **dict.fromkeys('power_mean_w power_max_w energy_j energy_train_j energy_error_j'.split(), sum),
     **dict.fromkeys('gpu_util_mean_frac mem_util_mean_frac sm_clock_mean_mhz'.split(), fmean),
-    **dict.fromkeys('sm_clock_start_mhz warm_at_start'.split(), min)}       # the coldest GPU decides
+    **dict.fromkeys('sm_clock_start_mhz warm_at_start'.split(), min)}  # the coldest GPU decides
 
 def _together(rows):
     "Several dicts combined; None where any is None. For energy_source, 'power' is the largest"
@@ -343,7 +354,8 @@ def _together(rows):
 
 def _stats(df, means, maxima, enough):
     "Means, if `enough` was sampled, and maxima of one device"
-    def mean(column): return time_mean(df, column, _WINDOW_S if column in _WINDOWS else 0.) if enough else None
+    def mean(column):
+        if enough: return time_mean(df, column, _WINDOW_S if column in _WINDOWS else 0.)
     def largest(column): return None if df[column].isna().all() else float(df[column].max())
     return {k: mean(o) for k,o in means.items()} | {k: largest(o) for k,o in maxima.items()}
 
@@ -356,13 +368,15 @@ def _energy(df, fits, enough, counter='energy_counter_j'):
 
 # %% ../nbs/22_monitor.ipynb #5d0c97be
 def _gpu_summary(df, fits, enough):
-    "What one GPU did; it was warm if it started at most 5 °C cooler and 20 % slower than its average"
-    c, mhz = (df[o].dropna().astype(float).tolist() or [None] for o in ('temperature_c', 'sm_clock_mhz'))
+    "What one GPU did; warm: it started at most 5 °C cooler and 20 % slower than its average"
+    def known(column): return df[column].dropna().astype(float).tolist() or [None]
+    c, mhz = known('temperature_c'), known('sm_clock_mhz')
     row = _stats(df, _GPU_MEANS, _GPU_MAXIMA, enough)
     mean_c, mean_mhz = time_mean(df, 'temperature_c') if enough else None, row['sm_clock_mean_mhz']
     fast = None in (mhz[0], mean_mhz) or mhz[0]>=.8*mean_mhz
     warm = None if None in (c[0], mean_c) else c[0]>=mean_c-5 and fast
-    start = dict(temperature_start_c=c[0], temperature_end_c=c[-1], sm_clock_start_mhz=mhz[0], warm_at_start=warm)
+    start = dict(temperature_start_c=c[0], temperature_end_c=c[-1],
+                 sm_clock_start_mhz=mhz[0], warm_at_start=warm)
     return row | start | _energy(df, fits, enough)
 
 def _all_gpus(df, fits, enough):
@@ -372,13 +386,16 @@ def _all_gpus(df, fits, enough):
     each = {o: _gpu_summary(df[df.device==o], fits, enough and o not in lost) for o in names}
     both = _together([*each.values()] or [_gpu_summary(df[:0], [], False)])
     if both['throttled_frac'] is not None:
-        any_gpu = df.groupby(['fit', 'sample'], as_index=False)[['time_s', 'throttled', 'capped']].max()
-        both |= dict(throttled_frac=time_mean(any_gpu, 'throttled'), power_capped_frac=time_mean(any_gpu, 'capped'))
+        samples = df.groupby(['fit', 'sample'], as_index=False)
+        any_gpu = samples[['time_s', 'throttled', 'capped']].max()
+        both |= dict(throttled_frac=time_mean(any_gpu, 'throttled'),
+                     power_capped_frac=time_mean(any_gpu, 'capped'))
     words = {w for o in df.throttle_words.dropna() for w in o.split(', ') if w}
     both['throttle_seen'] = ', '.join(sorted(words)) if df.throttle_bits.notna().any() else None
     for name,row in each.items() if len(names)>1 else ():
-        own = name.replace(':', '').replace('-', '_')                       # 'cuda0', 'GPU_1b…'
-        both |= {f'{own}_{k}': v for k,v in row.items() if k not in ('energy_source', 'energy_train_j')}
+        own = name.replace(':', '').replace('-', '_')  # 'cuda0', 'GPU_1b…'
+        left_out = 'energy_source', 'energy_train_j'
+        both |= {f'{own}_{k}': v for k,v in row.items() if k not in left_out}
     return both
 
 # %% ../nbs/22_monitor.ipynb #7f13ab08
@@ -386,22 +403,24 @@ def summarize(fits, df, is_enough, notes)->dict: # Flat; None where not measured
     "What the machine did during `fits`, given their samples, in the form of a trial's record"
     length_s = float(sum(o.length_s for o in fits))
     if fits and not is_enough: notes = [
-        f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on a GPU), so no "
-        "means are given. Train longer.", *notes]
-    enough = is_enough and not any(o.left for o in fits)          # if a driver hung, part of the fit lacks samples
+        f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on "
+        "a GPU), so no means are given. Train longer.", *notes]
+    enough = is_enough and not any(o.left for o in fits)  # a driver hung: samples lack
     for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
         df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
     cpu, n_images = df[df.device=='cpu'], sum(s['n_images'] for o in fits for s in o.spans)
     cpu_j = _energy(cpu, fits, enough, 'cpu_energy_counter_j')
-    row = _all_gpus(df[df.device!='cpu'], fits, enough) | _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
-    row |= dict(cpu_energy_j=cpu_j['energy_j'], cpu_energy_train_j=cpu_j['energy_train_j'])
+    row = _all_gpus(df[df.device!='cpu'], fits, enough)
+    row |= _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
+    row |= {f'cpu_{o}': cpu_j[o] for o in ('energy_j', 'energy_train_j')}
     for kind in ('energy', 'cpu_energy'):
         train_j = row.pop(f'{kind}_train_j')
         row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
-    times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]    # without the last one, after the fit
+    times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]  # the last is after the fit
     gaps = np.concatenate([[], *map(np.diff, times)])
     return row | dict(
-        monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits), monitor_n_images=n_images or None,
+        monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
+        monitor_n_images=n_images or None,
         monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
         monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
         monitor_note=' '.join(notes) or None)
@@ -410,12 +429,13 @@ def summarize(fits, df, is_enough, notes)->dict: # Flat; None where not measured
 class Monitor:
     "Samples the machine while a `with` block runs: the GPUs named, and always the CPU"
     def __init__(self,
-        interval_s:float=.25,        # Seconds between samples; longer where they cost more than 0.4 % of that
+        interval_s:float=.25,        # Seconds between samples; longer if they cost more than 0.4 %
         devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
         clock:Callable=perf_counter, # Returns seconds; tests pass their own
-        sources:Callable=None,       # Returns sources and notes, given names of GPUs; tests pass their own
+        sources:Callable=None,       # Returns sources and notes, given names; tests pass their own
     ):
-        check_value('interval_s', interval_s, is_number(interval_s) and 0<interval_s<1e9, 'above 0, such as .25 s')
+        is_fit = is_number(interval_s) and 0<interval_s<1e9
+        check_value('interval_s', interval_s, is_fit, 'above 0, such as .25 s')
         self.interval_s, self.devices, self.clock = float(interval_s), device_names(devices), clock
         self.sources, self.fits = sources or self._sources, []
 
@@ -427,7 +447,7 @@ class Monitor:
         "A fit begins; it ends with `stop`"
         self.stop()
         names = self.devices if devices is None else devices
-        if any(o.is_stuck for o in self.fits): names = []                 # a hanging driver isn't asked again
+        if any(o.is_stuck for o in self.fits): names = []  # a hanging driver isn't asked again
         interval_s = max(self.interval_s, _SHORTEST_WINDOW_S) if names else self.interval_s
         self.fits.append(Sampling(lambda: self.sources(names), interval_s, self.clock))
         self.fits[-1].start()
@@ -449,29 +469,31 @@ class Monitor:
     def notes(self)->list[str]: # Sentences
         "What couldn't be measured and what to do about it, without duplicates"
         found = [o for s in self.fits for o in s.notes]
-        if self.interval_s<_SHORTEST_WINDOW_S and any(o.device!='cpu' for o in self._all_sources): found.insert(0,
-            f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a mean over "
-            f"{_SHORTEST_WINDOW_S:.2f} to {_WINDOW_S:g} s, so it was sampled every {_SHORTEST_WINDOW_S:.2f} s.")
+        on_gpu = any(o.device!='cpu' for o in self._all_sources)
+        if on_gpu and self.interval_s<_SHORTEST_WINDOW_S: found.insert(0,
+            f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a "
+            f"mean over {_SHORTEST_WINDOW_S:.2f} to {_WINDOW_S:g} s, so it was sampled every "
+            f"{_SHORTEST_WINDOW_S:.2f} s.")
         return list(dict.fromkeys(found))
 
     @property
-    def is_enough(self)->bool: # A callback may ask at the end of an epoch, and raise `CancelFitException`
-        """Are there three full windows? For a GPU's utilization and power these are 1 s each, of which the first looks
-        back before the fit; for the CPU alone, three samples"""
+    def is_enough(self)->bool: # A callback may ask after an epoch, and raise `CancelFitException`
+        """Are there three full windows? For a GPU's utilization and power these are 1 s each, and
+        the first looks back before the fit; for the CPU alone, three samples"""
         windowed = any(o.alive and o.windowed for o in self._all_sources)
         full_s = sum(max(0., o.length_s-_WINDOW_S) for o in self.fits)
         return sum(max(0, o.n-1) for o in self.fits)>=3 and (not windowed or full_s>=2*_WINDOW_S)
 
     def to_df(self)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
-        "The samples of all fits so far; NaN where not measured. Only the rows of `cpu` have the CPU's values"
+        "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
         rows = [dict(fit=i) | o for i,s in enumerate(self.fits) for o in list(s.rows)]
         kinds = dict.fromkeys(MONITOR_COLUMNS, float) | dict.fromkeys(['fit', 'sample'], int)
         kinds |= dict.fromkeys(['epoch', 'throttle_bits', 'n_workers'], 'Int64')
         kinds |= dict.fromkeys(['phase', 'device', 'throttle_words'], object)
         return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds)
 
-    def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`: 'train' or 'valid' of an epoch
-        "When each part of each epoch began and ended, in seconds since its fit began; n_images trained"
+    def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`
+        "When each epoch's 'train' and 'valid' began and ended, in seconds of the fit; n_images"
         rows = [dict(fit=i) | o | dict(end_s=s.end_s if o['end_s'] is None else o['end_s'])
                 for i,s in enumerate(self.fits) for o in s.spans]
         return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
@@ -487,7 +509,7 @@ class Monitor:
 
 # %% ../nbs/22_monitor.ipynb #cecca55c
 class EpochWatch:
-    "Replaces `learn._with_events` during a fit to see epochs begin and errors pass, which no event reports"
+    "Replaces `learn._with_events` in a fit to see epochs begin and errors pass, for want of events"
     def __init__(self, learn, begin, end):
         self.learn, self.begin, self.end, self.depth, self.on = learn, begin, end, 0, True
         self.had, self.plain = '_with_events' in vars(learn), learn._with_events
@@ -495,7 +517,7 @@ class EpochWatch:
     def __call__(self, f, event_type, *args, **kwargs):
         if event_type!='epoch' or not self.on: return self.plain(f, event_type, *args, **kwargs)
         if self.depth==0: self.begin()
-        self.depth += 1                            # above 1 in a fit within the fit
+        self.depth += 1  # above 1 in a fit within the fit
         try: return self.plain(f, event_type, *args, **kwargs)
         except BaseException:
             if self.depth==1: self.end()
@@ -507,12 +529,14 @@ class EpochWatch:
         while isinstance(top := vars(self.learn).get('_with_events'), EpochWatch) and not top.on:
             if top.had: self.learn._with_events = top.plain
             else: del self.learn._with_events
-    def __reduce__(self): return partial, (type(self.learn)._with_events, self.learn)   # exported within a fit
+    def __reduce__(self):                          # exported within a fit
+        return partial, (type(self.learn)._with_events, self.learn)
 
 # %% ../nbs/22_monitor.ipynb #03f09b87
 def fit_devices(learn)->list[str]:
-    "The GPUs that a fit will use: the model's, and the loaders' device, to which fastai moves the model"
-    names = {str(o.device) for o in learn.model.parameters()} | {str(getattr(learn.dls, 'device', None))}
+    "The GPUs that a fit will use: the model's, and the loaders', to which fastai moves the model"
+    names = {str(o.device) for o in learn.model.parameters()}
+    names.add(str(getattr(learn.dls, 'device', None)))
     names |= {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
     return sorted(device_names([o for o in names if o.startswith('cuda')]))
 
@@ -520,19 +544,19 @@ def fit_devices(learn)->list[str]:
 class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 
-    `learn.export()` replaces it with a `Callback` that does nothing, so the Learner loads without gpubench."""
+    `learn.export()` replaces it with a `Callback` that does nothing, so that it loads anywhere."""
     order, graph_safe = -math.inf, 'counts'
     def __init__(self,
-        interval_s:float=.25, # Seconds between samples; longer where they cost more than 0.4 % of that
+        interval_s:float=.25, # Seconds between samples, as for `Monitor`
         devices=None,         # GPUs to watch, as for `Monitor`; by default those that the fit uses
         **kwargs,             # As for `Monitor`
     ):
         super().__init__(interval_s, () if devices is None else devices, **kwargs)
         self.options, self.watch = dict(interval_s=interval_s, devices=devices, **kwargs), None
 
-    def before_fit(self):                     # `validate` and `get_preds` fire this too, but have no epochs
+    def before_fit(self):  # `validate` and `get_preds` fire this too, but have no epochs
         if self.is_inner: return
-        self.leave()                          # a fit that failed before its first epoch leaves a watch
+        self.leave()  # a fit that failed before its first epoch leaves a watch
         self.watch = EpochWatch(self.learn, self.enter, self.leave)
     def after_fit(self):
         if not self.is_inner: self.leave()
@@ -540,7 +564,8 @@ class MonitorCallback(Monitor, Callback):
     def enter(self):
         "An epoch begins"
         if self not in self.learn.cbs: self.leave()
-        elif not self.running: self.start(fit_devices(self.learn) if self.options['devices'] is None else None)
+        elif not self.running:
+            self.start(fit_devices(self.learn) if self.options['devices'] is None else None)
     def leave(self):
         "The fit is over, or ended by an error"
         self.stop()
@@ -550,12 +575,13 @@ class MonitorCallback(Monitor, Callback):
     @property
     def is_inner(self): return self.watch is not None and self.watch.depth>0
     @property
-    def sampling(self): # the current fit's samples; None in a fit within the fit, whose time belongs to a step
+    def sampling(self): # the current fit's samples; None in a fit within the fit
         return self.fits[-1] if self.running and self.watch and self.watch.depth==1 else None
 
-    def before_batch(self): self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
+    def before_batch(self):
+        self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
     def after_backward(self): self.is_trained = True
-    def after_batch(self):                    # also after a cancelled batch
+    def after_batch(self):  # also after a cancelled batch
         if self.training and self.is_trained: self.count(batch_images(self.learn))
     def count(self, n): # images that were trained
         if self.sampling: self.sampling.count(n)
@@ -566,11 +592,11 @@ class MonitorCallback(Monitor, Callback):
     def after_train(self):
         if self.sampling: self.sampling.end()
     def after_validate(self): self.after_train()
-    def after_cancel_epoch(self):             # fastai fires no after_train or after_validate then
+    def after_cancel_epoch(self):  # fastai fires no after_train or after_validate then
         while self.sampling and self.sampling.open: self.sampling.end()
 
     def __reduce__(self): return Callback, ()
-    def __deepcopy__(self, memo):             # the copy of a Learner gets its own monitor, without samples
+    def __deepcopy__(self, memo):  # the copy of a Learner gets its own monitor, without samples
         memo[id(self)] = new = type(self)(**self.options)
         new.learn = memo.get(id(self.learn))
         return new

@@ -45,7 +45,8 @@ _ADVICE = { # error code -> what to do
        "sensor. Measure on a whole GPU under Linux if you need it.",
     4: "Ask an administrator for permission; in a container, set "
        "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
-    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then restart.",
+    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then "
+       "restart.",
     12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver (on Ubuntu "
         "`libnvidia-compute-` plus its major version); in WSL2, add /usr/lib/wsl/lib to "
         "LD_LIBRARY_PATH; start a container with --gpus all and "
@@ -63,7 +64,7 @@ _ADVICE = { # error code -> what to do
 class Answer(NamedTuple):
     "What NVML answers, or why it doesn't"
     value:object=None    # None if there is no answer, or an impossible one
-    code:int|None=None   # NVML's number of the error; None without one, or for an error that isn't NVML's
+    code:int|None=None   # NVML's number of the error; None for an error that isn't NVML's
     text:str=''          # The error's text
     @classmethod
     def of_error(cls, e:Exception)->'Answer':
@@ -90,25 +91,26 @@ def nvml_trouble(e:Exception)->str:
 
 # %% ../nbs/21_nvml.ipynb #cbd86d7b
 def ask_nvml(
-    nvml,          # The open library
+    nvml,  # The open library
     functions:str, # Names, the first to be tried first
-    *args,         # What they take
+    *args,  # What they take
     read:Callable=lambda o: o, # Converts the answer to the value
 )->Answer:
-    "The first answer of these functions; never raises. A `pynvml` may lack a function, as a driver may"
+    "The first answer of these functions, which a `pynvml` or a driver may lack; never raises"
     failed = []
     for name in functions.split():
         try: return Answer(read(getattr(nvml, name)(*args)))
         except AttributeError as e: failed.append(Answer(None, _NO_FUNCTION, str(e)))
         except Exception as e: failed.append(Answer.of_error(e))
-    return min(failed, key=lambda o: o.code==_NO_FUNCTION)    # a reason other than a missing name, if any
+    return min(failed, key=lambda o: o.code==_NO_FUNCTION)  # a better reason, if any
 
 # %% ../nbs/21_nvml.ipynb #4b1d70a2
-GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
-               'throttle_bits throttle_words energy_counter_j').split()
+GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz '
+               'mem_clock_mhz throttle_bits throttle_words energy_counter_j').split()
 
 _UTILIZATION, _MEMORY = 'nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetMemoryInfo'
-_TEMPERATURE, _CLOCK = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV', 'nvmlDeviceGetClockInfo'
+_CLOCK = 'nvmlDeviceGetClockInfo'
+_TEMPERATURE = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV'
 _REASONS = 'nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons'
 def _from_milli(n): return _sensor(n, 1e3)
 
@@ -128,7 +130,7 @@ GPU_QUERIES = { # column -> functions, how to read their answer, and further arg
     'energy_counter_j': ('nvmlDeviceGetTotalEnergyConsumption', _from_milli),
     'name': ('nvmlDeviceGetName', str),
     'uuid': ('nvmlDeviceGetUUID', str),
-    'mig': ('nvmlDeviceGetMigMode', lambda o: bool(o[0])),            # is it split?
+    'mig': ('nvmlDeviceGetMigMode', lambda o: bool(o[0])),  # is it split?
     'processes': ('nvmlDeviceGetComputeRunningProcesses', _processes),
     'drawing': ('nvmlDeviceGetGraphicsRunningProcesses', lambda found: [o.pid for o in found])}
 
@@ -154,18 +156,20 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
 def _cuda_keys(i, visible):
     "UUIDs and numbers by which NVML may know CUDA's GPU `i`"
     import torch
-    try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None) if torch.cuda.is_available() else None
-    except (AssertionError, RuntimeError): uuid = None   # no such GPU, or CUDA is broken; NVML may still know it
+    try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None)
+    except (AssertionError, RuntimeError): uuid = None   # no such GPU or no CUDA; NVML may know it
     listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
     return [f'{kind}-{uuid}' for kind in ('GPU', 'MIG') if uuid] + [o for o in listed if o]
 
 def find_gpu(nvml, name:str):
-    "NVML's handle of a GPU, named as by `device_names`; raises NVML's error or a `RuntimeError` if there is none"
+    "NVML's handle of a GPU of `device_names`; NVML's error or a `RuntimeError` if there is none"
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     keys = _cuda_keys(int(name[5:]), visible) if name.startswith('cuda:') else [name]
     error = RuntimeError(f"CUDA_VISIBLE_DEVICES is {visible!r}")
     for o in keys:
-        try: return nvml.nvmlDeviceGetHandleByIndex(int(o)) if o.isdigit() else nvml.nvmlDeviceGetHandleByUUID(o)
+        try:
+            if o.isdigit(): return nvml.nvmlDeviceGetHandleByIndex(int(o))
+            return nvml.nvmlDeviceGetHandleByUUID(o)
         except nvml.NVMLError as e: error = e
     raise error
 
@@ -175,9 +179,11 @@ def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
     visible, nvml = os.environ.get('CUDA_VISIBLE_DEVICES'), None
     try:
         nvml = open_nvml()
-        n = nvml.nvmlDeviceGetCount() if visible is None else len([o for o in visible.split(',') if o.strip()])
+        n = nvml.nvmlDeviceGetCount()
+        if visible is not None: n = len([o for o in visible.split(',') if o.strip()])
         gpus = [find_gpu(nvml, f'cuda:{i}') for i in range(n)]
-        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in gpus if not ask_gpu(nvml, o, 'mig').value]
+        whole = [o for o in gpus if not ask_gpu(nvml, o, 'mig').value]
+        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in whole]
     except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
     finally:
         if nvml: nvml.nvmlShutdown()
@@ -185,13 +191,14 @@ def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
 
 # %% ../nbs/21_nvml.ipynb #b132575d
 class GpuSource:
-    "One GPU. A column that fails at the first sample isn't asked for again; one that fails later is"
-    slow_s = slow_share = .001  # a counter that takes longer is read so rarely that it costs this share of time,
-    longest_s = 5.              # but at least this often: its first answer may be slower than the others
+    "One GPU. A column that fails at the first sample isn't asked for again; a later one is"
+    slow_s = slow_share = .001  # a slower counter is read so rarely that it costs this share of time,
+    longest_s = 5.              # but at least this often: its first answer may be slow
 
-    def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)` gives an `Answer`
+    def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)->Answer`
         self.device, self.ask, self.close, self.clock = device, ask, close, clock
-        self.columns, self.troubles, self.lost = [o for o in GPU_COLUMNS if o!='throttle_words'], {}, None
+        self.columns = [o for o in GPU_COLUMNS if o!='throttle_words']
+        self.troubles, self.lost = {}, None
         self.begun, self.least_s, self.due_s = False, math.inf, 0.
 
     @property
@@ -216,7 +223,8 @@ class GpuSource:
 
     def _put_off(self, time_s, took_s):
         self.least_s = min(self.least_s, took_s)
-        if self.least_s>self.slow_s: self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
+        if self.least_s>self.slow_s:
+            self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
 
     def _note(self, column, answer, time_s):
         if not self.begun: self.columns.remove(column)
@@ -228,13 +236,14 @@ class GpuSource:
         "What could not be measured, and what to do"
         found = []
         for (_, later),(answer, time_s, columns) in self.troubles.items():
-            what = f"{'stopped answering' if later else 'does not answer'} for {', '.join(columns)}"
-            end = f'from {time_s:.1f} s into the fit they have gaps' if later else 'these columns stay empty'
-            found.append(f"{self.device} {what}: {end} ({answer.words}). {answer.advice}")
+            names, what, end = ', '.join(columns), 'does not answer', 'these columns stay empty'
+            if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
+            found.append(f"{self.device} {what} for {names}: {end} ({answer.words}). {answer.advice}")
         if self.lost:
             answer, time_s = self.lost
-            found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): its rows "
-                         f"end there, and its means and energy are not given. {answer.advice}")
+            found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
+                         "its rows end there, and its means and energy are not given. "
+                         f"{answer.advice}")
         return found
 
 # %% ../nbs/21_nvml.ipynb #1e3812a8
@@ -243,10 +252,13 @@ def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missin
     sources, notes = [], []
     for o in names:
         try: nvml = open_nvml()
-        except Exception as e: return [], [f"No GPU was sampled: {nvml_trouble(e)}"]    # but the fit goes on
-        try: sources.append(GpuSource(o, partial(ask_gpu, nvml, find_gpu(nvml, o)), nvml.nvmlShutdown))
+        except Exception as e: return [], [f"No GPU was sampled: {nvml_trouble(e)}"]
+        try:
+            gpu = find_gpu(nvml, o)
+            sources.append(GpuSource(o, partial(ask_gpu, nvml, gpu), nvml.nvmlShutdown))
         except Exception as e:
             nvml.nvmlShutdown()
-            notes.append(f"{o} was not found by NVML ({type(e).__name__}: {e}), so it was not sampled. "
-                         "Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and unset it if in doubt.")
+            notes.append(f"{o} was not found by NVML ({type(e).__name__}: {e}), so it was not "
+                         "sampled. Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and unset it "
+                         "if in doubt.")
     return sources, notes

@@ -197,6 +197,13 @@ def test_a_laptop_without_a_gpu(machine):
     assert said.said['nvml']['code']==12 and not {o for o in said.by_code if o.startswith(('nvml', 'gpu_memory'))}
 
 
+def test_wsl2_with_a_gpu_of_another_maker(machine):
+    machine.is_wsl2()
+    said = machine.look()
+    assert said.wrong==[]
+    said.has('gpu_unnamed', "doesn't identify it as NVIDIA's", remedy=['in Windows'])
+
+
 def test_a_library_without_a_card_is_no_gpu(machine):
     machine.fake = FakeNVML(init_error=DRIVER_NOT_LOADED)
     assert machine.look().by_code['gpu_none']
@@ -368,7 +375,7 @@ def test_cuda_works_and_nvml_does_not(machine, fake, place, remedy):
 @pytest.mark.parametrize('fake,words,remedy', [
     (dict(errors=dict(nvmlDeviceGetHandleByIndex=NO_PERMISSION)), 'Insufficient Permissions', 'administrator'),
     (dict(errors=dict(nvmlDeviceGetHandleByIndex=UNKNOWN)), 'Unknown Error', 'restart'),
-    (dict(errors=dict(nvmlDeviceGetUtilizationRates=16)), 'has to be reset', 'restart')])
+    (dict(errors=dict(nvmlDeviceGetUtilizationRates=16)), 'GPU requires restart', 'has to be reset')])
 def test_a_gpu_that_nvml_counts_and_cannot_read(machine, fake, words, remedy):
     machine.has_gpus(rtx(), **fake)
     said = machine.look()
@@ -376,13 +383,16 @@ def test_a_gpu_that_nvml_counts_and_cannot_read(machine, fake, words, remedy):
     said.has('gpu_ok', 'RTX 3060 Ti')
 
 
-def test_a_lost_gpu_is_nobodys_but_its_owners(machine):
+def test_a_gpu_lost_between_two_questions(machine):
     machine.has_gpus(rtx(lost_after=3), torch=False)
     said = machine.look()
     assert said.wrong==['cuda_dead', 'nvml_dead'] and 'NVML sees it' not in json.dumps(said.said)
     said.has('nvml_dead', "NVML can't read GPU 0: GPU is lost. No sensor", remedy=['Xid'])
+
+
+def test_a_lost_gpu_that_torch_does_not_use(machine):
     machine.has_gpus([FakeGPU(**RTX), FakeGPU(**RTX, lost=True)])
-    machine.torch['gpus'].pop()                                        # torch computes on the other
+    machine.torch['gpus'].pop()
     assert machine.look().wrong==[]
 
 
