@@ -46,8 +46,7 @@ class CpuEnergy:
         found = sorted(Path(folder).glob('intel-rapl:*'))
         self.zones = [o for o in found if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
-        if not self.zones: self._stop("is missing, as is usual in virtual machines and outside "
-                                      "Linux")
+        if not self.zones: self._stop('is missing, as is usual in virtual machines and outside Linux')
         elif None in self._numbers('energy_uj'): self._stop(
             "may only be read by root. An administrator can allow it until the next restart: "
             f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
@@ -89,8 +88,7 @@ class CpuSource:
 
     @property
     def notes(self):
-        failed = [f"The CPU's {k} could not be read ({v}); it stays "
-                  "empty." for k,v in self.failed.items()]
+        failed = [f"The CPU's {k} could not be read ({v})." for k,v in self.failed.items()]
         return [self.energy.note, *failed] if self.energy.note else failed
 
     def _try(self, name, f):
@@ -225,8 +223,7 @@ class Sampling:
             self.take()
         except Exception as e:  # a fault here must not disturb a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit "
-                                  f"({type(e).__name__}: {e}); the fit went on. Please report "
-                                  "this.")
+                                  f"({type(e).__name__}: {e}); the fit went on. Please report this.")
         finally:
             for o in self.sources: o.close()
             if self.running: self.end_s = self.last_s or 0.
