@@ -108,6 +108,7 @@ def _import_xla():
         f"({type(e).__name__}: {e}).") from None
     return torch_xla
 
+# %% ../nbs/00_core.ipynb #7c6b5a49
 def _check_cuda(name):
     import torch
     if torch.cuda.is_available(): return
@@ -205,6 +206,7 @@ def cpu_quota(root='/')->float|None: # Cores, with fractions; None if there is n
             quotas.append(int(quota)/int(period))
     return min(quotas, default=None)
 
+# %% ../nbs/00_core.ipynb #6d5e4f3a
 def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
     "How much memory this process may use: the machine's, or less where a control group limits it"
     import psutil
@@ -249,6 +251,7 @@ def driver_version()->str|None: # None if no driver answers; `gpubench doctor` f
     except nvml.NVMLError: return None
     finally: nvml.nvmlShutdown()
 
+# %% ../nbs/00_core.ipynb #8b7a6958
 def signal_name(number:int)->str: # 'SIGKILL' of 9; 'signal 40' of one without a name
     "What a signal is called"
     try: return signal.Signals(number).name

@@ -419,6 +419,7 @@ driver_old limit gpu
 install torch and torchvision for an older CUDA, both in one command, which pytorch.org lists.
 """)
 
+# %% ../nbs/40_doctor.ipynb #1a2b3c4d
 def there_is(facts):
     return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
 
