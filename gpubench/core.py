@@ -28,21 +28,21 @@ from . import __version__
 KNOWN_WARNINGS = { # start of the text -> its cause
     '`torch.jit.script` is deprecated': 'fastai.vision.augment, since torch deprecated scripting',
     "The 'mode.chained_assignment' option is deprecated": 'fastai.tabular.core, since pandas 3',
-    'IProgress not found': 'tqdm.auto in a notebook without ipywidgets; the bar is then drawn in text'}
+    'IProgress not found': 'tqdm.auto in a notebook without ipywidgets, which draws text'}
 
 # %% ../nbs/00_core.ipynb #042e8242
 def hide_known_warnings():
     "Hide the warnings in `KNOWN_WARNINGS`, in this process and in those that it starts"
     for o in KNOWN_WARNINGS: warnings.filterwarnings('ignore', message=re.escape(o))
     there = os.environ.get('PYTHONWARNINGS', '')
-    own = [f'ignore:{o}' for o in KNOWN_WARNINGS if o not in there]
-    os.environ['PYTHONWARNINGS'] = ','.join(own + [there]*bool(there))            # the user's own come last and win
+    ours = [f'ignore:{o}' for o in KNOWN_WARNINGS if o not in there]
+    os.environ['PYTHONWARNINGS'] = ','.join([*ours, there]).strip(',')  # the user's come last
 
 # %% ../nbs/00_core.ipynb #4be94b2a
 def nearest(name, names)->str: # `"Did you mean 'lenet'? "`, or '' if no name is close
     "A hint that suggests the closest of `names`"
-    found = difflib.get_close_matches(str(name).lower(), [str(o) for o in names], n=1, cutoff=.5)
-    return f"Did you mean '{found[0]}'? " if found else ''
+    close = difflib.get_close_matches(str(name).lower(), map(str, names), n=1, cutoff=.5)
+    return f"Did you mean '{close[0]}'? " if close else ''
 
 def one_of(
     kind:str, # What the names stand for: 'model'
@@ -50,22 +50,25 @@ def one_of(
     names,    # All valid names
 )->str: # `name`
     "`name` if it is one of `names`, else a `ValueError` that lists them"
-    if name in list(names): return name                # a list, so that `name` needs no hash
-    listed = ', '.join(map(str, names))
-    raise ValueError(f"There is no {kind} named {name!r}. {nearest(name, names)}There are: {listed}.")
+    names = list(names)  # `name` may have no hash
+    if name in names: return name
+    raise ValueError(f"There is no {kind} named {name!r}. {nearest(name, names)}"
+                     f"There are: {', '.join(map(str, names))}.")
 
 # %% ../nbs/00_core.ipynb #1e2fef8c
 def user_place(e:BaseException)->str: # ' (models.py:12)', or '' if none of their files is involved
     "The line of the user's own code, not of a package or of Python, in which an error was raised"
     libraries, here = [Path(o).resolve().parent for o in (__file__, os.__file__)], Path.cwd()
-    places = [(Path(f.f_code.co_filename).resolve(), line) for f,line in traceback.walk_tb(e.__traceback__)]
-    own = [(o, line) for o,line in places if o.is_file() and not {'site-packages', 'dist-packages'} & {*o.parts}
-           and not any(map(o.is_relative_to, libraries))]
-    return ''.join(f' ({o.relative_to(here) if o.is_relative_to(here) else o}:{line})' for o,line in own[-1:])
+    for frame,line in reversed(list(traceback.walk_tb(e.__traceback__))):
+        path = Path(frame.f_code.co_filename).resolve()
+        installed = {'site-packages', 'dist-packages'} & {*path.parts}
+        if installed or not path.is_file() or any(map(path.is_relative_to, libraries)): continue
+        return f' ({path.relative_to(here) if path.is_relative_to(here) else path}:{line})'
+    return ''
 
 # %% ../nbs/00_core.ipynb #5a14d876
 def is_number(x, whole:bool=False)->bool:
-    "Is `x` a number, or with `whole` a whole number? NaN and infinity count, True and False don't"
+    "Is `x` a number, or with `whole` a whole one? NaN and infinity count, True and False don't"
     return isinstance(x, numbers.Integral if whole else numbers.Real) and not isinstance(x, bool)
 
 def check_value(
@@ -87,22 +90,34 @@ def check_whole(
     "Raise a `ValueError` unless `value` is a whole number from `least` to `most`"
     is_whole = is_number(value, whole=True)
     if is_whole and least<=value<=most: return
-    is_large = is_whole and value>most
-    span = f"from {least} to {most}" if most<2**31 else f"of at most {most}" if is_large else f"of at least {least}"
+    span = f"of at most {most}" if is_whole and value>most else f"of at least {least}"
+    if most<2**31: span = f"from {least} to {most}"
     raise ValueError(f"{name} must be a whole number {span}, not {value!r}. {hint}".strip())
 
 # %% ../nbs/00_core.ipynb #e7a4824c
 def find_devices()->list[str]: # `['cpu']` or `['cpu', 'cuda']`
     "The kinds of device that this machine can train on"
     import torch
-    return ['cpu'] + ['cuda']*torch.cuda.is_available()
+    return ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']
 
 def _import_xla():
     try: import torch_xla
-    except Exception as e: raise ValueError(         # an ImportError, or some other with a torch of the wrong version
-        "Device 'xla' needs torch_xla and a torch of the same version, in a separate environment: `pip install "
-        f"torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0` ({type(e).__name__}: {e}).") from None
+    except Exception as e: raise ValueError(  # also other errors, with a torch of the wrong version
+        "Device 'xla' needs torch_xla and a torch of the same version, in a separate environment: "
+        "`pip install torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0` "
+        f"({type(e).__name__}: {e}).") from None
     return torch_xla
+
+# %% ../nbs/00_core.ipynb #7c6b5a49
+def _check_cuda(name):
+    import torch
+    if torch.cuda.is_available(): return
+    why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
+    if torch.version.cuda is None:
+        why = (f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of "
+               "torch and torchvision, both from the same index")
+    raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' "
+                     "meanwhile.")
 
 def pick_device(name:str='auto')->'torch.device':
     "The torch device named 'cpu', 'cuda', 'cuda:1', 'xla' or 'auto', the GPU if there is one"
@@ -110,35 +125,31 @@ def pick_device(name:str='auto')->'torch.device':
     name = find_devices()[-1] if str(name)=='auto' else str(name)
     if name=='xla': return _import_xla() and torch.device(name)
     if not re.fullmatch(r'cpu|cuda(:\d{1,3})?', name):
-        meant = 'cuda' if re.match('(?i)gpu|nvidia', name) else 'xla' if re.match('(?i)tpu', name) else ''
-        hint = f'Did you mean {meant!r}? ' if meant else nearest(name, ['auto', 'cpu', 'cuda', 'xla'])
-        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda', 'cuda:1' or 'xla'.")
+        makers = re.sub('(?i)^(gpu|nvidia).*', 'cuda', re.sub('(?i)^tpu.*', 'xla', name))
+        hint = nearest(makers, ['auto', 'cpu', 'cuda', 'xla'])
+        raise ValueError(f"There is no device {name!r}. {hint}Use 'auto', 'cpu', 'cuda', 'cuda:1' "
+                         "or 'xla'.")
+    if name!='cpu': _check_cuda(name)
     device, n = torch.device(name), torch.cuda.device_count()
-    if name!='cpu' and not torch.cuda.is_available():
-        why = "torch finds no NVIDIA GPU or no working driver. Run `gpubench doctor` to see which"
-        if torch.version.cuda is None:
-            why = (f"torch {torch.__version__} was built for the CPU only. Install CUDA builds of torch and "
-                   "torchvision, both from the same index")
-        raise ValueError(f"Device {name!r} was asked for, but {why}. Use device='cpu' or 'auto' meanwhile.")
     if (device.index or 0)<max(1, n): return device
     raise ValueError(f"There is no device {name!r}: this machine has {n} GPU(s), numbered from 0.")
 
 # %% ../nbs/00_core.ipynb #7adbc789
 def wait_for(device='auto'):
-    "Wait until a device, given as a torch device or by name, has finished all queued work; a CPU queues none"
+    "Wait until a device, a torch device or a name, has finished all queued work; a CPU queues none"
     import torch
-    if not isinstance(device, torch.device): device = pick_device('auto' if device is None else device)
+    if not isinstance(device, torch.device): device = pick_device(device or 'auto')
     if device.type=='cuda': torch.cuda.synchronize(device)
     if device.type=='xla':
         from torch_xla.core.xla_model import wait_device_ops
-        _import_xla().sync()                         # what was traced starts only now
+        _import_xla().sync()  # what was traced starts only now
         wait_device_ops()
 
 def free_memory():
     "Free unreferenced memory, and reset the peak counters of GPU memory"
     import torch
     gc.collect()
-    if not torch.cuda.is_initialized(): return   # any other call starts CUDA, which a forked process must not do
+    if not torch.cuda.is_initialized(): return  # other calls start CUDA, which a fork must not
     torch.cuda.empty_cache()
     for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
 
@@ -151,8 +162,8 @@ def file_text(path)->str: # Stripped
 # %% ../nbs/00_core.ipynb #9a67f88f
 def write_fault(e:OSError)->tuple[str,str]:
     "Why a file couldn't be written, and the start of a sentence with the remedy"
-    if e.errno==errno.ENOSPC: return f'the disk is full ({e.strerror})', 'Free some space there'
-    if e.errno==errno.EDQUOT: return f'your share of the disk is used up ({e.strerror})', 'Free some space there'
+    full = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'your share of the disk is used up'}
+    if e.errno in full: return f'{full[e.errno]} ({e.strerror})', 'Free some space there'
     return e.strerror or str(e), 'Make the folder writable'
 
 # %% ../nbs/00_core.ipynb #c7157260
@@ -164,74 +175,84 @@ def in_container(root='/', env=os.environ)->bool:
     "Is this a container (Docker, Podman, Kubernetes)?"
     if 'container' in env or 'KUBERNETES_SERVICE_HOST' in env: return True
     if any((Path(root)/o).exists() for o in ('.dockerenv', 'run/.containerenv')): return True
-    return any(o in file_text(Path(root)/'proc/1/cgroup') for o in ('docker', 'kubepods', 'containerd', 'libpod'))
+    groups = file_text(Path(root)/'proc/1/cgroup')
+    return bool(re.search('docker|kubepods|containerd|libpod', groups))
 
 # %% ../nbs/00_core.ipynb #2703475a
 def cpu_name(root='/')->str|None:
     "The CPU's model"
-    found = re.search(r'(?m)^model name\s*:(.*)$', file_text(Path(root)/'proc/cpuinfo'))
-    return found[1].strip() if found else platform.processor() or None
+    line = re.search(r'(?m)^model name\s*:(.*)$', file_text(Path(root)/'proc/cpuinfo'))
+    return line[1].strip() if line else platform.processor() or None
 
 def control_groups(controller:str, root='/')->list[Path]: # `controller`: 'cpu' or 'memory'
-    "Folders of the control groups that limit this process: its own and all above it, of version 2 and 1"
+    "Folders of the control groups that limit this process: its own and those above"
     top = Path(root)/'sys/fs/cgroup'
-    found = {top: None, top/controller: None}                # a container may see its own group as the topmost
+    groups = [top, top/controller]  # a container may see its own group as the topmost
     for line in file_text(Path(root)/'proc/self/cgroup').splitlines():
         _, controllers, path = (line.split(':', 2) + ['']*2)[:3]
         if controllers and controller not in controllers.split(','): continue
         parts = [o for o in path.split('/') if o not in ('', '..')]
         for base in ([top/controller, top/controllers] if controllers else [top]):
-            found |= dict.fromkeys(base.joinpath(*parts[:n]) for n in range(len(parts)+1))
-    return list(found)
+            groups += [base.joinpath(*parts[:n]) for n in range(len(parts)+1)]
+    return list(dict.fromkeys(groups))
 
 def cpu_quota(root='/')->float|None: # Cores, with fractions; None if there is no limit
-    "How many cores the control groups grant, the strictest of them, as set by `docker run --cpus` or systemd"
-    found = []
+    "How many cores the control groups grant, the strictest of them: `docker run --cpus`, systemd"
+    quotas = []
     for o in control_groups('cpu', root):
         quota, _, period = file_text(o/'cpu.max').partition(' ')
-        if not quota: quota, period = (file_text(o/f'cpu.cfs_{name}_us') for name in ('quota', 'period'))
-        if quota.isdigit() and period.isdigit() and int(quota) and int(period): found.append(int(quota)/int(period))
-    return min(found, default=None)
+        if not quota: quota, period = (file_text(o/f'cpu.cfs_{k}_us') for k in ('quota', 'period'))
+        if re.fullmatch(r'[1-9]\d* [1-9]\d*', f'{quota} {period}'):
+            quotas.append(int(quota)/int(period))
+    return min(quotas, default=None)
 
+# %% ../nbs/00_core.ipynb #6d5e4f3a
 def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
     "How much memory this process may use: the machine's, or less where a control group limits it"
     import psutil
-    def number(*files): return next((int(text) for o in files if (text := file_text(o)).isdigit()), None)
+    def number(*files):
+        return next((int(text) for o in files if (text := file_text(o)).isdigit()), None)
     ram = psutil.virtual_memory()
     total, free = ram.total, ram.available
     for o in control_groups('memory', root):
         limit = number(o/'memory.max', o/'memory.limit_in_bytes')
-        if limit is None or limit>=ram.total: continue       # version 1 writes a huge number for none
+        if limit is None or limit>=ram.total: continue  # version 1 writes a huge number for none
         used = number(o/'memory.current', o/'memory.usage_in_bytes') or 0
         cached = re.search(r'(?m)^(?:total_)?inactive_file (\d+)$', file_text(o/'memory.stat'))
-        used -= min(used, int(cached[1])) if cached else 0   # the kernel drops cached files before it refuses memory
+        if cached: used = max(0, used-int(cached[1]))  # the kernel drops cached files first
         total, free = min(total, limit), min(free, max(0, limit-used))
     return total, free
 
 # %% ../nbs/00_core.ipynb #717fa59a
+def n_visible_cores()->int:
+    "How many cores this process may run on, whatever its quota is"
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+# %% ../nbs/00_core.ipynb #88f1c2aa
 def n_cores(root='/')->int:
     "How many cores this process may use, given its affinity and quota"
-    n = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    quota = cpu_quota(root)
+    n, quota = n_visible_cores(), cpu_quota(root)
     return n if quota is None else max(1, min(n, math.ceil(quota)))
 
 # %% ../nbs/00_core.ipynb #d0905f8c
 def open_nvml():
-    "The module `pynvml`, initialized; `.nvmlShutdown()` closes it. Errors of driver and package pass through"
+    "The module `pynvml`, initialized; `.nvmlShutdown()` closes it. Its errors pass through"
     try: import pynvml
-    except Exception as e: raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
+    except Exception as e:
+        raise ImportError(f'pynvml cannot be imported ({type(e).__name__}: {e})') from e
     pynvml.nvmlInit()
     return pynvml
 
 def driver_version()->str|None: # None if no driver answers; `gpubench doctor` finds out why
     "The NVIDIA driver's version"
     try: nvml = open_nvml()
-    except Exception: return None                    # NVML's errors, and whatever a broken package raises
+    except Exception: return None  # NVML's errors, and whatever a broken package raises
     try: return nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError: return None
     finally: nvml.nvmlShutdown()
 
-def signal_name(number:int)->str: # 'SIGKILL' of 9; 'signal 40' of a real-time signal, most of which have no name
+# %% ../nbs/00_core.ipynb #8b7a6958
+def signal_name(number:int)->str: # 'SIGKILL' of 9; 'signal 40' of one without a name
     "What a signal is called"
     try: return signal.Signals(number).name
     except ValueError: return f'signal {number}'
@@ -244,7 +265,7 @@ def package_version(name:str)->str|None: # None if it isn't installed
 def allows_tf32(
     part, # `torch.backends.cuda.matmul` or `torch.backends.cudnn`
 )->bool:
-    "Is TF32 allowed there? PyTorch refuses to read its old switch where the user has set the new one"
+    "Is TF32 allowed there? torch refuses to read its old switch where the user has set the new one"
     try: return part.allow_tf32
     except RuntimeError: return getattr(part, 'conv', part).fp32_precision=='tf32'
 
@@ -255,48 +276,55 @@ def cudnn_text(number:int|None)->str|None:
     return f'{number//major}.{number%major//100}.{number%100}'
 
 # %% ../nbs/00_core.ipynb #996bb115
-_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None    # torch reads it only when it is imported
+_WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None  # torch reads it on import
 
 def _describe_gpu(device):
     import torch
     if not torch.cuda.is_available(): return dict(gpu=None, gpu_memory_gib=None, n_gpus=0)
     p = torch.cuda.get_device_properties(pick_device(device or 'cuda').index or 0)
-    return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1), n_gpus=torch.cuda.device_count())
+    return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1),
+                n_gpus=torch.cuda.device_count())
 
-def _describe_xla(device): # asks only PJRT: XLA itself would take the TPU away from the process that measures
+def _describe_xla(device): # by PJRT: XLA itself would take the TPU from the process that measures
     if str(device)!='xla': return None
     from torch_xla.runtime import device_type
     return f"PJRT {device_type()}, torch_xla {package_version('torch_xla')}"
 
 def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
-    "A machine's short name: a hash of what speed depends on and what stays the same from day to day"
+    "A machine's short name: a hash of what speed depends on and what stays the same day to day"
     return hashlib.sha1(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:8]
 
 # %% ../nbs/00_core.ipynb #3154d87e
 def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
-    "What this machine's numbers depend on: hardware (the first GPU, or `device`), system, versions, switches"
+    "What this machine's numbers depend on: hardware (of `device`), system, versions, switches"
     import torch
-    python, system, cudnn = platform.python_version(), platform.system(), torch.backends.cudnn
-    lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(), container=in_container(),
-                   torch=torch.__version__, fastai=package_version('fastai'))
-    xla = _describe_xla(device)
-    name = fingerprint(lasting | dict(python=python.rpartition('.')[0], os=system) | (dict(xla=xla) if xla else {}))
-    return dict(fingerprint=name) | lasting | dict(
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    python, system, xla = platform.python_version(), platform.system(), _describe_xla(device)
+    lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(),
+                   container=in_container(), torch=torch.__version__,
+                   fastai=package_version('fastai'))
+    hashed = lasting | dict(python=python.rpartition('.')[0], os=system)
+    if xla: hashed['xla'] = xla
+    return dict(fingerprint=fingerprint(hashed)) | lasting | dict(
         ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda,
-        cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None), python=python, gpubench=__version__,
+        cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None),
+        python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
-        tf32_matmul=allows_tf32(torch.backends.cuda.matmul), tf32_cudnn=allows_tf32(cudnn), cudnn_benchmark=cudnn.benchmark,
-        omp_wait_policy=_WAIT_POLICY, xla=xla)
+        tf32_matmul=allows_tf32(cuda.matmul), tf32_cudnn=allows_tf32(cudnn),
+        cudnn_benchmark=cudnn.benchmark, omp_wait_policy=_WAIT_POLICY, xla=xla)
 
 # %% ../nbs/00_core.ipynb #8a566c17
-def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys; with a `device`, that one is named
-    "One line: the machine and the versions behind a measurement"
-    values = {o: machine.get(o) for o in 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()}
+def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys, perhaps `device`
+    "One line: the machine, or its `device`, and the versions behind a measurement"
+    names = 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()
+    values = {o: machine.get(o) for o in names}
     known = {k: x for k,x in values.items() if x not in (None, '') and x==x}
-    on_gpu = 'gpu' in known and str(known.get('device', 'cuda')).startswith('cuda')
-    cores = f", {known['n_cores']:.0f} cores" if 'n_cores' in known else ''
-    cpu = 'XLA on '*(known.get('device')=='xla') + known.get('cpu', 'unknown CPU') + cores
-    where = [o for o,key in (('WSL2', 'wsl2'), ('container', 'container')) if known.get(key)]
+    device = str(known.get('device', 'cuda'))
+    name = known.get('cpu', 'unknown CPU')
+    if 'n_cores' in known: name += f", {known['n_cores']:.0f} cores"
+    if device=='xla': name = f'XLA on {name}'
+    if 'gpu' in known and device.startswith('cuda'): name = known['gpu']
+    where = [o for o in ('WSL2', 'container') if known.get(o.lower())]
     versions = [f'{o} {known[o]}' for o in ('torch', 'fastai') if o in known]
-    return ' · '.join(filter(None, [known['gpu'] if on_gpu else cpu, *where, *versions, known.get('xla')]))
+    return ' · '.join(filter(None, [name, *where, *versions, known.get('xla')]))

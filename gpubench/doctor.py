@@ -15,45 +15,25 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import warnings
 from configparser import ConfigParser, Error as ConfigError
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires
+from itertools import islice
 from pathlib import Path
 
-from .core import (cpu_name, cpu_quota, describe_machine, file_text, in_container, is_wsl2, n_cores, open_nvml,
-                           package_version, signal_name)
-from .nvml import LOST, ask_gpu, ask_nvml, throttle_words
+from .core import (cpu_name, cpu_quota, describe_machine, file_text, in_container, is_wsl2,
+                           n_cores, n_visible_cores, open_nvml, package_version, signal_name)
+from .nvml import LOST, Answer, ask_gpu, ask_nvml, throttle_words
 from .record import FIELDS, plain_record
 
 # %% ../nbs/40_doctor.ipynb #1e5364c4
 LEVELS = 'ok', 'limit', 'broken'   # exit codes 0, 1, 2
+CODES = {}                         # code -> level and topic
 
-CODES = {code: (level, about) for level,about,codes in [ # code -> level and topic
-    ('ok', 'packages', 'packages_ok'), ('broken', 'packages', 'packages_missing'),
-    ('limit', 'packages', 'packages_wrong pynvml_unofficial'),
-    ('ok', 'torch', 'torch_ok'), ('broken', 'torch', 'torch_dead'),
-    ('limit', 'torchvision', 'torchvision_build torchvision_wants'), ('broken', 'torchvision', 'torchvision_dead'),
-    ('ok', 'fastai', 'fastai_ok'), ('broken', 'fastai', 'fastai_pair fastai_dead fastai_untried'),
-    ('ok', 'gpu', 'gpu_ok gpu_none'),
-    ('limit', 'gpu', 'driver_missing driver_asleep driver_mismatch driver_old driver_dead gpu_hidden gpu_invisible '
-     'gpu_lost gpu_too_old gpu_full gpu_taken mig_empty torch_first torch_for_cpu cuda_dead'),
-    ('ok', 'nvml', 'nvml_gaps'), ('limit', 'nvml', 'nvml_dead nvml_hangs'),
-    ('ok', 'gpu_memory', 'gpu_memory_ok gpu_mig'), ('limit', 'gpu_memory', 'gpu_memory_low'),
-    ('limit', 'gpu_shared', 'gpu_shared gpu_busy'), ('limit', 'gpu_throttled', 'gpu_throttled'),
-    ('limit', 'gpu_power', 'power_limited'), ('ok', 'cpu', 'cpu_ok'), ('limit', 'cpu', 'cpu_quota'),
-    ('ok', 'pages', 'pages_returned'), ('ok', 'cpu_load', 'cpu_calm'), ('limit', 'cpu_load', 'cpu_busy'),
-    ('ok', 'shared_memory', 'shared_memory_ok'), ('limit', 'shared_memory', 'shared_memory_small shared_memory_full'),
-    ('ok', 'kernel', 'kernel_ok'), ('limit', 'kernel', 'kernel_missing kernel_other'),
-    ('broken', 'kernel', 'jupyter_missing'),
-    ('ok', 'data', 'data_ok'), ('limit', 'data', 'data_readonly'), ('limit', 'doctor', 'check_failed')]
-    for code in codes.split()}
-
-# %% ../nbs/40_doctor.ipynb #4aabacf2
 @dataclass(frozen=True)
 class Finding:
     "One fact about this machine"
@@ -64,24 +44,36 @@ class Finding:
     def level(self)->str: return CODES[self.code][0]
     def as_dict(self)->dict: return dict(zip(('level', 'about'), CODES[self.code])) | asdict(self)
 
-def exit_code(findings:list[Finding])->int: # 0: all is well; 1: something limits; 2: something is broken
+# %% ../nbs/40_doctor.ipynb #4aabacf2
+_PHRASES = {}  # code -> sentences and remedy
+
+def phrases(text):
+    "Declare findings: a line with code, level and topic; the sentences; after '->', the remedy"
+    for o in text.strip().split('\n\n'):
+        head, _, body = o.partition('\n')
+        code, level, about = head.split()
+        what, _, remedy = ' '.join(body.split()).partition(' -> ')
+        CODES[code], _PHRASES[code] = (level, about), (what, remedy)
+
+def found(code:str, **values)->Finding:
+    "The finding declared as `code`, with its blanks filled in"
+    return Finding(code, *(o.format(**values) for o in _PHRASES[code]))
+
+def exit_code(findings:list[Finding])->int: # 0: all is well; 1: a limit; 2: something is broken
     "The worst level as a number, for scripts"
     return max((LEVELS.index(o.level) for o in findings), default=0)
 
 # %% ../nbs/40_doctor.ipynb #30d35177
-def in_words(e):
-    "The type and first line of an error"
-    return f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}".removesuffix(': ').rstrip('.')
-
 def attempt(step, *args):
     "What a step returns, with `ok`; or its `error` and NVML's `code`. Either way, its `warnings`"
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
-        try: found = dict(ok=True) | step(*args)
+        try: result = dict(ok=True) | step(*args)
         except Exception as e:
-            is_nvml = type(e).__name__.startswith('NVMLError')
-            found = dict(ok=False, error=str(e) if is_nvml else in_words(e), code=e.value if is_nvml else None)
-    return found | dict(warnings=[str(o.message).splitlines()[0] for o in seen if issubclass(o.category, UserWarning)])
+            answer = Answer.of_error(e)
+            result = dict(ok=False, error=answer.text, code=answer.code)
+    users = [str(o.message) for o in seen if issubclass(o.category, UserWarning)]
+    return result | dict(warnings=[o.splitlines()[0] for o in users])
 
 def import_version(name, *modules):
     "Import a package and return its version"
@@ -106,115 +98,108 @@ def probe_cuda():
     def one(i):
         p = torch.cuda.get_device_properties(i)
         return dict(index=i, name=p.name, uuid=str(getattr(p, 'uuid', ''))) | attempt(compute, i)
-    return dict(gpus=[one(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)])
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return dict(gpus=[one(i) for i in range(n)])
 
 # %% ../nbs/40_doctor.ipynb #2cdea136
-_SILENT_S = 2.   # a query takes milliseconds; all of them must fit into the probe's time limit
-
-_SENSORS = dict( # column of `GPU_QUERIES` -> in words
-    name='its name', uuid='its identity', gpu_mem_free_mib='its memory', gpu_mem_total_mib='its memory',
-    gpu_util_frac='its utilization', processes='its processes', throttle_bits='why it throttles',
-    power_limit_w='its power limit', default_limit_w='its default power limit', drawing='which processes draw',
-    mig='whether it is split (MIG)')
+_ASKED = ('name uuid mig processes drawing gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib '
+          'throttle_bits power_limit_w default_limit_w').split()
 
 def query_gpu(nvml, i):
-    "One row of the probe `nvml`: `ok`, `error`, `code`, the columns, and which of them are `unanswered` or `silent`"
-    row = dict(index=i, ok=False, error=None, code=None, **dict.fromkeys(_SENSORS), unanswered=None, silent=None)
-    gpu, answers = ask_nvml(nvml, 'nvmlDeviceGetHandleByIndex', i), {}
-    if gpu.failed: return row | dict(error=gpu.text, code=gpu.code)
-    for o in _SENSORS:
-        thread = threading.Thread(target=lambda o=o: answers.update({o: ask_gpu(nvml, gpu.value, o)}), daemon=True)
-        thread.start()
-        thread.join(_SILENT_S)
-    answers = dict(answers)                                           # late answers no longer change it
-    lost = next((dict(error=o.text, code=o.code) for o in answers.values() if o.code in LOST), {})
-    row |= {k: o.value for k,o in answers.items()} | dict(ok=not lost) | lost
-    if 'mig' in answers and answers['mig'].code==3: row['mig'] = False       # not supported, so not split
-    return row | dict(silent=[o for o in _SENSORS if o not in answers],
-                      unanswered=[k for k,o in answers.items() if o.value is None and k!='mig'])
+    "One row of the probe `nvml`: `ok`, or `error` and `code`; the columns, and those `unanswered`"
+    gpu = ask_nvml(nvml, 'nvmlDeviceGetHandleByIndex', i)
+    answers = {} if gpu.failed else {o: ask_gpu(nvml, gpu.value, o) for o in _ASKED}
+    lost = next((o for o in answers.values() if o.code in LOST), gpu)
+    values = dict.fromkeys(_ASKED) | {k: o.value for k,o in answers.items()}
+    unanswered = [k for k,v in values.items() if v is None and k!='mig']  # few cards can be split
+    return dict(index=i, ok=not lost.failed, error=lost.text or None, code=lost.code,
+                unanswered=unanswered) | values
 
 def probe_nvml():
     "What the driver reports"
     nvml = open_nvml()
-    v = ask_nvml(nvml, 'nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetCudaDriverVersion').value
+    names = 'nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetCudaDriverVersion'
+    v = ask_nvml(nvml, names).value
     return dict(driver=ask_nvml(nvml, 'nvmlSystemGetDriverVersion').value,
-                cuda=f'{v//1000}.{v%1000//10}' if v else None,        # the newest CUDA that the driver supports
+                cuda=f'{v//1000}.{v%1000//10}' if v else None,  # the newest that it supports
                 gpus=[query_gpu(nvml, i) for i in range(nvml.nvmlDeviceGetCount())])
 
 # %% ../nbs/40_doctor.ipynb #16e9283a
-_STEPS = dict(
+_STEPS = dict(  # steps that may kill the process come last
     nvml=probe_nvml,
     torch=lambda: import_version('torch') | dict(cuda=sys.modules['torch'].version.cuda),
-    torchvision=lambda: import_version('torchvision'), fastai=lambda: import_version('fastai', 'fastai.vision.all'),
-    fit=train_tiny, cuda=probe_cuda, machine=describe_machine)        # steps that may kill the process come last
+    torchvision=lambda: import_version('torchvision'),
+    fastai=lambda: import_version('fastai', 'fastai.vision.all'),
+    fit=train_tiny, cuda=probe_cuda, machine=describe_machine)
 
 def run_probe(*names):
-    "Print a line of JSON for each step, on a new line after what packages print; runs in its own process"
-    for o in names: print('\n'+json.dumps({'probe': o} | plain_record(attempt(_STEPS[o]))), flush=True)
+    "Print JSON for each step, on a new line after what packages print; runs in its own process"
+    for o in names:
+        print('\n'+json.dumps({'probe': o} | plain_record(attempt(_STEPS[o]))), flush=True)
 
-def run_program(args, timeout_s, **kwargs):
-    "stdout, stderr, and why a program didn't succeed. One that can't be killed is left behind"
-    try: p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
-    except OSError as e: return '', '', in_words(e)
-    try: (out, err), code = p.communicate(timeout=timeout_s), p.returncode
-    except subprocess.TimeoutExpired as e:
-        p.kill()
-        out, err, code = e.stdout or b'', b'', None
-        try: out, err = p.communicate(timeout=1)
-        except subprocess.TimeoutExpired: pass                        # stuck in a driver, where no signal reaches it
-    why = (f'no answer within {timeout_s} s' if code is None else f'it ended with exit code {code}' if code>=0 else
-           f'it was ended by {signal_name(-code)}')
-    return out.decode('utf-8', 'replace'), err.decode('utf-8', 'replace'), why
+def run_program(args, timeout_s, stderr=subprocess.DEVNULL, env=None):
+    "What a program prints, and how it ended. One that can't be killed, as in a driver, is left"
+    with tempfile.TemporaryFile() as out:
+        try: p = subprocess.Popen(args, stdout=out, stderr=stderr, env=env)
+        except OSError as e: return '', Answer.of_error(e).text
+        try: code = p.wait(timeout_s)
+        except subprocess.TimeoutExpired: code = p.kill()
+        out.seek(0)
+        text = out.read().decode('utf-8', 'replace')
+    if code is None: return text, f'no answer within {timeout_s} s'
+    if code<0: return text, f'it was ended by {signal_name(-code)}'
+    return text, f'it ended with exit code {code}'
 
 # %% ../nbs/40_doctor.ipynb #d8cfbeab
 def probe(
     names:list[str], # Of 'nvml', 'torch', 'torchvision', 'fastai', 'fit', 'cuda', 'machine'
-    timeout_s=300,   # For all of them together
+    timeout_s=300,  # For all of them together
 )->dict: # Step → dict with `ok`, `warnings` and what the step found, or `error` and `code`
     "Try in another process what can be imported and used"
     here = str(Path(sys.modules['gpubench'].__file__).parent.parent)
-    env = os.environ | dict(PYTHONPATH=os.pathsep.join(o for o in (os.environ.get('PYTHONPATH'), here) if o))
+    paths = [o for o in (os.environ.get('PYTHONPATH'), here) if o]
     code = f'from gpubench.doctor import run_probe; run_probe(*{list(names)})'
-    out, _, why = run_program([sys.executable, '-c', code], timeout_s, env=env)
-    found = {o: dict(ok=False, error=why, code=None, warnings=[]) for o in names}
+    out, ended = run_program([sys.executable, '-c', code], timeout_s,
+                             env=os.environ | dict(PYTHONPATH=os.pathsep.join(paths)))
+    tried = {o: dict(ok=False, error=ended, code=None, warnings=[]) for o in names}
     for line in out.splitlines():
         try: row = json.loads(line) if line.startswith('{"probe"') else {}
-        except ValueError: row = {}                                   # cut off when its process was killed
-        if row: found[row.pop('probe')] = row
-    return found
+        except ValueError: row = {}  # cut off when its process was killed
+        if row: tried[row.pop('probe')] = row
+    return tried
 
 # %% ../nbs/40_doctor.ipynb #bd7dadfb
 def find_nvidia(root='/', run_smi=True):
-    """Traces of an NVIDIA GPU, found without torch and NVML: `names` or a `complaint` from nvidia-smi, the `kernel`
-    driver's version, device `nodes`, `wsl_gpu`, and the drivers of the cards on the `pci` bus (None: no bus)"""
+    """Traces of an NVIDIA GPU, found without torch and NVML: `names` or a `complaint` from
+    nvidia-smi, a `kernel` driver, device `nodes`, `wsl_gpu`, a card on `pci` (None: no bus)"""
     root, bus, names, complaint = Path(root), Path(root)/'sys/bus/pci/devices', [], ''
     smi = shutil.which('nvidia-smi') or shutil.which(root/'usr/lib/wsl/lib/nvidia-smi')
     if smi and run_smi:
-        out, err, why = run_program([smi, '-L'], 30)
-        names = [o.partition(': ')[2].partition(' (UUID')[0] for o in out.splitlines() if o.startswith('GPU ')]
-        complaint = '' if names else ' '.join((out+err).split()) or why
-    text = file_text(root/'proc/driver/nvidia/version').partition('\n')[0]
-    number = re.search(r'\s(\d+\.\d[\d.]*)\s', text+' ')
-    cards = [o for o in sorted(bus.iterdir()) if file_text(o/'vendor')=='0x10de'
-             and file_text(o/'class').startswith('0x03')] if bus.is_dir() else []               # display controllers
-    drivers = [os.path.basename(os.path.realpath(o/'driver')) if (o/'driver').exists() else '' for o in cards]
-    return dict(names=names, complaint=complaint, kernel=number[1] if number else 'unknown' if text else None,
-                nodes=sorted(o.name for o in (root/'dev').glob('nvidia[0-9]*')), wsl_gpu=(root/'dev/dxg').exists(),
-                pci=drivers if bus.is_dir() else None)
+        out, ended = run_program([smi, '-L'], 30, stderr=subprocess.STDOUT)
+        names = re.findall(r'(?m)^GPU \d+: (.*) \(UUID', out)
+        complaint = '' if names else ' '.join(out.split()) or ended
+    nvidia = [o for o in bus.glob('*') if file_text(o/'vendor')=='0x10de']
+    displays = [o for o in nvidia if file_text(o/'class').startswith('0x03')]
+    return dict(names=names, complaint=complaint, wsl_gpu=(root/'dev/dxg').exists(),
+                kernel=bool(file_text(root/'proc/driver/nvidia/version')),
+                nodes=any((root/'dev').glob('nvidia[0-9]*')),
+                pci=bool(displays) if bus.is_dir() else None)
 
 # %% ../nbs/40_doctor.ipynb #eb542a82
 def cpu_load(interval_s=.5):
-    """Busy fraction of all cores, and PID, name and busy cores of the busiest other process, or None. None if psutil is
-    missing or the system hides the load"""
+    """Busy fraction of all cores, and PID, name and busy cores of the busiest other process, or
+    None. None if psutil is missing or the system hides the load"""
     try: import psutil
     except ImportError: return None                              # `check_packages` reports it
+    own = 0, os.getpid()                                         # 0: Windows's idle process
     def used_s():
         rows = [o.info for o in psutil.process_iter(['pid', 'name', 'cpu_times'])]
         return {o['pid']: (o['cpu_times'].user+o['cpu_times'].system, o['name']) for o in rows
-                if o['cpu_times'] and o['pid'] not in (0, os.getpid())}              # 0: Windows's idle process
+                if o['cpu_times'] and o['pid'] not in own}
     try: before, frac, after = used_s(), psutil.cpu_percent(interval_s)/100, used_s()
-    except OSError: return None                                  # as in some sandboxes
-    spent = [((s-before.get(pid, (0., ''))[0])/interval_s, pid, name) for pid,(s,name) in after.items()]
+    except OSError: return None  # as in some sandboxes
+    spent = [((s-before.get(pid, (0., ''))[0])/interval_s, pid, name)
+             for pid,(s,name) in after.items()]
     cores, pid, name = max(spent, default=(0., None, None))
     return frac, (pid, name, cores) if cores>0 else None
 
@@ -226,488 +211,671 @@ class Facts:
     load: tuple|Exception|None = None    # What `cpu_load` returned or raised
     root: str|Path = '/'         # Where the file system starts; tests pass a folder
     env: dict = field(default_factory=lambda: os.environ)
-    def __getattr__(self, name):         # `facts.torch` is the result of that step
+
+    def __getattr__(self, name):  # `facts.torch` is the result of that step
         if name in _STEPS: return self.tried[name]
         raise AttributeError(name)
-    traces = cached_property(lambda self: find_nvidia(self.root, run_smi=not self.nvml['ok']))
-    wsl2 = cached_property(lambda self: is_wsl2(self.root))
-    container = cached_property(lambda self: in_container(self.root, self.env))
-    rows = property(lambda self: self.nvml.get('gpus', []))      # NVML's
-    listed = property(lambda self: self.cuda.get('gpus', []))    # torch's
-    used = property(lambda self: [o for o in self.listed if o['ok']])
-    lost = property(lambda self: [o for o in self.rows if o['code'] in LOST])
-    unopened = property(lambda self: [o for o in self.rows if not o['ok'] and o['code'] not in LOST])
-    no_pynvml = property(lambda self: not self.nvml['ok'] and 'pynvml' in self.nvml['error'])
-    names = property(lambda self: [o['name'] or 'one without a name' for o in self.rows] or self.traces['names'])
-    there_is = property(lambda self: f"There is an NVIDIA GPU ({', '.join(self.names) or 'its driver is here'}), but")
-    torch_name = property(lambda self: f"torch {self.torch['version']} (CUDA {self.torch['cuda']})")
+    @cached_property
+    def traces(self): return find_nvidia(self.root, run_smi=not self.nvml['ok'])
+    @cached_property
+    def wsl2(self): return is_wsl2(self.root)
+    @cached_property
+    def container(self): return in_container(self.root, self.env)
+
+    @property
+    def rows(self)->list: return self.nvml.get('gpus', [])  # NVML's
+    @property
+    def listed(self)->list: return self.cuda.get('gpus', [])  # torch's
+    @property
+    def used(self)->list: return [o for o in self.listed if o['ok']]
+    @property
+    def names(self)->list:
+        return [o['name'] or 'one without a name' for o in self.rows] or self.traces['names']
+    @property
+    def no_pynvml(self)->bool: return not self.nvml['ok'] and 'pynvml' in self.nvml['error']
     @property
     def cuda_error(self)->str:
         "CUDA's errors and warnings, in general and for each GPU"
         each = [o['error'] for o in self.listed if not o['ok']]
-        return ' '.join(filter(None, [self.cuda.get('error'), *self.cuda.get('warnings', []), *each]))
+        general = [self.cuda.get('error'), *self.cuda.get('warnings', [])]
+        return ' '.join(filter(None, [*general, *each]))
     @property
     def any_gpu(self)->bool:
         "Does anything show an NVIDIA GPU or its driver?"
         t, code = self.traces, self.nvml.get('code')
-        return bool(self.names or t['complaint'] or t['kernel'] or t['nodes'] or t['pci'] or self.nvml['ok']
-                    or code not in (None, 9, 12) or code==9 and t['pci'] is None)
-    @property
-    def restart(self)->str:
-        "How to restart the driver"
-        if self.wsl2: return ("Run `wsl --shutdown` in Windows, then open WSL again" +
-                              (" and restart Docker and this container." if self.container else "."))
-        if self.container: return "Restart the host or reload its driver; then restart this container."
-        return ("Restart the machine. Or end every program that uses the GPU and reload the driver: "
-                "`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia`, then `sudo modprobe nvidia`.")
-    def watched(self, gpu:dict)->dict:
-        "NVML's row of a GPU that torch lists, or {} if that's unknown"
-        rows = [o for o in self.rows if o['ok']]
-        same = [o for o in rows if gpu['uuid'] and (o['uuid'] or '').removeprefix('GPU-')==gpu['uuid']]
-        return (same or (rows if len(rows)==1==len(self.listed) else [{}]))[0]
-    @property
-    def gpus(self)->list:
-        "A dict for each GPU that torch lists, or else NVML: NVML's row, `free_mib`, `total_mib`, `nvml_index`"
-        pairs = [(self.watched(o), o) for o in self.listed] or [(o, {}) for o in self.rows if o['ok']]
-        def one(row, gpu):
-            whole = {} if row.get('mig') else row                # the memory of a whole card isn't that of a part
-            memory = {f'{o}_mib': gpu.get(f'{o}_mib', whole.get(f'gpu_mem_{o}_mib')) for o in ('free', 'total')}
-            return row | dict(nvml_index=row.get('index')) | {o: gpu[o] for o in ('index', 'name') if o in gpu} | memory
-        return [one(*o) for o in pairs]
+        traces = 'names', 'complaint', 'kernel', 'nodes', 'pci'
+        seen = self.nvml['ok'] or any(t[o] for o in traces)
+        return seen or code not in (None, 9, 12) or code==9 and t['pci'] is None
+
+# %% ../nbs/40_doctor.ipynb #5c2e81b3
+def watched(facts, gpu:dict)->dict:
+    "NVML's row of a GPU that torch lists, or {} if that's unknown"
+    rows = [o for o in facts.rows if o['ok']]
+    same = [o for o in rows if gpu['uuid'] and (o['uuid'] or '').removeprefix('GPU-')==gpu['uuid']]
+    return (same or (rows if len(rows)==1==len(facts.listed) else [{}]))[0]
+
+def gpu_states(facts)->list:
+    """A dict for each GPU that torch lists, or else NVML: NVML's row, with `free_mib`, `total_mib`,
+    and with NVML's own number as `nvml_index`"""
+    def one(row, gpu):
+        whole = {} if row.get('mig') else row  # the memory of a whole card isn't that of a part
+        memory = {f'{o}_mib': whole.get(f'gpu_mem_{o}_mib') for o in ('free', 'total')}
+        return row | dict(nvml_index=row.get('index')) | memory | gpu
+    if facts.listed: return [one(watched(facts, o), o) for o in facts.listed]
+    return [one(o, {}) for o in facts.rows if o['ok']]
 
 # %% ../nbs/40_doctor.ipynb #1c393983
-_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This user has no home "
-         "folder, as in a container that was started with another user ID.")
-_SAME_BUILD = ("Reinstall torch and torchvision from the same index in one command: "
-               "`pip install --force-reinstall torch torchvision`.")
-_FASTAI_PAIR = ("Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, "
-                "or `pip install \"fastai<2.8.8\" \"fastcore<2\"`.")
+phrases("""
+packages_ok ok packages
+{n} required packages are installed.
 
-def cure(error, remedy):
-    "The remedy, unless the error is about a missing home directory"
-    return _HOME if 'home directory' in error else remedy
+packages_missing broken packages
+Not installed: {names}.
+-> Run `pip install --upgrade {dist}` in this environment.
+
+packages_wrong limit packages
+Not the version that {dist} requires: {names}.
+-> Run `pip install --upgrade {dist}` in this environment.
+
+pynvml_unofficial limit packages
+The unofficial package {name} hides the module of NVIDIA's own `nvidia-ml-py`. The monitor may
+fail or misread the GPU.
+-> Run `pip uninstall -y pynvml`, then `pip install --force-reinstall nvidia-ml-py`.
+""")
 
 def unmet(dist):
-    "Requirements of a package that are missing, those installed in a wrong version, and how many there are"
+    "Requirements that are missing, those in a wrong version, and how many there are"
     try: from packaging.requirements import Requirement
     except ImportError: return ['packaging'], {}, 1
-    try: found = [Requirement(o) for o in requires(dist) or []]
-    except PackageNotFoundError: found = []                       # a checkout that isn't installed
-    needed = [(o, package_version(o.name)) for o in found if not o.marker or o.marker.evaluate(dict(extra=''))]
-    wrong = {o.name: f'{o.name} {v} (wanted: {o.specifier})' for o,v in needed
+    try: needed = [Requirement(o) for o in requires(dist) or []]
+    except PackageNotFoundError: needed = []  # a checkout that isn't installed
+    needed = [o for o in needed if not o.marker or o.marker.evaluate(dict(extra=''))]
+    versions = {o: package_version(o.name) for o in needed}
+    wrong = {o.name: f'{o.name} {v} (wanted: {o.specifier})' for o,v in versions.items()
              if v and not o.specifier.contains(v, prereleases=True)}
-    return [o for o,v in needed if not v], wrong, len(needed)
+    return [str(o) for o,v in versions.items() if not v], wrong, len(needed)
 
 def check_packages(facts, dist='gpubench'):
     "Is every required package installed, and is `pynvml` NVIDIA's own?"
-    spec = PathFinder.find_spec('pynvml')            # what an import would find now
+    spec = PathFinder.find_spec('pynvml')  # what an import would find now
     if spec and spec.submodule_search_locations is not None:
         name = f"pynvml {package_version('pynvml') or ''}".strip()
-        yield Finding('pynvml_unofficial', f"The unofficial package {name} hides the module of NVIDIA's own "
-                      "`nvidia-ml-py`. The monitor may fail or misread the GPU.",
-                      "Run `pip uninstall -y pynvml`, then `pip install --force-reinstall nvidia-ml-py`.")
-    (missing, wrong, n), remedy = unmet(dist), f"Run `pip install --upgrade {dist}` in this environment."
-    if missing: yield Finding('packages_missing', f"Not installed: {', '.join(map(str, missing))}.", remedy)
-    if wrong: yield Finding('packages_wrong', f"Not the version that {dist} requires: {', '.join(wrong.values())}.",
-                            remedy)
-    if n and not missing and not wrong: yield Finding('packages_ok', f"{n} required packages are installed.")
+        yield found('pynvml_unofficial', name=name)
+    missing, wrong, n = unmet(dist)
+    if missing: yield found('packages_missing', dist=dist, names=', '.join(missing))
+    if wrong: yield found('packages_wrong', dist=dist, names=', '.join(wrong.values()))
+    if n and not missing and not wrong: yield found('packages_ok', n=n)
 
 # %% ../nbs/40_doctor.ipynb #f076476b
+phrases("""
+torch_ok ok torch
+{pair} can be used.
+
+torch_dead broken torch
+torch can't be imported: {error}.
+-> {remedy}
+
+torchvision_dead broken torchvision
+{pair} don't fit together: {error}.
+-> {remedy}
+
+torchvision_build limit torchvision
+{pair} come from different builds.
+-> {remedy}
+
+torchvision_wants limit torchvision
+{pair} are of different releases: torchvision was made for another torch than {wrong}.
+-> {remedy}
+""")
+
+_SAME_BUILD = ("Reinstall torch and torchvision from the same index in one command: "
+               "`pip install --force-reinstall torch torchvision`.")
+
 def check_torch(facts):
     "Can torch and torchvision be imported, and do they fit together?"
-    both = {k: getattr(facts, k) for k in ('torch', 'torchvision')}
-    versions = {k: o.get('version') or package_version(k) for k,o in both.items()}
+    names = 'torch', 'torchvision'
+    versions = {o: facts.tried[o].get('version') or package_version(o) for o in names}
     pair = ' and '.join(f'{k} {v}' for k,v in versions.items())
-    tags = [re.search(r'\+(cpu|cu\d|rocm|xpu).*', v or '') for v in versions.values()]     # others name a commit
-    def found(code, what): return Finding(code, what, _SAME_BUILD)
-    if not facts.torch['ok']: yield found('torch_dead', f"torch can't be imported: {facts.torch['error']}.")
-    elif not facts.torchvision['ok']:
-        yield found('torchvision_dead', f"{pair} don't fit together: {facts.torchvision['error']}.")
-    elif all(tags) and tags[0][0]!=tags[1][0]: yield found('torchvision_build', f"{pair} come from different builds.")
-    elif wrong := unmet('torchvision')[1].get('torch'): yield found('torchvision_wants', f"{pair} are of different "
-        f"releases: torchvision was made for another torch than {wrong}.")
-    else: yield Finding('torch_ok', f"{pair} can be used.")
+    builds = r'\+(cpu|cu\d|rocm|xpu).*'  # other tags name a commit
+    tags = [re.search(builds, o or '') for o in versions.values()]
+    wrong = unmet('torchvision')[1].get('torch')
+    error = facts.torch.get('error') or facts.torchvision.get('error')
+    code = ('torch_dead' if not facts.torch['ok'] else 'torchvision_dead' if error else
+            'torchvision_build' if all(tags) and tags[0][0]!=tags[1][0] else
+            'torchvision_wants' if wrong else 'torch_ok')
+    yield found(code, pair=pair, error=error, wrong=wrong, remedy=_SAME_BUILD)
+
+# %% ../nbs/40_doctor.ipynb #7a90c4d1
+phrases("""
+fastai_ok ok fastai
+{pair} trains.
+
+fastai_dead broken fastai
+{pair} can't {verb}: {error}.
+-> Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, or `pip
+install "fastai<2.8.8" "fastcore<2"`.
+""")
+_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This "
+         "user has no home folder, as in a container that was started with another user ID.")
+
+def cured(finding, error):
+    "The finding, with another remedy if its error is about a missing home directory"
+    return replace(finding, remedy=_HOME) if 'home directory' in error else finding
 
 def check_fastai(facts):
     "Does fastai train?"
-    versions = {k: package_version(k) for k in ('fastai', 'fastcore')}
-    release = [tuple(int(o) for o in (v or '').split('+')[0].split('.')[:3] if o.isdigit()) for v in versions.values()]
-    pair = ' with '.join(f'{k} {v}' for k,v in versions.items())
-    failed = next(((verb, o['error']) for verb,o in (('be imported', facts.fastai), ('train', facts.fit))
-                   if not o['ok']), None)
-    if all(release) and release[0]<(2, 8, 8) and release[1]>=(2,):    # fastai 2.8.7 accepts any newer fastcore
-        yield Finding('fastai_pair', f"{pair} is a pair that doesn't train.", _FASTAI_PAIR)
-    elif not facts.torch['ok'] and not facts.fastai['ok']:
-        yield Finding('fastai_untried', "fastai can't be tried until torch can be imported.", "Fix torch first.")
-    elif failed: yield Finding('fastai_dead', f"{pair} can't {failed[0]}: {failed[1]}.", cure(failed[1], _FASTAI_PAIR))
-    else: yield Finding('fastai_ok', f"{pair} trains.")
+    if not facts.torch['ok']: return  # fix torch first
+    pair = ' with '.join(f'{o} {package_version(o)}' for o in ('fastai', 'fastcore'))
+    for verb,step in (('be imported', facts.fastai), ('train', facts.fit)):
+        if step['ok']: continue
+        yield cured(found('fastai_dead', pair=pair, verb=verb, error=step['error']), step['error'])
+        return
+    yield found('fastai_ok', pair=pair)
 
 # %% ../nbs/40_doctor.ipynb #2f7d61d1
-_ON_CPU = "Labs measure the CPU."
+phrases("""
+driver_mismatch limit gpu
+The two halves of the NVIDIA driver don't match: its kernel module and its library have different
+versions (NVML error 18). It was updated while the machine was running. Memory isn't the cause,
+so a smaller batch won't help. Labs measure the CPU.
+-> {restart}
 
+driver_asleep limit gpu
+The NVIDIA driver is installed, but not loaded (NVML error 9). Labs measure the CPU.
+-> Run `sudo modprobe nvidia` (with a container: on the host). If that fails, the kernel was
+updated without the driver, or Secure Boot blocks it: reinstall the driver and restart.
+
+driver_missing limit gpu
+The PCI bus has an NVIDIA GPU, but its driver is missing. Labs measure the CPU.
+-> Install NVIDIA's driver with the system's own tool (Ubuntu: `sudo ubuntu-drivers install`) and
+restart the machine. With a container, do this on the host, and start it with `docker run --gpus
+all`.
+
+torch_for_cpu limit gpu
+{there_is} this torch ({torch}) was built for the CPU only. Labs measure the CPU.
+-> Install a CUDA build of torch and torchvision, both from the same index in one command. On
+Linux: `pip install --force-reinstall torch torchvision`; on Windows, use the command from
+pytorch.org.
+
+gpu_hidden limit gpu
+CUDA_VISIBLE_DEVICES={value!r} hides the GPU: it names none of this machine's. Labs measure the
+CPU.
+-> Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find the file
+that sets it, such as ~/.bashrc.
+
+gpu_invisible limit gpu
+The machine has an NVIDIA driver, but no GPU is visible from here. Labs measure the CPU.
+-> Start the container with GPU access: `docker run --gpus all`, or `gpus: all` in a compose
+file.
+
+driver_dead limit gpu
+There is an NVIDIA driver, but {who} reports: {error}. Labs measure the CPU.
+-> {restart} If that doesn't help, reinstall it. A container needs GPU access: `docker run --gpus
+all`.
+
+driver_old limit gpu
+{there_is} {driver}, and torch {torch} (CUDA {cuda}) requires a newer one. Labs measure the CPU.
+-> Install a newer NVIDIA driver (with WSL2 in Windows only; with a container on the host). Or
+install torch and torchvision for an older CUDA, both in one command, which pytorch.org lists.
+""")
+
+# %% ../nbs/40_doctor.ipynb #1a2b3c4d
+def there_is(facts):
+    return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
+
+def restart(facts):
+    "How to restart the driver"
+    if facts.wsl2: return "Run `wsl --shutdown` in Windows, then open WSL and its containers again."
+    return "Restart the host, then this container." if facts.container else "Restart the machine."
+
+# %% ../nbs/40_doctor.ipynb #1b60e2f8
 def why_driver(facts):
     "The driver is missing, not loaded, or half updated"
-    t, code, inside = facts.traces, facts.nvml.get('code'), facts.container
-    if code==18 or 'mismatch' in t['complaint'].lower() or re.search(
-        r'\b803\b|unsupported display driver', facts.cuda_error):                                # CUDA's error
-        loaded = f" ({t['kernel']})" if t['kernel'] not in (None, 'unknown') else ''
-        yield Finding('driver_mismatch', f"The two halves of the NVIDIA driver don't match: its kernel module{loaded} "
-                      "and its library have different versions (NVML error 18). It was updated while the machine was "
-                      f"running. Memory isn't the cause, so a smaller batch won't help. {_ON_CPU}", facts.restart)
-    if code==9 and not t['kernel']:
-        yield Finding('driver_asleep', f"The NVIDIA driver is installed, but not loaded (NVML error 9). {_ON_CPU}",
-                      f"{'On the host, run' if inside else 'Run'} `sudo modprobe nvidia`. If that fails, the kernel "
-                      "was updated without the driver, or Secure Boot blocks it: reinstall the driver and restart.")
+    t, code = facts.traces, facts.nvml.get('code')
+    errors = f"{t['complaint']} {facts.cuda_error}"
+    if code==18 or re.search(r'(?i)mismatch|\b803\b|unsupported display driver', errors):
+        yield found('driver_mismatch', restart=restart(facts))
+    if code==9 and not t['kernel']: yield found('driver_asleep')
     if t['pci'] and not (t['kernel'] or t['nodes'] or facts.nvml['ok'] or t['complaint']):
-        other = next((f" (run by {o}, which can't compute)" for o in t['pci'] if o not in ('', 'nvidia')), '')
-        where = ("on the host, then start this container with `docker run --gpus all`." if inside else
-                 "with the system's own tool (Ubuntu: `sudo ubuntu-drivers install`) and restart the machine.")
-        yield Finding('driver_missing', f"The PCI bus has an NVIDIA GPU{other}, but its driver is missing. {_ON_CPU}",
-                      f"Install NVIDIA's driver {where}")
-
-def why_lost(facts):
-    "The GPU stopped answering"
-    if not facts.lost: return
-    gone = [(o['uuid'] or '').removeprefix('GPU-') for o in facts.lost]
-    n = min(len(facts.rows)-len(gone), sum(o['uuid'] not in gone for o in facts.used))
-    left = (f"torch still uses {n} other GPU(s)." if n else "Don't trust what torch computes on it now." if facts.used
-            else _ON_CPU)
-    numbers = ', '.join(str(o['index']) for o in facts.lost)
-    yield Finding('gpu_lost', f"GPU {numbers} no longer answers ({facts.lost[0]['error']}). {left}",
-                  "Restart the machine. If it happens again, check the temperature, the power supply and the card's "
-                  "seating; `sudo dmesg | grep Xid` shows more.")
+        yield found('driver_missing')
 
 def why_torch(facts):
     "torch can't use any GPU"
-    if not facts.torch['ok']:
-        yield Finding('torch_first', f"{facts.there_is} torch can't be imported.", "Fix torch first.")
-    elif facts.torch['cuda'] is None:
-        yield Finding('torch_for_cpu', f"{facts.there_is} this torch ({facts.torch['version']}) was built for the CPU "
-                      f"only. {_ON_CPU}", "Install a CUDA build of torch and torchvision, both from the same index in "
-                      "one command. On Linux: `pip install --force-reinstall torch torchvision`; on Windows, use the "
-                      "command from pytorch.org.")
+    if facts.torch['cuda'] is None:
+        yield found('torch_for_cpu', there_is=there_is(facts), torch=facts.torch['version'])
 
 def why_hidden(facts):
-    "CUDA_VISIBLE_DEVICES hides it: CUDA ignores what follows a wrong name, and shows no GPU if one is named twice"
-    value, rows = facts.env.get('CUDA_VISIBLE_DEVICES'), facts.rows
-    uuids = [o['uuid'] or '' for o in rows]
+    "CUDA_VISIBLE_DEVICES hides it: CUDA ignores a wrong name and what follows it"
+    value = facts.env.get('CUDA_VISIBLE_DEVICES')
     if value is None: return
-    def wrong(name):
-        if name.isdigit(): return bool(facts.names) and int(name)>=len(facts.names)
-        if name.startswith('MIG-'): return bool(rows) and all(o.get('mig') is False for o in rows)
-        if name.startswith('GPU-'): return any(uuids) and not any(o.startswith(name) for o in uuids)
-        return True                                              # empty, -1, NoDevFiles
-    names = [str(int(o)) if o.isdigit() else o for o in map(str.strip, value.split(','))]
-    right = names[:next((i for i,o in enumerate(names) if wrong(o)), len(names))]
-    if right and len(set(right))==len(right): return
-    why = "it names one twice, so CUDA shows none" if right else "it names none of this machine's"
-    yield Finding('gpu_hidden', f"CUDA_VISIBLE_DEVICES={value!r} hides the GPU: {why}. {_ON_CPU}",
-                  "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find the file that "
-                  "sets it, such as ~/.bashrc.")
+    first, uuids = value.partition(',')[0].strip(), [o['uuid'] or '' for o in facts.rows]
+    if first.isdigit(): right = not facts.names or int(first)<len(facts.names)
+    elif first.startswith('GPU-'): right = not any(uuids) or any(o.startswith(first) for o in uuids)
+    else: right = first.startswith('MIG-')  # wrong: empty, -1, NoDevFiles
+    if not right: yield found('gpu_hidden', value=value)
 
 # %% ../nbs/40_doctor.ipynb #abc363f8
 def why_no_access(facts):
-    "The driver shows no GPU, fails, or grants no part of a split card"
+    "The driver shows no GPU, or fails"
     t, complaint = facts.traces, facts.traces['complaint']
-    if not (facts.names or complaint or t['nodes'] or t['wsl_gpu']):
-        yield Finding('gpu_invisible', f"The machine has an NVIDIA driver, but no GPU is visible from here. {_ON_CPU}",
-                      "Start the container with GPU access: `docker run --gpus all`, or `gpus: all` in a compose file.")
-    if facts.cuda_error: return                                  # `why_cuda` explains it
-    if not (facts.nvml['ok'] or t['names'] or facts.no_pynvml and not complaint):
-        who, error = ('nvidia-smi', complaint) if complaint else ('NVML', facts.nvml['error'])
-        more = "Start it with GPU access: `docker run --gpus all`." if facts.container else "Otherwise reinstall it."
-        yield Finding('driver_dead', f"There is an NVIDIA driver, but {who} reports: {error.rstrip('.')}. {_ON_CPU}",
-                      f"{facts.restart} {more}")
-    for o in facts.rows:
-        if o['mig']: yield Finding('mig_empty', f"GPU {o['index']} is in MIG mode, which splits it into parts, "
-            "and none of them is assigned to you.", "Ask the administrator for a part, and set CUDA_VISIBLE_DEVICES to "
-            "its `MIG-…` ID, which `nvidia-smi -L` lists.")
+    if not (facts.names or complaint or t['nodes'] or t['wsl_gpu']): yield found('gpu_invisible')
+    if facts.cuda_error: return  # `why_cuda` explains it
+    if facts.nvml['ok'] or t['names'] or facts.no_pynvml and not complaint: return
+    who, error = ('nvidia-smi', complaint) if complaint else ('NVML', facts.nvml['error'])
+    yield found('driver_dead', who=who, error=error.rstrip('.'), restart=restart(facts))
 
 def why_old_driver(facts):
-    "The driver supports only an older major version of CUDA than torch's. Within a major version, newer builds run"
-    newest = facts.nvml.get('cuda')
-    major = [(o or '').partition('.')[0] for o in (newest, facts.torch['cuda'])]
+    "The driver supports an older major version of CUDA than torch's. Within one, newer builds run"
+    newest, cuda = facts.nvml.get('cuda'), facts.torch['cuda']
+    major = [(o or '').partition('.')[0] for o in (newest, cuda)]
     older = all(o.isdigit() for o in major) and int(major[0])<int(major[1])
     if not older and not re.search('too old|insufficient', facts.cuda_error): return
-    driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}" if newest else 'its driver is too old'
-    where = ' (in Windows, never inside WSL2)' if facts.wsl2 else ' (on the host)' if facts.container else ''
-    yield Finding('driver_old', f"{facts.there_is} {driver}, and {facts.torch_name} requires a newer one. {_ON_CPU}",
-                  f"Install a newer NVIDIA driver{where}. Or install torch and torchvision for an older CUDA, both in "
-                  "one command, which pytorch.org lists.")
+    driver = 'its driver is too old'
+    if newest: driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}"
+    yield found('driver_old', there_is=there_is(facts), driver=driver, cuda=cuda,
+                torch=facts.torch['version'])
 
 # %% ../nbs/40_doctor.ipynb #680eadcc
-_CUDA_ERRORS = ( # what CUDA's message contains → code, what it means, what to do
-    ('no kernel image|not compatible with the current', 'gpu_too_old', "has no code for a card of this generation.",
-     "For an old card, install torch and torchvision for an older CUDA; for a very new one, the newest of both. "
-     "pytorch.org lists the commands."),
-    ('out of memory', 'gpu_full', "finds no free memory on it: other programs hold all of it.",
-     "End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists them."),
-    ('busy or unavailable', 'gpu_taken', "can't use it: another process has exclusive use of it.",
-     "Wait for that process or end it. `nvidia-smi -q -d COMPUTE` shows whether the card allows only one process."),
-    (r'\b802\b|not yet initialized', 'cuda_dead', "waits for a service: linked cards need the fabric manager.",
-     "Run `sudo systemctl start nvidia-fabricmanager`, on the host if this is a container."),
-    (r'\b804\b|forward compatibility', 'cuda_dead', "loads a compatibility library that this card doesn't support.",
-     "Remove the folder `compat` of CUDA from LD_LIBRARY_PATH, or install a newer driver."),
-    ('(?i)cudnn', 'cuda_dead', "can't use cuDNN. Often another copy of cuDNN is found first.",
-     "Try again with `unset LD_LIBRARY_PATH`. If that doesn't help, reinstall torch."))
+phrases("""
+gpu_too_old limit gpu
+{start} has no code for a card of this generation. {quote}
+-> For an old card, install torch and torchvision for an older CUDA; for a very new one, the
+newest of both. pytorch.org lists the commands.
+
+gpu_full limit gpu
+{start} finds no free memory on it: other programs hold all of it. {quote}
+-> End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists
+them.
+
+cudnn_dead limit gpu
+{start} can't use cuDNN. Often another copy of cuDNN is found first. {quote}
+-> Try again with `unset LD_LIBRARY_PATH`. If that doesn't help, reinstall torch.
+
+cuda_dead limit gpu
+{start} can't use it. {quote}
+-> {restart} On a shared machine, ask its administrator. After standby it is often enough to
+reload one part: `sudo modprobe -r nvidia_uvm`, then `sudo modprobe nvidia_uvm`. If nothing
+helps, install the newest driver (with WSL2 in Windows only; with a container on the host).
+""")
+_CUDA_ERRORS = { # what CUDA's message contains -> code
+    'no kernel image|not compatible with the current': 'gpu_too_old',
+    'out of memory': 'gpu_full', '(?i)cudnn': 'cudnn_dead', '': 'cuda_dead'}
 
 def why_cuda(facts, error=None):
     "CUDA's own message, with an explanation if it's a known one"
-    error = facts.cuda_error if error is None else error
-    start, end = f"{facts.there_is} {facts.torch_name}", f" {_ON_CPU}"*(not facts.used)
-    ended = error.startswith(('it was ended', 'it ended', 'no answer'))
-    quote = ("It gives no reason." if not error else f"When it was tried, {error}." if ended else
-             f"The error: {error.rstrip('.')}.")
-    for words,code,means,remedy in _CUDA_ERRORS:
-        if re.search(words, error): yield Finding(code, f"{start} {means} {quote}{end}", remedy)
-    seen = "NVML sees it, so the driver is there, but CUDA doesn't work. " if facts.nvml['ok'] else ''
-    if facts.unopened: seen = f"NVML counts it, but can't open it either ({facts.unopened[0]['error']}). "
-    place = 'in Windows' if facts.wsl2 else 'on the host' if facts.container else ''
-    remedy = (f"{facts.restart} If that doesn't help, install the newest driver {place}." if place else
-              "Restart the machine. After standby it is often enough to reload one part: `sudo modprobe -r "
-              "nvidia_uvm`, then `sudo modprobe nvidia_uvm`.")
-    yield Finding('cuda_dead', f"{start} can't use it. {seen}{quote}{end}", remedy)
+    error = error or facts.cuda_error
+    code = next(code for words,code in _CUDA_ERRORS.items() if re.search(words, error))
+    quote = f"The error: {error.rstrip('.')}." if error else "It gives no reason."
+    if code=='cuda_dead' and any(o['ok'] for o in facts.rows):
+        quote = f"NVML sees it, so the driver is there, but CUDA doesn't work. {quote}"
+    start = f"{there_is(facts)} torch {facts.torch['version']} (CUDA {facts.torch['cuda']})"
+    yield found(code, start=start, quote=quote if facts.used else f"{quote} Labs measure the CPU.",
+                restart=restart(facts))
 
-_REASONS = why_driver, why_lost, why_torch, why_hidden, why_no_access, why_old_driver, why_cuda
+# %% ../nbs/40_doctor.ipynb #90ab63e2
+phrases("""
+gpu_ok ok gpu
+torch computes on {n} GPU(s): {cards}.{hides}
 
-def check_no_gpu(facts):
-    "There is no sign of an NVIDIA GPU"
-    if facts.nvml.get('code') is None:
-        yield Finding('gpu_none', f"NVML can't be queried ({facts.nvml['error']}), and nothing else shows an NVIDIA "
-            f"GPU. {_ON_CPU}", f"If there is one: {nvml_remedy(facts)}")
-    elif not facts.traces['wsl_gpu']: yield Finding('gpu_none', "No NVIDIA GPU was found. Labs measure the CPU and "
-        "explain the GPU's part with records from a real one.")
-    else: yield Finding('gpu_none', f"WSL2 has a GPU, but doesn't identify it as NVIDIA's. {_ON_CPU}",
-        "If it is, install its current driver in Windows (never inside WSL2), then run `wsl --shutdown`.")
+gpu_none ok gpu
+No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with records from a real
+one.
+
+gpu_unnamed ok gpu
+WSL2 has a GPU, but doesn't identify it as NVIDIA's. Labs measure the CPU.
+-> If it is, install its current driver in Windows (never inside WSL2), then run `wsl
+--shutdown`.
+
+gpu_unknown ok gpu
+NVML can't be queried ({error}), and nothing else shows an NVIDIA GPU. Labs measure the CPU.
+-> If there is one: {remedy}
+""")
+_WHYS = why_driver, why_torch, why_hidden, why_no_access, why_old_driver, why_cuda
 
 def check_gpu(facts):
     "Is there a GPU, and does torch compute on it?"
-    if not facts.used:
-        found = (o for why in _REASONS for o in why(facts)) if facts.any_gpu else check_no_gpu(facts)
-        return [next(iter(found))]
+    if facts.used: yield from gpus_used(facts)
+    elif facts.any_gpu:
+        whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
+        yield from islice((o for why in whys for o in why(facts)), 1)
+    elif facts.nvml.get('code') is None:
+        yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
+    else: yield found('gpu_unnamed' if facts.traces['wsl_gpu'] else 'gpu_none')
+
+def gpus_used(facts):
+    "torch computes on some GPU, and perhaps not on others"
     cards = ', '.join(f"{o['name']} ({o['total_mib']/1024:.1f} GiB)" for o in facts.used)
-    n, value = len(facts.used), facts.env.get('CUDA_VISIBLE_DEVICES')
-    others = len(facts.rows)-n
-    hides = f" CUDA_VISIBLE_DEVICES={value!r} hides {others} other(s)." if value is not None and others>0 else ''
-    bad = [next(why_cuda(facts, f"GPU {o['index']}: {o['error']}")) for o in facts.listed if not o['ok']]
-    return [Finding('gpu_ok', f"torch computes on {n} GPU{'s'*(n>1)}: {cards}.{hides}"), *bad, *why_lost(facts)]
+    value, others = facts.env.get('CUDA_VISIBLE_DEVICES'), len(facts.rows)-len(facts.used)
+    hides = f" CUDA_VISIBLE_DEVICES={value!r} hides {others} other(s)."
+    if value is None or others<1: hides = ''
+    yield found('gpu_ok', n=len(facts.used), cards=cards, hides=hides)
+    for o in facts.listed:
+        if not o['ok']: yield from why_cuda(facts, f"GPU {o['index']}: {o['error']}")
 
 # %% ../nbs/40_doctor.ipynb #8e9caea8
-def nvml_remedy(facts):
-    "What to do if NVML doesn't open"
-    if facts.no_pynvml: return "Run `pip install --force-reinstall nvidia-ml-py`."
-    if facts.nvml.get('code')!=12: return facts.restart
-    if facts.wsl2: return "Its library is in `/usr/lib/wsl/lib`: add that folder to LD_LIBRARY_PATH."
-    if facts.container: return "Start the container with `-e NVIDIA_DRIVER_CAPABILITIES=compute,utility`."
-    return ("Install the part of the driver that contains libnvidia-ml.so.1: on Ubuntu `libnvidia-compute-` plus the "
-            "driver's major version, as in `libnvidia-compute-580`.")
+phrases("""
+nvml_dead limit nvml
+{what}: {error}. {effect}
+-> {remedy}
+""")
+
+def nvml_remedy(facts, failed):
+    "What to do about NVML's error, or about a query that ended its process or hung in it"
+    answer = Answer(None, failed['code'], failed['error'])
+    known = facts.no_pynvml or answer.code is not None
+    return answer.advice if known else restart(facts)
 
 def check_nvml(facts):
     "Can the GPU be monitored?"
-    closed, nvml = facts.unopened, facts.nvml
-    effect = ("Times are measured; utilization, power, temperature and energy are not." if facts.used else
-              "No sensor can be read.")
-    if closed and not (facts.used and all(facts.watched(o) for o in facts.used)):       # else torch doesn't use those
-        who = 'Start the container with `docker run --gpus all`' if facts.container else 'Ask the administrator'
-        remedy = f"Your user can't open the device files: see `ls -l /dev/nvidia*`. {who}."
-        number = f", NVML error {closed[0]['code']}" if closed[0]['code'] is not None else ''
-        yield Finding('nvml_dead', f"NVML counts GPU {', '.join(str(o['index']) for o in closed)}, but can't open it: "
-                      f"{closed[0]['error']}{number}. {effect}", remedy if closed[0]['code']==4 else facts.restart)
-    elif not nvml['ok'] and (facts.torch['cuda'] if facts.used else facts.no_pynvml and facts.any_gpu):
-        start = "torch uses the GPU, but NVML doesn't answer" if facts.used else "NVML can't be queried"
-        yield Finding('nvml_dead', f"{start}: {nvml['error']}. {effect}", nvml_remedy(facts))
+    nvml, used = facts.nvml, facts.used
+    effect = 'Times are measured; utilization, power, temperature and energy are not.'
+    def dead(what, failed): return found(
+        'nvml_dead', what=what, error=failed['error'], remedy=nvml_remedy(facts, failed),
+        effect=effect if used else 'No sensor can be read.')
+    if used and all(watched(facts, o) for o in used): return  # others' GPUs may be closed to us
+    for o in facts.rows:
+        if not o['ok']: yield dead(f"NVML can't read GPU {o['index']}", o)
+    if nvml['ok']: return
+    if used and facts.torch['cuda']: yield dead("torch uses the GPU, but NVML doesn't answer", nvml)
+    elif not used and facts.no_pynvml and facts.any_gpu: yield dead("NVML can't be queried", nvml)
 
 # %% ../nbs/40_doctor.ipynb #249eeacb
-_LAB_MIB = 2048    # MiB; the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
+phrases("""
+gpu_memory_ok ok gpu_memory
+GPU {index} has {free} of {total} GiB free.{unseen}
+
+gpu_memory_low limit gpu_memory
+GPU {index} has {free} of {total} GiB free, but the labs need up to 2 GiB: large batches would
+run out of memory.
+-> End other programs that use the GPU: notebooks whose kernel is still running, games, browsers.
+`nvidia-smi` lists them. On a small card, use smaller batches.
+
+gpu_mig ok gpu_memory
+GPU {index} is split into parts (MIG), and you compute on one. NVML's values describe the whole
+card, not just your part.
+""")
+_LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
 def gpu_memory(facts, g):
     "Is enough memory free?"
     if g['free_mib'] is not None:
-        has = f"GPU {g['index']} has {g['free_mib']/1024:.1f} of {g['total_mib']/1024:.1f} GiB free"
-        unseen = " Other users can't be seen from inside a container."*(facts.container and not g.get('processes'))
-        if g['free_mib']>=_LAB_MIB: yield Finding('gpu_memory_ok', f"{has}.{unseen}")
-        else: yield Finding('gpu_memory_low', f"{has}, but the labs need up to {_LAB_MIB/1024:.0f} GiB: large batches "
-            "would run out of memory.", "End other programs that use the GPU: notebooks whose kernel is still running, "
-            "games, browsers. `nvidia-smi` lists them. On a small card, use smaller batches.")
-    if g.get('mig') and facts.used: yield Finding('gpu_mig', f"GPU {g['index']} is split into parts (MIG), and you "
-        "compute on one. NVML's values describe the whole card, not just your part.")
+        hidden = facts.container and not g.get('processes')
+        unseen = " Other users can't be seen from inside a container." if hidden else ''
+        free, total = (f"{g[o]/1024:.1f}" for o in ('free_mib', 'total_mib'))
+        code = 'gpu_memory_ok' if g['free_mib']>=_LAB_MIB else 'gpu_memory_low'
+        yield found(code, index=g['index'], free=free, total=total, unseen=unseen)
+    if g.get('mig') and facts.used: yield found('gpu_mig', index=g['index'])
+
+# %% ../nbs/40_doctor.ipynb #64f0ad13
+phrases("""
+gpu_shared limit gpu_shared
+Other programs compute on GPU {index}: {others}. Your times would include their work.
+-> Wait for them or end them. Your own notebooks count too: shut down their kernels.
+
+gpu_busy limit gpu_shared
+GPU {index} was {busy:.0%} busy a moment ago, but not with our work. No compute process is listed
+(inside a container, other users' can't be seen). Your times would include that work.
+-> Close games, videos and other programs that draw; ask who shares the GPU; run `gpubench
+doctor` again.
+""")
+
+def process_words(process, facts):
+    "A process on the GPU: its name and PID, unless a container hides them, and its memory"
+    words = 'a process'
+    if not facts.container:  # its PIDs mean nothing here
+        try: words = import_module('psutil').Process(process['pid']).name()
+        except Exception: pass  # gone, or psutil itself is broken
+        words += f" (process {process['pid']})"
+    return words + (f" with {process['used_mib']:.0f} MiB" if process['used_mib'] else '')
 
 def gpu_processes(facts, g):
-    "Do other programs compute on it? Windows lists every program with a window as computing and as drawing"
-    if g.get('mig'): return                                      # they compute on other parts
-    def words(o):
-        name = 'a process'
-        try: name = name if facts.container else import_module('psutil').Process(o['pid']).name()
-        except Exception: pass                                   # gone, another user's, or psutil itself is broken
-        return (name + f" (process {o['pid']})"*(not facts.container) +      # a container's PIDs mean nothing here
-                (f" with {o['used_mib']:.0f} MiB" if o['used_mib'] else ''))
-    others = [words(o) for o in g.get('processes') or [] if o['pid'] not in (g.get('drawing') or [])]
-    more, busy = f" and {len(others)-4} more"*(len(others)>4), g.get('gpu_util_frac') or 0
-    if others: yield Finding('gpu_shared', f"Other programs compute on GPU {g['index']}: {', '.join(others[:4])}"
-        f"{more}. Your times would include their work.",
-        "Wait for them or end them. Your own notebooks count too: shut down their kernels.")
-    elif busy>=.25:                                              # drawing a desktop stays below that
-        unseen = ": other users' can't be seen from inside a container." if facts.container else "."
-        yield Finding('gpu_busy', f"GPU {g['index']} was {busy:.0%} busy a moment ago, but not with our work. No "
-            f"compute process is listed{unseen} Your times would include that work.",
-            "Close games, videos and other programs that draw; ask who shares the GPU; run `gpubench doctor` again.")
+    "Do others compute on it? Windows lists programs with a window as computing and as drawing"
+    if g.get('mig'): return  # they compute on other parts
+    drawing, busy = g.get('drawing') or [], g.get('gpu_util_frac') or 0
+    others = [process_words(o, facts) for o in g.get('processes') or [] if o['pid'] not in drawing]
+    if len(others)>4: others[4:] = [f'{len(others)-4} more']
+    if others: yield found('gpu_shared', index=g['index'], others=', '.join(others))
+    elif busy>=.25: yield found('gpu_busy', index=g['index'], busy=busy)  # a desktop stays below
 
-def gpu_speed(facts, g):
-    "Is it being throttled, or is its power limited?"
-    limit, usual, where = g.get('power_limit_w'), g.get('default_limit_w'), ' on the host'*facts.container
-    if why := throttle_words(g.get('throttle_bits')):
-        yield Finding('gpu_throttled', f"GPU {g['index']} is being slowed down now: {why}. Times measured now are "
-            "longer than usual for this card.", "Let it cool, clear its vents, plug in a laptop, and run `gpubench "
-            "doctor` again. If it persists, `nvidia-smi -q -d PERFORMANCE` shows more.")
-    if limit and usual and limit<.98*usual:
-        yield Finding('power_limited', f"GPU {g['index']} is limited to {limit:.0f} W; the default is {usual:.0f} W. "
-            "It is slower than other cards of its model.", "Plug in a laptop. On another machine, ask the "
-            f"administrator, or run `sudo nvidia-smi -i {g['nvml_index']} -pl {usual:.0f}`{where}. "
-            "If the limit stays, report it with your times.")
+# %% ../nbs/40_doctor.ipynb #c65d20f7
+phrases("""
+gpu_throttled limit gpu_throttled
+GPU {index} is being slowed down now: {why}. Times measured now are longer than usual for this
+card.
+-> Let it cool, clear its vents, plug in a laptop, and run `gpubench doctor` again. If it
+persists, `nvidia-smi -q -d PERFORMANCE` shows more.
+
+power_limited limit gpu_power
+GPU {index} is limited to {limit:.0f} W; the default is {usual:.0f} W. It is slower than other
+cards of its model.
+-> Plug in a laptop. On another machine, ask the administrator, or run `sudo nvidia-smi -i
+{nvml_index} -pl {usual:.0f}` (with a container: on the host). If the limit stays, report it with
+your times.
+
+nvml_gaps ok nvml
+GPU {index} doesn't report {names}. That is normal {why}; these columns stay empty.
+""")
 
 def gpu_sensors(facts, g):
-    "Which sensors don't answer?"
-    def words(key): return ', '.join(dict.fromkeys(_SENSORS[o] for o in g.get(key) or []))
+    "Is it being throttled, is its power limited, and which sensors don't answer?"
+    limit, usual, names = (g.get(o) for o in ('power_limit_w', 'default_limit_w', 'unanswered'))
+    slowed = throttle_words(g.get('throttle_bits'))
+    if slowed: yield found('gpu_throttled', index=g['index'], why=slowed)
+    if limit and usual and limit<.98*usual:
+        yield found('power_limited', index=g['index'], nvml_index=g['nvml_index'], limit=limit,
+                    usual=usual)
     why = 'in WSL2' if facts.wsl2 else 'with MIG' if g.get('mig') else 'with some cards and drivers'
-    if words('unanswered'): yield Finding('nvml_gaps', f"GPU {g['index']} doesn't report {words('unanswered')}. That "
-        f"is normal {why}; these columns stay empty.")
-    if words('silent'): yield Finding('nvml_hangs', f"A query of GPU {g['index']} hangs ({words('silent')}): the "
-        "driver never answers. The monitor continues without these sensors.", facts.restart)
+    if names: yield found('nvml_gaps', index=g['index'], names=', '.join(names), why=why)
 
 def check_gpu_states(facts):
     "Is anything wrong with the GPUs' state that would spoil a measurement?"
-    if facts.torch['ok'] and facts.torch['cuda']:                # otherwise fix torch first
-        for g in facts.gpus:
-            for check in (gpu_memory, gpu_processes, gpu_speed, gpu_sensors): yield from check(facts, g)
+    if not (facts.torch['ok'] and facts.torch['cuda']): return  # fix torch first
+    for g in gpu_states(facts):
+        for check in (gpu_memory, gpu_processes, gpu_sensors): yield from check(facts, g)
 
 # %% ../nbs/40_doctor.ipynb #bc71eff5
-_BUSY_FRAC = .1   # of all cores; an idle browser stays below that
+phrases("""
+cpu_ok ok cpu
+{seen}.
+
+cpu_quota limit cpu
+{seen}. torch starts too many threads, and CPU times vary a lot.
+-> Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose:
+`cpus: {n}`).
+
+pages_returned ok pages
+glibc returns the memory of large tensors to the system and requests it again at each step, which
+takes time on a CPU. `gpubench.fast.speed_up(learn)` keeps it.
+
+cpu_calm ok cpu_load
+Other programs use {frac:.0%} of the CPU now.
+
+cpu_busy limit cpu_load
+Other programs use {frac:.0%} of the CPU now{who}. Times measured now are too long, perhaps
+several times too long, and vary from visit to visit.
+-> End them or wait for them (another user, container or virtual machine may share the CPU), and
+run `gpubench doctor` again.
+""")
+_BUSY_FRAC = .1  # of all cores; an idle browser stays below that
 
 def check_cpu(facts, n=None):
     "Is there a quota that is smaller than the core count?"
-    n = n or (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1)
-    quota, threads = cpu_quota(facts.root), facts.env.get('OMP_NUM_THREADS', '')
-    m = max(1, int(quota or n))
-    seen = f"{n} cores are visible, but a control group's quota allows only {quota or n:g} at a time"
-    if quota is None or quota>=n: yield Finding('cpu_ok', f"{n} CPU core{'s'*(n>1)}, not limited by a quota.")
-    elif threads.isdigit() and 0<int(threads)<=m: yield Finding(
-        'cpu_ok', f"{seen}; OMP_NUM_THREADS={threads} stays within it.")
-    else: yield Finding('cpu_quota', f"{seen}. torch starts too many threads, and CPU times vary a lot.",
-        f"Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose: `cpus: {n}`).")
+    n, quota = n or n_visible_cores(), cpu_quota(facts.root)
+    threads = facts.env.get('OMP_NUM_THREADS', '')
+    if quota is None or quota>=n:
+        yield found('cpu_ok', seen=f'{n} CPU core(s), not limited by a quota')
+        return
+    m = max(1, int(quota))
+    seen = f"{n} cores are visible, but a control group's quota allows only {quota:g} at a time"
+    if threads.isdigit() and 0<int(threads)<=m:
+        yield found('cpu_ok', seen=f'{seen}; OMP_NUM_THREADS={threads} stays within it')
+    else: yield found('cpu_quota', seen=seen, m=m, n=n)
 
 def check_pages(facts, libc=None):
     "Does the C library return the memory of large tensors after each step?"
-    if (libc or platform.libc_ver()[0])=='glibc': yield Finding(
-        'pages_returned', "glibc returns the memory of large tensors to the system and requests it again at each step, "
-        "which takes time on a CPU. `gpubench.fast.speed_up(learn)` keeps it.")
+    if (libc or platform.libc_ver()[0])=='glibc': yield found('pages_returned')
 
 def check_load(facts):
     "Do other programs use the CPU?"
     if isinstance(facts.load, Exception): raise facts.load
     if facts.load is None: return
     frac, top = facts.load
-    who = f", most of all {top[1]} (process {top[0]}, {top[2]:.1f} cores)" if top and top[2]>=.1 else ''
-    if frac<_BUSY_FRAC: yield Finding('cpu_calm', f"Other programs use {frac:.0%} of the CPU now.")
-    else: yield Finding('cpu_busy', f"Other programs use {frac:.0%} of the CPU now{who}. Times measured now are too "
-        "long, perhaps several times too long, and vary from visit to visit.", "End them or wait for them (another "
-        "user, container or virtual machine may share the CPU), and run `gpubench doctor` again.")
+    pid, name, cores = top or (None, None, 0.)
+    who = f", most of all {name} (process {pid}, {cores:.1f} cores)" if cores>=.1 else ''
+    yield found('cpu_calm' if frac<_BUSY_FRAC else 'cpu_busy', frac=frac, who=who)
+
+# %% ../nbs/40_doctor.ipynb #0c7be941
+phrases("""
+shared_memory_ok ok shared_memory
+{total:.1f} GiB of shared memory for loader workers.
+
+shared_memory_small limit shared_memory
+Shared memory ({path}) has only {total_mib:.0f} MiB: loader workers may die with a bus error.
+-> Use n_workers=0, or {more}
+
+shared_memory_full limit shared_memory
+Shared memory ({path}) is nearly full ({free_mib:.0f} MiB of {total:.1f} GiB free): loader
+workers may die with a bus error.
+-> List its contents with `ls -lh {path}`. You can delete what a crashed program left.
+""")
 
 def check_shared_memory(facts):
     "Is there room for loader workers?"
     path = Path(facts.root)/'dev/shm'
     if not path.is_dir(): return
-    (total, _, free), risk = (o/2**20 for o in shutil.disk_usage(path)), "loader workers may die with a bus error."
-    more = ("start the container with more: `docker run --shm-size=8g`, or `shm_size: 8g` in a compose file."
-            if facts.container else f"enlarge it until the next reboot: `sudo mount -o remount,size=2G {path}`.")
-    if total<1024: yield Finding('shared_memory_small', f"Shared memory ({path}) has only {total:.0f} MiB: {risk}",
-                                 f"Use n_workers=0, or {more}")
-    elif free<512: yield Finding('shared_memory_full', f"Shared memory ({path}) is nearly full ({free:.0f} MiB of "
-        f"{total/1024:.1f} GiB free): {risk}",
-        f"List its contents with `ls -lh {path}`. You can delete what a crashed program left.")
-    else: yield Finding('shared_memory_ok', f"{total/1024:.1f} GiB of shared memory for loader workers.")
+    total, _, free = (o/2**20 for o in shutil.disk_usage(path))
+    more = f"enlarge it until the next reboot: `sudo mount -o remount,size=2G {path}`."
+    if facts.container: more = ("start the container with more: `docker run --shm-size=8g`, or "
+                                "`shm_size: 8g` in a compose file.")
+    code = 'small' if total<1024 else 'full' if free<512 else 'ok'
+    yield found(f'shared_memory_{code}', path=path, total_mib=total, total=total/1024,
+                free_mib=free, more=more)
 
 # %% ../nbs/40_doctor.ipynb #4014791e
+phrases("""
+kernel_ok ok kernel
+The kernel python3 is this Python.
+
+kernel_missing limit kernel
+No usable Jupyter kernel named python3 is registered.
+-> {remedy}
+
+kernel_other limit kernel
+The kernel python3 starts {which} Python: {first}. {effect}
+-> {remedy}
+
+jupyter_missing broken kernel
+jupyter_client is missing, so notebooks can't run.
+-> Run `pip install ipykernel`.
+""")
+
 def check_kernel(facts):
     "Does the Jupyter kernel named python3 start this Python?"
-    remedy = (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as the kernel in your "
-              "editor. `gpubench run` isn't affected.")
-    def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)   # a venv's Python is a link
-    try: first = import_module('jupyter_client.kernelspec').KernelSpecManager().get_kernel_spec('python3').argv[0]
-    except ImportError: first = ''
-    except (LookupError, OSError, ValueError): first = None              # there is none, or its file is damaged
-    if first=='': yield Finding('jupyter_missing', "jupyter_client is missing, so notebooks can't run.",
-                                "Run `pip install ipykernel`.")
-    elif first is None: yield Finding('kernel_missing', "No usable Jupyter kernel named python3 is registered.", remedy)
-    elif first in ('python', 'python3', f'python3.{sys.version_info[1]}') or places(first)==places(sys.executable):
-        yield Finding('kernel_ok', "The kernel python3 is this Python.")
-    else:
-        gone = os.path.isabs(first) and not os.path.exists(first)
-        which, effect = (('a missing', "Notebooks won't start.") if gone else
-                         ('another', "Notebooks opened by hand wouldn't see the packages installed here."))
-        yield Finding('kernel_other', f"The kernel python3 starts {which} Python: {first}. {effect}", remedy)
+    remedy = (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as "
+              "the kernel in your editor. `gpubench run` isn't affected.")
+    def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)  # a venv links
+    try: kernels = import_module('jupyter_client.kernelspec').KernelSpecManager()
+    except ImportError: return (yield found('jupyter_missing'))
+    try: first = kernels.get_kernel_spec('python3').argv[0]
+    except (LookupError, OSError, ValueError):  # there is none, or its file is damaged
+        return (yield found('kernel_missing', remedy=remedy))
+    if re.fullmatch(r'python(3(\.\d+)?)?', first) or places(first)==places(sys.executable):
+        return (yield found('kernel_ok'))
+    which, effect = 'another', "Notebooks opened by hand wouldn't see the packages installed here."
+    if os.path.isabs(first) and not os.path.exists(first):
+        which, effect = 'a missing', "Notebooks won't start."
+    yield found('kernel_other', which=which, first=first, effect=effect, remedy=remedy)
+
+# %% ../nbs/40_doctor.ipynb #e1d29f04
+phrases("""
+data_ok ok data
+Available offline: digits, digits60k, synthetic, birds{own}.{more}
+
+data_readonly limit data
+Data sets can't be saved: {why}. These still work: digits, synthetic{own}.
+-> Set the environment variable FASTAI_HOME to a folder that you can write to.
+""")
 
 def check_data(facts):
     "Which data sets are available offline, and can others be saved?"
-    home, cfg = Path(facts.env.get('FASTAI_HOME') or '~/.fastai').expanduser(), ConfigParser(interpolation=None)
+    home = Path(facts.env.get('FASTAI_HOME') or '~/.fastai').expanduser()
+    cfg = ConfigParser(interpolation=None)
     try: cfg.read(home/'config.ini', encoding='utf-8')
-    except (ConfigError, UnicodeDecodeError): pass               # fastai itself complains; assume its default
+    except (ConfigError, UnicodeDecodeError): pass  # fastai itself complains
     folder, archives = (home/cfg.get('DEFAULT', o, fallback=o) for o in ('data', 'archive'))
-    names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')       # ours -> fastai's folder
+    names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')  # fastai's
     here = [k for k,v in names.items() if (folder/v).is_dir() or (archives/f'{v}.tgz').is_file()]
-    missing, own = [o for o in names if o not in here], ''.join(f', {o}' for o in here)
+    own, missing = ''.join(f', {o}' for o in here), ', '.join(o for o in names if o not in here)
     there = next(o for o in (folder, *folder.parents) if os.path.exists(o))
-    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))   # permissions alone don't prove it
+    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))  # permissions don't prove it
     except OSError as e:
-        why = f"you can't write to {there} ({e.strerror})" if there.is_dir() else f"{there} isn't a folder"
-        yield Finding('data_readonly', f"Data sets can't be saved: {why}. These still work: digits, synthetic{own}.",
-                      "Set the environment variable FASTAI_HOME to a folder that you can write to.")
-    else: yield Finding('data_ok', f"Available offline: digits, digits60k, synthetic, birds{own}." +
-                        (f" Downloaded on first use: {', '.join(missing)}." if missing else ''))
+        why = f"{there} isn't a folder"
+        if there.is_dir(): why = f"you can't write to {there} ({e.strerror})"
+        yield found('data_readonly', why=why, own=own)
+    else: yield found('data_ok', own=own, more=
+        f" Downloaded on first use: {missing}." if missing else '')
 
-CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states, check_cpu, check_pages,
-          check_load, check_shared_memory, check_kernel, check_data)
+# %% ../nbs/40_doctor.ipynb #3fd1c09e
+CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states,
+          check_cpu, check_pages, check_load, check_shared_memory, check_kernel, check_data)
+phrases("""
+check_failed limit doctor
+The doctor's `{name}` failed: {error}. Its result is unknown.
+-> Fix the cause named in the error, and run `gpubench doctor` again.
+""")
+
+def bare_machine(facts):
+    "What `describe_machine` returns and can be found without torch"
+    packages = 'torch torchvision fastai fastcore gpubench'.split()
+    versions = {o: package_version(o) for o in packages}
+    return versions | dict(cpu=cpu_name(facts.root), n_cores=n_cores(facts.root), wsl2=facts.wsl2,
+                           container=facts.container, python=platform.python_version(),
+                           os=f'{platform.system()} {platform.release()}')
 
 # %% ../nbs/40_doctor.ipynb #a7f509b4
-def examine(root='/')->dict: # `machine` from `describe_machine`, `nvml`: what it reported, `findings`: worst first
+def examine(root='/')->dict: # `machine` as by `describe_machine`, `nvml`, `findings`, worst first
     "Examine this machine, whose file system starts at `root`"
-    try: load = cpu_load()                                       # first, while none of our own processes compute
-    except Exception as e: load = e                              # `check_load` reports it
-    tried, found = probe(['nvml'], timeout_s=30) | probe([*_STEPS][1:]), []
-    facts = Facts(tried, load, root)
+    try: load = cpu_load()  # first, while none of our own processes compute
+    except Exception as e: load = e                        # `check_load` reports it
+    facts = Facts(probe(['nvml'], timeout_s=30) | probe([*_STEPS][1:]), load, root)
+    findings = []
     for check in CHECKS:
-        try: found += check(facts)
-        except Exception as e: found.append(Finding('check_failed', f"The doctor's `{check.__name__}` failed: "
-            f"{in_words(e)}. Its result is unknown.",
-            cure(str(e), "Fix the cause named in the error, and run `gpubench doctor` again.")))
-    machine = {k: v for k,v in facts.machine.items() if k not in ('ok', 'warnings')} if facts.machine['ok'] else dict(
-        cpu=cpu_name(root), n_cores=n_cores(root), python=platform.python_version(), wsl2=facts.wsl2,
-        os=f'{platform.system()} {platform.release()}', container=facts.container,
-        **{o: package_version(o) for o in 'torch torchvision fastai fastcore gpubench'.split()})
-    return dict(machine=machine, nvml={k: v for k,v in facts.nvml.items() if k!='warnings'},
-                findings=sorted(found, key=lambda o: -LEVELS.index(o.level)))
+        try: findings += check(facts)
+        except Exception as e:
+            error = Answer.of_error(e).text
+            findings.append(cured(found('check_failed', name=check.__name__, error=error), error))
+    machine = facts.machine if facts.machine['ok'] else bare_machine(facts)
+    return dict(machine={k: v for k,v in machine.items() if k not in ('ok', 'warnings')},
+                nvml={k: v for k,v in facts.nvml.items() if k!='warnings'},
+                findings=sorted(findings, key=lambda o: -LEVELS.index(o.level)))
 
 # %% ../nbs/40_doctor.ipynb #ed516f7a
 def as_text(exam:dict)->str: # Lines of 110 characters at most, except where a command is longer
     "The result of `examine` for people"
     def show(x): return 'yes' if x is True else 'no' if x is False else '-' if x is None else str(x)
     def fold(text, start):
-        whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)         # commands stay on one line
+        whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)  # commands stay whole
         lines = textwrap.wrap(whole, 110, initial_indent=start, subsequent_indent=' '*len(start),
                               break_long_words=False, break_on_hyphens=False)
         return [o.replace('\0', ' ') for o in lines]
     marks = dict(ok='ok', limit='LIMIT', broken='BROKEN')
-    shown = {k: v for k,v in exam['machine'].items() if k in FIELDS and FIELDS[k].heading}
-    rows = {FIELDS[k].words(long=False): show(v) for k,v in shown.items()}
-    lines = ['This machine', *(f'  {k:{max(map(len, rows))}}  {v}' for k,v in rows.items()), '', 'Findings']
+    known = {k: v for k,v in exam['machine'].items() if k in FIELDS and FIELDS[k].heading}
+    rows = {FIELDS[k].words(long=False): show(v) for k,v in known.items()}
+    width = max(map(len, rows))
+    lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', 'Findings']
     for o in exam['findings']:
-        lines += fold(o.what, f'  {marks[o.level]:7}') + (fold(o.remedy, f'{"":9}What to do: ') if o.remedy else [])
-    end = ('All is well: this machine is ready for `gpubench run`.', 'The labs run, with the limits listed above.',
+        lines += fold(o.what, f'  {marks[o.level]:7}')
+        if o.remedy: lines += fold(o.remedy, ' '*9+'What to do: ')
+    end = ('All is well: this machine is ready for `gpubench run`.',
+           'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
-    return '\n'.join([*lines, '', end]).encode('utf-8', 'backslashreplace').decode()     # a path may not be UTF-8
+    text = '\n'.join([*lines, '', end])
+    return text.encode('utf-8', 'backslashreplace').decode()  # a path may not be UTF-8
 
-def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings with level, about, code, …
+# %% ../nbs/40_doctor.ipynb #5a77e9c0
+def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings
     "The result of `examine` for scripts"
     code = exit_code(exam['findings'])
-    whole = dict(schema=2, level=LEVELS[code], exit_code=code, machine=exam['machine'], nvml=exam['nvml'],
-                 findings=[o.as_dict() for o in exam['findings']])
+    whole = dict(schema=2, level=LEVELS[code], exit_code=code) | exam
+    whole['findings'] = [o.as_dict() for o in exam['findings']]
     return json.dumps(plain_record(whole), indent=2, allow_nan=False)

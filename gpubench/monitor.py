@@ -8,12 +8,12 @@ __all__ = ['MONITOR_COLUMNS', 'Monitor', 'MonitorCallback']
 # %% ../nbs/22_monitor.ipynb #4d191fe9
 import math
 import multiprocessing
-import re
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter, process_time, thread_time
 
 import numpy as np
@@ -26,43 +26,52 @@ from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, device_names, gpu_sour
 from .timing import batch_images
 
 # %% ../nbs/22_monitor.ipynb #53bcf55a
-CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib cpu_energy_counter_j'.split()
+CPU_COLUMNS = ('cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib '
+               'cpu_energy_counter_j').split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 
 # %% ../nbs/22_monitor.ipynb #4680de92
-MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device', *GPU_COLUMNS, *CPU_COLUMNS]
+MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
+                   *GPU_COLUMNS, *CPU_COLUMNS]
 
 # %% ../nbs/22_monitor.ipynb #bcb7dd4a
 class CpuEnergy:
-    "Energy of the CPU's packages since the first reading, through Linux's powercap folder; `note` says what is wrong"
-    max_w = 2000       # of one package, several times what the largest draws; anything above is a fault
-    still_s = 1.       # RAPL changes every millisecond, so a counter that stands still this long isn't used
+    "Energy of the CPU's packages since the first reading (Linux's powercap), with a `note`"
+    max_w = 2000       # of one package, several times what the largest draws; more is a fault
+    still_s = 1.       # RAPL changes every millisecond; one that stands still isn't used
 
     def __init__(self, folder='/sys/class/powercap', clock=perf_counter):
-        self.clock, self.last, self.moved_s, self.total_j, self.note = clock, None, None, 0., ''
-        self.zones = [o for o in sorted(Path(folder).glob('intel-rapl:*')) if file_text(o/'name').startswith('package')]
+        self.clock, self.total_j, self.note = clock, 0., ''
+        self.last = self.moved_s = None
+        found = sorted(Path(folder).glob('intel-rapl:*'))
+        self.zones = [o for o in found if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
-        if not self.zones: self._stop("is missing, as is usual in virtual machines and outside Linux")
+        if not self.zones: self._stop('is missing, as is usual in virtual machines and outside Linux')
         elif None in self._numbers('energy_uj'): self._stop(
             "may only be read by root. An administrator can allow it until the next restart: "
             f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")
 
     def _numbers(self, file):
-        return [int(o) if o.isdigit() else None for o in (file_text(zone/file) for zone in self.zones)]
+        texts = [file_text(o/file) for o in self.zones]
+        return [int(o) if o.isdigit() else None for o in texts]
 
-    def _stop(self, why): self.zones, self.note = [], f"cpu_energy_counter_j is empty: the CPU's energy counter {why}."
+    def _stop(self, why):
+        self.zones = []
+        self.note = f"cpu_energy_counter_j is empty: the CPU's energy counter {why}."
 
     def read(self)->float|None:
         "Joules of all packages; None if any of them can't be read or trusted"
         now_s, now_uj = self.clock(), self._numbers('energy_uj')
         if not now_uj or None in now_uj: return None
         last_s, last_uj = self.last or (now_s, now_uj)
-        steps = [1e-6*(b-a if b>=a else b-a+(most or 0)) for a,b,most in zip(last_uj, now_uj, self.max_uj)]
-        self.last, self.total_j = (now_s, now_uj), self.total_j+sum(steps)
-        if all(steps) or self.moved_s is None: self.moved_s = now_s
-        most_j = self.max_w*(now_s-last_s+1)               # 1 s: the thread may have waited between clock and file
-        if not all(0<=o<=most_j for o in steps): self._stop('was reset or jumped, as after a suspend. Measure again')
-        elif now_s-self.moved_s>=self.still_s: self._stop('stood still, as in some virtual machines')
+        gone = [b-a if b>=a else b-a+(most or 0) for a,b,most in zip(last_uj, now_uj, self.max_uj)]
+        self.last, self.total_j = (now_s, now_uj), self.total_j+1e-6*sum(gone)
+        if all(gone) or self.moved_s is None: self.moved_s = now_s
+        most_j = self.max_w*(now_s-last_s+1)  # 1 s: the thread may have waited
+        if not 0<=min(gone)<=max(gone)<=1e6*most_j:
+            self._stop('was reset or jumped, as after a suspend. Measure again')
+        elif now_s-self.moved_s>=self.still_s:
+            self._stop('stood still, as in some virtual machines')
         return self.total_j if self.zones else None
 
 # %% ../nbs/22_monitor.ipynb #d586e090
@@ -71,73 +80,84 @@ class CpuSource:
     device, alive, windowed = 'cpu', True, False
 
     def __init__(self, energy=None, ps=psutil, own_s=process_time, children=None):
-        self.ps, self.own_s, self.children, self.energy = ps, own_s, children or self._children, energy or CpuEnergy()
+        self.ps, self.own_s, self.energy = ps, own_s, energy or CpuEnergy()
+        self.children = children or self._children
         self.last, self.processes, self.failed = None, {}, {}
 
     def close(self): pass
 
     @property
     def notes(self):
-        failed = [f"The CPU's {k} could not be read ({v}); it stays empty." for k,v in self.failed.items()]
-        return [self.energy.note]*bool(self.energy.note) + failed
+        failed = [f"The CPU's {k} could not be read ({v})." for k,v in self.failed.items()]
+        return [self.energy.note, *failed] if self.energy.note else failed
 
-    def _try(self, name, f, *args):
-        try: return f(*args)
-        except self.ps.NoSuchProcess: return None                     # a worker that ended just now
-        except Exception as e: self.failed.setdefault(name, f'{type(e).__name__}: {e}')  # where /proc is unusual
+    def _try(self, name, f):
+        try: return f()
+        except Exception as e:  # where /proc is unusual
+            self.failed.setdefault(name, f'{type(e).__name__}: {e}')
 
     def _machine_s(self):
         "Busy and total seconds of all cores; a guest's time is included in its host's"
         o = self.ps.cpu_times()._asdict()
-        total = sum(v for k,v in o.items() if not k.startswith('guest') and k not in ('dpc', 'interrupt'))
+        left_out = 'guest', 'guest_nice', 'dpc', 'interrupt'
+        total = sum(v for k,v in o.items() if k not in left_out)
         return total-o['idle']-o.get('iowait', 0), total
 
     def _children(self):
-        "Daemonic children, which is what a DataLoader's workers are; psutil would search all processes"
+        "Daemonic children, as a DataLoader's workers are; psutil would search all processes"
         return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 
-    def _worker_s(self, pid):
-        if pid not in self.processes: self.processes[pid] = self.ps.Process(pid)
-        return sum(self.processes[pid].cpu_times()[:2])
+    def _workers_s(self):
+        "Seconds that each worker has computed, by PID"
+        found = {}
+        for o in self.children():
+            try:
+                if o not in self.processes: self.processes[o] = self.ps.Process(o)
+                found[o] = sum(self.processes[o].cpu_times()[:2])
+            except self.ps.NoSuchProcess: pass  # it ended just now
+        return found
 
     def _shares(self, old, now):
         "The columns that compare with the sample before"
-        dt, both = now['time_s']-old['time_s'], now['workers'].keys() & old['workers'].keys()
+        dt = now['time_s']-old['time_s']
         if dt<=0: return {}
-        worked_s = sum(now['workers'][o]-old['workers'][o] for o in both)
-        row = dict(process_cores=(now['own_s']-old['own_s'])/dt, worker_frac=worked_s/len(both)/dt if both else None)
-        if None in (now['machine'], old['machine']): return row
-        busy, total = (a-b for a,b in zip(now['machine'], old['machine']))
-        return row | dict(cpu_frac=max(0., min(1., busy/total)) if total>0 else None)
+        row = dict(process_cores=(now['own_s']-old['own_s'])/dt)
+        before, after = old['workers'] or {}, now['workers'] or {}
+        worked_s = [after[o]-before[o] for o in after if o in before]
+        if worked_s: row['worker_frac'] = sum(worked_s)/len(worked_s)/dt
+        if now['machine'] and old['machine']:
+            busy, total = (a-b for a,b in zip(now['machine'], old['machine']))
+            if total>0: row['cpu_frac'] = max(0., min(1., busy/total))
+        return row
 
     def read(self, time_s):
         "The columns of a row"
-        pids = self._try('number of workers', self.children) or []
-        asked = {o: self._try('workers', self._worker_s, o) for o in pids}
-        workers, machine = {k: v for k,v in asked.items() if v is not None}, self._try('load', self._machine_s)
+        workers, machine = self._try('workers', self._workers_s), self._try('load', self._machine_s)
         now = dict(time_s=time_s, own_s=self.own_s(), workers=workers, machine=machine)
         row = dict.fromkeys(CPU_COLUMNS) | (self._shares(self.last, now) if self.last else {})
         self.last = now
         ram = self._try('memory', self.ps.virtual_memory)
         own = self._try('process memory', lambda: self.ps.Process().memory_info())
-        if not {'workers', 'number of workers'} & set(self.failed): row['n_workers'] = len(workers)
+        if workers is not None: row['n_workers'] = len(workers)
         if ram: row['ram_mib'] = (ram.total-ram.available)/2**20
         if own: row['process_ram_mib'] = own.rss/2**20
         return row | dict(cpu_energy_counter_j=self.energy.read())
 
 # %% ../nbs/22_monitor.ipynb #da753ee4
-_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6     # over which drivers average utilization and power
+_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6  # over which drivers average utilization and power
 
 class Sampling:
-    "The samples of one fit. `find` returns sources and notes; it and all reading run in a separate thread"
-    cost_share, patience_s = .004, 2.   # most CPU time to use; the longest wait for a driver at the end of a fit
+    "The samples of one fit. `find` returns sources and notes; it and all reading run in a thread"
+    cost_share = .004        # most CPU time to use
+    patience_s = 2.          # the longest wait for a driver at the end of a fit
 
     def __init__(self, find, interval_s=.25, clock=perf_counter, cpu_clock=thread_time):
         self.find, self.interval_s, self.clock, self.cpu_clock = find, interval_s, clock, cpu_clock
         self.rows, self.spans, self.open, self.sources, self.own_notes = [], [], [], [], []
-        self.n, self.last_s, self.end_s, self.start_s = 0, None, None, clock()
-        self.costs, self.mark_s, self.cpu_s = deque(maxlen=5), 0., 0.    # CPU time until the last sample; in the fit
-        self.late = self.left = False            # the fit began without a sample; `stop` abandoned the thread
+        self.n, self.start_s, self.last_s, self.end_s = 0, clock(), None, None
+        self.costs = deque(maxlen=5)
+        self.mark_s = self.cpu_s = 0.            # CPU time until the last sample; in the fit
+        self.late = self.left = False  # the fit began without a sample; `stop` left the thread
         self.stopping, self.ready = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
 
@@ -148,12 +168,12 @@ class Sampling:
     @property
     def is_stuck(self): return self.left and self.thread.is_alive()
     @property
-    def length_s(self): return (self.last_s or 0.) if self.end_s is None else self.end_s
+    def length_s(self): return (self.last_s or 0.) if self.running else self.end_s
     @property
     def notes(self): return self.own_notes + [o for s in self.sources for o in s.notes]
     @property
     def period_s(self)->float:
-        "As requested, or longer if samples are slow: they take at most half of it, and little CPU time"
+        "As requested, or longer: samples take at most half of it, and little CPU time"
         cpu_s, wall_s = np.median(self.costs, axis=0).tolist() if self.costs else (0., 0.)
         return max(self.interval_s, cpu_s/self.cost_share, 2*wall_s)
 
@@ -164,65 +184,67 @@ class Sampling:
             self.late = not self.ready.wait(patience_s)
         except RuntimeError as e:
             self.end_s = 0.
-            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or raise `ulimit -u`.")
-        except BaseException:                              # Ctrl-C, after which nobody calls `stop`
+            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or "
+                                  "raise `ulimit -u`.")
+        except BaseException:  # Ctrl-C, after which nobody calls `stop`
             self.stopping.set()
             raise
         if self.late:
-            self.start_s = self.clock()                                     # the fit begins now
-            self.own_notes.append(f"The first sample was not there after {patience_s:g} s: a driver doesn't answer. "
-                                  "The fit went on. If `nvidia-smi` hangs too, restart the machine.")
+            self.start_s = self.clock()  # the fit begins now
+            self.own_notes.append(
+                f"The first sample was not there after {patience_s:g} s: a driver doesn't answer. "
+                "The fit went on. If `nvidia-smi` hangs too, restart the machine.")
 
     def take(self):
         "Take one sample: a row for each device"
         start_s, time_s, part = self.clock(), self.now_s(), (self.open or [{}])[-1]
         at = dict(sample=self.n, time_s=time_s, epoch=part.get('epoch'), phase=part.get('phase'))
-        rows = [at | dict(device=o.device) | found for o in self.sources if o.alive and (found := o.read(time_s))]
-        if self.left: return                                     # too late: the fit is over and summarized
-        self.rows += rows
+        found = [(o.device, o.read(time_s)) for o in self.sources if o.alive]
+        if self.left: return  # too late: the fit is over and summarized
+        self.rows += [at | dict(device=device) | row for device,row in found if row]
         self.n, self.last_s = self.n+1, time_s
-        if self.n>1: self.costs.append((self.cpu_clock()-self.mark_s, self.clock()-start_s))    # the first one warms up
+        if self.n>1:                                       # the first one warms up
+            self.costs.append((self.cpu_clock()-self.mark_s, self.clock()-start_s))
         self.mark_s = self.cpu_clock()
 
     def _run(self):
         try:
             self.sources, notes = self.find()
             self.own_notes += notes
-            if not self.late: self.start_s = self.clock()                  # the fit waits for this moment
+            if not self.late: self.start_s = self.clock()  # the fit waits for this moment
             self.take()
-            if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # this sample was due before the fit
-            before_s = self.mark_s                         # the fit begins after this sample, ends before the last
+            if self.late: self.rows, self.n, self.last_s = [], 0, self.now_s()  # before the fit
+            before_s = self.mark_s                         # the fit comes after this sample
             self.ready.set()
             while not self.stopping.wait(max(0., self.last_s+self.period_s-self.now_s())):
                 self.take()
                 self.cpu_s = self.mark_s-before_s
-            for o in self.sources: o.due_s = 0.                            # now slow columns, too
+            for o in self.sources: o.due_s = 0.  # now slow columns, too
             self.take()
-        except Exception as e:                      # a fault here must not disturb a training
-            self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit ({type(e).__name__}: {e}); "
-                                  "the fit went on. Please report this.")
-        finally: self._close()
-
-    def _close(self):
-        for o in self.sources: o.close()
-        if self.end_s is None: self.end_s = self.last_s or 0.
-        self.ready.set()
+        except Exception as e:  # a fault here must not disturb a training
+            self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit "
+                                  f"({type(e).__name__}: {e}); the fit went on. Please report this.")
+        finally:
+            for o in self.sources: o.close()
+            if self.running: self.end_s = self.last_s or 0.
+            self.ready.set()
 
     def stop(self):
         "The fit is over: take a last sample and end the thread"
-        if self.end_s is None: self.end_s = self.now_s()
+        if self.running: self.end_s = self.now_s()
         self.stopping.set()
         if self.thread.ident is not None: self.thread.join(self.patience_s)
         self.left = self.thread.is_alive()
         if self.left: self.own_notes.append(
-            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did not wait longer. "
-            f"Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so no means are given. "
-            "If `nvidia-smi` hangs too, restart the machine.")
+            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did "
+            f"not wait longer. Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so "
+            "no means are given. If `nvidia-smi` hangs too, restart the machine.")
 
     def begin(self, phase, epoch):
         "A part of the fit begins"
-        self.open.append(dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0))
-        self.spans.append(self.open[-1])
+        span = dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0)
+        self.open.append(span)
+        self.spans.append(span)
     def count(self, n_images):
         "The current part trained this many images"
         if self.open: self.open[-1]['n_images'] += n_images
@@ -233,74 +255,58 @@ class Sampling:
     @property
     def trained(self)->list: # (start, end) in seconds
         "When it trained"
-        ends = [self.length_s if o['end_s'] is None else o['end_s'] for o in self.spans]
-        return [(o['start_s'], end) for o,end in zip(self.spans, ends) if o['phase']=='train']
+        return [(o['start_s'], self.length_s if o['end_s'] is None else o['end_s'])
+                for o in self.spans if o['phase']=='train']
 
 # %% ../nbs/22_monitor.ipynb #425bf0c5
-_DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}     # between two samples, however far apart
-_WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                   # means of the time before their sample
+_DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}  # between samples, however far apart
+_WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                # means of the time before their sample
 
 def _hole_s(t): # seconds; samples further apart leave a hole that nothing is known about
     return max(1., 3*np.median(np.diff(t))) if len(t)>1 else 1.
 
-def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None where nothing was measured
+def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None if not measured
     "Mean of a column over one device's rows, weighted by time, from `from_s` of each fit on"
     total = seconds = 0.
     for _,o in df.groupby('fit'):
         t, x = o.time_s.to_numpy(float), o[column].to_numpy(float)
         dt, y = np.diff(t), x[1:] if column in _WINDOWS | _DIFFERENCES else (x[1:]+x[:-1])/2
-        ok = np.isfinite(y) & (t[1:]>=from_s) & (dt<=(math.inf if column in _DIFFERENCES else _hole_s(t)))
-        total, seconds = total+(y*dt)[ok].sum(), seconds+dt[ok].sum()
+        known = np.isfinite(y) & (t[1:]>=from_s)
+        if column not in _DIFFERENCES: known &= dt<=_hole_s(t)
+        total, seconds = total+(y*dt)[known].sum(), seconds+dt[known].sum()
     return float(total/seconds) if seconds>0 else None
 
 # %% ../nbs/22_monitor.ipynb #d1fcde9e
+_ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 _TICK_S = .1
-_MAX_RATIO = 2     # of counter and power in a long fit; GPUs average their power in different ways
+_MAX_RATIO = 2  # of counter and power in a long fit; GPUs average their power in different ways
 
 def _power_j(t, power, at):
     "Joules until each of `at`, by the power at times `t`; its first and last value hold beyond"
     joules = np.concatenate([[0.], np.cumsum(np.diff(t)*(power[1:]+power[:-1])/2)])
-    return np.interp(at, t, joules) + power[0]*np.minimum(at-t[0], 0) + power[-1]*np.maximum(at-t[-1], 0)
+    before, after = power[0]*np.minimum(at-t[0], 0), power[-1]*np.maximum(at-t[-1], 0)
+    return np.interp(at, t, joules) + before + after
 
-def _covers(t, at): # (len(at)-1,) booleans
-    "Is the time between each two of `at` covered by readings at times `t`, without a hole?"
-    if len(t)<2: return np.zeros(len(at)-1, bool)
-    edges = np.concatenate([[min(t[0], at[0])], t, [max(t[-1], at[-1])]])
-    gaps = np.diff(edges)
-    return np.diff(np.interp(at, edges, np.concatenate([[0.], np.cumsum(gaps*(gaps>_hole_s(t)))])))==0
+def _covers(t, length_s):
+    "Do readings at times `t` cover a fit without a hole?"
+    if len(t)<2: return False
+    return np.diff([min(t[0], 0.), *t, max(t[-1], length_s)]).max()<=_hole_s(t)
 
-class _CounterCurve:
-    "Joules by a counter with ticks, from the fit's start to its end"
-    def __init__(self, t, counter, power_t, power, length_s): # at least two readings, and one of the power
-        self.power_t, self.power = power_t, power
-        x, end = t-_TICK_S/2, max(length_s, t[-1])                   # each reading is half a tick old
-        first, last = (np.diff(_power_j(power_t, power, np.array(o))) for o in ([x[0], 0.], [x[-1], end]))
-        self.x = np.concatenate([[0.], x[x>0], [end]])
-        self.y = np.maximum.accumulate(np.concatenate([counter[0]+first, counter[x>0], counter[-1]+last]))
-        self.steps, self.known = np.diff(_power_j(power_t, power, self.x)), _covers(power_t, self.x)
-
-    def agrees(self):
-        "Does it roughly agree with the power, where this is known? Power may lag by a window"
-        if not self.known.any(): return True
-        counter_j, power_j = (float(o[self.known].sum()) for o in (np.diff(self.y), self.steps))
-        most = _MAX_RATIO*(1+_WINDOW_S/np.diff(self.x)[self.known].sum())
-        return power_j<=most*counter_j and counter_j<=most*power_j
-
-    def __call__(self, at):
-        "Joules until each of `at`: between two readings distributed like the power, or evenly where that isn't known"
-        i = np.clip(np.searchsorted(self.x, at, 'right')-1, 0, len(self.x)-2)
-        since = _power_j(self.power_t, self.power, at)-_power_j(self.power_t, self.power, self.x[i])
-        where = (self.known & (self.steps>0))[i]
-        share = np.divide(since, self.steps[i], out=(at-self.x[i])/np.diff(self.x)[i], where=where)
-        return self.y[i]+share*np.diff(self.y)[i]
-
-def _by_counter(t, counter, power_t, power, length_s):
-    "A function from times to joules; None if the counter stood still, fell, has a hole or contradicts the power"
-    if len(t)<2 or t[-1]-t[0]<_TICK_S or counter[-1]==counter[0] or (np.diff(counter)<0).any(): return
-    if not _covers(t, np.array([0., length_s])).all(): return
-    if not len(power): power_t, power = t[[0, -1]], np.full(2, (counter[-1]-counter[0])/(t[-1]-t[0]))   # its own mean
-    curve = _CounterCurve(t, counter, power_t, power, length_s)
-    return curve if curve.agrees() else None
+def _by_counter(t, counter, power_j, length_s):
+    """A function from times to joules; None if the counter stood still, fell, has a hole or
+    contradicts the power. `power_j` is such a function; None if the power isn't known"""
+    if not _covers(t, length_s) or t[-1]-t[0]<_TICK_S: return
+    if counter[-1]==counter[0] or (np.diff(counter)<0).any(): return
+    mean_w = (counter[-1]-counter[0])/(t[-1]-t[0])
+    weight = power_j or (lambda at: mean_w*at)
+    x, end = t-_TICK_S/2, max(length_s, t[-1])  # each reading is half a tick old
+    at = np.concatenate([[0.], x[x>0], [end]])
+    first = counter[0]+weight(0.)-weight(x[0])
+    last = counter[-1]+weight(end)-weight(x[-1])
+    joules = np.maximum.accumulate([first, *counter[x>0], last])
+    ratio = (joules[-1]-joules[0])/(weight(end)-weight(0.))
+    most = _MAX_RATIO*(1+_WINDOW_S/end)  # power may lag by a window
+    if 1/most<=ratio<=most: return lambda s: np.interp(weight(s), weight(at), joules)
 
 def fit_energy(
     t,               # (n,) seconds since the start of the fit
@@ -308,15 +314,15 @@ def fit_energy(
     power,           # (n,) watts; NaN where not measured
     length_s:float,  # Of the fit
     spans=(),        # (start, end) in seconds of the training parts
-)->dict: # `energy_j`, `energy_train_j`, `energy_error_j`, `energy_source`; all None if neither covers the fit
-    "Energy of a fit and of its training, by the counter if it can be trusted, otherwise by the power"
+)->dict: # As `_ENERGY`; all None if neither covers the fit
+    "Energy of a fit and of its training, by the counter if it can be trusted, or by the power"
     t, first = np.unique(np.asarray(t, float), return_index=True)
     counter, power = (np.asarray(o, float)[first] for o in (counter, power))
     read, known = np.isfinite(counter), np.isfinite(power)
-    by_counter = _by_counter(t[read], counter[read], t[known], power[known], length_s)
-    if not by_counter and not _covers(t[known], np.array([0., length_s])).all():
-        return dict.fromkeys(['energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'])
-    joules = by_counter or partial(_power_j, t[known], power[known])
+    power_j = partial(_power_j, t[known], power[known]) if _covers(t[known], length_s) else None
+    by_counter = _by_counter(t[read], counter[read], power_j, length_s)
+    joules = by_counter or power_j
+    if not joules: return dict.fromkeys(_ENERGY)
     def used(a, b): return float(np.diff(joules(np.clip([a, b], 0., length_s)))[0])
     total = used(0., length_s)
     return dict(energy_j=total, energy_train_j=sum(used(*o) for o in spans),
@@ -325,16 +331,18 @@ def fit_energy(
 
 # %% ../nbs/22_monitor.ipynb #9fe21a01
 _GPU_MEANS = dict(gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
-                  sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
-                  power_capped_frac='capped')
-_GPU_MAXIMA = dict(power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c')
-_CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores', worker_mean_frac='worker_frac')
+                  sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w',
+                  throttled_frac='throttled', power_capped_frac='capped')
+_GPU_MAXIMA = dict(power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib',
+                   temperature_max_c='temperature_c')
+_CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores',
+                  worker_mean_frac='worker_frac')
 _CPU_MAXIMA = dict(ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
 _TOGETHER = { # how to combine the values of several GPUs; by default the largest counts
     **dict.fromkeys('power_mean_w power_max_w energy_j energy_train_j energy_error_j'.split(), sum),
-    **dict.fromkeys('gpu_util_mean_frac mem_util_mean_frac sm_clock_mean_mhz'.split(), lambda o: sum(o)/len(o)),
-    **dict.fromkeys('sm_clock_start_mhz warm_at_start'.split(), min)}       # the coldest GPU decides
+    **dict.fromkeys('gpu_util_mean_frac mem_util_mean_frac sm_clock_mean_mhz'.split(), fmean),
+    **dict.fromkeys('sm_clock_start_mhz warm_at_start'.split(), min)}  # the coldest GPU decides
 
 def _together(rows):
     "Several dicts combined; None where any is None. For energy_source, 'power' is the largest"
@@ -343,24 +351,29 @@ def _together(rows):
 
 def _stats(df, means, maxima, enough):
     "Means, if `enough` was sampled, and maxima of one device"
-    def mean(column): return time_mean(df, column, _WINDOW_S if column in _WINDOWS else 0.) if enough else None
+    def mean(column):
+        if enough: return time_mean(df, column, _WINDOW_S if column in _WINDOWS else 0.)
     def largest(column): return None if df[column].isna().all() else float(df[column].max())
     return {k: mean(o) for k,o in means.items()} | {k: largest(o) for k,o in maxima.items()}
 
 def _energy(df, fits, enough, counter='energy_counter_j'):
     "Energy of one device over all fits; None if any of them wasn't covered"
-    parts = [df[df.fit==i] for i in range(len(fits))] if enough else []
-    js = [fit_energy(at.time_s, at[counter], at.power_w, o.length_s, o.trained) for at,o in zip(parts, fits)]
-    return _together(js or [fit_energy([], [], [], 0.)])
+    if not (enough and fits): return fit_energy([], [], [], 0.)
+    parts = [df[df.fit==i] for i in range(len(fits))]
+    return _together([fit_energy(at.time_s, at[counter], at.power_w, o.length_s, o.trained)
+                      for at,o in zip(parts, fits)])
 
+# %% ../nbs/22_monitor.ipynb #5d0c97be
 def _gpu_summary(df, fits, enough):
-    "What one GPU did; it was warm if it started at most 5 °C cooler and 20 % slower than its average"
-    c, mhz = (df[o].dropna().astype(float).tolist() or [None] for o in ('temperature_c', 'sm_clock_mhz'))
+    "What one GPU did; warm: it started at most 5 °C cooler and 20 % slower than its average"
+    def known(column): return df[column].dropna().astype(float).tolist() or [None]
+    c, mhz = known('temperature_c'), known('sm_clock_mhz')
     row = _stats(df, _GPU_MEANS, _GPU_MAXIMA, enough)
     mean_c, mean_mhz = time_mean(df, 'temperature_c') if enough else None, row['sm_clock_mean_mhz']
     fast = None in (mhz[0], mean_mhz) or mhz[0]>=.8*mean_mhz
     warm = None if None in (c[0], mean_c) else c[0]>=mean_c-5 and fast
-    start = dict(temperature_start_c=c[0], temperature_end_c=c[-1], sm_clock_start_mhz=mhz[0], warm_at_start=warm)
+    start = dict(temperature_start_c=c[0], temperature_end_c=c[-1],
+                 sm_clock_start_mhz=mhz[0], warm_at_start=warm)
     return row | start | _energy(df, fits, enough)
 
 def _all_gpus(df, fits, enough):
@@ -370,25 +383,56 @@ def _all_gpus(df, fits, enough):
     each = {o: _gpu_summary(df[df.device==o], fits, enough and o not in lost) for o in names}
     both = _together([*each.values()] or [_gpu_summary(df[:0], [], False)])
     if both['throttled_frac'] is not None:
-        any_gpu = df.groupby(['fit', 'sample'], as_index=False)[['time_s', 'throttled', 'capped']].max()
-        both |= dict(throttled_frac=time_mean(any_gpu, 'throttled'), power_capped_frac=time_mean(any_gpu, 'capped'))
+        samples = df.groupby(['fit', 'sample'], as_index=False)
+        any_gpu = samples[['time_s', 'throttled', 'capped']].max()
+        both |= dict(throttled_frac=time_mean(any_gpu, 'throttled'),
+                     power_capped_frac=time_mean(any_gpu, 'capped'))
     words = {w for o in df.throttle_words.dropna() for w in o.split(', ') if w}
-    seen = dict(throttle_seen=', '.join(sorted(words)) if df.throttle_bits.notna().any() else None)
-    if len(names)<2: return both | seen
-    own = {o: re.sub(r'\W', lambda m: '_' if m[0]=='-' else '', o) for o in names}              # 'cuda0', 'GPU_1b…'
-    left_out = 'energy_source', 'energy_train_j'
-    return both | seen | {f'{own[o]}_{k}': v for o in names for k,v in each[o].items() if k not in left_out}
+    both['throttle_seen'] = ', '.join(sorted(words)) if df.throttle_bits.notna().any() else None
+    for name,row in each.items() if len(names)>1 else ():
+        own = name.replace(':', '').replace('-', '_')  # 'cuda0', 'GPU_1b…'
+        left_out = 'energy_source', 'energy_train_j'
+        both |= {f'{own}_{k}': v for k,v in row.items() if k not in left_out}
+    return both
+
+# %% ../nbs/22_monitor.ipynb #7f13ab08
+def summarize(fits, df, is_enough, notes)->dict: # Flat; None where not measured
+    "What the machine did during `fits`, given their samples, in the form of a trial's record"
+    length_s = float(sum(o.length_s for o in fits))
+    if fits and not is_enough: notes = [
+        f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on "
+        "a GPU), so no means are given. Train longer.", *notes]
+    enough = is_enough and not any(o.left for o in fits)  # a driver hung: samples lack
+    for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
+        df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
+    cpu, n_images = df[df.device=='cpu'], sum(s['n_images'] for o in fits for s in o.spans)
+    cpu_j = _energy(cpu, fits, enough, 'cpu_energy_counter_j')
+    row = _all_gpus(df[df.device!='cpu'], fits, enough)
+    row |= _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
+    row |= {f'cpu_{o}': cpu_j[o] for o in ('energy_j', 'energy_train_j')}
+    for kind in ('energy', 'cpu_energy'):
+        train_j = row.pop(f'{kind}_train_j')
+        row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
+    times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]  # the last is after the fit
+    gaps = np.concatenate([[], *map(np.diff, times)])
+    return row | dict(
+        monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
+        monitor_n_images=n_images or None,
+        monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
+        monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
+        monitor_note=' '.join(notes) or None)
 
 # %% ../nbs/22_monitor.ipynb #d4b23c3b
 class Monitor:
     "Samples the machine while a `with` block runs: the GPUs named, and always the CPU"
     def __init__(self,
-        interval_s:float=.25,        # Seconds between samples; longer where they cost more than 0.4 % of that
+        interval_s:float=.25,        # Seconds between samples; longer if they cost more than 0.4 %
         devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
         clock:Callable=perf_counter, # Returns seconds; tests pass their own
-        sources:Callable=None,       # Returns sources and notes, given names of GPUs; tests pass their own
+        sources:Callable=None,       # Returns sources and notes, given names; tests pass their own
     ):
-        check_value('interval_s', interval_s, is_number(interval_s) and 0<interval_s<1e9, 'above 0, such as .25 s')
+        is_fit = is_number(interval_s) and 0<interval_s<1e9
+        check_value('interval_s', interval_s, is_fit, 'above 0, such as .25 s')
         self.interval_s, self.devices, self.clock = float(interval_s), device_names(devices), clock
         self.sources, self.fits = sources or self._sources, []
 
@@ -400,7 +444,7 @@ class Monitor:
         "A fit begins; it ends with `stop`"
         self.stop()
         names = self.devices if devices is None else devices
-        if any(o.is_stuck for o in self.fits): names = []                 # a hanging driver isn't asked again
+        if any(o.is_stuck for o in self.fits): names = []  # a hanging driver isn't asked again
         interval_s = max(self.interval_s, _SHORTEST_WINDOW_S) if names else self.interval_s
         self.fits.append(Sampling(lambda: self.sources(names), interval_s, self.clock))
         self.fits[-1].start()
@@ -417,58 +461,43 @@ class Monitor:
     def __exit__(self, *_): self.stop()
 
     @property
+    def _all_sources(self): return [o for s in self.fits for o in s.sources]
+    @property
     def notes(self)->list[str]: # Sentences
         "What couldn't be measured and what to do about it, without duplicates"
-        on_gpu, shortest_s = any(o.device!='cpu' for s in self.fits for o in s.sources), _SHORTEST_WINDOW_S
-        faster = (f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a mean over "
-                  f"{shortest_s:.2f} to {_WINDOW_S:g} s, so it was sampled every {shortest_s:.2f} s.")
         found = [o for s in self.fits for o in s.notes]
-        return list(dict.fromkeys([faster, *found] if on_gpu and self.interval_s<shortest_s else found))
+        on_gpu = any(o.device!='cpu' for o in self._all_sources)
+        if on_gpu and self.interval_s<_SHORTEST_WINDOW_S: found.insert(0,
+            f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a "
+            f"mean over {_SHORTEST_WINDOW_S:.2f} to {_WINDOW_S:g} s, so it was sampled every "
+            f"{_SHORTEST_WINDOW_S:.2f} s.")
+        return list(dict.fromkeys(found))
 
     @property
-    def is_enough(self)->bool: # A callback may ask at the end of an epoch, and raise `CancelFitException`
-        """Are there three full windows? For a GPU's utilization and power these are 1 s each, of which the first looks
-        back before the fit; for the CPU alone, three samples"""
-        if not self.fits: return False
-        windowed = any(o.alive and o.windowed for s in self.fits for o in s.sources)
+    def is_enough(self)->bool: # A callback may ask after an epoch, and raise `CancelFitException`
+        """Are there three full windows? For a GPU's utilization and power these are 1 s each, and
+        the first looks back before the fit; for the CPU alone, three samples"""
+        windowed = any(o.alive and o.windowed for o in self._all_sources)
         full_s = sum(max(0., o.length_s-_WINDOW_S) for o in self.fits)
         return sum(max(0, o.n-1) for o in self.fits)>=3 and (not windowed or full_s>=2*_WINDOW_S)
 
     def to_df(self)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
-        "The samples of all fits so far; NaN where not measured. Only the rows of `cpu` have the CPU's values"
+        "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
         rows = [dict(fit=i) | o for i,s in enumerate(self.fits) for o in list(s.rows)]
-        whole, words = ('epoch', 'throttle_bits', 'n_workers'), ('phase', 'device', 'throttle_words')
-        kinds = dict.fromkeys(MONITOR_COLUMNS, float) | dict.fromkeys(whole, 'Int64') | dict.fromkeys(words, object)
-        return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds | dict(fit=int, sample=int))
+        kinds = dict.fromkeys(MONITOR_COLUMNS, float) | dict.fromkeys(['fit', 'sample'], int)
+        kinds |= dict.fromkeys(['epoch', 'throttle_bits', 'n_workers'], 'Int64')
+        kinds |= dict.fromkeys(['phase', 'device', 'throttle_words'], object)
+        return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds)
 
-    def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`: 'train' or 'valid' of an epoch
-        "When each part of each epoch began and ended, in seconds since its fit began; n_images trained"
-        rows = [dict(end_s=s.end_s) | dict(fit=i) | {k: v for k,v in o.items() if v is not None}
+    def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`
+        "When each epoch's 'train' and 'valid' began and ended, in seconds of the fit; n_images"
+        rows = [dict(fit=i) | o | dict(end_s=s.end_s if o['end_s'] is None else o['end_s'])
                 for i,s in enumerate(self.fits) for o in s.spans]
         return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
 
     def summary(self)->dict: # Flat; None where not measured
         "What the machine did during all fits so far, in the form of a trial's record"
-        df, fits, notes, length_s = self.to_df(), self.fits, self.notes, float(sum(o.length_s for o in self.fits))
-        if fits and not self.is_enough: notes = [
-            f"{length_s:.2f} s are too short for three windows of the sensors ({_WINDOW_S:g} s each on a GPU), so no "
-            "means are given. Train longer.", *notes]
-        enough = self.is_enough and not any(o.left for o in fits)     # if a driver hung, part of the fit lacks samples
-        for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
-            df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
-        cpu, n_images = df[df.device=='cpu'], sum(s['n_images'] for o in fits for s in o.spans)
-        cpu_j = _energy(cpu, fits, enough, 'cpu_energy_counter_j')
-        row = _all_gpus(df[df.device!='cpu'], fits, enough) | _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
-        row |= dict(cpu_energy_j=cpu_j['energy_j'], cpu_energy_train_j=cpu_j['energy_train_j'])
-        for kind in ('energy', 'cpu_energy'):
-            train_j = row.pop(f'{kind}_train_j')
-            row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
-        times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]    # without the last one, after the fit
-        gaps = np.concatenate([np.diff(o) for o in times] or [[]])
-        return row | dict(monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
-            monitor_n_images=n_images or None, monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
-            monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
-            monitor_note=' '.join(notes) or None)
+        return summarize(self.fits, self.to_df(), self.is_enough, self.notes)
 
     def to_note(self)->dict: # Plain values, ready for JSON; `plot_monitor` draws it
         "Summary, all `samples` and all `spans` of epochs as one record"
@@ -477,7 +506,7 @@ class Monitor:
 
 # %% ../nbs/22_monitor.ipynb #cecca55c
 class EpochWatch:
-    "Replaces `learn._with_events` during a fit to see each epoch begin and errors pass, which no event reports"
+    "Replaces `learn._with_events` in a fit to see epochs begin and errors pass, for want of events"
     def __init__(self, learn, begin, end):
         self.learn, self.begin, self.end, self.depth, self.on = learn, begin, end, 0, True
         self.had, self.plain = '_with_events' in vars(learn), learn._with_events
@@ -485,7 +514,7 @@ class EpochWatch:
     def __call__(self, f, event_type, *args, **kwargs):
         if event_type!='epoch' or not self.on: return self.plain(f, event_type, *args, **kwargs)
         if self.depth==0: self.begin()
-        self.depth += 1                            # above 1 in a fit within the fit
+        self.depth += 1  # above 1 in a fit within the fit
         try: return self.plain(f, event_type, *args, **kwargs)
         except BaseException:
             if self.depth==1: self.end()
@@ -497,32 +526,34 @@ class EpochWatch:
         while isinstance(top := vars(self.learn).get('_with_events'), EpochWatch) and not top.on:
             if top.had: self.learn._with_events = top.plain
             else: del self.learn._with_events
-    def __reduce__(self): return partial, (type(self.learn)._with_events, self.learn)   # exported within a fit
+    def __reduce__(self):                          # exported within a fit
+        return partial, (type(self.learn)._with_events, self.learn)
 
 # %% ../nbs/22_monitor.ipynb #03f09b87
 def fit_devices(learn)->list[str]:
-    "The GPUs that a fit will use: the model's, and the loaders' device, to which fastai moves the model"
-    devices = [*(o.device for o in learn.model.parameters()), getattr(learn.dls, 'device', None)]
-    names = {str(o) for o in devices} | {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
+    "The GPUs that a fit will use: the model's, and the loaders', to which fastai moves the model"
+    names = {str(o.device) for o in learn.model.parameters()}
+    names.add(str(getattr(learn.dls, 'device', None)))
+    names |= {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
     return sorted(device_names([o for o in names if o.startswith('cuda')]))
 
 # %% ../nbs/22_monitor.ipynb #7d8c03c9
 class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 
-    `learn.export()` replaces it with a `Callback` that does nothing, so the Learner loads without gpubench."""
+    `learn.export()` replaces it with a `Callback` that does nothing, so that it loads anywhere."""
     order, graph_safe = -math.inf, 'counts'
     def __init__(self,
-        interval_s:float=.25, # Seconds between samples; longer where they cost more than 0.4 % of that
+        interval_s:float=.25, # Seconds between samples, as for `Monitor`
         devices=None,         # GPUs to watch, as for `Monitor`; by default those that the fit uses
         **kwargs,             # As for `Monitor`
     ):
         super().__init__(interval_s, () if devices is None else devices, **kwargs)
         self.options, self.watch = dict(interval_s=interval_s, devices=devices, **kwargs), None
 
-    def before_fit(self):                     # `validate` and `get_preds` fire this too, but have no epochs
+    def before_fit(self):  # `validate` and `get_preds` fire this too, but have no epochs
         if self.is_inner: return
-        self.leave()                          # a fit that failed before its first epoch leaves a watch
+        self.leave()  # a fit that failed before its first epoch leaves a watch
         self.watch = EpochWatch(self.learn, self.enter, self.leave)
     def after_fit(self):
         if not self.is_inner: self.leave()
@@ -530,7 +561,8 @@ class MonitorCallback(Monitor, Callback):
     def enter(self):
         "An epoch begins"
         if self not in self.learn.cbs: self.leave()
-        elif not self.running: self.start(fit_devices(self.learn) if self.options['devices'] is None else None)
+        elif not self.running:
+            self.start(fit_devices(self.learn) if self.options['devices'] is None else None)
     def leave(self):
         "The fit is over, or ended by an error"
         self.stop()
@@ -540,12 +572,13 @@ class MonitorCallback(Monitor, Callback):
     @property
     def is_inner(self): return self.watch is not None and self.watch.depth>0
     @property
-    def sampling(self): # the current fit's samples; None in a fit within the fit, whose time belongs to a step
+    def sampling(self): # the current fit's samples; None in a fit within the fit
         return self.fits[-1] if self.running and self.watch and self.watch.depth==1 else None
 
-    def before_batch(self): self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
+    def before_batch(self):
+        self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
     def after_backward(self): self.is_trained = True
-    def after_batch(self):                    # also after a cancelled batch
+    def after_batch(self):  # also after a cancelled batch
         if self.training and self.is_trained: self.count(batch_images(self.learn))
     def count(self, n): # images that were trained
         if self.sampling: self.sampling.count(n)
@@ -556,11 +589,11 @@ class MonitorCallback(Monitor, Callback):
     def after_train(self):
         if self.sampling: self.sampling.end()
     def after_validate(self): self.after_train()
-    def after_cancel_epoch(self):             # fastai fires no after_train or after_validate then
+    def after_cancel_epoch(self):  # fastai fires no after_train or after_validate then
         while self.sampling and self.sampling.open: self.sampling.end()
 
     def __reduce__(self): return Callback, ()
-    def __deepcopy__(self, memo):             # the copy of a Learner gets its own monitor, without samples
+    def __deepcopy__(self, memo):  # the copy of a Learner gets its own monitor, without samples
         memo[id(self)] = new = type(self)(**self.options)
         new.learn = memo.get(id(self.learn))
         return new

@@ -22,102 +22,115 @@ def nvml_number(n:int)->int|None:
 
 def _sensor(n, per=1): return n/per if nvml_number(n) else None
 def _share(percent): return percent/100 if percent<=100 else None
-def _limit_w(mw): return mw/1e3 if 0<mw<1e8 else None                      # above 100 kW means no limit
 def _mib(o, n): return n/2**20 if nvml_number(o.total) and n<=o.total else None
-def _processes(found): return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
+def _processes(found):
+    return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
 
 # %% ../nbs/21_nvml.ipynb #9a61c0de
 POWER_CAP = 0x4
 THROTTLE_WORDS = { # bit -> what slows the GPU
-    0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)', 0x40: 'heat (slowed by hardware)', 0x80: 'power brake'}
+    0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)',
+    0x40: 'heat (slowed by hardware)', 0x80: 'power brake'}
 
 def throttle_words(bits:int|None)->str|None: # '' if nothing abnormal slows the GPU
     "The throttle reasons that matter, in words"
-    return None if bits is None else ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
+    if bits is None: return None
+    return ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
 
 # %% ../nbs/21_nvml.ipynb #79586c79
-_NO_FUNCTION, LOST = 13, (15, 16)   # the driver lacks the function; the GPU is lost, or lost until it is reset
-
-# %% ../nbs/21_nvml.ipynb #28a76770
+_NO_FUNCTION = 13   # the driver lacks the function
+LOST = 15, 16       # the GPU is lost, or lost until it is reset
 _ADVICE = { # error code -> what to do
-    3: "Nothing is broken: this GPU, a part of one (MIG), WSL2 or a virtual machine has no such sensor. "
-       "Measure on a whole GPU under Linux if you need it.",
-    4: "Ask an administrator for permission; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
-    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then restart.",
-    12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver; "
-        "in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+    3: "Nothing is broken: this GPU, a part of one (MIG), WSL2 or a virtual machine has no such "
+       "sensor. Measure on a whole GPU under Linux if you need it.",
+    4: "Ask an administrator for permission; in a container, set "
+       "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+    9: "The NVIDIA driver is not loaded. Load or install it (in WSL2: in Windows only), then "
+       "restart.",
+    12: "The driver's library libnvidia-ml is missing. Install the NVIDIA driver (on Ubuntu "
+        "`libnvidia-compute-` plus its major version); in WSL2, add /usr/lib/wsl/lib to "
+        "LD_LIBRARY_PATH; start a container with --gpus all and "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
     13: "The driver is older than this query. A newer NVIDIA driver would answer it.",
     15: "The GPU fell off the bus because of heat, the power supply or a driver fault. "
         "Look for Xid in the kernel's log (`dmesg`), then restart the machine.",
     16: "The GPU has to be reset: restart the machine.",
-    18: "This is no memory limit: the driver was updated while the machine was running, and its two halves differ. "
-        "Reload the driver or restart; in WSL2 run `wsl --shutdown` in Windows.",
-    999: "The driver gives no reason; this is usual in WSL2 and MIG. If `nvidia-smi` fails too, restart the machine "
-         "(in WSL2 `wsl --shutdown`)."}
+    18: "This is no memory limit: the driver was updated while the machine was running, and its "
+        "two halves differ. Reload the driver or restart; in WSL2 run `wsl --shutdown` in Windows.",
+    999: "The driver gives no reason; this is usual in WSL2 and MIG. If `nvidia-smi` fails too, "
+         "restart the machine (in WSL2 `wsl --shutdown`)."}
 
+# %% ../nbs/21_nvml.ipynb #28a76770
 class Answer(NamedTuple):
     "What NVML answers, or why it doesn't"
     value:object=None    # None if there is no answer, or an impossible one
-    code:int|None=None   # NVML's number of the error; None without one, or for an error that isn't NVML's
+    code:int|None=None   # NVML's number of the error; None for an error that isn't NVML's
     text:str=''          # The error's text
     @classmethod
     def of_error(cls, e:Exception)->'Answer':
-        "A `pynvml` that lacks a function counts as a driver that lacks it"
-        code = _NO_FUNCTION if isinstance(e, AttributeError) else getattr(e, 'value', None)
-        if is_number(code, whole=True): return cls(None, code, str(e).rstrip('.'))
-        return cls(None, None, f'{type(e).__name__}: {e}')
+        "Of an error that isn't NVML's, the type and the first line"
+        code, text = getattr(e, 'value', None), (str(e).strip().splitlines() or [''])[0]
+        if is_number(code, whole=True): return cls(None, code, text.rstrip('.'))
+        return cls(None, None, f'{type(e).__name__}: {text}'.removesuffix(': ').rstrip('.'))
     @property
     def failed(self)->bool: return bool(self.text)
     @property
-    def words(self)->str: return self.text if self.code is None else f"NVML error {self.code}, {self.text}"
+    def words(self)->str:
+        return self.text if self.code is None else f"NVML error {self.code}, {self.text}"
     @property
-    def advice(self)->str: return _ADVICE.get(self.code, "Run `gpubench doctor`.")
+    def advice(self)->str:
+        if self.code is None and 'pynvml' in self.text:
+            return ("Run `pip install --force-reinstall nvidia-ml-py`, after removing the package "
+                    "pynvml if it is there.")
+        return _ADVICE.get(self.code, "Run `gpubench doctor`.")
 
 def nvml_trouble(e:Exception)->str:
     "Why NVML can't be used, given what `open_nvml` raised, and what to do"
     answer = Answer.of_error(e)
-    if hasattr(e, 'value'): return f"NVML cannot be used ({answer.words}). {answer.advice}"
-    return (f"the package nvidia-ml-py does not work here ({type(e).__name__}: {str(e).rstrip('.')}). Run: python -m pip "
-            "install --force-reinstall nvidia-ml-py, after removing the package pynvml if it is there.")
-
+    return f"NVML cannot be used ({answer.words}). {answer.advice}"
 
 # %% ../nbs/21_nvml.ipynb #cbd86d7b
 def ask_nvml(
-    nvml,          # The open library
+    nvml,  # The open library
     functions:str, # Names, the first to be tried first
-    *args,         # What they take
+    *args,  # What they take
     read:Callable=lambda o: o, # Converts the answer to the value
 )->Answer:
-    "The first answer of these functions; never raises"
+    "The first answer of these functions, which a `pynvml` or a driver may lack; never raises"
     failed = []
     for name in functions.split():
         try: return Answer(read(getattr(nvml, name)(*args)))
+        except AttributeError as e: failed.append(Answer(None, _NO_FUNCTION, str(e)))
         except Exception as e: failed.append(Answer.of_error(e))
-    return min(failed, key=lambda o: o.code==_NO_FUNCTION)    # another reason than a missing name, if there is one
+    return min(failed, key=lambda o: o.code==_NO_FUNCTION)  # a better reason, if any
 
-GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz mem_clock_mhz '
-               'throttle_bits throttle_words energy_counter_j').split()
+# %% ../nbs/21_nvml.ipynb #4b1d70a2
+GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz '
+               'mem_clock_mhz throttle_bits throttle_words energy_counter_j').split()
 
+_UTILIZATION, _MEMORY = 'nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetMemoryInfo'
+_CLOCK = 'nvmlDeviceGetClockInfo'
+_TEMPERATURE = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV'
 _REASONS = 'nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons'
-_TEMPERATURE, _CLOCK = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV', 'nvmlDeviceGetClockInfo'
+def _from_milli(n): return _sensor(n, 1e3)
 
 GPU_QUERIES = { # column -> functions, how to read their answer, and further arguments
-    'gpu_util_frac': ('nvmlDeviceGetUtilizationRates', lambda o: _share(o.gpu)),
-    'mem_util_frac': ('nvmlDeviceGetUtilizationRates', lambda o: _share(o.memory)),
-    'gpu_mem_mib': ('nvmlDeviceGetMemoryInfo', lambda o: _mib(o, o.used)),
-    'gpu_mem_free_mib': ('nvmlDeviceGetMemoryInfo', lambda o: _mib(o, o.free)),
-    'gpu_mem_total_mib': ('nvmlDeviceGetMemoryInfo', lambda o: _mib(o, o.total)),
-    'power_w': ('nvmlDeviceGetPowerUsage', lambda o: _sensor(o, 1e3)),                              # mW
-    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _limit_w),
-    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _limit_w),
-    'temperature_c': (_TEMPERATURE, _sensor, 0),                                                    # 0: of the chip
-    'sm_clock_mhz': (_CLOCK, _sensor, 1),                                                           # 1: multiprocessors
-    'mem_clock_mhz': (_CLOCK, _sensor, 2),                                                          # 2: memory
+    'gpu_util_frac': (_UTILIZATION, lambda o: _share(o.gpu)),
+    'mem_util_frac': (_UTILIZATION, lambda o: _share(o.memory)),
+    'gpu_mem_mib': (_MEMORY, lambda o: _mib(o, o.used)),
+    'gpu_mem_free_mib': (_MEMORY, lambda o: _mib(o, o.free)),
+    'gpu_mem_total_mib': (_MEMORY, lambda o: _mib(o, o.total)),
+    'power_w': ('nvmlDeviceGetPowerUsage', _from_milli),
+    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _from_milli),
+    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _from_milli),
+    'temperature_c': (_TEMPERATURE, _sensor, 0),      # of the chip
+    'sm_clock_mhz': (_CLOCK, _sensor, 1),             # of the multiprocessors
+    'mem_clock_mhz': (_CLOCK, _sensor, 2),            # of the memory
     'throttle_bits': (_REASONS, nvml_number),
-    'energy_counter_j': ('nvmlDeviceGetTotalEnergyConsumption', lambda o: _sensor(o, 1e3)),         # mJ
+    'energy_counter_j': ('nvmlDeviceGetTotalEnergyConsumption', _from_milli),
     'name': ('nvmlDeviceGetName', str),
     'uuid': ('nvmlDeviceGetUUID', str),
-    'mig': ('nvmlDeviceGetMigMode', lambda o: bool(o[0])),                                          # is it split?
+    'mig': ('nvmlDeviceGetMigMode', lambda o: bool(o[0])),  # is it split?
     'processes': ('nvmlDeviceGetComputeRunningProcesses', _processes),
     'drawing': ('nvmlDeviceGetGraphicsRunningProcesses', lambda found: [o.pid for o in found])}
 
@@ -132,54 +145,60 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
     names = {}
     for o in devices if isinstance(devices, (list, tuple, set)) else [devices]:
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
-        found = re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name)
-        if not found: raise ValueError(
-            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as CUDA counts, 'cuda:1' "
-            "or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); [] watches the CPU alone.")
+        if not re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name): raise ValueError(
+            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as "
+            "CUDA counts, 'cuda:1' or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); "
+            "[] watches the CPU alone.")
         if name not in ('cpu', 'xla'): names['cuda:0' if name=='cuda' else name] = True
     return list(names)
 
 # %% ../nbs/21_nvml.ipynb #5baae491
-def find_gpu(nvml, name:str):
-    "NVML's handle of a GPU, named as `device_names` does; raises NVML's error or a `RuntimeError` if there is none"
-    visible, keys = os.environ.get('CUDA_VISIBLE_DEVICES'), [name]
-    if name.startswith('cuda:'):                         # UUIDs and numbers by which NVML may know it
-        import torch
-        i, uuid = int(name.partition(':')[2]), None
-        try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None) if torch.cuda.is_available() else None
-        except (AssertionError, RuntimeError): pass      # no such GPU, or CUDA is broken; NVML may still know it
-        listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
-        keys = [f'GPU-{uuid}', f'MIG-{uuid}']*(uuid is not None) + [o for o in listed if o]
-    for n,o in enumerate(keys):
-        try: return nvml.nvmlDeviceGetHandleByIndex(int(o)) if o.isdigit() else nvml.nvmlDeviceGetHandleByUUID(o)
-        except nvml.NVMLError:
-            if n==len(keys)-1: raise
-    raise RuntimeError(f"CUDA_VISIBLE_DEVICES is {visible!r}")
+def _cuda_keys(i, visible):
+    "UUIDs and numbers by which NVML may know CUDA's GPU `i`"
+    import torch
+    try: uuid = getattr(torch.cuda.get_device_properties(i), 'uuid', None)
+    except (AssertionError, RuntimeError): uuid = None   # no such GPU or no CUDA; NVML may know it
+    listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
+    return [f'{kind}-{uuid}' for kind in ('GPU', 'MIG') if uuid] + [o for o in listed if o]
 
+def find_gpu(nvml, name:str):
+    "NVML's handle of a GPU of `device_names`; NVML's error or a `RuntimeError` if there is none"
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    keys = _cuda_keys(int(name[5:]), visible) if name.startswith('cuda:') else [name]
+    error = RuntimeError(f"CUDA_VISIBLE_DEVICES is {visible!r}")
+    for o in keys:
+        try:
+            if o.isdigit(): return nvml.nvmlDeviceGetHandleByIndex(int(o))
+            return nvml.nvmlDeviceGetHandleByUUID(o)
+        except nvml.NVMLError as e: error = e
+    raise error
 
 # %% ../nbs/21_nvml.ipynb #37ff06e0
 def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
     "The whole GPUs that this process may use; a `RuntimeError` if NVML doesn't work"
-    try: nvml = open_nvml()
-    except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    visible, nvml = os.environ.get('CUDA_VISIBLE_DEVICES'), None
     try:
-        n = nvml.nvmlDeviceGetCount() if visible is None else len([o for o in visible.split(',') if o.strip()])
+        nvml = open_nvml()
+        n = nvml.nvmlDeviceGetCount()
+        if visible is not None: n = len([o for o in visible.split(',') if o.strip()])
         gpus = [find_gpu(nvml, f'cuda:{i}') for i in range(n)]
-        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in gpus if not ask_gpu(nvml, o, 'mig').value]
-    except nvml.NVMLError as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
-    finally: nvml.nvmlShutdown()
+        whole = [o for o in gpus if not ask_gpu(nvml, o, 'mig').value]
+        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in whole]
+    except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
+    finally:
+        if nvml: nvml.nvmlShutdown()
     return [o for o in uuids if o.startswith('GPU-')]
 
 # %% ../nbs/21_nvml.ipynb #b132575d
 class GpuSource:
-    "One GPU. A column that fails at the first sample isn't asked for again; one that fails later is"
-    slow_s = slow_share = .001  # a counter that always takes longer is read so rarely that it costs this share of time,
-    longest_s = 5.              # but at least this often: its first answer may be slower than the others
+    "One GPU. A column that fails at the first sample isn't asked for again; a later one is"
+    slow_s = slow_share = .001  # a slower counter is read so rarely that it costs this share of time,
+    longest_s = 5.              # but at least this often: its first answer may be slow
 
-    def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)` gives an `Answer`
+    def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)->Answer`
         self.device, self.ask, self.close, self.clock = device, ask, close, clock
-        self.columns, self.troubles, self.lost = [o for o in GPU_COLUMNS if o!='throttle_words'], {}, None
+        self.columns = [o for o in GPU_COLUMNS if o!='throttle_words']
+        self.troubles, self.lost = {}, None
         self.begun, self.least_s, self.due_s = False, math.inf, 0.
 
     @property
@@ -188,23 +207,28 @@ class GpuSource:
     def windowed(self): return bool({'gpu_util_frac', 'power_w'} & set(self.columns))
 
     def read(self, time_s):
-        "The columns of a row; None once the GPU is lost"
+        "The columns of a row; None if the GPU is lost"
         row = dict.fromkeys(GPU_COLUMNS)
-        for o in [o for o in self.columns if o!='energy_counter_j' or time_s>=self.due_s]:
+        for o in list(self.columns):
+            if o=='energy_counter_j' and time_s<self.due_s: continue
             start_s, answer = self.clock(), self.ask(o)
-            if answer.code in LOST: self.lost = answer, time_s
-            if self.lost: return
+            if answer.code in LOST:
+                self.lost = answer, time_s
+                return
             if answer.failed: self._note(o, answer, time_s)
             row[o] = answer.value
-            if o=='energy_counter_j':
-                self.least_s = min(self.least_s, self.clock()-start_s)
-                if self.least_s>self.slow_s: self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
+            if o=='energy_counter_j': self._put_off(time_s, self.clock()-start_s)
         self.begun = True
         return row | dict(throttle_words=throttle_words(row['throttle_bits']))
 
+    def _put_off(self, time_s, took_s):
+        self.least_s = min(self.least_s, took_s)
+        if self.least_s>self.slow_s:
+            self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
+
     def _note(self, column, answer, time_s):
         if not self.begun: self.columns.remove(column)
-        first, _, columns = self.troubles.setdefault((answer.code, self.begun), (answer, time_s, []))
+        _, _, columns = self.troubles.setdefault((answer.code, self.begun), (answer, time_s, []))
         if column not in columns: columns.append(column)
 
     @property
@@ -212,13 +236,15 @@ class GpuSource:
         "What could not be measured, and what to do"
         found = []
         for (_, later),(answer, time_s, columns) in self.troubles.items():
-            what = f"{'stopped answering' if later else 'does not answer'} for {', '.join(columns)}"
-            end = f'from {time_s:.1f} s into the fit they have gaps' if later else 'these columns stay empty'
-            found.append(f"{self.device} {what}: {end} ({answer.words}). {answer.advice}")
-        if self.alive: return found
-        answer, time_s = self.lost
-        return found + [f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): its rows end there, and "
-                        f"its means and energy are not given. {answer.advice}"]
+            names, what, end = ', '.join(columns), 'does not answer', 'these columns stay empty'
+            if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
+            found.append(f"{self.device} {what} for {names}: {end} ({answer.words}). {answer.advice}")
+        if self.lost:
+            answer, time_s = self.lost
+            found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
+                         "its rows end there, and its means and energy are not given. "
+                         f"{answer.advice}")
+        return found
 
 # %% ../nbs/21_nvml.ipynb #1e3812a8
 def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missing GPUs
@@ -226,10 +252,13 @@ def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missin
     sources, notes = [], []
     for o in names:
         try: nvml = open_nvml()
-        except Exception as e: return [], [f"No GPU was sampled: {nvml_trouble(e)}"]    # but the fit goes on
-        try: sources.append(GpuSource(o, partial(ask_gpu, nvml, find_gpu(nvml, o)), nvml.nvmlShutdown))
+        except Exception as e: return [], [f"No GPU was sampled: {nvml_trouble(e)}"]
+        try:
+            gpu = find_gpu(nvml, o)
+            sources.append(GpuSource(o, partial(ask_gpu, nvml, gpu), nvml.nvmlShutdown))
         except Exception as e:
             nvml.nvmlShutdown()
-            notes.append(f"{o} was not found by NVML ({type(e).__name__}: {e}), so it was not sampled. "
-                         "Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and unset that variable if in doubt.")
+            notes.append(f"{o} was not found by NVML ({type(e).__name__}: {e}), so it was not "
+                         "sampled. Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and unset it "
+                         "if in doubt.")
     return sources, notes

@@ -1,9 +1,9 @@
-"""A faked NVML, below pynvml and nvitop, whose own code runs unchanged: it stands in for the C library `libnvidia-ml.so.1`.
+"""A faked NVML, below pynvml, whose own code runs unchanged: it stands in for the C library `libnvidia-ml.so.1`.
 
     from fake_nvml import FakeGPU, FakeNVML, GPU_IS_LOST, NOT_SUPPORTED, wsl2
 
     gpu = FakeGPU(power_w=300, errors=dict(nvmlDeviceGetPowerUsage=NOT_SUPPORTED))
-    with FakeNVML([gpu, FakeGPU()]).installed() as nvml:     # this process: `pynvml`, `nvitop`, whoever calls ctypes.CDLL
+    with FakeNVML([gpu, FakeGPU()]).installed() as nvml:     # this process: `pynvml`, whoever calls ctypes.CDLL
         ...
         gpu.lost = True                                      # everything about a GPU may change while it runs
         subprocess.run(cmd, env=os.environ)                  # processes started meanwhile see the same machine
@@ -19,9 +19,7 @@ wsl2()                                              a GPU with the gaps that WSL
 FakeNVML(query_s=.01)                               how long each query takes
 FakeNVML(slow={function: s})                        how long one takes, on every GPU; FakeGPU(slow=…) on one: a question that hangs
 fake_nvml.playing                                   in another process: what it plays, to be changed as it runs
-nvml.calls                                          Counter of the functions that were called; nvml.n_inits: inits less shutdowns
-
-CUDA itself (libcuda) is hidden from ctypes meanwhile, so that nvitop does not mix the machine's own GPUs in; torch is not touched."""
+nvml.calls                                          Counter of the functions that were called; nvml.n_inits: inits less shutdowns"""
 import ctypes, json, os, re, sys, tempfile, time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
@@ -58,15 +56,12 @@ class FakeGPU:
     temperature_c: int = 55
     sm_clock_mhz: int = 1980
     mem_clock_mhz: int = 3201
-    max_sm_clock_mhz: int = 1980
-    max_mem_clock_mhz: int = 3201
     throttle_reasons: int = 0                # bit mask
     util_gpu_percent: int = 90
     util_mem_percent: int = 40
     energy_j: float = 1e6                    # when the library is loaded; grows by power_w, a tick at a time
     processes: list = field(default_factory=list)   # those that compute: [pid, MiB or None], …
     drawing: list = field(default_factory=list)     # those that draw; Windows lists most in both
-    compute_capability: tuple = (9, 0)
     mig: list = field(default_factory=list)  # `FakeMig`, …: MIG mode is on
     errors: dict = field(default_factory=dict)
     slow: dict = field(default_factory=dict) # function -> seconds that it takes
@@ -120,12 +115,12 @@ class FakeNVML:
     # ---- where it is put
 
     def cdll(self, real):
-        "`ctypes.CDLL` that gives this library for NVML's name, and no CUDA"
+        "`ctypes.CDLL` that gives this library for NVML's name"
         fake = self
         class CDLL(real):
             def __new__(cls, name=None, *args, **kwargs):
-                if not re.search(r'nvidia-ml|nvml\.dll|libcuda\.|libcudart\.|nvcuda', str(name)): return real(name, *args, **kwargs)
-                if fake.library and re.search(r'nvidia-ml|nvml', str(name)): return fake.lib
+                if not re.search(r'nvidia-ml|nvml\.dll', str(name)): return real(name, *args, **kwargs)
+                if fake.library: return fake.lib
                 raise OSError(f'{name}: cannot open shared object file: No such file or directory')
         return CDLL
 
@@ -137,8 +132,7 @@ class FakeNVML:
             enter(mock.patch('ctypes.CDLL', self.cdll(ctypes.CDLL)))
             enter(mock.patch.dict(os.environ, self.child_env(stack)))
             _fresh(enter)
-            try: yield self
-            finally: _forget_visible()
+            yield self
 
     def child_env(self, stack=None):
         "Environment variables with which another Python starts on this machine, as it is now; the folder goes with `stack`, or with this object"
@@ -222,23 +216,6 @@ class FakeNVML:
                 if uid==name: return self._hand(i, out, m)
         return NOT_FOUND
 
-    def _nvmlDeviceGetHandleByPciBusId(self, bus, out):
-        for i in range(len(self.gpus)):
-            if _bus_id(i)==_value(bus): return self._hand(i, out)
-        return NOT_FOUND
-
-    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index, out):
-        gpu, i, _ = self._find(handle)
-        return self._hand(i, out, _value(index)+1) if _value(index)<len(gpu.mig) else NOT_FOUND
-
-    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle, out): return self._hand(self._find(handle)[1], out)
-    def _nvmlDeviceIsMigDeviceHandle(self, handle, out): _put(out, int(self._find(handle)[2] is not None))
-    def _nvmlDeviceGetGpuInstanceId(self, handle, out): _put(out, (_address(handle) or 0)%0x1000)
-    def _nvmlDeviceGetComputeInstanceId(self, handle, out): _put(out, 0)
-
-
-def _bus_id(i): return b'00000000:%02X:00.0' % (i+1)
-
 
 def _query(name, mig=NOT_SUPPORTED, whole=0):
     """A query of a GPU: `f(nvml, gpu, i, part, *out)` fills what it is given.
@@ -261,12 +238,6 @@ def _(nvml, gpu, i, part, out, size): _put(out, (part or gpu).name.encode())
 @_query('nvmlDeviceGetUUID', mig=0)
 def _(nvml, gpu, i, part, out, size): _put(out, (part or gpu).uuid.encode())
 
-@_query('nvmlDeviceGetIndex', mig=INVALID_ARGUMENT)
-def _(nvml, gpu, i, part, out): _put(out, i)
-
-@_query('nvmlDeviceGetPciInfo')
-def _(nvml, gpu, i, part, out): _target(out).busId = _bus_id(i)
-
 @_query('nvmlDeviceGetMemoryInfo', mig=0)
 def _(nvml, gpu, i, part, out):
     o, at = part or gpu, _target(out)
@@ -284,9 +255,6 @@ def _(nvml, gpu, i, part, *args):
 @_query('nvmlDeviceGetPowerUsage')
 def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.power_w))
 
-@_query('nvmlDeviceGetPowerManagementLimit')
-def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.power_limit_w))
-
 @_query('nvmlDeviceGetEnforcedPowerLimit')
 def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.power_limit_w))
 
@@ -295,9 +263,6 @@ def _(nvml, gpu, i, part, out): _put(out, int(1e3*gpu.default_limit_w))
 
 @_query('nvmlDeviceGetClockInfo')
 def _(nvml, gpu, i, part, kind, out): _put(out, gpu.mem_clock_mhz if _value(kind)==2 else gpu.sm_clock_mhz)
-
-@_query('nvmlDeviceGetMaxClockInfo')
-def _(nvml, gpu, i, part, kind, out): _put(out, gpu.max_mem_clock_mhz if _value(kind)==2 else gpu.max_sm_clock_mhz)
 
 @_query('nvmlDeviceGetCurrentClocksEventReasons')
 def _(nvml, gpu, i, part, out): _put(out, gpu.throttle_reasons)
@@ -313,23 +278,8 @@ def _(nvml, gpu, i, part, out):
     gpu.energy_j += ticks*ENERGY_TICK_S*gpu.power_w
     _put(out, round(1e3*gpu.energy_j))
 
-@_query('nvmlDeviceGetCudaComputeCapability', mig=0)
-def _(nvml, gpu, i, part, major, minor): [_put(o, v) for o,v in zip((major, minor), gpu.compute_capability)] and None
-
 @_query('nvmlDeviceGetMigMode')
 def _(nvml, gpu, i, part, now, pending): _put(now, int(bool(gpu.mig))), _put(pending, int(bool(gpu.mig)))
-
-@_query('nvmlDeviceGetMaxMigDeviceCount')
-def _(nvml, gpu, i, part, out): _put(out, 7 if gpu.mig else 0)
-
-@_query('nvmlDeviceGetComputeMode')
-def _(nvml, gpu, i, part, out): _put(out, 0)
-
-@_query('nvmlDeviceGetPersistenceMode')
-def _(nvml, gpu, i, part, out): _put(out, 1)
-
-@_query('nvmlDeviceGetPerformanceState')
-def _(nvml, gpu, i, part, out): _put(out, 0)
 
 @_query('nvmlDeviceGetComputeRunningProcesses')
 def _(nvml, gpu, i, part, count, found): return _list(gpu.processes, count, found)
@@ -347,28 +297,13 @@ def _list(processes, count, found):
 def _(nvml, gpu, i, part, count, found): return _list(gpu.drawing, count, found)
 
 
-# ---- what pynvml and nvitop remember is put aside while the fake is played
-
-_NVITOP_STATE = {'__flags': list, '__initialized': bool, **dict.fromkeys(['__get_running_processes_version_suffix',
-    '__get_memory_info_version_suffix', '__get_temperature_version_suffix', '__get_driver_model_version_suffix'], type(None))}
-
-def _forget_visible():
-    device = sys.modules.get('nvitop.api.device')
-    parse = getattr(device, '_parse_cuda_visible_devices', None)
-    if parse is not None: parse.cache_clear()
+# ---- what pynvml remembers is put aside while the fake is played
 
 def _fresh(enter):
-    "pynvml and nvitop as if they had just been imported"
+    "pynvml as if it had just been imported"
     try: import pynvml
     except ImportError: return
     enter(mock.patch.multiple(pynvml, CDLL=ctypes.CDLL, nvmlLib=None, _nvmlLib_refcount=0, _nvmlGetFunctionPointer_cache={}))
-    try: import nvitop   # noqa: F401
-    except ImportError: return
-    lib, device = sys.modules['nvitop.api.libnvml'], sys.modules['nvitop.api.device']
-    for name,new in _NVITOP_STATE.items():
-        if name in vars(lib): enter(mock.patch.dict(vars(lib), {name: new()}))
-    if hasattr(device, '_PHYSICAL_DEVICE_ATTRS'): enter(mock.patch.object(device, '_PHYSICAL_DEVICE_ATTRS', None))
-    _forget_visible()
 
 
 # ---- another process: Python imports `sitecustomize` as it starts, from a folder on PYTHONPATH

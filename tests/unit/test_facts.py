@@ -1,7 +1,7 @@
 "Which of the driver's rows the doctor takes for a GPU of torch's"
 import pytest
 
-from gpubench.doctor import Facts
+from gpubench.doctor import Facts, watched
 
 def row(uuid, index=0): return dict(index=index, name='A', uuid=uuid, ok=True, code=None, mig=False)
 
@@ -13,4 +13,4 @@ def row(uuid, index=0): return dict(index=index, name='A', uuid=uuid, ok=True, c
 def test_a_gpu_gets_its_own_row_or_none(torch_uuid, rows, expected):
     gpu = dict(index=0, name='A', uuid=torch_uuid, ok=True)
     facts = Facts(dict(nvml=dict(ok=True, gpus=rows), cuda=dict(ok=True, gpus=[gpu])))
-    assert facts.watched(gpu).get('uuid')==expected
+    assert watched(facts, gpu).get('uuid')==expected

@@ -1,4 +1,4 @@
-"""The faked NVML itself: pynvml and nvitop, unchanged, read from it what was put in, here and in another process"""
+"""The faked NVML itself: pynvml, unchanged, reads from it what was put in, here and in another process"""
 import os, subprocess, sys, time
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN,
                        FakeGPU, FakeMig, FakeNVML, wsl2)
 
-pynvml, nvitop = pytest.importorskip('pynvml'), pytest.importorskip('nvitop')
+pynvml = pytest.importorskip('pynvml')
 
 
 def test_values_come_through_pynvml():
@@ -15,7 +15,7 @@ def test_values_come_through_pynvml():
         pynvml.nvmlInit()
         assert pynvml.nvmlSystemGetDriverVersion()=='1.2.3' and pynvml.nvmlSystemGetCudaDriverVersion()==12040 and pynvml.nvmlDeviceGetCount()==2
         h = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-        assert pynvml.nvmlDeviceGetName(h)=='NVIDIA T4' and pynvml.nvmlDeviceGetUUID(h)==gpu.uuid and pynvml.nvmlDeviceGetIndex(h)==0
+        assert pynvml.nvmlDeviceGetName(h)=='NVIDIA T4' and pynvml.nvmlDeviceGetUUID(h)==gpu.uuid
         assert pynvml.nvmlDeviceGetPowerUsage(h)==70000 and pynvml.nvmlDeviceGetTemperature(h, 0)==61
         assert [pynvml.nvmlDeviceGetClockInfo(h, o) for o in (1, 2)]==[1590, 5001] and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(h)==0x24
         assert [(o.pid, o.usedGpuMemory) for o in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]==[(42, 100*2**20), (43, None)]
@@ -23,21 +23,6 @@ def test_values_come_through_pynvml():
         pynvml.nvmlShutdown()
         assert nvml.n_inits==0
         with pytest.raises(pynvml.NVMLError_Uninitialized): pynvml.nvmlDeviceGetCount()
-
-def test_values_come_through_nvitop():
-    gpu = FakeGPU(util_gpu_percent=37, memory_used_mib=777)
-    with FakeNVML([FakeGPU(), gpu]).installed():
-        found = nvitop.Device.all()
-        assert [o.index for o in found]==[0, 1] and nvitop.Device(uuid=gpu.uuid).index==1
-        assert found[1].gpu_utilization()==37 and found[1].memory_used()==777*2**20 and found[1].bus_id()=='00000000:02:00.0'
-        gpu.util_gpu_percent = 38
-        assert found[1].gpu_utilization()==38
-        assert found[1].total_energy_consumption()>=1e9
-
-def test_visible_devices_are_honoured(monkeypatch):
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
-    with FakeNVML([FakeGPU(), FakeGPU()]).installed():
-        assert [o.nvml_index for o in nvitop.CudaDevice.from_cuda_visible_devices()]==[1]
 
 @pytest.mark.parametrize('code', [DRIVER_NOT_LOADED, NO_PERMISSION, LIB_RM_VERSION_MISMATCH, UNKNOWN])
 def test_init_fails(code):
@@ -49,12 +34,12 @@ def test_no_library():
 
 def test_chosen_queries_fail():
     gpu = FakeGPU(errors=dict(nvmlDeviceGetPowerUsage=UNKNOWN, nvmlDeviceGetMemoryInfo=NOT_SUPPORTED))
-    with FakeNVML([gpu, wsl2()], missing=['nvmlDeviceGetMaxClockInfo']).installed():
+    with FakeNVML([gpu, wsl2()], missing=['nvmlDeviceGetClockInfo']).installed():
         pynvml.nvmlInit()
         h, w = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
         with pytest.raises(pynvml.NVMLError_Unknown): pynvml.nvmlDeviceGetPowerUsage(h)
         with pytest.raises(pynvml.NVMLError_NotSupported): pynvml.nvmlDeviceGetMemoryInfo(h)
-        with pytest.raises(pynvml.NVMLError_FunctionNotFound): pynvml.nvmlDeviceGetMaxClockInfo(h, 1)
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound): pynvml.nvmlDeviceGetClockInfo(h, 1)
         with pytest.raises(pynvml.NVMLError_NotSupported): pynvml.nvmlDeviceGetTotalEnergyConsumption(w)
         assert pynvml.nvmlDeviceGetPowerUsage(w)==300000
 
@@ -86,24 +71,20 @@ def test_energy_ticks():
         for now[0] in (.05, .1, .19, .55): seen.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(h))
     assert seen==[1000000, 1020000, 1020000, 1100000]
 
-def test_visible_parts_are_told_by_their_uuid(monkeypatch):
-    parts = [FakeMig(f'MIG-{i}1111111-2222-3333-4444-555555555555', memory_used_mib=100*i) for i in (1, 2, 3)]
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', f'{parts[2].uuid},{parts[0].uuid}')
-    with FakeNVML([FakeGPU(), FakeGPU(mig=parts)]).installed():
-        found = nvitop.CudaDevice.from_cuda_visible_devices()
-        assert [(o.uuid(), o.memory_used()//2**20, o.gpu_instance_id()) for o in found]==[(parts[2].uuid, 300, 3)]   # CUDA sees one part, and nvitop does so too
-
 def test_mig():
     part = FakeMig(memory_used_mib=123)
     with FakeNVML([FakeGPU(mig=[part])]).installed():
-        device = nvitop.Device(uuid=part.uuid)
-        assert isinstance(device, nvitop.MigDevice) and device.memory_used()==123*2**20 and device.gpu_utilization()==nvitop.NA
-        assert nvitop.Device(0).is_mig_mode_enabled() and nvitop.Device(0).gpu_utilization()==nvitop.NA
+        pynvml.nvmlInit()
+        h, whole = pynvml.nvmlDeviceGetHandleByUUID(part.uuid), pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetMemoryInfo(h).used==123*2**20 and pynvml.nvmlDeviceGetMigMode(whole)==[1, 1]
+        for o in (h, whole):
+            with pytest.raises(pynvml.NVMLError_NotSupported): pynvml.nvmlDeviceGetUtilizationRates(o)
 
-CHILD = """import pynvml, nvitop
+CHILD = """import pynvml
 try:
     pynvml.nvmlInit()
-    print(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)), nvitop.Device(0).temperature())
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    print(pynvml.nvmlDeviceGetName(gpu), pynvml.nvmlDeviceGetTemperature(gpu, 0))
 except pynvml.NVMLError as e: print(e)
 """
 
@@ -118,7 +99,7 @@ def test_another_process():
 def test_all_is_as_before():
     before = pynvml.nvmlLib, pynvml.CDLL, dict(os.environ)
     with FakeNVML([FakeGPU()]).installed():
-        nvitop.Device(0)
+        pynvml.nvmlInit()
         assert pynvml.nvmlLib is not None
     assert (pynvml.nvmlLib, pynvml.CDLL, dict(os.environ))==before
     assert GPU_IS_LOST==pynvml.NVML_ERROR_GPU_IS_LOST
