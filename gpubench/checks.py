@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from .answers import QUESTIONS
 from .core import describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device
-from .labs import check_values, labs_folder, run_folder
+from .lab_notebooks import check_values, labs_folder
+from .labs import run_folder
 from .process import start_server
 from .record import append_record, plain_record, record_rows
 
