@@ -12,7 +12,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +29,7 @@ from .core import check_value, describe_machine, find_devices, is_number
 from .lab_notebooks import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
     pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
-from .process import HOLDER, StopSignals, device_locks, this_process
+from .process import HOLDER, StopSignals, can_redraw, device_locks, this_process
 
 _all_ = ['labs_folder', 'find_labs', 'lab_parameters', 'check_values']     # so that `labs` has them, too
 
@@ -340,6 +343,79 @@ def run_labs(
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress, wait)
+
+# %% ../nbs/41_labs.ipynb #6627ea5b
+def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
+    "How long the rest of a run will take, from stated times, those of finished jobs, and the current job's progress"
+    known = sum(stated_s[:len(taken_s)])
+    pace = sum(taken_s)/known if known else 1.
+    rest = [o*pace for o in stated_s[len(taken_s):]]
+    if not rest: return 0.
+    begun, n = cells
+    return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/n)) + sum(rest[1:])
+
+QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
+
+class RunProgress:
+    "Shows the time left: with a bar on a terminal; elsewhere with a line when a lab starts, and every minute"
+    def __init__(self, jobs, file=None, clock:Callable=perf_counter):  # stderr; returns seconds
+        from tqdm import tqdm
+        self.n, self.done, self.stop, self.bar = len(jobs), 0, threading.Event(), None
+        self.stated_s, self.taken_s = [60*o.lab.minutes for o in jobs], []
+        self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
+        if can_redraw(self.file):
+            form = '{desc} |{bar:20}| {elapsed}{postfix}'
+            self.bar = tqdm(total=self.n, bar_format=form, dynamic_ncols=True, file=self.file)
+
+    def __enter__(self):
+        def keep_showing():
+            while not self.stop.wait(1): self.show()
+        threading.Thread(target=keep_showing, daemon=True).start()
+        return self
+
+    def __exit__(self, *args):
+        self.stop.set()
+        if self.bar: self.bar.close()
+
+    def left(self):
+        "The time left, in words"
+        left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
+        if self.done==self.n: return 'done'
+        return f'about {left_s:.0f} s left' if left_s<99 else f'about {left_s/60:.0f} min left'
+
+    def write(self, words):
+        "Write a line"
+        self.written_s = self.clock()
+        with suppress(OSError, ValueError):                  # stderr is closed
+            if self.file: print(f'{words}, {self.left()}', file=self.file, flush=True)
+
+    def show(self):
+        "Move the bar, or write a line if the last one is old enough"
+        i, n = self.cells
+        if self.bar:
+            self.bar.n = min(self.n, round(self.done+i/n, 2))
+            self.bar.set_postfix_str(self.left())
+        elif i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
+
+    def begin(self, job, n_cells):
+        "A lab starts"
+        self.start, self.cells = self.clock(), (0, n_cells)
+        self.words = f'{self.done+1} of {self.n}: {job}'
+        if self.bar: self.bar.set_description_str(self.words, refresh=False)
+        else: self.write(self.words)
+        self.show()
+
+    def cell(self, i):
+        "Cell `i` of the lab starts"
+        self.cells = (i, self.cells[1])
+        self.show()
+
+    def end(self, ok=True):
+        "A lab ended; one that failed or was skipped doesn't count for the pace"
+        if ok: self.taken_s.append(self.clock()-self.start)
+        else: del self.stated_s[len(self.taken_s)]
+        self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
+        self.show()
 
 # %% ../nbs/41_labs.ipynb #66ab9897
 def _without_outputs(file):

@@ -1,5 +1,5 @@
 """What holds of the whole repository. Each rule is a function from files to complaints, and is shown to fail on a planted fault"""
-import ast, builtins, json, os, re, sys, zipfile
+import ast, json, os, re, sys, zipfile
 from email.parser import Parser
 from pathlib import Path
 
