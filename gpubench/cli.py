@@ -35,7 +35,7 @@ STATUS_CODES = { # of a lab
 
 def _print(words, err=False):
     "Print a line; once the reader has closed the pipe, discard it and all later ones"
-    words = str(words).encode('utf-8', 'backslashreplace').decode()       # a folder's name may not be UTF-8
+    words = str(words).encode('utf-8', 'backslashreplace').decode()  # a folder's name may not be UTF-8
     try: click.echo(words, err=err)
     except BrokenPipeError:
         stream = sys.stderr if err else sys.stdout
@@ -48,10 +48,10 @@ class OurError(click.ClickException):
 
     @classmethod
     def message_of(cls, e):
-        "The message of an error that gpubench or the system raised, or for a broken package; else None"
+        "The message of an error of gpubench, the system or a broken package; None for any other"
         tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
         while tb and tb.tb_next: tb = tb.tb_next
-        is_broken = isinstance(e, OSError) and not e.errno           # as from torch's shared libraries
+        is_broken = isinstance(e, OSError) and not e.errno  # as from torch's shared libraries
         if isinstance(e, ImportError) or is_broken: return (
             f"{name} can't be loaded ({e}). Run `gpubench doctor` to find out what is broken and "
             "how to fix it.")
@@ -63,9 +63,9 @@ class Verbs(click.Group):
     "A group of commands that prints our errors as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
-        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise   # click exits quietly
+        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise  # click exits quietly
         except KeyboardInterrupt as e:
-            if str(e): _print(f'\ngpubench: {e}', err=True)               # a sweep lists what it kept
+            if str(e): _print(f'\ngpubench: {e}', err=True)  # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except (ValueError, RuntimeError, OSError, ImportError) as e:
             is_debug = os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
@@ -82,14 +82,16 @@ debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_
 # %% ../nbs/43_cli.ipynb #80473282
 def verb(group, name, examples):
     "A command of `group` with --debug, and with examples and exit codes in its help"
-    epilog = '\b\nExamples:\n' + '\n'.join(f'  {o}' for o in examples.strip().splitlines()) + '\n\n' + EXIT_CODES
+    lines = '\n'.join(f'  {o}' for o in examples.splitlines())
+    epilog = f'\b\nExamples:\n{lines}\n\n{EXIT_CODES}'
     return lambda f: group.command(name, epilog=epilog)(debugging(f))
 
 # %% ../nbs/43_cli.ipynb #35b54dd9
 class CommaList(click.ParamType):
     "Comma-separated values"
     def __init__(self, kind=str, names=''): # Names that a shell completes, separated by spaces
-        self.kind, self.name, self.names = kind, 'A,B,…' if kind is str else 'N,N,…', names.split()
+        self.kind, self.names = kind, names.split()
+        self.name = 'A,B,…' if kind is str else 'N,N,…'
 
     def shell_complete(self, ctx, param, incomplete):
         before, comma, begun = incomplete.rpartition(',')
@@ -163,12 +165,7 @@ labs_option = click.option('--labs', 'folder', metavar='FOLDER',
 no_progress = click.option('--no-progress', is_flag=True, help="Don't show progress.")
 
 # %% ../nbs/43_cli.ipynb #d968193d
-def _place(ctx, param, value):
-    from gpubench.record import check_place
-    if value: check_place(value)
-    return value
-
-out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
+out_folder = click.option('--out', default='', metavar='FOLDER',
                           help='Folder for the results. Default: a new folder runs/<time>.')
 wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
 slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help=
@@ -208,8 +205,8 @@ def cli():
 def main():
     "What the `gpubench` command runs"
     hide_known_warnings()
-    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)   # without the line of code
-    os.environ['MPLBACKEND'] = 'Agg'                 # figures go to files, whatever the shell has set
+    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)  # without the line of code
+    os.environ['MPLBACKEND'] = 'Agg'  # figures go to files, whatever the shell has set
     cli(prog_name='gpubench')
 
 # %% ../nbs/43_cli.ipynb #a0c40457
@@ -233,8 +230,8 @@ def doctor_command(ctx, as_data):
 def print_lab(lab, with_parameters):
     "Print what a lab is, and its parameters in columns"
     from gpubench.labs import lab_parameters
-    _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} '
-           f'· measures {lab.measures}')
+    _print(f'{lab.name}\n  {lab.title}')
+    _print(f'  {lab.minutes:g} min with the quick profile · {lab.needs} · measures {lab.measures}')
     params = lab_parameters(lab).values() if with_parameters else []
     left = [f'{o.name}: {o.written} = {o.default!r}' for o in params]
     for text,o in zip(left, params):
@@ -302,13 +299,13 @@ def check_machine(devices, wait):
         if o.code=='cpu_busy': _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 def show_report(folder, price_per_h=None, form=None, out=None):
-    "Write the report on a folder's records, print its table, as text or for scripts, and where the report is"
+    "Write the report on a folder's records, and print its table and where it is"
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_table, summary_text
     from gpubench.report import write_report
-    page = fault = None
-    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()  # first: the reader may close the pipe
-    except RuntimeError as e: fault = e                                           # a full disk keeps nobody from the table
+    fault = None  # the page comes first, because the reader may close the pipe
+    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()
+    except RuntimeError as e: fault = e  # a full disk keeps nobody from the table
     df = add_prices(load_records(folder), price_per_h)
     print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
     if fault: raise fault
@@ -317,7 +314,8 @@ def show_report(folder, price_per_h=None, form=None, out=None):
 def report_run(folder, is_stopped):
     "The report of a run of labs, unless it was stopped: a cancelled job has no time for figures"
     from gpubench.record import records_path
-    later = f'The run stopped before it made a report. To make one: gpubench report {shlex.quote(str(folder))}'
+    later = ('The run stopped before it made a report. To make one: gpubench report '
+             f'{shlex.quote(str(folder))}')
     if not records_path(folder).is_file():
         if not is_stopped: _print(f'No records in {folder}, so no report.', err=True)
     elif is_stopped: _print(later)
@@ -329,10 +327,11 @@ def report_run(folder, is_stopped):
 
 # %% ../nbs/43_cli.ipynb #4e308a70
 def run_here(jobs, out, timeout_s, no_progress, wait):
-    "Run labs in this process's place and show how far they are"
+    "Run labs on this machine and show how far they are"
     from gpubench.labs import RunProgress, earlier_run, run_jobs
-    _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the '
-           f'quick profile. Results go to {out}')
+    minutes = sum(o.lab.minutes for o in jobs)
+    _print(f'{len(jobs)} notebook(s) to run, about {minutes:g} min with the quick profile. '
+           f'Results go to {out}')
     for o in jobs:
         if why := earlier_run(o, out): _print(f'{o.notebook} will run again. Changed: {why}')
     with nullcontext() if no_progress else RunProgress(jobs) as progress:
@@ -383,7 +382,7 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     if not where:
         jobs = prepare_run(names, *asked, folder)
         check_machine(job_devices(jobs), wait)
-    with StopSignals(), filled_folder(out) as out:           # a signal also ends the report cleanly
+    with StopSignals(), filled_folder(out) as out:  # a signal also ends the report cleanly
         if where:
             from gpubench.lab_jobs import run_labs_on
             done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
@@ -396,12 +395,14 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
 
 # %% ../nbs/43_cli.ipynb #2182c918
 def fetch_images(trials, dry_run):
-    "Fetch the images of these trials, so that no visit waits for a download, and print what a folder was taken for"
+    "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data import get_images, is_path, print_once
-    for o in dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials):
-        if dry_run and o[0] not in ('digits', 'synthetic') and not is_path(o[0]): continue     # these write nothing
-        images = get_images(*o)
-        if is_path(o[0]): print_once(images.name, images.classes_text(), images.split_text())
+    sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
+    for name,*how in dict.fromkeys(sets):
+        writes = name not in ('digits', 'synthetic') and not is_path(name)
+        if dry_run and writes: continue
+        images = get_images(name, *how)
+        if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
 # repeated here, so that a shell completes without slow imports
 _DATASETS = 'digits digits60k synthetic birds mnist cifar10 imagenette'
@@ -465,8 +466,8 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     check_jobs(where, options, wait)
     from gpubench import cluster, sweep as library
     from gpubench.labs import filled_folder
-    sys.path.append(os.getcwd())                             # for what a user's own network imports
-    points = {k: v for k,v in given.items() if v} | dict(seed=seed)
+    sys.path.append(os.getcwd())  # for what a user's own network imports
+    points = {k: v for k,v in given.items() if v is not None} | dict(seed=seed)
     todo = library.plan(points, here=where!='slurm')
     if not where and not dry_run: check_machine(library.devices_of(todo), wait)
     with for_people(form): fetch_images(todo, dry_run)
@@ -479,10 +480,11 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     has_twin = library.pick_twin('auto', len(todo), repeats) is not None
     twice = ', one of them twice in each round to show the noise (A/A)' if has_twin else ''
     with filled_folder(out) as out, for_people(form):
-        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
+        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. '
+                                 f'Results go to {out}')
         try: df = go(out=out)
         except RuntimeError as e:
-            if isinstance(e.__cause__, OSError):             # a full disk: show what there is
+            if isinstance(e.__cause__, OSError):  # a full disk: show what there is
                 with suppress(RuntimeError): show_report(out, form=form)
             raise
     show_report(out, form=form)
@@ -495,7 +497,7 @@ def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, a
     from gpubench.machines import price_runs, read_runs
     runs = read_runs(folders)
     first, *others = (price_runs(runs, price_per_h) if price_per_h else runs).values()
-    if not others:                                           # the devices of one folder, 'cpu' before 'cuda'
+    if not others:  # the devices of one folder, 'cpu' before 'cuda'
         kinds = first.device.astype(str).str.partition(':')[0]
         first, *others = [first[kinds==o] for o in sorted(kinds.unique())]
         if not others: raise ValueError(
@@ -507,8 +509,9 @@ def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, a
         found = library.compare(first, o)
         _print(library.comparison_text(found) + '\n')
         none = int(found.speedup.isna().sum())
-        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are above.\n')
-        is_fair = is_fair and bool(found.same_work.all())    # no ratio, no same work
+        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are '
+                        'above.\n')
+        is_fair = is_fair and bool(found.same_work.all())  # no ratio, no same work
     return is_fair
 
 @verb(cli, 'compare', """gpubench compare runs/mine
@@ -542,7 +545,8 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
         if out: page = write_comparison(found, out).resolve()
         print_frame(found.rows, form) if form else _print(found)
         if out: _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
-        is_fair = found.rows.same_work.eq(True).all() and not any('left out' in o for o in found.remarks)
+        is_fair = found.rows.same_work.eq(True).all()
+        is_fair = is_fair and not any('left out' in o for o in found.remarks)
     else: is_fair = print_pairs(folders, price_per_h)
     ctx.exit(FAILED if strict and not is_fair else OK)
 

@@ -24,7 +24,7 @@ from .core import check_value, nearest, one_of, pick_device
 from .record import records_path
 
 # %% ../nbs/41_lab_notebooks.ipynb #1eec2087
-EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'   # the values of the column `Measures`
+EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'  # the values of the column `Measures`
 
 @dataclass(frozen=True)
 class Lab:
@@ -67,8 +67,7 @@ def labs_folder()->Path:
     "The labs in the checkout, or those in the installed package"
     package = Path(__file__).parent
     checkout = package.parent/'nbs'/'labs'
-    is_checkout = checkout.is_dir() and (package.parent/'settings.ini').is_file()
-    return checkout if is_checkout else package/'notebooks'
+    return checkout if checkout.is_dir() else package/'notebooks'
 
 def find_labs(folder=None)->list[Lab]: # Sorted by number
     "The labs in a folder, by default `labs_folder()`"
@@ -174,7 +173,7 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
         f"The parameters cell of {path} isn't Python: {e.msg} in line {e.lineno}.") from None
     for node in nodes:
         try: o = _parameter(node, lines)
-        except Exception: raise ValueError(          # of whatever else a line may be
+        except Exception: raise ValueError(  # of whatever else a line may be
             f"Line {node.lineno} of the parameters cell of {path} cannot be used: "
             f"{lines[node.lineno-1].strip()!r}. Each line must be `name: type = value  # meaning` "
             f"with a type made of {', '.join(_TYPES)}, and a literal of that type.") from None
@@ -185,13 +184,13 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
     return found
 
 # %% ../nbs/41_lab_notebooks.ipynb #fd96e4b0
-NAMED = 'device dataset loader runs model models larger'.split()      # parameters that name something
+NAMED = 'device dataset loader runs model models larger'.split()  # parameters that name something
 LIMITS = [ # names of parameters that are numbers → which numbers make sense → in words
     (r'bs|\w+_bs|batch_sizes|max_images|n_images|size', lambda x: x>=1, '1 or more'),
     (r'n_epoch|n_steps|n_seeds|repeats|rounds|draws', lambda x: x>=1, '1 or more'),
     (r'n_workers', lambda x: x>=0, '0 or more'),
     (r'n_devices', lambda x: x>=2, '2 or more'),
-    (r'seed', lambda x: 0<=x<=2**31, f'from 0 to {2**31}'),                 # as of a `Trial`
+    (r'seed', lambda x: 0<=x<=2**31, f'from 0 to {2**31}'),  # as of a `Trial`
     (r'\w+_s|lr|rates|price_per_h', lambda x: 0<x<float('inf'), 'above 0'),
     (r'half_width|goal', lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')]
 
@@ -215,7 +214,7 @@ def _check_named(name, x):
         if not records_path(x).is_file(): raise ValueError(
             f"There are no records in {x!r}. Give the folder of a run, which contains "
             "records.jsonl, or a file of records.")
-    elif ':' not in x: one_of('model', x, MODELS)    # module:function is a user's own network
+    elif ':' not in x: one_of('model', x, MODELS)  # module:function is a user's own network
 
 # %% ../nbs/41_lab_notebooks.ipynb #dca3009e
 def _fault(name, x, kind=None)->str:
@@ -259,7 +258,7 @@ def check_parameters(lab, values:dict, text=False)->dict: # Name → value of th
             f"{this} must be {p.written}, and {value!r} is not. "
             f"Its default is {p.default!r}.") from None
         fault = _fault(name, x)
-        if fault and not _fault(name, p.default):    # else the name means something else here
+        if fault and not _fault(name, p.default):  # else the name means something else here
             raise ValueError(f"{this} is {x!r}. {fault} Its default is {p.default!r}.")
     return checked
 
@@ -271,7 +270,7 @@ def _spread(values, known):
         lab, _, name = str(key).rpartition('.')
         if key not in known: found.append((lab, name, value))
         elif isinstance(value, dict): found += [(key, k, v) for k,v in value.items()]
-        elif value is not None: raise ValueError(    # None: only comments below the lab's name
+        elif value is not None: raise ValueError(  # None: only comments below the lab's name
             f"{key!r} is a lab, but was given {value!r}. Write {key}.seed=3 in the command, "
             f"{key}: {{seed: 3}} in a file.")
     wrong = next((o for o,_,_ in found if o and o not in known), None)
@@ -305,11 +304,11 @@ def spread_parameters(values:dict, labs, text=False)->dict: # Lab's name → che
 def read_parameters(path)->dict: # Name → value, or lab → {name: value}
     "Parameters from a YAML file"
     try: values = yaml.load(Path(path).read_text(encoding='utf-8'), _YamlLoader)
-    except (OSError, TypeError) as e: raise ValueError(
-        f"Cannot read the parameters in {path}: {getattr(e, 'strerror', e)}.") from None
+    except OSError as e:
+        raise ValueError(f"Cannot read the parameters in {path}: {e.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} isn't YAML: {' '.join(str(e).split())}.") from None
-    except ValueError as e: raise ValueError(f"{path} has {e}") from None      # a name twice
+    except ValueError as e: raise ValueError(f"{path} has {e}") from None  # a name twice
     if not isinstance(values, dict|None): raise ValueError(
         f"{path} must map names to values, as in `seed: 3`, but holds a {type(values).__name__}.")
     return values or {}
@@ -322,6 +321,6 @@ def profile_parameters(profile:str, labs:list[Lab])->dict: # Lab's name → para
     plan = {o.name: {} for o in labs}
     for lab in labs if profile=='full' else ():
         file = lab.path.with_name('full.yaml')
-        if not file.is_file(): file = labs_folder()/'full.yaml'              # a student's copy without it
+        if not file.is_file(): file = labs_folder()/'full.yaml'  # a student's copy without it
         plan |= spread_parameters(read_parameters(file), [lab])
     return plan

@@ -30,8 +30,9 @@ from .lab_notebooks import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
     pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
 from .process import HOLDER, StopSignals, can_redraw, device_locks, this_process
+from .record import check_place
 
-_all_ = ['labs_folder', 'find_labs', 'lab_parameters', 'check_values']     # so that `labs` has them, too
+_all_ = ['labs_folder', 'find_labs', 'lab_parameters', 'check_values']
 
 # %% ../nbs/41_labs.ipynb #f4ed1dc3
 def _folder_path(out, what=''):
@@ -58,11 +59,12 @@ def run_folder(out='', what='')->Path: # Absolute; exists and is writable
 def filled_folder(out=''): # As for `run_folder`
     "The folder of a run. If it was created here and is still empty at the end, it is removed"
     folder = _folder_path(out)
+    if str(out): check_place(out)
     new = [o for o in (folder, *folder.parents) if not o.exists()]
     try: yield run_folder(folder)
     finally:
         for o in new:
-            with suppress(OSError): o.rmdir()        # fails if there is something in it
+            with suppress(OSError): o.rmdir()  # fails if there is something in it
 
 # %% ../nbs/41_labs.ipynb #f99ee8db
 @dataclass(frozen=True)
@@ -71,12 +73,12 @@ class Job:
     lab: Lab       # The lab to run
     device: str    # Its parameter `device`
     notebook: str  # Name of the executed notebook in the run's folder
-    params: dict = field(default_factory=dict)   # Its other parameters
+    params: dict = field(default_factory=dict)  # Its other parameters
     def __str__(self):
         return f"{self.lab.name} on {'every device' if self.device=='auto' else self.device}"
 
 # %% ../nbs/41_labs.ipynb #426ddf9e
-def plan_jobs(labs, device=(), params:dict=None)->list[Job]:     # by lab's name
+def plan_jobs(labs, device=(), params:dict=None)->list[Job]:  # by lab's name
     """The executions that a run needs on these devices, or on every one found; a ValueError if a
     device isn't there"""
     asked = device if isinstance(device, (list, tuple)) else [device] if device else []
@@ -93,33 +95,37 @@ def plan_jobs(labs, device=(), params:dict=None)->list[Job]:     # by lab's name
 
 # %% ../nbs/41_labs.ipynb #4bee757b
 def own_kernel(log=None)->type:
-    "A kernel manager class that starts this very Python, whatever kernels are registered; stderr goes to `log`"
+    "A kernel manager class that starts this very Python, whatever kernels are registered"
     import zmq
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
     from traitlets import default
-    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')     # older ipykernels load the debugger here, too
+    os.environ.setdefault('PYDEVD_DISABLE_FILE_VALIDATION', '1')  # of the debugger, also here
 
     class OwnKernelManager(AsyncKernelManager):
-        started = []                                 # all managers, for `end_all`
+        started = []  # all managers, for `end_all`
 
         @default('kernel_spec_manager')
-        def _own_specs(self): return KernelSpecManager(parent=self, kernel_dirs=[])   # ipykernel's own remains
+        def _own_specs(self):
+            return KernelSpecManager(parent=self, kernel_dirs=[])  # ipykernel's own remains
 
         @default('transport_encryption')
-        def _encrypt(self): return 'auto' if zmq.has('curve') else 'disabled'      # older managers have no such trait
+        def _encrypt(self): return 'auto' if zmq.has('curve') else 'disabled'
 
         def start_kernel(self, **kwargs):
             self.started.append(self)
-            env = os.environ | {'MPLBACKEND': 'module://matplotlib_inline.backend_inline', HOLDER: this_process()}
-            return super().start_kernel(env=env, stdout=subprocess.DEVNULL, stderr=log, **kwargs)   # ours may be closed
+            inline = 'module://matplotlib_inline.backend_inline'
+            env = os.environ | {'MPLBACKEND': inline, HOLDER: this_process()}
+            quiet = dict(stdout=subprocess.DEVNULL, stderr=log)  # ours may be closed
+            return super().start_kernel(env=env, **quiet, **kwargs)
 
         @classmethod
         def end_all(cls):
-            "End what is left of kernels: children of one that died, or one that was starting when a signal came"
+            "End children of a kernel that died, and kernels that were starting when a signal came"
             for o in cls.started:
-                pid, process = getattr(o.provisioner, 'pid', None), getattr(o.provisioner, 'process', None)
-                with suppress(OSError, AttributeError):      # nothing is left; Windows has no groups
+                pid = getattr(o.provisioner, 'pid', None)
+                process = getattr(o.provisioner, 'process', None)
+                with suppress(OSError, AttributeError):  # nothing is left; Windows has no groups
                     if pid: os.killpg(pid, signal.SIGKILL)
                 if process: process.kill(), process.wait()
                 o.cleanup_connection_file()
@@ -153,13 +159,13 @@ class Outcome:
 
 # %% ../nbs/41_labs.ipynb #45dc4f29
 def merge_streams(cell, **_):
-    "Merge what a cell prints between two displays; nbclient takes half an hour for a line of a million letters"
+    "Merge what a cell prints between two displays; nbclient is too slow for a very long line"
     merged = []
     for is_stream,outputs in groupby(cell.outputs, lambda o: o.output_type=='stream'):
         if not is_stream:
             merged += outputs
             continue
-        texts = dict(stdout=[], stderr=[])           # they arrive in random order
+        texts = dict(stdout=[], stderr=[])  # they arrive in random order
         for o in outputs: texts[o.name].append(o)
         for pieces in filter(None, texts.values()):  # overwritten lines look as in a terminal
             lines = ''.join(o.text for o in pieces).split('\n')
@@ -167,7 +173,7 @@ def merge_streams(cell, **_):
             merged.append(pieces[0])
     cell.outputs = merged
 
-_SHOW_FAULTS = 'import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'   # in the log
+_SHOW_FAULTS = 'import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'  # in the log
 
 def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
@@ -175,7 +181,7 @@ def _papermill(job, target, timeout_s, on_cell, log):
         return str(path).replace('{', '{{').replace('}', '}}')
     manager, logger = own_kernel(log), logging.getLogger('papermill')
     level = logger.level
-    logger.setLevel(logging.CRITICAL+1)              # our own messages are better
+    logger.setLevel(logging.CRITICAL+1)  # our own messages are better
     try: return papermill.execute_notebook(
         literally(job.lab.path), literally(target),
         parameters=job.params | dict(device=job.device, out=str(target.parent)),
@@ -217,35 +223,39 @@ def _last_words(log):
 def _mark_stopped(path, error, i):
     "Note in an executed notebook where it stopped, as papermill does for an exception"
     try: nb = nbformat.read(path, as_version=4)
-    except (FileNotFoundError, ValueError): return   # a signal may leave half of it
+    except (FileNotFoundError, ValueError): return  # a signal may leave half of it
     words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
              'Cells below it did not run, whatever their status says.')
-    here = f'<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n{error}'
+    here = ('<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n'
+            f'{error}')
     nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
     nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
-MADE_WITH = dict(gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')  # else the lab runs again
+MADE_WITH = dict( # if one of these has changed, the lab runs again
+    gpubench='gpubench', torch='torch', cpu='CPU', n_cores='cores', gpu='GPU')
 
 def _mark_ok(path):
-    "Mark a notebook as complete; papermill calls even a cell 'completed' that Ctrl-C or a power cut stopped"
+    "Mark a notebook as complete; papermill calls even a cell 'completed' that was stopped"
     nb, here = nbformat.read(path, as_version=4), describe_machine()
     nb.metadata['gpubench'] = dict(status='ok', made_with={k: here[k] for k in MADE_WITH})
     nbformat.write(nb, path)
 
 # %% ../nbs/41_labs.ipynb #27a12724
 def run_job(job:Job, folder, timeout_s=3600, on_cell=None)->Outcome:
-    "Execute a lab once. A failure is an outcome, not an exception; a signal is raised after the notebook is marked"
+    "Execute a lab once. A failure is an outcome; a signal is raised once the notebook is marked"
     from papermill.exceptions import PapermillExecutionError
-    target, start, at = Path(folder)/job.notebook, perf_counter(), [0, '']     # index and source of the current cell
-    log, fault = target.with_suffix('.log'), None    # what the kernel itself writes
+    target, start, fault = Path(folder)/job.notebook, perf_counter(), None
+    log = target.with_suffix('.log')  # what the kernel itself writes
+    at = [0, '']  # index and source of the current cell
     def started(cell, cell_index):
         at[:] = cell_index, cell.source
         if on_cell: on_cell(cell_index)
     try:
         with open(log, 'wb') as f: nb = _papermill(job, target, timeout_s, started, f)
-        if nb.metadata.papermill.get('exception'): fault = SystemExit()   # for which papermill raises nothing
+        # papermill raises nothing for sys.exit(0)
+        if nb.metadata.papermill.get('exception'): fault = SystemExit()
     except (PapermillExecutionError, RuntimeError, TimeoutError, KeyboardInterrupt) as e: fault = e
     duration_s = perf_counter()-start
     status, error = _ending(fault, *at, timeout_s) if fault else ('ok', '')
@@ -253,7 +263,7 @@ def run_job(job:Job, folder, timeout_s=3600, on_cell=None)->Outcome:
     if status=='ok': _mark_ok(target)
     elif status!='error': _mark_stopped(target, error, at[0])
     if status!='died' or not log.stat().st_size:
-        with suppress(PermissionError): log.unlink()         # Windows locks it while a child of the kernel runs
+        with suppress(PermissionError): log.unlink()  # Windows locks it while a child runs
     if isinstance(fault, KeyboardInterrupt): raise fault
     return Outcome(job, status, duration_s, target, error)
 
@@ -263,8 +273,8 @@ def _code(nb):
     return [o.source for o in nb.cells if o.cell_type=='code'
             and 'injected-parameters' not in o.metadata.get('tags', [])]
 
-def earlier_run(job, folder)->str|None: # '': nothing; 'torch (2.8.0 then, 2.9.0 now)'; None: it hasn't succeeded here
-    "How code, parameters, versions and machine differ from those of a job's last successful execution in `folder`"
+def earlier_run(job, folder)->str|None: # '' if nothing differs; 'torch (2.8.0 then, 2.9.0 now)'
+    "What differs from a job's last successful execution in `folder`; None if there is none"
     try: nb = read_notebook(Path(folder)/job.notebook)
     except ValueError: return None
     mark, now = nb.metadata.get('gpubench', {}), describe_machine()
@@ -272,13 +282,15 @@ def earlier_run(job, folder)->str|None: # '': nothing; 'torch (2.8.0 then, 2.9.0
     params, then = nb.metadata.papermill.parameters, mark['made_with']
     differs = []
     if _code(nb)!=_code(read_notebook(job.lab.path)): differs.append('its code')
-    if params!=job.params | dict(device=job.device, out=params.out): differs.append('its parameters')
+    now_given = job.params | dict(device=job.device, out=params.out)
+    if params!=now_given: differs.append('its parameters')
     differs += [f"{word} ({then.get(k)} then, {now[k]} now)" for k,word in MADE_WITH.items()
                 if then.get(k)!=now[k]]
     return ', '.join(differs)
 
 # %% ../nbs/41_labs.ipynb #899e8a80
-def prepare_run(labs=(), device=(), profile='quick', params=None, texts=None, folder=None)->list[Job]:
+def prepare_run(
+    labs=(), device=(), profile='quick', params=None, texts=None, folder=None)->list[Job]:
     "What a run will execute, or a ValueError; arguments as for `run_labs`"
     picked = pick_labs(labs, folder)
     plan = profile_parameters(profile, picked)
@@ -297,9 +309,9 @@ def _check_targets(jobs, folder):
             "Run them one at a time, each with its own --out.")
         target = folder/o.notebook
         if not target.is_file(): continue
-        try: is_ours = not target.samefile(o.lab.path) and 'papermill' in read_notebook(target).metadata
-        except ValueError: is_ours = True            # half written
-        if not is_ours: raise ValueError(
+        try: is_ours = 'papermill' in read_notebook(target).metadata
+        except ValueError: is_ours = True  # half written
+        if not is_ours or target.samefile(o.lab.path): raise ValueError(
             f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be "
             "overwritten. Choose another folder with --out FOLDER or out='…'.")
 
@@ -307,20 +319,22 @@ def job_devices(jobs)->list[str]: # Sorted
     "The devices that these jobs use"
     return sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
 
-def run_jobs(jobs, folder, timeout_s=3600, progress=None, wait=False)->list[Outcome]: # One per job, in order
-    "Execute jobs in order, except those that succeeded here before. A failure doesn't stop the others; a signal does"
+def run_jobs(jobs, folder, timeout_s=3600, progress=None, wait=False)->list[Outcome]: # One per job
+    "Execute jobs in order, except those that succeeded here before. Only a signal stops the rest"
     folder, done = Path(folder), []
     _check_targets(jobs, folder)
     with device_locks(job_devices(jobs), folder, 'series of labs', wait), StopSignals():
         try:
             for job in jobs:
                 is_done = earlier_run(job, folder)==''
-                if progress: progress.begin(job, len(read_notebook(job.lab.path).cells)+1)    # papermill adds a cell
+                n_cells = len(read_notebook(job.lab.path).cells)+1  # papermill adds one
+                if progress: progress.begin(job, n_cells)
                 done.append(Outcome(job, 'ok', 0., folder/job.notebook, before=True) if is_done else
                             run_job(job, folder, timeout_s, progress and progress.cell))
                 if progress: progress.end(done[-1].status=='ok' and not is_done)
         except KeyboardInterrupt as e:
-            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)  # nbclient's abandoned tasks complain at exit
+            # nbclient's abandoned tasks complain at exit
+            logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)
             status, words = _stopped_by(e)
             done += [Outcome(o, status, 0., folder/o.notebook, words) for o in jobs[len(done):][:1]]
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run had stopped before')
@@ -332,7 +346,7 @@ def run_labs(
     out='',             # Folder of the run; '' means runs/<time>
     device=(),          # 'cpu', 'cuda', 'auto', or several; none means every device found
     profile='quick',    # 'quick': the values in the labs; 'full': those of full.yaml
-    params:dict=None,   # Changed values: name → value, 'lab.name' → value, or lab → {name: value}
+    params:dict=None,   # Name → value, 'lab.name' → value, or lab → {name: value}
     texts:dict=None,    # The same as typed on a command line; these win
     timeout_s:int=3600, # For each cell
     progress=None,      # An object with `begin(job, n_cells)`, `cell(i)`, `end(ok)`
@@ -340,13 +354,14 @@ def run_labs(
     wait:bool=False,    # Wait in a queue for a busy device
 )->list[Outcome]: # One per execution, in order
     "Check everything, then execute labs on devices"
-    check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
+    is_time = is_number(timeout_s) and timeout_s>0
+    check_value('timeout_s', timeout_s, is_time, 'a number of seconds above 0')
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress, wait)
 
 # %% ../nbs/41_labs.ipynb #6627ea5b
 def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
-    "How long the rest of a run will take, from stated times, those of finished jobs, and the current job's progress"
+    "The rest of a run, from stated times, those of finished jobs, and the current job's progress"
     known = sum(stated_s[:len(taken_s)])
     pace = sum(taken_s)/known if known else 1.
     rest = [o*pace for o in stated_s[len(taken_s):]]
@@ -357,7 +372,7 @@ def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
 QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
 
 class RunProgress:
-    "Shows the time left: with a bar on a terminal; elsewhere with a line when a lab starts, and every minute"
+    "Shows the time left: a bar on a terminal, elsewhere a line per lab and per minute"
     def __init__(self, jobs, file=None, clock:Callable=perf_counter):  # stderr; returns seconds
         from tqdm import tqdm
         self.n, self.done, self.stop, self.bar = len(jobs), 0, threading.Event(), None
@@ -386,7 +401,7 @@ class RunProgress:
     def write(self, words):
         "Write a line"
         self.written_s = self.clock()
-        with suppress(OSError, ValueError):                  # stderr is closed
+        with suppress(OSError, ValueError):  # stderr is closed
             if self.file: print(f'{words}, {self.left()}', file=self.file, flush=True)
 
     def show(self):
@@ -395,7 +410,8 @@ class RunProgress:
         if self.bar:
             self.bar.n = min(self.n, round(self.done+i/n, 2))
             self.bar.set_postfix_str(self.left())
-        elif i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
+        elif i and self.clock()-self.written_s>=QUIET_S:
+            self.write(f'{self.words}, cell {i} of {n}')
 
     def begin(self, job, n_cells):
         "A lab starts"
@@ -426,9 +442,9 @@ def _without_outputs(file):
     return (json.dumps(nb, indent=1, ensure_ascii=False)+'\n').encode()
 
 def copy_labs(
-    to,          # Folder for the copies; created if missing
+    to,  # Folder for the copies; created if missing
     folder=None, # Where the labs are; by default `labs_folder()`
-    names=(),    # Names, numbers or files of labs; none means all
+    names=(),  # Names, numbers or files of labs; none means all
     with_outputs=False, # Copy the outputs, too?
 )->dict[str, list[str]]: # 'copied', 'same' and 'kept' (a student changed them) → files
     "Copy labs for a student, with the profiles and records that they read"

@@ -163,7 +163,7 @@ def test_failures_have_codes_of_their_own(labs, call, monkeypatch, status, code)
     (['--device', 'gpu'], "no device 'gpu'"),
     (['--profile', 'ful'], "Use 'quick' or 'full'"),
     (['-f', 'none.yaml'], 'Cannot read the parameters in none.yaml'),
-    (['-f', ''], 'Cannot read the parameters in .'),          # "$FILE" that isn't set
+    (['-f', ''], 'Cannot read the parameters in : '),          # "$FILE" that isn't set
     (['-p', 'dataset=./not_there'], "There is no folder './not_there'"),
     (['--out', 'file'], "'file' is a file of another kind"),
     (['--out', 'file/below'], "'file' is a file of another kind"),
