@@ -71,13 +71,15 @@ QUESTIONS = { # name → question
         5, unit='s',
         why='Four unfrozen epochs share the 20 s that the frozen one leaves.',
         hint='Which epochs does fine_tune(4) run, and which of them do you want to know?',
-        hints={5.5: 'The 22 s contain a fifth epoch, the frozen one.', 4.4: 'That is the mean of two kinds of epochs.'}),
+        hints={5.5: 'The 22 s contain a fifth epoch, the frozen one.',
+               4.4: 'That is the mean of two kinds of epochs.'}),
     '02.body_steps': Question(
         2, tolerance=0, unit='steps',
         why='One full batch in each of two unfrozen epochs; the other 224 images are left out.',
         hint='How many full batches does an epoch have, and in which epochs do the convolutions learn?',
         hints={3: 'In the frozen epoch, only the head and the norms learn.',
-               4: 'A batch that is not full is left out.', 6: 'Not in the frozen epoch, and only with full batches.'}),
+               4: 'A batch that is not full is left out.',
+               6: 'Not in the frozen epoch, and only with full batches.'}),
     '03.flop': Question(
         2*5*5*16*32*20*20, tolerance=.001, unit='FLOP',
         why='Each of 32·20·20 results takes 5·5·16 multiplications and additions.',
@@ -158,7 +160,8 @@ QUESTIONS = { # name → question
         .05, unit='J',
         why='Watts are joules per second.',
         hint='Joules per second, images per second.',
-        hints={20: 'That is images per joule, the other way round.', 50: 'That is in mJ; give joules.'}),
+        hints={20: 'That is images per joule, the other way round.',
+               50: 'That is in mJ; give joules.'}),
     '05.at_most': Question(
         25, unit='%',
         why='A kernel can run only in the other 15 ms.',
@@ -170,7 +173,8 @@ QUESTIONS = { # name → question
         hint='How many whole batches are in an epoch?',
         hints={18_760: 'The last batch of each epoch is not full, so it is dropped.',
                18_750: 'Images left over from an epoch are not carried into the next one.',
-               937: 'That is one epoch.', 938: 'That is one epoch, and its last batch is not full.'}),
+               937: 'That is one epoch.',
+               938: 'That is one epoch, and its last batch is not full.'}),
     '06.more': Question(
         64, tolerance=0,
         why='It made 16 times as many steps. If it learned least, the batch size is not the reason; look for a mistake.',
@@ -241,7 +245,8 @@ QUESTIONS = { # name → question
         4, unit='times',
         why='6 ms of launches become 1.5 ms of kernels.',
         hint='The longer of the two is what a step takes now.',
-        hints={5: 'Launches and kernels overlap: they do not add up.', 6: 'It still needs its kernels.'}),
+        hints={5: 'Launches and kernels overlap: they do not add up.',
+               6: 'It still needs its kernels.'}),
     '08.constants': Question(
         ['a rate as a float', "numpy's random numbers"],
         why='What the host computed is a constant in the recording.',
@@ -253,7 +258,8 @@ QUESTIONS = { # name → question
     '09.step': Question(
         256, tolerance=0, unit='images',
         hint='All devices take part in each step.',
-        hints={64: 'That is what each device takes.', 16: 'That would be 64 images shared by 4 devices.'}),
+        hints={64: 'That is what each device takes.',
+               16: 'That would be 64 images shared by 4 devices.'}),
     '09.traffic': Question(
         3.42, unit='ms',
         why='2 · 7/8 · 100 MiB is 175 MiB for each rank, at 51,200 MiB/s.',
@@ -263,7 +269,8 @@ QUESTIONS = { # name → question
         1.25,
         why='Two GPUs cost twice as much per hour and need 1/1.6 of the time.',
         hint='Price per hour times the time per image.',
-        hints={1.6: 'That is how much faster it is.', .625: 'That is the time per image, but you pay for two GPUs.'}),
+        hints={1.6: 'That is how much faster it is.',
+               .625: 'That is the time per image, but you pay for two GPUs.'}),
     '10.linear': Question(
         .32, tolerance=.001,
         why='16 times the batch, 16 times the rate.',
@@ -278,7 +285,8 @@ QUESTIONS = { # name → question
         3, unit='times',
         why='1 + 100/50: the smaller the batch, the more steps go into noise.',
         hint='Put B = 50 into S(B)/S_min.',
-        hints={2: 'That holds at the noise scale itself, with a batch of 100.', 1.5: 'That holds for a batch of 200.'}),
+        hints={2: 'That holds at the noise scale itself, with a batch of 100.',
+               1.5: 'That holds for a batch of 200.'}),
     '10.median': Question(
         70, tolerance=0, unit='steps',
         why='Two are smaller, and two are larger than 100, whatever they are.',
@@ -297,7 +305,8 @@ QUESTIONS = { # name → question
         (50_000/23.8)/(1920/9.3), unit='times',
         why='We still do not know which GPU is faster: neither report gives the size of its images.',
         hint='Divide images by seconds for each, then one by the other.',
-        hints={23.8/9.3: 'That is the ratio of their seconds.', 9.3/23.8: 'That is the ratio of their seconds.'}),
+        hints={23.8/9.3: 'That is the ratio of their seconds.',
+               9.3/23.8: 'That is the ratio of their seconds.'}),
     '11.equal': Question(
         ['images trained', 'size of the images', 'precision', 'parameters of the network'],
         why='The others are what you compare, or what you have to state.',
@@ -327,6 +336,7 @@ QUESTIONS = { # name → question
         1.25, unit='times',
         why='At least 10 times as fast for 8 times the price.',
         hint='Take the lower end.',
-        hints={1.5: 'That is the middle; half of the interval is below it.', 1.75: 'That is the upper end.',
+        hints={1.5: 'That is the middle; half of the interval is below it.',
+               1.75: 'That is the upper end.',
                .8: 'The other way round.'}),
 }

@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from .answers import QUESTIONS
-from .core import describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device
-from .labs import check_values, labs_folder, run_folder
+from .core import (
+    describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device)
+from .lab_notebooks import check_values, labs_folder
+from .labs import run_folder
 from .process import start_server
 from .record import append_record, plain_record, record_rows
 
 # %% ../nbs/42_checks.ipynb #bfe2b1e4
 def lab_records(
-    name:str,    # File name: '01_cpu_vs_gpu-h200.jsonl'
+    name:str,  # File name: '01_cpu_vs_gpu-h200.jsonl'
     folder=None, # Folder of the lab; by default the current one
 )->Path:
     "A file of records that ships with the labs"
@@ -28,40 +30,45 @@ def lab_records(
     found = [o for o in tries if o.is_file()]
     if found: return found[0]
     there = sorted({p.name for o in tries if o.parent.is_dir() for p in o.parent.glob('*.jsonl')})
-    raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}There are: "
-                     f"{', '.join(there) or 'none'}.")
+    raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}"
+                     f"There are: {', '.join(there) or 'none'}.")
 
 class LabSession:
-    "What a lab works with: its machine and devices, its folder, its notes, and the records of a GPU that ship with it"
+    "What a lab works with: machine, devices, folder, notes, and recorded notes of a GPU"
     def __init__(self,
-        name:str,        # Name of the lab: '04_data_loading'
+        name:str,  # Name of the lab: '04_data_loading'
         parameters:dict, # Its `globals()`; checked here
         with_cpu=False,  # Also use the recorded notes of the GPU's own CPU?
-        **about,         # Added to every note; with fewer GPUs than `n_devices`, the lab works on the CPU
+        **about,  # Added to every note; too few GPUs for `n_devices` means the CPU
     ):
         hide_known_warnings()
-        start_server()                               # for the sweeps' fresh processes; loads in the background
+        start_server()  # for the sweeps' fresh processes; loads in the background
         check_values(parameters)
         asked = parameters['device']
         self.name, self.folder, self.about = name, run_folder(parameters['out'], name), about
         self.devices = find_devices() if asked=='auto' else [str(pick_device(asked))]
         if torch.cuda.device_count()<about.get('n_devices', 0): self.devices = ['cpu']
-        self.here = self.devices[-1]                 # the GPU if there is one
+        self.here = self.devices[-1]  # the GPU if there is one
         self.on_gpu, self.machine = self.here!='cpu', describe_machine(self.here)
         self.mine, self.theirs = [], self.recorded(f'{name[:2]}_parts.jsonl', with_cpu)
 
     @property
     def title(self)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · fastai 2.8.7'
         "Where the lab measures"
-        return f"Measured here: the {self.here} of {machine_title(self.machine | dict(device=self.here))}"
+        return f"Measured here: the {self.here} of {machine_title(self._measuring)}"
 
     @property
     def gpu_title(self)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · fastai 2.8.7'
         "Which GPU the notes are from"
-        if self.on_gpu: return f"The GPU is this one: {machine_title(self.machine | dict(device=self.here))}"
-        return f"The GPU is a recorded one: {machine_title(self.theirs[0])}" if self.theirs else self.no_gpu
+        if self.on_gpu: return f"The GPU is this one: {machine_title(self._measuring)}"
+        if self.theirs: return f"The GPU is a recorded one: {machine_title(self.theirs[0])}"
+        return self.no_gpu
 
-    no_gpu = 'No record of a GPU with these settings comes with this copy: here you see the CPU alone.'
+    @property
+    def _measuring(self): return self.machine | dict(device=self.here)
+
+    no_gpu = ('No record of a GPU with these settings comes with this copy: here you see the CPU '
+              'alone.')
 
     def append(self,
         part:str,       # Part of the lab: 'step'
@@ -69,7 +76,8 @@ class LabSession:
         **found,        # What was measured, and on what
     ):
         "Add a line for a part of the lab, in memory and in its folder"
-        self.mine.append(plain_record(self.machine | dict(part=part, device=device or self.here) | self.about | found))
+        where = self.machine | dict(part=part, device=device or self.here)
+        self.mine.append(plain_record(where | self.about | found))
         append_record(self.folder/f'{self.name[:2]}_parts.jsonl', self.mine[-1])
 
     def note(self, part:str, device=None, **found):
@@ -83,18 +91,19 @@ class LabSession:
 
     def of_gpu(self, part:str)->dict: # Empty if there is none
         "The note on a part from a GPU, this one or the recorded one"
-        return next((o for o in (self.mine if self.on_gpu else self.theirs) if o['part']==part and o['device']!='cpu'),
-                    {})
+        rows = self.mine if self.on_gpu else self.theirs
+        return next((o for o in rows if o['part']==part and o['device']!='cpu'), {})
 
     def recorded(self,
-        file:str,        # Name of a file that ships with the labs
+        file:str,  # Name of a file that ships with the labs
         with_cpu=False,  # Also return what was measured on that machine's CPU?
-        **about,         # Only rows with these values
+        **about,  # Only rows with these values
     )->list[dict]: # Empty if this machine has a GPU, or the file is missing
         "What was measured on a GPU elsewhere, without failed visits"
         try: rows = record_rows(lab_records(file)) if not self.on_gpu else []
         except ValueError: return []
-        rows = [o for o in rows if o.get('status', 'ok')=='ok' and (with_cpu or o.get('device', 'cpu')!='cpu')]
+        rows = [o for o in rows if o.get('status', 'ok')=='ok']
+        if not with_cpu: rows = [o for o in rows if o.get('device', 'cpu')!='cpu']
         return [o for o in rows if {k: o.get(k) for k in about}==about]
 
 # %% ../nbs/42_checks.ipynb #24288619
@@ -102,9 +111,11 @@ class LabSession:
 class Reply:
     "A sentence about a student's answer"
     ok: bool|None  # None: not answered, or nothing to compare it with
-    text: str      # The sentence
+    text: str  # The sentence
     def __repr__(self): return self.text
-    def _repr_markdown_(self): return f"{ {True: '✅', False: '🤔', None: '✏️'}[self.ok]} {self.text}"
+    def _repr_markdown_(self):
+        mark = {True: '✅', False: '🤔', None: '✏️'}[self.ok]
+        return f'{mark} {self.text}'
 
 NOT_YET = Reply(None, "Not answered yet: replace `None` by your answer and run this cell again.")
 
@@ -112,41 +123,48 @@ def _number(x):
     "`x` as a float if it is a number, else None"
     if x is None or isinstance(x, (bool, str, bytes)): return None
     try: x = float(x)
-    except (TypeError, ValueError, RuntimeError, OverflowError): return None     # a list, several values, or huge
+    except (TypeError, ValueError, RuntimeError, OverflowError): return None  # several, or huge
     return x if isfinite(x) else None
 
-def _show(x, unit): return f"{f'{x:,.0f}' if float(x).is_integer() else f'{x:.3g}'} {unit}".rstrip()
+def _show(x, unit):
+    text = f'{x:,.0f}' if x.is_integer() else f'{x:.3g}'
+    return f'{text} {unit}'.rstrip()
 
 # %% ../nbs/42_checks.ipynb #d2f27531
-_CLOSE_RATIO, _CLOSE_POINTS = 1.25, 3   # limits of "very close"
+_CLOSE_RATIO, _CLOSE_POINTS = 1.25, 3  # limits of "very close"
+_NOTHING = "There is no measurement to compare it with."
+
+def _a_number(unit): return f'a number of {unit}' if unit else 'a number'
 
 def check_guess(
-    guess,    # What the student guessed before measuring; None: no guess yet
+    guess,  # What the student guessed before measuring; None: no guess yet
     measured, # What was measured; None or NaN: not measured here
-    unit='s', # Of both; percentages are compared by difference: 90 % is a tenth more than 82 %, but half the mistakes
+    unit='s', # Of both; '%' is compared by difference: 90 % is half the mistakes of 80 %
     within=(), # Ends of the measurement's interval, if there is one
 )->Reply:
     "How far a guess was from the measurement"
-    if guess is None:
-        return Reply(None, "No guess yet. Write one down before you measure: it makes the surprise better.")
+    if guess is None: return Reply(
+        None, "No guess yet. Write one down before you measure: it makes the surprise better.")
     g, m = _number(guess), _number(measured)
-    if g is None: return Reply(False, f"A guess is a number{f' of {unit}' if unit else ''}, not {guess!r}.")
-    if m is None: return Reply(None, f"You guessed {_show(g, unit)}. There is no measurement to compare it with.")
+    if g is None: return Reply(False, f"A guess is {_a_number(unit)}, not {guess!r}.")
+    if m is None: return Reply(None, f"You guessed {_show(g, unit)}. {_NOTHING}")
     said = f"You guessed {_show(g, unit)}; the measurement is {_show(m, unit)}"
     if within and within[0]<=g<=within[1]:
-        return Reply(True, f"{said} (interval: {within[0]:.3g} to {within[1]:.3g}). Your guess is within it.")
+        interval = f'interval: {within[0]:.3g} to {within[1]:.3g}'
+        return Reply(True, f"{said} ({interval}). Your guess is within it.")
     if unit=='%': is_close, off = abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
     elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
     else: is_close, off = max(g, m)/min(g, m)<=_CLOSE_RATIO, f'{max(g, m)/min(g, m):.3g} times'
     if is_close: return Reply(True, f"{said}: very close.")
-    return Reply(False, f"{said}: your guess was {off} too {'high' if m<g else 'low'}. What didn't you expect?")
+    side = 'high' if m<g else 'low'
+    return Reply(False, f"{said}: your guess was {off} too {side}. What didn't you expect?")
 
 # %% ../nbs/42_checks.ipynb #fe86340c
 def _same(a, b):
     "Are they equal? Strings ignore case and surrounding spaces, and True isn't 1"
     if isinstance(a, str) and isinstance(b, str): return a.strip().lower()==b.strip().lower()
     try: return isinstance(a, bool)==isinstance(b, bool) and bool(a==b)
-    except (TypeError, ValueError, RuntimeError): return False   # an array can't answer a question about one value
+    except (TypeError, ValueError, RuntimeError): return False  # an array is no single value
 
 def check_choice(q, answer)->Reply:
     "Is this the right one of a `Question`'s options?"
@@ -160,33 +178,39 @@ def check_choice(q, answer)->Reply:
 def check_number(q, answer)->Reply:
     "Is this number close enough to a `Question`'s? None or NaN there: not measured here"
     a, c, unit = _number(answer), _number(q.correct), q.unit
-    if a is None: return Reply(False, f"Give a number{f' of {unit}'*bool(unit)}, without quotes; this is {answer!r}.")
-    if c is None: return Reply(None, f"You answered {_show(a, unit)}. There is no measurement to compare it with.")
-    def is_close(a, b): return b is not None and abs(a-b)<=q.tolerance*abs(b)
-    if is_close(a, c): return Reply(True, f"Right: {_show(c, unit)}. {q.why}".strip())
-    hint = next((v for k,v in dict(q.hints).items() if is_close(a, _number(k))), q.hint)
-    return Reply(False, f"Not yet: {_show(a, unit)} is too {'large' if a>c else 'small'}. {hint}".strip())
+    if a is None:
+        return Reply(False, f"Give {_a_number(unit)}, without quotes; this is {answer!r}.")
+    if c is None: return Reply(None, f"You answered {_show(a, unit)}. {_NOTHING}")
+    def is_close(b): return b is not None and abs(a-b)<=q.tolerance*abs(b)
+    if is_close(c): return Reply(True, f"Right: {_show(c, unit)}. {q.why}".strip())
+    hint = next((v for k,v in dict(q.hints).items() if is_close(_number(k))), q.hint)
+    side = 'large' if a>c else 'small'
+    return Reply(False, f"Not yet: {_show(a, unit)} is too {side}. {hint}".strip())
 
 # %% ../nbs/42_checks.ipynb #0db6995d
 def check_set(q, answer)->Reply:
     "Are these the values of a `Question`, no more and no fewer?"
     answer = [answer] if isinstance(answer, str) or not np.iterable(answer) else list(answer)
-    if not any(isinstance(o, str) for o in q.correct) and any(isinstance(o, str) for o in answer):
+    def has_text(values): return any(isinstance(o, str) for o in values)
+    if has_text(answer) and not has_text(q.correct):
         return Reply(False, f"Give numbers, without quotes; this is {answer!r}.")
     missing = [o for o in q.correct if not any(_same(o, a) for a in answer)]
     extra = [o for o in answer if not any(_same(o, c) for c in q.correct)]
     if not missing and not extra: return Reply(True, f"Right. {q.why}".strip())
-    words = f"Wrong: {', '.join(map(str, extra))}."*bool(extra), f"Missing: {len(missing)} more."*bool(missing)
-    return Reply(False, ' '.join(o for o in ('Not yet.', *words, q.hint) if o))
+    words = ['Not yet.']
+    if extra: words.append(f"Wrong: {', '.join(map(str, extra))}.")
+    if missing: words.append(f"Missing: {len(missing)} more.")
+    return Reply(False, ' '.join([*words, q.hint]).strip())
 
 # %% ../nbs/42_checks.ipynb #2855048c
 def check(
-    name,    # Name of the question: '02.left_out'
+    name,  # Name of the question: '02.left_out'
     answer,  # The student's; None: not answered yet
     **found, # What the lab measured, if the right answer depends on it
 )->Reply:
     "The reply to a student's answer to a question in `gpubench.answers`"
-    if name not in QUESTIONS: raise ValueError(f"There is no question {name!r}. {nearest(name, QUESTIONS)}".rstrip())
+    if name not in QUESTIONS:
+        raise ValueError(f"There is no question {name!r}. {nearest(name, QUESTIONS)}".rstrip())
     if answer is None: return NOT_YET
     q = QUESTIONS[name].filled_in(**found)
     kind = {list: check_set, str: check_choice}.get(type(q.correct), check_number)

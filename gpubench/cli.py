@@ -9,13 +9,10 @@ __all__ = ['cli', 'main']
 import os
 import shlex
 import sys
-import threading
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import click
 from click.shell_completion import CompletionItem
@@ -32,14 +29,17 @@ Exit codes: 0 success; 1 something failed, or this machine has limits;
 2 the request is invalid or this machine can't run it; 3 a lab's kernel died;
 4 a lab's cell timed out; 130 stopped by Ctrl-C, 143 by SIGTERM,
 129 by SIGHUP, as when the terminal is closed."""
-STATUS_CODES = {'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,       # of a lab
-                'interrupted': INTERRUPTED, 'terminated': TERMINATED, 'hung up': HUNG_UP}
+STATUS_CODES = { # of a lab
+    'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,
+    'interrupted': INTERRUPTED, 'terminated': TERMINATED, 'hung up': HUNG_UP}
 
 def _print(words, err=False):
     "Print a line; once the reader has closed the pipe, discard it and all later ones"
-    words = str(words).encode('utf-8', 'backslashreplace').decode()       # a folder's name may not be UTF-8
+    words = str(words).encode('utf-8', 'backslashreplace').decode()  # a folder's name may not be UTF-8
     try: click.echo(words, err=err)
-    except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+    except BrokenPipeError:
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 class OurError(click.ClickException):
     "One message on stderr, exit code 2"
@@ -48,11 +48,13 @@ class OurError(click.ClickException):
 
     @classmethod
     def message_of(cls, e):
-        "The message of an error that gpubench or the system raised, or for a broken package; None for any other"
+        "The message of an error of gpubench, the system or a broken package; None for any other"
         tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
         while tb and tb.tb_next: tb = tb.tb_next
-        if isinstance(e, ImportError) or isinstance(e, OSError) and not e.errno:    # as from torch's shared libraries
-            return f"{name} can't be loaded ({e}). Run `gpubench doctor` to find out what is broken and how to fix it."
+        is_broken = isinstance(e, OSError) and not e.errno  # as from torch's shared libraries
+        if isinstance(e, ImportError) or is_broken: return (
+            f"{name} can't be loaded ({e}). Run `gpubench doctor` to find out what is broken and "
+            "how to fix it.")
         is_ours = tb and tb.tb_frame.f_globals.get('__name__', '').startswith('gpubench.')
         return str(e) if is_ours or isinstance(e, OSError) else None
 
@@ -61,14 +63,14 @@ class Verbs(click.Group):
     "A group of commands that prints our errors as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
-        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise                # click exits quietly
+        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise  # click exits quietly
         except KeyboardInterrupt as e:
-            if str(e): _print(f'\ngpubench: {e}', err=True)               # a sweep lists what it kept
+            if str(e): _print(f'\ngpubench: {e}', err=True)  # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except (ValueError, RuntimeError, OSError, ImportError) as e:
-            debug = ctx.find_root().meta.get('gpubench.debug') or os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
+            is_debug = os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
             message = OurError.message_of(e)
-            if debug or message is None: raise
+            if is_debug or 'gpubench.debug' in ctx.find_root().meta or message is None: raise
             raise OurError(message) from None
 
 def _debug_on(ctx, param, value):
@@ -80,14 +82,16 @@ debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_
 # %% ../nbs/43_cli.ipynb #80473282
 def verb(group, name, examples):
     "A command of `group` with --debug, and with examples and exit codes in its help"
-    epilog = '\b\nExamples:\n' + '\n'.join(f'  {o}' for o in examples.strip().splitlines()) + '\n\n' + EXIT_CODES
+    lines = '\n'.join(f'  {o}' for o in examples.splitlines())
+    epilog = f'\b\nExamples:\n{lines}\n\n{EXIT_CODES}'
     return lambda f: group.command(name, epilog=epilog)(debugging(f))
 
 # %% ../nbs/43_cli.ipynb #35b54dd9
 class CommaList(click.ParamType):
     "Comma-separated values"
     def __init__(self, kind=str, names=''): # Names that a shell completes, separated by spaces
-        self.kind, self.name, self.names = kind, 'A,B,…' if kind is str else 'N,N,…', names.split()
+        self.kind, self.names = kind, names.split()
+        self.name = 'A,B,…' if kind is str else 'N,N,…'
 
     def shell_complete(self, ctx, param, incomplete):
         before, comma, begun = incomplete.rpartition(',')
@@ -97,15 +101,23 @@ class CommaList(click.ParamType):
         parts = [o.strip() for o in value.split(',') if o.strip()]
         if not parts: self.fail('a value is missing', param, ctx)
         try: return [self.kind(o) for o in parts]
-        except ValueError: self.fail(f'{value!r} is not a list of whole numbers such as 16,64,256', param, ctx)
+        except ValueError:
+            self.fail(f'{value!r} is not a list of whole numbers such as 16,64,256', param, ctx)
+
+_DEVICES = 'auto cpu cuda'
+devices = click.option(
+    '--device', 'device', type=CommaList(names=_DEVICES), multiple=True, metavar='auto|cpu|cuda',
+    callback=lambda ctx, param, values: [o for v in values for o in v],
+    help='Where to run; may be repeated. Default: every device found.')
 
 # %% ../nbs/43_cli.ipynb #44502b13
 def _pairs(ctx, param, values):
     "`name=value` texts as a dict"
     found = {}
     for o in values:
-        name, eq, value = map(str.strip, o.partition('='))
-        if not (name and eq): raise click.BadParameter(f'{o!r} is not of the form name=value', ctx, param)
+        name, _, value = map(str.strip, o.partition('='))
+        if '=' not in o or not name:
+            raise click.BadParameter(f'{o!r} is not of the form name=value', ctx, param)
         if name in found: raise click.BadParameter(f'{name!r} is given twice', ctx, param)
         found[name] = value
     return found
@@ -116,14 +128,15 @@ def _prices(ctx, param, values):
     if any('=' not in o for o in values):
         raise click.BadParameter('several prices need a name each, such as gpu=2.5', ctx, param)
     try: return {k: float(v) for k,v in _pairs(ctx, param, values).items()} or None
-    except ValueError: raise click.BadParameter('a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
+    except ValueError:
+        raise click.BadParameter('a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
 
-def _flat(ctx, param, values): return [o for v in values for o in v]
+prices = click.option(
+    '--price-per-hour', '--price', 'price_per_h', multiple=True, callback=_prices,
+    metavar='[NAME=]PRICE', help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can '
+    'also be a device, a CPU or GPU model, or a machine. May be repeated.')
 
-def _lab_names(ctx, param, incomplete):
-    from gpubench.labs import find_labs
-    return [o.name for o in find_labs() if o.name.startswith(incomplete)]
-
+# %% ../nbs/43_cli.ipynb #e7c914a5
 def as_data(f):
     "`form`: 'json' or 'csv' if a script reads the table, else None"
     for o in ('json', 'csv'):
@@ -133,38 +146,41 @@ def as_data(f):
 
 def print_frame(df, form):
     "A frame on stdout, for scripts; a value that wasn't measured is null in JSON, empty in CSV"
-    _print(df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1) if form=='json'
-           else df.to_csv(index=False).rstrip())
+    _print(df.to_csv(index=False).rstrip() if form=='csv' else
+           df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1))
 
-_DEVICES = 'auto cpu cuda'
-devices = click.option('--device', 'device', type=CommaList(names=_DEVICES), multiple=True, callback=_flat,
-                       metavar='auto|cpu|cuda',
-                       help='Where to run; may be repeated. Default: every device found.')
-prices = click.option('--price-per-hour', '--price', 'price_per_h', multiple=True, callback=_prices,
-                      metavar='[NAME=]PRICE',
-                      help='Price per hour: one number, or gpu=2.50 and cpu=0.10; NAME can also be a device, a CPU '
-                           'or GPU model, or a machine. May be repeated.')
-deeper = click.option('--deeper', is_flag=True, help='Use the notebooks in labs/deeper, which go beyond the labs.')
-labs_option = click.option('--labs', 'folder', metavar='FOLDER', help='Use the labs in FOLDER, not the included ones.')
+def for_people(form):
+    "Within `with`, what is printed goes to stderr if a script reads stdout"
+    return redirect_stdout(sys.stderr) if form else nullcontext()
+
+def _lab_names(ctx, param, incomplete):
+    from gpubench.labs import find_labs
+    return [o.name for o in find_labs() if o.name.startswith(incomplete)]
+
+lab_names = click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
+deeper = click.option('--deeper', is_flag=True,
+                      help='Use the notebooks in labs/deeper, which go beyond the labs.')
+labs_option = click.option('--labs', 'folder', metavar='FOLDER',
+                           help='Use the labs in FOLDER, not the included ones.')
+no_progress = click.option('--no-progress', is_flag=True, help="Don't show progress.")
+
+# %% ../nbs/43_cli.ipynb #d968193d
+out_folder = click.option('--out', default='', metavar='FOLDER',
+                          help='Folder for the results. Default: a new folder runs/<time>.')
 wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
+slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help=
+                     'Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes (default: 60).')
 
 def check_jobs(where, options, wait):
     "Refuse Slurm's options without jobs, and --wait with them"
     is_jobs = where in ('slurm', 'local')
-    if options and not is_jobs: raise OurError('--slurm has options for jobs. Add --on slurm, or leave it out.')
-    if wait and is_jobs:
-        raise OurError('--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.')
+    if options and not is_jobs:
+        raise OurError('--slurm has options for jobs. Add --on slurm, or leave it out.')
+    if wait and is_jobs: raise OurError(
+        '--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.')
     if options:
         from gpubench.cluster import slurm_options
         slurm_options(options)
-
-def _place(ctx, param, value):
-    from gpubench.record import check_place
-    if value: check_place(value)
-    return value
-
-out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
-                          help='Folder for the results. Default: a new folder runs/<time>.')
 
 # %% ../nbs/43_cli.ipynb #34fb7507
 def print_at_once(words):
@@ -189,8 +205,8 @@ def cli():
 def main():
     "What the `gpubench` command runs"
     hide_known_warnings()
-    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)   # without the line of code
-    os.environ['MPLBACKEND'] = 'Agg'                 # figures go to files, whatever the shell has set
+    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)  # without the line of code
+    os.environ['MPLBACKEND'] = 'Agg'  # figures go to files, whatever the shell has set
     cli(prog_name='gpubench')
 
 # %% ../nbs/43_cli.ipynb #a0c40457
@@ -211,15 +227,40 @@ def doctor_command(ctx, as_data):
     ctx.exit(exit_code(exam['findings']))
 
 # %% ../nbs/43_cli.ipynb #2b96f012
+def print_lab(lab, with_parameters):
+    "Print what a lab is, and its parameters in columns"
+    from gpubench.labs import lab_parameters
+    _print(f'{lab.name}\n  {lab.title}')
+    _print(f'  {lab.minutes:g} min with the quick profile · {lab.needs} · measures {lab.measures}')
+    params = lab_parameters(lab).values() if with_parameters else []
+    left = [f'{o.name}: {o.written} = {o.default!r}' for o in params]
+    for text,o in zip(left, params):
+        _print(f'    {text:{max(map(len, left))}}  {o.meaning}'.rstrip())
+
+def print_grades(handed_in, folder, form):
+    "Print the grades of a class, as text or for scripts"
+    from gpubench.grades import grade, grade_text
+    df, left_out = grade(handed_in, folder)
+    if not form: return _print(grade_text(df, left_out))
+    print_frame(df, form)
+    for o in left_out: _print(f'Left out: {o}', err=True)
+
+def print_copied(to, found):
+    "Print what `copy_labs` did"
+    _print(f"{len(found['copied'])} files copied to {to}, {len(found['same'])} were there already.")
+    for o in found['kept']: _print(f'Kept, because it differs from the original: {o}')
+    if found['kept']: _print('To get the original file, rename yours and copy again.')
+
+# %% ../nbs/43_cli.ipynb #c258acbf
 @verb(cli, 'labs', """gpubench labs
 gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs
 gpubench labs --key > key.md
 gpubench labs --grade handed_in --csv > grades.csv""")
-@click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
-@click.option('--copy', 'to', metavar='FOLDER',
-              help='Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
+@lab_names
+@click.option('--copy', 'to', metavar='FOLDER', help=
+              'Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
 @click.option('--with-outputs', is_flag=True, help='Copy the outputs, too.')
 @click.option('--key', is_flag=True, help="Print a teacher's key and a grading rubric, as Markdown.")
 @click.option('--grade', 'handed_in', metavar='FOLDER',
@@ -232,115 +273,21 @@ def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
 
     With LAB, show its parameters.
     """
-    from gpubench.labs import copy_labs, lab_parameters, labs_folder, pick_labs
+    from gpubench.labs import copy_labs, labs_folder, pick_labs
     if key:
         from gpubench.grades import teacher_key
         return _print(teacher_key(folder))
-    if handed_in is not None:
-        from gpubench.grades import grade, grade_text
-        df, left_out = grade(handed_in, folder)
-        print_frame(df, form) if form else _print(grade_text(df, left_out))
-        for o in left_out if form else (): _print(f'Left out: {o}', err=True)
-        return
+    if handed_in is not None: return print_grades(handed_in, folder, form)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
-    if to:
-        found = copy_labs(to, folder, names, with_outputs)
-        _print(f"{len(found['copied'])} files copied to {to}, {len(found['same'])} were there already.")
-        for o in found['kept']: _print(f'Kept, because it differs from the original: {o}')
-        if found['kept']: _print('To get the original file, rename yours and copy again.')
-        return
-    for lab in pick_labs(names, folder):
-        _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} · measures '
-               f'{lab.measures}')
-        rows = [(f'{o.name}: {o.written} = {o.default!r}', o.meaning)
-                for o in lab_parameters(lab).values()] if names else []
-        for left,right in rows: _print(f'    {left:{max(len(o[0]) for o in rows)}}  {right}'.rstrip())
-
-# %% ../nbs/43_cli.ipynb #6627ea5b
-def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
-    "How long the rest of a run will take, from stated times, those of finished jobs, and the current job's progress"
-    known = sum(stated_s[:len(taken_s)])
-    pace = sum(taken_s)/known if known else 1.
-    rest = [o*pace for o in stated_s[len(taken_s):]]
-    if not rest: return 0.
-    begun, n = cells
-    return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/max(n, 1))) + sum(rest[1:])
-
-QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
-
-class RunProgress:
-    "Shows the time left: with a bar on a terminal; elsewhere with a line when a lab starts, and every minute"
-    def __init__(self, jobs, clock:Callable=perf_counter, file=None, bar=None):  # Returns seconds; stderr; from tqdm
-        self.n, self.done, self.stated_s, self.taken_s = len(jobs), 0, [60*o.lab.minutes for o in jobs], []
-        self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
-        self.stop, self.bar = threading.Event(), bar
-
-    @property
-    def left(self):
-        "The time left, in words"
-        left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
-        if self.done==self.n: return 'done'
-        return f'about {left_s:.0f} s left' if left_s<99 else f'about {left_s/60:.0f} min left'
-
-    def write(self, words):
-        self.written_s = self.clock()
-        if self.file is None: return                         # stderr is closed
-        with suppress(OSError, ValueError): print(f'{words}, {self.left}', file=self.file, flush=True)
-
-    def show(self):
-        "Move the bar, or write a line if the last one is old enough"
-        i, n = self.cells
-        if self.bar:
-            self.bar.n = min(self.n, round(self.done+i/n, 2))
-            self.bar.set_postfix_str(self.left)
-        elif i and self.clock()-self.written_s>=QUIET_S: self.write(f'{self.words}, cell {i} of {n}')
-
-    def tick(self, every_s=1):
-        "Keep showing the progress from now on"
-        def again():
-            while not self.stop.wait(every_s): self.show()
-        threading.Thread(target=again, daemon=True).start()
-
-    def close(self):
-        "Stop showing it"
-        self.stop.set()
-        if self.bar: self.bar.close()
-
-    def begin(self, job, n_cells):
-        "A lab starts"
-        self.start, self.cells, self.words = self.clock(), (0, n_cells), f'{self.done+1} of {self.n}: {job}'
-        if self.bar: self.bar.set_description_str(self.words, refresh=False)
-        else: self.write(self.words)
-        self.show()
-
-    def cell(self, i):
-        "Cell `i` of the lab starts"
-        self.cells = (i, self.cells[1])
-        self.show()
-
-    def end(self, ok=True):
-        "A lab ended; one that failed or was skipped doesn't count for the pace"
-        if ok: self.taken_s.append(self.clock()-self.start)
-        else: del self.stated_s[len(self.taken_s)]
-        self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
-        self.show()
-
-def run_progress(jobs, file=None):
-    "Show the progress of these `Job`s, with a bar if a terminal can redraw it"
-    from gpubench.process import can_redraw
-    from tqdm import tqdm
-    file, form = file or sys.stderr, '{desc} |{bar:20}| {elapsed}{postfix}'
-    bar = tqdm(total=len(jobs), bar_format=form, dynamic_ncols=True, file=file) if can_redraw(file) else None
-    progress = RunProgress(jobs, file=file, bar=bar)
-    progress.tick()
-    return progress
+    if to: return print_copied(to, copy_labs(to, folder, names, with_outputs))
+    for lab in pick_labs(names, folder): print_lab(lab, bool(names))
 
 # %% ../nbs/43_cli.ipynb #e97a0bda
 def show_outcome(o, folder):
     "Print an `Outcome` of a run in `folder`"
-    if o.before: _print(f'  ok before    {o.job}  {o.notebook.relative_to(folder)}')
-    elif o.status=='ok': _print(f'  ok           {o.job}  {o.duration_s:.0f} s  {o.notebook.relative_to(folder)}')
-    else: _print(f'  {o.status.upper():12} {o.job}: {o.error}')
+    if o.status!='ok': return _print(f'  {o.status.upper():12} {o.job}: {o.error}')
+    how, took = ('ok before', '') if o.before else ('ok', f'  {o.duration_s:.0f} s')
+    _print(f'  {how:12} {o.job}{took}  {o.notebook.relative_to(folder)}')
 
 def check_machine(devices, wait):
     "Refuse a busy device unless we wait for it; warn about other programs that use the CPU"
@@ -352,21 +299,43 @@ def check_machine(devices, wait):
         if o.code=='cpu_busy': _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 def show_report(folder, price_per_h=None, form=None, out=None):
-    "Write the report on a folder's records, print its table, as text or for scripts, and where the report is"
+    "Write the report on a folder's records, and print its table and where it is"
     from gpubench.compare import add_prices, load_records
     from gpubench.findings import summary_table
     from gpubench.report import summary_text, write_report
-    page = fault = None
-    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()  # first: the reader may close the pipe
-    except RuntimeError as e: fault = e                                           # a full disk keeps nobody from the table
+    fault = None  # the page comes first, because the reader may close the pipe
+    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()
+    except RuntimeError as e: fault = e  # a full disk keeps nobody from the table
     df = add_prices(load_records(folder), price_per_h)
     print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
     if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
+def report_run(folder, is_stopped):
+    "The report of a run of labs, unless it was stopped: a cancelled job has no time for figures"
+    from gpubench.record import records_path
+    later = ('The run stopped before it made a report. To make one: gpubench report '
+             f'{shlex.quote(str(folder))}')
+    if not records_path(folder).is_file():
+        if not is_stopped: _print(f'No records in {folder}, so no report.', err=True)
+    elif is_stopped: _print(later)
+    else:
+        try: show_report(folder)
+        except KeyboardInterrupt:
+            _print(later)
+            raise
+
 # %% ../nbs/43_cli.ipynb #4e308a70
-slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…',
-                     help='Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes (default: 60).')
+def run_here(jobs, out, timeout_s, no_progress, wait):
+    "Run labs on this machine and show how far they are"
+    from gpubench.labs import RunProgress, earlier_run, run_jobs
+    minutes = sum(o.lab.minutes for o in jobs)
+    _print(f'{len(jobs)} notebook(s) to run, about {minutes:g} min with the quick profile. '
+           f'Results go to {out}')
+    for o in jobs:
+        if why := earlier_run(o, out): _print(f'{o.notebook} will run again. Changed: {why}')
+    with nullcontext() if no_progress else RunProgress(jobs) as progress:
+        return run_jobs(jobs, out, timeout_s, progress, wait)
 
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
@@ -374,28 +343,28 @@ gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
 gpubench run --profile full -f params.yaml --timeout 7200
 gpubench run --device cpu,cuda --on slurm --slurm partition=gpu,time=60 --out runs/shared""")
-@click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
+@lab_names
 @click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
               help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.')
-@click.option('-f', '--file', 'file', metavar='YAML',
-              help='Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.')
+@click.option('-f', '--file', 'file', metavar='YAML', help=
+              'Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.')
 @click.option('--profile', default='quick', show_default=True, metavar='quick|full',
               help='How much the labs measure; quick takes minutes.')
 @devices
 @out_folder
-@click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True, metavar='SECONDS',
-              help='Time limit for each cell of a lab.')
+@click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True,
+              metavar='SECONDS', help='Time limit for each cell of a lab.')
 @labs_option
 @deeper
 @wait_option
-@click.option('--no-progress', is_flag=True, help="Don't show progress.")
-@click.option('--on', 'where', type=click.Choice(['slurm', 'local']),
-              help="Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
-                   'of --out.')
+@no_progress
+@click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help=
+              "Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
+              'of --out.')
 @slurm
 @click.pass_context
-def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait, no_progress, where,
-                options):
+def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait,
+                no_progress, where, options):
     """Run labs on every device and write a report.
 
     LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values of
@@ -405,44 +374,36 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes no report.
     """
     print_at_once('Loading torch …')
-    from gpubench.labs import (earlier_run, filled_folder, job_devices, labs_folder, prepare_run, read_parameters,
-                               run_jobs)
+    from gpubench.labs import filled_folder, job_devices, labs_folder, prepare_run, read_parameters
     from gpubench.process import StopSignals
-    from gpubench.record import records_path
     check_jobs(where, options, wait)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     asked = device, profile, read_parameters(file) if file is not None else None, texts
-    jobs = [] if where else prepare_run(names, *asked, folder)
-    if not where: check_machine(job_devices(jobs), wait)
-    with StopSignals(), filled_folder(out) as out:           # a signal also ends the report cleanly
+    if not where:
+        jobs = prepare_run(names, *asked, folder)
+        check_machine(job_devices(jobs), wait)
+    with StopSignals(), filled_folder(out) as out:  # a signal also ends the report cleanly
         if where:
             from gpubench.lab_jobs import run_labs_on
             done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
-        else:
-            _print(f'{len(jobs)} notebook(s) to run, about {sum(o.lab.minutes for o in jobs):g} min with the quick '
-                   f'profile. Results go to {out}')
-            for o in jobs:
-                if why := earlier_run(o, out): _print(f'{o.notebook} will run again. Changed: {why}')
-            progress = None if no_progress else run_progress(jobs)
-            try: done = run_jobs(jobs, out, timeout_s, progress, wait)
-            finally:
-                if progress: progress.close()
+        else: done = run_here(jobs, out, timeout_s, no_progress, wait)
         for o in done: show_outcome(o, out)
         if any(o.status!='ok' for o in done):
             _print(f'To run the rest, repeat the command with --out {shlex.quote(str(out))}')
-        is_stopped = any(o.stopped for o in done)            # a cancelled job has no time for figures
-        try:
-            if not is_stopped and not records_path(out).is_file(): _print(f'No records in {out}, so no report.', err=True)
-            elif not is_stopped: show_report(out)
-        except KeyboardInterrupt:
-            is_stopped = True
-            raise
-        finally:
-            if is_stopped and records_path(out).is_file():
-                _print(f'The run stopped before it made a report. To make one: gpubench report {shlex.quote(str(out))}')
+        report_run(out, any(o.stopped for o in done))
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
 # %% ../nbs/43_cli.ipynb #2182c918
+def fetch_images(trials, dry_run):
+    "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
+    from gpubench.data import get_images, is_path, print_once
+    sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
+    for name,*how in dict.fromkeys(sets):
+        writes = name not in ('digits', 'synthetic') and not is_path(name)
+        if dry_run and writes: continue
+        images = get_images(name, *how)
+        if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
+
 # repeated here, so that a shell completes without slow imports
 _DATASETS = 'digits digits60k synthetic birds mnist cifar10 imagenette'
 _MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50'
@@ -461,11 +422,14 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
 @click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
 @click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
-@click.option('--loader', type=CommaList(names='files memory resident cached'), help='files, memory, resident, or cached: files decoded once.')
+@click.option('--loader', type=CommaList(names='files memory resident cached'),
+              help='files, memory, resident, or cached: files decoded once.')
 @click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
               metavar='auto|cpu|cuda|xla', help='Where to train.')
-@click.option('--n-devices', type=CommaList(int), help='GPUs, or processes on CPU cores, that share each step.')
-@click.option('--n-nodes', type=CommaList(int), help='Machines with those devices; run the same command on each, but with its own --out.')
+@click.option('--n-devices', type=CommaList(int),
+              help='GPUs, or processes on CPU cores, that share each step.')
+@click.option('--n-nodes', type=CommaList(int), help=
+              'Machines with those devices; run the same command on each, but with its own --out.')
 @click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
 @click.option('--max-images', type=int, help='Use at most this many images from the data set.')
 @click.option('--labels', help="For a folder: a CSV file in it, or a pattern of a file's name.")
@@ -482,7 +446,7 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
               help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.')
 @wait_option
 @click.option('--dry-run', is_flag=True, help='Print what would run and how long it would take.')
-@click.option('--no-progress', is_flag=True, help="Don't show progress.")
+@no_progress
 @click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
               help="Run each round as a job, on Slurm or with submitit's local executor. All nodes must share the "
                    "FOLDER of --out. gpus: run side by side on all of this machine's GPUs, and measure how much "
@@ -490,7 +454,8 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @slurm
 @as_data
 @click.pass_context
-def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **given):
+def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, seed, repeats,
+                  timeout_s, retry_failed, monitor, **given):
     """Train every combination and write a report.
 
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
@@ -500,38 +465,55 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, **
     print_at_once('Loading torch …')
     check_jobs(where, options, wait)
     from gpubench import cluster, sweep as library
-    from gpubench.data import get_images, is_path, print_once
     from gpubench.labs import filled_folder
-    from gpubench.process import start_server
-    sys.path.append(os.getcwd())                             # for what a user's own network imports
-    repeats = given['repeats']
-    how = {o: given.pop(o) for o in ('repeats', 'timeout_s', 'retry_failed', 'monitor')} | dict(seed=given['seed'])
-    todo = library.plan({k: v for k,v in given.items() if v not in (None, [], ())}, here=where!='slurm')
-    if not where and not dry_run:
-        check_machine(library.devices_of(todo), wait)
-        start_server()                                       # starts up while the data is fetched
-    sets = dict.fromkeys((o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in todo)
-    for o in sets:                                           # so that no visit waits for a download
-        if dry_run and o[0] not in ('digits', 'synthetic') and not is_path(o[0]): continue     # these write nothing
-        images = get_images(*o)
-        with redirect_stdout(sys.stderr) if form else nullcontext():
-            if is_path(o[0]): print_once(images.name, images.classes_text(), images.split_text())
-    if where=='gpus': go = partial(cluster.sweep_side_by_side, wait=wait)
-    elif where: go = partial(cluster.sweep_on, where, options=options)
-    else: go = partial(library.sweep, progress=not no_progress, wait=wait)
-    if dry_run: return go(todo, out=out or None, dry_run=True, **how)
-    twice = ', one of them twice in each round to show the noise (A/A)' if len(todo)>1 and repeats>1 else ''
-    with filled_folder(out) as out, redirect_stdout(sys.stderr) if form else nullcontext():
-        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
-        try: df = go(todo, out=out, **how)
+    sys.path.append(os.getcwd())  # for what a user's own network imports
+    points = {k: v for k,v in given.items() if v is not None} | dict(seed=seed)
+    todo = library.plan(points, here=where!='slurm')
+    if not where and not dry_run: check_machine(library.devices_of(todo), wait)
+    with for_people(form): fetch_images(todo, dry_run)
+    go = {None: partial(library.sweep, progress=not no_progress, wait=wait),
+          'gpus': partial(cluster.sweep_side_by_side, wait=wait)}.get(
+              where, partial(cluster.sweep_on, where, options=options))
+    go = partial(go, todo, seed=seed, repeats=repeats, timeout_s=timeout_s,
+                 retry_failed=retry_failed, monitor=monitor)
+    if dry_run: return go(out=out or None, dry_run=True)
+    has_twin = library.pick_twin('auto', len(todo), repeats) is not None
+    twice = ', one of them twice in each round to show the noise (A/A)' if has_twin else ''
+    with filled_folder(out) as out, for_people(form):
+        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. '
+                                 f'Results go to {out}')
+        try: df = go(out=out)
         except RuntimeError as e:
-            if isinstance(e.__cause__, OSError):                                  # a full disk: show what there is
+            if isinstance(e.__cause__, OSError):  # a full disk: show what there is
                 with suppress(RuntimeError): show_report(out, form=form)
             raise
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 
 # %% ../nbs/43_cli.ipynb #578131eb
+def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, and have ratios?
+    "Compare the first of two runs with the other, or the devices of one run with each other"
+    from gpubench import compare as library
+    from gpubench.machines import price_runs, read_runs
+    runs = read_runs(folders)
+    first, *others = (price_runs(runs, price_per_h) if price_per_h else runs).values()
+    if not others:  # the devices of one folder, 'cpu' before 'cuda'
+        kinds = first.device.astype(str).str.partition(':')[0]
+        first, *others = [first[kinds==o] for o in sorted(kinds.unique())]
+        if not others: raise ValueError(
+            f"{folders[0]} has records of one device only ({kinds.iloc[0]}). Give a second folder, "
+            "or run the labs on another device, too.")
+    is_fair = True
+    for o in others:
+        if len(folders)>1: _print('A: {}\nB: {}'.format(*folders))
+        found = library.compare(first, o)
+        _print(library.comparison_text(found) + '\n')
+        none = int(found.speedup.isna().sum())
+        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are '
+                        'above.\n')
+        is_fair = is_fair and bool(found.same_work.all())  # no ratio, no same work
+    return is_fair
+
 @verb(cli, 'compare', """gpubench compare runs/mine
 gpubench compare runs/cpu runs/gpu
 gpubench compare runs/cpu runs/gpu --price-per-hour gpu=2.50 --price-per-hour cpu=0.10
@@ -556,34 +538,17 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
     RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
     runs, or --base, --out, --json or --csv, produce one table with each run as a machine.
     """
-    from gpubench import compare as library
-    from gpubench.machines import Comparison, price_runs, read_prices, read_runs, write_comparison
+    from gpubench.machines import Comparison, read_prices, write_comparison
     price_per_h = (read_prices(price_file) if price_file else {}) | (price_per_h or {})
     if len(folders)>2 or base or out or form:
         found = Comparison(folders, base or '', price_per_h)
         if out: page = write_comparison(found, out).resolve()
         print_frame(found.rows, form) if form else _print(found)
         if out: _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
-        is_fair = found.rows.same_work.eq(True).all() and not any('left out' in o for o in found.remarks)
-        ctx.exit(FAILED if strict and not is_fair else OK)
-    runs = read_runs(folders)
-    first, *others = (price_runs(runs, price_per_h) if price_per_h else runs).values()
-    if not others:                                           # the devices of one folder, 'cpu' before 'cuda'
-        df = first
-        kinds = df.device.astype(str).str.partition(':')[0]
-        if kinds.nunique()<2:
-            raise ValueError(f"{folders[0]} has records of one device only ({', '.join(kinds.unique())}). "
-                             "Give a second folder, or run the labs on another device, too.")
-        first, *others = [df[kinds==o] for o in sorted(kinds.unique())]
-    fair = True
-    for o in others:
-        if len(folders)>1: _print('A: {}\nB: {}'.format(*folders))
-        found = library.compare(first, o)
-        _print(library.comparison_text(found) + '\n')
-        none = int(found.speedup.isna().sum())
-        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are above.\n')
-        fair = fair and bool(found.same_work.all())          # no ratio, no same work
-    ctx.exit(FAILED if strict and not fair else OK)
+        is_fair = found.rows.same_work.eq(True).all()
+        is_fair = is_fair and not any('left out' in o for o in found.remarks)
+    else: is_fair = print_pairs(folders, price_per_h)
+    ctx.exit(FAILED if strict and not is_fair else OK)
 
 # %% ../nbs/43_cli.ipynb #0e2112e3
 @verb(cli, 'report', """gpubench report runs/mine

@@ -19,30 +19,41 @@ from .checks import check
 from .labs import find_labs
 
 # %% ../nbs/42_grades.ipynb #2452071c
-MAX_BYTES, MAX_SOURCE = 20_000_000, 10_000           # of a notebook; characters of a cell
-_UNREADABLE = ValueError, TypeError, KeyError, AttributeError, SyntaxError, MemoryError, RecursionError
+MAX_BYTES, MAX_SOURCE = 20_000_000, 10_000  # of a notebook; characters of a cell
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, SyntaxError, MemoryError,
+               RecursionError)
+
+def _texts(cell):
+    "Source and Markdown outputs of a code cell"
+    shown = [o['data'].get('text/markdown', '') for o in cell['outputs'] if 'data' in o]
+    return ''.join(cell['source']), ''.join(''.join(o) for o in shown)
 
 def read_cells(path)->list[tuple[str, str]]: # (source, its Markdown outputs) of each code cell
     "The code cells of a notebook, without running any; a ValueError if it can't be read"
     path = Path(path)
     if path.is_symlink() or not path.is_file(): raise ValueError('it is not a regular file')
-    if path.stat().st_size>MAX_BYTES: raise ValueError(f'it is larger than {MAX_BYTES/1e6:.0f} MB')
+    if path.stat().st_size>MAX_BYTES:
+        raise ValueError(f'it is larger than {MAX_BYTES/1e6:.0f} MB')
     try:
-        cells = [o for o in json.loads(path.read_text(encoding='utf-8'))['cells'] if o['cell_type']=='code']
-        return [(''.join(o['source']), ''.join(''.join(p['data'].get('text/markdown', '')) for p in o['outputs']
-                                              if 'data' in p)) for o in cells]
-    except _UNREADABLE as e: raise ValueError(f'it is not a readable notebook ({type(e).__name__})') from None
+        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+        return [_texts(o) for o in cells if o['cell_type']=='code']
+    except _UNREADABLE as e:
+        raise ValueError(f'it is not a readable notebook ({type(e).__name__})') from None
 
+# %% ../nbs/42_grades.ipynb #c73659d4
 def _changed(tree):
     "Variables that get their value in another way than by `name = …` on a line of its own"
     plain = {id(o.targets[0]) for o in tree.body if isinstance(o, ast.Assign) and len(o.targets)==1}
     for o in ast.walk(tree):
-        if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store) and id(o) not in plain: yield o.id
-        elif isinstance(o, (ast.Attribute, ast.Subscript)) and isinstance(o.value, ast.Name): yield o.value.id # `answer.append`
+        if isinstance(o, ast.Name):
+            if isinstance(o.ctx, ast.Store) and id(o) not in plain: yield o.id
+        elif isinstance(o, (ast.Attribute, ast.Subscript)) and isinstance(o.value, ast.Name):
+            yield o.value.id  # `answer.append`
 
 def _asked(source):
-    "(name, expression of the answer) for each question and guess in a cell; None if it can't be parsed"
-    names = dict.fromkeys(o for o in re.findall(r"\bcheck\(\s*['\"](\d\d\.\w+)['\"]", source) if o in QUESTIONS)
+    "(name, expression of the answer or None) for each question and guess in a cell"
+    found = re.findall(r"\bcheck\(\s*['\"](\d\d\.\w+)['\"]", source)
+    names = [o for o in dict.fromkeys(found) if o in QUESTIONS]
     if not names and 'my_guess' not in source: return
     try:
         if len(source)>MAX_SOURCE: raise ValueError
@@ -50,33 +61,35 @@ def _asked(source):
     except _UNREADABLE:
         yield from ((o, None) for o in names)
         return
-    values, changed = {}, set(_changed(tree))        # variable → expression; those that have none
+    values, changed = {}, set(_changed(tree))  # variable → expression; those that have none
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id not in changed: values[node.targets[0].id] = node.value
-            if node.targets[0].id.startswith('my_guess'): yield node.targets[0].id, node.value
+            name = node.targets[0].id
+            if name not in changed: values[name] = node.value
+            if name.startswith('my_guess'): yield name, node.value
         for o in ast.walk(node):
-            if (isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1
-                and isinstance(o.args[0], ast.Constant) and o.args[0].value in names):
+            is_check = isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1
+            if is_check and getattr(o.args[0], 'value', None) in names:
                 yield o.args[0].value, values.get(getattr(o.args[1], 'id', None), o.args[1])
 
 # %% ../nbs/42_grades.ipynb #bccd103d
-_MARKS = {'✅': 'right', '🤔': 'wrong', '✏': 'not answered'}     # how a reply begins
+_MARKS = {'✅': 'right', '🤔': 'wrong', '✏': 'not answered'}  # how a reply begins
 
 def _result(name, answer, shown):
-    "(result, 'answer' or 'output': where it comes from), from the answer's expression and its cell's outputs"
+    "The result, and whether it comes from the 'answer' itself or from its cell's 'output'"
+    is_guess = name.startswith('my_guess')
     try:
         value = ast.literal_eval(answer)
-        if name.startswith('my_guess'): return ('no guess' if value is None else 'guessed'), 'answer'
-        if value is None: return 'not answered', 'answer'
-        if not QUESTIONS[name].is_computed: return ('right' if check(name, value).ok else 'wrong'), 'answer'
-    except _UNREADABLE:
-        if name.startswith('my_guess'): return 'guessed', 'answer'
+        if value is None: return 'no guess' if is_guess else 'not answered', 'answer'
+        if not (is_guess or QUESTIONS[name].is_computed):
+            return 'right' if check(name, value).ok else 'wrong', 'answer'
+    except _UNREADABLE: pass
+    if is_guess: return 'guessed', 'answer'
     return _MARKS.get(shown.strip()[:1], 'not run'), 'output'
 
 def _printable(text, n=60): return ''.join(o if o.isprintable() else '?' for o in str(text))[:n]
 
-def read_answers(path)->list[dict]: # For each question and guess: `question`, `answer`, `result`, `by`
+def read_answers(path)->list[dict]: # `question`, `answer`, `result` and `by` of each
     "The answers in a notebook. If a question is in several cells, the last one counts"
     found = {}
     for source,shown in read_cells(path):
@@ -87,20 +100,22 @@ def read_answers(path)->list[dict]: # For each question and guess: `question`, `
             found[name] = dict(question=name, answer=_printable(words), result=result, by=by)
     return list(found.values())
 
-def lab_questions(folder=None)->dict: # Lab → names of its questions; of the core labs and those in `deeper`
+def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper` included
     "Which questions each lab asks"
     labs = find_labs(folder)
-    labs += [o for o in [labs[0].path.parent/'deeper'] if o.is_dir() for o in find_labs(o)]
+    deeper = labs[0].path.parent/'deeper'
+    if deeper.is_dir(): labs += find_labs(deeper)
     return {o: [k for s,_ in read_cells(o.path) for k,_ in _asked(s)] for o in labs}
 
 # %% ../nbs/42_grades.ipynb #c80341be
 def grade(
     folder,      # Notebooks of a class, in this folder and its subfolders
     labs=None,   # Folder of the labs; by default those that ship
-)->tuple[pd.DataFrame, list[str]]: # (n_question, 5): notebook, question, answer, result, by; what was left out
+)->tuple[pd.DataFrame, list[str]]: # (n_question, 5), and what was left out
     "The answers in the notebooks of a class, without running them"
     folder, rows, left_out = Path(folder), [], []
-    if not folder.is_dir(): raise ValueError(f"There is no folder {folder}. Give the one that contains the notebooks.")
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {folder}. Give the one that contains the notebooks.")
     wanted = list(lab_questions(labs).values())
     for path in sorted(o for o in folder.rglob('*.ipynb') if '.ipynb_checkpoints' not in o.parts):
         name = _printable(path.relative_to(folder), 200)
@@ -113,7 +128,8 @@ def grade(
             left_out.append(f'{name}: it contains no question from a lab')
             continue
         lab = max(wanted, key=lambda o: len(names.intersection(o, QUESTIONS)))
-        found += [dict(question=o, answer='', result='missing', by='') for o in lab if o not in names]
+        missing = dict(answer='', result='missing', by='')
+        found += [dict(question=o) | missing for o in lab if o not in names]
         rows += [dict(notebook=name) | o for o in found]
     if not rows and not left_out: raise ValueError(f"There are no notebooks in {folder}.")
     return pd.DataFrame(rows, columns=['notebook', 'question', 'answer', 'result', 'by']), left_out
@@ -123,11 +139,15 @@ def grade_text(df, left_out)->str:
     lines, checks = [], df[df.question.isin(QUESTIONS)]
     for name,o in df.groupby('notebook', sort=False):
         mine = checks[checks.notebook==name]
-        lines += [f"{name}: {(mine.result=='right').sum()} of {len(mine)} right"]
-        lines += [f"  {r.question:20} {r.result + '*'*(r.by=='output'):14} {r.answer}".rstrip() for r in o.itertuples()]
+        lines.append(f"{name}: {(mine.result=='right').sum()} of {len(mine)} right")
+        for r in o.itertuples():
+            result = f'{r.result}*' if r.by=='output' else r.result
+            lines.append(f"  {r.question:20} {result:14} {r.answer}".rstrip())
     if len(checks): lines += ['', 'Right, of all notebooks that should have the question:']
-    for name,o in checks.groupby('question'): lines += [f"  {name:20} {(o.result=='right').sum()} of {len(o)}"]
-    if (df.by=='output').any(): lines += ['', '* Taken from the output in the notebook, which can be edited.']
+    for name,o in checks.groupby('question'):
+        lines.append(f"  {name:20} {(o.result=='right').sum()} of {len(o)}")
+    if (df.by=='output').any():
+        lines += ['', '* Taken from the output in the notebook, which can be edited.']
     return '\n'.join(lines + [f'Left out: {o}' for o in left_out])
 
 # %% ../nbs/42_grades.ipynb #f1bd80b5
@@ -148,19 +168,24 @@ def _shown(x):
 
 def _right(q):
     "The right answer, in words"
-    values = ', '.join(f'`{o}`' for o in inspect.signature(q.correct).parameters) if q.is_computed else ''
-    if values: return f'depends on what the student measured: {values}.'
-    return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
+    if not q.is_computed: return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
+    names = ', '.join(f'`{o}`' for o in inspect.signature(q.correct).parameters)
+    return f'depends on what the student measured: {names}.'
+
+def _question_text(source):
+    "What a cell asks, in its comments"
+    return ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', source, re.M))
 
 def teacher_key(folder=None)->str: # Markdown
     "Right answers, common mistakes and a grading rubric"
     lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
     for lab,names in lab_questions(folder).items():
-        texts = {k: ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', s, re.M)) for s,_ in read_cells(lab.path) for k,_ in _asked(s)}
-        if asked := [o for o in names if o in QUESTIONS]: lines += [f'## {lab.name}: {lab.title}', '']
+        texts = {k: _question_text(s) for s,_ in read_cells(lab.path) for k,_ in _asked(s)}
+        asked = [o for o in names if o in QUESTIONS]
+        if asked: lines += [f'## {lab.name}: {lab.title}', '']
         for name in asked:
             q = QUESTIONS[name]
             lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(q)} {q.why}'.rstrip()]
-            if not callable(q.hints): lines += [f'  {_shown(k)} is wrong: {v}' for k,v in dict(q.hints).items()]
-            lines += ['']
+            hints = {} if callable(q.hints) else dict(q.hints)
+            lines += [*(f'  {_shown(k)} is wrong: {v}' for k,v in hints.items()), '']
     return '\n'.join(lines)

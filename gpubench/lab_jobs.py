@@ -18,8 +18,8 @@ from .sweep import point_id
 def _run_lab(lab, folder, **kwargs):
     "What a job does; a requeued one skips what has succeeded"
     done = run_labs([lab], folder, **kwargs)
-    rows = [dict(job=str(o.job), status=o.status, duration_s=o.duration_s, notebook=o.notebook.name, error=o.error)
-            for o in done]
+    rows = [dict(job=str(o.job), status=o.status, duration_s=o.duration_s,
+                 notebook=o.notebook.name, error=o.error) for o in done]
     (folder/'outcomes.json').write_text(json.dumps(rows))
 
 def _outcomes(folder, before=False)->list[Outcome]:
@@ -27,6 +27,21 @@ def _outcomes(folder, before=False)->list[Outcome]:
     file = folder/'outcomes.json'
     rows = json.loads(file.read_text()) if file.is_file() else []
     return [Outcome(**o | dict(notebook=folder/o['notebook']), before=before) for o in rows]
+
+def _plan_calls(planned, jobs, device, timeout_s):
+    "The folder of each job by its name, and the calls of those that have not succeeded"
+    folders, calls = {}, {}
+    for o in planned:
+        what = dict(code=o.lab.path.read_text(encoding='utf-8'), params=o.params, device=device)
+        name = f'{o.lab.name}-{point_id(_run_lab, what)}'
+        folder = folders[name] = jobs.folder/name
+        folder.mkdir(parents=True, exist_ok=True)
+        ended = _outcomes(folder)
+        if ended and all(e.status=='ok' for e in ended): continue
+        (folder/'outcomes.json').unlink(missing_ok=True)
+        calls[name] = Call(_run_lab, lab=o.lab.path, folder=folder, device=device,
+                           params={o.lab.name: o.params}, timeout_s=timeout_s)
+    return folders, calls
 
 # %% ../nbs/42_lab_jobs.ipynb #a6f8646f
 def run_labs_on(
@@ -44,32 +59,24 @@ def run_labs_on(
 )->list[Outcome]: # One per execution; notebooks are in the jobs' folders, records in `out`
     "Run labs as jobs; the same call again runs only those that didn't succeed"
     one_of('place', where, ['slurm', 'local'])
-    asked, found = [device] if isinstance(device, str) else [*device], []
+    asked = [device] if isinstance(device, str) else [*device]
     for o in asked: one_of('device', str(o).partition(':')[0], ['auto', 'cpu', 'cuda'])
     if where=='slurm' and (not asked or 'auto' in asked): raise ValueError(
         "Name the devices, since this machine's aren't those of the jobs: device=['cpu', 'cuda'] "
         "(--device cpu,cuda).")
     options = slurm_options(options)
-    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)        # 'cpu' gives one job per lab
-    n_gpus = int(any(o!='cpu' for o in asked))
+    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)  # 'cpu' gives one job per lab
+    n_gpus, found = int(any(o!='cpu' for o in asked)), []
     with filled_folder(out) as out:
         print(f"{len(planned)} lab{'s'*(len(planned)>1)} to run, each as a job. Results go to {out}")
-        jobs, folders, calls = Jobs(where, out.resolve()/'jobs', options, n_gpus, poll_s), {}, {}
-        for o in planned:
-            what = dict(code=o.lab.path.read_text(encoding='utf-8'), params=o.params, device=asked)
-            name = f'{o.lab.name}-{point_id(_run_lab, what)}'
-            folders[name] = jobs.folder/name
-            folders[name].mkdir(parents=True, exist_ok=True)
-            if ended := _outcomes(folders[name], before=True):
-                if all(e.status=='ok' for e in ended): continue
-                (folders[name]/'outcomes.json').unlink()
-            calls[name] = Call(_run_lab, lab=o.lab.path, folder=folders[name], device=asked,
-                               params={o.lab.name: o.params}, timeout_s=timeout_s)
+        jobs = Jobs(where, out.resolve()/'jobs', options, n_gpus, poll_s)
+        folders, calls = _plan_calls(planned, jobs, asked, timeout_s)
         try:
             if calls: jobs.run(calls)
         finally:
             for o in folders.values():
                 if (o/'records.jsonl').is_file(): merge_records(out, record_rows(o))
         for name,o in folders.items():
-            found += _outcomes(o, name not in calls) or [Outcome(name, 'not run', 0., o, f'Its {jobs.reason(name)}.')]
+            lost = Outcome(name, 'not run', 0., o, f'Its {jobs.reason(name)}.')
+            found += _outcomes(o, name not in calls) or [lost]
     return found

@@ -140,11 +140,6 @@ def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
     (tmp_path/'records.jsonl').write_text(''.join(json.dumps({k: v for k,v in o.items() if k!='measure'})+'\n' for o in older))
     assert len(go())==2 and 'nothing is left to run' in capsys.readouterr().out          # before there was the field: the defaults
 
-def test_what_a_function_returns_is_never_lost_in_silence():
-    df = here(dict(x=[1, 2]), run=lambda x: dict(n_cores=-x, y=x) if x==1 else dict(y=x))
-    assert by(df, 'x')=={1: 'error', 2: 'ok'} and 'Rename what it returns' in df[df.x==1].error.item()
-    with pytest.raises(ValueError, match="these fields already: visit"): here(dict(visit=[1, 2]), run=lambda visit: {})
-
 def test_nan_loss():
     df = quiet(dict(device='cpu', lr=[1e-3, 1e25], max_images=300))
     assert dict(zip(df.lr, df.status))=={1e-3: 'ok', 1e25: 'error'}
@@ -537,12 +532,6 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
     assert 'Read-only' in said['read-only'] and said['readable']==4 and said['ran at last']==4
     assert said['shm']['0'][0]=='ok' and said['shm']['1'][0] in ('error', 'killed')
     assert '--shm-size' in said['shm']['1'][1] and 'Traceback' not in said['shm']['1'][1]
-
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path/'mine').write_text('text')
-    with pytest.raises(ValueError, match="'.*mine' is a file of another kind. Use a folder"): here(dict(x=1), run=same, out=tmp_path/'mine')
-    with pytest.raises(ValueError, match='wrong kind of file'): here(dict(x=1), run=same, out=tmp_path/'x.json')
-    assert sorted(o.name for o in tmp_path.iterdir())==['mine'] and (tmp_path/'mine').read_text()=='text'
 
 
 # ---- what no visit could find

@@ -102,9 +102,9 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize('verb', VERBS)
-def test_every_verb_shows_examples_and_exit_codes(verb):
-    p = gpubench_command(verb, '--help')
-    assert (p.returncode, p.stderr) == (0, '')
+def test_every_verb_shows_examples_and_exit_codes(verb, call):
+    p = call(verb, '--help')
+    assert (p.exit_code, p.stderr) == (0, '')
     assert re.search(rf'Examples:\n +gpubench {verb}', p.stdout) and 'Exit codes:' in p.stdout
 
 
@@ -139,18 +139,18 @@ def test_progress_is_shown_with_what_is_left(labs, tmp_path):
     assert 'No records in' in p.stderr
 
 
-@pytest.mark.parametrize('cell,code,says', [
-    ('raise ValueError("planted")', 1, 'ERROR        01_small on every device: cell 5 (`raise ValueError("planted")`): '
-     'ValueError: planted'),
-    ('import os; os._exit(1)', 3, 'DIED         01_small on every device: the kernel died in cell 5'),
-    ('import time; time.sleep(300)', 4, 'TIMEOUT      01_small on every device: cell 5 (`import time; '
-     'time.sleep(300)`) took longer than 3 s')])
-def test_failures_have_codes_of_their_own(labs, tmp_path, cell, code, says):
-    write_lab(labs, '01_small', 'x = 1', cell)
-    write_lab(labs, '02_good', 'print(1)')
-    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out', '--timeout', 3, '--no-progress')
-    assert p.returncode==code and says in p.stdout and 'Traceback' not in p.stderr
-    assert re.search(r'ok +02_good', p.stdout)
+@pytest.mark.parametrize('status,code', [
+    ('error', 1), ('died', 3), ('timeout', 4), ('interrupted', 130), ('terminated', 143), ('hung up', 129)])
+def test_failures_have_codes_of_their_own(labs, call, monkeypatch, status, code):
+    from gpubench import labs as library
+    def run(jobs, out, *args):
+        return [library.Outcome(o, k, 1., out/o.notebook, 'planted') for o,k in zip(jobs, (status, 'ok', 'not run'))]
+    monkeypatch.setattr(library, 'run_jobs', run)
+    for o in ('01_small', '02_good', '03_next'): write_lab(labs, o, 'print(1)')
+    said = call('run', '--labs', labs, '--out', 'mine', '--no-progress')
+    assert said.exit_code==code and 'repeat the command with --out' in said.stdout
+    assert f'{status.upper():12} 01_small on every device: planted' in said.stdout and 'NOT RUN      03_next' in said.stdout
+    assert 'ok           02_good on every device  1 s  02_good.ipynb' in said.stdout
 
 
 @pytest.mark.parametrize('args,says', [
@@ -163,12 +163,14 @@ def test_failures_have_codes_of_their_own(labs, tmp_path, cell, code, says):
     (['--device', 'gpu'], "no device 'gpu'"),
     (['--profile', 'ful'], "Use 'quick' or 'full'"),
     (['-f', 'none.yaml'], 'Cannot read the parameters in none.yaml'),
+    (['-f', ''], 'Cannot read the parameters in : '),          # "$FILE" that isn't set
+    (['-p', 'dataset=./not_there'], "There is no folder './not_there'"),
     (['--out', 'file'], "'file' is a file of another kind"),
     (['--out', 'file/below'], "'file' is a file of another kind"),
     (['--labs', 'empty'], 'no labs in empty'),
     (['--timeout', '0'], "Invalid value for '--timeout'")])
 def test_a_wrong_request_is_refused_before_anything_runs(labs, tmp_path, call, args, says):
-    write_lab(labs, '01_small', 'print(1)')
+    write_lab(labs, '01_small', 'print(1)', extra="dataset: str = 'digits'")
     (tmp_path/'file').write_text('mine')
     refused(call('run', '--labs', labs, '--no-progress', *args), says)
     assert not (tmp_path/'runs').exists() and (tmp_path/'file').read_text()=='mine'
