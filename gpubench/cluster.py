@@ -32,8 +32,8 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import (FAILED, expected_time, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep,
-                            why_stop)
+from .sweep import (
+    FAILED, forecast, labels, n_visits, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
@@ -58,6 +58,7 @@ def slurm_options(text:str)->dict: # Option -> value, with Slurm's names
     return options | dict(time=int(time))
 
 def _executor(where, folder, options, n_gpus):
+    "submitit's executor; Slurm options that it doesn't know are passed on as they are"
     try: import submitit
     except ImportError: raise RuntimeError(
         "Jobs need the package submitit, which isn't installed. Run `pip install submitit`.") from None
@@ -66,13 +67,14 @@ def _executor(where, folder, options, n_gpus):
         executor.update_parameters(timeout_min=options['time'])
         return executor
     if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
-        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use 'local'.")
-    executor = submitit.SlurmExecutor(folder)
+        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use "
+        "'local'.")
+    executor, options = submitit.SlurmExecutor(folder), dict(options)
     if not n_gpus: options = dict(exclusive=True) | options             # no CPU-bound work beside it
-    if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options = options | dict(gpus_per_node=n_gpus)
-    known = executor._valid_parameters()
-    executor.update_parameters(**dict(job_name='gpubench') | {k: v for k,v in options.items() if k in known},
-                               additional_parameters={k: v for k,v in options.items() if k not in known})
+    if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options |= dict(gpus_per_node=n_gpus)
+    known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
+    others = {k: v for k,v in options.items() if k not in known}
+    executor.update_parameters(**dict(job_name='gpubench') | known, additional_parameters=others)
     return executor
 
 # %% ../nbs/29_cluster.ipynb #689dd0cc
@@ -104,7 +106,9 @@ class Jobs:
     def run(self, calls:dict, stop:Callable=lambda running: ''): # Name -> `Call`; as `StopAlike`
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
-        if self.where=='slurm': return self._run_slurm(executor, calls, stop)
+        (self._run_slurm if self.where=='slurm' else self._run_here)(executor, calls, stop)
+
+    def _run_here(self, executor, calls, stop):
         gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(torch.cuda.device_count()))))
         for name,call in calls.items():                             # on one machine one after the other
             call.env = dict(CUDA_VISIBLE_DEVICES=gpus)              # which submitit changes
@@ -221,12 +225,12 @@ def job_folder(out:Path, run, points, **how)->Path:
     "Where this sweep's processes keep their records until they are merged; the same for the same sweep"
     return out/'jobs'/point_id(run, dict(points=[*map(point_fields, points)], **how))
 
-def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
+def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how=''):
     "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
-    if n_todo and len(points)>1: print(*labels([*map(point_fields, points)]), sep='\n')
     took_s = [o['visit_s'] for o in rows]
-    time = expected_time([float(np.median(took_s))]*n_turns if took_s else [], len(took_s), n_turns, run, measure)
-    print(f"{n_todo} visit{'s'*(n_todo>1)} to go{how}, {time}." if n_todo else 'Nothing is left to run.')
+    each = [float(np.median(took_s))]*n_turns if took_s else []
+    names = labels([*map(point_fields, points)]) if len(points)>1 else []
+    print(forecast(names, n_todo, each, len(took_s), run, measure, n_turns, how))
 
 def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
     "The records in `out`; a `JobsMissing` that holds them if visits are missing"
@@ -269,7 +273,7 @@ def sweep_on(
     n_todo = sum(n_missing(o, n, retry_failed) for o in paths.values())
     if dry_run:
         rows = [o for p in paths.values() for o in _counted(p)]
-        print_forecast(points, n_todo, n_todo, rows, run, kwargs, '')
+        print_forecast(points, n_todo, n_todo, rows, run, kwargs)
         if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
         return pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
@@ -285,10 +289,10 @@ def sweep_on(
         if calls: jobs.run(calls, stop)
     finally: merge_records(out, [o for p in paths.values() for o in _counted(p)])
     if stop([]): print(stop.why)
-    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n) and not stop.why}
+    left = {o: k for o,path in paths.items() if (k := n_missing(path, n)) and not stop.why}
     why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
     missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
-    found = merged(out, [missing]*bool(left))
+    found = merged(out, [missing] if left else [])
     print_failed(found)
     return found
 
@@ -396,17 +400,50 @@ def busy_frac(
     both_s = [min(end_s, b)-max(start_s, a) for a,b in map(span, others)]
     return sum(o for o in both_s if o>0)/(end_s-start_s)/n_neighbors
 
-_MOSTLY = .9 # of the time; visits of a process have short gaps between them
+_MIN_BUSY_FRAC = .9 # of a visit's timing; visits of a process have short gaps between them
 
 def _cost_sentence(r, n, busy=1.):
     if math.isnan(r.mid): return "The cost of neighbors is unknown: the checked trial has no step_ms or epoch_s."
-    text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
-    if busy<_MOSTLY: return (f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no evidence. "
-                             "Sweep more trials at once, in a new folder.")
+    neighbors = '1 neighbor' if n==2 else f'{n-1} neighbors'
+    text = f"With {neighbors}, the checked trial took {r} times as long as alone."
+    if busy<_MIN_BUSY_FRAC: return (
+        f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no evidence. "
+        "Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
-    return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else
-                   " The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
-                   "sweep without neighbors.")
+    if not r.is_distinct(): return f"{text} The interval includes 1, so no disturbance was found."
+    return (f"{text} The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
+            "sweep without neighbors.")
+
+# %% ../nbs/29_cluster.ipynb #e269bc2c
+def _report_cost(rounds, slots, n, out):
+    "Compare the checked trial's visits alone with those beside others; print what neighbors cost, and save it"
+    alone, checked, busy = [], [], []
+    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
+        alone += first.rows()
+        row = next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id'])
+        checked.append(row)
+        neighbors = [x for o in others for x in record_rows(o.path)] if row['status']=='ok' else []
+        if row['status']=='ok': busy.append(busy_frac(row, neighbors, n-1))
+    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
+    found = dict(trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
+                 n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])
+    (out/'side_by_side.json').write_text(json.dumps(plain_record(found), indent=1))
+    print(_cost_sentence(r, n, busy))
+
+def _split_points(points, n_gpus): # Those on a GPU side by side, those that follow one by one
+    "Which trials may have neighbors; a `ValueError` if they can't be moved from GPU to GPU, or are fewer than two"
+    odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
+    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
+                             "its GPU from round to round. Use 'cuda'.")
+    n_cpus = len(_cpu_sets(n_gpus)[0])
+    def is_beside(o):
+        if isinstance(o, Trial) and o.n_devices>1: return False
+        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
+    beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
+    if len(beside)<2: raise ValueError(
+        f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
+        f"{'is 1' if beside else 'are 0'}. Sweep without it.")
+    return beside, after
 
 # %% ../nbs/29_cluster.ipynb #f1c358da
 def sweep_side_by_side(
@@ -428,19 +465,10 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run)
+    points = distinct_points(trials, run, here=False)
     if run is run_trial: points = [resolve(o) for o in points]           # an error now, not in a worker
-    odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
-    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
-                             "its GPU from round to round. Use 'cuda'.")
-    n_cpus = len(_cpu_sets(len(uuids))[0])
-    def is_beside(o):
-        if isinstance(o, Trial) and o.n_devices>1: return False
-        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
-    beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
+    beside, after = _split_points(points, len(uuids))
     n = min(len(uuids), len(beside))
-    if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
-                             f"{'is 1' if n else 'are 0'}. Sweep without it.")
     slots, out = [*zip(uuids, _cpu_sets(n))], _folder(out, dry_run)
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)
     rounds = _rounds(slots, beside, repeats, seed, folder)
@@ -472,15 +500,6 @@ def sweep_side_by_side(
     found = merged(out, [
         f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
         for o in shares if missing(o)])
-    alone, checked, busy = [], [], []
-    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
-        alone += first.rows()
-        checked.append(row := next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id']))
-        if row['status']=='ok': busy.append(busy_frac(row, [x for o in others for x in record_rows(o.path)], n-1))
-    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
-    (out/'side_by_side.json').write_text(json.dumps(plain_record(dict(
-        trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
-        n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
-    print(_cost_sentence(r, n, busy))
+    _report_cost(rounds, slots, n, out)
     print_failed(found)
     return found
