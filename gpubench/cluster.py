@@ -61,16 +61,17 @@ def _executor(where, folder, options, n_gpus):
     "submitit's executor; Slurm options that it doesn't know are passed on as they are"
     try: import submitit
     except ImportError: raise RuntimeError(
-        "Jobs need the package submitit, which isn't installed. Run `pip install submitit`.") from None
+        "Jobs need the package submitit, which isn't installed. Run `pip install "
+        "submitit`.") from None
     if where=='local':
         executor = submitit.LocalExecutor(folder)
         executor.update_parameters(timeout_min=options['time'])
         return executor
     if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
-        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use "
-        "'local'.")
+        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the "
+        "cluster, or use 'local'.")
     executor, options = submitit.SlurmExecutor(folder), dict(options)
-    if not n_gpus: options = dict(exclusive=True) | options             # no CPU-bound work beside it
+    if not n_gpus: options = dict(exclusive=True) | options # no CPU-bound work beside it
     if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options |= dict(gpus_per_node=n_gpus)
     known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
     others = {k: v for k,v in options.items() if k not in known}
@@ -85,7 +86,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
     "The states of jobs; empty while Slurm's controller doesn't reply"
     if not ids: return {}
     found = {}
-    for o in dict.fromkeys(o.partition('_')[0] for o in ids):           # an array by one number
+    for o in dict.fromkeys(o.partition('_')[0] for o in ids): # an array by one number
         looked = subprocess.run(['squeue', '--noheader', '--array', '--states=all', f'--jobs={o}', '--format=%i %T'],
                                 capture_output=True, text=True)
         if looked.returncode and 'Invalid job id' not in looked.stderr: return {}
@@ -110,8 +111,8 @@ class Jobs:
 
     def _run_here(self, executor, calls, stop):
         gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(torch.cuda.device_count()))))
-        for name,call in calls.items():                             # on one machine one after the other
-            call.env = dict(CUDA_VISIBLE_DEVICES=gpus)              # which submitit changes
+        for name,call in calls.items(): # on one machine one after the other
+            call.env = dict(CUDA_VISIBLE_DEVICES=gpus) # which submitit changes
             job = executor.submit(call)
             try:
                 while not job.done(): sleep(min(self.poll_s, .2))
@@ -146,7 +147,7 @@ class Jobs:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
             if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
-                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])    # the others stop by themselves
+                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()]) # the others stop by themselves
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -183,13 +184,13 @@ def merge_records(out, found:list):
         n[key] = max(n[key], (o.get('visit') or 0)+1)
     for o in [o for o in found if content(o) not in there]:
         key = o.get('trial_id'), o.get('machine')
-        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
+        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o) # a lab has other records, too
         n[key] += 1
 
 def _rows_now(path):
     "The records in a file that a process may be writing"
     try: return [json.loads(o) for o in path.read_bytes().splitlines()]
-    except (OSError, ValueError): return []                  # no visit yet, or half a line
+    except (OSError, ValueError): return [] # no visit yet, or half a line
 
 class StopAlike:
     "Why a sweep in several processes stops early: as for one process, after failures of two trials or more"
@@ -199,12 +200,12 @@ class StopAlike:
     def __call__(self, running:list)->str: # Names of running processes
         if self.why or not self.paths: return self.why
         rows = {o: _rows_now(path) for o,path in self.paths.items()}
-        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {}   # it never stops then
+        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {} # it never stops then
         new = {o: each[self.n_old[o]:] for o,each in rows.items()}
-        tried = [o for each in new.values() for o in each if o['status']!='killed'           # such as by preemption
+        tried = [o for each in new.values() for o in each if o['status']!='killed' # such as by preemption
                  and (o['status']!='skipped' or o['process_s'] is not None)]
         is_general = len({o['trial_id'] for o in tried})>=min(2, self.n_trials)
-        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # failures end first
+        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo) # failures end first
         return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
@@ -238,7 +239,6 @@ def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without
     if missing: raise JobsMissing(f"{'; '.join(missing)}. The same call again runs what is missing.", found)
     return found
 
-
 # %% ../nbs/29_cluster.ipynb #1f1ee900
 class JobsMissing(RuntimeError):
     "Jobs ended before all visits were there; `records` holds those that are"
@@ -266,7 +266,8 @@ def sweep_on(
     options = slurm_options(options)
     points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
     if any(isinstance(o, Trial) and o.n_nodes>1 for o in points): raise ValueError(
-        "n_nodes is for machines on which you start the same command; a job has one machine. Use n_nodes=1.")
+        "n_nodes is for machines on which you start the same command; a job has one machine. Use "
+        "n_nodes=1.")
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
@@ -306,10 +307,11 @@ def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
     cpus = sorted(os.sched_getaffinity(0), key=lambda o: (core(o), o))
     each = len(cpus)//n
     if not each: raise RuntimeError(f"{n} visits side by side need a CPU each, and there are {len(cpus)}. Set "
-                                    f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep on one.")
+                                    f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep "
+                                    "on one.")
     return [sorted(cpus[i*each:(i+1)*each]) for i in range(n)]
 
-_WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.cluster import _work; _work()'  # ahead of torch
+_WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.cluster import _work; _work()' # ahead of torch
 
 def _work():
     "In a worker: make the call that stdin holds; once the other end of stdin is closed, stop with the current visit"
@@ -338,7 +340,7 @@ class Share:
                             'OMP_NUM_THREADS': str(len(self.cpus))}
         with self.path.with_suffix('.log').open('ab') as f: process = subprocess.Popen(
             [sys.executable, '-c', _WORKER.format(self.cpus)], env=env, stdin=subprocess.PIPE, stdout=f, stderr=f,
-            start_new_session=True)                                  # so that Ctrl-C reaches this process alone
+            start_new_session=True) # so that Ctrl-C reaches this process alone
         process.stdin.write(pack(_measure_share, self.points, self.path, kwargs))
         process.stdin.flush()
         return process
@@ -407,8 +409,8 @@ def _cost_sentence(r, n, busy=1.):
     neighbors = '1 neighbor' if n==2 else f'{n-1} neighbors'
     text = f"With {neighbors}, the checked trial took {r} times as long as alone."
     if busy<_MIN_BUSY_FRAC: return (
-        f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no evidence. "
-        "Sweep more trials at once, in a new folder.")
+        f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no "
+        "evidence. Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     if not r.is_distinct(): return f"{text} The interval includes 1, so no disturbance was found."
     return (f"{text} The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
@@ -418,7 +420,7 @@ def _cost_sentence(r, n, busy=1.):
 def _report_cost(rounds, slots, n, out):
     "Compare the checked trial's visits alone with those beside others; print what neighbors cost, and save it"
     alone, checked, busy = [], [], []
-    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
+    for [first],[second, *others] in rounds: # the checked trial is the first of the second
         alone += first.rows()
         row = next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id'])
         checked.append(row)
@@ -466,7 +468,7 @@ def sweep_side_by_side(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
     points = distinct_points(trials, run, here=False)
-    if run is run_trial: points = [resolve(o) for o in points]           # an error now, not in a worker
+    if run is run_trial: points = [resolve(o) for o in points] # an error now, not in a worker
     beside, after = _split_points(points, len(uuids))
     n = min(len(uuids), len(beside))
     slots, out = [*zip(uuids, _cpu_sets(n))], _folder(out, dry_run)

@@ -46,7 +46,7 @@ def _train(learn, fit, n_epoch):
 
 def _check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
-    if length_hint(dl, 1): return                            # a stream doesn't know its length
+    if length_hint(dl, 1): return # a stream doesn't know its length
     n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
     if not n: raise ValueError("The Learner has no training images, so no step would run.")
     raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would run. "
@@ -132,14 +132,14 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
             copied = _copy(learn)
             copied.add_cbs([timer, until_steady])
             _train(copied, 'fit' if callable(fit) else fit, 1)
-        except Exception: pass                               # of the user's code; if it matters, the training meets it
+        except Exception: pass # of the user's code; if it matters, the training meets it
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
                 not_steady=not until_steady.is_steady)
 
 # %% ../nbs/26_learner.ipynb #3f8b62ce
 class _FitCallback(WatchFitCallback):
     "Observes also what each epoch of the last fit learned, and at which rates"
-    graph_safe, epochs = 'counts', ()                        # dicts; none before the first fit
+    graph_safe, epochs = 'counts', () # dicts; none before the first fit
     @property
     def is_fit(self): return not self.learn.lock.locked()
     def before_fit(self):
@@ -158,7 +158,7 @@ class _FitCallback(WatchFitCallback):
         self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
     def after_epoch(self):
         if self.is_fit: self.epochs.append(self.found)
-    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else []   # none of a cancelled part
+    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else [] # none of a cancelled part
 
 # %% ../nbs/26_learner.ipynb #d59a64de
 def _accumulated(seen, asked):
@@ -196,14 +196,15 @@ def _last_fit(timer, n_epoch): # Steps, epochs
     df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
     if len(df) and n_epoch: return df, epochs
     raise RuntimeError(f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
-                       "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
+                       "record. Look for a callback that cancels batches or epochs, or a `fit` "
+                       "that doesn't train.")
 
 def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     "Times of these steps and epochs, as `epoch_times`"
     n_steps, n_images, bs = int(epochs.n_steps.median()), int(epochs.n_images.median()), ran['bs']
-    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)   # a short batch is part of a step
+    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs) # a short batch is part of a step
     replayed = df.graph_ms.notna()
-    if replayed.any(): df = df[replayed]                     # the steps before a capture are unlike the others
+    if replayed.any(): df = df[replayed] # the steps before a capture are unlike the others
     df, n_workers = df.assign(step=df.groupby(['fit', 'epoch']).cumcount()), ran['n_workers'] or 0
     like_trial = SimpleNamespace(bs=bs or 1, n_workers=n_workers, n_ahead=ran['n_ahead'],
                                  round_length=max(1, n_workers)*(ran['accumulate'] or 1))
@@ -225,14 +226,15 @@ def time_learner(
     were several, `fits` lists the epochs, the steps and the median `epoch_whole_s` (s) of each."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if str(learn.dls.device).startswith('xla'): raise ValueError(
-        "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
+        "Your own Learner can't be timed on XLA. Name its network instead: "
+        "Trial(model='module:function', device='xla').")
     check_fit(fit)
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
-    if not callable(fit): _check_batches(learn.dls.train)    # a function may bring its own data
+    if not callable(fit): _check_batches(learn.dls.train) # a function may bring its own data
     with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
         record = warm_up_copy(learn, fit)
-        free_memory()                                        # of the copy
+        free_memory() # of the copy
         learn.add_cbs([seen, timer])
         _train(learn, fit, n_epoch)
     return _results(record, learn, seen, timer, point, fit)
@@ -244,7 +246,7 @@ def _results(record, learn, seen, timer, point, fit):
     happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
     n_epoch = point.get('n_epoch', 1)
     if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
-    elif not happened.get('n_epoch'): happened['n_epoch'] = None                     # it may count in its own way
+    elif not happened.get('n_epoch'): happened['n_epoch'] = None # it may count in its own way
     refuse_wrong(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}"
                  for k,v in happened.items() if v is False)
     loss = seen.epochs[-1]['loss']

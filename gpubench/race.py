@@ -49,7 +49,7 @@ class BestBatchSize:
                          # itself, if a larger one may be faster by more than the tolerance: over those of that size
     reason:str           # The answer as text
 
-_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time, as `epoch_seconds` takes them
+_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time, as `epoch_seconds` takes them
 
 class _Race:
     "What both stages of a race share"
@@ -62,7 +62,8 @@ class _Race:
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
         self.too_large = sorted({*sizes}-{*self.sizes})
         if not self.sizes: raise ValueError(
-            f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use smaller ones.")
+            f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use "
+            "smaller ones.")
 
     def part(self, bs):
         "The trial at that size, with only as many images as its steps need, since loading takes time"
@@ -98,11 +99,11 @@ class _Race:
 
     def comparison(self, df, bs, fastest, ratio):
         "How the answer compares with the fastest and with the smaller sizes"
-        smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
+        smaller = df[df.bs<bs].groupby('bs').rate.count() # timed visits of each smaller size
         timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*self.tolerance:g} % of'
         if bs!=fastest: return (
-            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its "
-            f"images a second ({ratio.lo:.3f} to {ratio.hi:.3f}), "
+            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: "
+            f"{ratio.mid:.3f} times its images a second ({ratio.lo:.3f} to {ratio.hi:.3f}), "
             f"{'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
         most = f"Batch {bs} passes the most images a second"
         if not len(smaller): return f"{most}, and it is the smallest size."
@@ -120,7 +121,7 @@ class _Race:
     def answer(self, df, finalists):
         "The answer from the records of all stages"
         is_coarse = df.stage.eq('coarse')
-        rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage               # each holds every size once
+        rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage # each holds every size once
         rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False).to_dict('list')
         best = best_batch(rates, self.tolerance, screened=df[is_coarse].set_index('bs').rate.to_dict())
         left_out = self.left_out(df)
@@ -155,7 +156,7 @@ def find_best_bs(
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
         check_value(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
-    if out is not None: records_path(out)            # refuses an unusable place
+    if out is not None: records_path(out) # refuses an unusable place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)
     rates = df.groupby('bs').rate.median().dropna().to_dict()

@@ -38,7 +38,7 @@ class Field:
     @property
     def ending(self)->str: return next((o for o in UNITS if self.name.endswith(o)), '')
     @property
-    def unit(self)->str: return UNITS.get(self.ending, '')   # '' for counts, names and flags
+    def unit(self)->str: return UNITS.get(self.ending, '') # '' for counts, names and flags
 
     def words(self, long=True)->str:
         "The label, or the heading unless `long`, followed by the unit"
@@ -115,20 +115,22 @@ def _measured(*args, **words): return Field(args[0], 'measured', *args[1:], **wo
 
 TIMES = [ # of an epoch and of a step
     _measured('epoch_s', 'training part of an epoch', 'epoch', meaning=
-        'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, and '
-        'its end, without warm-up and validation. Records made by an older gpubench hold the time of whole epochs.'),
+        "Time of the training part of an epoch, the median over visits: its start-up, its steps at "
+        "their median, and its end, without warm-up and validation. Records made by an older "
+        "gpubench hold the time of whole epochs."),
     _measured('epoch_whole_s', 'training part of a whole epoch'), _measured('epoch_check_frac'),
     _measured('images_per_s', 'images', 'images'),
     _measured('step_ms', 'one step', 'step', meaning=
-        'Median of the steady steps. The first batch of an epoch is kept apart: the loader starts once an epoch.'),
+        "Median of the steady steps. The first batch of an epoch is kept apart: the loader starts "
+        "once an epoch."),
     *_fields('measured', 'step_lo_ms step_hi_ms step_level step_mean_ms'),
     _measured('half_width_frac', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_timed_epochs n_warmup_steps n_opt_steps', int),
     *_fields('measured', 'not_steady not_tight', bool),
     _measured('n_images', heading='images trained', dtype=int, meaning=
-        'How many training images an epoch really used. fastai drops a last batch that is not full, so large batches '
-        'leave out more. A hollow dot leaves out more than 5 %: its epoch is shorter because it does less work. '
-        'Images per second stay comparable.'),
+        "How many training images an epoch really used. fastai drops a last batch that is not "
+        "full, so large batches leave out more. A hollow dot leaves out more than 5 %: its epoch "
+        "is shorter because it does less work. Images per second stay comparable."),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
     _measured('process_bs', heading='batch on each device', dtype=int),
     _measured('slowest_rank', dtype=int), _measured('skew_frac', 'slowest over fastest rank, less 1'),
@@ -146,8 +148,9 @@ PHASE_FIELDS = [ # of a step, in their order; together they are `step_ms`
     _measured('transform_ms', heading='transforms', table='phases'),
     *[_measured(f'{o}_ms', heading=o, table='phases') for o in 'forward loss backward optimizer'.split()],
     _measured('graph_ms', heading='graph', table='phases', meaning=
-        'A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA the forward pass, '
-        'loss, backward pass and optimizer are the time that Python takes to trace them; all their work is here.'),
+        "A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA "
+        "the forward pass, loss, backward pass and optimizer are the time that Python takes to "
+        "trace them; all their work is here."),
     _measured('other_ms', heading='other', table='phases')]
 
 LEARNED = [
@@ -172,9 +175,10 @@ COSTS = [ # memory, and what the monitor measured
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
-        'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training continues after '
-        'the timing. An epoch takes the energy per image times its images, without validation. A GPU is compared '
-        'with a CPU by the energy of both together, if both could be read.'),
+        "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
+        "training continues after the timing. An epoch takes the energy per image times its "
+        "images, without validation. A GPU is compared with a CPU by the energy of both together, "
+        "if both could be read."),
     _measured('image_j', 'energy of an image', 'image', table='costs'),
     _measured('beside_image_j', 'energy of the CPU for an image', 'CPU, image', table='costs'),
     _measured('power_mean_w', heading='power', table='costs'),
@@ -182,7 +186,8 @@ COSTS = [ # memory, and what the monitor measured
     _measured('temperature_max_c', heading='hottest', table='costs'),
     _measured('throttled_frac', heading='throttled', table='costs'),
     _measured('price_per_h', heading='price of an hour', table='costs', meaning=
-        'The given price of an hour of this machine, in its currency. An epoch costs its time at that price.')]
+        "The given price of an hour of this machine, in its currency. An epoch costs its time at "
+        "that price.")]
 
 IN_LABS = [_measured('memory_mib', 'GPU memory'), _measured('goal_steps', 'steps to the goal', dtype=int)]
 
@@ -198,7 +203,7 @@ def field(name:str)->Field:
     return FIELDS.get(name) or Field(name, 'measured')
 
 # %% ../nbs/01_record.ipynb #a12aac23
-SCHEMA_VERSION = 3    # goes up when a field's meaning changes
+SCHEMA_VERSION = 3 # goes up when a field's meaning changes
 _MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
 def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts and lists; NaN and infinity are None
@@ -207,7 +212,7 @@ def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts a
         if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
-        if hasattr(x, 'item') and n==1: x = x.item()     # a scalar of numpy or torch
+        if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
         elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
         return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
@@ -229,11 +234,11 @@ def _open_locked(path): # unbuffered, or closing would retry a failed write
         try:
             import fcntl
             fcntl.flock(f, fcntl.LOCK_EX)
-        except (ImportError, OSError): return f          # Windows and some network drives have no such lock
+        except (ImportError, OSError): return f # Windows and some network drives have no such lock
         try: same = os.path.samestat(os.fstat(f.fileno()), os.stat(path))
         except FileNotFoundError: same = False
         if same: return f
-        f.close()                                        # it was replaced in the meantime
+        f.close() # it was replaced in the meantime
 
 def _add_all(f, data):
     "Append all of `data` and sync it to disk, or leave the file as it was"
@@ -250,14 +255,14 @@ def append_record(path, record:dict):
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, allow_nan=False, ensure_ascii=False)
-    line = text.encode('utf-8', 'backslashreplace')      # a file's name may not be valid text
+    line = text.encode('utf-8', 'backslashreplace') # a file's name may not be valid text
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
         is_torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
         _add_all(f, (b'\n' if is_torn else b'')+line+b'\n')
 
 # %% ../nbs/01_record.ipynb #f0cf1458
-_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()  # not a folder
+_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split() # not a folder
 
 def check_place(path)->Path: # The file of the records
     "A `ValueError` if `path` can't hold records; this creates nothing"
@@ -275,7 +280,7 @@ def check_writable(path)->Path: # The file of the records; its folder exists
     try:
         path = check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14)) # some records
         if path.exists(): open(path, 'ab').close()
     except OSError as e:
         why, remedy = write_fault(e)
@@ -284,8 +289,8 @@ def check_writable(path)->Path: # The file of the records; its folder exists
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd
-_MAX_MIB = 512                      # of a file
-_MAX_LINE, _MAX_DEPTH = 2**20, 20   # bytes and levels of a record, where 3,000 and 2 are typical
+_MAX_MIB = 512 # of a file
+_MAX_LINE, _MAX_DEPTH = 2**20, 20 # bytes and levels of a record, where 3,000 and 2 are typical
 
 def _number(text):
     "A number that a float can hold, else None"
@@ -313,10 +318,10 @@ def _parse(line):
 # %% ../nbs/01_record.ipynb #a0cd526e
 def _set_torn_aside(path):
     "Move torn lines to a file of their own; the rest replace the records in one step"
-    path = path.resolve()                                # a link stays one
+    path = path.resolve() # a link stays one
     with _open_locked(path) as f:
         f.seek(0)
-        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()]   # again, now that nobody appends
+        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()] # again, now that nobody appends
         with open(path.with_suffix('.jsonl.torn'), 'ab') as aside:
             aside.writelines(o for o in lines if _parse(o) is None)
         with open(path.with_suffix('.jsonl.new'), 'wb') as new:
@@ -328,7 +333,7 @@ def _set_torn_aside(path):
 
 def _check_schema(path, rows):
     "A `RuntimeError` if a record is of another schema"
-    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x   # as pandas writes integers
+    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # as pandas writes integers
     odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
     if not odd: return
     is_version = all(o.isdigit() for o in odd)
@@ -354,7 +359,7 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
     if len(rows)<len(found):
         where = f'set aside in {path.name}.torn'
         try: _set_torn_aside(path)
-        except OSError: where = 'left out'               # a read-only folder: still readable
+        except OSError: where = 'left out' # a read-only folder: still readable
         warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
                       stacklevel=3)
     _check_schema(path, rows)

@@ -45,7 +45,7 @@ from .series import aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # values; a text or a dict is one
+_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator) # values; a text or a dict is one
 
 def plain_number(v):
     "A number of numpy's or torch's as Python's own; all else as it is"
@@ -77,7 +77,7 @@ def grid(**lists)->list[dict]: # One dict a combination, the last field varying 
     return [dict(zip(lists, map(plain_number, o))) for o in product(*map(listed, lists.values()))]
 
 # %% ../nbs/27_sweep.ipynb #97a3e052
-_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}   # fields that a sweep fills in
+_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')} # fields that a sweep fills in
 
 def _points(trials, run):
     "Trials for `run_trial`, dicts for any other function; a `ValueError` for what is neither"
@@ -93,7 +93,8 @@ def _points(trials, run):
     if run is run_trial: return [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
     taken = sorted(_RESERVED & set().union(*points))
     if taken: raise ValueError(
-        f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your function.")
+        f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
+        "function.")
     return points
 
 def _resolved(points): # For each its trial on this machine, or the `ValueError` that says why there is none
@@ -122,7 +123,7 @@ def plan(
 # %% ../nbs/27_sweep.ipynb #093cc5e0
 def _source(f):
     try: return [inspect.getsource(f)]
-    except OSError: return []                                # typed at a prompt
+    except OSError: return [] # typed at a prompt
 
 def _helpers(f):
     "The functions of its own module that `f` calls, and those that they call, by name"
@@ -137,17 +138,17 @@ def _helpers(f):
 def _fits_json(o):
     if not isinstance(o, (bool, int, float, str, tuple, list, dict)): return False
     try: return bool(json.dumps(o, default=_identity, sort_keys=True))
-    except (TypeError, ValueError): return False             # such as keys that are tuples, or a list that holds itself
+    except (TypeError, ValueError): return False # such as keys that are tuples, or a list that holds itself
 
 def _identity(v):
     "A stand-in for what JSON can't hold, the same in every session"
     if isinstance(v, partial): return [v.func, v.args, v.keywords]
     if isinstance(v, (set, frozenset)): return sorted(map(str, v))
     if isinstance(v := plain_number(v), (bool, int, float)): return v
-    v = inspect.unwrap(v)                                    # such as what lru_cache made
+    v = inspect.unwrap(v) # such as what lru_cache made
     if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
     source, outer = _source(v), inspect.getclosurevars(v)
-    if '<lambda>' in v.__qualname__:                         # a line of it may hold several lambdas
+    if '<lambda>' in v.__qualname__: # a line of it may hold several lambdas
         source += max(o[2:] for o in v.__code__.co_positions() if o[3])
     closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None) for k,o in outer.nonlocals.items()}
     seen = {k: o for k,o in outer.globals.items() if isinstance(o, (bool, int, float, str))}
@@ -211,8 +212,8 @@ def run_point(
         return _checked_result(result, point, fit)
     except (Exception, SystemExit) as e:
         try: fault = _how_it_ended(e)
-        except RuntimeError as late: fault = _how_it_ended(late)   # PyTorch may report a dead worker anywhere
-    free_memory()                                    # outside `except`, whose traceback would keep everything alive
+        except RuntimeError as late: fault = _how_it_ended(late) # PyTorch may report a dead worker anywhere
+    free_memory() # outside `except`, whose traceback would keep everything alive
     return fault
 
 # %% ../nbs/27_sweep.ipynb #c391e9ec
@@ -240,7 +241,8 @@ class Visit:
         written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
         lost = sorted(k for k,v in result.items() if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
-            f"The function returned {', '.join(lost)}, but a record has something else there. Rename what it returns.")
+            f"The function returned {', '.join(lost)}, but a record has something else there. "
+            "Rename what it returns.")
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
@@ -248,7 +250,7 @@ class Visit:
         "Make the visit and return its record"
         start, process_s = perf_counter(), None
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
-        if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
+        if self.fault: result = dict(status='skipped', error=self.fault) # that needs no process
         elif fresh:
             done = fresh(pack(run_point, self.run, self.point, measure, self.fit))
             result, process_s = done.fault or done.value, done.process_s
@@ -259,7 +261,7 @@ class Visit:
 # %% ../nbs/27_sweep.ipynb #17babfdf
 def _about_own(run, point, fit):
     "As `trial.about`: the part of a record that is known before a user's own function runs"
-    machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit)       # the default leaves ids as they were
+    machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit) # the default leaves ids as they were
     ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
     if how and not isinstance(fit, str): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
     point = point | how
@@ -281,7 +283,7 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=Non
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../nbs/27_sweep.ipynb #e7ada6fd
-FAILED = 'error', 'skipped', 'killed', 'timeout'   # `retry_failed` runs these again; 'oom' would only recur
+FAILED = 'error', 'skipped', 'killed', 'timeout' # `retry_failed` runs these again; 'oom' would only recur
 
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
@@ -297,9 +299,9 @@ class Records:
             self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
             rows = self._read()
         usual = {_key(o.about): o.usual for o in visits}
-        self.n = Counter()                                                           # the next visit's number
+        self.n = Counter() # the next visit's number
         for o in rows:
-            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})         # older ones lack some options
+            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {}) # older ones lack some options
             self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
@@ -312,7 +314,7 @@ class Records:
             self.spare.unlink()
             rows += back
         good = [o for o in rows if _is_visit(o)]
-        n_odd = sum('visit' in o for o in rows)-len(good)     # a lab may keep other records in this file
+        n_odd = sum('visit' in o for o in rows)-len(good) # a lab may keep other records in this file
         if n_odd: warnings.warn(
             f"{n_odd} records in {self.path} don't identify their trial and visit. They don't count.", stacklevel=4)
         return good
@@ -386,7 +388,7 @@ def _with_bar(visits):
 def _with_lines(visits, every_s):
     n, start, stop, at = len(visits), perf_counter(), threading.Event(), {}
     def show(words):
-        with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True)   # it may be closed
+        with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True) # it may be closed
     def keep_showing():
         while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
     show(f'{n_visits(n)} to go')
@@ -399,7 +401,7 @@ def _with_lines(visits, every_s):
 
 def _with_progress(visits, shown=True, every_s=60):
     "The visits one by one, with a progress bar; where none can be drawn, with a line at the start and then each minute"
-    if not shown or not visits: return (o for o in visits)   # `print_resumed` has reported that none are left
+    if not shown or not visits: return (o for o in visits) # `print_resumed` has reported that none are left
     return _with_bar(visits) if can_redraw(sys.stderr) else _with_lines(visits, every_s)
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
@@ -431,7 +433,7 @@ def _check_measure(run, points, measure):
                                  "Fields of a trial belong in the first argument.")
     if run is run_trial: return check_measure(**measure)
     for o in points:
-        try: return signature.bind(**o, **measure)           # one point that fits is enough
+        try: return signature.bind(**o, **measure) # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
     raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
 
@@ -440,7 +442,8 @@ def _check_fit(fit, run, points):
     check_fit(fit)
     if fit=='fit': return
     if run is run_trial: raise ValueError(
-        "fit= says how to train a Learner that your own function returns. Pass this function as `run`.")
+        "fit= says how to train a Learner that your own function returns. Pass this function as "
+        "`run`.")
     if any('fit' in o for o in points): raise ValueError(
         "The trials have a field 'fit', so fit= can't say how to train.")
 
@@ -490,7 +493,7 @@ def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that wer
 
 def print_failed(found:pd.DataFrame): # What a sweep returns
     "Print why visits failed, and how to repeat them"
-    if not len(found): return                                # it has no columns
+    if not len(found): return # it has no columns
     for error,n in found.error[found.status!='ok'].value_counts(sort=False).items():
         print(f"{n} of {len(found)} visits failed: {error}")
     n = found.status.isin(FAILED).sum()
@@ -527,7 +530,7 @@ def sweep(
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = _points(trials, run)
-    settled = _resolved(points) if dry_run else _settle(points)           # a forecast may be for a cluster
+    settled = _resolved(points) if dry_run else _settle(points) # a forecast may be for a cluster
     check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
@@ -540,8 +543,8 @@ def sweep(
         print(_forecast(records, run, measure))
         return records.frame()
     if isolate:
-        start_server(start_method)                                        # which loads while the visits are planned
-        pack(run, points, measure, fit)                                   # an error now if it can't travel
+        start_server(start_method) # which loads while the visits are planned
+        pack(run, points, measure, fit) # an error now if it can't travel
     if out is not None: check_writable(out)
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
         records = Records(out, _planned(*planned), retry_failed)
@@ -556,20 +559,20 @@ def sweep(
 
 def _visit_all(records, measure, progress, signals, fresh):
     "Make the missing visits; a `SweepStopped` that holds the records if a signal arrives"
-    todo, new, unfit = records.missing(), [], {}                          # trial -> why no visit of it can succeed
+    todo, new, unfit = records.missing(), [], {} # trial -> why no visit of it can succeed
     visits = _with_progress(todo, progress)
     try:
         for o in visits:
             o = replace(o, fault=unfit.get(_key(o.about), o.fault))
             row = o.run_once(measure, signals, fresh)
             records.add(row)
-            if o.fault: continue                                          # it was never tried
+            if o.fault: continue # it was never tried
             if row['status']=='skipped': unfit[_key(row)] = row['error']
             new.append(row)
             if why := why_stop(new, len(todo)):
                 print(why)
                 break
-        with signals.listening(): pass                                    # a signal during the last visit
+        with signals.listening(): pass # a signal during the last visit
     except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
     finally: visits.close()
 
@@ -579,7 +582,8 @@ def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that s
     if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError(
         "noise_floor takes the records of a sweep, a data frame with one row for each visit.")
     if 'twin' not in df or not df.twin.eq(True).any(): raise RuntimeError(
-        "There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, and leave twin='auto'.")
+        "There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
+        "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
     if len(pairs)>1: raise ValueError(_which_pair([o.iloc[0] for o,_ in pairs]))
     if not pairs or pairs[0][1] is None: raise RuntimeError(

@@ -112,18 +112,20 @@ class Trial:
         one_of('precision', self.precision, PRECISIONS)
         one_of('all_reduce', self.all_reduce, ALL_REDUCES)
         if self.bs%self.n_devices: raise ValueError(
-            f"bs={self.bs} images a step can't be shared evenly by n_devices={self.n_devices}. Use bs="
-            f"{max(1, self.bs//self.n_devices)*self.n_devices}.")
+            f"bs={self.bs} images a step can't be shared evenly by n_devices={self.n_devices}. Use "
+            f"bs={max(1, self.bs//self.n_devices)*self.n_devices}.")
         if self.n_devices>1 and self.compile and self.all_reduce=='buckets': raise ValueError(
             "compile=True on several devices needs all_reduce='flat': "
             "a compiled backward pass can't send buckets early.")
         if self.compile and not self.graph: raise ValueError(
-            "compile=True compiles the kernels of a captured step. Set graph=True too, or compile=False.")
+            "compile=True compiles the kernels of a captured step. Set graph=True too, or "
+            "compile=False.")
         if self.graph and self.precision=='fp16': raise ValueError(
-            "graph=True cannot capture fp16, which looks at the gradients after each step. Use precision='bf16'.")
+            "graph=True cannot capture fp16, which looks at the gradients after each step. Use "
+            "precision='bf16'.")
 
     @property
-    def process_bs(self)->int: return self.bs//self.n_devices    # images that each device gets of a step
+    def process_bs(self)->int: return self.bs//self.n_devices # images that each device gets of a step
 
     @property
     def n_ahead(self)->int:
@@ -146,7 +148,7 @@ class Trial:
     def model_source(self)->str|None: # 10 hexadecimal digits; None for gpubench's models, or without a source
         "A hash of the file of a user's own network, and of what it imports from its folder: its version"
         if ':' not in self.model: return None
-        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)}  # one may import it
+        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)} # one may import it
         except ValueError: return None
         files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
         todo, texts = [Path(o) for o in files if o.endswith('.py')], {}
@@ -201,10 +203,11 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
     if trial.loader=='cached' and trial.n_workers: raise ValueError(
-        f"loader='cached' has its own processes, so n_workers={trial.n_workers} would start processes with nothing "
-        "to do. Use n_workers=0, or loader='files'.")
+        f"loader='cached' has its own processes, so n_workers={trial.n_workers} would start "
+        "processes with nothing to do. Use n_workers=0, or loader='files'.")
     if trial.loader=='cached' and trial.pin_memory: raise ValueError(
-        "loader='cached' copies from pinned memory in any case, so pin_memory=True changes nothing. Leave it False.")
+        "loader='cached' copies from pinned memory in any case, so pin_memory=True changes "
+        "nothing. Leave it False.")
     if trial.onednn and trial.channels_last: raise ValueError(
         "onednn=True is a layout, and so is channels_last=True. Use one of them.")
     if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise ValueError(
@@ -222,7 +225,7 @@ class SeenCallback(WatchFitCallback):
     def verify(self, trial:Trial):
         "A `RuntimeError` that names the settings that didn't happen in the last fit"
         learn, is_cached = self.learn, trial.loader=='cached'
-        def did(cb, n): return bool(cb) and (cb.why_not or n(cb))          # True, False, or why it couldn't
+        def did(cb, n): return bool(cb) and (cb.why_not or n(cb)) # True, False, or why it couldn't
         onednn, feed = getattr(learn, 'one_dnn', None), getattr(learn, 'feed', None)
         pinned = learn.step_timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
@@ -277,13 +280,13 @@ def remember(learn:Learner)->Callable:
     def zeroed(k, v): return v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     def put_back():
         with torch.no_grad():
-            for o,b in zip(tensors(), before): o.copy_(b)    # listed anew: moving to a GPU gives a model new buffers
-        learn.opt.zero_grad()                                # accumulation may have left some
+            for o,b in zip(tensors(), before): o.copy_(b) # listed anew: moving to a GPU gives a model new buffers
+        learn.opt.zero_grad() # accumulation may have left some
         for state in learn.opt.state.values():
             for k,v in state.items(): state[k] = zeroed(k, v)
     return put_back
 
-WARM_UP_STEPS, WARM_UP_MS = 40, 3e3   # at most, or about
+WARM_UP_STEPS, WARM_UP_MS = 40, 3e3 # at most, or about
 
 def warm_up(
     learn:Learner, # With everything that the timed fit will have
@@ -297,14 +300,14 @@ def warm_up(
         return [o['step_ms'] for o in timer.steps if not graph or graph.why_not or o['graph_ms'] is not None]
     def n_next():
         ms = steps()[-WARM_UP_STEPS:]
-        if timer.steps and not ms: return 8                                     # the first steps compile and capture
-        if hasattr(learn, 'sync_step') and len(ms)<16: return 8                 # the first ones are compiled
+        if timer.steps and not ms: return 8 # the first steps compile and capture
+        if hasattr(learn, 'sync_step') and len(ms)<16: return 8 # the first ones are compiled
         return max(0, min(8, WARM_UP_STEPS-len(ms), int((WARM_UP_MS-sum(ms))/ms[-1]))) if ms else 2
     cb = _ShortEpochsCallback(lambda: is_steady(steps()[-20:]), n_next)
     cb.train(learn, trial, timer)
-    if trial.device=='xla': learn.validate()                                    # which XLA compiles, too
+    if trial.device=='xla': learn.validate() # which XLA compiles, too
     put_back()
-    wait_for(trial.device)                                                      # or XLA runs it with the first step
+    wait_for(trial.device) # or XLA runs it with the first step
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not cb.enough)
@@ -316,15 +319,17 @@ def _trial_dls(trial):
     loader = 'files' if trial.loader=='cached' else trial.loader
     dls = split(get_dls(bs=trial.process_bs, loader=loader, **{o: getattr(trial, o) for o in names}))
     if not len(dls.train): raise ValueError(
-        f"Batch size {trial.bs} is larger than the {dls.train.n} training images of '{dls.name}', so no step would "
-        "run. Use a smaller bs.")
+        f"Batch size {trial.bs} is larger than the {dls.train.n} training images of '{dls.name}', "
+        "so no step would run. Use a smaller bs.")
     n_workers, n_batches = dls.train.fake_l.num_workers, len(dls.train)*trial.n_epoch
     if n_workers!=trial.n_workers: raise ValueError(
-        f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, fastai makes its "
-        f"batches in the main process. Use n_workers={n_workers}, or Linux (WSL2 on Windows).")
+        f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, "
+        f"fastai makes its batches in the main process. Use n_workers={n_workers}, or Linux (WSL2 "
+        "on Windows).")
     if trial.accumulate>n_batches: raise ValueError(
-        f"accumulate={trial.accumulate} adds up more batches than the {n_batches} of the whole training, so the "
-        f"optimizer would never step. Use accumulate={n_batches} or less, a smaller bs or more epochs.")
+        f"accumulate={trial.accumulate} adds up more batches than the {n_batches} of the whole "
+        f"training, so the optimizer would never step. Use accumulate={n_batches} or less, a "
+        "smaller bs or more epochs.")
     return dls
 
 def _check_own(name, model, dls):
@@ -332,8 +337,8 @@ def _check_own(name, model, dls):
     with torch.no_grad(): y = model.eval()(torch.zeros(2, dls.n_in, dls.size, dls.size))
     shape = tuple(y.shape) if isinstance(y, torch.Tensor) else f'a {type(y).__name__}'
     if shape!=(2, dls.c): raise ValueError(
-        f"{name} returned {shape} for two images, but this data set needs a tensor of shape (2, {dls.c}): "
-        "one score for each class.")
+        f"{name} returned {shape} for two images, but this data set needs a tensor of shape (2, "
+        f"{dls.c}): one score for each class.")
     if not any(o.requires_grad for o in model.parameters()): raise ValueError(
         f"{name} has no parameters that are trained. Unfreeze some: requires_grad_(True).")
 
@@ -343,7 +348,7 @@ def _trial_model(trial, dls):
     if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise ValueError(
         f"channels_last=True orders the weights of convolutions, and {trial.model} has none. "
         "Use channels_last=False.")
-    if trial.device=='xla': model.to('xla')              # before an optimizer takes its weights
+    if trial.device=='xla': model.to('xla') # before an optimizer takes its weights
     return SyncBatchNorm.convert_sync_batchnorm(model) if trial.sync_bn else model
 
 # %% ../nbs/25_trial.ipynb #ea291ee0
@@ -363,7 +368,7 @@ def make_learner(trial:Trial)->Learner:
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
     parts = SpeedUp(learn)
     if trial.loader=='cached': parts.feed()
-    if trial.fused: parts.fuse_step()                    # a graph has the fused step already
+    if trial.fused: parts.fuse_step() # a graph has the fused step already
     if trial.defer_losses: parts.defer_losses()
     return learn
 
@@ -410,7 +415,7 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 # %% ../nbs/25_trial.ipynb #95695eb4
 def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, trial):
     "An epoch's start-up, steps and closing; the first round's waits are part of the start-up, not of the steps"
-    is_ahead = wait_ms>0 and has_steady(n_steps, trial)      # it may be NaN
+    is_ahead = wait_ms>0 and has_steady(n_steps, trial) # it may be NaN
     waits_ms = wait_ms*max(1, trial.n_workers) if is_ahead else 0
     return (first_batch_ms+n_steps*step_ms-waits_ms+closing_ms)/1e3
 
@@ -434,7 +439,7 @@ _START = 'temperature_start_c', 'sm_clock_start_mhz'
 def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answered
     "Temperature and clock of a GPU now, by a `Monitor(**kwargs)`; no driver error gets through"
     if not device_names(device): return dict.fromkeys(_START)
-    with Monitor(devices=device, **kwargs) as monitor: pass                 # a sample at its start
+    with Monitor(devices=device, **kwargs) as monitor: pass # a sample at its start
     found = monitor.summary()
     return {o: found[o] for o in _START}
 
@@ -451,13 +456,13 @@ def train_monitored(
     monitor, timer, end_s = monitor or MonitorCallback(), learn.step_timer, None
     def n_next(): # 3.5 s of steps fill the windows, then 1 s at a time; whole epochs where they are short
         nonlocal end_s
-        if end_s is None: end_s = clock()+max_s                           # now that the monitor has found its sensors
+        if end_s is None: end_s = clock()+max_s # now that the monitor has found its sensors
         left_s, ms = end_s-clock(), np.median([o['step_ms'] for o in timer.steps])
         if left_s<=0: return 0
         return max(1, int(1e3*min(left_s, 1. if learn.epoch else 3.5)/max(ms, 1e-3)))
     _ShortEpochsCallback(lambda: monitor.is_enough, n_next).train(learn, trial, monitor)
     learn.seen.verify(trial)
-    at_start = *_START, 'warm_at_start'                                   # which a visit notes for itself
+    at_start = *_START, 'warm_at_start' # which a visit notes for itself
     found = {f'monitor_{k}' if k in at_start else k: v for k,v in monitor.summary().items()}
     for o in ('energy', 'cpu_energy'):
         image_j = found[f'{o}_j_per_image']
@@ -512,8 +517,9 @@ def _check_as_one(learn):
     if n_twice: raise RuntimeError(
         f"{n_twice} images were trained more than once in an epoch, so no times are given.")
     with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
-    if len(set(map(str, gather(total))))>1: raise RuntimeError(          # as text, since nan differs from nan
-        "The weights differ between ranks after the training: gradients were not averaged, so no times are given.")
+    if len(set(map(str, gather(total))))>1: raise RuntimeError( # as text, since nan differs from nan
+        "The weights differ between ranks after the training: gradients were not averaged, so no "
+        "times are given.")
 
 def _alone_ms(learn, trial):
     "A step of the slowest rank if each trains on its own"
@@ -550,8 +556,9 @@ def _settle_pages(trial):
     "Keep this process's pages if the trial asks for it; a `RuntimeError` if that isn't, or is no longer, possible"
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
-        "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, which can't be undone. "
-        "Use `sweep`, which runs each visit in a fresh process, or keep_pages=True.")
+        "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, "
+        "which can't be undone. Use `sweep`, which runs each visit in a fresh process, or "
+        "keep_pages=True.")
 
 def _set_up(trial):
     "The Learner, with all images decoded where the trial keeps them, as `get_dls` does for 'memory'"
@@ -573,11 +580,11 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
         record['setup_s'] = perf_counter()-start_s
         with learn.no_bar(), learn.no_logging():
             record |= look_at_start(trial.device) | warm_up(learn, trial)
-            free_memory()                                    # the peaks start here
+            free_memory() # the peaks start here
             learn.add_cb(StepTimerCallback())
             record |= _train(learn, trial, half_width, max_s, whole_epoch)
             record |= _results(learn, trial, half_width)
-            if monitor: record |= train_monitored(learn, trial, record['n_images'])   # last, to disturb nothing above
+            if monitor: record |= train_monitored(learn, trial, record['n_images']) # last, to disturb nothing above
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
 
