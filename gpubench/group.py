@@ -126,6 +126,8 @@ def _run_agent(folder): # in a separate process
         (Path(folder)/'deaths.json').write_text(json.dumps(deaths))
         sys.exit(1)
 
+
+# %% ../nbs/23_group.ipynb #e20ce42e
 def _run_rank(): # in a separate process
     "Join the group, call the function and save its result or its error in the folder"
     import cloudpickle

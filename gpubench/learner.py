@@ -28,10 +28,11 @@ from .feed import FeedCallback, batches_ahead
 from .fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from .layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
+from .rounds import epoch_times
 from .seen import PRECISIONS, WatchFitCallback, refuse_wrong
 from .stats import is_steady
 from .timing import StepTimerCallback
-from .trial import WARM_UP_MS, WARM_UP_STEPS, epoch_times
+from .trial import WARM_UP_MS, WARM_UP_STEPS
 
 # %% ../nbs/26_learner.ipynb #304576bb
 FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
@@ -237,9 +238,9 @@ def time_learner(
         free_memory() # of the copy
         learn.add_cbs([seen, timer])
         _train(learn, fit, n_epoch)
-    return _results(record, learn, seen, timer, point, fit)
+    return _last_record(record, learn, seen, timer, point, fit)
 
-def _results(record, learn, seen, timer, point, fit):
+def _last_record(record, learn, seen, timer, point, fit):
     "The record with what the last fit learned, took and showed; settings that can't be seen are `unverified`"
     df, epochs = _last_fit(timer, len(seen.epochs))
     ran = _seen(seen, df, point)

@@ -134,7 +134,7 @@ def pack(function:Callable, *args)->bytes:
         "in this process.") from None
 
 # %% ../nbs/26_process.ipynb #3b012eb9
-def _end(process):
+def _end_process(process):
     "End a process and everything that it started"
     if process.pid is None: return
     process.join(.05)
@@ -241,7 +241,7 @@ def run_fresh(
             "process.") from None
     finally:
         line.close() # anything that did start now ends itself
-        _end(process)
+        _end_process(process)
     if 'refused' in said: raise RuntimeError(
         f"A fresh process couldn't load the function ({said['refused']}). Define it in a module "
         "that can be imported, or use isolate=False to run in this process.")
@@ -301,6 +301,8 @@ def _refusal(device, o):
             "measure neither. Wait for it (wait=True, --wait), end "
             f"{process if o else 'that process'}, or use another device.")
 
+
+# %% ../nbs/26_process.ipynb #5a6a572d
 _STALE_S = 60 # a place in the queue that isn't renewed for this long is abandoned
 
 @contextmanager

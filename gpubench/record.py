@@ -292,16 +292,16 @@ def check_writable(path)->Path: # The file of the records; its folder exists
 _MAX_MIB = 512 # of a file
 _MAX_LINE, _MAX_DEPTH = 2**20, 20 # bytes and levels of a record, where 3,000 and 2 are typical
 
-def _number(text):
+def _json_number(text):
     "A number that a float can hold, else None"
     x = float(text)
     return x if abs(x)<math.inf else None
 
-def _shown(x, level=0):
+def _printable(x, level=0):
     "With half a surrogate pair as its code; a `ValueError` if it is nested too deeply for a record"
     if level>_MAX_DEPTH: raise ValueError('no record is that deep')
-    if isinstance(x, dict): return {_shown(k): _shown(v, level+1) for k,v in x.items()}
-    if isinstance(x, list): return [_shown(o, level+1) for o in x]
+    if isinstance(x, dict): return {_printable(k): _printable(v, level+1) for k,v in x.items()}
+    if isinstance(x, list): return [_printable(o, level+1) for o in x]
     return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
 
 def _parse(line):
@@ -309,9 +309,9 @@ def _parse(line):
     if len(line)>_MAX_LINE: return None
     is_flat = line.count(b'[')+line.count(b'{')<=_MAX_DEPTH
     try:
-        row = json.loads(line, parse_float=_number, parse_constant=lambda _: None,
-                         parse_int=lambda o: int(o) if len(o)<19 else _number(o))
-        if b'\\u' in line or b'\xed' in line or not is_flat: row = _shown(row)
+        row = json.loads(line, parse_float=_json_number, parse_constant=lambda _: None,
+                         parse_int=lambda o: int(o) if len(o)<19 else _json_number(o))
+        if b'\\u' in line or b'\xed' in line or not is_flat: row = _printable(row)
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 

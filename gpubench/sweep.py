@@ -68,7 +68,7 @@ def labels(rows:list)->list: # `rows`: as `point_fields` returns them
     varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
     return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
 
-def n_visits(n): return '1 visit' if n==1 else f'{n} visits'
+def count_visits(n): return '1 visit' if n==1 else f'{n} visits'
 
 # %% ../nbs/27_sweep.ipynb #965ead74
 def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
@@ -103,7 +103,7 @@ def _resolved(points): # For each its trial on this machine, or the `ValueError`
         except ValueError as e: return e
     return [resolved(o) if isinstance(o, Trial) else o for o in points]
 
-def _settle(points):
+def _resolve_here(points):
     "As `_resolved`; a `ValueError` if a device is missing, or no point can run; where some can, the others are records"
     for o in {o.device for o in points if isinstance(o, Trial)}: pick_device(o)
     found = _resolved(points)
@@ -117,7 +117,7 @@ def plan(
 )->list: # Trials for `run_trial`, dicts for any other function
     "What a sweep will visit; a `ValueError` before anything runs if no point can run"
     points = _points(trials, run)
-    if here: _settle(points)
+    if here: _resolve_here(points)
     return points
 
 # %% ../nbs/27_sweep.ipynb #093cc5e0
@@ -369,7 +369,7 @@ def print_resumed(records):
             other[model, 'another version of its source'] += 1
     for (what,how),k in other.items():
         verb, stay = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
-        print(f"{n_visits(k)} of {what} in {out} {verb} measured with {how}. {stay} not count.")
+        print(f"{count_visits(k)} of {what} in {out} {verb} measured with {how}. {stay} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
 def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began, in seconds as the others
@@ -391,7 +391,7 @@ def _with_lines(visits, every_s):
         with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True) # it may be closed
     def keep_showing():
         while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
-    show(f'{n_visits(n)} to go')
+    show(f'{count_visits(n)} to go')
     try:
         for i,o in enumerate(visits):
             at |= dict(i=i, label=o.label, begun=perf_counter())
@@ -470,13 +470,13 @@ def forecast(
     elif run is not run_trial: time = "as long as your function does: no visit of it is known yet"
     else: time = (f"{_duration(n_s*(n_turns or n_todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer "
                   "than its timing. The forecast is better after one visit of each")
-    return '\n'.join([*names, f"{n_visits(n_todo)} to go{how}, {time}."])
+    return '\n'.join([*names, f"{count_visits(n_todo)} to go{how}, {time}."])
 
 def _forecast(records, run, measure):
     todo, took_s = records.missing(), {}
     for o in records.rows:
         if isinstance(o.get('visit_s'), (int, float)): took_s.setdefault(_key(o), []).append(o['visit_s'])
-    names = [f"{n_visits(n)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
+    names = [f"{count_visits(n)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
     usual = [x for o in took_s.values() for x in o]
     each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
     return forecast(names, len(todo), each, len(usual), run, measure)
@@ -509,6 +509,26 @@ def print_sets(found:pd.DataFrame):
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
         if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
 
+# %% ../nbs/27_sweep.ipynb #e7fd81a2
+def _visit_all(records, measure, progress, signals, fresh):
+    "Make the missing visits; a `SweepStopped` that holds the records if a signal arrives"
+    todo, new, unfit = records.missing(), [], {} # trial -> why no visit of it can succeed
+    visits = _with_progress(todo, progress)
+    try:
+        for o in visits:
+            o = replace(o, fault=unfit.get(_key(o.about), o.fault))
+            row = o.run_once(measure, signals, fresh)
+            records.add(row)
+            if o.fault: continue # it was never tried
+            if row['status']=='skipped': unfit[_key(row)] = row['error']
+            new.append(row)
+            if why := why_stop(new, len(todo)):
+                print(why)
+                break
+        with signals.listening(): pass # a signal during the last visit
+    except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
+    finally: visits.close()
+
 # %% ../nbs/27_sweep.ipynb #0474cf28
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
@@ -530,7 +550,7 @@ def sweep(
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = _points(trials, run)
-    settled = _resolved(points) if dry_run else _settle(points) # a forecast may be for a cluster
+    settled = _resolved(points) if dry_run else _resolve_here(points) # a forecast may be for a cluster
     check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
@@ -556,25 +576,6 @@ def sweep(
     if out is not None: print_failed(found)
     print_sets(found)
     return found
-
-def _visit_all(records, measure, progress, signals, fresh):
-    "Make the missing visits; a `SweepStopped` that holds the records if a signal arrives"
-    todo, new, unfit = records.missing(), [], {} # trial -> why no visit of it can succeed
-    visits = _with_progress(todo, progress)
-    try:
-        for o in visits:
-            o = replace(o, fault=unfit.get(_key(o.about), o.fault))
-            row = o.run_once(measure, signals, fresh)
-            records.add(row)
-            if o.fault: continue # it was never tried
-            if row['status']=='skipped': unfit[_key(row)] = row['error']
-            new.append(row)
-            if why := why_stop(new, len(todo)):
-                print(why)
-                break
-        with signals.listening(): pass # a signal during the last visit
-    except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
-    finally: visits.close()
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1

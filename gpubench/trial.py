@@ -33,8 +33,8 @@ from torch.nn import SyncBatchNorm
 from gpubench.core import (
     check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device,
     wait_for)
-from .record import PHASE_NAMES, plain_record
-from .stats import is_steady, is_tight, median_ci, next_look
+from .record import plain_record
+from .stats import is_steady, is_tight, next_look
 from .data import check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from .optim import FusedOptimizer
@@ -46,6 +46,7 @@ from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
 from .fast import GraphedStepCallback, SpeedUp
 from .layout import OneDNNCallback, keep_pages
+from .rounds import epoch_seconds, epoch_times, steady_rounds
 from .seen import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, look_once, refuse_wrong, tf32_set
 
 # %% ../nbs/25_trial.ipynb #142af0af
@@ -68,6 +69,36 @@ def _checked(name, kind, value): # `kind`: a type, or one that may also be None
     else: is_fit = isinstance(value, kind)
     check_value(name, value, is_fit, _WANTED[kind])
     return kind(value)
+
+def _check_combination(trial):
+    "A `ValueError` for settings that exclude each other on any machine"
+    if trial.bs%trial.n_devices: raise ValueError(
+        f"bs={trial.bs} images a step can't be shared evenly by n_devices={trial.n_devices}. Use "
+        f"bs={max(1, trial.bs//trial.n_devices)*trial.n_devices}.")
+    if trial.n_devices>1 and trial.compile and trial.all_reduce=='buckets': raise ValueError(
+        "compile=True on several devices needs all_reduce='flat': "
+        "a compiled backward pass can't send buckets early.")
+    if trial.compile and not trial.graph: raise ValueError(
+        "compile=True compiles the kernels of a captured step. Set graph=True too, or "
+        "compile=False.")
+    if trial.graph and trial.precision=='fp16': raise ValueError(
+        "graph=True cannot capture fp16, which looks at the gradients after each step. Use "
+        "precision='bf16'.")
+
+# %% ../nbs/25_trial.ipynb #388e41b1
+def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a source
+    "A hash of the file of the network 'module:function', and of what it imports from its folder"
+    try: modules = {name.partition(':')[0], str(find_factory(name).__module__)} # one may import it
+    except ValueError: return None
+    files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
+    todo, texts = [Path(o) for o in files if o.endswith('.py')], {}
+    while todo:
+        path = todo.pop()
+        if path in texts or not path.is_file(): continue
+        texts[path] = path.read_text(encoding='utf-8', errors='replace')
+        imported = re.findall(r'^\s*(?:from|import)\s+(\w+)', texts[path], re.M)
+        todo += [path.with_name(o+'.py') for o in imported]
+    return hashlib.sha1(''.join(texts.values()).encode()).hexdigest()[:10] if texts else None
 
 # %% ../nbs/25_trial.ipynb #19b3fe69
 @dataclass(frozen=True)
@@ -111,18 +142,7 @@ class Trial:
         one_of('loader', self.loader, TRIAL_LOADERS)
         one_of('precision', self.precision, PRECISIONS)
         one_of('all_reduce', self.all_reduce, ALL_REDUCES)
-        if self.bs%self.n_devices: raise ValueError(
-            f"bs={self.bs} images a step can't be shared evenly by n_devices={self.n_devices}. Use "
-            f"bs={max(1, self.bs//self.n_devices)*self.n_devices}.")
-        if self.n_devices>1 and self.compile and self.all_reduce=='buckets': raise ValueError(
-            "compile=True on several devices needs all_reduce='flat': "
-            "a compiled backward pass can't send buckets early.")
-        if self.compile and not self.graph: raise ValueError(
-            "compile=True compiles the kernels of a captured step. Set graph=True too, or "
-            "compile=False.")
-        if self.graph and self.precision=='fp16': raise ValueError(
-            "graph=True cannot capture fp16, which looks at the gradients after each step. Use "
-            "precision='bf16'.")
+        _check_combination(self)
 
     @property
     def process_bs(self)->int: return self.bs//self.n_devices # images that each device gets of a step
@@ -147,18 +167,7 @@ class Trial:
     @property
     def model_source(self)->str|None: # 10 hexadecimal digits; None for gpubench's models, or without a source
         "A hash of the file of a user's own network, and of what it imports from its folder: its version"
-        if ':' not in self.model: return None
-        try: modules = {self.model.partition(':')[0], str(find_factory(self.model).__module__)} # one may import it
-        except ValueError: return None
-        files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
-        todo, texts = [Path(o) for o in files if o.endswith('.py')], {}
-        while todo:
-            path = todo.pop()
-            if path in texts or not path.is_file(): continue
-            texts[path] = path.read_text(encoding='utf-8', errors='replace')
-            imported = re.findall(r'^\s*(?:from|import)\s+(\w+)', texts[path], re.M)
-            todo += [path.with_name(o+'.py') for o in imported]
-        return hashlib.sha1(''.join(texts.values()).encode()).hexdigest()[:10] if texts else None
+        return source_version(self.model) if ':' in self.model else None
 
     @property
     def trial_id(self)->str: # 10 hexadecimal digits
@@ -372,29 +381,6 @@ def make_learner(trial:Trial)->Learner:
     if trial.defer_losses: parts.defer_losses()
     return learn
 
-# %% ../nbs/25_trial.ipynb #b721fc23
-_TIMES = [*PHASE_NAMES, 'step_ms']
-
-def has_steady(n_steps, trial):
-    "Is an epoch long enough for a round without its start and its end? If no batch is made ahead, always"
-    return not trial.n_ahead or n_steps >= 1+2*trial.n_ahead+trial.round_length
-
-def steady_rounds(df, trial): # One row a round: means of the phases and `step_ms`
-    """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; without workers, partial ones if there is none
-
-    Of an epoch, the first 1 + n_ahead steps are left out as its start, and the last n_ahead, when nothing is left to
-    load, as its end. If no epoch is long enough for that, each one is one round."""
-    n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
-    rest, length = df, len(df)
-    if has_steady(n_steps.max(), trial):
-        start, end = np.minimum(1+trial.n_ahead, n_steps//2), n_steps-trial.n_ahead
-        rest, length = df[(df.step >= start) & (df.step < end)], trial.round_length
-    measured = [o for o in _TIMES if rest[o].notna().any()]
-    rest = rest.assign(**rest[measured].fillna(0), round=rest.groupby(['fit', 'epoch']).cumcount()//length)
-    means = rest.groupby(['fit', 'epoch', 'round'])[_TIMES].agg(['mean', 'size'])
-    whole = means[means['step_ms', 'size']==length]
-    return (whole if len(whole) else means).xs('mean', axis=1, level=1).reset_index(drop=True)
-
 # %% ../nbs/25_trial.ipynb #e5f31c59
 def time_more(learn, trial, half_width, max_s, clock=perf_counter):
     "Train on until the median round of `learn.step_timer` is known to within `half_width`, or for `max_s` seconds"
@@ -411,27 +397,6 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
         return int(min(n, 1e3*(end_s-clock())/np.median(ms))) if ms else n
     cb = _ShortEpochsCallback(is_enough, n_next)
     if not cb.is_over(): cb.train(learn, trial)
-
-# %% ../nbs/25_trial.ipynb #95695eb4
-def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, trial):
-    "An epoch's start-up, steps and closing; the first round's waits are part of the start-up, not of the steps"
-    is_ahead = wait_ms>0 and has_steady(n_steps, trial) # it may be NaN
-    waits_ms = wait_ms*max(1, trial.n_workers) if is_ahead else 0
-    return (first_batch_ms+n_steps*step_ms-waits_ms+closing_ms)/1e3
-
-def epoch_times(df, epochs, trial, n_steps):
-    "Times of a step and of a whole epoch of `n_steps`, from the steps and epochs of a `StepTimerCallback`"
-    steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
-    step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial)
-    whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
-    return steady.median().to_dict() | dict(
-        step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level,
-        step_mean_ms=df.step_ms.mean(), half_width_frac=step.half_width_frac,
-        n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
-        epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
-        first_batch_ms=first, closing_ms=closing, valid_s=epochs.valid_s.median(),
-        n_steps=n_steps, n_images=n_images, images_per_s=n_images/epoch_s)
 
 # %% ../nbs/25_trial.ipynb #84f8573f
 _START = 'temperature_start_c', 'sm_clock_start_mhz'
@@ -477,7 +442,7 @@ def about(trial:Trial)->dict:
     return dict(trial_id=trial.trial_id, model_source=trial.model_source, machine=machine.pop('fingerprint'),
                 status='ok', error=None, time_utc=now) | asdict(trial) | machine
 
-def _train(learn, trial, half_width, max_s, whole_epoch):
+def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
     "Train, time, and verify the settings after both; returns what was learned, all None without whole epochs"
     end_s, learned = perf_counter()+max_s, dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
     if whole_epoch:
@@ -498,7 +463,7 @@ def _peak_memory(device): # MiB; None on a CPU
     n_bytes = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), total-free
     return {k: v/2**20 for k,v in zip(names, n_bytes)}
 
-def _results(learn, trial, half_width):
+def _timed_results(learn, trial, half_width):
     "The part of a record that was timed, seen and counted"
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
@@ -582,8 +547,8 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             record |= look_at_start(trial.device) | warm_up(learn, trial)
             free_memory() # the peaks start here
             learn.add_cb(StepTimerCallback())
-            record |= _train(learn, trial, half_width, max_s, whole_epoch)
-            record |= _results(learn, trial, half_width)
+            record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
+            record |= _timed_results(learn, trial, half_width)
             if monitor: record |= train_monitored(learn, trial, record['n_images']) # last, to disturb nothing above
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
