@@ -38,7 +38,7 @@ from .trial import Trial, resolve, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
 class Call:
-    "A function and its arguments; a job that is preempted or reaches its time limit makes the same call again"
+    "A function and its arguments; a job that is preempted makes the same call again"
     def __init__(self, function:Callable, **kwargs): self.function, self.kwargs, self.env = function, kwargs, {}
     def __call__(self):
         os.environ.update(self.env)
@@ -95,7 +95,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
 
 @dataclass
 class Jobs:
-    "Named calls, each run as a job; `folder` holds the jobs' numbers, so that the same calls find jobs still running"
+    "Named calls, each run as a job; `folder` holds their numbers, so jobs that still run are found"
     where:str         # 'slurm' or 'local'
     folder:Path       # Shared by all nodes
     options:dict      # As `slurm_options` returns them
@@ -147,7 +147,7 @@ class Jobs:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
             if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
-                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()]) # the others stop by themselves
+                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -166,7 +166,7 @@ def _measure_round(path, retry_failed, **kwargs): # in a job
     sweep(out=path, repeats=1, progress=False, retry_failed=retry_failed or is_requeued, **kwargs)
 
 def _counted(path):
-    "Of a round's records the one that counts for each trial: the first that succeeded, else the last"
+    "The record that counts for each trial of a round: the first that succeeded, else the last"
     found = {}
     for o in record_rows(path) if path.is_file() else []:
         key = o['trial_id'], o['machine'], bool(o.get('twin'))
@@ -193,19 +193,19 @@ def _rows_now(path):
     except (OSError, ValueError): return [] # no visit yet, or half a line
 
 class StopAlike:
-    "Why a sweep in several processes stops early: as for one process, after failures of two trials or more"
-    def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> file of its records
+    "Why a sweep in several processes stops early: as for one, after failures of two trials or more"
+    def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> its records
         self.paths, self.n_todo, self.n_trials, self.why = paths, n_todo, n_trials, ''
         self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
     def __call__(self, running:list)->str: # Names of running processes
         if self.why or not self.paths: return self.why
         rows = {o: _rows_now(path) for o,path in self.paths.items()}
-        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {} # it never stops then
+        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {}
         new = {o: each[self.n_old[o]:] for o,each in rows.items()}
-        tried = [o for each in new.values() for o in each if o['status']!='killed' # such as by preemption
+        tried = [o for each in new.values() for o in each if o['status']!='killed' # by preemption
                  and (o['status']!='skipped' or o['process_s'] is not None)]
         is_general = len({o['trial_id'] for o in tried})>=min(2, self.n_trials)
-        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo) # failures end first
+        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)
         return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
@@ -223,11 +223,11 @@ def distinct_points(trials, run, here=True)->list:
     return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here)}.values()]
 
 def job_folder(out:Path, run, points, **how)->Path:
-    "Where this sweep's processes keep their records until they are merged; the same for the same sweep"
+    "Where this sweep's processes keep their records until they are merged"
     return out/'jobs'/point_id(run, dict(points=[*map(point_fields, points)], **how))
 
 def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how=''):
-    "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
+    "What is left to run, and how long `n_turns` visits in turn take, as those of `rows` did"
     took_s = [o['visit_s'] for o in rows]
     each = [float(np.median(took_s))]*n_turns if took_s else []
     names = labels([*map(point_fields, points)]) if len(points)>1 else []
@@ -248,7 +248,7 @@ class JobsMissing(RuntimeError):
 
 def sweep_on(
     where:str,               # 'slurm', or 'local' for the same on this machine
-    trials,                  # As `sweep` takes them; their devices have to exist where they run, not here
+    trials,                  # As `sweep` takes them; their devices exist where they run
     out,                     # Folder that all nodes share; visits with a record there are done
     repeats:int=3,           # Rounds, each a job: a visit of every trial
     options:str='',          # Slurm's, such as 'partition=gpu,time=60,exclusive'
@@ -314,7 +314,7 @@ def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
 _WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.cluster import _work; _work()' # ahead of torch
 
 def _work():
-    "In a worker: make the call that stdin holds; once the other end of stdin is closed, stop with the current visit"
+    "In a worker: make the call that stdin holds; stop with the current visit once stdin is closed"
     import cloudpickle
     function, args = cloudpickle.load(sys.stdin.buffer)
     def watch():
@@ -366,8 +366,8 @@ def _run_together(shares, stop, **kwargs):
         for o in started.values(): o.wait()
 
 # %% ../nbs/29_cluster.ipynb #ed7e9a38
-def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each; the middle point is checked
-    "The shares of each round: of the checked trial alone, then of all trials, the checked one first and with neighbors"
+def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each
+    "The shares of each round: the checked trial (the middle one) alone, then all, that one first"
     i_checked, n = len(points)//2, len(slots)
     rest, found = [o for i,o in enumerate(points) if i!=i_checked], []
     for i in range(repeats):
@@ -394,7 +394,7 @@ def busy_frac(
     others:list,     # Those of its neighbors' visits
     n_neighbors:int,
 )->float: # 1 if all neighbors had visits until its end
-    "The fraction of a visit's timing during which its neighbors had visits, averaged over neighbors"
+    "The fraction of a visit's timing during which its neighbors had visits, on average"
     def span(o, *before): # s
         start_s = datetime.fromisoformat(o['time_utc']).timestamp()
         return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
@@ -418,7 +418,7 @@ def _cost_sentence(r, n, busy=1.):
 
 # %% ../nbs/29_cluster.ipynb #e269bc2c
 def _report_cost(rounds, slots, n, out):
-    "Compare the checked trial's visits alone with those beside others; print what neighbors cost, and save it"
+    "Compare the checked trial alone with its visits beside others; print and save what neighbors cost"
     alone, checked, busy = [], [], []
     for [first],[second, *others] in rounds: # the checked trial is the first of the second
         alone += first.rows()
@@ -433,7 +433,7 @@ def _report_cost(rounds, slots, n, out):
     print(_cost_sentence(r, n, busy))
 
 def _split_points(points, n_gpus): # Those on a GPU side by side, those that follow one by one
-    "Which trials may have neighbors; a `ValueError` if they can't be moved from GPU to GPU, or are fewer than two"
+    "Which trials may have neighbors; a `ValueError` if they are tied to a GPU, or fewer than two"
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
     if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
                              "its GPU from round to round. Use 'cuda'.")
@@ -449,7 +449,7 @@ def _split_points(points, n_gpus): # Those on a GPU side by side, those that fol
 
 # %% ../nbs/29_cluster.ipynb #f1c358da
 def sweep_side_by_side(
-    trials,                  # As `sweep` takes them; those with the device 'cuda' are visited side by side
+    trials,                  # As `sweep` takes them; those on 'cuda' are visited side by side
     out,                     # Folder for the records; visits with a record there are done
     repeats:int=3,           # Rounds
     run:Callable=run_trial,  # As for `sweep`; a dict without a `device` is CPU-bound

@@ -62,11 +62,11 @@ def gather(value)->list: # By rank
     return found
 
 def agree(value):
-    "Rank 0's value, on every rank: a decision that depends on a clock has to be the same for all, or some wait forever"
+    "Rank 0's value, on every rank: if a clock decided for each, some would wait forever"
     return gather(value)[0]
 
 # %% ../nbs/23_group.ipynb #2f4a5527
-_RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's environment variable for where machines meet: 'host:29500'
+_RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet: 'host:29500'
 
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
@@ -88,7 +88,7 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
         "machine, where host is one of them, and start the same command on each.")
 
 def _check_place(endpoint):
-    "End this process if another program than torchrun answers there, for which torchrun would wait forever"
+    "End this process if another program than torchrun answers there, which would never end"
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     place = parse_rendezvous_endpoint(endpoint, 29400)
     try: socket.create_connection(place, 5).close()
@@ -126,7 +126,6 @@ def _run_agent(folder): # in a separate process
         (Path(folder)/'deaths.json').write_text(json.dumps(deaths))
         sys.exit(1)
 
-
 # %% ../nbs/23_group.ipynb #e20ce42e
 def _run_rank(): # in a separate process
     "Join the group, call the function and save its result or its error in the folder"
@@ -155,8 +154,10 @@ def _failure(folder, n, code):
     import cloudpickle
     deaths = json.loads((folder/'deaths.json').read_text()) if (folder/'deaths.json').exists() else []
     for k,code in deaths:
-        hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.' # "out of memory" would be an 'oom'
-        if code<0: return RuntimeError(f'Rank {k} of {n} was ended by signal {-code}.{hint*(code==-signal.SIGKILL)}')
+        hint = ''
+        if code==-signal.SIGKILL: # the words "out of memory" would make it an 'oom'
+            hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.'
+        if code<0: return RuntimeError(f'Rank {k} of {n} was ended by signal {-code}.{hint}')
         if not (folder/f'{k}.rank').exists(): return RuntimeError(
             f'Rank {k} of {n} ended with exit code {code} and no result.')
     found = {o.stem: cloudpickle.loads(o.read_bytes()) for o in folder.glob('*.rank')}
@@ -177,7 +178,7 @@ def launch(
     device='cpu',      # 'cpu', 'cuda', or 'auto'
     n_nodes:int=1,     # Machines; the same call has to be made on each
 )->list:               # The results of the processes on this machine, by rank
-    "Call a function in several processes that form a group; what they print appears when all have ended"
+    "Call a function in several processes that form a group; what they print appears at the end"
     import cloudpickle
     check_group(n_devices, device, n_nodes)
     n_local = n_devices//n_nodes
@@ -230,7 +231,7 @@ def average_gradients(
         grads = [p.grad.detach() for p in some]
         flat = grads[0].new_empty(sum(o.numel() for o in grads))
         pieces = flat.split([o.numel() for o in grads])
-        strides = [torch.empty_like(p, device='meta').stride() for p in some] # without gaps, on all ranks the same
+        strides = [torch.empty_like(p, device='meta').stride() for p in some] # without gaps
         # detached, because fastai's `zero_grad` refuses views
         parts = [o.as_strided(p.shape, s).detach() for o,p,s in zip(pieces, some, strides)]
         torch._foreach_copy_(parts, grads) # for ResNet-18 on an H100 in 39 µs; `cat` takes 165

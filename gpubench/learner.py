@@ -81,7 +81,7 @@ _IN_WARM_UP = {'fastai.learner'} | { # modules whose callbacks shape a step, and
     f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
 
 def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
-    "A copy of a function that shares neither what it closes over nor its defaults, unlike that of `deepcopy`"
+    "A copy of a function that doesn't share what it closes over and its defaults, as `deepcopy`'s does"
     if not isinstance(function, FunctionType): return deepcopy(function, memo)
     cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
     defaults, keywords = deepcopy((function.__defaults__, function.__kwdefaults__), memo)
@@ -125,7 +125,7 @@ class _UntilSteadyCallback(Callback):
     def before_validate(self): raise CancelFitException()
 
 def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
-    "Train a copy until its steps are steady; what can't be copied, or needs what the copy lacks, isn't warmed up"
+    "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
     with _random_numbers_kept(), _autocast_kept():
@@ -159,7 +159,8 @@ class _FitCallback(WatchFitCallback):
         self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
     def after_epoch(self):
         if self.is_fit: self.epochs.append(self.found)
-    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else [] # none of a cancelled part
+    def logged(self, metrics): # none of a cancelled part
+        return self.recorder.log[-len(metrics):] if metrics else []
 
 # %% ../nbs/26_learner.ipynb #d59a64de
 def _accumulated(seen, asked):
@@ -180,8 +181,8 @@ def _seen(seen, df, point): # Name of a setting -> as it ran; None if that could
                 precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
                 device=str(next(seen.model.parameters()).device))
 
-def _happened(name, asked, ran): # None if that can't be seen, or if `asked` isn't in gpubench's words
-    "Is a setting as it was asked for?"
+def _happened(name, asked, ran):
+    "Is a setting as asked for? None if that can't be seen, or if `asked` isn't in gpubench's words"
     if name=='device':
         asked = str(pick_device()).partition(':')[0] if asked=='auto' else str(asked)
         ran = ran if ':' in asked else ran.partition(':')[0]
@@ -203,7 +204,8 @@ def _last_fit(timer, n_epoch): # Steps, epochs
 def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     "Times of these steps and epochs, as `epoch_times`"
     n_steps, n_images, bs = int(epochs.n_steps.median()), int(epochs.n_images.median()), ran['bs']
-    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs) # a short batch is part of a step
+    if bs: # a short batch is part of a step
+        df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)
     replayed = df.graph_ms.notna()
     if replayed.any(): df = df[replayed] # the steps before a capture are unlike the others
     df, n_workers = df.assign(step=df.groupby(['fit', 'epoch']).cumcount()), ran['n_workers'] or 0
@@ -215,8 +217,8 @@ def _times(df, epochs, ran): # `ran`: as `_seen` returns it
 # %% ../nbs/26_learner.ipynb #24f5f136
 def time_learner(
     learn:Learner,          # New, with everything that its training needs
-    point:dict,             # The arguments of the function that made it; `n_epoch` among them is how long to train, else 1
-    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function that trains the Learner it is given
+    point:dict,             # The arguments of the function that made it, such as `n_epoch`, else 1
+    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
 )->dict: # The measured part of a record, and `unverified`
     """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
 
@@ -241,7 +243,7 @@ def time_learner(
     return _last_record(record, learn, seen, timer, point, fit)
 
 def _last_record(record, learn, seen, timer, point, fit):
-    "The record with what the last fit learned, took and showed; settings that can't be seen are `unverified`"
+    "The record with what the last fit learned, took and showed"
     df, epochs = _last_fit(timer, len(seen.epochs))
     ran = _seen(seen, df, point)
     happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}

@@ -18,7 +18,7 @@ from .group import average_gradients, n_ranks, rank
 
 # %% ../nbs/24_parallel.ipynb #197bc4e2
 def split(dls):
-    "Let this rank's training loader, one of `get_dls`, take its share of each batch; `bs` stays what one rank gets"
+    "Let this rank's training loader take its share of each batch; `bs` stays what one rank gets"
     if not hasattr(dls.train, 'part'): raise ValueError(
         f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the "
         "same order on all ranks. Use fastai's `learn.distrib_ctx()` for yours.")
@@ -51,14 +51,15 @@ class ParallelCallback(Callback):
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
         key = [id(self.learn.model), *((id(o), o.requires_grad) for o in self.learn.model.parameters())]
-        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key # DDP keeps what trained then
+        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key
         self.wrap()
     def make_ddp(self):
         device, stream = next(self.learn.model.parameters()).device, None
         if device.type=='cuda' and hasattr(self.learn, 'graphed_step'): # DDP uses the stream that it's made on
             wait_for(device)
             stream = capture_stream(device)
-        with torch.cuda.stream(stream): ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
+        with torch.cuda.stream(stream):
+            ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
         wait_for(device)
         return ddp
     def before_step(self): self.average()

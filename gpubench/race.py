@@ -39,18 +39,18 @@ def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes
 @dataclass(frozen=True)
 class BestBatchSize:
     "What `find_best_bs` found"
-    bs:int               # Images; the smallest size that is as fast as the fastest, within the tolerance
-    images_per_s:float   # Of `bs`, over a whole epoch including start-up; median of all but its coarse visit
+    bs:int               # Images; the smallest size that is as fast as the fastest
+    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its closer visits
     fastest_bs:int       # The size with the most images a second
     ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
     finalists:list       # The sizes that were visited again
     device_s:float       # Seconds that the visits took, excluding the start of their processes
-    records:pd.DataFrame # All visits; `stage` is 'coarse', 'fine' or 'final', `rate` images a second over a whole epoch
-    unsettled:dict       # Sizes that may be the right answer -> images a second over those of `bs`, an `Interval`; of `bs`
-                         # itself, if a larger one may be faster by more than the tolerance: over those of that size
+    records:pd.DataFrame # All visits, with `stage` and with `rate` in images a second
+    unsettled:dict       # Sizes that may be right -> `Interval` of their images a second over those of
+                         # `bs`; of `bs`, if it may be too slow: over those of a larger size
     reason:str           # The answer as text
 
-_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time, as `epoch_seconds` takes them
+_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time
 
 class _Race:
     "What both stages of a race share"
@@ -67,10 +67,10 @@ class _Race:
             "smaller ones.")
 
     def part(self, bs):
-        "The trial at that size, with only as many images as its steps need, since loading takes time"
+        "The trial at that size, with only as many images as its steps need"
         n, n_workers = len(self.images), self.trial.n_workers
         n_needed = bs*(4+4*max(1, n_workers)*self.trial.accumulate+2*n_workers)
-        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class on either side
+        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class
         return self.trial.but(bs=bs, max_images=self.trial.max_images if n_needed>=.9*n else n_needed)
 
     def rate(self, row):
@@ -150,15 +150,15 @@ def find_best_bs(
     trial:Trial,            # What to train; its `bs` is ignored
     sizes,                  # Batch sizes to choose from, or one
     tolerance:float=.02,    # A size is as good as the fastest if it's at most this fraction slower
-    finalists:int=3,        # Sizes that get fine rounds first; the answer and others that may be as good get final ones
+    finalists:int=3,        # Sizes that get fine rounds; what may be as good gets final ones
     out=None,               # Folder for the records of all stages, which the same call reads again
     coarse:dict=dict(half_width=.05, max_s=.5),  # How to time a coarse visit, as for `run_trial`
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
-    fine_rounds:int=2,      # Fine visits of each finalist, and final ones; more where visits of one size differ much
-    run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`, `wait_ms`
+    fine_rounds:int=2,      # Fine visits of each finalist, and final ones
+    run:Callable=run_trial, # Or a function with the same arguments, which returns these times
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # A `RuntimeError` if no size gave a time
-    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
+    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the best"
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
     check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     check_whole('finalists', finalists, 2)

@@ -31,7 +31,7 @@ class Field:
     heading:str=''      # In the report's tables, without the unit; not in them if empty
     meaning:str=''      # In the glossary; not listed if empty
     table:str='results' # Which table it is in, if it has a heading: 'results', 'costs' or 'phases'
-    wording:str|tuple|dict='' # A setting's value in a legend: '{} workers', or a text for each value
+    wording:str|tuple|dict='' # A setting's value in a legend, or a text for each value
     default:str=''      # What a setting of None means
     dtype:type=float    # float, int, bool, str, dict or list
 
@@ -42,7 +42,8 @@ class Field:
 
     def words(self, long=True)->str:
         "The label, or the heading unless `long`, followed by the unit"
-        text = (self.label if long else self.heading) or self.name.removesuffix(self.ending).replace('_', ' ')
+        text = self.label if long else self.heading
+        if not text: text = self.name.removesuffix(self.ending).replace('_', ' ')
         if not self.unit: return text
         return f'{text} {self.unit}' if self.unit=='per second' else f'{text} ({self.unit})'
 
@@ -100,8 +101,8 @@ def _machine(name, heading, dtype=str): return Field(name, 'machine', heading=he
 
 MACHINE = [
     _machine('cpu', 'CPU'), _machine('n_cores', 'cores', int), _machine('ram_gib', 'memory', float),
-    _machine('gpu', 'GPU'), _machine('gpu_memory_gib', 'GPU memory', float), _machine('n_gpus', 'GPUs', int),
-    _machine('driver', 'NVIDIA driver'), _machine('cuda', 'CUDA'), _machine('cudnn', 'cuDNN'),
+    _machine('gpu', 'GPU'), _machine('gpu_memory_gib', 'GPU memory', float),
+    _machine('n_gpus', 'GPUs', int), _machine('driver', 'NVIDIA driver'), _machine('cuda', 'CUDA'), _machine('cudnn', 'cuDNN'),
     _machine('python', 'Python'),
     *[_machine(o, o) for o in 'torch torchvision fastai fastcore gpubench'.split()],
     _machine('os', 'system'), _machine('wsl2', 'WSL2', bool), _machine('container', 'container', bool),
@@ -157,7 +158,7 @@ LEARNED = [
     _measured('accuracy', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
         'Share of held-out images recognized after the last epoch, the median over visits.'),
     _measured('loss', 'training loss'), _measured('valid_loss', 'loss on held-out images'),
-    *_fields('measured', 'classes split', str),          # the images of each class, and whose split they have
+    *_fields('measured', 'classes split', str),          # images of each class; whose split
     _measured('dtype_seen', dtype=str), _measured('n_workers_seen', dtype=int),
     _measured('channels_last_seen', dtype=bool)]
 
@@ -206,8 +207,8 @@ def field(name:str)->Field:
 SCHEMA_VERSION = 3 # goes up when a field's meaning changes
 _MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
-def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts and lists; NaN and infinity are None
-    "A record as it reads back from its line of JSON"
+def plain_record(record:dict)->dict:
+    "A record as it reads back from its line of JSON; NaN and infinity are None"
     def plain(x):
         if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
@@ -251,7 +252,7 @@ def _add_all(f, data):
         raise
 
 def append_record(path, record:dict):
-    "Append a record to `records_path(path)` and sync it to disk; an OSError leaves the file as it was"
+    "Append a record and sync it to disk; an OSError leaves the file as it was"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, allow_nan=False, ensure_ascii=False)
@@ -262,7 +263,7 @@ def append_record(path, record:dict):
         _add_all(f, (b'\n' if is_torn else b'')+line+b'\n')
 
 # %% ../nbs/01_record.ipynb #f0cf1458
-_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split() # not a folder
+_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()
 
 def check_place(path)->Path: # The file of the records
     "A `ValueError` if `path` can't hold records; this creates nothing"
@@ -280,7 +281,7 @@ def check_writable(path)->Path: # The file of the records; its folder exists
     try:
         path = check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14)) # some records
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))
         if path.exists(): open(path, 'ab').close()
     except OSError as e:
         why, remedy = write_fault(e)
@@ -321,7 +322,7 @@ def _set_torn_aside(path):
     path = path.resolve() # a link stays one
     with _open_locked(path) as f:
         f.seek(0)
-        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()] # again, now that nobody appends
+        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()] # now that nobody appends
         with open(path.with_suffix('.jsonl.torn'), 'ab') as aside:
             aside.writelines(o for o in lines if _parse(o) is None)
         with open(path.with_suffix('.jsonl.new'), 'wb') as new:
@@ -333,11 +334,12 @@ def _set_torn_aside(path):
 
 def _check_schema(path, rows):
     "A `RuntimeError` if a record is of another schema"
-    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # as pandas writes integers
+    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # of pandas
     odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
     if not odd: return
     is_version = all(o.isdigit() for o in odd)
-    todo = 'Use the gpubench that wrote them' if is_version else "They are damaged or another program's; move them away"
+    todo = "They are damaged or another program's; move them away"
+    if is_version: todo = 'Use the gpubench that wrote them'
     raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
 def record_rows(path)->list[dict]: # One per visit, in the order written

@@ -14,15 +14,15 @@ from .stats import median_ci
 # %% ../nbs/24_rounds.ipynb #86385360
 _TIMES = [*PHASE_NAMES, 'step_ms']
 
-def has_steady(n_steps, trial): # A `Trial`, or what has its `bs`, `n_workers`, `n_ahead` and `round_length`
-    "Is an epoch long enough for a round without its start and its end? If no batch is made ahead, always"
+def has_steady(n_steps, trial):
+    "Is an epoch long enough for a round without its start and end? If no batch is made ahead, always"
     return not trial.n_ahead or n_steps >= 1+2*trial.n_ahead+trial.round_length
 
 def steady_rounds(df, trial): # One row a round: means of the phases and `step_ms`
-    """The whole rounds of steps in `df`, a `StepTimerCallback.to_df()`; without workers, partial ones if there is none
+    """The whole rounds in `df`, a `StepTimerCallback.to_df()`; partial ones if there is none
 
-    Of an epoch, the first 1 + n_ahead steps are left out as its start, and the last n_ahead, when nothing is left to
-    load, as its end. If no epoch is long enough for that, each one is one round."""
+    An epoch's first 1 + n_ahead steps are left out as its start, and the last n_ahead, when nothing is
+    left to load, as its end. If no epoch is long enough for that, each one is one round."""
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
     rest, length = df, len(df)
     if has_steady(n_steps.max(), trial):
@@ -36,15 +36,16 @@ def steady_rounds(df, trial): # One row a round: means of the phases and `step_m
 
 # %% ../nbs/24_rounds.ipynb #15d20e98
 def epoch_seconds(n_steps, step_ms, first_batch_ms, closing_ms, wait_ms, trial):
-    "An epoch's start-up, steps and closing; the first round's waits are part of the start-up, not of the steps"
+    "An epoch's start-up, steps and closing; the first round's waits are part of the start-up"
     is_ahead = wait_ms>0 and has_steady(n_steps, trial) # it may be NaN
     waits_ms = wait_ms*max(1, trial.n_workers) if is_ahead else 0
     return (first_batch_ms+n_steps*step_ms-waits_ms+closing_ms)/1e3
 
 def epoch_times(df, epochs, trial, n_steps):
-    "Times of a step and of a whole epoch of `n_steps`, from the steps and epochs of a `StepTimerCallback`"
+    "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback`'s steps and epochs"
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
-    step, first, closing = median_ci(steady.step_ms), epochs.first_batch_ms.median(), epochs.closing_ms.median()
+    step = median_ci(steady.step_ms)
+    first, closing = epochs.first_batch_ms.median(), epochs.closing_ms.median()
     epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial)
     whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | dict(

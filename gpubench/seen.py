@@ -31,13 +31,14 @@ PRECISIONS = { # name -> what it means
 # %% ../nbs/24_seen.ipynb #1a48b26e
 _CUDNN = torch.backends.cudnn
 _MATMUL = torch.backends.cuda.matmul
-TF32 = {o: (False, True) for o in PRECISIONS} | dict(ieee=(False, False), tf32=(True, True)) # products, cuDNN
+TF32 = {o: (False, True) for o in PRECISIONS} | dict( # in matrix products, in cuDNN
+    ieee=(False, False), tf32=(True, True))
 
 def _kernel_switches(): return allows_tf32(_MATMUL), allows_tf32(_CUDNN), _CUDNN.benchmark
 
 def _set_kernel_switches(products, convolutions, search):
     _MATMUL.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark = products, convolutions, search
-    if not convolutions and hasattr(_CUDNN, 'conv'): # the old switch leaves them to the new one for all of PyTorch
+    if not convolutions and hasattr(_CUDNN, 'conv'): # the old switch leaves them on
         _CUDNN.conv.fp32_precision = _CUDNN.rnn.fp32_precision = 'ieee'
 
 # %% ../nbs/24_seen.ipynb #1b4746b5
@@ -46,7 +47,7 @@ def tf32_set(
     precision:str,             # A name from `PRECISIONS`
     search_kernels:bool=False, # Let cuDNN time its kernels and keep the fastest; fastai doesn't
 ):
-    "Within `with`, sets TF32 as `precision` needs it and cuDNN's search on or off; restores them afterwards"
+    "Within `with`, TF32 is as `precision` needs it, and cuDNN's search on or off"
     one_of('precision', precision, PRECISIONS)
     before = _kernel_switches()
     _set_kernel_switches(*TF32[precision], search_kernels)
@@ -65,8 +66,8 @@ class AutocastCallback(Callback):
 
 # %% ../nbs/24_seen.ipynb #45744405
 def look_once(model:torch.nn.Module, saw:Callable):
-    "Calls `saw` with the result of each convolution and matrix product, below autocast, in the next forward pass"
-    products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'} # a linear layer is an mm or an addmm
+    "Calls `saw` with each result of a convolution or matrix product in the next forward pass, below autocast"
+    products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}
     class ProductMode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
@@ -80,7 +81,7 @@ def look_once(model:torch.nn.Module, saw:Callable):
 def n_children(): return sum(o.name!=READER for o in multiprocessing.active_children())
 
 class WatchFitCallback(Callback):
-    "Observes what a fit does: type, layout and switches of what is computed, workers, optimizer steps"
+    "Observes what a fit does: type, layout and switches of its products, workers, steps"
     order, graph_safe = 59, 'counts'
     def before_fit(self):
         self.n_workers, self.n_before = None, getattr(self.graph, 'n_replays', 0)
@@ -100,14 +101,14 @@ class WatchFitCallback(Callback):
             self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
         if out.is_mkldnn or out.ndim!=4 or self.is_channels_last is not None: return
         last = out.is_contiguous(memory_format=torch.channels_last)
-        if last!=out.is_contiguous(): self.is_channels_last = last # of one channel or one pixel it is both
+        if last!=out.is_contiguous(): self.is_channels_last = last # else it is both
 
     def before_train(self): self.n_passes += 1
     def before_validate(self): self.n_passes += 1
     def before_batch(self):
         if not self.training or self.n_batches: return
         self.n_workers = n_children()-self.n_others
-        if self.is_compiled and self.dtype is None: # a compiler can't follow a look, so before it compiles
+        if self.is_compiled and self.dtype is None: # before it compiles
             look_once(self.model, self.saw_product)
             sample = [o[:2] for o in network_batch(self.learn)[0]]
             with untouched(self.model), torch.no_grad(): self.model.eval()(*sample)

@@ -45,7 +45,7 @@ from .series import aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator) # values; a text or a dict is one
+_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator) # values
 
 def plain_number(v):
     "A number of numpy's or torch's as Python's own; all else as it is"
@@ -72,12 +72,12 @@ def count_visits(n): return '1 visit' if n==1 else f'{n} visits'
 
 # %% ../nbs/27_sweep.ipynb #965ead74
 def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
-    "Every combination of the fields' values, each one value or several: a list, a range, an array, a generator"
+    "Every combination of the fields' values: one, or a list, a range, an array, a generator"
     def listed(v): return v if isinstance(v, _SEVERAL) or getattr(v, 'ndim', 0) else [v]
     return [dict(zip(lists, map(plain_number, o))) for o in product(*map(listed, lists.values()))]
 
 # %% ../nbs/27_sweep.ipynb #97a3e052
-_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')} # fields that a sweep fills in
+_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}
 
 def _points(trials, run):
     "Trials for `run_trial`, dicts for any other function; a `ValueError` for what is neither"
@@ -97,21 +97,22 @@ def _points(trials, run):
         "function.")
     return points
 
-def _resolved(points): # For each its trial on this machine, or the `ValueError` that says why there is none
+def _resolved(points):
+    "For each its trial on this machine, or the `ValueError` that says why there is none"
     def resolved(o):
         try: return resolve(o)
         except ValueError as e: return e
     return [resolved(o) if isinstance(o, Trial) else o for o in points]
 
 def _resolve_here(points):
-    "As `_resolved`; a `ValueError` if a device is missing, or no point can run; where some can, the others are records"
+    "As `_resolved`; a `ValueError` if a device is missing, or no point can run"
     for o in {o.device for o in points if isinstance(o, Trial)}: pick_device(o)
     found = _resolved(points)
     if all(isinstance(o, ValueError) for o in found): raise found[0]
     return found
 
 def plan(
-    trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists as `grid` takes them
+    trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists for `grid`
     run:Callable=run_trial, # What runs a point
     here:bool=True,         # It runs on this machine, so its devices and packages have to be here
 )->list: # Trials for `run_trial`, dicts for any other function
@@ -138,7 +139,7 @@ def _helpers(f):
 def _fits_json(o):
     if not isinstance(o, (bool, int, float, str, tuple, list, dict)): return False
     try: return bool(json.dumps(o, default=_identity, sort_keys=True))
-    except (TypeError, ValueError): return False # such as keys that are tuples, or a list that holds itself
+    except (TypeError, ValueError): return False # such as a list that holds itself
 
 def _identity(v):
     "A stand-in for what JSON can't hold, the same in every session"
@@ -156,7 +157,7 @@ def _identity(v):
     return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *([seen] if seen else [])]
 
 def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
-    "The same in every session, for 1 and 1., and for a list and a tuple; different for each of a user's functions"
+    "The same in every session, for 1 and 1., for a list and a tuple; another for each function"
     text = re.sub(' at 0x[0-9a-fA-F]+', '', json.dumps([run, point], default=_identity, sort_keys=True))
     return hashlib.sha1(json.dumps(json.loads(text, parse_int=float)).encode()).hexdigest()[:10]
 
@@ -181,7 +182,7 @@ def _message(e):
     return text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
 
 def _how_it_ended(e):
-    "An exception as a status and one short message: its type, a hint, and the place in the user's code"
+    "An exception as a status and a short message: its type, a hint, the place in the user's code"
     text = _message(e)
     is_oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
@@ -201,7 +202,7 @@ def _checked_result(result, point, fit):
     raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
 
 def run_point(
-    run:Callable, # `run_trial`, or any function of a point's fields that returns a dict or a `Learner`
+    run:Callable, # `run_trial`, or a function of the fields that returns a dict or a `Learner`
     point,        # A `Trial` or a dict
     measure:dict, # How to measure; passed to `run`
     fit='fit',    # How to train a `Learner`, as `time_learner` takes it
@@ -212,7 +213,7 @@ def run_point(
         return _checked_result(result, point, fit)
     except (Exception, SystemExit) as e:
         try: fault = _how_it_ended(e)
-        except RuntimeError as late: fault = _how_it_ended(late) # PyTorch may report a dead worker anywhere
+        except RuntimeError as late: fault = _how_it_ended(late) # of a dead worker
     free_memory() # outside `except`, whose traceback would keep everything alive
     return fault
 
@@ -246,8 +247,8 @@ class Visit:
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
-    def run_once(self, measure, signals, fresh=None): # `run_fresh` with its options; None runs in this process
-        "Make the visit and return its record"
+    def run_once(self, measure, signals, fresh=None):
+        "Make the visit and return its record; `fresh` is `run_fresh` with its options, or None"
         start, process_s = perf_counter(), None
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
         if self.fault: result = dict(status='skipped', error=self.fault) # that needs no process
@@ -261,13 +262,14 @@ class Visit:
 # %% ../nbs/27_sweep.ipynb #17babfdf
 def _about_own(run, point, fit):
     "As `trial.about`: the part of a record that is known before a user's own function runs"
-    machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit) # the default leaves ids as they were
-    ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
+    machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit)
+    ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}),
+               machine=machine.pop('fingerprint'))
     if how and not isinstance(fit, str): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
     point = point | how
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=None): # `settled`: as `_resolved` returns it
+def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=None):
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
@@ -283,7 +285,7 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=Non
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../nbs/27_sweep.ipynb #e7ada6fd
-FAILED = 'error', 'skipped', 'killed', 'timeout' # `retry_failed` runs these again; 'oom' would only recur
+FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
 
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
@@ -306,7 +308,7 @@ class Records:
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
     def _read(self):
-        "The records in `out`, and one that an earlier sweep saved elsewhere because the disk was full"
+        "The records in `out`, and one that an earlier sweep saved elsewhere"
         rows = record_rows(self.path) if self.path.exists() else []
         if self.spare.is_file() and not self.spare.is_symlink() and self.spare.stat().st_uid==USER_ID:
             back = [o for o in record_rows(self.spare) if o not in rows]
@@ -314,7 +316,7 @@ class Records:
             self.spare.unlink()
             rows += back
         good = [o for o in rows if _is_visit(o)]
-        n_odd = sum('visit' in o for o in rows)-len(good) # a lab may keep other records in this file
+        n_odd = sum('visit' in o for o in rows)-len(good) # a lab has other records
         if n_odd: warnings.warn(
             f"{n_odd} records in {self.path} don't identify their trial and visit. They don't count.", stacklevel=4)
         return good
@@ -372,7 +374,7 @@ def print_resumed(records):
         print(f"{count_visits(k)} of {what} in {out} {verb} measured with {how}. {stay} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
-def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began, in seconds as the others
+def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began
     "How far a sweep is; the time left follows from the visits that have ended"
     text = f'visit {i+1} of {n}' + (f', {label}' if label else '')
     if not i: return text
@@ -400,8 +402,8 @@ def _with_lines(visits, every_s):
     finally: stop.set()
 
 def _with_progress(visits, shown=True, every_s=60):
-    "The visits one by one, with a progress bar; where none can be drawn, with a line at the start and then each minute"
-    if not shown or not visits: return (o for o in visits) # `print_resumed` has reported that none are left
+    "The visits one by one, with a progress bar; where none can be drawn, with a line each minute"
+    if not shown or not visits: return (o for o in visits)
     return _with_bar(visits) if can_redraw(sys.stderr) else _with_lines(visits, every_s)
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
@@ -410,20 +412,21 @@ class SweepStopped(KeyboardInterrupt):
     def __init__(self, records, reason):
         n_all, why = len(records.visits), str(reason).replace('SIGINT', '') or 'Ctrl-C'
         kept = "in this exception's `records`"
-        if records.out is not None: kept = f"in {records.out}; with this folder as `out`, the same call resumes"
+        if records.out is not None:
+            kept = f"in {records.out}; with this folder as `out`, the same call resumes"
         super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
 # %% ../nbs/27_sweep.ipynb #d667bb12
-def pick_twin(twin, n:int, repeats:int)->int|None: # The index of a point; None if no point is visited twice a round
-    "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several points and repeats"
+def pick_twin(twin, n:int, repeats:int)->int|None:
+    "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several and repeats"
     check_value('twin', twin, twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n,
                 f"'auto', None, or the number of one of the {n} trials, from 0")
     if twin=='auto': return n//2 if n>1 and repeats>1 else None
     return twin
 
 def _check_measure(run, points, measure):
-    "A `ValueError` if `run` can't be called with these options, or a user's own function with any of the points"
+    "A `ValueError` if `run` can't be called with these options, or with any of the points"
     signature = inspect.signature(run)
     takes, options = signature.parameters, inspect.signature(sweep).parameters
     fields = Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
@@ -448,21 +451,21 @@ def _check_fit(fit, run, points):
         "The trials have a field 'fit', so fit= can't say how to train.")
 
 # %% ../nbs/27_sweep.ipynb #d1d4af7f
-_START_S = 10 # of a visit at most, for a fresh process, data, network and warm-up, where nothing is downloaded
+_START_S = 10 # of a visit at most, for its process, data, network and warm-up
 
 def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
 
 def forecast(
     names:list,    # What is left, as lines
     n_todo:int,    # Visits to go
-    each:list,     # Seconds of the visits that come one after the other, as earlier ones took; empty if there were none
+    each:list,     # Seconds of the visits to come, as earlier ones took; empty if there were none
     n_earlier:int,
     run:Callable,
     measure:dict,  # As `sweep` gets it
     n_turns=None,  # How many come one after the other; by default all
     how='',        # How the others run beside them, as part of the sentence
 )->str:
-    "Which visits are missing and how long they take: as long as earlier ones did, or as `measure` allows"
+    "Which visits are missing and how long they take: as earlier ones did, or as `measure` allows"
     if not n_todo: return 'Nothing is left to run.'
     earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
     n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
@@ -484,8 +487,8 @@ def _forecast(records, run, measure):
 # %% ../nbs/27_sweep.ipynb #ca642fc3
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
 
-def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried; empty if it should go on
-    "Why a sweep stops early: its first visits all failed with the same error"
+def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried
+    "Why a sweep stops early: its first visits all failed with the same error; else empty"
     if not _MAX_ALIKE<=len(new)<n_todo or len({(o['status'], o['error']) for o in new})>1: return ''
     if new[0]['status'] not in FAILED: return ''
     return (f"Stopped after {len(new)} of {n_todo} visits, which all failed with the same error: "
@@ -504,7 +507,7 @@ def print_unverified(found:pd.DataFrame):
     if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
 
 def print_sets(found:pd.DataFrame):
-    "Print what the folders of images were taken for, once for each, where all visits had the same images"
+    "Print what the folders of images were taken for, where all visits had the same images"
     if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1: return
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
         if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
@@ -532,22 +535,22 @@ def _visit_all(records, measure, progress, signals, fresh):
 # %% ../nbs/27_sweep.ipynb #0474cf28
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
-    repeats:int=3,           # Visits of each; three are the fewest that allow an interval worth having
+    repeats:int=3,           # Visits of each; fewer allow no interval worth having
     out=None,                # Folder or .jsonl file for the records; None keeps them in memory only
-    run:Callable=run_trial,  # Or any function of your own: `run(**point)` returns a dict, or a `Learner` to time
-    fit:str|Callable='fit',  # Trains your Learner: 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
+    run:Callable=run_trial,  # Or your own: `run(**point)` returns a dict, or a `Learner` to time
+    fit:str|Callable='fit',  # Trains your Learner, as `time_learner` takes it
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
-    twin='auto',             # Which trial each round visits twice: its number, 'auto' for the middle one, or None
-    isolate:bool=True,       # Each visit in a fresh process; False runs all in this one, where one can ruin the next
+    twin='auto',             # Which trial each round visits twice: its number, 'auto' or None
+    isolate:bool=True,       # Each visit in a fresh process; in this one, one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a fresh process is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or timed out
     start_method=None,       # How fresh processes are made, as `pick_start_method` takes it
     wait:bool=False,         # Wait in a queue for a busy device
     dry_run:bool=False,      # Only print what would run and how long it would take
-    **measure,               # How to measure, such as half_width=.01; passed to `run`, kept in each record's `measure`
+    **measure,               # How to measure, such as half_width=.01; for `run` and the records
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
-    "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
+    "Visit every trial `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = _points(trials, run)
     settled = _resolved(points) if dry_run else _resolve_here(points) # a forecast may be for a cluster
@@ -556,7 +559,8 @@ def sweep(
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
     _check_fit(fit, run, points)
-    planned = points, run, repeats, seed, pick_twin(twin, len(points), repeats), measure, fit, settled
+    twin = pick_twin(twin, len(points), repeats)
+    planned = points, run, repeats, seed, twin, measure, fit, settled
     if dry_run:
         if out is not None: check_place(out)
         records = Records(out, _planned(*planned), retry_failed)
@@ -569,7 +573,8 @@ def sweep(
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
         records = Records(out, _planned(*planned), retry_failed)
         print_resumed(records)
-        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals, warned=[])
+        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals,
+                        warned=[])
         _visit_all(records, measure, progress, signals, fresh if isolate else None)
     found = records.frame()
     print_unverified(found)
@@ -579,7 +584,7 @@ def sweep(
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1
-    "The ratio of times in a sweep's A/A pair, twin over original: how far chance alone moves a ratio"
+    "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
     if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError(
         "noise_floor takes the records of a sweep, a data frame with one row for each visit.")
     if 'twin' not in df or not df.twin.eq(True).any(): raise RuntimeError(

@@ -105,7 +105,7 @@ def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a 
 class Trial:
     "What to run. With None, `size`, `n_channels` and `max_images` are the data set's own"
     dataset:str='digits'         # A name from `data.DATASETS`, or a folder of class folders
-    model:str='lenet'            # A name from `models.MODELS`, or 'module:function' for your own network
+    model:str='lenet'            # A name from `models.MODELS`, or your own 'module:function'
     bs:int=64                    # Images a step, on all devices together
     device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1', 'xla'
     loader:str='memory'          # A name from `TRIAL_LOADERS`
@@ -113,20 +113,20 @@ class Trial:
     pin_memory:bool=False        # Batches in page-locked memory
     size:int|None=None           # Pixels on a side
     n_channels:int|None=None     # 1 or 3
-    max_images:int|None=None     # Use at most this many images of the set; for 'synthetic', make this many
-    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of a file's name
+    max_images:int|None=None     # At most this many images of the set; for 'synthetic', this many
+    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of their names
     precision:str='fp32'         # A name from `PRECISIONS`
     channels_last:bool=False     # Weights and activations in NHWC order
     defer_losses:bool=False      # Read the losses of many steps together
     fused:bool=False             # Step the optimizer in one launch
     graph:bool=False             # Repeat the whole step as a CUDA graph, with the fused optimizer
     compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
-    search_kernels:bool=False    # Let cuDNN time its kernels at each new shape and keep the fastest; GPUs only
-    keep_pages:bool=False        # Let glibc reuse large blocks of memory from step to step; CPU only
+    search_kernels:bool=False    # Let cuDNN time its kernels and keep the fastest; GPUs only
+    keep_pages:bool=False        # Let glibc reuse large blocks of memory; CPU only
     onednn:bool=False            # Activations in the layout of oneDNN's kernels; CPU only
     n_devices:int=1              # GPUs, or processes on CPU cores, that share each step
     n_nodes:int=1                # Machines that they are on
-    all_reduce:str='buckets'     # A name from `ALL_REDUCES`: how several devices average their gradients
+    all_reduce:str='buckets'     # How several devices average their gradients, from `ALL_REDUCES`
     sync_bn:bool=False           # Batch norm over the images of all devices; GPUs only
     n_epoch:int=1                # Epochs that are timed, after the warm-up
     lr:float=1e-3                # Learning rate of fastai's Adam
@@ -135,7 +135,8 @@ class Trial:
     seed:int=0                   # Of the weights and of the order of images
 
     def __post_init__(self):
-        for o in fields(self): object.__setattr__(self, o.name, _checked(o.name, o.type, getattr(self, o.name)))
+        for o in fields(self):
+            object.__setattr__(self, o.name, _checked(o.name, o.type, getattr(self, o.name)))
         check_dataset(self.dataset)
         check_labels(self.labels, self.dataset)
         if ':' not in self.model: one_of('model', self.model, MODELS)
@@ -145,7 +146,7 @@ class Trial:
         _check_combination(self)
 
     @property
-    def process_bs(self)->int: return self.bs//self.n_devices # images that each device gets of a step
+    def process_bs(self)->int: return self.bs//self.n_devices # images for each device
 
     @property
     def n_ahead(self)->int:
@@ -154,7 +155,7 @@ class Trial:
 
     @property
     def round_length(self)->int:
-        "Steps after which the pattern of a step's time repeats: one batch of each worker, and an optimizer step"
+        "Steps after which the pattern of their times repeats: a batch of each worker, an optimizer step"
         return max(1, self.n_workers)*self.accumulate
 
     def but(self, **changed)->'Trial':
@@ -162,17 +163,19 @@ class Trial:
         known = asdict(self)
         unknown = next((o for o in changed if o not in known), None)
         if unknown is None: return Trial(**known | changed)
-        raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}There are: {', '.join(known)}.")
+        raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}"
+                         f"There are: {', '.join(known)}.")
 
     @property
-    def model_source(self)->str|None: # 10 hexadecimal digits; None for gpubench's models, or without a source
-        "A hash of the file of a user's own network, and of what it imports from its folder: its version"
+    def model_source(self)->str|None:
+        "The version of a user's own network; None for gpubench's models"
         return source_version(self.model) if ':' in self.model else None
 
     @property
     def trial_id(self)->str: # 10 hexadecimal digits
-        "A hash of the fields that differ from their defaults, so that a new field changes no existing id"
-        changed = {o.name: getattr(self, o.name) for o in fields(self) if getattr(self, o.name)!=o.default}
+        "A hash of the fields that differ from their defaults, so that a new field changes no id"
+        values = asdict(self)
+        changed = {o.name: values[o.name] for o in fields(self) if values[o.name]!=o.default}
         if self.model_source: changed['model_source'] = self.model_source
         if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
         return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
@@ -180,7 +183,7 @@ class Trial:
 # %% ../nbs/25_trial.ipynb #2b32e923
 _OFF_ON_XLA = ('channels_last defer_losses fused graph search_kernels keep_pages onednn pin_memory sync_bn '
                'n_devices n_nodes accumulate').split()
-_ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # field -> the values that XLA supports
+_ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # field -> XLA's
     o: [getattr(Trial, o)] for o in _OFF_ON_XLA}
 
 _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
@@ -208,7 +211,7 @@ def _check_device(trial):
         if asked[name]: raise ValueError(f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
 
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine; a `ValueError` if its device, folder or network isn't there, or can't do this"
+    "`trial` on this machine; a `ValueError` if what it needs isn't there, or can't do this"
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
     if trial.loader=='cached' and trial.n_workers: raise ValueError(
@@ -265,7 +268,7 @@ class SeenCallback(WatchFitCallback):
 
 # %% ../nbs/25_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
-    "Trains short epochs without validation until `is_enough()`, or until `n_next()`, the next epoch's steps, is 0"
+    "Trains short epochs of `n_next()` steps without validation until that is 0, or `is_enough()`"
     order, graph_safe, enough = StepTimerCallback.order, 'counts', False
     def __init__(self, is_enough, n_next): self.is_enough, self.n_next = is_enough, n_next
     def before_epoch(self):
@@ -283,13 +286,13 @@ class _ShortEpochsCallback(Callback):
 
 # %% ../nbs/25_trial.ipynb #f2bdb5e3
 def remember(learn:Learner)->Callable:
-    "Returns a function that restores weights and buffers and zeroes moments, in place, as a captured step needs it"
+    "Returns a function that restores weights and buffers and zeroes moments, all in place"
     def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
     before = [o.detach().clone() for o in tensors()]
     def zeroed(k, v): return v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     def put_back():
         with torch.no_grad():
-            for o,b in zip(tensors(), before): o.copy_(b) # listed anew: moving to a GPU gives a model new buffers
+            for o,b in zip(tensors(), before): o.copy_(b) # listed anew: buffers may be others
         learn.opt.zero_grad() # accumulation may have left some
         for state in learn.opt.state.values():
             for k,v in state.items(): state[k] = zeroed(k, v)
@@ -302,7 +305,7 @@ def warm_up(
     trial:Trial,   # Resolved
     timer=None,    # A `StepTimerCallback`; tests pass one with their own clock
 )->dict: # `warmup_s`, `n_warmup_steps`, `not_steady`
-    "Train until the steps are steady, or for about 3 s or 40 steps, two at least; then undo what was learned"
+    "Train until the steps are steady, or for about 3 s or 40 steps; then undo what was learned"
     start_s, timer, put_back = perf_counter(), timer or StepTimerCallback(), remember(learn)
     graph = getattr(learn, 'graphed_step', None)
     def steps(): # the times of those that are like the timed ones: of a graph, its replays
@@ -342,7 +345,7 @@ def _trial_dls(trial):
     return dls
 
 def _check_own(name, model, dls):
-    "One pass over two empty images, which gives lazy layers their shape and finds early what would fail later"
+    "One pass over two empty images gives lazy layers their shape and finds early what would fail later"
     with torch.no_grad(): y = model.eval()(torch.zeros(2, dls.n_in, dls.size, dls.size))
     shape = tuple(y.shape) if isinstance(y, torch.Tensor) else f'a {type(y).__name__}'
     if shape!=(2, dls.c): raise ValueError(
@@ -362,7 +365,7 @@ def _trial_model(trial, dls):
 
 # %% ../nbs/25_trial.ipynb #ea291ee0
 def make_learner(trial:Trial)->Learner:
-    "Data, network and `Learner` of a resolved trial, as a fastai user writes them; a `ValueError` if it can't train"
+    "The `Learner` of a resolved trial, as a fastai user writes it; a `ValueError` if it can't train"
     set_seed(trial.seed)
     dls = _trial_dls(trial)
     model, cbs = _trial_model(trial, dls), [SeenCallback()]
@@ -371,7 +374,8 @@ def make_learner(trial:Trial)->Learner:
     if trial.channels_last: cbs.append(ChannelsLast())
     if trial.onednn: cbs.append(OneDNNCallback())
     if trial.precision in ('fp16', 'bf16'):
-        cbs.append(AutocastCallback() if trial.device in ('cpu', 'xla') else MixedPrecision(amp_mode=trial.precision))
+        on_gpu = trial.device not in ('cpu', 'xla')
+        cbs.append(MixedPrecision(amp_mode=trial.precision) if on_gpu else AutocastCallback())
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
     if trial.graph: cbs.append(GraphedStepCallback(trial.compile, alone=True))
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
@@ -383,10 +387,10 @@ def make_learner(trial:Trial)->Learner:
 
 # %% ../nbs/25_trial.ipynb #e5f31c59
 def time_more(learn, trial, half_width, max_s, clock=perf_counter):
-    "Train on until the median round of `learn.step_timer` is known to within `half_width`, or for `max_s` seconds"
+    "Train on until the median round is known to within `half_width`, or for `max_s` seconds"
     timer, end_s, look_at = learn.step_timer, clock()+max_s, 0
     def is_enough():
-        nonlocal look_at # the number of rounds to check at: an interval that's checked too often is tight too early
+        nonlocal look_at # an interval that's checked too often is tight too early
         step_ms = steady_rounds(timer.to_df(), trial).step_ms
         if len(step_ms)<look_at: return False
         look_at = next_look(len(step_ms))
@@ -416,10 +420,10 @@ def train_monitored(
     max_s:float=20.,    # Seconds at most
     monitor=None,       # A `MonitorCallback`; one for the devices of the model by default
     clock:Callable=perf_counter, # Returns seconds; tests pass their own
-)->dict: # `MonitorCallback.summary()`, and the energy of an epoch: joules an image here times `n_images`
+)->dict: # `MonitorCallback.summary()`, and the energy of an epoch
     "Train on as before, with the monitor, until the sensors' windows are full"
     monitor, timer, end_s = monitor or MonitorCallback(), learn.step_timer, None
-    def n_next(): # 3.5 s of steps fill the windows, then 1 s at a time; whole epochs where they are short
+    def n_next(): # 3.5 s of steps fill the windows, then 1 s at a time
         nonlocal end_s
         if end_s is None: end_s = clock()+max_s # now that the monitor has found its sensors
         left_s, ms = end_s-clock(), np.median([o['step_ms'] for o in timer.steps])
@@ -443,8 +447,9 @@ def about(trial:Trial)->dict:
                 status='ok', error=None, time_utc=now) | asdict(trial) | machine
 
 def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
-    "Train, time, and verify the settings after both; returns what was learned, all None without whole epochs"
-    end_s, learned = perf_counter()+max_s, dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
+    "Train, time, and verify after both; returns what was learned, all None without whole epochs"
+    learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
+    end_s = perf_counter()+max_s
     if whole_epoch:
         learn.fit(trial.n_epoch, lr=trial.lr)
         learned = dict(zip(learned, [*learn.recorder.values[-1][:3], learn.seen.n_opt_steps]))
@@ -454,7 +459,8 @@ def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
     losses = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None]
     lost = next((o for o in losses if not math.isfinite(o)), None)
     if lost is None: return learned
-    return learned | dict(status='error', error=f'The loss is {lost}. Try a smaller learning rate than {trial.lr}.')
+    why = f'The loss is {lost}. Try a smaller learning rate than {trial.lr}.'
+    return learned | dict(status='error', error=why)
 
 def _peak_memory(device): # MiB; None on a CPU
     names = 'peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'
@@ -518,7 +524,7 @@ def _across_ranks(record, learn, trial):
 
 # %% ../nbs/25_trial.ipynb #7ed1edd1
 def _settle_pages(trial):
-    "Keep this process's pages if the trial asks for it; a `RuntimeError` if that isn't, or is no longer, possible"
+    "Keep this process's pages if the trial wants it; a `RuntimeError` if it can't be as the trial wants it"
     if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
         "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, "
@@ -549,7 +555,7 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             learn.add_cb(StepTimerCallback())
             record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
             record |= _timed_results(learn, trial, half_width)
-            if monitor: record |= train_monitored(learn, trial, record['n_images']) # last, to disturb nothing above
+            if monitor: record |= train_monitored(learn, trial, record['n_images'])
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
 
@@ -564,20 +570,21 @@ def check_measure(half_width=.05, max_s=10., whole_epoch=True, monitor=False):
 # %% ../nbs/25_trial.ipynb #1c07128d
 def run_trial(
     trial:Trial=None,       # What to run; by default `Trial()`
-    half_width:float=.05,   # Time until the median step is known to this fraction: .05 for a quick look, .01 in full
-    max_s:float=10.,        # Or until this many seconds have been timed; the `n_epoch` epochs are trained in any case
-    whole_epoch:bool=True,  # Train `n_epoch` whole epochs; False times steps only, so that there is no accuracy
-    monitor:bool=False,     # Train on after the timing, 4 to 20 s, with the monitor: energy, power, load
+    half_width:float=.05,   # Time until the median step is known to this fraction
+    max_s:float=10.,        # Or for this many seconds; the `n_epoch` epochs are trained in any case
+    whole_epoch:bool=True,  # Train `n_epoch` whole epochs; False times steps only, without accuracy
+    monitor:bool=False,     # Train on for 4 to 20 s after the timing, for energy, power and load
     **kwargs,               # Fields of the `Trial` to change
 )->dict: # The record of one visit
-    "Train one configuration once; `ValueError` for an impossible request, `RuntimeError` for what didn't happen"
+    "Train one configuration once; a `ValueError` if it can't be, a `RuntimeError` if a setting did nothing"
     trial = Trial() if trial is None else trial
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
     check_measure(half_width, max_s, whole_epoch, monitor)
     trial = resolve(trial.but(**kwargs))
     args = trial, half_width, max_s, whole_epoch, monitor
     if trial.n_devices>n_ranks():
-        record = launch(_measure, *args, n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)[0]
+        where = dict(n_devices=trial.n_devices, device=trial.device, n_nodes=trial.n_nodes)
+        record = launch(_measure, *args, **where)[0]
     else:
         in_group = n_ranks()>1 and trial.device=='cuda'
         record = _measure(f"cuda:{os.environ['LOCAL_RANK']}" if in_group else trial.device, *args)
