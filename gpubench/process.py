@@ -296,7 +296,7 @@ def _holder(folder, name):
 def _refusal(device, o):
     "The error message when a device is busy"
     host = o.get('host', platform.node())
-    process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
+    process = f"process {o.get('pid')}" if host==platform.node() else f"process {o.get('pid')} on {host}"
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
     return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would "
             "measure neither. Wait for it (wait=True, --wait), end "

@@ -468,7 +468,7 @@ def forecast(
     "Which visits are missing and how long they take: as earlier ones did, or as `measure` allows"
     if not n_todo: return 'Nothing is left to run.'
     earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
-    n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
+    n_s = _START_S+measure.get('max_s', 10)+(20 if measure.get('monitor') else 0)
     if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
     elif run is not run_trial: time = "as long as your function does: no visit of it is known yet"
     else: time = (f"{_duration(n_s*(n_turns or n_todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer "

@@ -46,7 +46,7 @@ from .group import agree, check_group, gather, launch, n_ranks
 from .parallel import ALL_REDUCES, ParallelCallback, split
 from .fast import GraphedStepCallback, SpeedUp
 from .layout import OneDNNCallback, keep_pages
-from .rounds import epoch_seconds, epoch_times, steady_rounds
+from .rounds import epoch_times, steady_rounds
 from .seen import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, look_once, refuse_wrong, tf32_set
 
 # %% ../nbs/25_trial.ipynb #142af0af
@@ -237,7 +237,7 @@ class SeenCallback(WatchFitCallback):
     def verify(self, trial:Trial):
         "A `RuntimeError` that names the settings that didn't happen in the last fit"
         learn, is_cached = self.learn, trial.loader=='cached'
-        def did(cb, n): return bool(cb) and (cb.why_not or n(cb)) # True, False, or why it couldn't
+        def did(cb, is_done): return bool(cb) and (cb.why_not or is_done(cb)) # or why it couldn't
         onednn, feed = getattr(learn, 'one_dnn', None), getattr(learn, 'feed', None)
         pinned = learn.step_timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
