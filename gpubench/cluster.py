@@ -33,7 +33,7 @@ from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
 from .sweep import (
-    FAILED, forecast, labels, count_visits, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
+    FAILED, forecast, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
