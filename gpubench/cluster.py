@@ -32,13 +32,13 @@ from .nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from .record import append_record, check_writable, plain_record, record_rows, records_path
 from .stats import Interval, ratio_ci
-from .sweep import (FAILED, expected_time, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep,
-                            why_stop)
+from .sweep import (
+    FAILED, forecast, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial
 
 # %% ../nbs/29_cluster.ipynb #c6a4ab14
 class Call:
-    "A function and its arguments; a job that is preempted or reaches its time limit makes the same call again"
+    "A function and its arguments; a job that is preempted makes the same call again"
     def __init__(self, function:Callable, **kwargs): self.function, self.kwargs, self.env = function, kwargs, {}
     def __call__(self):
         os.environ.update(self.env)
@@ -58,21 +58,24 @@ def slurm_options(text:str)->dict: # Option -> value, with Slurm's names
     return options | dict(time=int(time))
 
 def _executor(where, folder, options, n_gpus):
+    "submitit's executor; Slurm options that it doesn't know are passed on as they are"
     try: import submitit
     except ImportError: raise RuntimeError(
-        "Jobs need the package submitit, which isn't installed. Run `pip install submitit`.") from None
+        "Jobs need the package submitit, which isn't installed. Run `pip install "
+        "submitit`.") from None
     if where=='local':
         executor = submitit.LocalExecutor(folder)
         executor.update_parameters(timeout_min=options['time'])
         return executor
     if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
-        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the cluster, or use 'local'.")
-    executor = submitit.SlurmExecutor(folder)
-    if not n_gpus: options = dict(exclusive=True) | options             # no CPU-bound work beside it
-    if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options = options | dict(gpus_per_node=n_gpus)
-    known = executor._valid_parameters()
-    executor.update_parameters(**dict(job_name='gpubench') | {k: v for k,v in options.items() if k in known},
-                               additional_parameters={k: v for k,v in options.items() if k not in known})
+        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node of the "
+        "cluster, or use 'local'.")
+    executor, options = submitit.SlurmExecutor(folder), dict(options)
+    if not n_gpus: options = dict(exclusive=True) | options # no CPU-bound work beside it
+    if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options |= dict(gpus_per_node=n_gpus)
+    known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
+    others = {k: v for k,v in options.items() if k not in known}
+    executor.update_parameters(**dict(job_name='gpubench') | known, additional_parameters=others)
     return executor
 
 # %% ../nbs/29_cluster.ipynb #689dd0cc
@@ -83,7 +86,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
     "The states of jobs; empty while Slurm's controller doesn't reply"
     if not ids: return {}
     found = {}
-    for o in dict.fromkeys(o.partition('_')[0] for o in ids):           # an array by one number
+    for o in dict.fromkeys(o.partition('_')[0] for o in ids): # an array by one number
         looked = subprocess.run(['squeue', '--noheader', '--array', '--states=all', f'--jobs={o}', '--format=%i %T'],
                                 capture_output=True, text=True)
         if looked.returncode and 'Invalid job id' not in looked.stderr: return {}
@@ -92,7 +95,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
 
 @dataclass
 class Jobs:
-    "Named calls, each run as a job; `folder` holds the jobs' numbers, so that the same calls find jobs still running"
+    "Named calls, each run as a job; `folder` holds their numbers, so jobs that still run are found"
     where:str         # 'slurm' or 'local'
     folder:Path       # Shared by all nodes
     options:dict      # As `slurm_options` returns them
@@ -104,10 +107,12 @@ class Jobs:
     def run(self, calls:dict, stop:Callable=lambda running: ''): # Name -> `Call`; as `StopAlike`
         "Make the calls and wait until their jobs have ended"
         executor = _executor(self.where, self.folder/'%j', self.options, self.n_gpus)
-        if self.where=='slurm': return self._run_slurm(executor, calls, stop)
+        (self._run_slurm if self.where=='slurm' else self._run_here)(executor, calls, stop)
+
+    def _run_here(self, executor, calls, stop):
         gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(torch.cuda.device_count()))))
-        for name,call in calls.items():                             # on one machine one after the other
-            call.env = dict(CUDA_VISIBLE_DEVICES=gpus)              # which submitit changes
+        for name,call in calls.items(): # on one machine one after the other
+            call.env = dict(CUDA_VISIBLE_DEVICES=gpus) # which submitit changes
             job = executor.submit(call)
             try:
                 while not job.done(): sleep(min(self.poll_s, .2))
@@ -142,7 +147,7 @@ class Jobs:
             now = job_states([*self.ids.values()])
             self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
             if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
-                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])    # the others stop by themselves
+                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])
             if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
             before = now or before
             sleep(self.poll_s)
@@ -161,7 +166,7 @@ def _measure_round(path, retry_failed, **kwargs): # in a job
     sweep(out=path, repeats=1, progress=False, retry_failed=retry_failed or is_requeued, **kwargs)
 
 def _counted(path):
-    "Of a round's records the one that counts for each trial: the first that succeeded, else the last"
+    "The record that counts for each trial of a round: the first that succeeded, else the last"
     found = {}
     for o in record_rows(path) if path.is_file() else []:
         key = o['trial_id'], o['machine'], bool(o.get('twin'))
@@ -179,28 +184,28 @@ def merge_records(out, found:list):
         n[key] = max(n[key], (o.get('visit') or 0)+1)
     for o in [o for o in found if content(o) not in there]:
         key = o.get('trial_id'), o.get('machine')
-        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o)        # a lab has other records, too
+        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o) # a lab has other records, too
         n[key] += 1
 
 def _rows_now(path):
     "The records in a file that a process may be writing"
     try: return [json.loads(o) for o in path.read_bytes().splitlines()]
-    except (OSError, ValueError): return []                  # no visit yet, or half a line
+    except (OSError, ValueError): return [] # no visit yet, or half a line
 
 class StopAlike:
-    "Why a sweep in several processes stops early: as for one process, after failures of two trials or more"
-    def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> file of its records
+    "Why a sweep in several processes stops early: as for one, after failures of two trials or more"
+    def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> its records
         self.paths, self.n_todo, self.n_trials, self.why = paths, n_todo, n_trials, ''
         self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
     def __call__(self, running:list)->str: # Names of running processes
         if self.why or not self.paths: return self.why
         rows = {o: _rows_now(path) for o,path in self.paths.items()}
-        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {}   # it never stops then
+        if any(o['status']=='ok' for each in rows.values() for o in each): self.paths = {}
         new = {o: each[self.n_old[o]:] for o,each in rows.items()}
-        tried = [o for each in new.values() for o in each if o['status']!='killed'           # such as by preemption
+        tried = [o for each in new.values() for o in each if o['status']!='killed' # by preemption
                  and (o['status']!='skipped' or o['process_s'] is not None)]
         is_general = len({o['trial_id'] for o in tried})>=min(2, self.n_trials)
-        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)  # failures end first
+        if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)
         return self.why
 
 def n_missing(path, n:int, retry_failed=False)->int:
@@ -218,22 +223,21 @@ def distinct_points(trials, run, here=True)->list:
     return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here)}.values()]
 
 def job_folder(out:Path, run, points, **how)->Path:
-    "Where this sweep's processes keep their records until they are merged; the same for the same sweep"
+    "Where this sweep's processes keep their records until they are merged"
     return out/'jobs'/point_id(run, dict(points=[*map(point_fields, points)], **how))
 
-def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how:str):
-    "What is left to run, and how long `n_turns` visits one after the other take, as those of `rows` did"
-    if n_todo and len(points)>1: print(*labels([*map(point_fields, points)]), sep='\n')
+def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure:dict, how=''):
+    "What is left to run, and how long `n_turns` visits in turn take, as those of `rows` did"
     took_s = [o['visit_s'] for o in rows]
-    time = expected_time([float(np.median(took_s))]*n_turns if took_s else [], len(took_s), n_turns, run, measure)
-    print(f"{n_todo} visit{'s'*(n_todo>1)} to go{how}, {time}." if n_todo else 'Nothing is left to run.')
+    each = [float(np.median(took_s))]*n_turns if took_s else []
+    names = labels([*map(point_fields, points)]) if len(points)>1 else []
+    print(forecast(names, n_todo, each, len(took_s), run, measure, n_turns, how))
 
 def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
     "The records in `out`; a `JobsMissing` that holds them if visits are missing"
     found = pd.DataFrame(record_rows(out)) if (out/'records.jsonl').exists() else pd.DataFrame()
     if missing: raise JobsMissing(f"{'; '.join(missing)}. The same call again runs what is missing.", found)
     return found
-
 
 # %% ../nbs/29_cluster.ipynb #1f1ee900
 class JobsMissing(RuntimeError):
@@ -244,7 +248,7 @@ class JobsMissing(RuntimeError):
 
 def sweep_on(
     where:str,               # 'slurm', or 'local' for the same on this machine
-    trials,                  # As `sweep` takes them; their devices have to exist where they run, not here
+    trials,                  # As `sweep` takes them; their devices exist where they run
     out,                     # Folder that all nodes share; visits with a record there are done
     repeats:int=3,           # Rounds, each a job: a visit of every trial
     options:str='',          # Slurm's, such as 'partition=gpu,time=60,exclusive'
@@ -262,14 +266,15 @@ def sweep_on(
     options = slurm_options(options)
     points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
     if any(isinstance(o, Trial) and o.n_nodes>1 for o in points): raise ValueError(
-        "n_nodes is for machines on which you start the same command; a job has one machine. Use n_nodes=1.")
+        "n_nodes is for machines on which you start the same command; a job has one machine. Use "
+        "n_nodes=1.")
     twin = pick_twin(twin, len(points), repeats)
     folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
     paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
     n_todo = sum(n_missing(o, n, retry_failed) for o in paths.values())
     if dry_run:
         rows = [o for p in paths.values() for o in _counted(p)]
-        print_forecast(points, n_todo, n_todo, rows, run, kwargs, '')
+        print_forecast(points, n_todo, n_todo, rows, run, kwargs)
         if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
         return pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
@@ -285,10 +290,10 @@ def sweep_on(
         if calls: jobs.run(calls, stop)
     finally: merge_records(out, [o for p in paths.values() for o in _counted(p)])
     if stop([]): print(stop.why)
-    left = {o: n_missing(path, n) for o,path in paths.items() if n_missing(path, n) and not stop.why}
+    left = {o: k for o,path in paths.items() if (k := n_missing(path, n)) and not stop.why}
     why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
     missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
-    found = merged(out, [missing]*bool(left))
+    found = merged(out, [missing] if left else [])
     print_failed(found)
     return found
 
@@ -302,13 +307,14 @@ def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
     cpus = sorted(os.sched_getaffinity(0), key=lambda o: (core(o), o))
     each = len(cpus)//n
     if not each: raise RuntimeError(f"{n} visits side by side need a CPU each, and there are {len(cpus)}. Set "
-                                    f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep on one.")
+                                    f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep "
+                                    "on one.")
     return [sorted(cpus[i*each:(i+1)*each]) for i in range(n)]
 
-_WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.cluster import _work; _work()'  # ahead of torch
+_WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.cluster import _work; _work()' # ahead of torch
 
 def _work():
-    "In a worker: make the call that stdin holds; once the other end of stdin is closed, stop with the current visit"
+    "In a worker: make the call that stdin holds; stop with the current visit once stdin is closed"
     import cloudpickle
     function, args = cloudpickle.load(sys.stdin.buffer)
     def watch():
@@ -334,7 +340,7 @@ class Share:
                             'OMP_NUM_THREADS': str(len(self.cpus))}
         with self.path.with_suffix('.log').open('ab') as f: process = subprocess.Popen(
             [sys.executable, '-c', _WORKER.format(self.cpus)], env=env, stdin=subprocess.PIPE, stdout=f, stderr=f,
-            start_new_session=True)                                  # so that Ctrl-C reaches this process alone
+            start_new_session=True) # so that Ctrl-C reaches this process alone
         process.stdin.write(pack(_measure_share, self.points, self.path, kwargs))
         process.stdin.flush()
         return process
@@ -360,8 +366,8 @@ def _run_together(shares, stop, **kwargs):
         for o in started.values(): o.wait()
 
 # %% ../nbs/29_cluster.ipynb #ed7e9a38
-def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each; the middle point is checked
-    "The shares of each round: of the checked trial alone, then of all trials, the checked one first and with neighbors"
+def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each
+    "The shares of each round: the checked trial (the middle one) alone, then all, that one first"
     i_checked, n = len(points)//2, len(slots)
     rest, found = [o for i,o in enumerate(points) if i!=i_checked], []
     for i in range(repeats):
@@ -388,7 +394,7 @@ def busy_frac(
     others:list,     # Those of its neighbors' visits
     n_neighbors:int,
 )->float: # 1 if all neighbors had visits until its end
-    "The fraction of a visit's timing during which its neighbors had visits, averaged over neighbors"
+    "The fraction of a visit's timing during which its neighbors had visits, on average"
     def span(o, *before): # s
         start_s = datetime.fromisoformat(o['time_utc']).timestamp()
         return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
@@ -396,21 +402,54 @@ def busy_frac(
     both_s = [min(end_s, b)-max(start_s, a) for a,b in map(span, others)]
     return sum(o for o in both_s if o>0)/(end_s-start_s)/n_neighbors
 
-_MOSTLY = .9 # of the time; visits of a process have short gaps between them
+_MIN_BUSY_FRAC = .9 # of a visit's timing; visits of a process have short gaps between them
 
 def _cost_sentence(r, n, busy=1.):
     if math.isnan(r.mid): return "The cost of neighbors is unknown: the checked trial has no step_ms or epoch_s."
-    text = f"With {n-1} neighbor{'s'*(n>2)}, the checked trial took {r} times as long as alone."
-    if busy<_MOSTLY: return (f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no evidence. "
-                             "Sweep more trials at once, in a new folder.")
+    neighbors = '1 neighbor' if n==2 else f'{n-1} neighbors'
+    text = f"With {neighbors}, the checked trial took {r} times as long as alone."
+    if busy<_MIN_BUSY_FRAC: return (
+        f"{text} But neighbors had visits for only {busy:.0%} of its timing, so this is no "
+        "evidence. Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
-    return text + (" The interval includes 1, so no disturbance was found." if not r.is_distinct() else
-                   " The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
-                   "sweep without neighbors.")
+    if not r.is_distinct(): return f"{text} The interval includes 1, so no disturbance was found."
+    return (f"{text} The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
+            "sweep without neighbors.")
+
+# %% ../nbs/29_cluster.ipynb #e269bc2c
+def _report_cost(rounds, slots, n, out):
+    "Compare the checked trial alone with its visits beside others; print and save what neighbors cost"
+    alone, checked, busy = [], [], []
+    for [first],[second, *others] in rounds: # the checked trial is the first of the second
+        alone += first.rows()
+        row = next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id'])
+        checked.append(row)
+        neighbors = [x for o in others for x in record_rows(o.path)] if row['status']=='ok' else []
+        if row['status']=='ok': busy.append(busy_frac(row, neighbors, n-1))
+    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
+    found = dict(trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
+                 n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])
+    (out/'side_by_side.json').write_text(json.dumps(plain_record(found), indent=1))
+    print(_cost_sentence(r, n, busy))
+
+def _split_points(points, n_gpus): # Those on a GPU side by side, those that follow one by one
+    "Which trials may have neighbors; a `ValueError` if they are tied to a GPU, or fewer than two"
+    odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
+    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
+                             "its GPU from round to round. Use 'cuda'.")
+    n_cpus = len(_cpu_sets(n_gpus)[0])
+    def is_beside(o):
+        if isinstance(o, Trial) and o.n_devices>1: return False
+        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
+    beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
+    if len(beside)<2: raise ValueError(
+        f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
+        f"{'is 1' if beside else 'are 0'}. Sweep without it.")
+    return beside, after
 
 # %% ../nbs/29_cluster.ipynb #f1c358da
 def sweep_side_by_side(
-    trials,                  # As `sweep` takes them; those with the device 'cuda' are visited side by side
+    trials,                  # As `sweep` takes them; those on 'cuda' are visited side by side
     out,                     # Folder for the records; visits with a record there are done
     repeats:int=3,           # Rounds
     run:Callable=run_trial,  # As for `sweep`; a dict without a `device` is CPU-bound
@@ -428,19 +467,10 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run)
-    if run is run_trial: points = [resolve(o) for o in points]           # an error now, not in a worker
-    odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
-    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
-                             "its GPU from round to round. Use 'cuda'.")
-    n_cpus = len(_cpu_sets(len(uuids))[0])
-    def is_beside(o):
-        if isinstance(o, Trial) and o.n_devices>1: return False
-        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
-    beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
+    points = distinct_points(trials, run, here=False)
+    if run is run_trial: points = [resolve(o) for o in points] # an error now, not in a worker
+    beside, after = _split_points(points, len(uuids))
     n = min(len(uuids), len(beside))
-    if n<2: raise ValueError(f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
-                             f"{'is 1' if n else 'are 0'}. Sweep without it.")
     slots, out = [*zip(uuids, _cpu_sets(n))], _folder(out, dry_run)
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)
     rounds = _rounds(slots, beside, repeats, seed, folder)
@@ -472,15 +502,6 @@ def sweep_side_by_side(
     found = merged(out, [
         f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
         for o in shares if missing(o)])
-    alone, checked, busy = [], [], []
-    for [first],[second, *others] in rounds:                 # the checked trial is the first of the second
-        alone += first.rows()
-        checked.append(row := next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id']))
-        if row['status']=='ok': busy.append(busy_frac(row, [x for o in others for x in record_rows(o.path)], n-1))
-    r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
-    (out/'side_by_side.json').write_text(json.dumps(plain_record(dict(
-        trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
-        n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])), indent=1))
-    print(_cost_sentence(r, n, busy))
+    _report_cost(rounds, slots, n, out)
     print_failed(found)
     return found

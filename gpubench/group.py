@@ -27,9 +27,9 @@ import torch.distributed as dist
 from .core import n_cores, pick_device, user_place
 
 # %% ../nbs/23_group.ipynb #8ea30bdb
-_TIMEOUT_S = 300   # after which a rank gives up waiting for another
-_ANSWER_S = 20     # for the answer of another machine's torchrun
-_LEAVE_S = 30      # for leaving the group with the result saved; a captured CUDA graph can make it hang
+_TIMEOUT_S = 300 # after which a rank gives up waiting for another
+_ANSWER_S = 20 # for the answer of another machine's torchrun
+_LEAVE_S = 30 # for leaving the group with the result saved; a captured CUDA graph can make it hang
 
 def rank()->int:
     "This process's number in its group"
@@ -62,20 +62,21 @@ def gather(value)->list: # By rank
     return found
 
 def agree(value):
-    "Rank 0's value, on every rank: a decision that depends on a clock has to be the same for all, or some wait forever"
+    "Rank 0's value, on every rank: if a clock decided for each, some would wait forever"
     return gather(value)[0]
 
 # %% ../nbs/23_group.ipynb #2f4a5527
-_RENDEZVOUS = 'PET_RDZV_ENDPOINT'   # torchrun's environment variable for where machines meet: 'host:29500'
+_RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet: 'host:29500'
 
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
     kind, n_local = pick_device(device).type, n_devices//n_nodes
     if ':' in str(device): raise ValueError(
-        f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first {n_local}. "
-        "Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
+        f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first "
+        f"{n_local}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
     if n_devices%n_nodes: raise ValueError(
-        f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a multiple of {n_nodes}.")
+        f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a "
+        f"multiple of {n_nodes}.")
     n_there = torch.cuda.device_count() if kind=='cuda' else n_cores()
     what = 'GPUs' if kind=='cuda' else 'CPU cores'
     if n_local>n_there: raise ValueError(
@@ -83,15 +84,15 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
         f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}"
         + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
     if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise ValueError(
-        f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each machine, where host is "
-        "one of them, and start the same command on each.")
+        f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
+        "machine, where host is one of them, and start the same command on each.")
 
 def _check_place(endpoint):
-    "End this process if another program than torchrun answers there, for which torchrun would wait forever"
+    "End this process if another program than torchrun answers there, which would never end"
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     place = parse_rendezvous_endpoint(endpoint, 29400)
     try: socket.create_connection(place, 5).close()
-    except OSError: return                           # nobody is there yet
+    except OSError: return # nobody is there yet
     meeting = threading.Thread(target=lambda: dist.TCPStore(*place, wait_for_workers=False), daemon=True)
     meeting.start()
     meeting.join(_ANSWER_S)
@@ -110,7 +111,7 @@ def _run_agent(folder): # in a separate process
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     n_local, n_nodes, parent = (int(o) for o in sys.argv[2:])
-    threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start()    # and its ranks with it
+    threading.Thread(target=_end_with_parent, args=[parent], daemon=True).start() # and its ranks with it
     meet = os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0'
     if n_nodes>1: _check_place(meet)
     config = LaunchConfig(min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_local, run_id='gpubench',
@@ -121,10 +122,11 @@ def _run_agent(folder): # in a separate process
                                                      str(os.getpid()))
     except ChildFailedError as e:
         deaths = [(k, o.exitcode) for k,o in sorted(e.failures.items(), key=lambda o: o[1].timestamp)
-                  if o.exitcode!=-signal.SIGTERM]        # which is how torchrun ends the others
+                  if o.exitcode!=-signal.SIGTERM] # which is how torchrun ends the others
         (Path(folder)/'deaths.json').write_text(json.dumps(deaths))
         sys.exit(1)
 
+# %% ../nbs/23_group.ipynb #e20ce42e
 def _run_rank(): # in a separate process
     "Join the group, call the function and save its result or its error in the folder"
     import cloudpickle
@@ -136,12 +138,12 @@ def _run_rank(): # in a separate process
         sys.stdout.flush(), sys.stderr.flush()
     def fail(e):
         save(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError), at=monotonic_ns())
-        os._exit(1)                                  # without waiting for any library's threads
+        os._exit(1) # without waiting for any library's threads
     try:
         function, args, device = cloudpickle.loads((Path(sys.argv[1])/'job').read_bytes())
         with join_group(device) as mine:
             try: save(value=function(mine, *args))
-            except Exception as e: fail(e)           # within the group, before the others notice
+            except Exception as e: fail(e) # within the group, before the others notice
             threading.Timer(_LEAVE_S, os._exit, [0]).start()
     except Exception as e: fail(e)
     os._exit(0)
@@ -152,8 +154,10 @@ def _failure(folder, n, code):
     import cloudpickle
     deaths = json.loads((folder/'deaths.json').read_text()) if (folder/'deaths.json').exists() else []
     for k,code in deaths:
-        hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.'  # "out of memory" would be an 'oom'
-        if code<0: return RuntimeError(f'Rank {k} of {n} was ended by signal {-code}.{hint*(code==-signal.SIGKILL)}')
+        hint = ''
+        if code==-signal.SIGKILL: # the words "out of memory" would make it an 'oom'
+            hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.'
+        if code<0: return RuntimeError(f'Rank {k} of {n} was ended by signal {-code}.{hint}')
         if not (folder/f'{k}.rank').exists(): return RuntimeError(
             f'Rank {k} of {n} ended with exit code {code} and no result.')
     found = {o.stem: cloudpickle.loads(o.read_bytes()) for o in folder.glob('*.rank')}
@@ -174,7 +178,7 @@ def launch(
     device='cpu',      # 'cpu', 'cuda', or 'auto'
     n_nodes:int=1,     # Machines; the same call has to be made on each
 )->list:               # The results of the processes on this machine, by rank
-    "Call a function in several processes that form a group; what they print appears when all have ended"
+    "Call a function in several processes that form a group; what they print appears at the end"
     import cloudpickle
     check_group(n_devices, device, n_nodes)
     n_local = n_devices//n_nodes
@@ -189,14 +193,13 @@ def launch(
             agent = subprocess.Popen(command, env=env, stdout=out, stderr=err)
             try: agent.wait()
             finally:
-                agent.terminate()                    # it ends its ranks; if it's killed below, they notice and exit
+                agent.terminate() # it ends its ranks; if it's killed below, they notice and exit
                 with suppress(subprocess.TimeoutExpired): agent.wait(5)
                 agent.kill()
         print((folder/'out').read_text(errors='replace'), end='')
         files = sorted(folder.glob('*.rank'), key=lambda o: int(o.stem))
         if agent.returncode or len(files)<n_local: raise _failure(folder, n_devices, agent.returncode)
         return [cloudpickle.loads(o.read_bytes())['value'] for o in files]
-
 
 # %% ../nbs/23_group.ipynb #7b481c61
 _agreed = set() # which parameters have gradients, as far as the ranks have compared it
@@ -228,10 +231,10 @@ def average_gradients(
         grads = [p.grad.detach() for p in some]
         flat = grads[0].new_empty(sum(o.numel() for o in grads))
         pieces = flat.split([o.numel() for o in grads])
-        strides = [torch.empty_like(p, device='meta').stride() for p in some]    # without gaps, on all ranks the same
+        strides = [torch.empty_like(p, device='meta').stride() for p in some] # without gaps
         # detached, because fastai's `zero_grad` refuses views
         parts = [o.as_strided(p.shape, s).detach() for o,p,s in zip(pieces, some, strides)]
-        torch._foreach_copy_(parts, grads)    # for ResNet-18 on an H100 in 39 µs; `cat` takes 165
+        torch._foreach_copy_(parts, grads) # for ResNet-18 on an H100 in 39 µs; `cat` takes 165
         dist.all_reduce(flat, dist.ReduceOp.AVG)
         if in_place: torch._foreach_copy_(grads, parts)
         else:

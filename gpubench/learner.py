@@ -28,9 +28,11 @@ from .feed import FeedCallback, batches_ahead
 from .fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from .layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
+from .rounds import epoch_times
+from .seen import PRECISIONS, WatchFitCallback, refuse_wrong
 from .stats import is_steady
 from .timing import StepTimerCallback
-from .trial import PRECISIONS, SeenCallback, epoch_times
+from .trial import WARM_UP_MS, WARM_UP_STEPS
 
 # %% ../nbs/26_learner.ipynb #304576bb
 FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
@@ -45,37 +47,23 @@ def _train(learn, fit, n_epoch):
 
 def _check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
-    if length_hint(dl, 1): return                            # a stream doesn't know its length
+    if length_hint(dl, 1): return # a stream doesn't know its length
     n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
     if not n: raise ValueError("The Learner has no training images, so no step would run.")
     raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would run. "
                      f"Use bs={n} or less, or a larger data set.")
 
-# %% ../nbs/26_learner.ipynb #5d0c27e1
-_IN_WARM_UP = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
-    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
-
-class _UntilSteadyCallback(Callback):
-    "Ends each fit when its steps are steady, or after about 3 s, 40 steps or an epoch"
-    order, graph_safe, is_steady = StepTimerCallback.order, 'counts', False
-    def __init__(self, timer): self.timer = timer
-    def before_fit(self): self.n_before = len(self.timer.steps)
-    def after_batch(self):
-        ms = [o['step_ms'] for o in self.timer.steps[self.n_before:]]
-        self.is_steady = is_steady(ms)
-        if self.is_steady or len(ms)>=40 or sum(ms)>3e3: raise CancelFitException()
-    def before_validate(self): raise CancelFitException()
-
+# %% ../nbs/26_learner.ipynb #9c3f0bf9
 @contextmanager
 def _random_numbers_kept():
     "Afterwards, Python, numpy and PyTorch draw what they would have drawn"
-    states = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(gpus): yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 @contextmanager
 def _autocast_kept():
@@ -88,20 +76,24 @@ def _autocast_kept():
         torch.clear_autocast_cache()
         for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
 
+# %% ../nbs/26_learner.ipynb #5d0c27e1
+_IN_WARM_UP = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
+    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
+
+def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
+    "A copy of a function that doesn't share what it closes over and its defaults, as `deepcopy`'s does"
+    if not isinstance(function, FunctionType): return deepcopy(function, memo)
+    cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
+    defaults, keywords = deepcopy((function.__defaults__, function.__kwdefaults__), memo)
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    copied.__kwdefaults__ = keywords
+    return copied
+
 def _drop_hooks(model):
     "Remove the hooks that are functions, since a copy shares them with the original"
     for m in model.modules():
         for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks):
             for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
-
-def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
-    "A copy of a function that shares neither what it closes over nor its defaults, unlike that of `deepcopy`"
-    if not isinstance(function, FunctionType): return deepcopy(function, memo)
-    cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
-    copied = FunctionType(function.__code__, function.__globals__, function.__name__,
-                          deepcopy(function.__defaults__, memo), cells)
-    copied.__kwdefaults__ = deepcopy(function.__kwdefaults__, memo)
-    return copied
 
 def _speed_up_like(learn, copied):
     "Give a copy the parts of `speed_up` that its original has, since those stay with one Learner"
@@ -111,32 +103,44 @@ def _speed_up_like(learn, copied):
     if FusedStepCallback in has: parts.fuse_step()
     if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
 
-def _warm_up(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
-    """Train a copy of `learn` until its steps are steady, so that kernels are loaded and memory is reserved
+def _copy(learn):
+    left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
+    memo = left_out | {id(learn.metrics): L(), id(learn.logger): noop}
+    copied = deepcopy(learn, memo)
+    copied.loss_func = _with_own_cells(learn.loss_func, memo)
+    _drop_hooks(copied.model)
+    _speed_up_like(learn, copied)
+    return copied
 
-    Only fastai's callbacks that shape a step run in the copy: no tracker, logger, hook or other function of the user's
-    that could leave something behind. What can't be copied, or needs those, isn't warmed up"""
+# %% ../nbs/26_learner.ipynb #cc231d38
+class _UntilSteadyCallback(Callback):
+    "Ends each fit when its steps are steady, at the warm-up's limits, or after an epoch"
+    order, graph_safe, is_steady = StepTimerCallback.order, 'counts', False
+    def __init__(self, timer): self.timer = timer
+    def before_fit(self): self.n_before = len(self.timer.steps)
+    def after_batch(self):
+        ms = [o['step_ms'] for o in self.timer.steps[self.n_before:]]
+        self.is_steady = is_steady(ms)
+        if self.is_steady or len(ms)>=WARM_UP_STEPS or sum(ms)>WARM_UP_MS: raise CancelFitException()
+    def before_validate(self): raise CancelFitException()
+
+def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
+    "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
-    left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
     with _random_numbers_kept(), _autocast_kept():
         try:
-            memo = left_out | {id(learn.metrics): L(), id(learn.logger): noop}
-            copied = deepcopy(learn, memo)
-            copied.loss_func = _with_own_cells(learn.loss_func, memo)
-            _drop_hooks(copied.model)
-            _speed_up_like(learn, copied)
+            copied = _copy(learn)
             copied.add_cbs([timer, until_steady])
             _train(copied, 'fit' if callable(fit) else fit, 1)
-        except Exception: pass                               # of the user's code; if it matters, the training meets it
-    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not until_steady.is_steady)
+        except Exception: pass # of the user's code; if it matters, the training meets it
+    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
+                not_steady=not until_steady.is_steady)
 
 # %% ../nbs/26_learner.ipynb #3f8b62ce
-class _FitCallback(SeenCallback):
-    """Observes also what each epoch of the last fit learned, and at which rates
-
-    `validate` and `get_preds` call `before_fit`, too, and clear what the `Recorder` has; they lock the Learner."""
-    graph_safe, epochs = 'counts', ()                        # dicts; none before the first fit
+class _FitCallback(WatchFitCallback):
+    "Observes also what each epoch of the last fit learned, and at which rates"
+    graph_safe, epochs = 'counts', () # dicts; none before the first fit
     @property
     def is_fit(self): return not self.learn.lock.locked()
     def before_fit(self):
@@ -155,27 +159,35 @@ class _FitCallback(SeenCallback):
         self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
     def after_epoch(self):
         if self.is_fit: self.epochs.append(self.found)
-    def logged(self, metrics): return self.recorder.log[-len(metrics):] if metrics else []   # none of a cancelled part
+    def logged(self, metrics): # none of a cancelled part
+        return self.recorder.log[-len(metrics):] if metrics else []
+
+# %% ../nbs/26_learner.ipynb #d59a64de
+def _accumulated(seen, asked):
+    "Batches to an optimizer step, as they ran; a rest may be left over"
+    if not seen.n_opt_steps: return None
+    if asked and seen.n_opt_steps==seen.n_batches//asked: return asked
+    return round(seen.n_batches/seen.n_opt_steps)
 
 def _seen(seen, df, point): # Name of a setting -> as it ran; None if that couldn't be seen
     "The settings that a fit reveals: its `_FitCallback` and its steps `df`"
-    sizes, n_epoch, asked_n = df.n_images, len(seen.epochs), point.get('accumulate')
-    accumulate = round(seen.n_batches/seen.n_opt_steps) if seen.n_opt_steps else None
-    if asked_n and 0<seen.n_opt_steps==seen.n_batches//asked_n: accumulate = asked_n       # a rest may be left over
+    sizes, n_epoch = df.n_images, len(seen.epochs)
     is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in seen.learn.cbs)
     return dict(n_ahead=batches_ahead(is_fed, seen.n_workers or 0),
                 bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
-                lr=min(seen.rates) if len(seen.rates)==1 else None, accumulate=accumulate,
+                lr=min(seen.rates) if len(seen.rates)==1 else None,
+                accumulate=_accumulated(seen, point.get('accumulate')),
                 n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
                 precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
                 device=str(next(seen.model.parameters()).device))
 
-def _happened(name, asked, ran): # None if that can't be seen, or if `asked` isn't in gpubench's words
-    "Is a setting as it was asked for?"
+def _happened(name, asked, ran):
+    "Is a setting as asked for? None if that can't be seen, or if `asked` isn't in gpubench's words"
     if name=='device':
         asked = str(pick_device()).partition(':')[0] if asked=='auto' else str(asked)
         ran = ran if ':' in asked else ran.partition(':')[0]
-    if name=='precision' and (asked not in [*PRECISIONS] or ran=='fp32' and asked in ('tf32', 'ieee')): return None
+    is_other_word = name=='precision' and asked not in [*PRECISIONS]
+    if is_other_word or name=='precision' and ran=='fp32' and asked in ('tf32', 'ieee'): return None
     if is_number(asked) and is_number(ran): return math.isclose(asked, ran, rel_tol=1e-5)
     return asked==ran if type(asked) is type(ran) else None
 
@@ -186,57 +198,67 @@ def _last_fit(timer, n_epoch): # Steps, epochs
     df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
     if len(df) and n_epoch: return df, epochs
     raise RuntimeError(f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
-                       "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
+                       "record. Look for a callback that cancels batches or epochs, or a `fit` "
+                       "that doesn't train.")
 
 def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     "Times of these steps and epochs, as `epoch_times`"
     n_steps, n_images, bs = int(epochs.n_steps.median()), int(epochs.n_images.median()), ran['bs']
-    if bs: df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)      # a short batch is part of a step
+    if bs: # a short batch is part of a step
+        df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)
     replayed = df.graph_ms.notna()
-    if replayed.any(): df = df[replayed]                     # the steps before a capture are unlike the others
-    df = df.assign(step=df.groupby(['fit', 'epoch']).cumcount())
-    settings = SimpleNamespace(n_workers=ran['n_workers'] or 0, n_ahead=ran['n_ahead'], accumulate=ran['accumulate'] or 1, bs=bs or 1)
-    times = epoch_times(df, epochs, settings, epochs.n_steps.median())
+    if replayed.any(): df = df[replayed] # the steps before a capture are unlike the others
+    df, n_workers = df.assign(step=df.groupby(['fit', 'epoch']).cumcount()), ran['n_workers'] or 0
+    like_trial = SimpleNamespace(bs=bs or 1, n_workers=n_workers, n_ahead=ran['n_ahead'],
+                                 round_length=max(1, n_workers)*(ran['accumulate'] or 1))
+    times = epoch_times(df, epochs, like_trial, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
 
 # %% ../nbs/26_learner.ipynb #24f5f136
 def time_learner(
     learn:Learner,          # New, with everything that its training needs
-    point:dict,             # The arguments of the function that made it; `n_epoch` among them is how long to train, else 1
-    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function that trains the Learner it is given
+    point:dict,             # The arguments of the function that made it, such as `n_epoch`, else 1
+    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
 )->dict: # The measured part of a record, and `unverified`
     """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
 
-    A deep copy warms up first, so `learn` trains as it would by itself and its callbacks see one training. A second
-    Learner from the same function would load the data again, and might share them or its network with this one. While
-    the copy lives, data and network take memory twice. Both see what is outside of them, such as a module's globals.
+    A deep copy warms up first, so `learn` trains as it would by itself and its callbacks see one training. While the
+    copy lives, data and network take memory twice. Both see what is outside of them, such as a module's globals.
 
     Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of 'fine_tune'. If there
     were several, `fits` lists the epochs, the steps and the median `epoch_whole_s` (s) of each."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if str(learn.dls.device).startswith('xla'): raise ValueError(
-        "Your own Learner can't be timed on XLA. Name its network instead: Trial(model='module:function', device='xla').")
+        "Your own Learner can't be timed on XLA. Name its network instead: "
+        "Trial(model='module:function', device='xla').")
     check_fit(fit)
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
-    if not callable(fit): _check_batches(learn.dls.train)    # a function may bring its own data
+    if not callable(fit): _check_batches(learn.dls.train) # a function may bring its own data
     with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
-        record = _warm_up(learn, fit)
-        free_memory()                                        # of the copy
+        record = warm_up_copy(learn, fit)
+        free_memory() # of the copy
         learn.add_cbs([seen, timer])
         _train(learn, fit, n_epoch)
+    return _last_record(record, learn, seen, timer, point, fit)
+
+def _last_record(record, learn, seen, timer, point, fit):
+    "The record with what the last fit learned, took and showed"
     df, epochs = _last_fit(timer, len(seen.epochs))
     ran = _seen(seen, df, point)
     happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
+    n_epoch = point.get('n_epoch', 1)
     if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
-    elif not happened.get('n_epoch'): happened['n_epoch'] = None                     # it may count in its own way
-    seen.refuse(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}" for k,v in happened.items() if v is False)
-    fits = timer.epochs_df().groupby('fit').agg(n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'),
-                                                epoch_whole_s=('train_s', 'median'))
+    elif not happened.get('n_epoch'): happened['n_epoch'] = None # it may count in its own way
+    refuse_wrong(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}"
+                 for k,v in happened.items() if v is False)
+    loss = seen.epochs[-1]['loss']
+    if loss is not None and not math.isfinite(loss):
+        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
     record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
         n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
         n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
+    fits = timer.epochs_df().groupby('fit').agg(
+        n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'), epoch_whole_s=('train_s', 'median'))
     if len(fits)>1: record['fits'] = fits.to_dict('records')
-    if record['loss'] is None or math.isfinite(record['loss']):
-        return {k: v for k,v in record.items() if k not in point}
-    return dict(status='error', error=f"The loss is {record['loss']}. Try a smaller learning rate.")
+    return {k: v for k,v in record.items() if k not in point}

@@ -18,10 +18,10 @@ from .group import average_gradients, n_ranks, rank
 
 # %% ../nbs/24_parallel.ipynb #197bc4e2
 def split(dls):
-    "Let this rank's training loader, one of `get_dls`, take its share of each batch; `bs` stays what one rank gets"
+    "Let this rank's training loader take its share of each batch; `bs` stays what one rank gets"
     if not hasattr(dls.train, 'part'): raise ValueError(
-        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the same order on all "
-        "ranks. Use fastai's `learn.distrib_ctx()` for yours.")
+        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the "
+        "same order on all ranks. Use fastai's `learn.distrib_ctx()` for yours.")
     dls.train.part = rank(), n_ranks()
     return dls
 
@@ -47,18 +47,19 @@ class ParallelCallback(Callback):
         self.ddp, self.key, self.is_on, self.is_fitting = None, None, True, False
 
     def before_fit(self):
-        self.unwrap()                                  # an earlier fit may have ended by an error
+        self.unwrap() # an earlier fit may have ended by an error
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
         key = [id(self.learn.model), *((id(o), o.requires_grad) for o in self.learn.model.parameters())]
-        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key     # DDP keeps what trained then
+        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key
         self.wrap()
     def make_ddp(self):
         device, stream = next(self.learn.model.parameters()).device, None
-        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'):  # DDP uses the stream that it's made on
+        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'): # DDP uses the stream that it's made on
             wait_for(device)
             stream = capture_stream(device)
-        with torch.cuda.stream(stream): ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
+        with torch.cuda.stream(stream):
+            ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
         wait_for(device)
         return ddp
     def before_step(self): self.average()
@@ -68,7 +69,7 @@ class ParallelCallback(Callback):
     def after_train(self):
         if n_ranks()>1:
             for o in self.learn.model.buffers(): dist.broadcast(o, 0)
-    def before_validate(self): self.unwrap()          # DDP would wait for ranks that have fewer batches
+    def before_validate(self): self.unwrap() # DDP would wait for ranks that have fewer batches
     def after_validate(self): self.wrap()
     def after_fit(self):
         self.is_fitting = False

@@ -30,7 +30,7 @@ from .record import plain_record
 
 # %% ../nbs/26_process.ipynb #9f8b9c99
 class Surroundings:
-    "What a measurement depends on and a fresh process doesn't inherit; it's taken from this process when made"
+    "What a measurement depends on and a fresh process doesn't inherit, as it is in this one"
     def __init__(self):
         import torch
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -49,13 +49,13 @@ class Surroundings:
         torch.set_num_threads(self.n_threads)
         cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = self.cudnn
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        set_start_method(self.start_method, force=True)    # of a loader's workers; spawned ones import everything again
+        set_start_method(self.start_method, force=True) # of a loader's workers
 
 # %% ../nbs/26_process.ipynb #0581c2c0
 def _end_with(line):
-    "Wait until the other end of `line` is closed, as when its process dies; then end this process and its workers"
-    with suppress(OSError): line.poll(None)          # nothing is ever sent in this direction
-    if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)   # only if the group is ours
+    "End this process and its workers once the other end of `line` is closed, as when its process dies"
+    with suppress(OSError): line.poll(None) # nothing is ever sent in this direction
+    if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 def _warn_once(seen):
@@ -70,15 +70,15 @@ def _child(line, surroundings, job, warned):
     "In the fresh process: report the start, call the function, and send its result"
     import cloudpickle
     _warn_once(warned)
-    if hasattr(os, 'setsid'): os.setsid()            # its own session, and so its own group
+    if hasattr(os, 'setsid'): os.setsid() # its own session, and so its own group
     threading.Thread(target=_end_with, args=[line], daemon=True).start()
     surroundings.adopt()
     def send(**words):
         try: line.send_bytes(json.dumps(words).encode())
-        except BrokenPipeError: sys.exit()           # who asked was stopped by Ctrl-C
+        except BrokenPipeError: sys.exit() # who asked was stopped by Ctrl-C
     try: function, args = cloudpickle.loads(job)
-    except Exception as e: return send(refused=f'{type(e).__name__}: {e}')   # an object's own code may raise anything
-    gc.freeze()                                      # else collecting the packages' objects takes .5 s amid the timing
+    except Exception as e: return send(refused=f'{type(e).__name__}: {e}') # of an object's own code
+    gc.freeze() # else collecting the packages' objects takes .5 s amid the timing
     send(begins=True)
     value = function(*args)
     sys.stdout.flush(), sys.stderr.flush()
@@ -86,13 +86,13 @@ def _child(line, surroundings, job, warned):
 
 # %% ../nbs/26_process.ipynb #3f80d585
 def pick_start_method(name=None)->str:
-    "How to make fresh processes: 'forkserver', 'spawn', or by default the first of these that the system has"
+    "How to make fresh processes: by default 'forkserver', or 'spawn' if the system lacks that"
     there = [o for o in ('forkserver', 'spawn') if o in get_all_start_methods()]
     return there[0] if name is None else one_of('start method', name, there)
 
 @contextmanager
 def _own_start():
-    "Within `with`, a new Python doesn't rerun the caller's script or take standard modules from the current folder"
+    "Within `with`, a new Python doesn't rerun the caller's script or import from the current folder"
     script, safe = vars(sys.modules['__main__']), os.environ.get('PYTHONSAFEPATH')
     kept = {o: script[o] for o in ('__spec__', '__file__') if o in script}
     script.pop('__file__', None)
@@ -110,7 +110,7 @@ def start_server(start_method=None):
     from multiprocessing import forkserver
     get_context('forkserver').set_forkserver_preload(['gpubench.sweep'])
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None   # the server inherits this
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None # which it inherits
     try:
         with _own_start(): forkserver.ensure_running()
     finally:
@@ -120,25 +120,26 @@ def start_server(start_method=None):
 @dataclass(frozen=True)
 class Fresh:
     "The outcome of a call in a fresh process"
-    value:dict|None     # What the function returned, after its way through JSON; None if it didn't return
+    value:dict|None     # What the function returned, as JSON holds it; None if it didn't return
     fault:dict|None     # `status` ('killed' or 'timeout') and `error`, or None
-    process_s:float     # Seconds from requesting the process until the call began in it; NaN if it never did
+    process_s:float     # Seconds from the request until the call began; NaN if it never did
 
 def pack(function:Callable, *args)->bytes:
-    "A call as bytes, even of a function that a notebook defines; a `ValueError` if it can't be sent to a process"
+    "A call as bytes, even of a notebook's function; a `ValueError` if it can't be sent to a process"
     import cloudpickle
     try: return cloudpickle.dumps((function, args))
-    except Exception as e: raise ValueError(         # an object's own code may raise anything
-        f"This can't be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, generators and "
-        "the like out of the function and its values, or use isolate=False to run in this process.") from None
+    except Exception as e: raise ValueError( # an object's own code may raise anything
+        f"This can't be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, "
+        "generators and the like out of the function and its values, or use isolate=False to run "
+        "in this process.") from None
 
 # %% ../nbs/26_process.ipynb #3b012eb9
-def _end(process):
+def _end_process(process):
     "End a process and everything that it started"
     if process.pid is None: return
     process.join(.05)
     try: os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, AttributeError): process.kill() # it has no group of its own yet, or the system has no groups
+    except (OSError, AttributeError): process.kill() # it has no group, or not yet
     process.join(10)
 
 _DEATH_HINTS = dict(
@@ -156,7 +157,7 @@ class Stopped(KeyboardInterrupt):
     "Raised when a signal asks a run to stop"
     def __init__(self, number):
         super().__init__(signal.Signals(number).name)
-        self.exit_code = 128+number                  # the shells' convention
+        self.exit_code = 128+number # the shells' convention
 
 class StopSignals:
     """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; repeats within 10 s are ignored. With
@@ -166,8 +167,8 @@ class StopSignals:
         self.open = self.anywhere = anywhere
         self.clock, self.last, self.asked = clock, float('-inf'), None
     def __enter__(self):
-        in_main = threading.current_thread() is threading.main_thread()   # signals arrive only there
-        names = ('SIGINT', 'SIGTERM', 'SIGHUP') if in_main else ()        # Windows has no SIGHUP
+        in_main = threading.current_thread() is threading.main_thread() # signals arrive only there
+        names = ('SIGINT', 'SIGTERM', 'SIGHUP') if in_main else () # Windows has no SIGHUP
         there = [getattr(signal, o) for o in names if hasattr(signal, o)]
         usual = signal.SIG_DFL, signal.default_int_handler
         self._before = {o: signal.signal(o, self._on_signal) for o in there if signal.getsignal(o) in usual}
@@ -194,16 +195,16 @@ class StopSignals:
 
 # %% ../nbs/26_process.ipynb #26f918e2
 def can_redraw(file)->bool:
-    "Can a progress bar be drawn there: in a notebook, or on a terminal with a size? None is a closed `sys.stderr`"
+    "Can a progress bar be drawn there: in a notebook, or on a terminal with a size?"
     try: return file.isatty() and 0 not in os.get_terminal_size(file.fileno()) or hasattr(file, 'pub_thread')
     except (AttributeError, ValueError, OSError): return hasattr(file, 'pub_thread')
 
 # %% ../nbs/26_process.ipynb #52a111ea
 def _listen(line, process, start, timeout_s, signals):
-    "Wait until the process sends a result, dies or times out; returns the message, and when its call began"
+    "The message of a process that sends a result, dies or times out, and when its call began"
     begun, sources = float('nan'), [line, process.sentinel]
     while True:
-        alive, left = process.is_alive(), start+timeout_s-perf_counter()    # before the line, so no message is missed
+        alive, left = process.is_alive(), start+timeout_s-perf_counter() # before the line
         with signals.listening(): wait(sources, min(max(left, 0), .5) if alive else 0)
         try: words = json.loads(line.recv_bytes()) if line.poll() else {}
         except (EOFError, OSError): words, sources = {}, [process.sentinel]
@@ -219,10 +220,11 @@ def run_fresh(
     timeout_s:float=1800.,   # Seconds after which the process and its workers are ended
     start_method=None,       # As `pick_start_method` takes it
     signals:StopSignals|None=None, # Already entered; by default Ctrl-C raises anywhere
-    warned:list|None=None,   # Warnings that earlier calls have shown, which this one doesn't repeat; it adds its own
+    warned:list|None=None,   # Warnings that were shown; this call adds its own
 )->Fresh:
-    "Call a function once in a fresh process; whatever happens, the process and its workers are gone afterwards"
-    start, context, signals = perf_counter(), get_context(pick_start_method(start_method)), signals or StopSignals()
+    "Call a function once in a fresh process, which is gone afterwards with its workers, whatever happens"
+    start, signals = perf_counter(), signals or StopSignals()
+    context = get_context(pick_start_method(start_method))
     start_server(start_method)
     line, theirs = context.Pipe()
     warned = [] if warned is None else warned
@@ -235,24 +237,25 @@ def run_fresh(
         shadows = sorted(o.name for o in Path().glob('*.py') if o.stem in sys.stdlib_module_names)
         why = f" {shadows[0]} in the current folder hides a standard module of Python; rename it." if shadows else ''
         raise RuntimeError(
-            f"No fresh process could be started ({type(e).__name__}: {e}).{why} `gpubench doctor` checks this machine. "
-            "In Python, isolate=False runs the visits in this process.") from None
+            f"No fresh process could be started ({type(e).__name__}: {e}).{why} `gpubench doctor` "
+            "checks this machine. In Python, isolate=False runs the visits in this "
+            "process.") from None
     finally:
-        line.close()                                 # anything that did start now ends itself
-        _end(process)
+        line.close() # anything that did start now ends itself
+        _end_process(process)
     if 'refused' in said: raise RuntimeError(
-        f"A fresh process couldn't load the function ({said['refused']}). Define it in a module that can be imported, "
-        "or use isolate=False to run in this process.")
+        f"A fresh process couldn't load the function ({said['refused']}). Define it in a module "
+        "that can be imported, or use isolate=False to run in this process.")
     warned[:] = said.get('warned', warned)
     return Fresh(said.get('value'), said.get('fault'), begun-start)
 
 # %% ../nbs/26_process.ipynb #e88b305f
-USER_ID = getattr(os, 'getuid', lambda: 0)()         # Windows has none
+USER_ID = getattr(os, 'getuid', lambda: 0)() # Windows has none
 
 # %% ../nbs/26_process.ipynb #e5d280a3
 def lock_name(device:str)->str: # For a file
     "The name of a device's lock: the same for a GPU whatever number CUDA_VISIBLE_DEVICES gives it"
-    if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:]     # a UUID as NVML writes it; torch's lacks that
+    if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:] # a UUID of NVML's
     try: device = pick_device(device)
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
     if device.type!='cuda': return device.type
@@ -261,21 +264,21 @@ def lock_name(device:str)->str: # For a file
 
 # %% ../nbs/26_process.ipynb #b9ad1478
 def locks_folder(root=None)->Path: # In `root`, by default the system's folder for temporary files
-    "The folder of the locks: GPUBENCH_LOCKS if it's set, else one that all users share, else one for this user"
+    "The folder of the locks: GPUBENCH_LOCKS, one that all users share, or one for this user"
     asked, root = os.environ.get('GPUBENCH_LOCKS'), Path(root or tempfile.gettempdir())
     for path in [Path(asked)] if asked else [root/'gpubench-locks', root/f'gpubench-locks-{USER_ID}']:
         with suppress(OSError):
             with suppress(FileExistsError):
                 path.mkdir(parents=True)
-                path.chmod(0o1777)                   # everyone may add files; only their owners may remove them
-            there = path.lstat()                     # doesn't follow a link, which may point anywhere
+                path.chmod(0o1777) # everyone may add files; only their owners may remove them
+            there = path.lstat() # doesn't follow a link, which may point anywhere
             ours = there.st_uid==USER_ID and S_ISDIR(there.st_mode)
-            if ours and not asked: path.chmod(0o1777)    # an older gpubench made it without the sticky bit
+            if ours and not asked: path.chmod(0o1777) # it may lack the sticky bit
             if (asked or ours or there.st_mode & S_ISVTX) and os.access(path, os.W_OK | os.X_OK): return path
     raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder that you can write to.")
 
 # %% ../nbs/26_process.ipynb #73c5753f
-HOLDER = 'GPUBENCH_HOLDER'   # environment variable: the process that holds locks for those that it started
+HOLDER = 'GPUBENCH_HOLDER' # environment variable: who holds locks for this process
 
 def this_process()->str: # For that variable
     "Process ID and machine: containers that share their locks each number their own processes"
@@ -293,23 +296,25 @@ def _holder(folder, name):
 def _refusal(device, o):
     "The error message when a device is busy"
     host = o.get('host', platform.node())
-    process = f"process {o.get('pid')}" + f' on {host}'*(host!=platform.node())
+    process = f"process {o.get('pid')}" if host==platform.node() else f"process {o.get('pid')} on {host}"
     who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
     return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would "
-            f"measure neither. Wait for it (wait=True, --wait), end {process if o else 'that process'}, or use another device.")
+            "measure neither. Wait for it (wait=True, --wait), end "
+            f"{process if o else 'that process'}, or use another device.")
 
+# %% ../nbs/26_process.ipynb #5a6a572d
 _STALE_S = 60 # a place in the queue that isn't renewed for this long is abandoned
 
 @contextmanager
 def place_in_queue(folder, name):
-    "Take a place in the queue for a lock; yields a function that returns how many are ahead, and how many there are"
+    "Take a place in the queue for a lock; yields a function that returns how many are ahead, and in it"
     ticket = folder/f'{name}.{time_ns():020}-{USER_ID}-{os.getpid()}.wait'
     def count():
         ticket.touch()
         now = ticket.lstat().st_mtime
         def lives(path):
             try: return now-path.lstat().st_mtime<_STALE_S
-            except OSError: return False             # it left meanwhile
+            except OSError: return False # it left meanwhile
         names = [o.name for o in folder.glob(f'{name}.*.wait') if lives(o)]
         return sum(o<ticket.name for o in names), len(names)
     try: yield count
@@ -344,7 +349,7 @@ def device_locks(
     "Hold the locks of all `devices`; a `RuntimeError` that names the holder if one is taken"
     from filelock import FileLock, Timeout
     folder = locks_folder()
-    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}     # a message names the device
+    names = {lock_name(o): pick_device(o).type if o=='auto' else o for o in devices}
     us = dict(pid=os.getpid(), host=platform.node(), since=datetime.now().isoformat(' ', 'seconds'),
               out=str(out or 'memory only'), what=what)
     with ExitStack() as held:
@@ -354,14 +359,14 @@ def device_locks(
             try: lock.acquire()
             except Timeout:
                 holder = _holder(folder, name)
-                if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue   # for us
+                if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue # for us
                 if not wait: raise RuntimeError(_refusal(device, holder)) from None
                 _wait_for(lock, folder, name, device, every_s)
             except OSError as e:
                 raise RuntimeError(f"The lock {folder/name}.lock can't be used ({e.strerror or e}). Remove it, or set "
                                    "GPUBENCH_LOCKS to your own folder.") from None
             held.callback(lock.release)
-            with suppress(OSError):                  # without it, the message has less to say
+            with suppress(OSError): # without it, the message has less to say
                 about.unlink(missing_ok=True)
-                with about.open('x') as f: json.dump(us, f)    # a new file, so nobody else's link is followed
+                with about.open('x') as f: json.dump(us, f) # a new file, so nobody else's link is followed
         yield

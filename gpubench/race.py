@@ -19,7 +19,8 @@ from .record import records_path
 from .stats import Interval
 from .curves import best_batch
 from .data import get_images
-from .trial import Trial, epoch_seconds, run_trial
+from .rounds import epoch_seconds
+from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
 # %% ../nbs/28_race.ipynb #136a4c78
@@ -38,18 +39,18 @@ def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes
 @dataclass(frozen=True)
 class BestBatchSize:
     "What `find_best_bs` found"
-    bs:int               # Images; the smallest size that is as fast as the fastest, within the tolerance
-    images_per_s:float   # Of `bs`, over a whole epoch including start-up; median of all but its coarse visit
+    bs:int               # Images; the smallest size that is as fast as the fastest
+    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its closer visits
     fastest_bs:int       # The size with the most images a second
     ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
     finalists:list       # The sizes that were visited again
     device_s:float       # Seconds that the visits took, excluding the start of their processes
-    records:pd.DataFrame # All visits; `stage` is 'coarse', 'fine' or 'final', `rate` images a second over a whole epoch
-    unsettled:dict       # Sizes that may be the right answer -> images a second over those of `bs`, an `Interval`; of `bs`
-                         # itself, if a larger one may be faster by more than the tolerance: over those of that size
+    records:pd.DataFrame # All visits, with `stage` and with `rate` in images a second
+    unsettled:dict       # Sizes that may be right -> `Interval` of their images a second over those of
+                         # `bs`; of `bs`, if it may be too slow: over those of a larger size
     reason:str           # The answer as text
 
-_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms'   # of an epoch's time, as `epoch_seconds` takes them
+_PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time
 
 class _Race:
     "What both stages of a race share"
@@ -62,13 +63,14 @@ class _Race:
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
         self.too_large = sorted({*sizes}-{*self.sizes})
         if not self.sizes: raise ValueError(
-            f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use smaller ones.")
+            f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use "
+            "smaller ones.")
 
     def part(self, bs):
-        "The trial at that size, with only as many images as its steps need, since loading takes time"
+        "The trial at that size, with only as many images as its steps need"
         n, n_workers = len(self.images), self.trial.n_workers
         n_needed = bs*(4+4*max(1, n_workers)*self.trial.accumulate+2*n_workers)
-        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class on either side
+        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class
         return self.trial.but(bs=bs, max_images=self.trial.max_images if n_needed>=.9*n else n_needed)
 
     def rate(self, row):
@@ -85,86 +87,94 @@ class _Race:
         df = sweep(points, repeats, out, run, twin=None, whole_epoch=False, **options)
         return df.assign(stage=stage, rate=[self.rate(o) for o in df.to_dict('records')])
 
-    def left_out(self, df):
-        "Which sizes weren't timed, or not in all visits, and why; each sentence starts with a space"
-        words, n = '', df.bs.value_counts()
-        for bs,bad in df[df.rate.isna()].groupby('bs'):
-            how = 'has no time' if len(bad)==n[bs] else f'failed in {len(bad)} of {n[bs]} visits'
-            why = next(iter(bad.error.dropna()), f"its record lacks one of {', '.join(_PARTS)}")
-            why = why.split('\n')[0].split('. ')[0].rstrip('. :')
-            words += f" Batch {bs} {how}: {why if len(why)<=120 else why[:120]+' …'}."
-        sizes = ', '.join(map(str, self.too_large))
-        return words + f" Larger than the {self.n_train} training images, so not tried: {sizes}."*bool(sizes)
+# %% ../nbs/28_race.ipynb #9715600b
+def _why_untimed(bad): # Visits of one size
+    why = next(iter(bad.error.dropna()), f"its record lacks one of {', '.join(_PARTS)}")
+    why = why.split('\n')[0].split('. ')[0].rstrip('. :')
+    return why if len(why)<=120 else why[:120]+' …'
 
-    def comparison(self, df, bs, fastest, ratio):
-        "How the answer compares with the fastest and with the smaller sizes"
-        smaller = df[df.bs<bs].groupby('bs').rate.count()               # timed visits of each smaller size
-        timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*self.tolerance:g} % of'
-        if bs!=fastest: return (
-            f"Batch {bs} is the smallest{timed} within {within} the fastest, {fastest}: {ratio.mid:.3f} times its "
-            f"images a second ({ratio.lo:.3f} to {ratio.hi:.3f}), "
-            f"{'close to' if ratio.is_distinct() else 'not distinguishable from'} it.")
-        most = f"Batch {bs} passes the most images a second"
-        if not len(smaller): return f"{most}, and it is the smallest size."
-        if not smaller.gt(0).any(): return f"{most}; no smaller size gave a time."
-        return f"{most}, and no smaller size{timed} comes within {within} it."
+def _left_out(race, df):
+    "Which sizes weren't timed, or not in all visits, and why; each sentence starts with a space"
+    text, n = '', df.bs.value_counts()
+    for bs,bad in df[df.rate.isna()].groupby('bs'):
+        how = 'has no time' if len(bad)==n[bs] else f'failed in {len(bad)} of {n[bs]} visits'
+        text += f" Batch {bs} {how}: {_why_untimed(bad)}."
+    if not race.too_large: return text
+    sizes = ', '.join(map(str, race.too_large))
+    return f"{text} Larger than the {race.n_train} training images, so not tried: {sizes}."
 
-    def doubts(self, best):
-        "Which sizes may be the right answer, as far as the visits show; empty if it is settled"
-        if not best.unsettled: return ''
-        itself = f" Batch {best.bs} itself may be more than {100*self.tolerance:g} % too slow."*(best.bs in best.unsettled)
-        each = '; '.join(f'batch {o}, at {i.mid:.3f} times its images a second' + (
-            f' ({i.lo:.3f} to {i.hi:.3f})' if i.level else ' (no interval)') for o,i in best.unsettled.items() if o!=best.bs)
-        return f" The visits vary too much to decide about: {each}.{itself} Use more `fine_rounds`."
+def _comparison(df, best, tolerance):
+    "How the answer compares with the fastest and with the smaller sizes"
+    smaller = df[df.bs<best.bs].groupby('bs').rate.count() # timed visits of each smaller size
+    timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*tolerance:g} % of'
+    if best.bs!=best.fastest_bs:
+        r, how = best.ratio, 'close to' if best.ratio.is_distinct() else 'not distinguishable from'
+        return (f"Batch {best.bs} is the smallest{timed} within {within} the fastest, {best.fastest_bs}: "
+                f"{r.mid:.3f} times its images a second ({r.lo:.3f} to {r.hi:.3f}), {how} it.")
+    most = f"Batch {best.bs} passes the most images a second"
+    if not len(smaller): return f"{most}, and it is the smallest size."
+    if not smaller.gt(0).any(): return f"{most}; no smaller size gave a time."
+    return f"{most}, and no smaller size{timed} comes within {within} it."
 
-    def answer(self, df, finalists):
-        "The answer from the records of all stages"
-        is_coarse = df.stage.eq('coarse')
-        rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage               # each holds every size once
-        rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False).to_dict('list')
-        best = best_batch(rates, self.tolerance, screened=df[is_coarse].set_index('bs').rate.to_dict())
-        left_out = self.left_out(df)
-        if best is None: raise RuntimeError(f"No finalist of {finalists} gave a time in the fine rounds.{left_out}")
-        n_steps, n_left = divmod(self.n_train, best.bs)
-        reason = self.comparison(df, best.bs, best.fastest_bs, best.ratio)
-        if n_left: reason += (f" Each epoch of {n_steps} step{'s'*(n_steps>1)} leaves out {n_left} of the "
-                              f"{self.n_train} training images ({100*n_left/self.n_train:.2g} %).")
-        reason += self.doubts(best)
-        device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
-        rate = float(df.rate[~is_coarse & df.bs.eq(best.bs)].median())
-        return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled,
-                             reason+left_out)
+def _doubts(best, tolerance):
+    "Which sizes may be the right answer, as far as the visits show; empty if it is settled"
+    if not best.unsettled: return ''
+    def words(bs, i):
+        span = f'{i.lo:.3f} to {i.hi:.3f}' if i.level else 'no interval'
+        return f'batch {bs}, at {i.mid:.3f} times its images a second ({span})'
+    each = '; '.join(words(o, i) for o,i in best.unsettled.items() if o!=best.bs)
+    text = f" The visits vary too much to decide about: {each}."
+    if best.bs in best.unsettled: text += f" Batch {best.bs} itself may be more than {100*tolerance:g} % too slow."
+    return f"{text} Use more `fine_rounds`."
+
+# %% ../nbs/28_race.ipynb #ace49d34
+def _answer(race, df, finalists):
+    "The answer from the records of all stages"
+    is_coarse, n_train = df.stage.eq('coarse'), race.n_train
+    rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage # each holds every size once
+    rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False).to_dict('list')
+    best = best_batch(rates, race.tolerance, screened=df[is_coarse].set_index('bs').rate.to_dict())
+    if best is None: raise RuntimeError(
+        f"No finalist of {finalists} gave a time in the fine rounds.{_left_out(race, df)}")
+    n_steps, n_left = divmod(n_train, best.bs)
+    steps = '1 step' if n_steps==1 else f'{n_steps} steps'
+    rest = (f" Each epoch of {steps} leaves out {n_left} of the {n_train} training images "
+            f"({100*n_left/n_train:.2g} %).") if n_left else ''
+    reason = _comparison(df, best, race.tolerance)+rest+_doubts(best, race.tolerance)+_left_out(race, df)
+    device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
+    rate = float(df.rate[~is_coarse & df.bs.eq(best.bs)].median())
+    return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled, reason)
 
 # %% ../nbs/28_race.ipynb #5ec1facc
 def find_best_bs(
     trial:Trial,            # What to train; its `bs` is ignored
     sizes,                  # Batch sizes to choose from, or one
     tolerance:float=.02,    # A size is as good as the fastest if it's at most this fraction slower
-    finalists:int=3,        # Sizes that get fine rounds first; the answer and others that may be as good get final ones
+    finalists:int=3,        # Sizes that get fine rounds; what may be as good gets final ones
     out=None,               # Folder for the records of all stages, which the same call reads again
     coarse:dict=dict(half_width=.05, max_s=.5),  # How to time a coarse visit, as for `run_trial`
     fine:dict=dict(half_width=.01, max_s=2.),    # The same for a fine one
-    fine_rounds:int=2,      # Fine visits of each finalist, and final ones; more where visits of one size differ much
-    run:Callable=run_trial, # Or a function with the same arguments; returns `step_ms`, `first_batch_ms`, `closing_ms`, `wait_ms`
+    fine_rounds:int=2,      # Fine visits of each finalist, and final ones
+    run:Callable=run_trial, # Or a function with the same arguments, which returns these times
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # A `RuntimeError` if no size gave a time
-    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the finalists"
+    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the best"
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
     check_value('tolerance', tolerance, is_number(tolerance) and 0<=tolerance<1, 'a fraction from 0 to 1, such as .02')
     check_whole('finalists', finalists, 2)
     check_whole('fine_rounds', fine_rounds, 1)
     for k,v in dict(coarse=coarse, fine=fine).items():
         check_value(k, v, isinstance(v, Mapping), 'a dict such as dict(half_width=.05, max_s=.5)')
-    if out is not None: records_path(out)            # refuses an unusable place
+    if out is not None: records_path(out) # refuses an unusable place
     race = _Race(trial, sizes, tolerance)
     df = race.visits('coarse', race.sizes, 1, run, out, coarse | options)
     rates = df.groupby('bs').rate.median().dropna().to_dict()
     chosen = pick_finalists(rates, tolerance, finalists)
-    if not chosen: raise RuntimeError(f"No batch size gave a time.{race.left_out(df)}")
+    if not chosen: raise RuntimeError(f"No batch size gave a time.{_left_out(race, df)}")
     def closely(df, stage, sizes):
         return pd.concat([df, race.visits(stage, sizes, fine_rounds, run, out, fine | options)], ignore_index=True)
     df = closely(df, 'fine', chosen)
-    found = race.answer(df, chosen)
+    found = _answer(race, df, chosen)
     rest = {o for o in may_be_best(rates, tolerance) if o<found.bs} | {*found.unsettled}
     if not (rest := rest-{*chosen}): return found
-    return race.answer(closely(df, 'final', sorted([found.bs, *rest])), sorted([*chosen, *rest]))
+    return _answer(race, closely(df, 'final', sorted([found.bs, *rest])), sorted([*chosen, *rest]))

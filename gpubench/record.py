@@ -14,12 +14,13 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+
 from .core import write_fault
 
 # %% ../nbs/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
-    _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction', _mhz='MHz',
-    _c='°C')
+    _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction',
+    _mhz='MHz', _c='°C')
 
 @dataclass(frozen=True)
 class Field:
@@ -29,165 +30,190 @@ class Field:
     label:str=''        # On an axis, without the unit
     heading:str=''      # In the report's tables, without the unit; not in them if empty
     meaning:str=''      # In the glossary; not listed if empty
-    table:str='results' # Which of the report's tables, if it has a heading: 'results', 'costs' or 'phases'
-    wording:str|tuple|dict='' # How a legend words a setting's value: '{} workers', or a text each for False and True, or for each name
+    table:str='results' # Which table it is in, if it has a heading: 'results', 'costs' or 'phases'
+    wording:str|tuple|dict='' # A setting's value in a legend, or a text for each value
     default:str=''      # What a setting of None means
     dtype:type=float    # float, int, bool, str, dict or list
 
     @property
-    def unit(self)->str: # '' for counts, names and flags
-        "The unit that the name ends in"
-        return next((UNITS[o] for o in UNITS if self.name.endswith(o)), '')
+    def ending(self)->str: return next((o for o in UNITS if self.name.endswith(o)), '')
+    @property
+    def unit(self)->str: return UNITS.get(self.ending, '') # '' for counts, names and flags
 
     def words(self, long=True)->str:
         "The label, or the heading unless `long`, followed by the unit"
-        stem = self.name.removesuffix(next((o for o in UNITS if self.name.endswith(o)), '')).replace('_', ' ')
-        unit = f' {self.unit}' if self.unit=='per second' else f' ({self.unit})' if self.unit else ''
-        return ((self.label if long else self.heading) or stem) + unit
+        text = self.label if long else self.heading
+        if not text: text = self.name.removesuffix(self.ending).replace('_', ' ')
+        if not self.unit: return text
+        return f'{text} {self.unit}' if self.unit=='per second' else f'{text} ({self.unit})'
 
 # %% ../nbs/01_record.ipynb #6a40e9b2
 def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o in names.split()]
 
-FIELDS = {o.name: o for o in [ # name -> field, in the order in which tables show them
-    # which visit this is and how it ended
+ABOUT = [ # which visit this is and how it ended
     *_fields('about', 'trial_id status error time_utc model_source unverified gpu_uuid', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
     *_fields('about', 'visit schema', int), Field('twin', 'about', dtype=bool),
-    Field('measure', 'about', wording='measured with {}', dtype=dict), Field('settings', 'about', dtype=list),
+    Field('measure', 'about', wording='measured with {}', dtype=dict),
+    Field('settings', 'about', dtype=list),
     Field('visit_s', 'about', 'a visit with everything around it'),
     Field('process_s', 'about', 'start of a fresh process'),
-    Field('setup_s', 'about'), Field('warmup_s', 'about'),
-    # the settings
-    Field('dataset', 'setting', wording='{}', dtype=str), Field('model', 'setting', wording='{}', dtype=str),
-    Field('bs', 'setting', 'batch size (images)', 'batch', wording='batch {}', dtype=int),
-    Field('device', 'setting', wording='{}', dtype=str),
-    Field('size', 'setting', wording='{} px', default='own size', dtype=int),
-    Field('n_channels', 'setting', wording='{} channels', default='own channels', dtype=int),
-    Field('max_images', 'setting', wording='at most {:,} images', default='all images', dtype=int),
-    Field('labels', 'setting', wording='labels {}', default='own labels', dtype=str),
-    Field('loader', 'setting', dtype=str, wording=dict(
-        files='files loader', memory='memory loader', resident='resident loader', cached='files decoded once')),
-    Field('n_workers', 'setting', wording='{} workers', dtype=int),
-    Field('pin_memory', 'setting', wording=('pageable memory', 'pinned memory'), dtype=bool),
-    Field('precision', 'setting', wording='{}', dtype=str),
-    Field('channels_last', 'setting', wording=('channels first', 'channels last'), dtype=bool),
-    Field('defer_losses', 'setting', wording=('losses read at each step', 'losses read later'), dtype=bool),
-    Field('fused', 'setting', wording=('unfused optimizer', 'fused optimizer'), dtype=bool),
-    Field('graph', 'setting', wording=('eager steps', 'CUDA graph'), dtype=bool),
-    Field('compile', 'setting', wording=('uncompiled', 'compiled'), dtype=bool),
-    Field('search_kernels', 'setting', wording=("cuDNN's first choice", "cuDNN's fastest kernels"), dtype=bool),
-    Field('keep_pages', 'setting', wording=('pages given back', 'pages kept'), dtype=bool),
-    Field('onednn', 'setting', wording=("PyTorch's layout", "oneDNN's layout"), dtype=bool),
-    Field('n_devices', 'setting', 'devices', wording='{} devices', dtype=int),
-    Field('n_nodes', 'setting', wording='{} machines', dtype=int),
-    Field('all_reduce', 'setting', wording='gradients averaged in {}', dtype=str),
-    Field('sync_bn', 'setting', wording=('batch norm on each device', 'batch norm over all devices'), dtype=bool),
-    Field('n_epoch', 'setting', wording='{} epochs', dtype=int), Field('lr', 'setting', wording='rate {}'),
-    Field('accumulate', 'setting', wording='accumulate {}', dtype=int),
-    Field('pretrained', 'setting', wording=('random weights', 'pretrained weights'), dtype=bool),
-    Field('seed', 'setting', wording='seed {}', dtype=int),
-    # the machine
-    Field('cpu', 'machine', heading='CPU', dtype=str), Field('n_cores', 'machine', heading='cores', dtype=int),
-    Field('ram_gib', 'machine', heading='memory'), Field('gpu', 'machine', heading='GPU', dtype=str),
-    Field('gpu_memory_gib', 'machine', heading='GPU memory'), Field('n_gpus', 'machine', heading='GPUs', dtype=int),
-    Field('driver', 'machine', heading='NVIDIA driver', dtype=str), Field('cuda', 'machine', heading='CUDA', dtype=str),
-    Field('cudnn', 'machine', heading='cuDNN', dtype=str), Field('python', 'machine', heading='Python', dtype=str),
-    *[Field(o, 'machine', heading=o, dtype=str) for o in 'torch torchvision fastai fastcore gpubench'.split()],
-    Field('os', 'machine', heading='system', dtype=str), Field('wsl2', 'machine', heading='WSL2', dtype=bool),
-    Field('container', 'machine', heading='container', dtype=bool),
-    Field('tf32_matmul', 'machine', heading='TF32 in matrix products', dtype=bool),
-    Field('tf32_cudnn', 'machine', heading='TF32 in convolutions', dtype=bool),
-    Field('cudnn_benchmark', 'machine', heading="cuDNN's autotuner", dtype=bool),
-    Field('omp_wait_policy', 'machine', heading='OMP_WAIT_POLICY', dtype=str),
-    Field('xla', 'machine', heading='XLA', dtype=str),
-    # the time of an epoch and of a step
-    Field('epoch_s', 'measured', 'training part of an epoch', 'epoch', meaning=
-          'Time of the training part of an epoch, the median over visits: its start-up, its steps at their median, and '
-          'its end, without warm-up and validation. Records made by an older gpubench hold the time of whole epochs.'),
-    Field('epoch_whole_s', 'measured', 'training part of a whole epoch'), Field('epoch_check_frac', 'measured'),
-    Field('images_per_s', 'measured', 'images', 'images'),
-    Field('step_ms', 'measured', 'one step', 'step', meaning=
-          'Median of the steady steps. The first batch of an epoch is kept apart: the loader starts once an epoch.'),
+    *_fields('about', 'setup_s warmup_s')]
+
+# %% ../nbs/01_record.ipynb #46615e63
+def _setting(name, wording='{}', dtype=str, label='', **words):
+    dtype = bool if isinstance(wording, tuple) else dtype
+    return Field(name, 'setting', label, wording=wording, dtype=dtype, **words)
+
+SETTINGS = [
+    _setting('dataset'), _setting('model'),
+    _setting('bs', 'batch {}', int, 'batch size (images)', heading='batch'),
+    _setting('device'),
+    _setting('size', '{} px', int, default='own size'),
+    _setting('n_channels', '{} channels', int, default='own channels'),
+    _setting('max_images', 'at most {:,} images', int, default='all images'),
+    _setting('labels', 'labels {}', default='own labels'),
+    _setting('loader', dict(files='files loader', memory='memory loader', resident='resident loader',
+                            cached='files decoded once')),
+    _setting('n_workers', '{} workers', int),
+    _setting('pin_memory', ('pageable memory', 'pinned memory')),
+    _setting('precision'),
+    _setting('channels_last', ('channels first', 'channels last')),
+    _setting('defer_losses', ('losses read at each step', 'losses read later')),
+    _setting('fused', ('unfused optimizer', 'fused optimizer')),
+    _setting('graph', ('eager steps', 'CUDA graph')),
+    _setting('compile', ('uncompiled', 'compiled')),
+    _setting('search_kernels', ("cuDNN's first choice", "cuDNN's fastest kernels")),
+    _setting('keep_pages', ('pages given back', 'pages kept')),
+    _setting('onednn', ("PyTorch's layout", "oneDNN's layout")),
+    _setting('n_devices', '{} devices', int, 'devices'),
+    _setting('n_nodes', '{} machines', int),
+    _setting('all_reduce', 'gradients averaged in {}'),
+    _setting('sync_bn', ('batch norm on each device', 'batch norm over all devices')),
+    _setting('n_epoch', '{} epochs', int),
+    _setting('lr', 'rate {}', float),
+    _setting('accumulate', 'accumulate {}', int),
+    _setting('pretrained', ('random weights', 'pretrained weights')),
+    _setting('seed', 'seed {}', int)]
+
+# %% ../nbs/01_record.ipynb #c2b19872
+def _machine(name, heading, dtype=str): return Field(name, 'machine', heading=heading, dtype=dtype)
+
+MACHINE = [
+    _machine('cpu', 'CPU'), _machine('n_cores', 'cores', int), _machine('ram_gib', 'memory', float),
+    _machine('gpu', 'GPU'), _machine('gpu_memory_gib', 'GPU memory', float),
+    _machine('n_gpus', 'GPUs', int), _machine('driver', 'NVIDIA driver'), _machine('cuda', 'CUDA'), _machine('cudnn', 'cuDNN'),
+    _machine('python', 'Python'),
+    *[_machine(o, o) for o in 'torch torchvision fastai fastcore gpubench'.split()],
+    _machine('os', 'system'), _machine('wsl2', 'WSL2', bool), _machine('container', 'container', bool),
+    _machine('tf32_matmul', 'TF32 in matrix products', bool),
+    _machine('tf32_cudnn', 'TF32 in convolutions', bool),
+    _machine('cudnn_benchmark', "cuDNN's autotuner", bool),
+    _machine('omp_wait_policy', 'OMP_WAIT_POLICY'), _machine('xla', 'XLA')]
+
+# %% ../nbs/01_record.ipynb #1f9827af
+def _measured(*args, **words): return Field(args[0], 'measured', *args[1:], **words)
+
+TIMES = [ # of an epoch and of a step
+    _measured('epoch_s', 'training part of an epoch', 'epoch', meaning=
+        "Time of the training part of an epoch, the median over visits: its start-up, its steps at "
+        "their median, and its end, without warm-up and validation. Records made by an older "
+        "gpubench hold the time of whole epochs."),
+    _measured('epoch_whole_s', 'training part of a whole epoch'), _measured('epoch_check_frac'),
+    _measured('images_per_s', 'images', 'images'),
+    _measured('step_ms', 'one step', 'step', meaning=
+        "Median of the steady steps. The first batch of an epoch is kept apart: the loader starts "
+        "once an epoch."),
     *_fields('measured', 'step_lo_ms step_hi_ms step_level step_mean_ms'),
-    Field('half_width_frac', 'measured', "half width of the step's interval"),
+    _measured('half_width_frac', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_timed_epochs n_warmup_steps n_opt_steps', int),
     *_fields('measured', 'not_steady not_tight', bool),
-    Field('n_images', 'measured', heading='images trained', dtype=int, meaning=
-          'How many training images an epoch really used. fastai drops a last batch that is not full, so large batches '
-          'leave out more. A hollow dot leaves out more than 5 %: its epoch is shorter because it does less work. '
-          'Images per second stay comparable.'),
+    _measured('n_images', heading='images trained', dtype=int, meaning=
+        "How many training images an epoch really used. fastai drops a last batch that is not "
+        "full, so large batches leave out more. A hollow dot leaves out more than 5 %: its epoch "
+        "is shorter because it does less work. Images per second stay comparable."),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
-    # how several devices shared the work
-    Field('process_bs', 'measured', heading='batch on each device', dtype=int),
-    Field('slowest_rank', 'measured', dtype=int), Field('skew_frac', 'measured', 'slowest over fastest rank, less 1'),
-    Field('all_reduce_mib', 'measured', 'gradients averaged in a step'),
-    Field('sync_frac', 'measured', "share of a step that averaging the gradients takes", 'averaging', meaning=
-          'How much shorter a step is if each device trains on its own, as a share of the step.'),
-    Field('fits', 'measured', dtype=list), # of a user's own Learner, if it trained several times
-    Field('first_batch_ms', 'measured', 'first batch of an epoch', 'first batch'),
-    Field('closing_ms', 'measured', 'end of an epoch after its last step'), Field('valid_s', 'measured'),
-    # the phases of a step, in their order; together they are `step_ms`
-    Field('wait_ms', 'measured', 'waiting for data in a step', 'wait for data', table='phases'),
-    *[Field(f'{o}_ms', 'measured', heading='transforms' if o=='transform' else o, table='phases')
-      for o in 'copy transform forward loss backward optimizer'.split()],
-    Field('graph_ms', 'measured', heading='graph', table='phases', meaning=
-          'A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA the forward pass, '
-          'loss, backward pass and optimizer are the time that Python takes to trace them; all their work is here.'),
-    Field('other_ms', 'measured', heading='other', table='phases'),
-    # what it learned
-    Field('accuracy', 'measured', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
-          'Share of held-out images recognized after the last epoch, the median over visits.'),
-    Field('loss', 'measured', 'training loss'), Field('valid_loss', 'measured', 'loss on held-out images'),
-    *_fields('measured', 'classes split', str),          # the images of each class, and whose split they have
-    Field('dtype_seen', 'measured', dtype=str), Field('n_workers_seen', 'measured', dtype=int),
-    Field('channels_last_seen', 'measured', dtype=bool),
-    # memory
-    Field('peak_allocated_mib', 'measured', heading='allocated', meaning='Most GPU memory that tensors held at once.'),
-    Field('peak_reserved_mib', 'measured', heading='reserved', meaning='Most GPU memory that torch reserved for them.'),
-    Field('device_used_mib', 'measured', heading='on device',
-          meaning='GPU memory in use as the driver reports it, other programs included.'),
-    # what the monitor measured
-    *_fields('measured', 'temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib '
-             'temperature_end_c monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j '
-             'cpu_energy_j mem_util_mean_frac power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image '
-             'cpu_energy_j_per_image cpu_mean_frac '
-             'process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib monitored_s monitor_n_samples '
-             'monitor_interval_s monitor_n_images monitor_cost_frac'),
+    _measured('process_bs', heading='batch on each device', dtype=int),
+    _measured('slowest_rank', dtype=int), _measured('skew_frac', 'slowest over fastest rank, less 1'),
+    _measured('all_reduce_mib', 'gradients averaged in a step'),
+    _measured('sync_frac', "share of a step that averaging the gradients takes", 'averaging', meaning=
+        'How much shorter a step is if each device trains on its own, as a share of the step.'),
+    _measured('fits', dtype=list), # of a user's own Learner, if it trained several times
+    _measured('first_batch_ms', 'first batch of an epoch', 'first batch'),
+    _measured('closing_ms', 'end of an epoch after its last step'), _measured('valid_s')]
+
+# %% ../nbs/01_record.ipynb #77233e4e
+PHASE_FIELDS = [ # of a step, in their order; together they are `step_ms`
+    _measured('wait_ms', 'waiting for data in a step', 'wait for data', table='phases'),
+    _measured('copy_ms', heading='copy', table='phases'),
+    _measured('transform_ms', heading='transforms', table='phases'),
+    *[_measured(f'{o}_ms', heading=o, table='phases') for o in 'forward loss backward optimizer'.split()],
+    _measured('graph_ms', heading='graph', table='phases', meaning=
+        "A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA "
+        "the forward pass, loss, backward pass and optimizer are the time that Python takes to "
+        "trace them; all their work is here."),
+    _measured('other_ms', heading='other', table='phases')]
+
+LEARNED = [
+    _measured('accuracy', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
+        'Share of held-out images recognized after the last epoch, the median over visits.'),
+    _measured('loss', 'training loss'), _measured('valid_loss', 'loss on held-out images'),
+    *_fields('measured', 'classes split', str),          # images of each class; whose split
+    _measured('dtype_seen', dtype=str), _measured('n_workers_seen', dtype=int),
+    _measured('channels_last_seen', dtype=bool)]
+
+# %% ../nbs/01_record.ipynb #3c3eca24
+COSTS = [ # memory, and what the monitor measured
+    _measured('peak_allocated_mib', heading='allocated', meaning='Most GPU memory that tensors held at once.'),
+    _measured('peak_reserved_mib', heading='reserved', meaning='Most GPU memory that torch reserved for them.'),
+    _measured('device_used_mib', heading='on device',
+              meaning='GPU memory in use as the driver reports it, other programs included.'),
+    *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib
+        temperature_end_c monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j
+        cpu_energy_j mem_util_mean_frac power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image
+        cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib
+        monitored_s monitor_n_samples monitor_interval_s monitor_n_images monitor_cost_frac'''),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
-    Field('epoch_j', 'measured', 'energy of an epoch', 'epoch', table='costs', meaning=
-          'Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while training continues after '
-          'the timing. An epoch takes the energy per image times its images, without validation. A GPU is compared '
-          'with a CPU by the energy of both together, if both could be read.'),
-    Field('image_j', 'measured', 'energy of an image', 'image', table='costs'),
-    Field('beside_image_j', 'measured', 'energy of the CPU for an image', 'CPU, image', table='costs'),
-    Field('power_mean_w', 'measured', heading='power', table='costs'),
-    Field('gpu_util_mean_frac', 'measured', heading='GPU utilization', table='costs'),
-    Field('temperature_max_c', 'measured', heading='hottest', table='costs'),
-    Field('throttled_frac', 'measured', heading='throttled', table='costs'),
-    Field('price_per_h', 'measured', heading='price of an hour', table='costs', meaning=
-          'The given price of an hour of this machine, in its currency. An epoch costs its time at that price.'),
-    # what labs measure
-    Field('memory_mib', 'measured', 'GPU memory'), Field('goal_steps', 'measured', 'steps to the goal', dtype=int)]}
+    _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
+        "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
+        "training continues after the timing. An epoch takes the energy per image times its "
+        "images, without validation. A GPU is compared with a CPU by the energy of both together, "
+        "if both could be read."),
+    _measured('image_j', 'energy of an image', 'image', table='costs'),
+    _measured('beside_image_j', 'energy of the CPU for an image', 'CPU, image', table='costs'),
+    _measured('power_mean_w', heading='power', table='costs'),
+    _measured('gpu_util_mean_frac', heading='GPU utilization', table='costs'),
+    _measured('temperature_max_c', heading='hottest', table='costs'),
+    _measured('throttled_frac', heading='throttled', table='costs'),
+    _measured('price_per_h', heading='price of an hour', table='costs', meaning=
+        "The given price of an hour of this machine, in its currency. An epoch costs its time at "
+        "that price.")]
 
-PHASE_NAMES = {o.name: o.heading for o in FIELDS.values() if o.table=='phases'}   # in order; their sum is `step_ms`
+IN_LABS = [_measured('memory_mib', 'GPU memory'), _measured('goal_steps', 'steps to the goal', dtype=int)]
 
-# %% ../nbs/01_record.ipynb #b1802c91
+# %% ../nbs/01_record.ipynb #ed121adb
+FIELDS = { # name -> field, in the order in which tables show them
+    o.name: o for o in [*ABOUT, *SETTINGS, *MACHINE, *TIMES, *PHASE_FIELDS, *LEARNED, *COSTS, *IN_LABS]}
+
+PHASE_NAMES = {o.name: o.heading for o in PHASE_FIELDS}
+
+# %% ../nbs/01_record.ipynb #4d5bb2ba
 def field(name:str)->Field:
     "The field that a column holds; one made from the name alone if none is declared"
     return FIELDS.get(name) or Field(name, 'measured')
 
 # %% ../nbs/01_record.ipynb #a12aac23
-SCHEMA_VERSION = 3   # goes up when a field's meaning changes
+SCHEMA_VERSION = 3 # goes up when a field's meaning changes
 _MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
-def plain_record(record:dict)->dict: # Numbers, strings, booleans, None, dicts and lists; NaN and infinity are None
-    "A record as it reads back from its line of JSON"
+def plain_record(record:dict)->dict:
+    "A record as it reads back from its line of JSON; NaN and infinity are None"
     def plain(x):
         if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
-        if hasattr(x, 'item') and n==1: x = x.item()                       # a scalar of numpy or torch
+        if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
         elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
         return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
@@ -202,18 +228,18 @@ def records_path(path)->Path:
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 
 # %% ../nbs/01_record.ipynb #b12fb302
-def _open_locked(path):
-    "Open the file at `path` to read and append, locked until closed; unbuffered, or closing would retry a failed write"
+def _open_locked(path): # unbuffered, or closing would retry a failed write
+    "Open the file at `path` to read and append, locked until closed"
     while True:
         f = open(path, 'ab+', buffering=0)
         try:
             import fcntl
             fcntl.flock(f, fcntl.LOCK_EX)
-        except (ImportError, OSError): return f      # Windows and some network drives have no such lock
+        except (ImportError, OSError): return f # Windows and some network drives have no such lock
         try: same = os.path.samestat(os.fstat(f.fileno()), os.stat(path))
         except FileNotFoundError: same = False
         if same: return f
-        f.close()                                    # it was replaced in the meantime
+        f.close() # it was replaced in the meantime
 
 def _add_all(f, data):
     "Append all of `data` and sync it to disk, or leave the file as it was"
@@ -226,69 +252,77 @@ def _add_all(f, data):
         raise
 
 def append_record(path, record:dict):
-    "Append a record to `records_path(path)` and sync it to disk; an OSError leaves the file as it was"
+    "Append a record and sync it to disk; an OSError leaves the file as it was"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
-    path.parent.mkdir(parents=True, exist_ok=True)       # next line: the name of a file may not be valid text
-    line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode('utf-8', 'backslashreplace')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, allow_nan=False, ensure_ascii=False)
+    line = text.encode('utf-8', 'backslashreplace') # a file's name may not be valid text
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
-        torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
-        _add_all(f, b'\n'*torn + line + b'\n')       # a torn line keeps its own line
+        is_torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
+        _add_all(f, (b'\n' if is_torn else b'')+line+b'\n')
 
 # %% ../nbs/01_record.ipynb #f0cf1458
-_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()  # not a folder
+_OTHER_FILES = '.json .csv .tsv .txt .parquet .yaml .yml .html .ipynb .xlsx .gz'.split()
 
 def check_place(path)->Path: # The file of the records
     "A `ValueError` if `path` can't hold records; this creates nothing"
     path, asked = records_path(path), Path(path)
     file = next((o for o in (path, *path.parents) if o.is_file()), path)
-    why = (f'{str(file)!r} is a file of another kind' if file!=path else
-           "it is a folder with a file's name" if path.is_dir() else
-           'it is the wrong kind of file' if asked.suffix.lower() in _OTHER_FILES and not asked.is_dir() else '')
-    if why: raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
-                             "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
-    return path
+    if file!=path: why = f'{str(file)!r} is a file of another kind'
+    elif path.is_dir(): why = "it is a folder with a file's name"
+    elif asked.suffix.lower() in _OTHER_FILES and not asked.is_dir(): why = 'it is the wrong kind of file'
+    else: return path
+    raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
+                     "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
 
 def check_writable(path)->Path: # The file of the records; its folder exists
     "Raise an error that states the remedy if records can't be added at `path`"
     try:
         path = check_place(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))   # some records
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as f: _add_all(f, bytes(2**14))
         if path.exists(): open(path, 'ab').close()
     except OSError as e:
         why, remedy = write_fault(e)
-        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another folder; nothing was "
-                           "measured yet.") from None
+        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another folder; "
+                           "nothing was measured yet.") from None
     return path
 
 # %% ../nbs/01_record.ipynb #f0eb62bd
-# of a file; of a record in bytes and in levels, where 3,000 and 2 are typical
-_MAX_MIB, _MAX_LINE, _MAX_DEPTH = 512, 2**20, 20
+_MAX_MIB = 512 # of a file
+_MAX_LINE, _MAX_DEPTH = 2**20, 20 # bytes and levels of a record, where 3,000 and 2 are typical
+
+def _json_number(text):
+    "A number that a float can hold, else None"
+    x = float(text)
+    return x if abs(x)<math.inf else None
+
+def _printable(x, level=0):
+    "With half a surrogate pair as its code; a `ValueError` if it is nested too deeply for a record"
+    if level>_MAX_DEPTH: raise ValueError('no record is that deep')
+    if isinstance(x, dict): return {_printable(k): _printable(v, level+1) for k,v in x.items()}
+    if isinstance(x, list): return [_printable(o, level+1) for o in x]
+    return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
 
 def _parse(line):
     "The record in a line, or None"
-    def number(text): return x if abs(x := float(text))<math.inf else None
-    def shown(x, level=0):
-        if level>_MAX_DEPTH: raise ValueError('no record is that deep')
-        if isinstance(x, dict): return {shown(k): shown(v, level+1) for k,v in x.items()}
-        if isinstance(x, list): return [shown(o, level+1) for o in x]
-        return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
     if len(line)>_MAX_LINE: return None
-    is_plain = b'\\u' not in line and b'\xed' not in line and line.count(b'[')+line.count(b'{')<=_MAX_DEPTH   # most are
+    is_flat = line.count(b'[')+line.count(b'{')<=_MAX_DEPTH
     try:
-        row = json.loads(line, parse_float=number, parse_int=lambda o: int(o) if len(o)<19 else number(o),
-                         parse_constant=lambda _: None)
-        if not is_plain: row = shown(row)
+        row = json.loads(line, parse_float=_json_number, parse_constant=lambda _: None,
+                         parse_int=lambda o: int(o) if len(o)<19 else _json_number(o))
+        if b'\\u' in line or b'\xed' in line or not is_flat: row = _printable(row)
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 
+# %% ../nbs/01_record.ipynb #a0cd526e
 def _set_torn_aside(path):
-    "Move torn lines to a file of their own; the rest replace the records in one step, so an interruption loses nothing"
-    path = path.resolve()                            # a link stays one
+    "Move torn lines to a file of their own; the rest replace the records in one step"
+    path = path.resolve() # a link stays one
     with _open_locked(path) as f:
         f.seek(0)
-        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()]      # again, now that nobody appends
+        lines = [o+b'\n' for o in f.read().split(b'\n') if o.strip()] # now that nobody appends
         with open(path.with_suffix('.jsonl.torn'), 'ab') as aside:
             aside.writelines(o for o in lines if _parse(o) is None)
         with open(path.with_suffix('.jsonl.new'), 'wb') as new:
@@ -297,6 +331,16 @@ def _set_torn_aside(path):
             os.fsync(new.fileno())
         shutil.copymode(path, new.name)
         Path(new.name).replace(path)
+
+def _check_schema(path, rows):
+    "A `RuntimeError` if a record is of another schema"
+    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # of pandas
+    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
+    if not odd: return
+    is_version = all(o.isdigit() for o in odd)
+    todo = "They are damaged or another program's; move them away"
+    if is_version: todo = 'Use the gpubench that wrote them'
+    raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
@@ -307,9 +351,9 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
                            "sweep (its --out, or out=…).")
     mib = path.stat().st_size/2**20
-    if mib>_MAX_MIB:
-        raise RuntimeError(f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "
-                           "100,000 visits. Check that it is a file of records; if it holds several runs, split it.")
+    if mib>_MAX_MIB: raise RuntimeError(
+        f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "
+        "100,000 visits. Check that it is a file of records; if it holds several runs, split it.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
     if not rows and len(found)>1: raise RuntimeError(
@@ -317,13 +361,10 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
     if len(rows)<len(found):
         where = f'set aside in {path.name}.torn'
         try: _set_torn_aside(path)
-        except OSError: where = 'left out'                                 # a read-only folder: still readable
+        except OSError: where = 'left out' # a read-only folder: still readable
         warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
                       stacklevel=3)
-    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x       # as pandas writes integers
-    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
-    todo = 'Use the gpubench that wrote them' if all(map(str.isdigit, odd)) else "They are damaged or another program's; move them away"
-    if odd: raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
+    _check_schema(path, rows)
     return rows
 
 # %% ../nbs/01_record.ipynb #3c0ff9f3

@@ -34,8 +34,8 @@ except (ImportError, OSError) as e:
 from fastai.learner import Learner
 from tqdm.auto import tqdm
 
-from .core import (check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device,
-                           user_place, write_fault)
+from .core import (
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place, write_fault)
 from .data import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
@@ -45,7 +45,7 @@ from .series import aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../nbs/27_sweep.ipynb #262fdf37
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator)   # values; a text or a dict is one
+_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator) # values
 
 def plain_number(v):
     "A number of numpy's or torch's as Python's own; all else as it is"
@@ -63,84 +63,101 @@ def devices_of(points)->set: # Their names
         return [f'cuda:{i}' for i in range(o.n_devices//o.n_nodes)]
     return {name for o in points for name in names(o)}
 
+def labels(rows:list)->list: # `rows`: as `point_fields` returns them
+    "What tells points apart, such as 'bs=16'"
+    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
+    return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
+
+def count_visits(n): return '1 visit' if n==1 else f'{n} visits'
+
 # %% ../nbs/27_sweep.ipynb #965ead74
 def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
-    "Every combination of the fields' values, each one value or several: a list, a range, an array, a generator"
+    "Every combination of the fields' values: one, or a list, a range, an array, a generator"
     def listed(v): return v if isinstance(v, _SEVERAL) or getattr(v, 'ndim', 0) else [v]
     return [dict(zip(lists, map(plain_number, o))) for o in product(*map(listed, lists.values()))]
 
 # %% ../nbs/27_sweep.ipynb #97a3e052
-_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}   # fields that a sweep fills in
+_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}
 
-def _why_skipped(trial):
-    "Why a trial can't run on this machine; empty if it can"
-    try: resolve(trial)
-    except ValueError as e: return str(e)
-    return ''
-
-def plan(
-    trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists as `grid` takes them
-    run:Callable=run_trial, # What runs a point
-    here:bool=True,         # It runs on this machine, so its devices and packages have to be here
-)->list: # Trials for `run_trial`, dicts for any other function
-    "What a sweep will visit; a `ValueError` before anything runs if no point can run"
+def _points(trials, run):
+    "Trials for `run_trial`, dicts for any other function; a `ValueError` for what is neither"
     check_value('run', run, callable(run), "a function of a trial's fields that returns a dict")
     points = grid(**trials) if isinstance(trials, Mapping) else [trials] if isinstance(trials, Trial) else trials
     check_value('trials', trials, isinstance(points, Iterable) and not isinstance(points, str),
                 "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
     points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o for o in points]
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
-    odd = [o for o in points if not isinstance(o, dict) and not (run is run_trial and isinstance(o, Trial))]
-    if odd: raise ValueError(f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {odd[0]!r}.")
-    if run is not run_trial:
-        taken = sorted(_RESERVED & set().union(*points))
-        if not taken: return points
-        raise ValueError(f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
-                         "function.")
-    points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
-    if not here: return points
-    for o in {o.device for o in points}: pick_device(o)      # a device that is missing stops the sweep at its start
-    faults = [_why_skipped(o) for o in points]
-    if all(faults): raise ValueError(faults[0])              # where some can run, the others become records
+    for o in points:
+        if isinstance(o, dict) or run is run_trial and isinstance(o, Trial): continue
+        raise ValueError(f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {o!r}.")
+    if run is run_trial: return [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
+    taken = sorted(_RESERVED & set().union(*points))
+    if taken: raise ValueError(
+        f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
+        "function.")
+    return points
+
+def _resolved(points):
+    "For each its trial on this machine, or the `ValueError` that says why there is none"
+    def resolved(o):
+        try: return resolve(o)
+        except ValueError as e: return e
+    return [resolved(o) if isinstance(o, Trial) else o for o in points]
+
+def _resolve_here(points):
+    "As `_resolved`; a `ValueError` if a device is missing, or no point can run"
+    for o in {o.device for o in points if isinstance(o, Trial)}: pick_device(o)
+    found = _resolved(points)
+    if all(isinstance(o, ValueError) for o in found): raise found[0]
+    return found
+
+def plan(
+    trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists for `grid`
+    run:Callable=run_trial, # What runs a point
+    here:bool=True,         # It runs on this machine, so its devices and packages have to be here
+)->list: # Trials for `run_trial`, dicts for any other function
+    "What a sweep will visit; a `ValueError` before anything runs if no point can run"
+    points = _points(trials, run)
+    if here: _resolve_here(points)
     return points
 
 # %% ../nbs/27_sweep.ipynb #093cc5e0
-def _fits_json(o):
-    try:
-        return isinstance(o, (bool, int, float, str, tuple, list, dict)) and bool(json.dumps(o, default=_identity,
-                                                                                             sort_keys=True))
-    except (TypeError, ValueError): return False             # such as keys that are tuples, or a list that holds itself
-
-def _identity(v):
-    "A stand-in for what JSON can't hold, the same in every session"
-    if isinstance(v, partial): return [v.func, v.args, v.keywords]
-    if isinstance(v, (set, frozenset)): return sorted(map(str, v))
-    if isinstance(v := plain_number(v), (bool, int, float)): return v
-    v = inspect.unwrap(v)                                    # such as what lru_cache made
-    if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
-    source, outer = _source(v), inspect.getclosurevars(v)    # a line of it may hold several lambdas
-    if '<lambda>' in v.__qualname__: source += max(o[2:] for o in v.__code__.co_positions() if o[3])
-    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None) for k,o in outer.nonlocals.items()}
-    seen = {k: o for k,o in outer.globals.items() if isinstance(o, (bool, int, float, str))}
-    seen |= {k: _source(o) for k,o in _helpers(v).items()}
-    return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *[seen]*bool(seen)]
-
 def _source(f):
     try: return [inspect.getsource(f)]
-    except OSError: return []                                # typed at a prompt
+    except OSError: return [] # typed at a prompt
 
 def _helpers(f):
     "The functions of its own module that `f` calls, and those that they call, by name"
     found, todo = {}, [f]
     while todo:
         for k,o in inspect.getclosurevars(todo.pop()).globals.items():
-            if inspect.isfunction(o) and o.__module__==f.__module__ and o is not f and k not in found:
-                found[k] = o
-                todo.append(o)
+            if not inspect.isfunction(o) or o.__module__!=f.__module__ or o is f or k in found: continue
+            found[k] = o
+            todo.append(o)
     return found
 
+def _fits_json(o):
+    if not isinstance(o, (bool, int, float, str, tuple, list, dict)): return False
+    try: return bool(json.dumps(o, default=_identity, sort_keys=True))
+    except (TypeError, ValueError): return False # such as a list that holds itself
+
+def _identity(v):
+    "A stand-in for what JSON can't hold, the same in every session"
+    if isinstance(v, partial): return [v.func, v.args, v.keywords]
+    if isinstance(v, (set, frozenset)): return sorted(map(str, v))
+    if isinstance(v := plain_number(v), (bool, int, float)): return v
+    v = inspect.unwrap(v) # such as what lru_cache made
+    if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
+    source, outer = _source(v), inspect.getclosurevars(v)
+    if '<lambda>' in v.__qualname__: # a line of it may hold several lambdas
+        source += max(o[2:] for o in v.__code__.co_positions() if o[3])
+    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None) for k,o in outer.nonlocals.items()}
+    seen = {k: o for k,o in outer.globals.items() if isinstance(o, (bool, int, float, str))}
+    seen |= {k: _source(o) for k,o in _helpers(v).items()}
+    return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *([seen] if seen else [])]
+
 def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
-    "The same in every session, for 1 and 1., and for a list and a tuple; different for each of a user's functions"
+    "The same in every session, for 1 and 1., for a list and a tuple; another for each function"
     text = re.sub(' at 0x[0-9a-fA-F]+', '', json.dumps([run, point], default=_identity, sort_keys=True))
     return hashlib.sha1(json.dumps(json.loads(text, parse_int=float)).encode()).hexdigest()[:10]
 
@@ -148,29 +165,44 @@ def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
 _SHM_HINT = "/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, or use n_workers=0."
-_WORKER_HINT = ("A worker process died. If nobody stopped it, the system may have run out of memory: `dmesg` shows it. "
-                "Try n_workers=0.")
+_WORKER_HINT = ("A worker process died. If nobody stopped it, the system may have run out of memory: `dmesg` shows "
+                "it. Try n_workers=0.")
 _ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT} | dict.fromkeys(
     # parts of a message, its type included; the last two come amid a batch
     ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
 
-def _how_it_ended(e):
-    "An exception as a status and one short message: its type, a hint, and the place in the user's code"
-    text = str(e).split('\nException raised from')[0]       # the frames of C++
-    if 'Traceback (most recent call last)' in text:          # those of a worker
-        lines = text.rstrip().split('\n')
+def _message(e):
+    "An exception's type and text, without frames of C++ and without the traceback of a worker"
+    text = str(e).split('\nException raised from')[0].rstrip()
+    if 'Traceback (most recent call last)' in text:
+        lines = text.split('\n')
         frames = [i for i,o in enumerate(lines) if o.startswith((' ', 'Traceback'))]
         text = '\n'.join(lines[frames[-1]+1:]) or lines[-1]
     kind, text = type(e).__name__, text.strip()
-    text = text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
+    return text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
+
+def _how_it_ended(e):
+    "An exception as a status and a short message: its type, a hint, the place in the user's code"
+    text = _message(e)
+    is_oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
-    oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
+    if hint: hint = f' {hint}' if text.endswith('.') else f'. {hint}'
     short = text if len(text)<=1000 else text[:1000]+' …'
-    return dict(status='oom' if oom else 'skipped' if isinstance(e, ValueError) else 'error',
-                error=short + (f"{'' if text.endswith('.') else '.'} {hint}" if hint else '') + user_place(e))
+    return dict(status='oom' if is_oom else 'skipped' if isinstance(e, ValueError) else 'error',
+                error=short+hint+user_place(e))
+
+def _checked_result(result, point, fit):
+    "What a function returned as a dict; a `TypeError` if that is no result"
+    if isinstance(result, Learner): result = time_learner(result, point, fit)
+    elif fit!='fit': raise TypeError(
+        f"fit= says how to train a Learner, but the function returned {type(result).__name__}.")
+    if not isinstance(result, Mapping):
+        raise TypeError(f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
+    if isinstance(result.get('status', 'ok'), str): return dict(result)
+    raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
 
 def run_point(
-    run:Callable, # `run_trial`, or any function of a point's fields that returns a dict or a `Learner`
+    run:Callable, # `run_trial`, or a function of the fields that returns a dict or a `Learner`
     point,        # A `Trial` or a dict
     measure:dict, # How to measure; passed to `run`
     fit='fit',    # How to train a `Learner`, as `time_learner` takes it
@@ -178,17 +210,11 @@ def run_point(
     "Run one point once, in this process; whatever happens, there is a result"
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
-        if isinstance(result, Learner): result = time_learner(result, point, fit)
-        elif fit!='fit': raise TypeError(
-            f"fit= says how to train a Learner, but the function returned {type(result).__name__}.")
-        if not isinstance(result, Mapping):
-            raise TypeError(f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
-        if isinstance(result.get('status', 'ok'), str): return dict(result)
-        raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
+        return _checked_result(result, point, fit)
     except (Exception, SystemExit) as e:
         try: fault = _how_it_ended(e)
-        except RuntimeError as late: fault = _how_it_ended(late)   # PyTorch may report a dead worker anywhere
-    free_memory()                                    # outside `except`, whose traceback would keep everything alive
+        except RuntimeError as late: fault = _how_it_ended(late) # of a dead worker
+    free_memory() # outside `except`, whose traceback would keep everything alive
     return fault
 
 # %% ../nbs/27_sweep.ipynb #c391e9ec
@@ -197,15 +223,15 @@ def _key(row): return row['trial_id'], row['machine']
 @dataclass(frozen=True)
 class Visit:
     "A visit that a sweep plans"
-    run:Callable    # What runs it
-    point:object    # A `Trial`, or a dict for a function of a user's own
-    about:dict      # What is known beforehand: a record without results
-    label:str       # Shown by the progress bar
-    measure:dict    # How it is measured, defaults included
-    usual:dict      # How it would be measured by default
-    fault:str=''    # The error that it would end with, if that is known beforehand
+    run:Callable     # What runs it
+    point:object     # A `Trial`, or a dict for a function of a user's own
+    about:dict       # What is known beforehand: a record without results
+    label:str        # Shown by the progress bar
+    measure:dict     # How it is measured, defaults included
+    usual:dict       # How it would be measured by default
+    fault:str=''     # The error that it would end with, if that is known beforehand
     fit:object='fit' # How to train a user's own `Learner`
-    twin:bool=False # The second of the A/A pair
+    twin:bool=False  # The second of the A/A pair
 
     def is_like(self, row):
         "Is this record one of such a visit?"
@@ -216,15 +242,16 @@ class Visit:
         written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
         lost = sorted(k for k,v in result.items() if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
-            f"The function returned {', '.join(lost)}, but a record has something else there. Rename what it returns.")
+            f"The function returned {', '.join(lost)}, but a record has something else there. "
+            "Rename what it returns.")
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
-    def run_once(self, measure, signals, fresh=None): # `run_fresh` with its options; None runs in this process
-        "Make the visit and return its record"
+    def run_once(self, measure, signals, fresh=None):
+        "Make the visit and return its record; `fresh` is `run_fresh` with its options, or None"
         start, process_s = perf_counter(), None
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
-        if self.fault: result = dict(status='skipped', error=self.fault)   # that needs no process
+        if self.fault: result = dict(status='skipped', error=self.fault) # that needs no process
         elif fresh:
             done = fresh(pack(run_point, self.run, self.point, measure, self.fit))
             result, process_s = done.fault or done.value, done.process_s
@@ -232,39 +259,38 @@ class Visit:
             with signals.listening(): result = plain_record(run_point(self.run, self.point, measure, self.fit))
         return self.record(result, time_utc=time_utc, process_s=process_s, visit_s=perf_counter()-start)
 
+# %% ../nbs/27_sweep.ipynb #17babfdf
 def _about_own(run, point, fit):
     "As `trial.about`: the part of a record that is known before a user's own function runs"
-    machine = describe_machine()
-    trial_id = point_id(run, point if fit=='fit' else point | dict(fit=fit))      # the default leaves ids as they were
-    ids = dict(trial_id=trial_id, model_source=point_id(run, {}), machine=machine.pop('fingerprint'))
-    if fit!='fit': point = point | dict(fit=fit if isinstance(fit, str) else getattr(fit, '__qualname__', type(fit).__name__))
+    machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit)
+    ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}),
+               machine=machine.pop('fingerprint'))
+    if how and not isinstance(fit, str): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
+    point = point | how
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def labels(rows:list)->list: # `rows`: as `point_fields` returns them
-    "What tells points apart, such as 'bs=16'"
-    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
-    return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
-
-def _planned(points, run, repeats, seed, i_twin, measure, fit='fit'):
+def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=None):
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
-    def visit(point, row, label):
-        fault = _why_skipped(point) if run is run_trial else ''
-        known = _about_own(run, point, fit) if run is not run_trial else about(point if fault else resolve(point))
+    def visit(point, row, label, found):
+        is_fault = isinstance(found, ValueError)
+        known = _about_own(run, point, fit) if run is not run_trial else about(point if is_fault else found)
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
-                     f'ValueError: {fault}' if fault else '', fit)
-    each = [visit(*o) for o in zip(points, rows, labels(rows))]
+                     f'ValueError: {found}' if is_fault else '', fit)
+    each = [visit(*o) for o in zip(points, rows, labels(rows), settled or _resolved(points))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../nbs/27_sweep.ipynb #e7ada6fd
-FAILED = 'error', 'skipped', 'killed', 'timeout'   # `retry_failed` runs these again; 'oom' would only recur
+FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
 
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
+
+def _is_visit(row): return all(type(row.get(k)) in kinds for k,kinds in _IDENTITY.items()) and row['visit']>=0
 
 class Records:
     "The visits of a sweep, including those in `out`; each is saved before the next one begins"
@@ -275,22 +301,22 @@ class Records:
             self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
             rows = self._read()
         usual = {_key(o.about): o.usual for o in visits}
-        self.n = Counter()                                                           # the next visit's number
+        self.n = Counter() # the next visit's number
         for o in rows:
-            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})         # older ones lack some options
+            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {}) # older ones lack some options
             self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
     def _read(self):
-        "The records in `out`, and one that an earlier sweep saved elsewhere because the disk was full"
+        "The records in `out`, and one that an earlier sweep saved elsewhere"
         rows = record_rows(self.path) if self.path.exists() else []
         if self.spare.is_file() and not self.spare.is_symlink() and self.spare.stat().st_uid==USER_ID:
             back = [o for o in record_rows(self.spare) if o not in rows]
             for o in back: append_record(self.path, o)
             self.spare.unlink()
             rows += back
-        good = [o for o in rows if all(type(o.get(k)) in kinds for k,kinds in _IDENTITY.items()) and o['visit']>=0]
-        n_odd = sum('visit' in o for o in rows)-len(good)     # a lab may keep other records in this file
+        good = [o for o in rows if _is_visit(o)]
+        n_odd = sum('visit' in o for o in rows)-len(good) # a lab has other records
         if n_odd: warnings.warn(
             f"{n_odd} records in {self.path} don't identify their trial and visit. They don't count.", stacklevel=4)
         return good
@@ -316,8 +342,10 @@ class Records:
         if lost: warnings.warn(f"{self.path} has disappeared. Its {len(lost)} visits are written again.", stacklevel=3)
         try:
             for o in [*lost, row]: append_record(self.path, o)
-            return
-        except OSError as e: cause = e
+        except OSError as e: self._save_elsewhere(row, e)
+
+    def _save_elsewhere(self, row, cause):
+        "A `RuntimeError` that says where the last record is now"
         why, remedy = write_fault(cause)
         state = f"{self.path} can't be written: {why}. It has all earlier visits"
         try:
@@ -327,79 +355,88 @@ class Records:
         raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
                            "it fetches that record and goes on.") from cause
 
-    def print_resumed(self):
-        "Print how many visits are there already, and which similar ones don't count"
-        n, n_all, other, to_go = len(self.missing()), len(self.visits), Counter(), 'nothing is left to run'
-        if n<n_all: print(f"{n_all-n} of {n_all} visits are in {self.out} already; {f'{n} to go' if n else to_go}.")
-        asked = {_key(o.about): o.measure for o in self.visits}
-        sources = {o.about['model']: o.about['model_source'] for o in self.visits if o.run is run_trial}
-        for row in self.rows:
-            was, now, model = row['measure'], asked.get(_key(row), row['measure']), row.get('model')
-            how = [f'{k}={was.get(k)} instead of {now.get(k)}' for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
-            if how: other[f"of these trials in {self.out}", f"measured with {', '.join(how)}"] += 1
-            elif sources.get(model) not in (None, row.get('model_source')):
-                other[f"of {model} in {self.out}", 'measured with another version of its source'] += 1
-        for (of,how),k in other.items():
-            were, stay = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
-            print(f"{k} visit{'s'*(k>1)} {of} {were} {how}. {stay} not count.")
+# %% ../nbs/27_sweep.ipynb #a58dff05
+def print_resumed(records):
+    "Print how many visits are there already, and which similar ones don't count"
+    n, n_all, other, out = len(records.missing()), len(records.visits), Counter(), records.out
+    to_go = f'{n} to go' if n else 'nothing is left to run'
+    if n<n_all: print(f"{n_all-n} of {n_all} visits are in {out} already; {to_go}.")
+    asked = {_key(o.about): o.measure for o in records.visits}
+    sources = {o.about['model']: o.about['model_source'] for o in records.visits if o.run is run_trial}
+    for row in records.rows:
+        was, now, model = row['measure'], asked.get(_key(row), row['measure']), row.get('model')
+        how = [f'{k}={was.get(k)} instead of {now.get(k)}' for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
+        if how: other['these trials', ', '.join(how)] += 1
+        elif sources.get(model) not in (None, row.get('model_source')):
+            other[model, 'another version of its source'] += 1
+    for (what,how),k in other.items():
+        verb, stay = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
+        print(f"{count_visits(k)} of {what} in {out} {verb} measured with {how}. {stay} not count.")
 
 # %% ../nbs/27_sweep.ipynb #83f1cb12
-def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began, in seconds as the others
+def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began
     "How far a sweep is; the time left follows from the visits that have ended"
-    left_s = (begun-start)/max(i, 1)*(n-i)-(now-begun)
-    return f'visit {i+1} of {n}' + f', {label}'*bool(label) + f': about {max(1, left_s/60):.0f} min left'*bool(i)
+    text = f'visit {i+1} of {n}' + (f', {label}' if label else '')
+    if not i: return text
+    left_s = (begun-start)/i*(n-i)-(now-begun)
+    return f'{text}: about {max(1, left_s/60):.0f} min left'
+
+def _with_bar(visits):
+    bar = tqdm(visits, unit='visit')
+    for o in bar:
+        bar.set_postfix_str(o.label)
+        yield o
+
+def _with_lines(visits, every_s):
+    n, start, stop, at = len(visits), perf_counter(), threading.Event(), {}
+    def show(words):
+        with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True) # it may be closed
+    def keep_showing():
+        while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
+    show(f'{count_visits(n)} to go')
+    try:
+        for i,o in enumerate(visits):
+            at |= dict(i=i, label=o.label, begun=perf_counter())
+            if not i: threading.Thread(target=keep_showing, daemon=True).start()
+            yield o
+    finally: stop.set()
 
 def _with_progress(visits, shown=True, every_s=60):
-    "The visits one by one, with a progress bar; where none can be drawn, with a line at the start and then each minute"
-    if not shown or not visits:                              # `print_resumed` has reported that none are left
-        yield from visits
-    elif can_redraw(sys.stderr):
-        bar = tqdm(visits, unit='visit')
-        for o in bar:
-            bar.set_postfix_str(o.label)
-            yield o
-    else:
-        n, start, stop, at = len(visits), perf_counter(), threading.Event(), {}
-        def show(words):
-            with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True)   # it may be closed
-        def keep_showing():
-            while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
-        show(f"{n} visit{'s'*(n>1)} to go")
-        try:
-            for i,o in enumerate(visits):
-                at |= dict(i=i, label=o.label, begun=perf_counter())
-                if not i: threading.Thread(target=keep_showing, daemon=True).start()
-                yield o
-        finally: stop.set()
+    "The visits one by one, with a progress bar; where none can be drawn, with a line each minute"
+    if not shown or not visits: return (o for o in visits)
+    return _with_bar(visits) if can_redraw(sys.stderr) else _with_lines(visits, every_s)
 
 # %% ../nbs/27_sweep.ipynb #4e2cf2fd
 class SweepStopped(KeyboardInterrupt):
     "Ctrl-C or another signal ended a sweep; `records` holds its visits so far"
     def __init__(self, records, reason):
-        n_all, out, why = len(records.visits), records.out, str(reason).replace('SIGINT', '') or 'Ctrl-C'
-        kept = f"in {out}; with this folder as `out`, the same call resumes" if out is not None else "in this exception's `records`"
+        n_all, why = len(records.visits), str(reason).replace('SIGINT', '') or 'Ctrl-C'
+        kept = "in this exception's `records`"
+        if records.out is not None:
+            kept = f"in {records.out}; with this folder as `out`, the same call resumes"
         super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
 # %% ../nbs/27_sweep.ipynb #d667bb12
-def pick_twin(twin, n:int, repeats:int)->int|None: # The index of a point; None if no point is visited twice a round
-    "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several points and repeats"
+def pick_twin(twin, n:int, repeats:int)->int|None:
+    "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several and repeats"
     check_value('twin', twin, twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n,
                 f"'auto', None, or the number of one of the {n} trials, from 0")
     if twin=='auto': return n//2 if n>1 and repeats>1 else None
     return twin
 
 def _check_measure(run, points, measure):
-    "A `ValueError` if `run` can't be called with these options, or a user's own function with any of the points"
-    signature, fields = inspect.signature(run), Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
+    "A `ValueError` if `run` can't be called with these options, or with any of the points"
+    signature = inspect.signature(run)
     takes, options = signature.parameters, inspect.signature(sweep).parameters
+    fields = Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
     anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in takes.values())
     unknown = next((o for o in measure if o in fields or not anything and o not in takes), None)
     if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}"
                                  "Fields of a trial belong in the first argument.")
     if run is run_trial: return check_measure(**measure)
     for o in points:
-        try: return signature.bind(**o, **measure)           # one point that fits is enough
+        try: return signature.bind(**o, **measure) # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
     raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
 
@@ -408,142 +445,161 @@ def _check_fit(fit, run, points):
     check_fit(fit)
     if fit=='fit': return
     if run is run_trial: raise ValueError(
-        "fit= says how to train a Learner that your own function returns. Pass this function as `run`.")
-    if any('fit' in o for o in points): raise ValueError("The trials have a field 'fit', so fit= can't say how to train.")
+        "fit= says how to train a Learner that your own function returns. Pass this function as "
+        "`run`.")
+    if any('fit' in o for o in points): raise ValueError(
+        "The trials have a field 'fit', so fit= can't say how to train.")
 
+# %% ../nbs/27_sweep.ipynb #d1d4af7f
+_START_S = 10 # of a visit at most, for its process, data, network and warm-up
+
+def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
+
+def forecast(
+    names:list,    # What is left, as lines
+    n_todo:int,    # Visits to go
+    each:list,     # Seconds of the visits to come, as earlier ones took; empty if there were none
+    n_earlier:int,
+    run:Callable,
+    measure:dict,  # As `sweep` gets it
+    n_turns=None,  # How many come one after the other; by default all
+    how='',        # How the others run beside them, as part of the sentence
+)->str:
+    "Which visits are missing and how long they take: as earlier ones did, or as `measure` allows"
+    if not n_todo: return 'Nothing is left to run.'
+    earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
+    n_s = _START_S+measure.get('max_s', 10)+(20 if measure.get('monitor') else 0)
+    if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
+    elif run is not run_trial: time = "as long as your function does: no visit of it is known yet"
+    else: time = (f"{_duration(n_s*(n_turns or n_todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer "
+                  "than its timing. The forecast is better after one visit of each")
+    return '\n'.join([*names, f"{count_visits(n_todo)} to go{how}, {time}."])
+
+def _forecast(records, run, measure):
+    todo, took_s = records.missing(), {}
+    for o in records.rows:
+        if isinstance(o.get('visit_s'), (int, float)): took_s.setdefault(_key(o), []).append(o['visit_s'])
+    names = [f"{count_visits(n)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
+    usual = [x for o in took_s.values() for x in o]
+    each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
+    return forecast(names, len(todo), each, len(usual), run, measure)
+
+# %% ../nbs/27_sweep.ipynb #ca642fc3
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
 
-def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried; empty if it should go on
-    "Why a sweep stops early: its first visits all failed with the same error"
+def why_stop(new:list, n_todo:int)->str: # `new`: records of the visits that were tried
+    "Why a sweep stops early: its first visits all failed with the same error; else empty"
     if not _MAX_ALIKE<=len(new)<n_todo or len({(o['status'], o['error']) for o in new})>1: return ''
     if new[0]['status'] not in FAILED: return ''
     return (f"Stopped after {len(new)} of {n_todo} visits, which all failed with the same error: "
             f"{new[0]['error'].rstrip('.')}. Repeat the call to run the others.")
 
-def expected_time(
-    each:list,     # Seconds of the visits to come, as earlier ones took; empty if there were none
-    n_earlier:int,
-    n_todo:int,
-    run:Callable,
-    measure:dict,  # As `sweep` gets it
-)->str:
-    "How long visits take, as part of a sentence"
-    earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
-    if each: return f"about {_duration(sum(each))}, as long as {earlier} took"
-    if run is not run_trial: return "as long as your function does: no visit of it is known yet"
-    n_s = _START_S + measure.get('max_s', 10) + 20*bool(measure.get('monitor'))
-    return (f"{_duration(n_s*n_todo)} at most, {n_s:.0f} s a visit, unless an epoch takes longer than its "
-            "timing. The forecast is better after one visit of each")
-
-def forecast(records:Records, measure:dict)->str: # As `sweep` gets it
-    "Which visits are missing and how long they take: as long as earlier ones did, or as `measure` allows"
-    todo, took_s = records.missing(), {}
-    for o in records.rows:
-        if isinstance(o.get('visit_s'), (int, float)): took_s.setdefault(_key(o), []).append(o['visit_s'])
-    lines = [f"{n} visit{'s'*(n>1)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
-    if not todo: return 'Nothing is left to run.'
-    usual = [x for o in took_s.values() for x in o]
-    each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
-    time = expected_time(each, len(usual), len(todo), todo[0].run, measure)
-    return '\n'.join([*lines, f"{len(todo)} visit{'s'*(len(todo)>1)} to go, {time}."])
-
 def print_failed(found:pd.DataFrame): # What a sweep returns
     "Print why visits failed, and how to repeat them"
-    if not len(found): return                              # it has no columns
+    if not len(found): return # it has no columns
     for error,n in found.error[found.status!='ok'].value_counts(sort=False).items():
         print(f"{n} of {len(found)} visits failed: {error}")
     n = found.status.isin(FAILED).sum()
     if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
 
+def print_unverified(found:pd.DataFrame):
+    unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
+    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
+
 def print_sets(found:pd.DataFrame):
-    "Print what the folders of images were taken for, once for each, where all visits had the same images"
+    "Print what the folders of images were taken for, where all visits had the same images"
     if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1: return
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
         if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
 
-_START_S = 10 # of a visit at most, for a fresh process, data, network and warm-up, where nothing is downloaded
-def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
+# %% ../nbs/27_sweep.ipynb #e7fd81a2
+def _visit_all(records, measure, progress, signals, fresh):
+    "Make the missing visits; a `SweepStopped` that holds the records if a signal arrives"
+    todo, new, unfit = records.missing(), [], {} # trial -> why no visit of it can succeed
+    visits = _with_progress(todo, progress)
+    try:
+        for o in visits:
+            o = replace(o, fault=unfit.get(_key(o.about), o.fault))
+            row = o.run_once(measure, signals, fresh)
+            records.add(row)
+            if o.fault: continue # it was never tried
+            if row['status']=='skipped': unfit[_key(row)] = row['error']
+            new.append(row)
+            if why := why_stop(new, len(todo)):
+                print(why)
+                break
+        with signals.listening(): pass # a signal during the last visit
+    except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
+    finally: visits.close()
 
 # %% ../nbs/27_sweep.ipynb #0474cf28
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
-    repeats:int=3,           # Visits of each; three are the fewest that allow an interval worth having
+    repeats:int=3,           # Visits of each; fewer allow no interval worth having
     out=None,                # Folder or .jsonl file for the records; None keeps them in memory only
-    run:Callable=run_trial,  # Or any function of your own: `run(**point)` returns a dict, or a `Learner` to time
-    fit:str|Callable='fit',  # Trains your Learner: 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
+    run:Callable=run_trial,  # Or your own: `run(**point)` returns a dict, or a `Learner` to time
+    fit:str|Callable='fit',  # Trains your Learner, as `time_learner` takes it
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
-    twin='auto',             # Which trial each round visits twice: its number, 'auto' for the middle one, or None
-    isolate:bool=True,       # Each visit in a fresh process; False runs all in this one, where one can ruin the next
+    twin='auto',             # Which trial each round visits twice: its number, 'auto' or None
+    isolate:bool=True,       # Each visit in a fresh process; in this one, one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a fresh process is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or timed out
     start_method=None,       # How fresh processes are made, as `pick_start_method` takes it
     wait:bool=False,         # Wait in a queue for a busy device
     dry_run:bool=False,      # Only print what would run and how long it would take
-    **measure,               # How to measure, such as half_width=.01; passed to `run`, kept in each record's `measure`
+    **measure,               # How to measure, such as half_width=.01; for `run` and the records
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
-    "Visit every trial `repeats` times in shuffled rounds; the same call again runs only what `out` lacks"
+    "Visit every trial `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
-    points = plan(trials, run, here=not dry_run)           # which may be for a cluster
+    points = _points(trials, run)
+    settled = _resolved(points) if dry_run else _resolve_here(points) # a forecast may be for a cluster
     check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
     check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
     _check_measure(run, points, measure)
     _check_fit(fit, run, points)
     twin = pick_twin(twin, len(points), repeats)
-    def look(): return Records(out, _planned(points, run, repeats, seed, twin, measure, fit), retry_failed)
+    planned = points, run, repeats, seed, twin, measure, fit, settled
     if dry_run:
         if out is not None: check_place(out)
-        records = look()
-        print(forecast(records, measure))
+        records = Records(out, _planned(*planned), retry_failed)
+        print(_forecast(records, run, measure))
         return records.frame()
     if isolate:
-        start_server(start_method)                                        # which loads while the visits are planned
-        pack(run, points, measure, fit)                                   # an error now if it can't travel
+        start_server(start_method) # which loads while the visits are planned
+        pack(run, points, measure, fit) # an error now if it can't travel
     if out is not None: check_writable(out)
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
-        records = look()
-        records.print_resumed()
-        new, todo, unfit = [], records.missing(), {}                      # trial -> why no visit of it can succeed
-        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals, warned=[])
-        visits = _with_progress(todo, progress)
-        try:
-            for o in visits:
-                o = replace(o, fault=unfit.get(_key(o.about), o.fault))
-                row = o.run_once(measure, signals, fresh if isolate else None)
-                records.add(row)
-                if o.fault: continue                                      # it was never tried
-                if row['status']=='skipped': unfit[_key(row)] = row['error']
-                new.append(row)
-                if why := why_stop(new, len(todo)):
-                    print(why)
-                    break
-            with signals.listening(): pass                                # a signal during the last visit
-        except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
-        finally: visits.close()
+        records = Records(out, _planned(*planned), retry_failed)
+        print_resumed(records)
+        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals,
+                        warned=[])
+        _visit_all(records, measure, progress, signals, fresh if isolate else None)
     found = records.frame()
-    unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
-    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
+    print_unverified(found)
     if out is not None: print_failed(found)
     print_sets(found)
     return found
 
 # %% ../nbs/27_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1
-    "The ratio of times in a sweep's A/A pair, twin over original: how far chance alone moves a ratio"
-    if not isinstance(df, pd.DataFrame) or 'status' not in df:
-        raise ValueError("noise_floor takes the records of a sweep, a data frame with one row for each visit.")
-    if 'twin' not in df or not df.twin.eq(True).any():
-        raise RuntimeError("There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
-                           "and leave twin='auto'.")
+    "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
+    if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError(
+        "noise_floor takes the records of a sweep, a data frame with one row for each visit.")
+    if 'twin' not in df or not df.twin.eq(True).any(): raise RuntimeError(
+        "There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
+        "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')], level)
-    if len(pairs)>1:
-        rows = [o.iloc[0] for o,_ in pairs]
-        values = {f'df.{k}': [o[k] for o in rows] for k in ('trial_id', 'machine')}
-        values |= {f'df.measure.str[{k!r}]': [o.measure.get(k) for o in rows] for k in rows[0].get('measure') or {}}
-        name, each = next(o for o in values.items() if len({*map(str, o[1])})>1)
-        raise ValueError(f"There are {len(pairs)} A/A pairs in these records. {name} is {', '.join(map(repr, each))}. "
-                         f"Give one: noise_floor(df[{name}=={each[0]!r}]).")
-    if not pairs or pairs[0][1] is None:
-        raise RuntimeError("No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
+    if len(pairs)>1: raise ValueError(_which_pair([o.iloc[0] for o,_ in pairs]))
+    if not pairs or pairs[0][1] is None: raise RuntimeError(
+        "No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
     return pairs[0][1]
+
+def _which_pair(rows): # A record of each pair
+    "What tells several A/A pairs apart, and how to choose one"
+    values = {f'df.{k}': [o[k] for o in rows] for k in ('trial_id', 'machine')}
+    values |= {f'df.measure.str[{k!r}]': [o.measure.get(k) for o in rows] for k in rows[0].get('measure') or {}}
+    name, each = next(o for o in values.items() if len({*map(str, o[1])})>1)
+    return (f"There are {len(rows)} A/A pairs in these records. {name} is {', '.join(map(repr, each))}. "
+            f"Give one: noise_floor(df[{name}=={each[0]!r}]).")
