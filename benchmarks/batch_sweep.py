@@ -6,9 +6,9 @@ device asked for
 The images are random, since CIFAR-10 cannot be downloaded everywhere: the same shape and file format, so the time is
 that of CIFAR-10 and the accuracy means nothing. A fifth is held out: 12,500 images train 10,000, and 62,500 train
 50,000 as CIFAR-10 does."""
-from gpubench.findings import recommend, summary_table
-from gpubench.report import write_report
-from gpubench.sweep import sweep
+from gpubench.show.findings import recommend, summary_table
+from gpubench.show.report import write_report
+from gpubench.run.sweep import sweep
 
 from common import listed, out_parser
 

@@ -7,9 +7,9 @@ set-up; the race everything that its visits did, loading and warm-up included. T
 that of the whole epochs, is within 2 % of the best."""
 from dataclasses import asdict
 
-from gpubench.race import find_best_bs
-from gpubench.sweep import sweep
-from gpubench.trial import Trial
+from gpubench.run.race import find_best_bs
+from gpubench.run.sweep import sweep
+from gpubench.run.trial import Trial
 
 from common import device_of, device_parser, write_json
 

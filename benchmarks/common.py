@@ -19,7 +19,7 @@ def device_parser(doc, device='auto', **kwargs):
     return p
 
 def device_of(args):
-    from gpubench.core import pick_device
+    from gpubench.ground.core import pick_device
     return str(pick_device(args.device))
 
 def listed(kind=str):
@@ -28,8 +28,8 @@ def listed(kind=str):
 
 def write_json(path, machine=None, indent=1, **found):
     "What was found, with the machine: its description, or the device that was used"
-    from gpubench.core import describe_machine
-    from gpubench.record import plain_record
+    from gpubench.ground.core import describe_machine
+    from gpubench.ground.record import plain_record
     machine = machine if isinstance(machine, dict) else describe_machine(machine)
     found = plain_record(dict(machine=machine, **found))
     with open(path, 'w') as f: json.dump(found, f, indent=indent)

@@ -22,10 +22,10 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
-from gpubench.core import free_memory
-from gpubench.data import get_dls, get_images
-from gpubench.fast import FusedStepCallback, GraphedStepCallback, speed_up
-from gpubench.models import get_model
+from gpubench.ground.core import free_memory
+from gpubench.data.loaders import get_dls, get_images
+from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, speed_up
+from gpubench.run.models import get_model
 
 from common import device_of, device_parser, difference, write_json
 from fits import NoValidationCallback, bf16_callbacks

@@ -2,7 +2,7 @@
 from statistics import median
 
 import pandas as pd
-from gpubench.plot import caption
+from gpubench.show.plot import caption
 
 def draw_bar(ax, at, values, color, text, height=.6, label=None):
     ax.barh(at, median(values), height=height, color=color, alpha=.35, label=label)

@@ -7,8 +7,8 @@ import torch
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
 from fastai.callback.fp16 import MixedPrecision
-from gpubench.stats import median_ci
-from gpubench.trial import Trial, make_learner, resolve, warm_up
+from gpubench.ground.stats import median_ci
+from gpubench.run.trial import Trial, make_learner, resolve, warm_up
 
 def search_kernels(is_on=True):
     "cuDNN times all kernels that it has for a shape, not just the first ten, and keeps the fastest"

@@ -20,11 +20,11 @@ from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
-from gpubench import capture, kept
-from gpubench.core import free_memory, wait_for
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, GraphedStepCallback, swap_recorder
-from gpubench.models import get_model
+from gpubench.step import capture, kept
+from gpubench.ground.core import free_memory, wait_for
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, GraphedStepCallback, swap_recorder
+from gpubench.run.models import get_model
 from torch import nn
 
 from common import alternate, device_of, device_parser, write_json

@@ -14,7 +14,7 @@ kernels or before each replay. `--peers` adds other frameworks (see peers.py).
 
 Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long
 kernels of which kind ran, and which ran longest. `valid_us` is the time of a batch of validation, `bound_us` the
-least time that the card's own rates of products and copies allow (see `gpubench.models.bound_ms`). Joules per image
+least time that the card's own rates of products and copies allow (see `gpubench.run.models.bound_ms`). Joules per image
 come from the card's energy counter, which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
 import io, re
 from collections import Counter
@@ -23,12 +23,12 @@ from functools import lru_cache, partial
 from statistics import median
 from time import perf_counter
 
-from gpubench.core import free_memory, open_nvml, wait_for
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.models import bound_ms, device_rates, get_model
-from gpubench.nvml import ask_gpu, find_gpu
-from gpubench.stats import ratio_ci
+from gpubench.ground.core import free_memory, open_nvml, wait_for
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.run.models import bound_ms, device_rates, get_model
+from gpubench.watch.nvml import ask_gpu, find_gpu
+from gpubench.ground.stats import ratio_ci
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)

@@ -12,8 +12,8 @@ their times are scaled to the step."""
 from math import inf
 from pathlib import Path
 
-from gpubench.models import bound_ms, get_model
-from gpubench.plot import drawing, plt, series_style
+from gpubench.run.models import bound_ms, get_model
+from gpubench.show.plot import drawing, plt, series_style
 import numpy as np
 import pandas as pd
 

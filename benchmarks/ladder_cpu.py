@@ -28,10 +28,10 @@ def n_faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def by_fastai(rung):
     import io
     from contextlib import redirect_stdout
-    from gpubench.data import get_dls
-    from gpubench.fast import speed_up
-    from gpubench.layout import OneDNNCallback, keep_pages
-    from gpubench.models import get_model
+    from gpubench.data.loaders import get_dls
+    from gpubench.step.fast import speed_up
+    from gpubench.step.layout import OneDNNCallback, keep_pages
+    from gpubench.run.models import get_model
     from fits import NoValidationCallback
     from fastai.callback.channelslast import ChannelsLast
     from fastai.callback.core import Callback
@@ -78,7 +78,7 @@ def by_keras():
     return found(Clock.times, 4*N//BS, n_faults()-before) | dict(keras=keras.__version__)
 
 def main():
-    from gpubench.stats import ratio_ci
+    from gpubench.ground.stats import ratio_ci
     p = out_parser(__doc__)
     p.add_argument('--rounds', type=int, default=5)
     p.add_argument('--keras', metavar='PYTHON')

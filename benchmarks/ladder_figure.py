@@ -6,7 +6,7 @@
 The README's first figure, made by this command (in one line)."""
 from statistics import median
 
-from gpubench.plot import drawing, plt, series_style
+from gpubench.show.plot import drawing, plt, series_style
 
 from common import parser, read_json
 from figures import draw_bar, finish, name_bars

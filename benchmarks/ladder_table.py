@@ -6,8 +6,8 @@ medians, ranges in brackets, ratios with 95 % intervals
 from pathlib import Path
 from statistics import median
 
-from gpubench.draw import by_number
-from gpubench.stats import ratio_ci
+from gpubench.show.draw import by_number
+from gpubench.ground.stats import ratio_ci
 
 from common import parser, read_json, spread
 

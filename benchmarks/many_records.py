@@ -18,7 +18,7 @@ def make(folder, n):
     "A file of n records"
     sys.path.insert(0, str(root/'tests'))
     from made_up_records import visit
-    from gpubench.record import SCHEMA_VERSION, plain_record
+    from gpubench.ground.record import SCHEMA_VERSION, plain_record
     each = list(product(['cpu', 'cuda'], [2**o for o in range(1, 11)], [0, 1, 2, 4, 8]))
     rows = [visit(bs, device, v, n_workers=n_workers, model_source='madeup', measure=dict(half_width=.05), twin=False,
                   time_utc=f'2000-01-{1+v//1440:02d}T{v//60%24:02d}:{v%60:02d}:00+00:00',
@@ -29,10 +29,10 @@ def make(folder, n):
 
 def once(folder):
     "Seconds of each part, in this process"
-    from gpubench.compare import load_records
-    from gpubench.findings import summary_table
-    from gpubench.record import read_records
-    from gpubench.report import write_report
+    from gpubench.show.compare import load_records
+    from gpubench.show.findings import summary_table
+    from gpubench.ground.record import read_records
+    from gpubench.show.report import write_report
     marks = [perf_counter()]
     df = read_records(folder)
     marks.append(perf_counter())

@@ -9,7 +9,7 @@ than the monitor costs, a second figure bounds it: the CPU time of its thread wh
 from functools import partial
 from statistics import median
 
-from gpubench.monitor import MonitorCallback
+from gpubench.watch.monitor import MonitorCallback
 
 from common import alternate, device_of, device_parser, write_json
 from fits import CASES, UntilCallback, ratios_to_none, ready_learner, step_line

@@ -4,10 +4,10 @@ figure
     monitor_timeline.py --device cuda --seconds 270 --out timeline.json --figure timeline.png"""
 from time import sleep
 
-from gpubench.core import describe_machine
-from gpubench.monitor import Monitor, MonitorCallback
-from gpubench.plot import plot_monitor
-from gpubench.trial import Trial, make_learner, resolve
+from gpubench.ground.core import describe_machine
+from gpubench.watch.monitor import Monitor, MonitorCallback
+from gpubench.show.plot import plot_monitor
+from gpubench.run.trial import Trial, make_learner, resolve
 
 from common import device_of, device_parser, write_json
 from fits import UntilCallback

@@ -6,7 +6,7 @@ is made with `torch.cuda._sleep`, a kernel of a single thread. Means need no oth
     monitor_truth.py --out monitor_truth.json"""
 import json, os, threading, time
 
-from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
+from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
 import torch
 from fastai.callback.core import Callback
 

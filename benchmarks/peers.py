@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
-from gpubench.core import wait_for
-from gpubench.models import get_model
+from gpubench.ground.core import wait_for
+from gpubench.run.models import get_model
 import torch
 import torch.nn.functional as F
 

@@ -9,8 +9,8 @@ kernel. The difference is the device waiting for orders."""
 import json, tempfile
 from pathlib import Path
 
-from gpubench.core import describe_machine, machine_title, pick_device
-from gpubench.timing import StepTimerCallback
+from gpubench.ground.core import describe_machine, machine_title, pick_device
+from gpubench.watch.timing import StepTimerCallback
 import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from torch.profiler import ProfilerActivity, profile, record_function

@@ -9,8 +9,8 @@ from statistics import median
 from time import perf_counter
 
 import pandas as pd
-from gpubench.process import pick_start_method, start_server
-from gpubench.sweep import sweep
+from gpubench.run.process import pick_start_method, start_server
+from gpubench.run.sweep import sweep
 
 from common import device_of, device_parser, write_json
 

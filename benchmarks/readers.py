@@ -8,11 +8,11 @@ that decodes them (`cold`), and the one after it (`warm`); both begin with the p
 ways alternate. The files are in the system's memory."""
 from time import perf_counter
 
-import gpubench.readers
+import gpubench.data.readers
 import pandas as pd
 from fastai.torch_core import default_device
-from gpubench.core import wait_for
-from gpubench.feed import FeedCallback
+from gpubench.ground.core import wait_for
+from gpubench.data.feed import FeedCallback
 
 from common import device_of, device_parser, write_json
 from whole_fit_rows import ROWS
@@ -26,12 +26,12 @@ def images_per_s(feed, device):
 
 def measure(row, device, kind, n):
     "One run: a new Learner's loader, decoded by `n` readers of this kind"
-    learn, can_fork = row.learner(row.dls(row.folder())), gpubench.readers.can_fork
+    learn, can_fork = row.learner(row.dls(row.folder())), gpubench.data.readers.can_fork
     learn.add_cb(cb := FeedCallback(n))
     learn.dl = learn.dls.train
-    if kind=='threads': gpubench.readers.can_fork = lambda: False
+    if kind=='threads': gpubench.data.readers.can_fork = lambda: False
     try: cb.take_over()
-    finally: gpubench.readers.can_fork = can_fork
+    finally: gpubench.data.readers.can_fork = can_fork
     learn.dl.is_bare = True                          # without the batch transforms
     found = {o: images_per_s(learn.dl, device) for o in ('cold', 'warm')}
     cb.release()

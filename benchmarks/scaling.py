@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.learner import Learner
-from gpubench import sets
-from gpubench.data import get_dls
-from gpubench.group import launch, n_ranks, rank
-from gpubench.made import draw_synthetic
-from gpubench.models import get_model
-from gpubench.record import append_record
-from gpubench.stats import median_ci, ratio_ci
-from gpubench.timing import StepTimerCallback
-from gpubench.trial import Trial, run_trial
+from gpubench.data.loaders import sets
+from gpubench.data.loaders import get_dls
+from gpubench.step.group import launch, n_ranks, rank
+from gpubench.data.made import draw_synthetic
+from gpubench.run.models import get_model
+from gpubench.ground.record import append_record
+from gpubench.ground.stats import median_ci, ratio_ci
+from gpubench.watch.timing import StepTimerCallback
+from gpubench.run.trial import Trial, run_trial
 
 from common import device_of, device_parser, listed
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
-from gpubench import timing
-from gpubench.core import wait_for
-from gpubench.timing import StepTimerCallback
+from gpubench.watch import timing
+from gpubench.ground.core import wait_for
+from gpubench.watch.timing import StepTimerCallback
 from fastai.callback.core import Callback
 import numpy as np
 

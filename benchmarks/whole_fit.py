@@ -22,9 +22,9 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import torch
-from gpubench.core import describe_machine, machine_title, package_version
-from gpubench.process import pack, run_fresh
-from gpubench.stats import ratio_ci
+from gpubench.ground.core import describe_machine, machine_title, package_version
+from gpubench.run.process import pack, run_fresh
+from gpubench.ground.stats import ratio_ci
 
 from common import device_of, difference, parser, read_json, spread, write_json
 from whole_fit_rows import ACCURACY, GROUPS, ROWS, VARIANTS

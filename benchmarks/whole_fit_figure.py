@@ -7,8 +7,8 @@
 both are drawn."""
 from statistics import median
 
-from gpubench.plot import drawing, plt, series_style
-from gpubench.stats import ratio_ci
+from gpubench.show.plot import drawing, plt, series_style
+from gpubench.ground.stats import ratio_ci
 
 from common import parser, read_json
 from figures import draw_bar, finish, name_bars

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from gpubench.core import n_cores, wait_for
+from gpubench.ground.core import n_cores, wait_for
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18

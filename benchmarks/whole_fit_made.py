@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from gpubench.core import n_cores
-from gpubench.made import make_once
+from gpubench.ground.core import n_cores
+from gpubench.data.made import make_once
 from PIL import Image, ImageDraw
 
 N_CLASSES = 10

@@ -25,8 +25,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.vision.augment import RandomResizedCrop, Resize, aug_transforms
 from fastai.vision.data import ImageBlock, ImageDataLoaders, SegmentationDataLoaders
 from fastai.vision.learner import unet_learner, vision_learner
-from gpubench.data import get_dls
-from gpubench.made import draw_birds
+from gpubench.data.loaders import get_dls
+from gpubench.data.made import draw_birds
 from torch import nn
 from torchvision.models import resnet18, resnet34, resnet50
 

@@ -6,8 +6,8 @@ from time import perf_counter
 import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import default_device, set_seed
-from gpubench.core import wait_for
-from gpubench.fast import speed_up
+from gpubench.ground.core import wait_for
+from gpubench.step.fast import speed_up
 
 from whole_fit_loop import torchvision_loop
 from whole_fit_rows import OURS, ROWS, resident

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubench.core import hide_known_warnings
-from gpubench.fast import keep_pages
+from gpubench.ground.core import hide_known_warnings
+from gpubench.step.fast import keep_pages
 from helpers import browsers, find_browser, flags
 
 hide_known_warnings()                                # in the processes that tests start, too

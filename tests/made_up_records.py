@@ -1,7 +1,7 @@
 """Records that are made up for the tests: none of the numbers was measured"""
 import numpy as np
 
-from gpubench.record import append_record
+from gpubench.ground.record import append_record
 
 MEASURED = ('n_images n_steps n_dropped epoch_s step_ms images_per_s first_batch_ms loss accuracy '
             'peak_allocated_mib peak_reserved_mib device_used_mib').split()

@@ -16,7 +16,7 @@ packages = dict(plain='.', lab='.[lab]', int8='.[lab,int8]', site='.[lab,int8,si
 order = list(packages)                               # each includes those before it; `newest` stands alone
 version = '%d.%d' % sys.version_info[:2]
 first_import = ("import gpubench, importlib, pkgutil\n"
-                "for o in pkgutil.iter_modules(gpubench.__path__): importlib.import_module('gpubench.'+o.name)")
+                "for o in pkgutil.walk_packages(gpubench.__path__, 'gpubench.'): importlib.import_module(o.name)")
 rebuild = ("The container's image was built from another constraints.txt or pyproject.toml. Build it again: "
            "\"Dev Containers: Rebuild Container\" in VS Code, or on the host `docker compose -f docker-compose.cpu.yml build` (or gpu).")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 
-from gpubench.labs import find_labs
+from gpubench.course.labs import find_labs
 
 page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
 ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\((?!deeper/)\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')

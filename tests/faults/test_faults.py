@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from gpubench import sweep as library
-from gpubench.record import append_record, read_records
-from gpubench.monitor import MonitorCallback
-from gpubench.process import Fresh, StopSignals, device_locks, locks_folder, pack, run_fresh
-from gpubench.sweep import SweepStopped, run_point, noise_floor, sweep
-from gpubench.timing import StepTimerCallback
-from gpubench.trial import Trial, make_learner, resolve
+from gpubench.run import sweep as library
+from gpubench.ground.record import append_record, read_records
+from gpubench.watch.monitor import MonitorCallback
+from gpubench.run.process import Fresh, StopSignals, device_locks, locks_folder, pack, run_fresh
+from gpubench.run.sweep import SweepStopped, run_point, noise_floor, sweep
+from gpubench.watch.timing import StepTimerCallback
+from gpubench.run.trial import Trial, make_learner, resolve
 
 from helpers import root
 
@@ -203,7 +203,7 @@ def test_a_truncated_image_is_one_sentence(tmp_path):
 SCRIPT = '''
 import os, sys, time
 from pathlib import Path
-from gpubench.sweep import sweep
+from gpubench.run.sweep import sweep
 here, plan = Path(sys.argv[1]), [1, 2, 3]
 with open(here/'started', 'a') as f: f.write('x')        # once a process that runs this script
 class Mine: pass                                           # known in this script only
@@ -305,7 +305,7 @@ def test_a_finished_visit_counts_though_its_sweep_was_suspended_beyond_the_time_
 
 @linux
 def test_ctrl_c_while_the_server_loads(tmp_path):
-    p = start_script(tmp_path, 'import sys\nfrom gpubench.sweep import sweep\nprint("now", flush=True)\n'
+    p = start_script(tmp_path, 'import sys\nfrom gpubench.run.sweep import sweep\nprint("now", flush=True)\n'
                      'sweep(dict(x=1), run=lambda x: {}, progress=False, twin=None)')
     assert p.stdout.readline()=='now\n'
     time.sleep(1.5)                                      # of the nine seconds or so that it takes
@@ -379,7 +379,7 @@ def test_a_module_that_cannot_be_imported_stops_the_sweep_at_its_start(tmp_path,
 @linux
 def test_a_users_file_named_as_a_module_of_python(tmp_path):
     for o in ('random', 'queue', 'signal'): (tmp_path/f'{o}.py').write_text('raise RuntimeError("a game of dice")')
-    text = ('import sys\nsys.path.remove("")\nfrom gpubench.sweep import sweep\n'
+    text = ('import sys\nsys.path.remove("")\nfrom gpubench.run.sweep import sweep\n'
             'print(sweep(dict(x=1), run=lambda x: {}, repeats=1, progress=False, start_method=sys.argv[1]).status.tolist())')
     for how in ('forkserver', 'spawn'):
         p = subprocess.run([sys.executable, '-c', text, how], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(root)), capture_output=True, text=True)
@@ -388,7 +388,7 @@ def test_a_users_file_named_as_a_module_of_python(tmp_path):
 def test_a_torch_that_is_broken(tmp_path):
     (tmp_path/'torch').mkdir()
     (tmp_path/'torch'/'__init__.py').write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
-    p = subprocess.run([sys.executable, '-c', 'import gpubench.sweep'], env=os.environ | dict(PYTHONPATH=f'{tmp_path}{os.pathsep}{root}'),
+    p = subprocess.run([sys.executable, '-c', 'import gpubench.run.sweep'], env=os.environ | dict(PYTHONPATH=f'{tmp_path}{os.pathsep}{root}'),
                        capture_output=True, text=True)
     assert p.stderr.splitlines()[-1].startswith('ImportError: torch cannot be loaded (libcudart.so.12') and 'gpubench doctor' in p.stderr
 
@@ -476,9 +476,9 @@ disk = Path(sys.argv[1])/'disk'
 disk.mkdir()
 def mount(*args): subprocess.run(['mount', *map(str, args)], check=True)
 mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', disk)
-from gpubench.record import append_record, read_records
-from gpubench.report import write_report
-from gpubench.sweep import sweep
+from gpubench.ground.record import append_record, read_records
+from gpubench.show.report import write_report
+from gpubench.run.sweep import sweep
 def spare(): return re.search(r'last one is in ([^ ]+jsonl)', said['full'])[1]
 ran, said = [], {}
 def run(x):

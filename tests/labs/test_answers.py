@@ -5,8 +5,8 @@ import nbformat
 import pandas as pd
 import pytest
 
-from gpubench.answers import QUESTIONS, Question
-from gpubench.checks import check
+from gpubench.course.answers import QUESTIONS, Question
+from gpubench.course.checks import check
 
 from helpers import root
 

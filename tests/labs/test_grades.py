@@ -5,9 +5,9 @@ import nbformat
 import pytest
 from click.testing import CliRunner
 
-from gpubench.answers import QUESTIONS
+from gpubench.course.answers import QUESTIONS
 from gpubench.cli import cli
-from gpubench.grades import lab_questions, read_answers
+from gpubench.course.grades import lab_questions, read_answers
 
 from helpers import root
 from test_labs_machinery import write_lab

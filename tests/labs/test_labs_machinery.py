@@ -13,11 +13,11 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from gpubench.record import append_record
-from gpubench.core import find_devices
-from gpubench.lab_notebooks import (
+from gpubench.ground.record import append_record
+from gpubench.ground.core import find_devices
+from gpubench.course.lab_notebooks import (
     EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, find_labs, lab_parameters, pick_labs)
-from gpubench.labs import copy_labs, earlier_run, prepare_run, run_folder, run_labs
+from gpubench.course.labs import copy_labs, earlier_run, prepare_run, run_folder, run_labs
 
 STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
 
@@ -160,9 +160,9 @@ def test_another_machine_or_version_runs_again(labs, tmp_path, monkeypatch, othe
     here = dict(gpubench='0.1.0', torch='2.0', cpu='New CPU', n_cores=2, gpu=None, ram_gib=8., python='3.11.0')
     write_lab(labs, '01_good', 'print(1)')
     [job] = prepare_run(device='cpu', folder=labs)
-    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here | other)
+    monkeypatch.setattr('gpubench.course.labs.describe_machine', lambda: here | other)
     run(labs, tmp_path, device='cpu')
-    monkeypatch.setattr('gpubench.labs.describe_machine', lambda: here)
+    monkeypatch.setattr('gpubench.course.labs.describe_machine', lambda: here)
     assert earlier_run(job, tmp_path/'out')==says
     assert [o.before for o in run(labs, tmp_path, device='cpu')]==[not says]
     assert [o.before for o in run(labs, tmp_path, device='cpu')]==[True]     # now it was made here
@@ -195,7 +195,7 @@ def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
 # one run at a time on a device
 
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
-    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
+    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
               'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
               'except RuntimeError as e: print(str(e)[:45])')
     [o] = run(labs, tmp_path, device='cpu')
@@ -207,7 +207,7 @@ def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
 def test_a_very_long_line(labs, tmp_path):
     "nbclient's own merging of streams takes .7 s for a line of 20,000 letters, and half an hour for this one, whatever the timeout"
     write_lab(labs, '01_long', 'print("x"*1_000_000)', 'for i in range(3): print(f"\\r{i} %", end="", flush=True)')
-    done = subprocess.run([sys.executable, '-c', 'import sys; from gpubench.labs import run_labs; '
+    done = subprocess.run([sys.executable, '-c', 'import sys; from gpubench.course.labs import run_labs; '
                            'print(run_labs((), sys.argv[1], "cpu", folder=sys.argv[2], progress=False)[0].status)', tmp_path/'out', labs],
                           capture_output=True, text=True, timeout=120, env=package_env())
     assert done.stdout.strip()=='ok', done.stderr
@@ -263,8 +263,8 @@ def test_one_device_labs_run_once_for_each(labs, tmp_path):
 
 
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
-    write_lab(labs, '01_clean', 'from gpubench.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
-    code = ('from gpubench.labs import run_labs; import sys\n'
+    write_lab(labs, '01_clean', 'from gpubench.ground.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
+    code = ('from gpubench.course.labs import run_labs; import sys\n'
             'print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)')
     p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True,
                        env=package_env())
@@ -307,7 +307,7 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
 
 
 def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
-    monkeypatch.setattr('gpubench.lab_notebooks.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
+    monkeypatch.setattr('gpubench.course.lab_notebooks.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
     write_lab(labs, '01_good', 'print(1)')
     with pytest.raises(ValueError, match='Cannot read the parameters in'): prepare_run(profile='full', folder=labs)
 
@@ -401,7 +401,7 @@ def test_a_terminal_that_is_closed(labs, tmp_path):
 def test_a_signal_while_the_kernel_starts(labs, tmp_path, monkeypatch):
     "nbclient clears up only after a kernel that has started"
     from jupyter_client import AsyncKernelClient
-    from gpubench.process import Stopped
+    from gpubench.run.process import Stopped
     started = []
     async def stop(client, timeout=None): started.append(client.parent.provisioner.pid); raise Stopped(signal.SIGTERM)
     monkeypatch.setattr(AsyncKernelClient, 'wait_for_ready', stop)

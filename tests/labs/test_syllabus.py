@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from gpubench.cli import cli
-from gpubench.labs import ONE_DEVICE, Lab, find_labs, prepare_run
+from gpubench.course.labs import ONE_DEVICE, Lab, find_labs, prepare_run
 from helpers import as_module, root
 
 page = root/'nbs'/'labs'/'index.ipynb'

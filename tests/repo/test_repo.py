@@ -1,6 +1,7 @@
 """What holds of the whole repository. Each rule is a function from files to complaints, and is shown to fail on a planted fault"""
 import ast, json, os, re, sys, zipfile
 from email.parser import Parser
+from importlib.util import resolve_name
 from pathlib import Path
 
 import nbformat
@@ -32,8 +33,10 @@ def code_cells(path):
 
 notebooks = sorted((root/'nbs').rglob('*.ipynb'))
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # a notebook without a number is no lab, as for `find_labs`
-modules = sorted(o for o in (root/'gpubench').glob('*.py') if o.stem not in ('__init__', '_modidx'))
-pages = sorted(o.name for o in (root/'gpubench').glob('page.*'))
+package = root/'gpubench'
+rooms = ['ground', 'data', 'watch', 'step', 'run', 'show', 'course']    # each imports from those before it
+modules = sorted(o for o in package.rglob('*.py') if o.stem not in ('__init__', '_modidx'))
+library = [o for room in (*rooms, '') for o in sorted((root/'nbs'/room).glob('[0-9][0-9]_*.ipynb'))]
 def name(path): return path.stem
 
 
@@ -42,7 +45,7 @@ def name(path): return path.stem
 def out_of_step(tree):
     "Files under gpubench/ that are not what the notebooks export"
     before = contents(tree, 'gpubench/**/*.py', 'pyproject.toml')
-    for o in (tree/'gpubench').glob('*.py'):
+    for o in (tree/'gpubench').rglob('*.py'):
         if o.name!='__init__.py': o.unlink()        # a module that no notebook exports any more shows as missing
     run(tool('nbdev-export'), cwd=tree)
     return differences(before, contents(tree, 'gpubench/**/*.py', 'pyproject.toml'))
@@ -51,10 +54,10 @@ def test_export_in_step(tree):
     assert out_of_step(tree)==[], 'run `make export`'
 
 def test_export_fault(tree):
-    core = tree/'gpubench'/'core.py'
+    core = tree/'gpubench'/'ground'/'core.py'
     core.write_text(core.read_text()+'\n# edited by hand\n')
     (tree/'gpubench'/'left_over.py').write_text('x = 1\n')
-    assert out_of_step(tree)==['gpubench/core.py', 'gpubench/left_over.py']
+    assert out_of_step(tree)==['gpubench/ground/core.py', 'gpubench/left_over.py']
 
 def not_clean(tree):
     "Notebooks that nbdev-clean would change"
@@ -66,11 +69,11 @@ def test_notebooks_clean(tree):
     assert not_clean(tree)==[], 'run `nbdev-clean`'
 
 def test_notebooks_clean_fault(tree):
-    path = tree/'nbs'/'00_core.ipynb'
+    path = tree/'nbs'/'ground'/'00_core.ipynb'
     nb = json.loads(path.read_text())
     next(o for o in nb['cells'] if o['cell_type']=='code')['execution_count'] = 7
     path.write_text(json.dumps(nb))
-    assert not_clean(tree)==['nbs/00_core.ipynb']
+    assert not_clean(tree)==['nbs/ground/00_core.ipynb']
 
 def test_readme_in_step():
     readme = as_module(root/'tools'/'readme.py')
@@ -97,58 +100,68 @@ def test_readme_fault(tree):
 
 # ---- imports
 
-def imported(source):
-    "What a module imports, anywhere in it, as dotted names; its own package's modules as gpubench.name"
+packages = {'gpubench', *(f'gpubench.{o}' for o in rooms)}
+
+def imported(source, package='gpubench'):
+    "What a module of `package` imports, anywhere in it, as dotted names"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import): yield from (o.name for o in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = '.'.join(o for o in ['gpubench' if node.level else '', node.module or ''] if o)
-            if base=='gpubench': yield from (f'gpubench.{o.name}' for o in node.names)
+            base = resolve_name('.'*node.level+(node.module or ''), package)
+            if base in packages: yield from (f'{base}.{o.name}' for o in node.names)
             else: yield base
 
-def own_imports(source):
-    "Names of the package's modules that a module imports"
-    return {o.split('.')[1] for o in imported(source) if o.startswith('gpubench.') and o.split('.')[1]!='__version__'}
+def imports_of(module, source):
+    "What a module of the library imports: `ground.core` for one of its own"
+    package = '.'.join(['gpubench', *module.split('.')[:-1]])
+    return {o.removeprefix('gpubench.') for o in imported(source, package)} - {'__version__'}
 
 def wrong_arrows(order, sources):
-    "Imports that do not point to a module of a lower number"
+    "Imports of the library's own modules that do not point to one of a lower number"
     place = {o: i for i,o in enumerate(order)}
-    return sorted(f'{m} imports {o}' for m,source in sources.items() for o in own_imports(source)
-                  if place.get(o, len(order))>=place[m])
+    own = tuple(f'{o}.' for o in rooms)
+    return sorted(f'{m} imports {o}' for m,source in sources.items() for o in imports_of(m, source)
+                  if (o in place or o.startswith(own)) and place.get(o, len(order))>=place[m])
 
 def torch_in(module, sources):
     "How `module` comes by torch: itself, or through which other modules"
-    for o in imported(sources[module]):
+    for o in imports_of(module, sources[module]):
         if o in torches or o.split('.')[0] in torches: yield f'{module}: {o}'
-    for o in own_imports(sources[module]): yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
+        if o in sources: yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
 
 def top_level_torch(module, sources):
     "The same for a module that another one imports, where only what runs on import counts"
     body = [o for o in ast.parse(sources[module]).body if isinstance(o, (ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.With))]
-    top = ast.unparse(ast.Module(body, []))
-    for o in imported(top):
-        if o in torches or o.split('.')[0] in torches: yield f'{module}: {o}'
-    for o in own_imports(top): yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
+    yield from torch_in(module, sources | {module: ast.unparse(ast.Module(body, []))})
+
+def dotted(path, folder):
+    "The module of a file below `folder`, such as ground.core; a notebook's has a number in front"
+    return '.'.join([*path.relative_to(folder).parts[:-1], re.sub(r'^\d\d_', '', path.stem)])
 
 def sources_and_order():
     "Module sources by name, and the names by the numbers of their notebooks"
-    order = [o.stem.split('_', 1)[1] for o in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
-    return {o.stem: o.read_text(encoding='utf-8') for o in modules}, order
+    order = [dotted(o, root/'nbs') for o in library]
+    return {dotted(o, package): o.read_text(encoding='utf-8') for o in modules}, [o for o in order if o!='__init__']
 
 def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    assert [o for m in ('record', 'stats', 'curves', 'series', 'store', 'plot') for o in torch_in(m, sources)]==[]
+    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['data.store', 'show.plot']
+    assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def test_arrows_fault():
-    planted = dict(core='x = 1', stats='from .core import x', data='def f():\n    from gpubench.trial import y\n    import gpubench.plot as p',
-                   trial='from . import stats, data, trial', plot='from gpubench import core\nimport gpubench.gone')
-    assert wrong_arrows(list(planted), planted)==['data imports plot', 'data imports trial', 'plot imports gone', 'trial imports trial']
-    light = dict(core='def f(): import torch', plot='from .core import f')
-    assert list(torch_in('plot', light))==[]
-    assert list(torch_in('plot', light | dict(plot='def f():\n    from torch.nn import Module')))==['plot: torch.nn']
-    assert list(torch_in('plot', light | dict(core='try: import fastai.basics\nexcept ImportError: pass')))==['plot → core: fastai.basics']
+    planted = {'ground.core': 'x = 1', 'ground.stats': 'from .core import x',
+               'data.made': 'def f():\n    from gpubench.run.trial import y\n    import gpubench.show.plot as p',
+               'run.trial': 'from . import trial\nfrom ..ground import stats\nfrom ..data.made import f',
+               'show.plot': 'from ..ground import core\nimport gpubench.show.gone, json'}
+    assert wrong_arrows(list(planted), planted)==['data.made imports run.trial', 'data.made imports show.plot', 'run.trial imports run.trial',
+                                                  'show.plot imports show.gone']
+    light = {'ground.core': 'def f(): import torch', 'show.plot': 'from ..ground.core import f'}
+    assert list(torch_in('show.plot', light))==[]
+    assert list(torch_in('show.plot', light | {'show.plot': 'def f():\n    from torch.nn import Module'}))==['show.plot: torch.nn']
+    light['ground.core'] = 'try: import fastai.basics\nexcept ImportError: pass'
+    assert list(torch_in('show.plot', light))==['show.plot → ground.core: fastai.basics']
 
 def loaded(statement, of):
     "Which packages of `of` a fresh Python has loaded after `statement`"
@@ -157,7 +170,7 @@ def loaded(statement, of):
 
 def test_what_an_import_loads():
     assert loaded('import gpubench', heavier)==[]
-    assert loaded('import gpubench.record, gpubench.stats, gpubench.curves, gpubench.plot', {'torch', 'torchvision', 'fastai'})==[]
+    assert loaded('import gpubench.ground.record, gpubench.ground.stats, gpubench.ground.curves, gpubench.show.plot', {'torch', 'torchvision', 'fastai'})==[]
     assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
     assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
 
@@ -179,7 +192,7 @@ def test_no_star_imports_fault(tmp_path):
 
 def wrong_parameters(path):
     "What is wrong with a lab's `parameters` cell"
-    from gpubench.labs import lab_parameters
+    from gpubench.course.labs import lab_parameters
     try: params = lab_parameters(path)
     except ValueError as e: return [str(e)]
     want = dict(device='auto', out='', seed=0)
@@ -237,7 +250,7 @@ def told_minutes(readme, makefile, labs):
     return wrong
 
 def test_minutes_and_titles_of_the_labs():
-    from gpubench.labs import find_labs
+    from gpubench.course.labs import find_labs
     own = {o.name: (o.title, o.minutes) for o in find_labs()}
     assert told_minutes(text('README.md'), text('Makefile'), own)==[]
 
@@ -264,7 +277,7 @@ def test_readme_shows_every_verb_and_module():
     assert [o for o in cli.commands if f'\ngpubench {o} ' not in shown]==[]
     assert [o for o in ('--monitor', '--price-per-hour', 'MonitorCallback(', 'StepTimerCallback(') if o not in shown]==[]
     rows = re.findall(r'^\| `(\d\d)_(\w+)` → `(\w+)` \|', text('CONTRIBUTING.md'), re.M)
-    assert [f'{n}_{a}' for n,a,b in rows if a==b]==[o.stem for o in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
+    assert [f'{n}_{a}' for n,a,b in rows if a==b]==[o.stem for o in library]
 
 # ---- what no file may say
 
@@ -323,7 +336,8 @@ def wheel(repo_files, tmp_path_factory):
 
 def wrong_files(names, labs, extras):
     "Files of a wheel that should not be there, and those that are missing"
-    want = {f'gpubench/{o}' for o in ['__init__.py', '_modidx.py', *pages]} | {f'gpubench/{o.name}' for o in modules}
+    own = [*package.glob('*.py'), *package.rglob('*/*.py'), *(package/'show').glob('page.*')]
+    want = {f'gpubench/{o.relative_to(package).as_posix()}' for o in own}
     want |= {f'gpubench/notebooks/{o}' for o in [*labs, *extras]}
     return differences(dict.fromkeys(want, 1), {o: 1 for o in names if '.dist-info/' not in o})
 
@@ -352,6 +366,6 @@ def test_requirements_are_imported():
     "Each package that a module imports is required, whether a student or an author installs; `cluster` has an extra"
     known = dict(sklearn='scikit-learn', PIL='pillow', yaml='pyyaml', zmq='pyzmq', pynvml='nvitop', triton='torch')   # which bring them
     required = {o.name for o in needed()+needed('cluster')}
-    used = {known.get(o.split('.')[0], o.split('.')[0]) for m in modules for o in imported(m.read_text(encoding='utf-8'))}
+    used = {known.get(o.split('.')[0], o.split('.')[0]) for m,source in sources_and_order()[0].items() for o in imports_of(m, source)}
     optional = {'torch_xla'}                          # needs a torch of its own; without it, device='xla' is refused
-    assert sorted(used-required-optional-set(sys.stdlib_module_names)-{'gpubench'})==[]
+    assert sorted(used-required-optional-set(sys.stdlib_module_names)-{'gpubench', 'cli', *rooms})==[]

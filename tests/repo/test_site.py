@@ -75,7 +75,7 @@ def test_every_notebook_has_its_page_in_order(site):
 
 def test_the_library(site):
     "What is exported without a word about it has no entry; private cells are left out"
-    page = (site/'nbs'/'25_trial.html').read_text(encoding='utf-8')
+    page = (site/'nbs'/'03_trial.html').read_text(encoding='utf-8')
     assert all(f'<h3>{o}<a' in page for o in ('Trial', 'run_trial')) and 'exporti' not in page and 'nbdev_export' not in page
 
 

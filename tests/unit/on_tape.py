@@ -7,7 +7,7 @@ from fastai.callback.core import Callback, TrainEvalCallback
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpubench import capture, optim
+from gpubench.step import capture, optim
 
 
 def on_cpu(request):

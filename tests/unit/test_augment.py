@@ -14,8 +14,8 @@ from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
 from fastai.vision.data import ImageBlock, MaskBlock
 from scipy.stats import ks_2samp
 
-from gpubench.augment import batch_transforms
-from gpubench.data import BatchAugment
+from gpubench.data.augment import batch_transforms
+from gpubench.data.loaders import BatchAugment
 
 def apply(known, batch):
     for f in known: batch = f(batch)

@@ -15,8 +15,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import gpubench
 from gpubench.cli import cli
-from gpubench.record import append_record, read_records
-from gpubench.core import find_devices
+from gpubench.ground.record import append_record, read_records
+from gpubench.ground.core import find_devices
 
 PACKAGE = Path(gpubench.__file__).parent
 VERBS = 'doctor labs run sweep compare report'.split()
@@ -117,10 +117,10 @@ def test_version_and_unknown_verb():
 # run
 
 SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c.show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
-RECORD_ONE = 'from gpubench.record import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
+RECORD_ONE = 'from gpubench.ground.record import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
 
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
-    write_lab(labs, '01_small', 'from gpubench.record import append_record',
+    write_lab(labs, '01_small', 'from gpubench.ground.record import append_record',
               f'for v in range(n): append_record(out, {made_up_visit()!r} | dict(visit=v, seed=seed))',
               extra='n: int = 1  # visits')
     p = gpubench_command('run', '--labs', labs, '-p', 'n=3', '-p', '01_small.seed=5', '--no-progress', cwd=tmp_path)
@@ -142,7 +142,7 @@ def test_progress_is_shown_with_what_is_left(labs, tmp_path):
 @pytest.mark.parametrize('status,code', [
     ('error', 1), ('died', 3), ('timeout', 4), ('interrupted', 130), ('terminated', 143), ('hung up', 129)])
 def test_failures_have_codes_of_their_own(labs, call, monkeypatch, status, code):
-    from gpubench import labs as library
+    from gpubench.course import labs as library
     def run(jobs, out, *args):
         return [library.Outcome(o, k, 1., out/o.notebook, 'planted') for o,k in zip(jobs, (status, 'ok', 'not run'))]
     monkeypatch.setattr(library, 'run_jobs', run)
@@ -214,7 +214,7 @@ def test_a_lab_that_stands_twice_in_a_file(labs, tmp_path, call):
 
 def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     "Not even a folder, unless it was there; and it names the device, whatever was asked for"
-    from gpubench.process import device_locks
+    from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
     says = f"A series of labs is already running on device '{find_devices()[-1]}': process "
     (tmp_path/'mine').mkdir()
@@ -230,7 +230,7 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
 
 
 def test_a_run_waits_for_its_device(labs, tmp_path):
-    from gpubench.process import device_locks
+    from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
     with device_locks(['cpu'], 'runs/other'):
         p = gpubench_process('run', '--labs', labs, '--device', 'cpu', '--wait', '--no-progress', '--out', tmp_path/'out')
@@ -242,7 +242,9 @@ def test_a_run_waits_for_its_device(labs, tmp_path):
 
 @pytest.mark.parametrize('load,warns', [((.6, (7, 'game', 1.2)), True), ((.02, None), False), (None, False)])
 def test_a_busy_machine_is_told_at_the_start(labs, call, monkeypatch, load, warns):
-    from gpubench import doctor, labs as library, sweep
+    from gpubench.watch import doctor
+    from gpubench.course import labs as library
+    from gpubench.run import sweep
     def stop(*args, **kwargs): raise KeyboardInterrupt
     monkeypatch.setattr(doctor, 'cpu_load', lambda: load)
     monkeypatch.setattr(sweep, 'sweep', stop)
@@ -378,7 +380,7 @@ def test_a_report_that_cannot_be_written_hides_no_table(call, tmp_path, monkeypa
     assert ('writable' in said.stderr)==(number==errno.EACCES)
 
 def test_a_sweep_that_fills_the_disk_shows_what_it_has(call, tmp_path, monkeypatch):
-    import gpubench.sweep as library
+    import gpubench.run.sweep as library
     def full(trials, out, **kwargs):
         write_run(out)
         raise RuntimeError("records.jsonl can't be written: the disk is full") from OSError(errno.ENOSPC, 'No space left on device')
@@ -416,7 +418,7 @@ def test_a_sweep_of_loaders(tmp_path):
 
 
 def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
-    from gpubench import sweep as library
+    from gpubench.run import sweep as library
     def stop(*args, **kwargs): raise KeyboardInterrupt('Stopped by Ctrl-C after 2 of 6 visits.')
     monkeypatch.setattr(library, 'sweep', stop)
     said = call('sweep', '--device', 'cpu', '--out', 'mine')
@@ -424,7 +426,7 @@ def test_a_stopped_sweep_says_what_it_kept(tmp_path, call, monkeypatch):
 
 
 def test_every_option_reaches_the_sweep(tmp_path, call, monkeypatch):
-    from gpubench import sweep as library
+    from gpubench.run import sweep as library
     given = {}
     def stop(todo, **kwargs):
         given.update(kwargs, seeds={o.seed for o in todo})

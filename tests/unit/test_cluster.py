@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip('submitit', reason='submitit is not installed: pip install submitit')
-from gpubench.cluster import JobsMissing, sweep_on
-from gpubench.record import record_rows
+from gpubench.run.cluster import JobsMissing, sweep_on
+from gpubench.ground.record import record_rows
 from helpers import free_port, root
 
 PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'squeue', 'scontrol', 'scancel'
@@ -166,11 +166,11 @@ def test_an_option_that_slurm_refuses(slurm, tmp_path):
 
 def test_a_lab_is_a_job(slurm, tmp_path):
     "Executed on the node in a folder of its own; its records are gathered; done once"
-    from gpubench.lab_jobs import run_labs_on
+    from gpubench.course.lab_jobs import run_labs_on
     from helpers import write_lab
     labs, out = tmp_path/'labs', tmp_path/'shared'
     labs.mkdir()
-    write_lab(labs/'01_there.ipynb', "import os\nfrom gpubench.record import append_record\n"
+    write_lab(labs/'01_there.ipynb', "import os\nfrom gpubench.ground.record import append_record\n"
               "append_record(out, dict(trial_id='a', machine='m', visit=0, seed=seed, job=os.environ['SLURM_JOB_ID']))")
     def go(): return run_labs_on('slurm', out=out, device='cpu', texts=dict(seed='5'), folder=labs, options='time=5', poll_s=.5)
     [first], [second] = go(), go()

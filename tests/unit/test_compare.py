@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from made_up_records import NOT_MEASURED, failed, folder_of, visit, visits
 
-from gpubench.compare import accuracy_differs, compare, comparison_text, load_records
-from gpubench.findings import summary_table
-from gpubench.stats import ratio_ci
+from gpubench.show.compare import accuracy_differs, compare, comparison_text, load_records
+from gpubench.show.findings import summary_table
+from gpubench.ground.stats import ratio_ci
 
 
 def test_cpu_beside_gpu():

@@ -5,8 +5,8 @@ import psutil
 import pytest
 import torch
 
-from gpubench import core
-from gpubench.timing import DeviceMarks
+from gpubench.ground import core
+from gpubench.watch.timing import DeviceMarks
 
 
 def fake_gpus(monkeypatch, n=2):

@@ -1,7 +1,7 @@
 "Intervals of a fit are those of the level that was asked for"
 import numpy as np
 
-from gpubench.curves import fit_step_time, fit_time_curve
+from gpubench.ground.curves import fit_step_time, fit_time_curve
 
 BS = np.repeat([16, 64, 256, 1024, 4096], 3)
 NOISE = np.exp(.02*np.random.default_rng(5).normal(size=len(BS)))

@@ -5,12 +5,12 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from gpubench import data, made, sets
-from gpubench.data import LOADERS, BatchAugment, get_dls, get_images, load_pixels
-from gpubench.folders import read_labels
-from gpubench.sets import OFFICIAL, download, write_out
-from gpubench.birds import draw_wood
-from gpubench.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, fastai_folder,
+from gpubench.data.loaders import loaders as data, made, sets
+from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
+from gpubench.data.folders import read_labels
+from gpubench.data.sets import OFFICIAL, download, write_out
+from gpubench.data.birds import draw_wood
+from gpubench.data.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, fastai_folder,
                            make_once, read_mark)
 import numpy as np
 import pytest
@@ -275,7 +275,7 @@ def test_cache_is_reused_and_mended(home):
 
 def test_killed_while_writing(home):
     "A process killed in the middle leaves nothing that is taken for the set"
-    code = ("from gpubench.sets import get_images, write_out\n"
+    code = ("from gpubench.data.sets import get_images, write_out\n"
             "write_out(get_images('synthetic', size=64, n_channels=3, max_images=30000))")
     env = os.environ | dict(FASTAI_HOME=str(home), PYTHONPATH=str(Path(__file__).resolve().parents[2]))
     process = subprocess.Popen([sys.executable, '-c', code], env=env, stdout=subprocess.DEVNULL)

@@ -7,7 +7,7 @@ import pytest
 
 import gpubench
 from fake_nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, UNKNOWN, FakeGPU, FakeMig, FakeNVML, wsl2
-from gpubench.doctor import CODES, LEVELS
+from gpubench.watch.doctor import CODES, LEVELS
 
 RTX = dict(name='NVIDIA GeForce RTX 3060 Ti', memory_total_mib=8192, memory_used_mib=400, power_limit_w=200, default_limit_w=200,
            power_w=15, util_gpu_percent=3, throttle_reasons=0x1)
@@ -147,7 +147,7 @@ class Machine:
                               encoding='utf-8', timeout=120)
 
     def look(self, **kwargs):
-        p = self.run(f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(self.root)!r})))', **kwargs)
+        p = self.run(f'from gpubench.watch.doctor import as_json, examine; print(as_json(examine({str(self.root)!r})))', **kwargs)
         assert p.returncode==0 and p.stderr=='', p.stderr
         return Said(json.loads(p.stdout))
 
@@ -311,7 +311,7 @@ def test_what_nvidia_smi_says_where_nvml_has_no_library(machine):
 
 def test_driver_that_never_answers_is_not_waited_for(machine):
     machine.has_gpus(rtx(), query_s=30)
-    code = "from gpubench.doctor import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
+    code = "from gpubench.watch.doctor import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
     assert json.loads(machine.run(code).stdout)['nvml'].items() >= dict(ok=False, error='no answer within 2 s').items()
 
 
@@ -321,7 +321,7 @@ def test_a_process_that_cannot_be_ended_is_left_behind(machine):
     machine.has_gpus(rtx(), query_s=15)
     code = """import os, time
 os.kill = lambda pid, number: None
-from gpubench.doctor import probe
+from gpubench.watch.doctor import probe
 start_s = time.monotonic()
 print(probe(['nvml'], timeout_s=2)['nvml']['error'], time.monotonic()-start_s<10)"""
     p = machine.run(code)
@@ -398,7 +398,7 @@ def test_a_lost_gpu_that_torch_does_not_use(machine):
 def test_a_driver_that_hangs_in_a_query(machine):
     "The time-outs of `examine` are those of patience, so this looks at the same facts"
     machine.has_gpus(rtx(slow=dict(nvmlDeviceGetEnforcedPowerLimit=60)))
-    p = machine.run("""from gpubench.doctor import Facts, check_nvml, probe
+    p = machine.run("""from gpubench.watch.doctor import Facts, check_nvml, probe
 print(*check_nvml(Facts(probe(['nvml'], timeout_s=3) | probe(['torch', 'cuda']))))""")
     assert "torch uses the GPU, but NVML doesn't answer: no answer within 3 s. Times are measured" in p.stdout and 'estart' in p.stdout
 
@@ -586,10 +586,10 @@ def test_a_calm_cpu(machine):
 
 def test_a_cpu_that_does_not_tell(machine):
     p = machine.run('def hidden(interval=None): raise PermissionError("/proc/stat")\npsutil.cpu_percent = hidden\n'
-                    'from gpubench.doctor import cpu_load; print(cpu_load())')
+                    'from gpubench.watch.doctor import cpu_load; print(cpu_load())')
     assert (p.stdout, p.stderr)==('None\n', '')
     plant(machine.site, 'psutil', '7', 'raise ImportError')
-    p = machine.run('from gpubench.doctor import Facts, check_load, cpu_load; print([*check_load(Facts({}, cpu_load()))])', busy_percent=None)
+    p = machine.run('from gpubench.watch.doctor import Facts, check_load, cpu_load; print([*check_load(Facts({}, cpu_load()))])', busy_percent=None)
     assert p.stdout=='[]\n', p.stderr
 
 
@@ -601,7 +601,7 @@ def test_shared_memory(machine, mib, free, code, container):
     p = machine.run('import json, shutil, sys\nreal = shutil.disk_usage\n'
                     f'disk = type(real("/"))({mib*2**20}, {(mib-free)*2**20}, {free*2**20})\n'
                     f'shutil.disk_usage = lambda path: disk if str(path)=={str(machine.root/"dev/shm")!r} else real(path)\n'
-                    f'from gpubench.doctor import as_json, examine; print(as_json(examine({str(machine.root)!r})))')
+                    f'from gpubench.watch.doctor import as_json, examine; print(as_json(examine({str(machine.root)!r})))')
     said = Said(json.loads(p.stdout))
     said.has(code)
     assert said.exit_code==(code!='shared_memory_ok')
@@ -651,7 +651,7 @@ def test_a_broken_psutil_does_not_hide_who_computes(machine):
 
 
 def test_no_single_check_ends_the_run(machine):
-    code = """import json, gpubench.doctor as d
+    code = """import json, gpubench.watch.doctor as d
 checks, kept = d.CHECKS, {}
 d.probe = lambda names, **kwargs: {o: dict(ok=False, error='', code=None) for o in names}
 def broken(facts): raise ValueError('x')
@@ -699,7 +699,7 @@ def test_the_command_gives_the_exit_code(machine, args):
 
 def test_the_doctor_imports_little():
     "It must run where what the monitor imports does not"
-    code = "import sys, gpubench.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
+    code = "import sys, gpubench.watch.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout=='set()\n'
 
 

@@ -10,15 +10,15 @@ import pandas as pd
 
 from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, FakeNVML,
                        wsl2)
-from gpubench import series
-from gpubench.compare import add_prices, load_records
-from gpubench.findings import add_labels, compare_devices, recommend, summary_table
-from gpubench.record import append_record, plain_record, read_records
-from gpubench.report import render_page, summary_text, write_report
-from gpubench.monitor import MonitorCallback
-from gpubench.sweep import sweep
-from gpubench.timing import StepTimerCallback
-from gpubench.trial import Trial, look_at_start, make_learner, resolve, run_trial, train_monitored
+from gpubench.ground import series
+from gpubench.show.compare import add_prices, load_records
+from gpubench.show.findings import add_labels, compare_devices, recommend, summary_table
+from gpubench.ground.record import append_record, plain_record, read_records
+from gpubench.show.report import render_page, summary_text, write_report
+from gpubench.watch.monitor import MonitorCallback
+from gpubench.run.sweep import sweep
+from gpubench.watch.timing import StepTimerCallback
+from gpubench.run.trial import Trial, look_at_start, make_learner, resolve, run_trial, train_monitored
 
 SMALL = Trial(device='cpu', max_images=500)
 QUICK = dict(half_width=.9, max_s=0.)
@@ -42,7 +42,7 @@ def test_no_nvml_is_no_error(nvml):
     with FakeNVML(**nvml).installed(): assert look_at_start('cuda:0')==dict(temperature_start_c=None, sm_clock_start_mhz=None)
 
 def test_the_visit_looks_before_its_warm_up(monkeypatch):
-    from gpubench import trial as library
+    from gpubench.run import trial as library
     order = []
     for name in ('look_at_start', 'warm_up', 'train_monitored'):
         def spy(*args, real=getattr(library, name), name=name, **kwargs):

@@ -30,19 +30,19 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
-from gpubench import capture, captured, optim, turns
-from gpubench.data import BatchAugment, get_dls
-from gpubench.capture import TapeCapture
-from gpubench.core import allows_tf32, describe_machine
-from gpubench.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
+from gpubench.step import capture, captured, optim, turns
+from gpubench.data.loaders import BatchAugment, get_dls
+from gpubench.step.capture import TapeCapture
+from gpubench.ground.core import allows_tf32, describe_machine
+from gpubench.step.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
-from gpubench.models import get_model
-from gpubench.monitor import CpuSource, MonitorCallback
-from gpubench.optim import FusedOptimizer, fuse, fused_adam, unfuse
-from gpubench.process import Surroundings
-from gpubench.recorder import loss_readers
-from gpubench.timing import StepTimerCallback
-from gpubench.trial import tf32_set
+from gpubench.run.models import get_model
+from gpubench.watch.monitor import CpuSource, MonitorCallback
+from gpubench.step.optim import FusedOptimizer, fuse, fused_adam, unfuse
+from gpubench.run.process import Surroundings
+from gpubench.step.recorder import loss_readers
+from gpubench.watch.timing import StepTimerCallback
+from gpubench.run.trial import tf32_set
 from on_tape import Broken, FuseCallback, autocast, compiler  # noqa: F401 (two are fixtures)
 
 
@@ -1006,7 +1006,7 @@ def test_a_learner_that_was_sped_up_is_exported_and_copied_without_gpubench(devi
     act(learn)
     learn.export('a.pkl')
     data = (tmp_path/'a.pkl').read_bytes()
-    assert not any(o in data for o in (b'gpubench.captured', b'gpubench.recorder', b'gpubench.fast', b'gpubench.optim', b'gpubench.timing'))
+    assert not any(o in data for o in (b'gpubench.step.captured', b'gpubench.step.recorder', b'gpubench.step.fast', b'gpubench.step.optim', b'gpubench.watch.timing'))
     loaded, item = load_learner(tmp_path/'a.pkl'), np.zeros((8, 8), np.uint8)
     assert torch.allclose(loaded.predict(item)[2].cpu(), learn.predict(item)[2].cpu(), atol=1e-5)
     copied = deepcopy(learn)

@@ -36,11 +36,11 @@ import fastai.callback.data        # noqa: F401  weighted_dataloaders, partial_d
 import fastai.callback.progress    # noqa: F401  no_bar
 import fastai.vision.learner       # noqa: F401  shows results
 
-from gpubench.data import get_dls
-from gpubench.fast import SpeedUp
-from gpubench.feed import FeedCallback, ItemStages
-from gpubench.items import Recipe
-from gpubench.readers import N_ROOMS, SharedMemory, can_fork, start_threads
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import SpeedUp
+from gpubench.data.feed import FeedCallback, ItemStages
+from gpubench.data.items import Recipe
+from gpubench.data.readers import N_ROOMS, SharedMemory, can_fork, start_threads
 
 N, SIZE = 12, 16
 
@@ -189,7 +189,7 @@ def test_get_dls_from_files():
 @pytest.fixture
 def threads(monkeypatch):
     "Readers are threads, as where processes can't be forked"
-    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)
+    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)
 
 
 @pytest.fixture(params=['processes', 'threads'])
@@ -267,7 +267,7 @@ def test_crops_are_where_fastai_puts_them(tmp_path, tfm):
 def test_draws_depend_on_the_seed_but_not_on_the_readers(files, monkeypatch):
     make = lambda: make_dls(files, [RandomResizedCrop(SIZE), FlipItem()])
     one, three, other = (fitted(make, FeedCallback(n), seed=seed) for n,seed in ((1, 3), (3, 3), (3, 4)))
-    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)
+    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)
     by_threads = [fitted(make, FeedCallback(n)) for n in (1, 3)]
     for o in three, *by_threads: check_same(o, one)
     assert not torch.equal(one.seen.batches[0][1], other.seen.batches[0][1])
@@ -673,7 +673,7 @@ def test_images_beyond_the_memory(files, monkeypatch, readers):
         time.sleep(.01)                              # reading an image from the file takes far less
         return decode(*args)
     monkeypatch.setattr(Recipe, 'decode', slow)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 2*(9+4*N_ROOMS)*n_bytes))     # half of it: nine images, and rooms for four
+    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 2*(9+4*N_ROOMS)*n_bytes))     # half of it: nine images, and rooms for four
     make, feed = lambda: make_dls(files, Resize(size, 'squish')), FeedCallback(2)
     learn = fitted(make, feed, n=6)
     check_same(learn, fitted(make, n=6))
@@ -696,7 +696,7 @@ def test_a_file_on_a_slow_disk_is_given_up(files, monkeypatch):
         time.sleep(.5)                               # decoding takes about a millisecond
         return get(*args)
     monkeypatch.setattr(SharedMemory, 'get', slow)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
+    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 0))
     check_fit(lambda: make_dls(files), n=4, n_done=8)
     assert 0<n_read.value<=4                         # by both processes and for both sets, once
 

@@ -20,11 +20,11 @@ from PIL import Image
 from torch import nn
 import fastai.callback.progress    # noqa: F401  no_bar
 
-from gpubench import payback
-from gpubench.capture import TapeCapture
-from gpubench.fast import GraphedStepCallback, KernelSearch
-from gpubench.feed import FeedCallback, FeedDL
-from gpubench.layout import ChannelsLastCallback
+from gpubench.step import payback
+from gpubench.step.capture import TapeCapture
+from gpubench.step.fast import GraphedStepCallback, KernelSearch
+from gpubench.data.feed import FeedCallback, FeedDL
+from gpubench.step.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'

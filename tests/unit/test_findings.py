@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from made_up_records import PARTS, failed, visit, visits
 
-from gpubench.compare import compare, comparison_text, fmt_ratio, load_records
-from gpubench.findings import Workload, add_labels, compare_devices, findings, fit_sentence, recommend, summary_table
-from gpubench.report import summary_text
-from gpubench.stats import Interval
-from gpubench.sweep import noise_floor, sweep
+from gpubench.show.compare import compare, comparison_text, fmt_ratio, load_records
+from gpubench.show.findings import Workload, add_labels, compare_devices, findings, fit_sentence, recommend, summary_table
+from gpubench.show.report import summary_text
+from gpubench.ground.stats import Interval
+from gpubench.run.sweep import noise_floor, sweep
 
 
 def said(rows): return ' '.join(recommend(rows))

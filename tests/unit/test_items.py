@@ -6,9 +6,9 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW
 from PIL import Image
 
-from gpubench import items
-from gpubench.data import NamedImage
-from gpubench.items import Recipe, jpeg_decoder
+from gpubench.data.loaders import items
+from gpubench.data.loaders import NamedImage
+from gpubench.data.items import Recipe, jpeg_decoder
 
 
 def picture(w=93, h=71):

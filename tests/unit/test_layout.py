@@ -15,10 +15,10 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from torch import nn
 
-from gpubench.data import get_dls
-from gpubench.fast import SpeedUp, speed_up
-from gpubench.layout import ChannelsLastCallback, NextPass, OneDNNCallback, pools_first, untouched
-from gpubench.models import get_model
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import SpeedUp, speed_up
+from gpubench.step.layout import ChannelsLastCallback, NextPass, OneDNNCallback, pools_first, untouched
+from gpubench.run.models import get_model
 
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -424,7 +424,7 @@ def test_copies_and_exports_are_plain_fastai(tmp_path):
     learn.export('x.pkl')
     loaded = load_learner(tmp_path/'x.pkl')
     for o in (copied, loaded):
-        assert not any(type(cb).__module__.startswith('gpubench.layout') for cb in o.cbs)
+        assert not any(type(cb).__module__.startswith('gpubench.step.layout') for cb in o.cbs)
         assert all(p.is_contiguous() for p in o.model.parameters())
     copied.fit(1)
     again = speed_up(copied)

@@ -28,14 +28,14 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import gpubench
-from gpubench.data import get_dls
-from gpubench.fast import speed_up
-from gpubench.feed import FeedCallback
-from gpubench.layout import OneDNNCallback
-from gpubench.learner import time_learner
-from gpubench.optim import FusedOptimizer
-from gpubench.sweep import sweep
-from gpubench.trial import run_trial
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import speed_up
+from gpubench.data.feed import FeedCallback
+from gpubench.step.layout import OneDNNCallback
+from gpubench.run.learner import time_learner
+from gpubench.step.optim import FusedOptimizer
+from gpubench.run.sweep import sweep
+from gpubench.run.trial import run_trial
 
 
 def make_learner(bs, n_trn):
@@ -136,7 +136,7 @@ def test_a_short_last_batch_counts_as_part_of_a_step():
 
 IN_A_NOTEBOOK = """
 from fastai.test_utils import synth_learner
-from gpubench.sweep import sweep
+from gpubench.run.sweep import sweep
 here, calls = 20, []                                  # globals of the notebook
 def make_learner(bs, lr):
     calls.append(bs)
@@ -428,11 +428,11 @@ def test_a_function_that_trains_travels_to_a_fresh_process_and_back_into_the_sam
 
 
 def test_the_copy_that_warms_up_is_sped_up_like_the_learner(monkeypatch):
-    ran, train = [], gpubench.learner._train
+    ran, train = [], gpubench.run.learner._train
     def watched(learn, *args):
         train(learn, *args)
         ran.append((isinstance(learn.opt, FusedOptimizer), sum(type(o) is OneDNNCallback for o in learn.cbs)))
-    monkeypatch.setattr(gpubench.learner, '_train', watched)
+    monkeypatch.setattr(gpubench.run.learner, '_train', watched)
     def made():
         torch.manual_seed(0)
         x = torch.randn(64, 3, 8, 8)

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpubench.cli import cli
-from gpubench.compare import add_prices, load_records
-from gpubench.machines import Comparison, price_runs, read_runs, write_comparison
-from gpubench.plot import plot_phases, plot_price_speed
-from gpubench.record import FIELDS
+from gpubench.show.compare import add_prices, load_records
+from gpubench.show.machines import Comparison, price_runs, read_runs, write_comparison
+from gpubench.show.plot import plot_phases, plot_price_speed
+from gpubench.ground.record import FIELDS
 from made_up_records import HOSTILE, PARTS, folder_of, visits
 
 CHROME = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)

@@ -2,7 +2,7 @@
 import copy, hashlib, os, socket, subprocess, sys
 from pathlib import Path
 
-from gpubench.models import MODELS, PRETRAINED, count_params, find_factory, get_model, train_flops
+from gpubench.run.models import MODELS, PRETRAINED, count_params, find_factory, get_model, train_flops
 import pytest
 import torch
 import torchvision.models as zoo
@@ -137,7 +137,7 @@ def test_own_model_from_an_installed_command(here):
     "A command's sys.path has no current folder"
     code = f"""import sys
 sys.path = [o for o in sys.path if o]
-from gpubench.models import get_model
+from gpubench.run.models import get_model
 print(type(get_model('{here}:Net')).__name__)"""
     env = os.environ | dict(PYTHONPATH=str(Path(__file__).resolve().parents[2]))
     res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=env)

@@ -12,7 +12,7 @@ from fastai.test_utils import synth_learner
 
 from fake_nvml import (DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, UNKNOWN,
                        FakeGPU, FakeMig, FakeNVML, wsl2)
-from gpubench.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling
+from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling
 
 from helpers import root
 
@@ -238,7 +238,7 @@ def test_a_query_that_hangs_in_a_fit():
 def test_python_ends_although_a_query_hangs():
     "nvitop would wait for it, two minutes"
     code = """import fake_nvml, time
-from gpubench.monitor import Monitor
+from gpubench.watch.monitor import Monitor
 with Monitor(devices=0) as m:
     fake_nvml.playing.slow['nvmlDeviceGetPowerUsage'] = 100
     time.sleep(1)
@@ -318,7 +318,7 @@ def test_a_slow_driver_is_asked_less_often():
 
 def test_an_interrupt_and_the_end_of_python():
     "Ctrl-C in a fit, with nothing after it: Python ends at once, with no word from the thread"
-    code = """import gpubench.monitor as m, fastai.callback.progress, os, signal
+    code = """import gpubench.watch.monitor as m, fastai.callback.progress, os, signal
 from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 class Interrupts(Callback):

@@ -1,7 +1,7 @@
 "A GPU that has to be reset is gone, like one that fell off the bus"
 import pytest
 
-from gpubench.nvml import GPU_COLUMNS, Answer, GpuSource
+from gpubench.watch.nvml import GPU_COLUMNS, Answer, GpuSource
 
 
 @pytest.mark.parametrize('code, is_lost', [(15, True), (16, True), (3, False), (999, False)])

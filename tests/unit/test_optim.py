@@ -19,11 +19,11 @@ from fastai.torch_core import params, set_seed
 from fastcore.foundation import L
 from torch import nn
 
-from gpubench import optim
-from gpubench.capture import TapeCapture
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.optim import FusedOptimizer, find_recipe, fuse, unfuse
+from gpubench.step import optim
+from gpubench.step.capture import TapeCapture
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.step.optim import FusedOptimizer, find_recipe, fuse, unfuse
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 

@@ -20,18 +20,18 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from torch.nn import SyncBatchNorm, functional
 
-from gpubench import data
-from gpubench import trial as trial_module
-from gpubench.capture import TapeCapture
-from gpubench.core import n_cores
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.group import average_gradients, launch, n_ranks, rank
-from gpubench.models import get_model
-from gpubench.parallel import ParallelCallback, same_start, split
-from gpubench.record import record_rows
-from gpubench.sweep import sweep
-from gpubench.trial import Trial, resolve, run_trial
+from gpubench.data.loaders import loaders as data
+from gpubench.run import trial as trial_module
+from gpubench.step.capture import TapeCapture
+from gpubench.ground.core import n_cores
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.step.group import average_gradients, launch, n_ranks, rank
+from gpubench.run.models import get_model
+from gpubench.step.parallel import ParallelCallback, same_start, split
+from gpubench.ground.record import record_rows
+from gpubench.run.sweep import sweep
+from gpubench.run.trial import Trial, resolve, run_trial
 
 pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
@@ -40,7 +40,7 @@ def ranks_alive():
     "Agents and ranks that this process started, or that have lost their parent; those of a test beside it don't count"
     mine = {o.pid for o in psutil.Process().children(recursive=True)}
     def is_one(o):
-        try: return 'gpubench.group import _' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
+        try: return 'gpubench.step.group import _' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
         except psutil.Error: return False
     return [o for o in psutil.process_iter() if is_one(o)]
 
@@ -209,7 +209,7 @@ def test_a_rank_without_a_result():
     with pytest.raises(RuntimeError, match='one ended its process with exit code 0'): launch(work)
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind():
-    code = "from gpubench.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
+    code = "from gpubench.step.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
     launcher, end = subprocess.Popen([sys.executable, '-c', code]), perf_counter()+90
     while len(ranks_alive())<3 and perf_counter()<end: sleep(.2)         # the agent and two ranks
     assert len(ranks_alive())>=3
@@ -219,7 +219,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind():
 
 def test_a_group_that_cannot_be_left_keeps_its_results():
     def work(device):
-        from gpubench import group
+        from gpubench.step import group
         group._LEAVE_S, group.dist.destroy_process_group = .2, lambda: sleep(1000)
         return rank()
     assert launch(work)==[0, 1]

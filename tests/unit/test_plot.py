@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 from made_up_records import HOSTILE, PARTS, failed, visit, visits
 
-from gpubench import plot, series, timing
-from gpubench.compare import compare
-from gpubench.curves import fit_step_time, fit_time_curve
-from gpubench.record import FIELDS, PHASE_NAMES
-from gpubench.sweep import sweep
-from gpubench.trial import Trial
+from gpubench.show import plot
+from gpubench.ground import series
+from gpubench.watch import timing
+from gpubench.show.compare import compare
+from gpubench.ground.curves import fit_step_time, fit_time_curve
+from gpubench.ground.record import FIELDS, PHASE_NAMES
+from gpubench.run.sweep import sweep
+from gpubench.run.trial import Trial
 
 
 @pytest.fixture(autouse=True)

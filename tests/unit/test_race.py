@@ -1,8 +1,8 @@
 "Images a second are those of the images that are trained"
 import pytest
 
-from gpubench.race import find_best_bs
-from gpubench.trial import Trial
+from gpubench.run.race import find_best_bs
+from gpubench.run.trial import Trial
 
 
 def test_a_size_that_leaves_images_out_gains_nothing_by_it():

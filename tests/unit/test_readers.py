@@ -26,9 +26,9 @@ from fastai.vision.data import ImageBlock
 from PIL import Image, ImageFile
 import fastai.callback.progress    # noqa: F401  no_bar
 
-from gpubench.feed import Decoded, FeedCallback
-from gpubench.items import Recipe
-from gpubench.readers import N_ROOMS, Arena, Processes, SharedMemory, Threads, can_fork, switching_often
+from gpubench.data.feed import Decoded, FeedCallback
+from gpubench.data.items import Recipe
+from gpubench.data.readers import N_ROOMS, Arena, Processes, SharedMemory, Threads, can_fork, switching_often
 
 only_forked = pytest.mark.skipif(not can_fork(), reason='Processes are forked on Linux only.')
 N, N_TRAIN, SIZE = 12, 8, 16
@@ -271,8 +271,8 @@ def test_nobody_writes_into_a_room_that_an_interrupted_fit_has_left(files, monke
 @pytest.mark.parametrize('name', ['check_space', 'os.posix_fallocate'])
 def test_a_full_disk_means_decoding_again(files, monkeypatch, name):
     def full(*args): raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(f'gpubench.readers.{name}', full)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
+    monkeypatch.setattr(f'gpubench.data.readers.{name}', full)
+    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 0))
     learn = learner(make_dls(files), feed := FeedCallback(2))
     check_same(fit(learn, 3), fit(learner(learn.dls), 3))
     assert (feed.n_done, feed.why_not, feed.memory.used)==(6, '', 0) and n_decoded(feed)>=3*N
@@ -283,7 +283,7 @@ def test_a_full_disk_means_decoding_again(files, monkeypatch, name):
 def test_a_file_keeps_what_memory_has_no_room_for(files, monkeypatch):
     "The same as above, with space on the disk"
     slow_in_readers(monkeypatch, 'decode', .02)
-    monkeypatch.setattr('gpubench.feed.memory_bytes', lambda: (0, 0))
+    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 0))
     learn = learner(make_dls(files), feed := FeedCallback(2))
     check_same(fit(learn, 6), fit(learner(learn.dls), 6))
     assert feed.memory.used==0 and N<=n_decoded(feed)<=N+8
@@ -310,7 +310,7 @@ def test_larger_batches_need_larger_rooms(files):
 @only_forked
 def test_a_pass_goes_on_while_another_one_has_started_larger_rooms(files, monkeypatch):
     "Its readers don't know where the others keep their images"
-    monkeypatch.setattr('gpubench.feed.N_ITEMS_AHEAD', 1)
+    monkeypatch.setattr('gpubench.data.feed.N_ITEMS_AHEAD', 1)
     dls = make_dls(files, bs=1, n_train=10)
     larger = dls.train.new(bs=8, drop_last=False)
     def run(*cbs):
@@ -336,7 +336,7 @@ def test_batches_without_a_room(files, monkeypatch, n_rooms):
     item_tfms = RandomResizedCrop(SIZE)
     usual = fit(learner(make_dls(files, item_tfms), feed := FeedCallback(2)))
     feed.release()
-    monkeypatch.setattr('gpubench.readers.N_ROOMS', n_rooms)
+    monkeypatch.setattr('gpubench.data.readers.N_ROOMS', n_rooms)
     check_same(fit(learner(make_dls(files, item_tfms), feed)), usual)
     assert len(feed.readers.rooms.free_rooms)==n_rooms
     feed.release()
@@ -357,7 +357,7 @@ def test_passes_within_passes(files):
 @pytest.mark.parametrize('forked', [pytest.param(True, marks=only_forked), False])
 def test_images_of_several_shapes(files, monkeypatch, forked):
     "One by one as in fastai; together they raise an error that names the shapes"
-    monkeypatch.setattr('gpubench.readers.can_fork', lambda: forked)
+    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: forked)
     learn = learner(make_dls(files, [], bs=1), feed := FeedCallback(2))
     check_same(fit(learn), fit(learner(learn.dls)))
     used = feed.memory.used

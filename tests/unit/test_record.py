@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
-from gpubench.compare import load_records
-from gpubench.findings import recommend
-from gpubench.plot import plot_batch_sizes
-from gpubench.record import FIELDS, Field, append_record, read_records
-from gpubench.report import write_report
+from gpubench.show.compare import load_records
+from gpubench.show.findings import recommend
+from gpubench.show.plot import plot_batch_sizes
+from gpubench.ground.record import FIELDS, Field, append_record, read_records
+from gpubench.show.report import write_report
 
 
 def visit(bs, n, **measured):

@@ -12,9 +12,9 @@ import matplotlib.image as mpimg
 import pytest
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
-from gpubench.compare import compare, comparison_text, load_records
-from gpubench.findings import add_labels, findings
-from gpubench.report import render_page, summary_text, write_report
+from gpubench.show.compare import compare, comparison_text, load_records
+from gpubench.show.findings import add_labels, findings
+from gpubench.show.report import render_page, summary_text, write_report
 
 
 class Page(HTMLParser):
@@ -92,7 +92,7 @@ def test_text_that_is_none_and_numbers_without_end(tmp_path):
 
 
 def test_no_torch_is_imported():
-    code = "import sys, gpubench.plot, gpubench.report; print([o for o in ('torch', 'fastai') if o in sys.modules])"
+    code = "import sys, gpubench.show.plot, gpubench.show.report; print([o for o in ('torch', 'fastai') if o in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
 
 

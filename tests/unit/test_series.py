@@ -1,8 +1,8 @@
 "What makes one series of visits, and what does not"
 import pandas as pd
 
-from gpubench.compare import compare
-from gpubench.series import series_labels, varied_settings
+from gpubench.show.compare import compare
+from gpubench.ground.series import series_labels, varied_settings
 
 
 def visits(seeds, epoch_s=2., **about):

@@ -6,8 +6,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'sched_setaffinity') or len(os.sched_getaffinity(0))<2, reason='needs Linux and two CPUs')
 from fake_nvml import FakeGPU, FakeNVML
-from gpubench.cluster import sweep_side_by_side
-from gpubench.record import record_rows
+from gpubench.run.cluster import sweep_side_by_side
+from gpubench.ground.record import record_rows
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_no_driver_is_a_sentence(tmp_path):
 
 
 def test_a_busy_gpu_is_refused_and_the_other_stays_free(two_gpus, tmp_path):
-    from gpubench.process import device_locks
+    from gpubench.run.process import device_locks
     with device_locks([two_gpus[1]], 'runs/other'), pytest.raises(RuntimeError, match='already running on device .GPU-0+1'):
         sweep_side_by_side(dict(x=[1, 2], folder='', device='cuda'), tmp_path, run=witness)
     with device_locks([two_gpus[0]]): pass

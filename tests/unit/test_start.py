@@ -8,10 +8,10 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
 from torch import nn
 
-from gpubench import fast, payback
-from gpubench.capture import EpochStep, Step, TapeCapture
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, GraphedStepCallback, KernelSearch, SpeedUp, speed_up, swap_recorder
+from gpubench.step import fast, payback
+from gpubench.step.capture import EpochStep, Step, TapeCapture
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, GraphedStepCallback, KernelSearch, SpeedUp, speed_up, swap_recorder
 from on_tape import Broken, compiler  # noqa: F401 (a fixture)
 
 

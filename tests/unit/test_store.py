@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-import gpubench.store
-from gpubench.store import ImageStore, stamp_of
+import gpubench.data.store
+from gpubench.data.store import ImageStore, stamp_of
 from tests.helpers import root
 
 
@@ -132,7 +132,7 @@ def test_threads_put_and_get_at_once(tmp_path, files):
         assert [*ex.map(work, range(16))]==[len(files)]*16
 
 def test_locked_by_another_program(folder, files, monkeypatch):
-    monkeypatch.setattr(gpubench.store, 'LOCK_S', .05)
+    monkeypatch.setattr(gpubench.data.store, 'LOCK_S', .05)
     with open_store(folder) as store, closing(sqlite3.connect(file_in(folder), isolation_level=None)) as other:
         other.execute('begin exclusive')
         keep(store, files[20:])
@@ -186,7 +186,7 @@ def test_swapped_pixels_are_found_and_put_again(folder, files):
 
 def test_another_format_is_another_file(tmp_path, files, monkeypatch):
     with monkeypatch.context() as m:
-        m.setattr(gpubench.store, 'FORMAT', 0)
+        m.setattr(gpubench.data.store, 'FORMAT', 0)
         with open_store(tmp_path/'cache') as store: keep(store, files)
     with open_store(tmp_path/'cache') as store:
         assert n_right(store, files)==0

@@ -1,7 +1,7 @@
 "The order of visits is that of the seed"
 import pytest
 
-from gpubench.sweep import point_id, sweep
+from gpubench.run.sweep import point_id, sweep
 
 
 def test_another_seed_is_another_order():

@@ -7,9 +7,9 @@ from fastai.test_utils import synth_learner
 from fastai.torch_basics import ItemTransform
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 
-from gpubench import feed
-from gpubench.data import get_dls
-from gpubench.timing import DeviceMarks, StepTimerCallback
+from gpubench.data.loaders import feed
+from gpubench.data.loaders import get_dls
+from gpubench.watch.timing import DeviceMarks, StepTimerCallback
 
 
 def test_work_that_waits_on_the_device_is_in_its_steps_and_in_the_epoch_once(monkeypatch):
@@ -56,7 +56,7 @@ def test_the_phases_of_a_feed(monkeypatch):
         return run
     monkeypatch.setattr(feed.HostBatches, '_finished', later(2, feed.HostBatches._finished))
     monkeypatch.setattr(feed, 'to_device', later(19, feed.to_device))
-    monkeypatch.setattr('gpubench.readers.can_fork', lambda: False)     # of processes, batches are cloned
+    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)     # of processes, batches are cloned
     dls = get_dls('digits', bs=8, loader='files', device='cpu', max_images=40, size=8)
     dls.train.after_batch.add(ItemTransform(later(3, lambda o: o)))
     cb, timer = feed.FeedCallback(2), StepTimerCallback(clock=lambda: now_s[0])

@@ -12,12 +12,13 @@ import torch
 from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
-import gpubench.trial as library
-from gpubench import captured, feed, layout
-from gpubench.record import PHASE_NAMES
-from gpubench.capture import TapeCapture
-from gpubench.timing import StepTimerCallback
-from gpubench.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more,
+import gpubench.run.trial as library
+from gpubench.step import captured, layout
+from gpubench.data.loaders import feed
+from gpubench.ground.record import PHASE_NAMES
+from gpubench.step.capture import TapeCapture
+from gpubench.watch.timing import StepTimerCallback
+from gpubench.run.trial import (SeenCallback, Trial, epoch_times, make_learner, resolve, run_trial, steady_rounds, time_more,
                             train_monitored, warm_up)
 
 SMALL = Trial(device='cpu', max_images=500)

@@ -15,11 +15,11 @@ from fastai.metrics import DiceMulti, F1Score, LossMetric, Perplexity, RocAuc, a
 from fastai.torch_core import set_seed
 from torch import nn
 
-from gpubench import validation
-from gpubench.capture import TapeCapture, ValidStep
-from gpubench.data import get_dls
-from gpubench.fast import DeferredRecorder, EMACallback, GraphedStepCallback, SpeedUp, swap_recorder
-from gpubench.validation import LateReader
+from gpubench.step import validation
+from gpubench.step.capture import TapeCapture, ValidStep
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import DeferredRecorder, EMACallback, GraphedStepCallback, SpeedUp, swap_recorder
+from gpubench.step.validation import LateReader
 from on_tape import FuseCallback, autocast  # noqa: F401 (a fixture)
 
 

@@ -10,17 +10,17 @@ import torch
 from fastai.basics import Learner, SGD
 from fastai.losses import CrossEntropyLossFlat
 
-from gpubench import core
-from gpubench.core import describe_machine, machine_title, pick_device, wait_for
-from gpubench.data import get_dls
-from gpubench.fast import speed_up
-from gpubench.labs import plan_jobs
-from gpubench.learner import time_learner
-from gpubench.models import get_model
-from gpubench.series import where_labels
-from gpubench.sweep import sweep
-from gpubench.timing import StepTimerCallback, SyncStepCallback
-from gpubench.trial import Trial, make_learner, resolve, run_trial, warm_up
+from gpubench.ground import core
+from gpubench.ground.core import describe_machine, machine_title, pick_device, wait_for
+from gpubench.data.loaders import get_dls
+from gpubench.step.fast import speed_up
+from gpubench.course.labs import plan_jobs
+from gpubench.run.learner import time_learner
+from gpubench.run.models import get_model
+from gpubench.ground.series import where_labels
+from gpubench.run.sweep import sweep
+from gpubench.watch.timing import StepTimerCallback, SyncStepCallback
+from gpubench.run.trial import Trial, make_learner, resolve, run_trial, warm_up
 
 small = dict(max_images=600, bs=128)
 

@@ -13,7 +13,8 @@ chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questi
             'The labs on GPUs': [f'benchmarks/results/*/labs_full/{o:02}_*' for o in range(1, 13)] +
                                 ['benchmarks/results/*/labs_full/deeper/*'],
             'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
-            'The library': ['nbs/[0-9]*'],
+            **{f'The library: {o}': [f'nbs/{o}/*'] for o in ('ground', 'data', 'watch', 'step', 'run', 'show', 'course')},
+            'The library: on top': ['nbs/[0-9]*'],
             'The project': ['CONTRIBUTING', 'CHANGELOG']}
 remote_image = re.compile(r'!\[([^]]*)\]\(https?://[^)]*\)')
 option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| export`

@@ -12,6 +12,6 @@ with planted(batch_sizes=[64, 64]), pytest.raises(ValueError, match=r'batch_size
     again('if len(set(batch_sizes))')
 
 # %% The plateau's left end is what is asked for
-from gpubench.checks import check
+from gpubench.course.checks import check
 assert plateau==sorted(plateau) and fastest in plateau
 assert check('02.plateau', plateau[0], plateau=plateau).ok is True and check('02.plateau', None, plateau=plateau).ok is None

@@ -1,6 +1,6 @@
 # %% A meeting that is not determined
 from math import inf, nan
-from gpubench.stats import Interval
+from gpubench.ground.stats import Interval
 verdicts = pd.Series(['not distinguishable', 'GPU faster'])
 for limits in ((nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)):
     c = Interval(*limits, .95)

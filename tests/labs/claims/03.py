@@ -1,7 +1,7 @@
 # %% What rules a step
 from replay import planted
 from math import nan
-from gpubench.stats import Interval
+from gpubench.ground.stats import Interval
 for lo,hi,words in ((.9, 1.2, 'mostly a fixed part'), (1.6, 2.1, 'mostly the images'), (1.3, 1.8, 'open'), (1.1, 1.32, 'mostly a fixed part'), (1.34, 1.48, 'mostly the images'), (nan, nan, 'open')):
     assert what_rules(Interval(1.4, lo, hi, .95))==words, (lo, hi)
 
