@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.learner import Learner
-from gpubench.data.loaders import sets
+from gpubench.data import sets
 from gpubench.data.loaders import get_dls
 from gpubench.step.group import launch, n_ranks, rank
 from gpubench.data.made import draw_synthetic

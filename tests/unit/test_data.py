@@ -5,7 +5,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from gpubench.data.loaders import loaders as data, made, sets
+from gpubench.data import loaders as data, made, sets
 from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
 from gpubench.data.folders import read_labels
 from gpubench.data.sets import OFFICIAL, download, write_out

@@ -6,7 +6,7 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW
 from PIL import Image
 
-from gpubench.data.loaders import items
+from gpubench.data import items
 from gpubench.data.loaders import NamedImage
 from gpubench.data.items import Recipe, jpeg_decoder
 

@@ -20,7 +20,7 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from torch.nn import SyncBatchNorm, functional
 
-from gpubench.data.loaders import loaders as data
+from gpubench.data import loaders as data
 from gpubench.run import trial as trial_module
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import n_cores

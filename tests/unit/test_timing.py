@@ -7,7 +7,7 @@ from fastai.test_utils import synth_learner
 from fastai.torch_basics import ItemTransform
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 
-from gpubench.data.loaders import feed
+from gpubench.data import feed
 from gpubench.data.loaders import get_dls
 from gpubench.watch.timing import DeviceMarks, StepTimerCallback
 

@@ -14,7 +14,7 @@ from fastai.test_utils import synth_learner
 
 import gpubench.run.trial as library
 from gpubench.step import captured, layout
-from gpubench.data.loaders import feed
+from gpubench.data import feed
 from gpubench.ground.record import PHASE_NAMES
 from gpubench.step.capture import TapeCapture
 from gpubench.watch.timing import StepTimerCallback
