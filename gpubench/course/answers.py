@@ -324,7 +324,7 @@ QUESTIONS = { # name → question
         why='The runs also differ in network, images and machine. Which of them used workers at all?',
         hint='Was anything the same except the workers?'),
     '12.line': Question(
-        'no difference measured', options=('use bf16', 'fp32 is as fast', 'no difference measured'),
+        'measure again', options=('use bf16', 'fp32 is as fast', 'measure again'),
         why='bf16 may be 4 % slower, or 21 % faster.',
         hint='Is 1 inside? What else is?',
         hints={'fp32 is as fast': 'bf16 may still be 21 % faster: no measured difference does not mean no difference.'}),

@@ -159,7 +159,7 @@ def sources(lab, kind): return [o.source for o in nbformat.read(root/'nbs'/'labs
 @pytest.mark.parametrize('lab', labs, ids=lambda o: o.stem)
 def test_parameters_are_checked_first(lab):
     codes = [o for o in nbformat.read(lab, 4).cells if o.cell_type=='code' and 'install' not in o.metadata.get('tags', [])]
-    assert 'parameters' in codes[0].metadata.tags and codes[1].source.startswith('from gpubench.course.checks import LabSession\nlab = LabSession(')
+    assert 'parameters' in codes[0].metadata.tags and codes[1].source.startswith('from gpubench import LabSession\nlab = LabSession(')
 
 def test_lab_02_checks_the_guess_that_it_asks_for():
     [asked] = [o for o in sources('02_batch_size', 'markdown') if o.startswith('## Guess')]

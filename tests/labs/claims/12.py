@@ -13,12 +13,14 @@ assert each.shape==(7, 3) and each.notna().all(axis=None) and each.idxmax().nuni
 
 # %% By hand and in one line
 [line] = [o for o in recorded if o.decision=='workers']
-assert line.do==f'Load with {enough} workers. Perhaps slower than {fastest} workers: measure again.' and line.ratio==ratios(0)[enough] and line.than=='0 workers' and line.session.startswith('04_data_loading')
+assert n_enough is None and line.kind=='measure again' and line.do=='Measure again: the visits do not decide between 4 workers and 2 workers.'
+assert line.ratio==ratios(files, 'n_workers', base=2).ratio[4] and line.than=='2 workers' and line.session.startswith('04_data_loading')
 
-# %% What doesn't leave out 1 is never recommended, and what nobody measured names its lab
+# %% What visits don't show to be enough is never recommended, and what nobody measured names its lab
 def fair(advice):
     for o in advice:
-        assert (o.kind=='recommended')==(bool(o.visits) and o.ratio.is_distinct()), o
+        assert o.kind!='recommended' or o.visits and o.ratio.is_distinct(), o
+        assert o.kind!='measure again' or o.do.startswith('Measure again: '), o
         assert o.visits or 'Not measured here: run lab ' in o.do
         assert not o.visits or min(o.visits)>0 and o.session
     return {o.decision: o.kind for o in advice}
@@ -32,7 +34,7 @@ assert {o.kind for o in advise(gpu[gpu.visit<1]) if not o.session.startswith('07
 with TemporaryDirectory() as empty, planted(folders=[empty]):
     again('own = read_lab_records')
     assert len(own)==0 and {*fair(found).values()}=={'not measured'} and len(found)==len(every)
-    again('from gpubench.show.advice import plot_advice')
+    again('from gpubench import plot_advice')
     again('path = write_advice')
     assert 'Nothing has been measured yet.' in text and all(f'- {o}: Not measured here' in text for o in every)
 shipped = Path(lab_records('01_cpu_vs_gpu.jsonl')).parent
@@ -52,6 +54,6 @@ first = path.read_bytes()
 assert again('path = write_advice') is None and path.read_bytes()==first and len({*lab.folder.glob('12_report*.md')})>1
 
 # %% Answers
-for words,right,wrong in (("# A class's table of all runs", 'unknown', 'yes'), ('# bf16 against fp32', 'no difference measured', 'use bf16'),
+for words,right,wrong in (("# A class's table of all runs", 'unknown', 'yes'), ('# bf16 against fp32', 'measure again', 'use bf16'),
                           ('# Measured alone', 'measure it', '6.5'), ('# A GPU is 12 times', 1.25, 1.5)):
     assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words

@@ -3,4 +3,4 @@ from pytest import raises
 from replay import again, planted
 for name,value in dict(device='gpu', model='lenett', models=['lenett'], repeats=0).items():
     if name in globals():
-        with planted(**{name: value}), raises(ValueError, match=f'Parameter {name} is'): again('from gpubench.course.checks import LabSession')
+        with planted(**{name: value}), raises(ValueError, match=f'Parameter {name} is'): again('from gpubench import LabSession')
