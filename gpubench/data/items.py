@@ -11,6 +11,7 @@ import random
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from threading import local
@@ -144,8 +145,10 @@ def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
 
 # %% ../../nbs/data/06_items.ipynb #item0021
 def _describe(tfm):
-    names = [*getattr(tfm, '__stored_args__', {}), 'mode', 'mode_mask']
-    values = ', '.join(f'{k}={getattr(tfm, k)}' for k in names if hasattr(tfm, k))
+    "A transform with the arguments that it was made with; not with what its last call left"
+    inits = [signature(o.__init__).parameters for o in type(tfm).__mro__]
+    names = dict.fromkeys([*(k for o in inits for k in o), 'mode', 'mode_mask'])
+    values = ', '.join(f'{k}={vars(tfm)[k]}' for k in names if k in vars(tfm))
     return f'{type(tfm).__name__}({values})'
 
 def _open(cls, path):
