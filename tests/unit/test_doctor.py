@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import gpubench
+import gpubench.watch.doctor                         # fills CODES
 from fake_nvml import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, UNKNOWN, FakeGPU, FakeMig, FakeNVML, wsl2
-from gpubench.watch.doctor import CODES, LEVELS
+from gpubench.watch.facts import CODES, LEVELS
 
 RTX = dict(name='NVIDIA GeForce RTX 3060 Ti', memory_total_mib=8192, memory_used_mib=400, power_limit_w=200, default_limit_w=200,
            power_w=15, util_gpu_percent=3, throttle_reasons=0x1)
@@ -311,7 +311,7 @@ def test_what_nvidia_smi_says_where_nvml_has_no_library(machine):
 
 def test_driver_that_never_answers_is_not_waited_for(machine):
     machine.has_gpus(rtx(), query_s=30)
-    code = "from gpubench.watch.doctor import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
+    code = "from gpubench.watch.facts import probe; import json; print(json.dumps(probe(['nvml'], timeout_s=2)))"
     assert json.loads(machine.run(code).stdout)['nvml'].items() >= dict(ok=False, error='no answer within 2 s').items()
 
 
@@ -321,7 +321,7 @@ def test_a_process_that_cannot_be_ended_is_left_behind(machine):
     machine.has_gpus(rtx(), query_s=15)
     code = """import os, time
 os.kill = lambda pid, number: None
-from gpubench.watch.doctor import probe
+from gpubench.watch.facts import probe
 start_s = time.monotonic()
 print(probe(['nvml'], timeout_s=2)['nvml']['error'], time.monotonic()-start_s<10)"""
     p = machine.run(code)
@@ -586,7 +586,7 @@ def test_a_calm_cpu(machine):
 
 def test_a_cpu_that_does_not_tell(machine):
     p = machine.run('def hidden(interval=None): raise PermissionError("/proc/stat")\npsutil.cpu_percent = hidden\n'
-                    'from gpubench.watch.doctor import cpu_load; print(cpu_load())')
+                    'from gpubench.watch.facts import cpu_load; print(cpu_load())')
     assert (p.stdout, p.stderr)==('None\n', '')
     plant(machine.site, 'psutil', '7', 'raise ImportError')
     p = machine.run('from gpubench.watch.doctor import Facts, check_load, cpu_load; print([*check_load(Facts({}, cpu_load()))])', busy_percent=None)

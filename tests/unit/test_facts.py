@@ -1,7 +1,7 @@
 "Which of the driver's rows the doctor takes for a GPU of torch's"
 import pytest
 
-from gpubench.watch.doctor import Facts, watched
+from gpubench.watch.facts import Facts, watched
 
 def row(uuid, index=0): return dict(index=index, name='A', uuid=uuid, ok=True, code=None, mig=False)
 
