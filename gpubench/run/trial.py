@@ -105,7 +105,7 @@ def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a 
 class Trial:
     "What to run. With None, `size`, `n_channels` and `max_images` are the data set's own"
     dataset:str='digits'         # A name from `gpubench.DATASETS`, or a folder of class folders
-    model:str='lenet'            # A name from `models.MODELS`, or your own 'module:function'
+    model:str='lenet'            # A name from `gpubench.MODELS`, or your own 'module:function'
     bs:int=64                    # Images a step, on all devices together
     device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1', 'xla'
     loader:str='memory'          # A name from `TRIAL_LOADERS`
