@@ -165,7 +165,12 @@ labs_option = click.option('--labs', 'folder', metavar='FOLDER',
 no_progress = click.option('--no-progress', is_flag=True, help="Don't show progress.")
 
 # %% ../nbs/00_cli.ipynb #d968193d
-out_folder = click.option('--out', default='', metavar='FOLDER',
+def _place(ctx, param, value):
+    from gpubench.ground.record import check_place
+    if value: check_place(value)
+    return value
+
+out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
                           help='Folder for the results. Default: a new folder runs/<time>.')
 wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
 slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help=

@@ -129,7 +129,7 @@ _YamlLoader.yaml_implicit_resolvers = _usual | {o: _ours+_usual.get(o, []) for o
 def _fit_text(text, kind):
     "`text` from a command line as the type `kind`; a ValueError or TypeError if it doesn't fit"
     readings = [None] if text.strip()=='None' else []
-    for o in (text, f'[{text}]'):
+    for o in (text, f'[{text}]') if text.strip() else ():     # nothing is the empty text
         with suppress(yaml.YAMLError, ValueError): readings.append(yaml.load(o, _YamlLoader))
     for o in readings:
         with suppress(ValueError, TypeError): return _fit(o, kind)
@@ -177,6 +177,8 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
             f"Line {node.lineno} of the parameters cell of {path} cannot be used: "
             f"{lines[node.lineno-1].strip()!r}. Each line must be `name: type = value  # meaning` "
             f"with a type made of {', '.join(_TYPES)}, and a literal of that type.") from None
+        if o.name in found: raise ValueError(
+            f"The parameters cell of {path} defines {o.name} twice. Remove one of the lines.")
         found[o.name] = o
     missing = ', '.join(o for o in _REQUIRED if o not in found)
     if missing: raise ValueError(
@@ -285,11 +287,11 @@ def spread_parameters(values:dict, labs, text=False)->dict: # Lab's name → che
                 'a dict of names and values, such as dict(seed=3)')
     owners = {o.name: lab_parameters(o) for o in labs}
     plan, folders = {o: {} for o in owners}, {labs_folder(), *(o.path.parent for o in labs)}
-    beside = [] if text else [p.stem for o in folders for p in o.glob('[0-9]*.ipynb')]
+    beside = [] if text else [p.stem for o in folders for p in o.glob('*.ipynb')]
     known = list(dict.fromkeys([*plan, *beside]))
     for lab,name,value in _spread(values, known):
         asked = [o for o in plan if lab in ('', o)]
-        if name in ('device', 'out'): raise ValueError(
+        if asked and name in ('device', 'out'): raise ValueError(
             f"{name!r} is set for the whole run, not as a parameter: use --{name} on the command "
             f"line, {name}=… in Python.")
         there = sorted({k for o in asked for k in owners[o]} - {'device', 'out'})

@@ -262,8 +262,8 @@ def run_job(job:Job, folder, timeout_s=3600, on_cell=None)->Outcome:
     if status=='died': error += f' {_last_words(log)}'
     if status=='ok': _mark_ok(target)
     elif status!='error': _mark_stopped(target, error, at[0])
-    if status!='died' or not log.stat().st_size:
-        with suppress(PermissionError): log.unlink()  # Windows locks it while a child runs
+    with suppress(PermissionError, FileNotFoundError):  # Windows locks it while a child runs
+        if status!='died' or not log.stat().st_size: log.unlink()
     if isinstance(fault, KeyboardInterrupt): raise fault
     return Outcome(job, status, duration_s, target, error)
 
@@ -279,10 +279,10 @@ def earlier_run(job, folder)->str|None: # '' if nothing differs; 'torch (2.8.0 t
     except ValueError: return None
     mark, now = nb.metadata.get('gpubench', {}), describe_machine()
     if mark.get('status')!='ok': return None
-    params, then = nb.metadata.papermill.parameters, mark['made_with']
+    params, then = nb.metadata.get('papermill', {}).get('parameters', {}), mark.get('made_with', {})
     differs = []
     if _code(nb)!=_code(read_notebook(job.lab.path)): differs.append('its code')
-    now_given = job.params | dict(device=job.device, out=params.out)
+    now_given = job.params | dict(device=job.device, out=params.get('out'))
     if params!=now_given: differs.append('its parameters')
     differs += [f"{word} ({then.get(k)} then, {now[k]} now)" for k,word in MADE_WITH.items()
                 if then.get(k)!=now[k]]

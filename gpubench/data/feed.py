@@ -136,6 +136,7 @@ def free_unused(self:Decoded):
 def release(self:Decoded):
     self.leave_early()
     wait(self.tasks)
+    self.writer.flush()             # it still reads the memory that is freed next
     self.unused += [o.refs for o in self.kept.values()]
     self.kept = {}
     self.free_unused()

@@ -70,7 +70,7 @@ def scan(root:Path)->dict[Path,list[Path]]: # Folder -> its image files, sorted;
             path = folder/o.name
             if o.name.startswith('.') or o.name=='__MACOSX': continue
             if o.is_dir(follow_symlinks=False): todo.append(path)
-            elif o.is_symlink() and path.is_dir():  # unless it leads to a folder above
+            elif o.is_symlink() and os.path.isdir(path):  # unless it leads to a folder above
                 if not root.resolve().is_relative_to(path.resolve()): links.append(path)
             elif path.suffix.lower() in IMAGE_SUFFIXES: found[folder].append(path)
         found[folder].sort()

@@ -8,6 +8,7 @@ __all__ = ['MONITOR_COLUMNS', 'Monitor', 'MonitorCallback']
 # %% ../../nbs/watch/02_monitor.ipynb #4d191fe9
 import math
 import multiprocessing
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -115,6 +116,7 @@ class CpuSource:
                 if o not in self.processes: self.processes[o] = self.ps.Process(o)
                 found[o] = sum(self.processes[o].cpu_times()[:2])
             except self.ps.NoSuchProcess: pass  # it ended just now
+            except self.ps.Error as e: self.failed.setdefault('workers', f'{type(e).__name__}: {e}')
         return found
 
     def _shares(self, old, now):
@@ -138,7 +140,7 @@ class CpuSource:
         self.last = now
         ram = self._try('memory', self.ps.virtual_memory)
         own = self._try('process memory', lambda: self.ps.Process().memory_info())
-        if workers is not None: row['n_workers'] = len(workers)
+        if 'workers' not in self.failed: row['n_workers'] = len(workers)
         if ram: row['ram_mib'] = (ram.total-ram.available)/2**20
         if own: row['process_ram_mib'] = own.rss/2**20
         return row | dict(cpu_energy_counter_j=self.energy.read())
@@ -390,7 +392,7 @@ def _all_gpus(df, fits, enough):
     words = {w for o in df.throttle_words.dropna() for w in o.split(', ') if w}
     both['throttle_seen'] = ', '.join(sorted(words)) if df.throttle_bits.notna().any() else None
     for name,row in each.items() if len(names)>1 else ():
-        own = name.replace(':', '').replace('-', '_')  # 'cuda0', 'GPU_1b…'
+        own = re.sub(r'\W', lambda m: '_' if m[0]=='-' else '', name)  # 'cuda0', 'GPU_1b…'
         left_out = 'energy_source', 'energy_train_j'
         both |= {f'{own}_{k}': v for k,v in row.items() if k not in left_out}
     return both

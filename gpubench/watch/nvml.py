@@ -113,6 +113,7 @@ _CLOCK = 'nvmlDeviceGetClockInfo'
 _TEMPERATURE = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV'
 _REASONS = 'nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons'
 def _from_milli(n): return _sensor(n, 1e3)
+def _limit_w(mw): return mw/1e3 if 0<mw<1e8 else None  # above 100 kW means no limit
 
 GPU_QUERIES = { # column -> functions, how to read their answer, and further arguments
     'gpu_util_frac': (_UTILIZATION, lambda o: _share(o.gpu)),
@@ -121,8 +122,8 @@ GPU_QUERIES = { # column -> functions, how to read their answer, and further arg
     'gpu_mem_free_mib': (_MEMORY, lambda o: _mib(o, o.free)),
     'gpu_mem_total_mib': (_MEMORY, lambda o: _mib(o, o.total)),
     'power_w': ('nvmlDeviceGetPowerUsage', _from_milli),
-    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _from_milli),
-    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _from_milli),
+    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _limit_w),
+    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _limit_w),
     'temperature_c': (_TEMPERATURE, _sensor, 0),      # of the chip
     'sm_clock_mhz': (_CLOCK, _sensor, 1),             # of the multiprocessors
     'mem_clock_mhz': (_CLOCK, _sensor, 2),            # of the memory

@@ -40,6 +40,7 @@ from gpubench.data.loaders import get_dls
 from gpubench.step.fast import SpeedUp
 from gpubench.data.feed import FeedCallback, ItemStages
 from gpubench.data.items import Recipe
+from gpubench.data.store import ImageStore
 from gpubench.data.readers import N_ROOMS, SharedMemory, can_fork, start_threads
 
 N, SIZE = 12, 16
@@ -715,6 +716,24 @@ def test_later_trainings_find_the_images(files, tmp_path, readers):
     assert train(SIZE//2)[1]==[N, 0]                 # other stages
     os.utime(files[0], (2e9, 1.5e9))
     assert train()[1]==[1, N-1]
+
+
+def test_what_is_on_its_way_into_the_folder_keeps_its_pixels(files, tmp_path, monkeypatch, readers):
+    "An interrupted fit's memory is freed, but not while a slow disk still reads it"
+    for o in files: os.utime(o, (1e9, 1e9))
+    def dls(): return make_dls(files, Resize(SIZE, 'squish'))
+    def interrupt(): raise KeyboardInterrupt
+    put = ImageStore.put
+    with monkeypatch.context() as m:
+        m.setattr(ImageStore, 'put', lambda *args: (time.sleep(.05), put(*args)))
+        feed = FeedCallback(2, cache=tmp_path)
+        learn = learner(dls(), feed)
+        with pytest.raises(KeyboardInterrupt): quiet(learn, lambda o: o.fit(1, cbs=on(after_batch=interrupt)))
+        feed.release()
+    again = FeedCallback(2, cache=tmp_path)
+    ours = fitted(dls, again)
+    assert sum(o.n_found for o in again.decoded.values())>1
+    check_same(ours, fitted(dls))
 
 
 def test_a_cache_that_is_a_file(tmp_path):
