@@ -583,8 +583,8 @@ def test_doctor_survives_a_torch_that_ends_its_process(tmp_path):
 def test_doctor_tells_missing_packages(tmp_path):
     fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
     fake_package(tmp_path/'site', 'unused', '1.0')
-    (tmp_path/'site'/'unused-1.0.dist-info').rename(tmp_path/'site'/'gpubench-9.dist-info')
-    (tmp_path/'site'/'gpubench-9.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: gpubench\nVersion: 9\n'
+    (tmp_path/'site'/'unused-1.0.dist-info').rename(tmp_path/'site'/'gpubench_kit-9.dist-info')
+    (tmp_path/'site'/'gpubench_kit-9.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: gpubench-kit\nVersion: 9\n'
         'Requires-Dist: never-there>=3\nRequires-Dist: click>=99\nRequires-Dist: also-never; extra == "dev"\n')
     said, _ = examine(path=[tmp_path/'site'], cwd=tmp_path)
     assert [o['what'] for o in said['findings'] if o['about']=='packages'][0]=='Not installed: never-there>=3.'

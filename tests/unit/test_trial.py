@@ -246,9 +246,9 @@ CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.
 def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     n_decoded, n_at_start = [0], []
     take, warm = feed.Decoded.take, library.warm_up
-    def counted(self, paths, new, memory):
+    def counted(self, paths, new):
         n_decoded[0] += new is not None and not new.is_found
-        take(self, paths, new, memory)
+        take(self, paths, new)
     def started(*args, **kwargs):
         n_at_start.append(n_decoded[0])
         return warm(*args, **kwargs)
