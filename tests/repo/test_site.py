@@ -69,13 +69,14 @@ def test_a_dead_link_is_an_error(tmp_path):
 
 def test_every_notebook_has_its_page_in_order(site):
     side = [o for t,o in Links((site/'index.html').read_text(encoding='utf-8')).targets if t=='a' and re.fullmatch(r'nbs/[\w/]+\.html', o)]
-    for folder in ('nbs', 'nbs/labs', 'nbs/labs/deeper'):
+    rooms = [f'nbs/{o}' for o in 'ground data watch step run show course'.split()]
+    for folder in ('nbs', *rooms, 'nbs/labs', 'nbs/labs/deeper'):
         wanted = [f'{folder}/{o.stem}.html' for o in sorted((root/folder).glob('[0-9]*.ipynb'))]
         assert [o for o in dict.fromkeys(side) if o in wanted]==wanted
 
 def test_the_library(site):
     "What is exported without a word about it has no entry; private cells are left out"
-    page = (site/'nbs'/'03_trial.html').read_text(encoding='utf-8')
+    page = (site/'nbs'/'run'/'03_trial.html').read_text(encoding='utf-8')
     assert all(f'<h3>{o}<a' in page for o in ('Trial', 'run_trial')) and 'exporti' not in page and 'nbdev_export' not in page
 
 
