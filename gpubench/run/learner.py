@@ -7,7 +7,6 @@ __all__ = ['time_learner']
 
 # %% ../../nbs/run/04_learner.ipynb #9b843db9
 import math
-import random
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -16,7 +15,6 @@ from time import perf_counter
 from types import CellType, FunctionType, SimpleNamespace
 
 import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
-import numpy as np
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
@@ -25,6 +23,7 @@ from fastcore.foundation import L
 
 from ..ground.core import check_value, check_whole, free_memory, is_number, pick_device
 from ..data.feed import FeedCallback, batches_ahead
+from ..data.items import random_states_kept
 from ..step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from ..step.layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
@@ -54,17 +53,6 @@ def _check_batches(dl):
                      f"Use bs={n} or less, or a larger data set.")
 
 # %% ../../nbs/run/04_learner.ipynb #9c3f0bf9
-@contextmanager
-def _random_numbers_kept():
-    "Afterwards, Python, numpy and PyTorch draw what they would have drawn"
-    python, numpy = random.getstate(), np.random.get_state()
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(gpus): yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
 @contextmanager
 def _autocast_kept():
     "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
@@ -128,7 +116,8 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
-    with _random_numbers_kept(), _autocast_kept():
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with random_states_kept(gpus), _autocast_kept():
         try:
             copied = _copy(learn)
             copied.add_cbs([timer, until_steady])
