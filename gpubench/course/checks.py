@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from .answers import QUESTIONS
+from .lab_questions import QUESTIONS
 from ..ground.core import (
     describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device)
-from .lab_notebooks import check_values, labs_folder
+from .lab_format import check_values, labs_folder
 from .labs import run_folder
 from ..run.process import start_server
 from ..ground.record import append_record, plain_record, record_rows
@@ -208,7 +208,7 @@ def check(
     answer,  # The student's; None: not answered yet
     **found, # What the lab measured, if the right answer depends on it
 )->Reply:
-    "The reply to a student's answer to a question in `gpubench.course.answers`"
+    "The reply to a student's answer to a question in `gpubench.course.lab_questions`"
     if name not in QUESTIONS:
         raise ValueError(f"There is no question {name!r}. {nearest(name, QUESTIONS)}".rstrip())
     if answer is None: return NOT_YET

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .answers import QUESTIONS
+from .lab_questions import QUESTIONS
 from .checks import check
 from .labs import find_labs
 

@@ -26,7 +26,7 @@ from time import perf_counter
 import nbformat
 
 from ..ground.core import check_value, describe_machine, find_devices, is_number
-from .lab_notebooks import (
+from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
     pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
 from ..run.process import HOLDER, StopSignals, can_redraw, device_locks, this_process

@@ -26,9 +26,9 @@ from fastai.data.load import DataLoader
 from fastai.torch_core import (TensorCategory, TensorImage, TensorMask, TensorMultiCategory,
                                to_device)
 from fastcore.basics import chunked, noop, patch
-from .augment import batch_transforms
+from .batch_tfms import batch_transforms
 from ..ground.core import memory_bytes, n_cores
-from .items import as_tensor, random_states_kept
+from .item_tfms import as_tensor, random_states_kept
 from .readers import (N_ROOMS, OwnMemory, Reader, decode_items, make_items, open_stores,
                               start_readers, switching_often)
 from .stages import ItemStages, NotTaken, Row, check_loader, tfm_name

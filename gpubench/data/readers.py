@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from fastcore.basics import noop
 from PIL import Image, ImageFile
-from .items import as_tensor, jpeg_decoder
+from .item_tfms import as_tensor, jpeg_decoder
 from .store import MIN_FREE_MIB, ImageStore, check_space, stamp_of, temp_folder
 
 # %% ../../nbs/data/08_readers.ipynb #read0011

@@ -20,8 +20,8 @@ from fastai.vision.augment import (CropPad, FlipItem, RandomCrop, RandomResizedC
 from fastai.vision.core import ToTensor
 from fastcore.basics import patch
 from fastcore.foundation import L
-from .augment import is_untouched
-from .items import BYTES_CLASSES, Recipe, random_states
+from .batch_tfms import is_untouched
+from .item_tfms import BYTES_CLASSES, Recipe, random_states
 
 # %% ../../nbs/data/09_stages.ipynb #feed0021
 class NotTaken(Exception):

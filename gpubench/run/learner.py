@@ -23,12 +23,12 @@ from fastcore.foundation import L
 
 from ..ground.core import check_value, check_whole, free_memory, is_number, pick_device
 from ..data.feed import FeedCallback, batches_ahead
-from ..data.items import random_states_kept
+from ..data.item_tfms import random_states_kept
 from ..step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp
 from ..step.layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
 from .rounds import epoch_times
-from .seen import PRECISIONS, WatchFitCallback, refuse_wrong
+from .observed import PRECISIONS, WatchFitCallback, refuse_wrong
 from ..ground.stats import is_steady
 from ..watch.timing import StepTimerCallback
 from .trial import WARM_UP_MS, WARM_UP_STEPS

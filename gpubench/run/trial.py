@@ -47,7 +47,7 @@ from ..step.parallel import ALL_REDUCES, ParallelCallback, split
 from ..step.fast import GraphedStepCallback, SpeedUp
 from ..step.layout import OneDNNCallback, keep_pages
 from .rounds import epoch_times, steady_rounds
-from .seen import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, look_once, refuse_wrong, tf32_set
+from .observed import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, look_once, refuse_wrong, tf32_set
 
 # %% ../../nbs/run/03_trial.ipynb #142af0af
 TRIAL_LOADERS = { # name -> where batches come from

@@ -19,7 +19,7 @@ from .draw import (BESIDE, MARKERS, ON_DARK, ON_LIGHT, STYLE, as_is, by_number, 
                            finish, in_the_middle, ink, legend_entry, machine_style, make_room,
                            need_columns, new_axes, numeric, plain_numbers, plt, series_style,
                            series_styles, top_of, wrapped)
-from .panels import plot_monitor
+from .timeline import plot_monitor
 from ..ground.record import PHASE_NAMES, field
 from ..ground.series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, series_labels,
                              setting_label, succeeded, varied_settings, where_labels)

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 from ..ground.core import allows_tf32, check_value, one_of
 from .average import EMACallback
-from .captured import FusedStepCallback, GraphedStepCallback
+from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.feed import FeedCallback
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .payback import KernelSearch

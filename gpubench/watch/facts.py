@@ -230,7 +230,7 @@ LEVELS = 'ok', 'limit', 'broken'   # exit codes 0, 1, 2
 CODES = {}                         # code -> level and topic
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     "One fact about this machine"
     code: str        # One of `CODES`
     what: str        # What was found and what it means, in sentences
@@ -250,10 +250,10 @@ def phrases(text):
         what, _, remedy = ' '.join(body.split()).partition(' -> ')
         CODES[code], _PHRASES[code] = (level, about), (what, remedy)
 
-def found(code:str, **values)->Finding:
+def found(code:str, **values)->Diagnosis:
     "The finding declared as `code`, with its blanks filled in"
-    return Finding(code, *(o.format(**values) for o in _PHRASES[code]))
+    return Diagnosis(code, *(o.format(**values) for o in _PHRASES[code]))
 
-def exit_code(findings:list[Finding])->int: # 0: all is well; 1: a limit; 2: something is broken
+def exit_code(findings:list[Diagnosis])->int: # 0: all is well; 1: a limit; 2: something is broken
     "The worst level as a number, for scripts"
     return max((LEVELS.index(o.level) for o in findings), default=0)

@@ -5,7 +5,7 @@ import nbformat
 import pytest
 from click.testing import CliRunner
 
-from gpubench.course.answers import QUESTIONS
+from gpubench.course.lab_questions import QUESTIONS
 from gpubench.cli import cli
 from gpubench.course.grades import lab_questions, read_answers
 

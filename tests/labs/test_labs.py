@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from gpubench.course.lab_notebooks import check_parameters
+from gpubench.course.lab_format import check_parameters
 
 from helpers import needed, root
 

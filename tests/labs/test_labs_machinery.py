@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from gpubench.ground.record import append_record
 from gpubench.ground.core import find_devices
-from gpubench.course.lab_notebooks import (
+from gpubench.course.lab_format import (
     EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, find_labs, lab_parameters, pick_labs)
 from gpubench.course.labs import copy_labs, earlier_run, prepare_run, run_folder, run_labs
 
@@ -307,7 +307,7 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
 
 
 def test_the_full_profile_needs_its_file(labs, tmp_path, monkeypatch):
-    monkeypatch.setattr('gpubench.course.lab_notebooks.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
+    monkeypatch.setattr('gpubench.course.lab_format.__file__', str(tmp_path/'package'/'labs.py'))      # a package without labs
     write_lab(labs, '01_good', 'print(1)')
     with pytest.raises(ValueError, match='Cannot read the parameters in'): prepare_run(profile='full', folder=labs)
 

@@ -30,7 +30,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
-from gpubench.step import capture, captured, optim, turns
+from gpubench.step import capture, graphed, optim, turns
 from gpubench.data.loaders import BatchAugment, get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
@@ -1006,7 +1006,7 @@ def test_a_learner_that_was_sped_up_is_exported_and_copied_without_gpubench(devi
     act(learn)
     learn.export('a.pkl')
     data = (tmp_path/'a.pkl').read_bytes()
-    assert not any(o in data for o in (b'gpubench.step.captured', b'gpubench.step.recorder', b'gpubench.step.fast', b'gpubench.step.optim', b'gpubench.watch.timing'))
+    assert not any(o in data for o in (b'gpubench.step.graphed', b'gpubench.step.recorder', b'gpubench.step.fast', b'gpubench.step.optim', b'gpubench.watch.timing'))
     loaded, item = load_learner(tmp_path/'a.pkl'), np.zeros((8, 8), np.uint8)
     assert torch.allclose(loaded.predict(item)[2].cpu(), learn.predict(item)[2].cpu(), atol=1e-5)
     copied = deepcopy(learn)
@@ -1355,7 +1355,7 @@ def test_graphs_of_earlier_loaders_are_given_back():
     for _ in range(6):
         learn.dls = learner(False).dls
         learn.fit(1)
-    assert 0<len(learn.graphed_step.steps)<=captured.MAX_SHAPES and learn.graphed_step.n_replays==(5-4)+5*(5-2)
+    assert 0<len(learn.graphed_step.steps)<=graphed.MAX_SHAPES and learn.graphed_step.n_replays==(5-4)+5*(5-2)
 
 
 def test_the_table_names_those_who_want_each_loss():

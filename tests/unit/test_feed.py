@@ -39,7 +39,7 @@ import fastai.vision.learner       # noqa: F401  shows results
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import SpeedUp
 from gpubench.data.feed import FeedCallback, ItemStages
-from gpubench.data.items import Recipe
+from gpubench.data.item_tfms import Recipe
 from gpubench.data.store import ImageStore
 from gpubench.data.readers import N_ROOMS, SharedMemory, can_fork, start_threads
 

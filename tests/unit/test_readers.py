@@ -27,7 +27,7 @@ from PIL import Image, ImageFile
 import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.data.feed import Decoded, FeedCallback
-from gpubench.data.items import Recipe
+from gpubench.data.item_tfms import Recipe
 from gpubench.data.readers import N_ROOMS, Arena, Processes, SharedMemory, Threads, can_fork, switching_often
 
 only_forked = pytest.mark.skipif(not can_fork(), reason='Processes are forked on Linux only.')

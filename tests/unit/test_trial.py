@@ -13,7 +13,7 @@ from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
 
 import gpubench.run.trial as library
-from gpubench.step import captured, layout
+from gpubench.step import graphed, layout
 from gpubench.data import feed
 from gpubench.ground.record import PHASE_NAMES
 from gpubench.step.capture import TapeCapture
@@ -190,7 +190,7 @@ def test_pages_are_kept_for_good():
 @pytest.mark.parametrize('n_eager', [3, 11]) # as for one device and for DDP; steady eager steps don't end the warm-up
 def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     "On a tape, since a CPU has no graphs: the weights are put back without another capture"
-    monkeypatch.setattr(captured, 'N_WARM_UP', n_eager)
+    monkeypatch.setattr(graphed, 'N_WARM_UP', n_eager)
     monkeypatch.setattr(library, 'is_steady', lambda ms: len(ms)>=8)
     trial = Trial(device='cpu', max_images=500, loader='resident', graph=True, defer_losses=True)
     plain, learn = make_learner(trial.but(graph=False, fused=True)), make_learner(trial)

@@ -14,7 +14,7 @@ from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
 from fastai.vision.data import ImageBlock, MaskBlock
 from scipy.stats import ks_2samp
 
-from gpubench.data.augment import batch_transforms
+from gpubench.data.batch_tfms import batch_transforms
 from gpubench.data.loaders import BatchAugment
 
 def apply(known, batch):

@@ -5,7 +5,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from gpubench.course.answers import QUESTIONS, Question
+from gpubench.course.lab_questions import QUESTIONS, Question
 from gpubench.course.checks import check
 
 from helpers import root

@@ -6,9 +6,9 @@ import pytest
 from fastai.vision.core import PILImage, PILImageBW
 from PIL import Image
 
-from gpubench.data import items
+from gpubench.data import item_tfms
 from gpubench.data.loaders import NamedImage
-from gpubench.data.items import Recipe, jpeg_decoder
+from gpubench.data.item_tfms import Recipe, jpeg_decoder
 
 
 def picture(w=93, h=71):
@@ -35,7 +35,7 @@ def n_decoded(monkeypatch):
         pixels = decoder(data)
         found.append(pixels.shape)
         return pixels
-    monkeypatch.setattr(items, 'jpeg_decoder', lambda: decode)
+    monkeypatch.setattr(item_tfms, 'jpeg_decoder', lambda: decode)
     return found
 
 
