@@ -71,9 +71,11 @@ class Decoded:
         self.tasks, self.unused = deque(), [] # on their way; what they may still read
         self.asked, self.early = set(), [] # paths; parts for a pass that hasn't begun
         self.is_full = False # is there no room for more?
+        self.n_read = 0 # items that readers have decoded, also before anyone needs them
         self.writer = FolderWriter(stages.recipe, folder)
         self.take_stages(stages)
 
+    def count_read(self, n, part): self.n_read += 0 if part.cancelled() else n
     def take_stages(self, stages):
         self.stages, self.reader = stages, None
         self.pickled = pickle.dumps((stages.recipe, self.folder))
@@ -236,7 +238,9 @@ class Requests:
         new = {o.paths: o for o in rows if o.paths not in kept and o.paths not in asked}
         asked.update(new)
         tasks = chunked(new.values(), ITEMS_PER_TASK)
-        return [self.submit(later, decode_items, None, o) for o in tasks]
+        parts = [self.submit(later, decode_items, None, o) for o in tasks]
+        for paths,part in parts: part.add_done_callback(partial(self.decoded.count_read, len(paths)))
+        return parts
 
 # %% ../../nbs/data/10_feed.ipynb #feed0045
 @patch

@@ -40,7 +40,7 @@ def check_fit(fit):
     "A `ValueError` unless this says how to train"
     check_value('fit', fit, callable(fit) or fit in FITS, f"{', '.join(map(repr, FITS))} or a function of the Learner")
 
-def _train(learn, fit, n_epoch):
+def train(learn, fit, n_epoch):
     if callable(fit): fit(learn)
     else: getattr(learn, fit)(n_epoch)
 
@@ -54,7 +54,7 @@ def _check_batches(dl):
 
 # %% ../../nbs/run/04_learner.ipynb #9c3f0bf9
 @contextmanager
-def _autocast_kept():
+def autocast_kept():
     "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
     was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
     depth = torch.autocast_increment_nesting()
@@ -65,7 +65,7 @@ def _autocast_kept():
         for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
 
 # %% ../../nbs/run/04_learner.ipynb #5d0c27e1
-_IN_WARM_UP = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
+SHAPES_STEPS = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
     f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
 
 def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
@@ -91,9 +91,9 @@ def _speed_up_like(learn, copied):
     if FusedStepCallback in has: parts.fuse_step()
     if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
 
-def _copy(learn):
-    left_out = {id(o): Callback() for o in learn.cbs if type(o).__module__ not in _IN_WARM_UP}
-    memo = left_out | {id(learn.metrics): L(), id(learn.logger): noop}
+def copy_learner(learn, left_out, memo): # Callbacks; `memo`: what else isn't copied, of `deepcopy`
+    "A copy that trains as its original does, but for the callbacks left out and what `speed_up` fed"
+    memo = memo | {id(o): Callback() for o in left_out} | {id(learn.logger): noop}
     copied = deepcopy(learn, memo)
     copied.loss_func = _with_own_cells(learn.loss_func, memo)
     _drop_hooks(copied.model)
@@ -117,11 +117,12 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with random_states_kept(gpus), _autocast_kept():
+    with random_states_kept(gpus), autocast_kept():
         try:
-            copied = _copy(learn)
+            others = [o for o in learn.cbs if type(o).__module__ not in SHAPES_STEPS]
+            copied = copy_learner(learn, others, {id(learn.metrics): L()})
             copied.add_cbs([timer, until_steady])
-            _train(copied, 'fit' if callable(fit) else fit, 1)
+            train(copied, 'fit' if callable(fit) else fit, 1)
         except Exception: pass # of the user's code; if it matters, the training meets it
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
                 not_steady=not until_steady.is_steady)
@@ -228,7 +229,7 @@ def time_learner(
         record = warm_up_copy(learn, fit)
         free_memory() # of the copy
         learn.add_cbs([seen, timer])
-        _train(learn, fit, n_epoch)
+        train(learn, fit, n_epoch)
     return _last_record(record, learn, seen, timer, point, fit)
 
 def _last_record(record, learn, seen, timer, point, fit):
