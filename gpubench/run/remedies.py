@@ -19,6 +19,8 @@ from ..ground.core import n_cores
 from ..data.feed import FeedCallback
 from ..step.fast import SpeedUp, speed_up
 from ..step.graphed import GraphedStepCallback
+from ..step.turns import BATCH_EVENTS, declares
+from ..watch.timing import acts
 from .learner import SHAPES_STEPS, copy_learner
 
 # %% ../../nbs/run/13_remedies.ipynb #c7e91237
@@ -83,6 +85,7 @@ class Remedy:
     change:Callable # Takes a twin
     kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand' or 'all'
     how:str=''      # What the user does
+    changes_only_time:bool=True # Not what is learned
 
 def more_workers(learn, n):
     for o in learn.dls.loaders: o.fake_l.num_workers = n
@@ -98,11 +101,16 @@ def captured(learn):
     out.fuse_step()
     out.defer_losses()
     out.capture(False)
-def sped_up(learn, precision=None):
-    speed_up(learn, precision)
+def sped_up(learn, precision=None, leave_out=()):
+    learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in leave_out])
+    learn.sped_up = speed_up(learn, precision)
     learn.noted = note_compiling(learn)
 
 # %% ../../nbs/run/13_remedies.ipynb #a57cff2f
+def hinders(cb):
+    "Does a callback keep steps from being captured?"
+    return not declares(cb) and acts(cb, BATCH_EVENTS)
+
 MIN_CORES = 3            # with fewer, more workers have nothing to run on
 
 def _of_loaders(dl):
@@ -130,9 +138,14 @@ def remedies(learn)->list[Remedy]:
                   Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part')]
     if type(dl) is TfmdDL and len(dl)>=8:
         found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',
-                         f'bs={2*dl.bs}: half as many steps, so compare what is learned')]
+                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False)]
     found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
               for o in own_callbacks(learn)]
     found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()')]
-    if on_gpu: found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()')]
+    if not on_gpu: return found
+    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()')]
+    if names := [type(o).__name__ for o in own_callbacks(learn) if hinders(o)]:
+        all_names = ' and '.join(names)
+        found += [Remedy(f"speed_up(learn, 'bf16') without {all_names}", partial(sped_up, precision='bf16', leave_out=names),
+                         'hand', f'leave {all_names} out, or declare it graph_safe')]
     return found

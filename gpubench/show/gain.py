@@ -39,6 +39,7 @@ class Way:
     visits:list=field(default_factory=list)  # Each a list of `FitTimes`
     noted:list=field(default_factory=list)   # Of each visit: `Compiling` or None
     failed:str=''                            # Why it couldn't be tried
+    refused:dict=field(default_factory=dict) # Part of `speed_up` -> why it was off
 
     def seconds(self, visit, n_epochs=None)->float:
         "What a visit predicts for the whole fit, also if the last of its fits had `n_epochs`"
@@ -134,8 +135,7 @@ def reason(self:Gain)->str:
     single = [o for o in self.ways if o.remedy.kind in ('limit', 'part', 'hand') and self.times(o).lo>1]
     if not single: return 'No single change brings more than this minute can show.'
     way = max(single, key=lambda o: self.times(o).mid)
-    saved = self.stock.logs().mean(), way.logs().mean()
-    share = 1-math.exp(saved[1]-saved[0])
+    share = 1-1/self.times(way).mid
     if way.remedy.kind=='limit':
         slowest = max(self.items, key=self.items.get, default=None)
         more = f', of which {slowest} takes {self.items[slowest]:.3g} ms an item' if slowest else ''
@@ -143,6 +143,11 @@ def reason(self:Gain)->str:
     return f'{share:.0%} of the time is saved by: {way.remedy.name}.'
 
 # %% ../../nbs/show/08_gain.ipynb #cd43dfb6
+@patch
+def refusal(self:Gain)->str:
+    "Why `speed_up` can't capture steps, if that is up to the user"
+    why = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
+    return f' {why}' if why else ''
 @patch
 def sentence(self:Gain)->str:
     "The answer in words"
@@ -153,7 +158,7 @@ def sentence(self:Gain)->str:
     if self.got:
         expected, got_s = self.got
         text = f"The last fit took {got_s:.3g} s, and {_fmt(expected, ' s')} were predicted. "
-    return text+self.reason()
+    return text+self.reason()+self.refusal()
 @patch
 def __repr__(self:Gain): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
 @patch
@@ -204,12 +209,25 @@ def visit(way, make, fit, n_epochs, times_s, watch=nullcontext()):
     else:
         way.visits.append(found)
         way.noted.append(getattr(twin, 'noted', None))
+        if hasattr(twin, 'sped_up'): way.refused = {o['part']: o['why'] for o in twin.sped_up.to_df().to_dict('records') if not o['on']}
     finally:
         _release(twin)
         del twin
         free_memory()
 
 # %% ../../nbs/show/08_gain.ipynb #c001d013
+def _together(ways, look):
+    "The best of `speed_up` with all changes by hand that alone bring something and leave what is learned alone"
+    so_far = Gain(None, None, None, ways, None, {}, {})
+    by_hand = [o.remedy for o in so_far.ways if o.remedy.kind=='hand' and o.remedy.changes_only_time and so_far.times(o).lo>1]
+    if not (by_hand and so_far.best): return []
+    def change(twin):
+        for o in [*by_hand, so_far.best.remedy]: o.change(twin)
+    way = Way(Remedy(' and '.join(o.name for o in [so_far.best.remedy, *by_hand]), change, 'hand'))
+    for _ in range(2): look(way)
+    return [way]
+
+# %% ../../nbs/show/08_gain.ipynb #770e972c
 def gain(
     learn,          # A Learner, which stays as it is, or a function that returns a new one
     epochs:int=5,   # Of the fit that is predicted
@@ -245,6 +263,7 @@ def _measure(make, learn, fit, n_epochs):
             if o not in last and (i==0 or o.remedy.kind in TWICE): look(o)
     for i in range(2):
         for o in last: look(o)
+    found += _together(found, look)
     steps = timed[0].to_df()
     now = epoch_table(found[0].visits[-1][-1], steps, spent[0])
     return Gain(make, learn, fit, found, now, item_costs(learn.dls.train), batch_costs(learn.dls.train))
