@@ -325,6 +325,7 @@ class Step(OwnBatch):
         self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
         def having(name): return [o for o in parts.values() if hasattr(type(o), name)]
         self.average = next((o.average for o in having('average')), None)
+        self.adds = self.share is not None or any(getattr(o, 'adds', False) for o in having('average'))
         self.afters = having('after_captured')
         self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
         self.changes_batch = self.mix is not None
@@ -364,7 +365,7 @@ def backward(self:Step, *batch):
     return pred, _plain(loss.detach()), *made
 
 @patch
-def finish_gradients(self:Step, in_place=True):
+def finish_gradients(self:Step, in_place=False):
     "Average them over all devices, and clip them"
     if self.average: self.average(in_place)
     if not self.clip: return
@@ -387,7 +388,7 @@ def eager(self:Step, owner, is_last):
 @patch
 def capture(self:Step, is_last, capture, loss):
     "Record the step"
-    plan, adds = self.opt.step_plan(), self.share is not None
+    plan, adds = self.opt.step_plan(), self.adds
     before = [p.grad for p in plan.params]
     zeros = before if adds else [torch.zeros_like(o) for o in before]
     update, batch = make_update(plan, before, capturable=True), self.find_batch()
@@ -437,7 +438,7 @@ def keep(self:Step, random):
         parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
     slows = *plan.slows, *[slow for _,slow in plan.others]
     parts['slow weights'] = [o for o in slows if o is not None]
-    if self.share is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
+    if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     for o in self.afters: parts[o.name] = o.averages
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, [*plan.states, vars(self.opt)], random, others)

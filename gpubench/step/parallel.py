@@ -28,7 +28,8 @@ def split(dls):
 # %% ../../nbs/step/12_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
     buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
-    flat='all at once after the backward pass; also for compiled kernels')
+    flat='all at once after the backward pass; also for compiled kernels',
+    views="as 'flat', where a captured backward pass adds to gradients that are parts of the message")
 
 def same_start(model):
     "Give every rank rank 0's weights and buffers"
@@ -44,6 +45,7 @@ class ParallelCallback(Callback):
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
     ):
         self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
+        self.adds = all_reduce=='views' # do captured steps keep gradients, as eager ones do?
         self.ddp, self.key, self.is_on, self.is_fitting = None, None, True, False
 
     def before_fit(self):
@@ -63,9 +65,10 @@ class ParallelCallback(Callback):
         wait_for(device)
         return ddp
     def before_step(self): self.average()
-    def average(self, in_place=True):
+    def average(self, in_place=False):
         "Average the gradients, unless DDP did so in the backward pass"
-        if self.is_on and self.all_reduce=='flat': average_gradients(self.learn.model.parameters(), in_place)
+        if not self.is_on or self.all_reduce=='buckets': return
+        average_gradients(self.learn.model.parameters(), in_place)
     def after_train(self):
         if n_ranks()>1:
             for o in self.learn.model.buffers(): dist.broadcast(o, 0)
