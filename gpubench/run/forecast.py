@@ -88,8 +88,7 @@ class KeptOrder:
 
 # %% ../../nbs/run/12_forecast.ipynb #d3e8238c
 LOOK_FROM = .4    # of a part's time: its first look comes after that
-N_EPOCHS_SEEN = 2
-MAX_STRETCH = 3   # times its time that a part may take before it has had its first look
+MAX_STRETCH = 3   # times the first part's time that a part may take, as while workers get ahead
 
 class GlanceCallback(Callback):
     "Ends the parts of a fit when their time is up, and notes what they took"
@@ -97,10 +96,12 @@ class GlanceCallback(Callback):
     def __init__(self,
         first_s,  # s for the first training part
         later_s,  # s for each later one; validations get half as long
+        n_epochs, # that are seen of each fit
         device,   # that is waited for at each look
         clock=perf_counter, # Returns s; tests pass their own
     ):
-        self.first_s, self.later_s, self.device, self.clock = first_s, later_s, device, clock
+        self.first_s, self.later_s, self.n_epochs = first_s, later_s, n_epochs
+        self.device, self.clock = device, clock
         self.fits, self.orders, self.dl = [], {}, None
 
     @property
@@ -121,7 +122,7 @@ class GlanceCallback(Callback):
         if self.is_in_fit: self.close(self.fits[-1].valid)
     def after_epoch(self):
         n = self.learn.epoch+1
-        if self.is_in_fit and N_EPOCHS_SEEN<=n<self.learn.n_epoch: raise CancelFitException()
+        if self.is_in_fit and self.n_epochs<=n<self.learn.n_epoch: raise CancelFitException()
     def after_fit(self):
         if not self.is_in_fit: return
         self.fits[-1].closing_s = self.now()-self.start_s
@@ -138,16 +139,17 @@ def open(self:GlanceCallback, dl):
     if not self.learn.training: self.limit_s /= 2
     n_workers = 0 if self.decoded else getattr(getattr(dl, 'fake_l', None), 'num_workers', 0)
     self.n_ahead = 2*n_workers+2                      # batches that workers may have had ready
+    self.n_between = max(2, n_workers)                # one of each, between the looks
 
 @patch
 def after_batch(self:GlanceCallback):
     if self.dl is None or not self.is_in_fit: return
     self.n += 1
     took_s = self.clock()-self.start_s
-    is_stretched = took_s>=MAX_STRETCH*self.limit_s
+    is_stretched = took_s>=MAX_STRETCH*self.first_s
     if self.look is None and took_s>=LOOK_FROM*self.limit_s and self.n>=self.n_ahead:
         self.look = self.n, self.now()-self.start_s
-    if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+2:
+    if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
         raise CancelTrainException() if self.learn.training else CancelValidException()
 
 @patch
@@ -165,9 +167,9 @@ def close(self:GlanceCallback, parts):
     self.begin()
 
 # %% ../../nbs/run/12_forecast.ipynb #122a2252
-def glance(learn, fit, n_epochs, first_s, later_s, clock=perf_counter)->list[FitTimes]:
-    "Train a throw-away Learner for a few seconds; the times of each fit, of which 'fine_tune' has two"
-    cb = GlanceCallback(first_s, later_s, torch.device(learn.dls.device or 'cpu'), clock)
+def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)->list[FitTimes]:
+    "The times of each fit of a throw-away Learner, from `n_seen` of its epochs; 'fine_tune' has two fits"
+    cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'), clock)
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
         cb.begin()

@@ -49,7 +49,7 @@ class _SameBatchDL:
 
 class SameBatchCallback(Callback):
     "Trains and validates with the same batch again and again"
-    order = -900
+    order, graph_safe = -900, True
     def __init__(self, dls): self.batches = [o.one_batch() for o in dls.loaders[:2]]
     def before_train(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[0])
     def before_validate(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[-1])
@@ -86,6 +86,8 @@ class Remedy:
     kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand' or 'all'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
+    about:str=''    # 'data' or 'step', if it is about one of these
+    n_epochs:int=1  # To look at: 2 where the first epoch is unlike the later ones
 
 def more_workers(learn, n):
     for o in learn.dls.loaders: o.fake_l.num_workers = n
@@ -118,9 +120,9 @@ def _of_loaders(dl):
     found, n, now = [], n_cores(), getattr(getattr(dl, 'fake_l', None), 'num_workers', None)
     if now is not None and now<n and n>=MIN_CORES:
         n = min(n, 16)
-        found += [Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand', f'num_workers={n}')]
+        found += [Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand', f'num_workers={n}', about='data')]
     if not isinstance(getattr(dl.dataset, 'x', None), torch.Tensor):
-        found += [Remedy('images decoded once', partial(parts, names=('feed',)), 'part')]
+        found += [Remedy('images decoded once', partial(parts, names=('feed',)), 'part', about='data', n_epochs=2)]
     return found
 
 # %% ../../nbs/run/13_remedies.ipynb #18ad65d8
@@ -132,20 +134,20 @@ def remedies(learn)->list[Remedy]:
              Remedy('no wait for images', lambda learn: learn.add_cb(SameBatchCallback(learn.dls)), 'limit')]
     if FeedCallback not in has: found += _of_loaders(dl)
     if on_gpu and MixedPrecision not in has:
-        found += [Remedy('bf16, channels_last', partial(parts, names=('mix', 'order_channels')), 'part')]
+        found += [Remedy('bf16, channels_last', partial(parts, names=('mix', 'order_channels')), 'part', about='step')]
     if GraphedStepCallback not in has:
-        found += [Remedy('captured steps', captured, 'part') if on_gpu else
-                  Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part')]
+        found += [Remedy('captured steps', captured, 'part', about='step', n_epochs=2) if on_gpu else
+                  Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part', about='step')]
     if type(dl) is TfmdDL and len(dl)>=8:
         found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',
-                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False)]
+                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'step')]
     found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
               for o in own_callbacks(learn)]
-    found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()')]
+    found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()', n_epochs=2)]
     if not on_gpu: return found
-    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()')]
+    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()', n_epochs=2)]
     if names := [type(o).__name__ for o in own_callbacks(learn) if hinders(o)]:
         all_names = ' and '.join(names)
         found += [Remedy(f"speed_up(learn, 'bf16') without {all_names}", partial(sped_up, precision='bf16', leave_out=names),
-                         'hand', f'leave {all_names} out, or declare it graph_safe')]
+                         'hand', f'leave {all_names} out, or declare it graph_safe', n_epochs=2)]
     return found

@@ -8,7 +8,6 @@ __all__ = ['Gain', 'gain']
 # %% ../../nbs/show/08_gain.ipynb #ac6d7ed1
 import json
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -38,6 +37,7 @@ class Way:
     remedy:Remedy
     visits:list=field(default_factory=list)  # Each a list of `FitTimes`
     noted:list=field(default_factory=list)   # Of each visit: `Compiling` or None
+    took_s:list=field(default_factory=list)  # What each visit cost
     failed:str=''                            # Why it couldn't be tried
     refused:dict=field(default_factory=dict) # Part of `speed_up` -> why it was off
 
@@ -182,7 +182,7 @@ def apply(self:Gain):
 def as_dict(self:Gain)->dict:
     "A record: the machine, each visit's prediction, where the time goes, what came"
     found = dict(machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit), sentence=self.sentence(),
-                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))])
+                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))], took_s=o.took_s)
                        for o in self.ways], failed=self.failed, epoch=self.now.to_dict('records'),
                  items_ms=self.items, batches_ms=self.batches)
     if self.got: found |= dict(predicted_s=[self.got[0].mid, self.got[0].lo, self.got[0].hi], got_s=self.got[1],
@@ -191,18 +191,19 @@ def as_dict(self:Gain)->dict:
 
 # %% ../../nbs/show/08_gain.ipynb #c93e4748
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones
-TWICE = 'stock', 'limit', 'all'
+MIN_WAITING, MAX_WAITING = 1.03, 2. # stock's time against that without waits for images
 
 def _release(twin):
     for o in [*twin.cbs]:
         if hasattr(o, 'release'): o.release()
 
-def visit(way, make, fit, n_epochs, times_s, watch=nullcontext()):
+def visit(way, make, fit, n_epochs, times_s, watch=None):
     "Try a way on a new twin for a few seconds"
-    twin = make()
+    start_s, twin = perf_counter(), make()
     try:
         way.remedy.change(twin)
-        with watch(twin) if callable(watch) else watch: found = glance(twin, fit, n_epochs, *times_s)
+        if watch: watch(twin)
+        found = glance(twin, fit, n_epochs, *times_s, way.remedy.n_epochs)
     except torch.cuda.OutOfMemoryError:
         if way.remedy.kind=='stock': raise
         way.failed = 'It takes more memory than is free.'
@@ -214,6 +215,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=nullcontext()):
         _release(twin)
         del twin
         free_memory()
+        way.took_s.append(perf_counter()-start_s)
 
 # %% ../../nbs/show/08_gain.ipynb #c001d013
 def _together(ways, look):
@@ -248,22 +250,21 @@ def gain(
 
 def _measure(make, learn, fit, n_epochs):
     device, timed, spent = torch.device(learn.dls.device or 'cpu'), [], []
-    times_s, found = TIMES_S[device.type], [Way(o) for o in remedies(learn)]
-    def look(way): visit(way, make, fit, n_epochs, times_s)
+    ways = [Way(o) for o in remedies(learn)]
+    def look(way, watch=None): visit(way, make, fit, n_epochs, TIMES_S[device.type], watch)
     def with_timers(twin):
         twin.add_cb(StepTimerCallback())
         timed.append(twin.step_timer)
         spent.append(clock_callbacks(twin))
-        return nullcontext()
-    visit(found[0], make, fit, n_epochs, times_s, with_timers)
-    found[0].visits.clear(), found[0].noted.clear()             # which has warmed up the process
-    last = [o for o in found if o.remedy.kind=='all']
-    for i in range(2):
-        for o in found:
-            if o not in last and (i==0 or o.remedy.kind in TWICE): look(o)
-    for i in range(2):
-        for o in last: look(o)
-    found += _together(found, look)
-    steps = timed[0].to_df()
-    now = epoch_table(found[0].visits[-1][-1], steps, spent[0])
-    return Gain(make, learn, fit, found, now, item_costs(learn.dls.train), batch_costs(learn.dls.train))
+    stock, limit, *others = ways
+    look(stock, with_timers)
+    stock.visits.clear(), stock.noted.clear()        # it has warmed up the process
+    for o in (stock, limit, limit, stock): look(o)
+    waits = math.exp(np.mean(stock.logs())-np.mean(limit.logs()))
+    skipped = 'data' if waits<MIN_WAITING else 'step' if waits>MAX_WAITING else ''
+    ways = [stock, limit, *(o for o in others if not skipped or o.remedy.about!=skipped)]
+    for o in sorted(ways[2:], key=lambda o: o.remedy.kind=='all'):
+        for _ in range(2 if o.remedy.kind=='all' else 1): look(o)
+    ways += _together(ways, look)
+    now = epoch_table(stock.visits[-1][-1], timed[0].to_df(), spent[0])
+    return Gain(make, learn, fit, ways, now, item_costs(learn.dls.train), batch_costs(learn.dls.train))

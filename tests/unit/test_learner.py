@@ -428,11 +428,11 @@ def test_a_function_that_trains_travels_to_a_fresh_process_and_back_into_the_sam
 
 
 def test_the_copy_that_warms_up_is_sped_up_like_the_learner(monkeypatch):
-    ran, train = [], gpubench.run.learner._train
+    ran, train = [], gpubench.run.learner.train
     def watched(learn, *args):
         train(learn, *args)
         ran.append((isinstance(learn.opt, FusedOptimizer), sum(type(o) is OneDNNCallback for o in learn.cbs)))
-    monkeypatch.setattr(gpubench.run.learner, '_train', watched)
+    monkeypatch.setattr(gpubench.run.learner, 'train', watched)
     def made():
         torch.manual_seed(0)
         x = torch.randn(64, 3, 8, 8)
