@@ -29,15 +29,16 @@ class PartTimes:
     seen_s:float=0.       # Its time
     batch_s:float=0.      # Between its two looks, per batch
     is_whole:bool=False   # Did the part end by itself?
-    decoded_per_s:float|None=None # Batches whose images readers decoded, where any are left
+    n_undecoded:float=0.  # Batches whose images no reader had decoded by then
+    decoded_per_s:float=0. # Batches, between the looks
 
     def seconds(self, later_batch_s=None): # of the whole part; `later_batch_s`: without decoding
         "How long the whole part takes"
         n_left = self.n_batches-self.n_seen
         if self.is_whole or n_left<=0: return self.seen_s
         end_s = self.seen_s+n_left*self.batch_s
-        if not self.decoded_per_s: return end_s
-        decoded_s = self.n_batches/self.decoded_per_s
+        if not self.n_undecoded or not self.decoded_per_s: return end_s
+        decoded_s = self.seen_s+self.n_undecoded/self.decoded_per_s
         if end_s<=decoded_s: return decoded_s
         n_then = self.n_seen+(decoded_s-self.seen_s)/self.batch_s # batches that are trained by then
         faster_s = min(self.batch_s, later_batch_s or self.batch_s)
@@ -134,7 +135,6 @@ def open(self:GlanceCallback, dl):
     self.dl, self.decoded = dl, decoded_of(self.learn, dl)
     if self.decoded:
         if id(dl.dataset) not in self.orders: self.orders[id(dl.dataset)] = KeptOrder(dl)
-        self.n_read = self.decoded.n_read
     self.limit_s = self.first_s if self.learn.training and self.is_first else self.later_s
     if not self.learn.training: self.limit_s /= 2
     n_workers = 0 if self.decoded else getattr(getattr(dl, 'fake_l', None), 'num_workers', 0)
@@ -149,6 +149,7 @@ def after_batch(self:GlanceCallback):
     is_stretched = took_s>=MAX_STRETCH*self.first_s
     if self.look is None and took_s>=LOOK_FROM*self.limit_s and self.n>=self.n_ahead:
         self.look = self.n, self.now()-self.start_s
+        self.n_read = self.decoded.n_read if self.decoded else 0
     if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
         raise CancelTrainException() if self.learn.training else CancelValidException()
 
@@ -160,8 +161,8 @@ def close(self:GlanceCallback, parts):
     part = PartTimes(n_all, min(self.n, n_all), end_s, (end_s-s)/max(1, self.n-n), self.n>=n_all)
     if self.decoded and not part.is_whole:
         if not parts: self.orders[id(dl.dataset)].limit = self.n*dl.bs
-        n_read = self.decoded.n_read-self.n_read
-        if not parts and self.decoded.n_read<dl.n: part.decoded_per_s = n_read/dl.bs/end_s or None
+        part.n_undecoded = max(0, len(dl.dataset)-self.decoded.n_read)/dl.bs
+        if self.look: part.decoded_per_s = (self.decoded.n_read-self.n_read)/dl.bs/(end_s-s)
     parts.append(part)
     self.dl = None
     self.begin()

@@ -83,7 +83,7 @@ class Remedy:
     "A change that may make a training faster"
     name:str        # In the table
     change:Callable # Takes a twin
-    kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand' or 'all'
+    kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
     about:str=''    # 'data' or 'step', if it is about one of these
@@ -149,5 +149,5 @@ def remedies(learn)->list[Remedy]:
     if names := [type(o).__name__ for o in own_callbacks(learn) if hinders(o)]:
         all_names = ' and '.join(names)
         found += [Remedy(f"speed_up(learn, 'bf16') without {all_names}", partial(sped_up, precision='bf16', leave_out=names),
-                         'hand', f'leave {all_names} out, or declare it graph_safe', n_epochs=2)]
+                         'together', f'leave {all_names} out, or declare it graph_safe', n_epochs=2)]
     return found

@@ -132,17 +132,26 @@ def to_df(self:Gain)->pd.DataFrame:
 @patch
 def reason(self:Gain)->str:
     "What takes the time: the remedy that alone brings most"
-    single = [o for o in self.ways if o.remedy.kind in ('limit', 'part', 'hand') and self.times(o).lo>1]
+    single = [o for o in self.ways if o.remedy.kind in ('limit', 'part', 'hand', 'together') and self.times(o).lo>1]
     if not single: return 'No single change brings more than this minute can show.'
     way = max(single, key=lambda o: self.times(o).mid)
     share = 1-1/self.times(way).mid
     if way.remedy.kind=='limit':
-        slowest = max(self.items, key=self.items.get, default=None)
-        more = f', of which {slowest} takes {self.items[slowest]:.3g} ms an item' if slowest else ''
-        return f'{share:.0%} of the time goes into waiting for data{more}.'
+        return f"{share:.0%} of the time goes into batches before they are trained, most of it into {self.bringing()}."
     return f'{share:.0%} of the time is saved by: {way.remedy.name}.'
 
 # %% ../../nbs/show/08_gain.ipynb #cd43dfb6
+BRINGING = 'start of the epoch', 'wait for data', 'copy', 'transforms' # rows of `epoch_table`
+
+@patch
+def bringing(self:Gain)->str:
+    "What takes most of the time that batches need before they are trained, and which transform most of that"
+    now = self.now.set_index('what').s
+    what = max((o for o in BRINGING if o in now), key=now.get)
+    costs, of = {'wait for data': (self.items, 'item'), 'transforms': (self.batches, 'batch')}.get(what, ({}, ''))
+    slowest = max(costs, key=costs.get, default=None)
+    return f'the {what} ({now[what]:.2g} s an epoch'+(f'; {slowest} takes {costs[slowest]:.3g} ms for each {of})' if slowest else ')')
+
 @patch
 def refusal(self:Gain)->str:
     "Why `speed_up` can't capture steps, if that is up to the user"
@@ -222,10 +231,10 @@ def _together(ways, look):
     "The best of `speed_up` with all changes by hand that alone bring something and leave what is learned alone"
     so_far = Gain(None, None, None, ways, None, {}, {})
     by_hand = [o.remedy for o in so_far.ways if o.remedy.kind=='hand' and o.remedy.changes_only_time and so_far.times(o).lo>1]
-    if not (by_hand and so_far.best): return []
+    if not (by_hand and so_far.best) or any(o.remedy.kind=='together' for o in ways): return []
     def change(twin):
         for o in [*by_hand, so_far.best.remedy]: o.change(twin)
-    way = Way(Remedy(' and '.join(o.name for o in [so_far.best.remedy, *by_hand]), change, 'hand'))
+    way = Way(Remedy(' and '.join(o.name for o in [so_far.best.remedy, *by_hand]), change, 'together', n_epochs=2))
     for _ in range(2): look(way)
     return [way]
 
@@ -257,13 +266,16 @@ def _measure(make, learn, fit, n_epochs):
         timed.append(twin.step_timer)
         spent.append(clock_callbacks(twin))
     stock, limit, *others = ways
-    look(stock, with_timers)
-    stock.visits.clear(), stock.noted.clear()        # it has warmed up the process
+    def warm_up(way, watch=None): # kernels are loaded when a process first needs them
+        look(way, watch)
+        way.visits.clear(), way.noted.clear()
+    warm_up(stock, with_timers)
     for o in (stock, limit, limit, stock): look(o)
     waits = math.exp(np.mean(stock.logs())-np.mean(limit.logs()))
     skipped = 'data' if waits<MIN_WAITING else 'step' if waits>MAX_WAITING else ''
     ways = [stock, limit, *(o for o in others if not skipped or o.remedy.about!=skipped)]
     for o in sorted(ways[2:], key=lambda o: o.remedy.kind=='all'):
+        if o.remedy.kind=='all': warm_up(o)
         for _ in range(2 if o.remedy.kind=='all' else 1): look(o)
     ways += _together(ways, look)
     now = epoch_table(stock.visits[-1][-1], timed[0].to_df(), spent[0])
