@@ -57,10 +57,13 @@ def _check_batches(dl):
 def autocast_kept():
     "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
     was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
-    depth = torch.autocast_increment_nesting()
+    def depth(): # left as it is: only the outermost autocast forgets its copies of weights
+        torch.autocast_increment_nesting()
+        return torch.autocast_decrement_nesting()
+    before = depth()
     try: yield
     finally:
-        while torch.autocast_decrement_nesting()>=depth: pass
+        while depth()>before: torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
         for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
 

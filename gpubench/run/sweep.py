@@ -171,6 +171,11 @@ _ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _
     # parts of a message, its type included; the last two come amid a batch
     ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
 
+def is_out_of_memory(e)->bool:
+    "Did an exception come from a lack of memory, of a GPU or of the machine?"
+    is_kind = isinstance(e, (torch.OutOfMemoryError, MemoryError))
+    return is_kind or any(o in str(e) for o in _OUT_OF_MEMORY)
+
 def _message(e):
     "An exception's type and text, without frames of C++ and without the traceback of a worker"
     text = str(e).split('\nException raised from')[0].rstrip()
@@ -184,11 +189,10 @@ def _message(e):
 def _how_it_ended(e):
     "An exception as a status and a short message: its type, a hint, the place in the user's code"
     text = _message(e)
-    is_oom = isinstance(e, (torch.OutOfMemoryError, MemoryError)) or any(o in str(e) for o in _OUT_OF_MEMORY)
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
     if hint: hint = f' {hint}' if text.endswith('.') else f'. {hint}'
     short = text if len(text)<=1000 else text[:1000]+' …'
-    return dict(status='oom' if is_oom else 'skipped' if isinstance(e, ValueError) else 'error',
+    return dict(status='oom' if is_out_of_memory(e) else 'skipped' if isinstance(e, ValueError) else 'error',
                 error=short+hint+user_place(e))
 
 def _checked_result(result, point, fit):
