@@ -32,6 +32,8 @@ _NAMES = { # of each module, in the order of the rooms
     'run.sweep': 'noise_floor plan sweep',
     'run.race': 'find_best_bs',
     'run.cluster': 'sweep_on',
+    'run.idle': 'Profile idle_by_cause profile_steps',
+    'run.trace': 'write_trace',
     'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
         'plot_phases plot_price_speed plot_roofline plot_speedup plot_visits plot_workers '
         'series_style'),
