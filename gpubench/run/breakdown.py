@@ -18,7 +18,7 @@ from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
 from ..data.stages import tfm_name
 from .forecast import FitTimes
-from .remedies import own_callbacks
+from .learner import own_callbacks
 
 # %% ../../nbs/run/14_breakdown.ipynb #c58fcf3a
 def clock_callbacks(learn, clock=perf_counter)->dict: # name -> s, while it trains and validates

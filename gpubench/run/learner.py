@@ -94,14 +94,36 @@ def _speed_up_like(learn, copied):
     if FusedStepCallback in has: parts.fuse_step()
     if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
 
+def _computed(model): # id -> a copy, since `deepcopy` refuses them
+    "The tensors that modules computed from weights, such as those that dropout leaves in an LSTM"
+    found = [o for m in model.modules() for o in vars(m).values() if isinstance(o, torch.Tensor)]
+    return {id(o): o.detach().clone() for o in found if not o.is_leaf}
+
 def copy_learner(learn, left_out, memo): # Callbacks; `memo`: what else isn't copied, of `deepcopy`
     "A copy that trains as its original does, but for the callbacks left out and what `speed_up` fed"
     memo = memo | {id(o): Callback() for o in left_out} | {id(learn.logger): noop}
-    copied = deepcopy(learn, memo)
+    copied = deepcopy(learn, memo | _computed(learn.model))
     copied.loss_func = _with_own_cells(learn.loss_func, memo)
     _drop_hooks(copied.model)
     _speed_up_like(learn, copied)
     return copied
+
+# %% ../../nbs/run/04_learner.ipynb #twin0002
+def writes(cb):
+    "Is this a callback of fastai's that keeps or shows something, or one of gpubench's?"
+    module = type(cb).__module__
+    return module.startswith(('fastai.callback.', 'gpubench.')) and module not in SHAPES_STEPS
+
+def own_callbacks(learn):
+    "Callbacks that are neither fastai's nor gpubench's"
+    return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
+
+def twin_of(learn):
+    "A throw-away copy of a Learner, which is fed if its original is"
+    sets = {id(o.dataset): o.dataset for o in learn.dls.loaders}
+    twin = copy_learner(learn, [o for o in learn.cbs if writes(o)], sets)
+    if any(isinstance(o, FeedCallback) for o in learn.cbs): SpeedUp(twin).feed()
+    return twin
 
 # %% ../../nbs/run/04_learner.ipynb #cc231d38
 class _UntilSteadyCallback(Callback):

@@ -30,7 +30,7 @@ from ..ground.core import check_value, check_whole, free_memory, memory_bytes, o
 from ..data.item_tfms import random_states_kept
 from ..watch.nvml import ask_gpu, find_gpu
 from ..step.kept import modules_in
-from .learner import SHAPES_STEPS, autocast_kept, copy_learner
+from .learner import autocast_kept, twin_of
 from .sweep import is_out_of_memory
 
 # %% ../../nbs/run/09_memory.ipynb #403cc70c
@@ -585,11 +585,6 @@ def without_original(line, n_bytes):
     if not n_bytes: return line
     return replace(line, small=less(line.small), large=less(line.large),
                    before_bytes=max(0, line.before_bytes-n_bytes))
-
-def twin_of(learn):
-    "A copy with the same data, and with those callbacks that shape a step"
-    others = [o for o in learn.cbs if type(o).__module__ not in SHAPES_STEPS]
-    return copy_learner(learn, others, {id(learn.metrics): L(), id(learn.dls): learn.dls})
 
 def let_go(learn, error):
     "Free what a failed fit has left"

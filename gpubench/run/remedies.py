@@ -17,30 +17,13 @@ from fastai.data.core import TfmdDL
 
 from ..ground.core import n_cores
 from ..data.feed import FeedCallback
+from ..watch.timing import acts
 from ..step.fast import SpeedUp, speed_up
 from ..step.graphed import GraphedStepCallback
 from ..step.turns import BATCH_EVENTS, declares
-from ..watch.timing import acts
-from .learner import SHAPES_STEPS, copy_learner
+from .learner import own_callbacks
 
-# %% ../../nbs/run/13_remedies.ipynb #c7e91237
-def writes(cb):
-    "Is this a callback of fastai's that keeps or shows something, or one of gpubench's?"
-    module = type(cb).__module__
-    return module.startswith(('fastai.callback.', 'gpubench.')) and module not in SHAPES_STEPS
-
-def own_callbacks(learn):
-    "Callbacks that are neither fastai's nor gpubench's"
-    return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
-
-def twin_of(learn):
-    "A throw-away copy of a Learner, which is fed if its original is"
-    sets = {id(o.dataset): o.dataset for o in learn.dls.loaders}
-    twin = copy_learner(learn, [o for o in learn.cbs if writes(o)], sets)
-    if any(isinstance(o, FeedCallback) for o in learn.cbs): SpeedUp(twin).feed()
-    return twin
-
-# %% ../../nbs/run/13_remedies.ipynb #a171da8d
+# %% ../../nbs/run/13_remedies.ipynb #545f1321
 class _SameBatchDL:
     def __init__(self, dl, batch): self.dl, self.batch = dl, batch
     def __len__(self): return len(self.dl)
@@ -54,7 +37,7 @@ class SameBatchCallback(Callback):
     def before_train(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[0])
     def before_validate(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[-1])
 
-# %% ../../nbs/run/13_remedies.ipynb #c52853c7
+# %% ../../nbs/run/13_remedies.ipynb #992c6bd1
 @dataclass
 class Compiling:
     "What compiled kernels would bring to a fit; times in s"
@@ -77,7 +60,7 @@ def _wants(payback, wants, noted, n_steps):
     payback.is_on = False
     return False
 
-# %% ../../nbs/run/13_remedies.ipynb #fc3c8a49
+# %% ../../nbs/run/13_remedies.ipynb #c52853c7
 @dataclass
 class Remedy:
     "A change that may make a training faster"
@@ -108,7 +91,7 @@ def sped_up(learn, precision=None, leave_out=()):
     learn.sped_up = speed_up(learn, precision)
     learn.noted = note_compiling(learn)
 
-# %% ../../nbs/run/13_remedies.ipynb #a57cff2f
+# %% ../../nbs/run/13_remedies.ipynb #4225c3cd
 def hinders(cb):
     "Does a callback keep steps from being captured?"
     return not declares(cb) and acts(cb, BATCH_EVENTS)
@@ -125,7 +108,7 @@ def _of_loaders(dl):
         found += [Remedy('images decoded once', partial(parts, names=('feed',)), 'part', about='data', n_epochs=2)]
     return found
 
-# %% ../../nbs/run/13_remedies.ipynb #18ad65d8
+# %% ../../nbs/run/13_remedies.ipynb #fc3c8a49
 def remedies(learn)->list[Remedy]:
     "What can be tried on this Learner"
     dl, has = learn.dls.train, {type(o) for o in learn.cbs}
