@@ -47,7 +47,7 @@ def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
     for o in ('visited twice in each round (batch 64 on the CPU)', 'of a step is waiting for data (5 ms)', 'By a fit', 'A whole epoch took',
               'before their median step was known as precisely', 'measured, at '):
         assert o in page.text, o
-    assert len(page.all('details'))==6 and not any('open' in o for o in page.all('details'))             # folded
+    assert len(page.all('details'))==5 and not any('open' in o for o in page.all('details'))             # folded
     assert page.balanced and 'optimizer (ms)' in page.text and any('Parts of a step on the GPU' in o['alt'] for o in page.all('img'))
 
 
