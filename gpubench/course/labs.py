@@ -94,7 +94,7 @@ def plan_jobs(labs, device=(), params:dict=None)->list[Job]:  # by lab's name
     return jobs
 
 # %% ../../nbs/course/01_labs.ipynb #4bee757b
-def own_kernel(log=None)->type:
+def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will have
     "A kernel manager class that starts this very Python, whatever kernels are registered"
     import zmq
     from jupyter_client import AsyncKernelManager
@@ -115,7 +115,7 @@ def own_kernel(log=None)->type:
         def start_kernel(self, **kwargs):
             self.started.append(self)
             inline = 'module://matplotlib_inline.backend_inline'
-            env = os.environ | {'MPLBACKEND': inline, HOLDER: this_process()}
+            env = os.environ | {'MPLBACKEND': inline, HOLDER: this_process(), 'GPUBENCH_LAB': lab}
             quiet = dict(stdout=subprocess.DEVNULL, stderr=log)  # ours may be closed
             return super().start_kernel(env=env, **quiet, **kwargs)
 
@@ -179,7 +179,7 @@ def _papermill(job, target, timeout_s, on_cell, log):
     import papermill
     def literally(path): # papermill formats paths
         return str(path).replace('{', '{{').replace('}', '}}')
-    manager, logger = own_kernel(log), logging.getLogger('papermill')
+    manager, logger = own_kernel(log, job.lab.path.stem), logging.getLogger('papermill')
     level = logger.level
     logger.setLevel(logging.CRITICAL+1)  # our own messages are better
     try: return papermill.execute_notebook(

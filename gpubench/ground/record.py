@@ -51,7 +51,7 @@ class Field:
 def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o in names.split()]
 
 ABOUT = [ # which visit this is and how it ended
-    *_fields('about', 'trial_id status error time_utc model_source unverified gpu_uuid', str),
+    *_fields('about', 'trial_id status error time_utc lab model_source unverified gpu_uuid', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
     *_fields('about', 'visit schema', int), Field('twin', 'about', dtype=bool),
     Field('measure', 'about', wording='measured with {}', dtype=dict),

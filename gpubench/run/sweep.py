@@ -249,6 +249,7 @@ class Visit:
             f"The function returned {', '.join(lost)}, but a record has something else there. "
             "Rename what it returns.")
         kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
+        if lab := os.environ.get('GPUBENCH_LAB'): kept['lab'] = lab     # set by `gpubench run`
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
     def run_once(self, measure, signals, fresh=None):

@@ -260,6 +260,7 @@ def plot_phases(
     ax.set(yticks=range(len(found)), yticklabels=[PHASE_NAMES[o] for o in found], xlim=(0, end_ms),
            ylim=(max(1, len(found))-.5, -.5), xlabel='time in a step (ms)')
     plain_numbers(ax.xaxis)
+    ax.locator_params(axis='x', nbins=5)
     ax.grid(False, axis='y')
     ax.tick_params(axis='y', length=0)
     if not styles: in_the_middle(ax, 'no phase was measured')

@@ -14,7 +14,7 @@ from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
 from gpubench.show.compare import compare, comparison_text, load_records
 from gpubench.show.findings import add_labels, findings
-from gpubench.show.report import render_page, summary_text, write_report
+from gpubench.show.report import LAB_QUESTIONS, render_page, summary_text, write_report
 
 
 class Page(HTMLParser):
@@ -47,7 +47,7 @@ def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
     for o in ('visited twice in each round (batch 64 on the CPU)', 'of a step is waiting for data (5 ms)', 'By a fit', 'A whole epoch took',
               'before their median step was known as precisely', 'measured, at '):
         assert o in page.text, o
-    assert len(page.all('details'))==3 and not any('open' in o for o in page.all('details'))             # folded
+    assert len(page.all('details'))==5 and not any('open' in o for o in page.all('details'))             # folded
     assert page.balanced and 'optimizer (ms)' in page.text and any('Parts of a step on the GPU' in o['alt'] for o in page.all('img'))
 
 
@@ -177,12 +177,50 @@ def test_a_report_of_a_file_stands_beside_it(tmp_path):
     assert sorted(o.name for o in tmp_path.iterdir())==['mine.jsonl', 'mine_figures', 'mine_report.html']
 
 
-def test_the_first_findings_begin_the_page_and_each_stands_there_once(tmp_path):
-    rows = [o | PARTS | dict(step_ms=15.) for m in 'abcde' for o in visits((16, 64, 256, 512), model=m)] + [failed(model=m) for m in 'abcde']
-    page, found = Page(render_page(add_labels(rows), 'many', figures=False)[0]), findings(rows)
-    short = page.text.partition('In short')[2].partition('a on made-up images\n')[0]
-    assert page.balanced and all(o.text in short for o in found[:6])
-    for o in found[6:]: assert page.text.count(o.text.removeprefix(f'{o.workload}: '))>=1, o
+def first_screen(html): return Page(html[html.index('<h1'):html.index('<details')])
+
+MANY = [o | PARTS | dict(step_ms=15.) for m in 'abcde' for o in visits((16, 64, 256, 512), model=m)] + [failed(model=m) for m in 'abcde']
+NOISY = [o | dict(epoch_s=o['epoch_s']*(1+o['visit']*(o['device']=='cpu'))) for o in visits((64,))]
+
+
+@pytest.mark.parametrize('rows', [MANY, NOISY, visits(), visits((64,), ['cpu']), visits(n=1), [visit()], [failed()], visits(model='a net with a long name '*5)])
+def test_the_first_screen_is_short(rows):
+    html, _ = render_page(add_labels(rows), 'short', figures=False)
+    headline = re.search('<h1[^>]*>(.*?)</h1>', html, re.S)[1]
+    said = re.findall('<li>(.*?)</li>', html[:html.index('<details')] if '<details' in html else html, re.S)
+    assert len(headline.split())<=15 and len(said)<=3 and all(len(o.split())<=25 for o in said)
+    assert ('too noisy to tell' in headline)==(rows is NOISY)
+
+
+def test_the_headline_has_one_figure(tmp_path):
+    assert len(first_screen(write_report(folder_of(tmp_path/'run', visits((16, 64)))).read_text(encoding='utf-8')).all('img'))==1
+
+
+def test_sections_follow_the_labs(tmp_path):
+    rows = visits((16, 64), ['cuda'], lab='02_batch_size', model='a') + visits((64,), lab='01_cpu_vs_gpu', model='b') + visits((64,), ['cpu'], model='c')
+    html, _ = render_page(add_labels(rows), 'labs', figures=False)
+    titles = [re.sub('<.*?>', '', o) for o in re.findall('<h2>(.*?)</h2>', html)]
+    assert titles==['Lab 01 · How much faster is the GPU, really? b on made-up images', 'Lab 02 · Which batch size is fastest? a on made-up images',
+                    'How fast? c on made-up images']
+    page = page_of(tmp_path/'04_data_loading.jsonl', visits((64,), ['cpu']))                     # a file that is named after its lab
+    assert 'Lab 04 · Who is waiting for whom?' in page.text
+
+
+def test_the_questions_are_those_of_the_labs(repo):
+    heads = [json.loads(o.read_text(encoding='utf-8'))['cells'][0]['source'][0] for o in sorted((repo/'nbs/labs').glob('[0-9]*.ipynb'))]
+    titles = dict(o.strip('# \n').split(' · ') for o in heads)
+    assert LAB_QUESTIONS=={k: v for k,v in titles.items() if k!='12'}
+
+
+def test_settings_that_nobody_turned_are_not_listed():
+    html = render_page(add_labels(visits((16, 64), ['cpu'], size=28)), 'x', figures=False)[0]
+    assert '<p class="soft">28 px</p>' in html and 'memory loader' not in html
+
+
+def test_each_finding_stands_on_the_page(tmp_path):
+    page, found = Page(render_page(add_labels(MANY), 'many', figures=False)[0]), findings(MANY)
+    assert page.balanced
+    for o in found: assert page.text.count(o.text.removeprefix(f'{o.workload}: '))>=1, o
 
 
 def test_two_networks_under_one_name_are_never_pooled(tmp_path):
