@@ -42,6 +42,7 @@ _NAMES = { # of each module, in the order of the rooms
     'show.report': 'machine_table write_report',
     'show.machines': 'Comparison price_runs read_runs write_comparison',
     'show.advice': 'advice_table advise plot_advice read_lab_records write_advice',
+    'show.gain': 'gain',
     'course.checks': 'LabSession check check_guess lab_records',
     'course.lab_jobs': 'run_labs_on',
 }
