@@ -87,6 +87,7 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
         "machine, where host is one of them, and start the same command on each.")
 
+# %% ../../nbs/step/11_group.ipynb #15ff4b18
 def _check_place(endpoint):
     "End this process if another program than torchrun answers there, which would never end"
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
