@@ -203,7 +203,7 @@ def launch(
         if agent.returncode or len(files)<n_local: raise _failure(folder, n_devices, agent.returncode)
         return [cloudpickle.loads(o.read_bytes())['value'] for o in files]
 
-# %% ../../nbs/step/11_group.ipynb #7b481c61
+# %% ../../nbs/step/11_group.ipynb #8ce5529e
 _agreed = set() # which parameters have gradients, as far as the ranks have compared it
 
 def _check_agreed(parameters):
@@ -226,6 +226,7 @@ def _message(grads, strides):
         n += o.numel()
     return first.as_strided((n,), (1,))
 
+# %% ../../nbs/step/11_group.ipynb #7b481c61
 def average_gradients(
     parameters,    # Those of a network
     in_place=True, # False: gradients become parts of the message, and later ones need no copies
