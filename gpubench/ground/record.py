@@ -332,6 +332,7 @@ def _set_torn_aside(path):
         shutil.copymode(path, new.name)
         Path(new.name).replace(path)
 
+# %% ../../nbs/ground/01_record.ipynb #527fe2d8
 def _check_schema(path, rows):
     "A `RuntimeError` if a record is of another schema"
     def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # of pandas
@@ -342,6 +343,7 @@ def _check_schema(path, rows):
     if is_version: todo = 'Use the gpubench that wrote them'
     raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
+# %% ../../nbs/ground/01_record.ipynb #80f172a4
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
     path, asked = records_path(path), Path(path)

@@ -303,7 +303,7 @@ def _search(is_wanted, is_long):
     try: yield
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
-# %% ../../nbs/step/02_capture.ipynb #44961cba
+# %% ../../nbs/step/02_capture.ipynb #ffb4c1ad
 class OwnBatch:
     "A copy of a batch, at an address that stays"
     def __init__(self, learn):
@@ -311,6 +311,7 @@ class OwnBatch:
     def fill(self, xb, yb):
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
 
+# %% ../../nbs/step/02_capture.ipynb #44961cba
 class Step(OwnBatch):
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner): # A `GraphedStepCallback`

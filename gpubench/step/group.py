@@ -87,6 +87,7 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
         "machine, where host is one of them, and start the same command on each.")
 
+# %% ../../nbs/step/11_group.ipynb #15ff4b18
 def _check_place(endpoint):
     "End this process if another program than torchrun answers there, which would never end"
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -202,7 +203,7 @@ def launch(
         if agent.returncode or len(files)<n_local: raise _failure(folder, n_devices, agent.returncode)
         return [cloudpickle.loads(o.read_bytes())['value'] for o in files]
 
-# %% ../../nbs/step/11_group.ipynb #7b481c61
+# %% ../../nbs/step/11_group.ipynb #8ce5529e
 _agreed = set() # which parameters have gradients, as far as the ranks have compared it
 
 def _check_agreed(parameters):
@@ -225,6 +226,7 @@ def _message(grads, strides):
         n += o.numel()
     return first.as_strided((n,), (1,))
 
+# %% ../../nbs/step/11_group.ipynb #7b481c61
 def average_gradients(
     parameters,    # Those of a network
     in_place=True, # False: gradients become parts of the message, and later ones need no copies

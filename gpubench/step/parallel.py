@@ -36,6 +36,18 @@ def same_start(model):
     if n_ranks()>1:
         for o in (*model.parameters(), *model.buffers()): dist.broadcast(o.data, 0)
 
+def _make_ddp(learn):
+    "The network in PyTorch's wrapper, made on the stream on which it will be captured"
+    device, stream = next(learn.model.parameters()).device, None
+    if device.type=='cuda' and hasattr(learn, 'graphed_step'): # DDP uses the stream that it's made on
+        wait_for(device)
+        stream = capture_stream(device)
+    with torch.cuda.stream(stream):
+        ddp = DistributedDataParallel(learn.model, broadcast_buffers=False)
+    wait_for(device)
+    return ddp
+
+# %% ../../nbs/step/12_parallel.ipynb #e4f46aec
 class ParallelCallback(Callback):
     """Trains with the other ranks of the group: equal weights at the start, averaged gradients at each step
 
@@ -53,17 +65,8 @@ class ParallelCallback(Callback):
         same_start(self.learn.model)
         self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
         key = [id(self.learn.model), *((id(o), o.requires_grad) for o in self.learn.model.parameters())]
-        if self.is_fitting and key!=self.key: self.ddp, self.key = self.make_ddp(), key
+        if self.is_fitting and key!=self.key: self.ddp, self.key = _make_ddp(self.learn), key
         self.wrap()
-    def make_ddp(self):
-        device, stream = next(self.learn.model.parameters()).device, None
-        if device.type=='cuda' and hasattr(self.learn, 'graphed_step'): # DDP uses the stream that it's made on
-            wait_for(device)
-            stream = capture_stream(device)
-        with torch.cuda.stream(stream):
-            ddp = DistributedDataParallel(self.learn.model, broadcast_buffers=False)
-        wait_for(device)
-        return ddp
     def before_step(self): self.average()
     def average(self, in_place=False):
         "Average the gradients, unless DDP did so in the backward pass"

@@ -19,7 +19,6 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires
-from itertools import islice
 from pathlib import Path
 
 from ..ground.core import cpu_name, cpu_quota, n_cores, n_visible_cores, package_version
@@ -34,15 +33,13 @@ packages_ok ok packages
 
 packages_missing broken packages
 Not installed: {names}.
--> Run `pip install --upgrade {dist}` in this environment.
 
 packages_wrong limit packages
 Not the version that {dist} requires: {names}.
 -> Run `pip install --upgrade {dist}` in this environment.
 
 pynvml_unofficial limit packages
-The unofficial package {name} hides the module of NVIDIA's own `nvidia-ml-py`. The monitor may
-fail or misread the GPU.
+The unofficial {name} hides NVIDIA's `nvidia-ml-py`. The monitor may fail or misread the GPU.
 -> Run `pip uninstall -y pynvml`, then `pip install --force-reinstall nvidia-ml-py`.
 """)
 
@@ -62,8 +59,7 @@ def check_packages(facts, dist='gpubench-kit'):
     "Is every required package installed, and is `pynvml` NVIDIA's own?"
     spec = PathFinder.find_spec('pynvml')  # what an import would find now
     if spec and spec.submodule_search_locations is not None:
-        name = f"pynvml {package_version('pynvml') or ''}".strip()
-        yield found('pynvml_unofficial', name=name)
+        yield found('pynvml_unofficial', name=f"pynvml {package_version('pynvml') or ''}".strip())
     missing, wrong, n = unmet(dist)
     if missing: yield found('packages_missing', dist=dist, names=', '.join(missing))
     if wrong: yield found('packages_wrong', dist=dist, names=', '.join(wrong.values()))
@@ -76,37 +72,30 @@ torch_ok ok torch
 
 torch_dead broken torch
 torch can't be imported: {error}.
--> {remedy}
 
 torchvision_dead broken torchvision
 {pair} don't fit together: {error}.
--> {remedy}
 
 torchvision_build limit torchvision
 {pair} come from different builds.
--> {remedy}
 
 torchvision_wants limit torchvision
 {pair} are of different releases: torchvision was made for another torch than {wrong}.
--> {remedy}
+-> Reinstall from the same index in one command: `pip install --force-reinstall torch torchvision`.
 """)
-
-_SAME_BUILD = ("Reinstall torch and torchvision from the same index in one command: "
-               "`pip install --force-reinstall torch torchvision`.")
 
 def check_torch(facts):
     "Can torch and torchvision be imported, and do they fit together?"
     names = 'torch', 'torchvision'
     versions = {o: facts.tried[o].get('version') or package_version(o) for o in names}
     pair = ' and '.join(f'{k} {v}' for k,v in versions.items())
-    builds = r'\+(cpu|cu\d|rocm|xpu).*'  # other tags name a commit
-    tags = [re.search(builds, o or '') for o in versions.values()]
+    tags = [re.search(r'\+(cpu|cu\d|rocm|xpu).*', o or '') for o in versions.values()]
     wrong = unmet('torchvision')[1].get('torch')
     error = facts.torch.get('error') or facts.torchvision.get('error')
     code = ('torch_dead' if not facts.torch['ok'] else 'torchvision_dead' if error else
             'torchvision_build' if all(tags) and tags[0][0]!=tags[1][0] else
             'torchvision_wants' if wrong else 'torch_ok')
-    yield found(code, pair=pair, error=error, wrong=wrong, remedy=_SAME_BUILD)
+    yield found(code, pair=pair, error=error, wrong=wrong)
 
 # %% ../../nbs/watch/04_doctor.ipynb #7a90c4d1
 phrases("""
@@ -118,71 +107,58 @@ fastai_dead broken fastai
 -> Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, or `pip
 install "fastai<2.8.8" "fastcore<2"`.
 """)
-_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This "
-         "user has no home folder, as in a container that was started with another user ID.")
-
-def cured(finding, error):
-    "The finding, with another remedy if its error is about a missing home directory"
-    return replace(finding, remedy=_HOME) if 'home directory' in error else finding
-
 def check_fastai(facts):
     "Does fastai train?"
     if not facts.torch['ok']: return  # fix torch first
     pair = ' with '.join(f'{o} {package_version(o)}' for o in ('fastai', 'fastcore'))
-    for verb,step in (('be imported', facts.fastai), ('train', facts.fit)):
-        if step['ok']: continue
-        yield cured(found('fastai_dead', pair=pair, verb=verb, error=step['error']), step['error'])
-        return
-    yield found('fastai_ok', pair=pair)
+    verb, step = ('train', facts.fit) if facts.fastai['ok'] else ('be imported', facts.fastai)
+    if step['ok']: yield found('fastai_ok', pair=pair)
+    else: yield found('fastai_dead', pair=pair, verb=verb, error=step['error'])
 
 # %% ../../nbs/watch/04_doctor.ipynb #2f7d61d1
 phrases("""
 driver_mismatch limit gpu
 The two halves of the NVIDIA driver don't match: its kernel module and its library have different
 versions (NVML error 18). It was updated while the machine was running. Memory isn't the cause,
-so a smaller batch won't help. Labs measure the CPU.
+so a smaller batch won't help.
 -> {restart}
 
 driver_asleep limit gpu
-The NVIDIA driver is installed, but not loaded (NVML error 9). Labs measure the CPU.
+The NVIDIA driver is installed, but not loaded (NVML error 9).
 -> Run `sudo modprobe nvidia` (with a container: on the host). If that fails, the kernel was
 updated without the driver, or Secure Boot blocks it: reinstall the driver and restart.
 
 driver_missing limit gpu
-The PCI bus has an NVIDIA GPU, but its driver is missing. Labs measure the CPU.
+The PCI bus has an NVIDIA GPU, but its driver is missing.
 -> Install NVIDIA's driver with the system's own tool (Ubuntu: `sudo ubuntu-drivers install`) and
-restart the machine. With a container, do this on the host, and start it with `docker run --gpus
-all`.
+restart. With a container: on the host, then start it with `docker run --gpus all`.
 
 torch_for_cpu limit gpu
-{there_is} this torch ({torch}) was built for the CPU only. Labs measure the CPU.
--> Install a CUDA build of torch and torchvision, both from the same index in one command. On
-Linux: `pip install --force-reinstall torch torchvision`; on Windows, use the command from
-pytorch.org.
+{there_is} this torch ({torch}) was built for the CPU only.
+-> Install a CUDA build of both torch and torchvision in one command: on Linux `pip install
+--force-reinstall torch torchvision`, on Windows the one that pytorch.org gives.
 
 gpu_hidden limit gpu
-CUDA_VISIBLE_DEVICES={value!r} hides the GPU: it names none of this machine's. Labs measure the
-CPU.
+CUDA_VISIBLE_DEVICES={value!r} hides the GPU: it names none of this machine's.
 -> Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find the file
 that sets it, such as ~/.bashrc.
 
 gpu_invisible limit gpu
-The machine has an NVIDIA driver, but no GPU is visible from here. Labs measure the CPU.
--> Start the container with GPU access: `docker run --gpus all`, or `gpus: all` in a compose
-file.
+The machine has an NVIDIA driver, but no GPU is visible from here.
+-> Start the container with GPU access: `docker run --gpus all`, or `gpus: all` in a compose file.
 
 driver_dead limit gpu
-There is an NVIDIA driver, but {who} reports: {error}. Labs measure the CPU.
+There is an NVIDIA driver, but {who} reports: {error}.
 -> {restart} If that doesn't help, reinstall it. A container needs GPU access: `docker run --gpus
 all`.
 
 driver_old limit gpu
-{there_is} {driver}, and torch {torch} (CUDA {cuda}) requires a newer one. Labs measure the CPU.
+{there_is} {driver}, and torch {torch[version]} (CUDA {torch[cuda]}) requires a newer one.
 -> Install a newer NVIDIA driver (with WSL2 in Windows only; with a container on the host). Or
 install torch and torchvision for an older CUDA, both in one command, which pytorch.org lists.
 """)
 
-# %% ../../nbs/watch/04_doctor.ipynb #1a2b3c4d
+# %% ../../nbs/watch/04_doctor.ipynb #1b60e2f8
 def there_is(facts):
     return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
 
@@ -191,7 +167,6 @@ def restart(facts):
     if facts.wsl2: return "Run `wsl --shutdown` in Windows, then open WSL and its containers again."
     return "Restart the host, then this container." if facts.container else "Restart the machine."
 
-# %% ../../nbs/watch/04_doctor.ipynb #1b60e2f8
 def why_driver(facts):
     "The driver is missing, not loaded, or half updated"
     t, code = facts.traces, facts.nvml.get('code')
@@ -209,8 +184,7 @@ def why_torch(facts):
 
 def why_hidden(facts):
     "CUDA_VISIBLE_DEVICES hides it: CUDA ignores a wrong name and what follows it"
-    value = facts.env.get('CUDA_VISIBLE_DEVICES')
-    if value is None: return
+    value = facts.env.get('CUDA_VISIBLE_DEVICES', '0')
     first, uuids = value.partition(',')[0].strip(), [o['uuid'] or '' for o in facts.rows]
     if first.isdigit(): right = not facts.names or int(first)<len(facts.names)
     elif first.startswith('GPU-'): right = not any(uuids) or any(o.startswith(first) for o in uuids)
@@ -230,13 +204,11 @@ def why_no_access(facts):
 def why_old_driver(facts):
     "The driver supports an older major version of CUDA than torch's. Within one, newer builds run"
     newest, cuda = facts.nvml.get('cuda'), facts.torch['cuda']
-    major = [(o or '').partition('.')[0] for o in (newest, cuda)]
-    older = all(o.isdigit() for o in major) and int(major[0])<int(major[1])
+    older = newest and int(newest.partition('.')[0])<int(cuda.partition('.')[0])
     if not older and not re.search('too old|insufficient', facts.cuda_error): return
     driver = 'its driver is too old'
     if newest: driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}"
-    yield found('driver_old', there_is=there_is(facts), driver=driver, cuda=cuda,
-                torch=facts.torch['version'])
+    yield found('driver_old', there_is=there_is(facts), driver=driver, torch=facts.torch)
 
 # %% ../../nbs/watch/04_doctor.ipynb #680eadcc
 phrases("""
@@ -247,8 +219,7 @@ newest of both. pytorch.org lists the commands.
 
 gpu_full limit gpu
 {start} finds no free memory on it: other programs hold all of it. {quote}
--> End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists
-them.
+-> End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists them.
 
 cudnn_dead limit gpu
 {start} can't use cuDNN. Often another copy of cuDNN is found first. {quote}
@@ -272,8 +243,7 @@ def why_cuda(facts, error=None):
     if code=='cuda_dead' and any(o['ok'] for o in facts.rows):
         quote = f"NVML sees it, so the driver is there, but CUDA doesn't work. {quote}"
     start = f"{there_is(facts)} torch {facts.torch['version']} (CUDA {facts.torch['cuda']})"
-    yield found(code, start=start, quote=quote if facts.used else f"{quote} Labs measure the CPU.",
-                restart=restart(facts))
+    yield found(code, start=start, quote=quote, restart=restart(facts))
 
 # %% ../../nbs/watch/04_doctor.ipynb #90ab63e2
 phrases("""
@@ -281,13 +251,11 @@ gpu_ok ok gpu
 torch computes on {n} GPU(s): {cards}.{hides}
 
 gpu_none ok gpu
-No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with records from a real
-one.
+No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with recorded results.
 
 gpu_unnamed ok gpu
 WSL2 has a GPU, but doesn't identify it as NVIDIA's. Labs measure the CPU.
--> If it is, install its current driver in Windows (never inside WSL2), then run `wsl
---shutdown`.
+-> If it is, install its current driver in Windows (never inside WSL2), then run `wsl --shutdown`.
 
 gpu_unknown ok gpu
 NVML can't be queried ({error}), and nothing else shows an NVIDIA GPU. Labs measure the CPU.
@@ -300,7 +268,8 @@ def check_gpu(facts):
     if facts.used: yield from gpus_used(facts)
     elif facts.any_gpu:
         whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
-        yield from islice((o for why in whys for o in why(facts)), 1)
+        first = next((o for why in whys for o in why(facts)), None)
+        if first: yield replace(first, what=f'{first.what} Labs measure the CPU.')
     elif facts.nvml.get('code') is None:
         yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
     else: yield found('gpu_unnamed' if facts.traces['wsl_gpu'] else 'gpu_none')
@@ -324,9 +293,8 @@ nvml_dead limit nvml
 
 def nvml_remedy(facts, failed):
     "What to do about NVML's error, or about a query that ended its process or hung in it"
-    answer = Answer(None, failed['code'], failed['error'])
-    known = facts.no_pynvml or answer.code is not None
-    return answer.advice if known else restart(facts)
+    if not facts.no_pynvml and failed['code'] is None: return restart(facts)
+    return Answer(None, failed['code'], failed['error']).advice
 
 def check_nvml(facts):
     "Can the GPU be monitored?"
@@ -354,8 +322,7 @@ run out of memory.
 `nvidia-smi` lists them. On a small card, use smaller batches.
 
 gpu_mig ok gpu_memory
-GPU {index} is split into parts (MIG), and you compute on one. NVML's values describe the whole
-card, not just your part.
+GPU {index} is split into parts (MIG), and you compute on one. NVML's values are the whole card's.
 """)
 _LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
@@ -378,8 +345,7 @@ Other programs compute on GPU {index}: {others}. Your times would include their 
 gpu_busy limit gpu_shared
 GPU {index} was {busy:.0%} busy a moment ago, but not with our work. No compute process is listed
 (inside a container, other users' can't be seen). Your times would include that work.
--> Close games, videos and other programs that draw; ask who shares the GPU; run `gpubench
-doctor` again.
+-> Close games, videos and other programs that draw, ask who shares the GPU, and check again.
 """)
 
 def process_words(process, facts):
@@ -403,17 +369,16 @@ def gpu_processes(facts, g):
 # %% ../../nbs/watch/04_doctor.ipynb #c65d20f7
 phrases("""
 gpu_throttled limit gpu_throttled
-GPU {index} is being slowed down now: {why}. Times measured now are longer than usual for this
-card.
--> Let it cool, clear its vents, plug in a laptop, and run `gpubench doctor` again. If it
-persists, `nvidia-smi -q -d PERFORMANCE` shows more.
+GPU {index} is being slowed down now: {why}. Times measured now are longer than usual for this card.
+-> Let it cool, clear its vents, plug in a laptop, and run `gpubench doctor` again. If it persists,
+`nvidia-smi -q -d PERFORMANCE` shows more.
 
 power_limited limit gpu_power
-GPU {index} is limited to {limit:.0f} W; the default is {usual:.0f} W. It is slower than other
-cards of its model.
+GPU {index} is limited to {power_limit_w:.0f} W; the default is {default_limit_w:.0f} W. It is
+slower than other cards of its model.
 -> Plug in a laptop. On another machine, ask the administrator, or run `sudo nvidia-smi -i
-{nvml_index} -pl {usual:.0f}` (with a container: on the host). If the limit stays, report it with
-your times.
+{nvml_index} -pl {default_limit_w:.0f}` (with a container: on the host). If the limit stays, report
+it with your times.
 
 nvml_gaps ok nvml
 GPU {index} doesn't report {names}. That is normal {why}; these columns stay empty.
@@ -421,14 +386,12 @@ GPU {index} doesn't report {names}. That is normal {why}; these columns stay emp
 
 def gpu_sensors(facts, g):
     "Is it being throttled, is its power limited, and which sensors don't answer?"
-    limit, usual, names = (g.get(o) for o in ('power_limit_w', 'default_limit_w', 'unanswered'))
+    limit_w, usual_w, names = map(g.get, ('power_limit_w', 'default_limit_w', 'unanswered'))
     slowed = throttle_words(g.get('throttle_bits'))
-    if slowed: yield found('gpu_throttled', index=g['index'], why=slowed)
-    if limit and usual and limit<.98*usual:
-        yield found('power_limited', index=g['index'], nvml_index=g['nvml_index'], limit=limit,
-                    usual=usual)
+    if slowed: yield found('gpu_throttled', **g, why=slowed)
+    if limit_w and usual_w and limit_w<.98*usual_w: yield found('power_limited', **g)
     why = 'in WSL2' if facts.wsl2 else 'with MIG' if g.get('mig') else 'with some cards and drivers'
-    if names: yield found('nvml_gaps', index=g['index'], names=', '.join(names), why=why)
+    if names: yield found('nvml_gaps', **g, names=', '.join(names), why=why)
 
 def check_gpu_states(facts):
     "Is anything wrong with the GPUs' state that would spoil a measurement?"
@@ -447,8 +410,8 @@ cpu_quota limit cpu
 `cpus: {n}`).
 
 pages_returned ok pages
-glibc returns the memory of large tensors to the system and requests it again at each step, which
-takes time on a CPU. `gpubench.step.fast.speed_up(learn)` keeps it.
+glibc returns the memory of large tensors after each step and requests it again, which takes time
+on a CPU. `gpubench.step.fast.speed_up(learn)` keeps it.
 
 cpu_calm ok cpu_load
 Other programs use {frac:.0%} of the CPU now.
@@ -464,11 +427,9 @@ _BUSY_FRAC = .1  # of all cores; an idle browser stays below that
 def check_cpu(facts, n=None):
     "Is there a quota that is smaller than the core count?"
     n, quota = n or n_visible_cores(), cpu_quota(facts.root)
-    threads = facts.env.get('OMP_NUM_THREADS', '')
     if quota is None or quota>=n:
-        yield found('cpu_ok', seen=f'{n} CPU core(s), not limited by a quota')
-        return
-    m = max(1, int(quota))
+        return (yield found('cpu_ok', seen=f'{n} CPU core(s), not limited by a quota'))
+    m, threads = max(1, int(quota)), facts.env.get('OMP_NUM_THREADS', '')
     seen = f"{n} cores are visible, but a control group's quota allows only {quota:g} at a time"
     if threads.isdigit() and 0<int(threads)<=m:
         yield found('cpu_ok', seen=f'{seen}; OMP_NUM_THREADS={threads} stays within it')
@@ -482,9 +443,8 @@ def check_load(facts):
     "Do other programs use the CPU?"
     if isinstance(facts.load, Exception): raise facts.load
     if facts.load is None: return
-    frac, top = facts.load
-    pid, name, cores = top or (None, None, 0.)
-    who = f", most of all {name} (process {pid}, {cores:.1f} cores)" if cores>=.1 else ''
+    frac, by = facts.load
+    who = ', most of all {1} (process {0}, {2:.1f} cores)'.format(*by) if by and by[2]>=.1 else ''
     yield found('cpu_calm' if frac<_BUSY_FRAC else 'cpu_busy', frac=frac, who=who)
 
 # %% ../../nbs/watch/04_doctor.ipynb #0c7be941
@@ -521,11 +481,11 @@ The kernel python3 is this Python.
 
 kernel_missing limit kernel
 No usable Jupyter kernel named python3 is registered.
--> {remedy}
 
 kernel_other limit kernel
 The kernel python3 starts {which} Python: {first}. {effect}
--> {remedy}
+-> Run `{python} -m ipykernel install --sys-prefix`, or choose this Python as the kernel in your
+editor. `gpubench run` isn't affected.
 
 jupyter_missing broken kernel
 jupyter_client is missing, so notebooks can't run.
@@ -534,20 +494,18 @@ jupyter_client is missing, so notebooks can't run.
 
 def check_kernel(facts):
     "Does the Jupyter kernel named python3 start this Python?"
-    remedy = (f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python as "
-              "the kernel in your editor. `gpubench run` isn't affected.")
     def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)  # a venv links
     try: kernels = import_module('jupyter_client.kernelspec').KernelSpecManager()
     except ImportError: return (yield found('jupyter_missing'))
     try: first = kernels.get_kernel_spec('python3').argv[0]
     except (LookupError, OSError, ValueError):  # there is none, or its file is damaged
-        return (yield found('kernel_missing', remedy=remedy))
+        return (yield found('kernel_missing', python=sys.executable))
     if re.fullmatch(r'python(3(\.\d+)?)?', first) or places(first)==places(sys.executable):
         return (yield found('kernel_ok'))
     which, effect = 'another', "Notebooks opened by hand wouldn't see the packages installed here."
     if os.path.isabs(first) and not os.path.exists(first):
         which, effect = 'a missing', "Notebooks won't start."
-    yield found('kernel_other', which=which, first=first, effect=effect, remedy=remedy)
+    yield found('kernel_other', which=which, first=first, effect=effect, python=sys.executable)
 
 # %% ../../nbs/watch/04_doctor.ipynb #e1d29f04
 phrases("""
@@ -586,11 +544,12 @@ check_failed limit doctor
 The doctor's `{name}` failed: {error}. Its result is unknown.
 -> Fix the cause named in the error, and run `gpubench doctor` again.
 """)
+_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This "
+         "user has no home folder, as in a container that was started with another user ID.")
 
 def bare_machine(facts):
     "What `describe_machine` returns and can be found without torch"
-    packages = 'torch torchvision fastai fastcore gpubench'.split()
-    versions = {o: package_version(o) for o in packages}
+    versions = {o: package_version(o) for o in 'torch torchvision fastai fastcore gpubench'.split()}
     return versions | dict(cpu=cpu_name(facts.root), n_cores=n_cores(facts.root), wsl2=facts.wsl2,
                            container=facts.container, python=platform.python_version(),
                            os=f'{platform.system()} {platform.release()}')
@@ -605,8 +564,8 @@ def examine(root='/')->dict: # `machine` as by `describe_machine`, `nvml`, `find
     for check in CHECKS:
         try: findings += check(facts)
         except Exception as e:
-            error = Answer.of_error(e).text
-            findings.append(cured(found('check_failed', name=check.__name__, error=error), error))
+            findings += [found('check_failed', name=check.__name__, error=Answer.of_error(e).text)]
+    findings = [replace(o, remedy=_HOME) if 'home directory' in o.what else o for o in findings]
     machine = facts.machine if facts.machine['ok'] else bare_machine(facts)
     return dict(machine={k: v for k,v in machine.items() if k not in ('ok', 'warnings')},
                 nvml={k: v for k,v in facts.nvml.items() if k!='warnings'},
@@ -618,24 +577,20 @@ def as_text(exam:dict)->str: # Lines of 110 characters at most, except where a c
     def show(x): return 'yes' if x is True else 'no' if x is False else '-' if x is None else str(x)
     def fold(text, start):
         whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)  # commands stay whole
-        lines = textwrap.wrap(whole, 110, initial_indent=start, subsequent_indent=' '*len(start),
-                              break_long_words=False, break_on_hyphens=False)
-        return [o.replace('\0', ' ') for o in lines]
-    marks = dict(ok='ok', limit='LIMIT', broken='BROKEN')
-    known = {k: v for k,v in exam['machine'].items() if k in FIELDS and FIELDS[k].heading}
-    rows = {FIELDS[k].words(long=False): show(v) for k,v in known.items()}
+        return textwrap.fill(whole, 110, initial_indent=start, subsequent_indent=' '*len(start),
+                             break_long_words=False, break_on_hyphens=False).replace('\0', ' ')
+    rows = {FIELDS[k].words(long=False): show(v) for k,v in exam['machine'].items()
+            if k in FIELDS and FIELDS[k].heading}
     width = max(map(len, rows))
     lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', 'Findings']
     for o in exam['findings']:
-        lines += fold(o.what, f'  {marks[o.level]:7}')
-        if o.remedy: lines += fold(o.remedy, ' '*9+'What to do: ')
+        lines.append(fold(o.what, f"  {'ok' if o.level=='ok' else o.level.upper():7}"))
+        if o.remedy: lines.append(fold(o.remedy, ' '*9+'What to do: '))
     end = ('All is well: this machine is ready for `gpubench run`.',
            'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
-    text = '\n'.join([*lines, '', end])
-    return text.encode('utf-8', 'backslashreplace').decode()  # a path may not be UTF-8
+    return '\n'.join([*lines, '', end]).encode('utf-8', 'backslashreplace').decode()  # odd paths
 
-# %% ../../nbs/watch/04_doctor.ipynb #5a77e9c0
 def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings
     "The result of `examine` for scripts"
     code = exit_code(exam['findings'])

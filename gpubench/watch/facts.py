@@ -243,14 +243,18 @@ class Diagnosis:
 _PHRASES = {}  # code -> sentences and remedy
 
 def phrases(text):
-    "Declare findings: a line with code, level and topic; the sentences; after '->', the remedy"
-    for o in text.strip().split('\n\n'):
+    """Declare findings: a line with code, level and topic; the sentences; after '->', the remedy
+
+    Findings in a row share a remedy, given with the last one; an ok one needs none."""
+    remedy = ''
+    for o in reversed(text.strip().split('\n\n')):
         head, _, body = o.partition('\n')
         code, level, about = head.split()
-        what, _, remedy = ' '.join(body.split()).partition(' -> ')
+        what, _, own = ' '.join(body.split()).partition(' -> ')
+        remedy = own or (remedy if level!='ok' else '')
         CODES[code], _PHRASES[code] = (level, about), (what, remedy)
 
-def found(code:str, **values)->Diagnosis:
+def found(code:str, /, **values)->Diagnosis: # `values` may have a `code` too, as a GPU's row
     "The finding declared as `code`, with its blanks filled in"
     return Diagnosis(code, *(o.format(**values) for o in _PHRASES[code]))
 

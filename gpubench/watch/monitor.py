@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import psutil
 from fastai.callback.core import Callback
+from fastcore.basics import patch
 
 from ..ground.core import check_value, file_text, is_number
 from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, device_names, gpu_sources
@@ -75,14 +76,39 @@ class CpuEnergy:
             self._stop('stood still, as in some virtual machines')
         return self.total_j if self.zones else None
 
+# %% ../../nbs/watch/02_monitor.ipynb #d38a64a3
+def busy_s(ps=psutil):
+    "Busy and total seconds of all cores; a guest's time is included in its host's"
+    o = ps.cpu_times()._asdict()
+    left_out = 'guest', 'guest_nice', 'dpc', 'interrupt'
+    total = sum(v for k,v in o.items() if k not in left_out)
+    return total-o['idle']-o.get('iowait', 0), total
+
+def worker_pids():
+    "Daemonic children, as a DataLoader's workers are; psutil would search all processes"
+    return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
+
+def cpu_shares(old, now):
+    "The columns that compare a sample with the one before"
+    dt = now['time_s']-old['time_s']
+    if dt<=0: return {}
+    row = dict(process_cores=(now['own_s']-old['own_s'])/dt)
+    before, after = old['workers'] or {}, now['workers'] or {}
+    worked_s = [after[o]-before[o] for o in after if o in before]
+    if worked_s: row['worker_frac'] = sum(worked_s)/len(worked_s)/dt
+    if now['machine'] and old['machine']:
+        busy, total = (a-b for a,b in zip(now['machine'], old['machine']))
+        if total>0: row['cpu_frac'] = max(0., min(1., busy/total))
+    return row
+
 # %% ../../nbs/watch/02_monitor.ipynb #d586e090
 class CpuSource:
     "The CPU, this process and its DataLoader's workers"
     device, alive, windowed = 'cpu', True, False
 
-    def __init__(self, energy=None, ps=psutil, own_s=process_time, children=None):
-        self.ps, self.own_s, self.energy = ps, own_s, energy or CpuEnergy()
-        self.children = children or self._children
+    def __init__(self, energy=None, ps=psutil, own_s=process_time, children=worker_pids):
+        self.ps, self.own_s, self.children = ps, own_s, children
+        self.energy = energy or CpuEnergy()
         self.last, self.processes, self.failed = None, {}, {}
 
     def close(self): pass
@@ -92,21 +118,10 @@ class CpuSource:
         failed = [f"The CPU's {k} could not be read ({v})." for k,v in self.failed.items()]
         return [self.energy.note, *failed] if self.energy.note else failed
 
-    def _try(self, name, f):
-        try: return f()
+    def _try(self, name, f, *args):
+        try: return f(*args)
         except Exception as e:  # where /proc is unusual
             self.failed.setdefault(name, f'{type(e).__name__}: {e}')
-
-    def _machine_s(self):
-        "Busy and total seconds of all cores; a guest's time is included in its host's"
-        o = self.ps.cpu_times()._asdict()
-        left_out = 'guest', 'guest_nice', 'dpc', 'interrupt'
-        total = sum(v for k,v in o.items() if k not in left_out)
-        return total-o['idle']-o.get('iowait', 0), total
-
-    def _children(self):
-        "Daemonic children, as a DataLoader's workers are; psutil would search all processes"
-        return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 
     def _workers_s(self):
         "Seconds that each worker has computed, by PID"
@@ -119,24 +134,11 @@ class CpuSource:
             except self.ps.Error as e: self.failed.setdefault('workers', f'{type(e).__name__}: {e}')
         return found
 
-    def _shares(self, old, now):
-        "The columns that compare with the sample before"
-        dt = now['time_s']-old['time_s']
-        if dt<=0: return {}
-        row = dict(process_cores=(now['own_s']-old['own_s'])/dt)
-        before, after = old['workers'] or {}, now['workers'] or {}
-        worked_s = [after[o]-before[o] for o in after if o in before]
-        if worked_s: row['worker_frac'] = sum(worked_s)/len(worked_s)/dt
-        if now['machine'] and old['machine']:
-            busy, total = (a-b for a,b in zip(now['machine'], old['machine']))
-            if total>0: row['cpu_frac'] = max(0., min(1., busy/total))
-        return row
-
     def read(self, time_s):
         "The columns of a row"
-        workers, machine = self._try('workers', self._workers_s), self._try('load', self._machine_s)
+        workers, machine = self._try('workers', self._workers_s), self._try('load', busy_s, self.ps)
         now = dict(time_s=time_s, own_s=self.own_s(), workers=workers, machine=machine)
-        row = dict.fromkeys(CPU_COLUMNS) | (self._shares(self.last, now) if self.last else {})
+        row = dict.fromkeys(CPU_COLUMNS) | (cpu_shares(self.last, now) if self.last else {})
         self.last = now
         ram = self._try('memory', self.ps.virtual_memory)
         own = self._try('process memory', lambda: self.ps.Process().memory_info())
@@ -145,57 +147,63 @@ class CpuSource:
         if own: row['process_ram_mib'] = own.rss/2**20
         return row | dict(cpu_energy_counter_j=self.energy.read())
 
-# %% ../../nbs/watch/02_monitor.ipynb #da753ee4
-_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6  # over which drivers average utilization and power
+# %% ../../nbs/watch/02_monitor.ipynb #f86db12b
+def machine_sources(names)->tuple[list, list]: # Sources, and sentences about missing GPUs
+    "The GPUs, named as by `device_names`, and the CPU"
+    sources, notes = gpu_sources(names)
+    return sources + [CpuSource()], notes
 
-class Sampling:
-    "The samples of one fit. `find` returns sources and notes; it and all reading run in a thread"
-    cost_share = .004        # most CPU time to use
-    patience_s = 2.          # the longest wait for a driver at the end of a fit
-
-    def __init__(self, find, interval_s=.25, clock=perf_counter, cpu_clock=thread_time):
-        self.find, self.interval_s, self.clock, self.cpu_clock = find, interval_s, clock, cpu_clock
-        self.rows, self.spans, self.open, self.sources, self.own_notes = [], [], [], [], []
-        self.n, self.start_s, self.last_s, self.end_s = 0, clock(), None, None
-        self.costs = deque(maxlen=5)
-        self.mark_s = self.cpu_s = 0.            # CPU time until the last sample; in the fit
-        self.late = self.left = False  # the fit began without a sample; `stop` left the thread
-        self.stopping, self.ready = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
+# %% ../../nbs/watch/02_monitor.ipynb #cb89a41b
+class Parts:
+    "When a fit and its parts began and ended, and how many images each part trained"
+    def __init__(self, clock=perf_counter):
+        self.clock, self.start_s, self.end_s = clock, clock(), None
+        self.spans, self.open = [], []  # `open`: those that haven't ended, the innermost last
 
     def now_s(self): return self.clock()-self.start_s
-
     @property
     def running(self): return self.end_s is None
-    @property
-    def is_stuck(self): return self.left and self.thread.is_alive()
+
+    def begin(self, phase, epoch):
+        "A part of the fit begins"
+        span = dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0)
+        self.open.append(span)
+        self.spans.append(span)
+    def count(self, n_images):
+        "The current part trained this many images"
+        if self.open: self.open[-1]['n_images'] += n_images
+    def end(self):
+        "The part that began last ends"
+        if self.open: self.open.pop()['end_s'] = self.now_s()
+
+# %% ../../nbs/watch/02_monitor.ipynb #ee19c4dd
+_WINDOW_S, _SHORTEST_WINDOW_S = 1., 1/6  # over which drivers average utilization and power
+
+class Samples(Parts):
+    "The samples of one fit, a row for each device, and what they cost"
+    cost_share = .004        # most CPU time to use
+
+    def __init__(self, interval_s=.25, clock=perf_counter, cpu_clock=thread_time):
+        super().__init__(clock)
+        self.interval_s, self.cpu_clock = interval_s, cpu_clock
+        self.rows, self.sources, self.costs = [], [], deque(maxlen=5)
+        self.n, self.last_s = 0, None
+        self.mark_s = self.cpu_s = 0.  # CPU time until the last sample; in the fit
+        self.left = False              # the fit is over, and a driver still hangs
+
     @property
     def length_s(self): return (self.last_s or 0.) if self.running else self.end_s
-    @property
-    def notes(self): return self.own_notes + [o for s in self.sources for o in s.notes]
     @property
     def period_s(self)->float:
         "As requested, or longer: samples take at most half of it, and little CPU time"
         cpu_s, wall_s = np.median(self.costs, axis=0).tolist() if self.costs else (0., 0.)
         return max(self.interval_s, cpu_s/self.cost_share, 2*wall_s)
 
-    def start(self, patience_s=10.):
-        "Begin; returns once the first sample is there, so that none of this overlaps the training"
-        try:
-            self.thread.start()
-            self.late = not self.ready.wait(patience_s)
-        except RuntimeError as e:
-            self.end_s = 0.
-            self.own_notes.append(f"The monitor could not start ({e}). End other programs, or "
-                                  "raise `ulimit -u`.")
-        except BaseException:  # Ctrl-C, after which nobody calls `stop`
-            self.stopping.set()
-            raise
-        if self.late:
-            self.start_s = self.clock()  # the fit begins now
-            self.own_notes.append(
-                f"The first sample was not there after {patience_s:g} s: a driver doesn't answer. "
-                "The fit went on. If `nvidia-smi` hangs too, restart the machine.")
+    @property
+    def trained(self)->list: # (start, end) in seconds
+        "When it trained"
+        return [(o['start_s'], self.length_s if o['end_s'] is None else o['end_s'])
+                for o in self.spans if o['phase']=='train']
 
     def take(self):
         "Take one sample: a row for each device"
@@ -208,6 +216,22 @@ class Sampling:
         if self.n>1:                                       # the first one warms up
             self.costs.append((self.cpu_clock()-self.mark_s, self.clock()-start_s))
         self.mark_s = self.cpu_clock()
+
+# %% ../../nbs/watch/02_monitor.ipynb #993799df
+class Sampling(Samples):
+    "Samples in a thread. `find` returns sources and notes; it and all reading run there"
+    patience_s = 2.          # the longest wait for a driver at the end of a fit
+
+    def __init__(self, find, interval_s=.25, clock=perf_counter, cpu_clock=thread_time):
+        super().__init__(interval_s, clock, cpu_clock)
+        self.find, self.own_notes, self.late = find, [], False  # late: no sample before the fit
+        self.stopping, self.ready = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._run, name='gpubench-monitor', daemon=True)
+
+    @property
+    def is_stuck(self): return self.left and self.thread.is_alive()
+    @property
+    def notes(self): return self.own_notes + [o for s in self.sources for o in s.notes]
 
     def _run(self):
         try:
@@ -231,34 +255,37 @@ class Sampling:
             if self.running: self.end_s = self.last_s or 0.
             self.ready.set()
 
-    def stop(self):
-        "The fit is over: take a last sample and end the thread"
-        if self.running: self.end_s = self.now_s()
+# %% ../../nbs/watch/02_monitor.ipynb #da753ee4
+@patch
+def start(self:Sampling, patience_s=10.):
+    "Begin; returns once the first sample is there, so that none of this overlaps the training"
+    try:
+        self.thread.start()
+        self.late = not self.ready.wait(patience_s)
+    except RuntimeError as e:
+        self.end_s = 0.
+        self.own_notes.append(f"The monitor could not start ({e}). End other programs, or "
+                              "raise `ulimit -u`.")
+    except BaseException:  # Ctrl-C, after which nobody calls `stop`
         self.stopping.set()
-        if self.thread.ident is not None: self.thread.join(self.patience_s)
-        self.left = self.thread.is_alive()
-        if self.left: self.own_notes.append(
-            f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did "
-            f"not wait longer. Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so "
-            "no means are given. If `nvidia-smi` hangs too, restart the machine.")
+        raise
+    if self.late:
+        self.start_s = self.clock()  # the fit begins now
+        self.own_notes.append(
+            f"The first sample was not there after {patience_s:g} s: a driver doesn't answer. "
+            "The fit went on. If `nvidia-smi` hangs too, restart the machine.")
 
-    def begin(self, phase, epoch):
-        "A part of the fit begins"
-        span = dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0)
-        self.open.append(span)
-        self.spans.append(span)
-    def count(self, n_images):
-        "The current part trained this many images"
-        if self.open: self.open[-1]['n_images'] += n_images
-    def end(self):
-        "The part that began last ends"
-        if self.open: self.open.pop()['end_s'] = self.now_s()
-
-    @property
-    def trained(self)->list: # (start, end) in seconds
-        "When it trained"
-        return [(o['start_s'], self.length_s if o['end_s'] is None else o['end_s'])
-                for o in self.spans if o['phase']=='train']
+@patch
+def stop(self:Sampling):
+    "The fit is over: take a last sample and end the thread"
+    if self.running: self.end_s = self.now_s()
+    self.stopping.set()
+    if self.thread.ident is not None: self.thread.join(self.patience_s)
+    self.left = self.thread.is_alive()
+    if self.left: self.own_notes.append(
+        f"A driver did not answer for {self.patience_s:g} s at the end of the fit, which did "
+        f"not wait longer. Samples end after {self.last_s or 0.:.1f} of {self.end_s:.1f} s, so "
+        "no means are given. If `nvidia-smi` hangs too, restart the machine.")
 
 # %% ../../nbs/watch/02_monitor.ipynb #425bf0c5
 _DIFFERENCES = {'cpu_frac', 'process_cores', 'worker_frac'}  # between samples, however far apart
@@ -278,8 +305,7 @@ def time_mean(df:pd.DataFrame, column:str, from_s:float=0.)->float|None: # None 
         total, seconds = total+(y*dt)[known].sum(), seconds+dt[known].sum()
     return float(total/seconds) if seconds>0 else None
 
-# %% ../../nbs/watch/02_monitor.ipynb #d1fcde9e
-_ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
+# %% ../../nbs/watch/02_monitor.ipynb #401f54d4
 _TICK_S = .1
 _MAX_RATIO = 2  # of counter and power in a long fit; GPUs average their power in different ways
 
@@ -309,6 +335,9 @@ def _by_counter(t, counter, power_j, length_s):
     ratio = (joules[-1]-joules[0])/(weight(end)-weight(0.))
     most = _MAX_RATIO*(1+_WINDOW_S/end)  # power may lag by a window
     if 1/most<=ratio<=most: return lambda s: np.interp(weight(s), weight(at), joules)
+
+# %% ../../nbs/watch/02_monitor.ipynb #d1fcde9e
+_ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 
 def fit_energy(
     t,               # (n,) seconds since the start of the fit
@@ -431,16 +460,12 @@ class Monitor:
         interval_s:float=.25,        # Seconds between samples; longer if they cost more than 0.4 %
         devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
         clock:Callable=perf_counter, # Returns seconds; tests pass their own
-        sources:Callable=None,       # Returns sources and notes, given names; tests pass their own
+        sources:Callable=machine_sources, # Returns sources and notes; tests pass their own
     ):
         is_fit = is_number(interval_s) and 0<interval_s<1e9
         check_value('interval_s', interval_s, is_fit, 'above 0, such as .25 s')
         self.interval_s, self.devices, self.clock = float(interval_s), device_names(devices), clock
-        self.sources, self.fits = sources or self._sources, []
-
-    def _sources(self, names):
-        sources, notes = gpu_sources(names)
-        return sources + [CpuSource()], notes
+        self.sources, self.fits = sources, []
 
     def start(self, devices=None):
         "A fit begins; it ends with `stop`"
@@ -464,47 +489,54 @@ class Monitor:
 
     @property
     def _all_sources(self): return [o for s in self.fits for o in s.sources]
-    @property
-    def notes(self)->list[str]: # Sentences
-        "What couldn't be measured and what to do about it, without duplicates"
-        found = [o for s in self.fits for o in s.notes]
-        on_gpu = any(o.device!='cpu' for o in self._all_sources)
-        if on_gpu and self.interval_s<_SHORTEST_WINDOW_S: found.insert(0,
-            f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a "
-            f"mean over {_SHORTEST_WINDOW_S:.2f} to {_WINDOW_S:g} s, so it was sampled every "
-            f"{_SHORTEST_WINDOW_S:.2f} s.")
-        return list(dict.fromkeys(found))
 
-    @property
-    def is_enough(self)->bool: # A callback may ask after an epoch, and raise `CancelFitException`
-        """Are there three full windows? For a GPU's utilization and power these are 1 s each, and
-        the first looks back before the fit; for the CPU alone, three samples"""
-        windowed = any(o.alive and o.windowed for o in self._all_sources)
-        full_s = sum(max(0., o.length_s-_WINDOW_S) for o in self.fits)
-        return sum(max(0, o.n-1) for o in self.fits)>=3 and (not windowed or full_s>=2*_WINDOW_S)
+# %% ../../nbs/watch/02_monitor.ipynb #7ec2e269
+@patch(as_prop=True)
+def notes(self:Monitor)->list[str]: # Sentences
+    "What couldn't be measured and what to do about it, without duplicates"
+    found = [o for s in self.fits for o in s.notes]
+    on_gpu = any(o.device!='cpu' for o in self._all_sources)
+    if on_gpu and self.interval_s<_SHORTEST_WINDOW_S: found.insert(0,
+        f"Samples every {self.interval_s:g} s were requested, but a GPU's utilization is a "
+        f"mean over {_SHORTEST_WINDOW_S:.2f} to {_WINDOW_S:g} s, so it was sampled every "
+        f"{_SHORTEST_WINDOW_S:.2f} s.")
+    return list(dict.fromkeys(found))
 
-    def to_df(self)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
-        "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
-        rows = [dict(fit=i) | o for i,s in enumerate(self.fits) for o in list(s.rows)]
-        kinds = dict.fromkeys(MONITOR_COLUMNS, float) | dict.fromkeys(['fit', 'sample'], int)
-        kinds |= dict.fromkeys(['epoch', 'throttle_bits', 'n_workers'], 'Int64')
-        kinds |= dict.fromkeys(['phase', 'device', 'throttle_words'], object)
-        return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds)
+@patch(as_prop=True)
+def is_enough(self:Monitor)->bool: # A callback may ask after an epoch, and raise `CancelFitException`
+    """Are there three full windows? For a GPU's utilization and power these are 1 s each, and
+    the first looks back before the fit; for the CPU alone, three samples"""
+    windowed = any(o.alive and o.windowed for o in self._all_sources)
+    full_s = sum(max(0., o.length_s-_WINDOW_S) for o in self.fits)
+    return sum(max(0, o.n-1) for o in self.fits)>=3 and (not windowed or full_s>=2*_WINDOW_S)
 
-    def epochs_df(self)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`
-        "When each epoch's 'train' and 'valid' began and ended, in seconds of the fit; n_images"
-        rows = [dict(fit=i) | o | dict(end_s=s.end_s if o['end_s'] is None else o['end_s'])
-                for i,s in enumerate(self.fits) for o in s.spans]
-        return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
+# %% ../../nbs/watch/02_monitor.ipynb #8dcfbe2e
+@patch
+def to_df(self:Monitor)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
+    "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
+    rows = [dict(fit=i) | o for i,s in enumerate(self.fits) for o in list(s.rows)]
+    kinds = dict.fromkeys(MONITOR_COLUMNS, float) | dict.fromkeys(['fit', 'sample'], int)
+    kinds |= dict.fromkeys(['epoch', 'throttle_bits', 'n_workers'], 'Int64')
+    kinds |= dict.fromkeys(['phase', 'device', 'throttle_words'], object)
+    return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds)
 
-    def summary(self)->dict: # Flat; None where not measured
-        "What the machine did during all fits so far, in the form of a trial's record"
-        return summarize(self.fits, self.to_df(), self.is_enough, self.notes)
+@patch
+def epochs_df(self:Monitor)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`
+    "When each epoch's 'train' and 'valid' began and ended, in seconds of the fit; n_images"
+    rows = [dict(fit=i) | o | dict(end_s=s.end_s if o['end_s'] is None else o['end_s'])
+            for i,s in enumerate(self.fits) for o in s.spans]
+    return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
 
-    def to_note(self)->dict: # Plain values, ready for JSON; `plot_monitor` draws it
-        "Summary, all `samples` and all `spans` of epochs as one record"
-        def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
-        return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
+@patch
+def summary(self:Monitor)->dict: # Flat; None where not measured
+    "What the machine did during all fits so far, in the form of a trial's record"
+    return summarize(self.fits, self.to_df(), self.is_enough, self.notes)
+
+@patch
+def to_note(self:Monitor)->dict: # Plain values, ready for JSON; `plot_monitor` draws it
+    "Summary, all `samples` and all `spans` of epochs as one record"
+    def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
+    return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
 
 # %% ../../nbs/watch/02_monitor.ipynb #cecca55c
 class EpochWatch:
@@ -539,8 +571,29 @@ def fit_devices(learn)->list[str]:
     names |= {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
     return sorted(device_names([o for o in names if o.startswith('cuda')]))
 
+# %% ../../nbs/watch/02_monitor.ipynb #cdf5d2e0
+class PartsCallback(Callback):
+    "Reports the parts of a fit and the images that they train to `sampling`, where there is one"
+    sampling = None
+    def before_batch(self):
+        self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
+    def after_backward(self): self.is_trained = True
+    def after_batch(self):  # also after a cancelled batch
+        if self.training and self.is_trained: self.count(batch_images(self.learn))
+    def count(self, n): # images that were trained
+        if self.sampling: self.sampling.count(n)
+    def before_train(self):
+        if self.sampling: self.sampling.begin('train', self.learn.epoch)
+    def before_validate(self):
+        if self.sampling: self.sampling.begin('valid', self.learn.epoch)
+    def after_train(self):
+        if self.sampling: self.sampling.end()
+    def after_validate(self): self.after_train()
+    def after_cancel_epoch(self):  # fastai fires no after_train or after_validate then
+        while self.sampling and self.sampling.open: self.sampling.end()
+
 # %% ../../nbs/watch/02_monitor.ipynb #7d8c03c9
-class MonitorCallback(Monitor, Callback):
+class MonitorCallback(Monitor, PartsCallback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 
     `learn.export()` replaces it with a `Callback` that does nothing, so that it loads anywhere."""
@@ -576,23 +629,6 @@ class MonitorCallback(Monitor, Callback):
     @property
     def sampling(self): # the current fit's samples; None in a fit within the fit
         return self.fits[-1] if self.running and self.watch and self.watch.depth==1 else None
-
-    def before_batch(self):
-        self.is_trained = any(getattr(type(o), 'trains_batches', False) for o in self.learn.cbs)
-    def after_backward(self): self.is_trained = True
-    def after_batch(self):  # also after a cancelled batch
-        if self.training and self.is_trained: self.count(batch_images(self.learn))
-    def count(self, n): # images that were trained
-        if self.sampling: self.sampling.count(n)
-    def before_train(self):
-        if self.sampling: self.sampling.begin('train', self.learn.epoch)
-    def before_validate(self):
-        if self.sampling: self.sampling.begin('valid', self.learn.epoch)
-    def after_train(self):
-        if self.sampling: self.sampling.end()
-    def after_validate(self): self.after_train()
-    def after_cancel_epoch(self):  # fastai fires no after_train or after_validate then
-        while self.sampling and self.sampling.open: self.sampling.end()
 
     def __reduce__(self): return Callback, ()
     def __deepcopy__(self, memo):  # the copy of a Learner gets its own monitor, without samples

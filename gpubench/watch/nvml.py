@@ -190,6 +190,29 @@ def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
         if nvml: nvml.nvmlShutdown()
     return [o for o in uuids if o.startswith('GPU-')]
 
+# %% ../../nbs/watch/01_nvml.ipynb #7857b13c
+class Failures:
+    "The columns that a GPU did not answer, and when it was lost"
+    def __init__(self, device): self.device, self.rows, self.lost = device, {}, None
+
+    def add(self, column, answer, time_s, later): # `later`: it had answered before
+        *_, columns = self.rows.setdefault((answer.code, later), (answer, time_s, []))
+        if column not in columns: columns.append(column)
+
+    def to_notes(self)->list: # Sentences
+        "What could not be measured, and what to do"
+        found = []
+        for (_, later),(answer, time_s, columns) in self.rows.items():
+            names, what, end = ', '.join(columns), 'does not answer', 'these columns stay empty'
+            if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
+            found.append(f"{self.device} {what} for {names}: {end} ({answer.words}). {answer.advice}")
+        if self.lost:
+            answer, time_s = self.lost
+            found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
+                         "its rows end there, and its means and energy are not given. "
+                         f"{answer.advice}")
+        return found
+
 # %% ../../nbs/watch/01_nvml.ipynb #b132575d
 class GpuSource:
     "One GPU. A column that fails at the first sample isn't asked for again; a later one is"
@@ -199,11 +222,11 @@ class GpuSource:
     def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)->Answer`
         self.device, self.ask, self.close, self.clock = device, ask, close, clock
         self.columns = [o for o in GPU_COLUMNS if o!='throttle_words']
-        self.troubles, self.lost = {}, None
+        self.failures = Failures(device)
         self.begun, self.least_s, self.due_s = False, math.inf, 0.
 
     @property
-    def alive(self): return self.lost is None
+    def alive(self): return self.failures.lost is None
     @property
     def windowed(self): return bool({'gpu_util_frac', 'power_w'} & set(self.columns))
 
@@ -214,9 +237,10 @@ class GpuSource:
             if o=='energy_counter_j' and time_s<self.due_s: continue
             start_s, answer = self.clock(), self.ask(o)
             if answer.code in LOST:
-                self.lost = answer, time_s
+                self.failures.lost = answer, time_s
                 return
-            if answer.failed: self._note(o, answer, time_s)
+            if answer.failed: self.failures.add(o, answer, time_s, later=self.begun)
+            if answer.failed and not self.begun: self.columns.remove(o)
             row[o] = answer.value
             if o=='energy_counter_j': self._put_off(time_s, self.clock()-start_s)
         self.begun = True
@@ -227,25 +251,8 @@ class GpuSource:
         if self.least_s>self.slow_s:
             self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
 
-    def _note(self, column, answer, time_s):
-        if not self.begun: self.columns.remove(column)
-        _, _, columns = self.troubles.setdefault((answer.code, self.begun), (answer, time_s, []))
-        if column not in columns: columns.append(column)
-
     @property
-    def notes(self)->list: # Sentences
-        "What could not be measured, and what to do"
-        found = []
-        for (_, later),(answer, time_s, columns) in self.troubles.items():
-            names, what, end = ', '.join(columns), 'does not answer', 'these columns stay empty'
-            if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
-            found.append(f"{self.device} {what} for {names}: {end} ({answer.words}). {answer.advice}")
-        if self.lost:
-            answer, time_s = self.lost
-            found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
-                         "its rows end there, and its means and energy are not given. "
-                         f"{answer.advice}")
-        return found
+    def notes(self)->list: return self.failures.to_notes()
 
 # %% ../../nbs/watch/01_nvml.ipynb #1e3812a8
 def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missing GPUs

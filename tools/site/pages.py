@@ -42,7 +42,7 @@ def outline(node, lines):
 
 def full_name(node):
     "Its name, with the class that `@patch` adds it to"
-    is_patch = any(ast.unparse(o)=='patch' for o in node.decorator_list)
+    is_patch = any(ast.unparse(o).partition('(')[0]=='patch' for o in node.decorator_list)
     return f'{ast.unparse(node.args.args[0].annotation)}.{node.name}' if is_patch else node.name
 
 def reference(source):
