@@ -135,10 +135,13 @@ def _size_notes(best, than, rows, aside, less):
     how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
     yield f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else NO_LARGER
 
+_SOLVED_FRAC = .99 # accuracy from which a set no longer shows which batch size learns more
+
 def _batches(rows):
     ok = rows[succeeded(rows)]
     aside, ok = sorted({*ok.bs[leaves_out(ok)]}), ok[~leaves_out(ok)]
     usual = 64 if 64 in {*ok.bs} else ok.bs.min()                   # fastai's own
+    if ok.accuracy[ok.bs==usual].median()>=_SOLVED_FRAC: return
     less = _learned_less(ok, usual)
     ok = ok[~ok.bs.isin(less)]
     if not (best := best_size(ok)): return
@@ -192,11 +195,10 @@ def _fast_steps(rows):
     if 'the usual step' in parts: yield _Options(parts)
 
 def _several(rows):
-    "Several GPUs against one: at the same batch in total, and at the same batch on each"
+    "Several GPUs against one at the same batch in total; a larger one makes fewer steps"
     def label(n): return 'one GPU' if n==1 else f'{n} GPUs'
     for bs in sorted({*rows.bs[rows.n_devices==1]}):
-        for each,where in ((rows.bs, 'in all'), (rows.bs/rows.n_devices, 'on each')):
-            yield _Options(_option_parts(rows[each==bs], ['n_devices'], label), f'batch {bs:.0f} {where}')
+        yield _Options(_option_parts(rows[rows.bs==bs], ['n_devices'], label), f'batch {bs:.0f} in all')
 
 # %% ../../nbs/show/08_advice.ipynb #b438f670
 @dataclass(frozen=True)
@@ -212,7 +214,8 @@ _LOADING = 'loader', 'n_workers', 'pin_memory'
 _DECISIONS = { # name -> `_Decision`
     'device': _Decision(('01_cpu_vs_gpu', '11_compare'), ('device', 'pin_memory'), 'Train on', _devices,
                        ' where there is a GPU'),
-    'batch size': _Decision(('02_batch_size', '02_50k_images'), ('bs', 'lr', 'n_images'), 'Use', _batches),
+    'batch size': _Decision(('02_batch_size', '02_50k_images'), ('bs', 'lr', 'n_images'), 'Use', _batches,
+                            " with images that aren't learned at once"),
     'workers': _Decision(('04_data_loading',), _LOADING, 'Load with', _workers),
     'loader': _Decision(('04_data_loading',), _LOADING, 'Read from', _loader_options),
     'precision': _Decision(('07_precision',), ('precision', 'channels_last'), 'Compute in', _precisions),
