@@ -60,7 +60,8 @@ QUESTIONS = { # name → question
         hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,
-        why='64 takes a third less than 32 and 128, but one run of each cannot distinguish that from noise.',
+        why='64 takes a third less than 32 and 128, but one run of each cannot distinguish that from noise. '
+            'From files, few batches also leave workers idle.',
         hint='How far would a second run of each be from the first?'),
     '02.meet': Question(
         30, unit='images',
@@ -302,9 +303,9 @@ QUESTIONS = { # name → question
         why='All steps take equally long, whatever their batch.',
         hint='What do both sizes do equally often in a second?'),
     '11.rates': Question(
-        (50_000/23.8)/(1920/9.3), unit='times',
+        (187*256/23.8)/(28*64/9.3), unit='times',
         why='We still do not know which GPU is faster: neither report gives the size of its images.',
-        hint='Divide images by seconds for each, then one by the other.',
+        hint='Steps times images per step, divided by seconds, for each; then one by the other.',
         hints={23.8/9.3: 'That is the ratio of their seconds.',
                9.3/23.8: 'That is the ratio of their seconds.'}),
     '11.equal': Question(

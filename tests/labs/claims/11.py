@@ -73,6 +73,6 @@ assert all(o in text for o in names) and text.count('<img ')>=2
 
 # %% Answers
 equal = ['images trained', 'size of the images', 'precision', 'parameters of the network']
-for words,right,wrong in (('# Two real reports', 10.2, 23.8/9.3), ('# A GPU is 8 times', 'unknown', 'gpu'),
+for words,right,wrong in (('# Two real reports', 10.4, 23.8/9.3), ('# A GPU is 8 times', 'unknown', 'gpu'),
                           ('# Two machines, three visits each', 'no', 'yes'), ('# Which of these have to be equal', equal, ['torch version'])):
     assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words
