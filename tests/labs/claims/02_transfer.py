@@ -44,7 +44,7 @@ with planted(weights='imagenet', train_body=lambda: (net, .9), body_file=lab.fol
     assert get_ipython().user_ns['start_from']=='made'
 
 # %% Every way, batch size and seed once; full batches only
-assert len(ok)==len(points)==repeats*(len(batch_sizes)+2) and not ok.duplicated(['way', 'bs', 'seed']).any()
+assert len(ok)==len(points)==repeats*(len(batch_sizes)+3) and not ok.duplicated(['way', 'bs', 'seed']).any()
 assert (tuned.unfrozen_steps==n_train//tuned.bs).all() and (tuned.frozen_steps==tuned.unfrozen_steps).all()
 assert (learned.body_steps==[n_epoch*(n_train//o) for o in batch_sizes]).all()
 assert ok.frozen_accuracy.isna().sum()==repeats and ok.accuracy.between(0, 1).all()
