@@ -128,7 +128,8 @@ def _number(x):
 
 def _show(x, unit):
     text = f'{x:,.0f}' if x.is_integer() else f'{x:.3g}'
-    return f'{text} {unit}'.rstrip()
+    one = x==1 and unit.isalpha() and len(unit)>2 and unit!='times'   # '1 layer', '1 ms', '1 times'
+    return f"{text} {unit.removesuffix('s') if one else unit}".rstrip()
 
 # %% ../../nbs/course/03_checks.ipynb #d2f27531
 _CLOSE_RATIO, _CLOSE_POINTS = 1.25, 3  # limits of "very close"
@@ -154,10 +155,10 @@ def check_guess(
         return Reply(True, f"{said} ({interval}). Your guess is within it.")
     if unit=='%': is_close, off = abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
     elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
-    else: is_close, off = max(g, m)/min(g, m)<=_CLOSE_RATIO, f'{max(g, m)/min(g, m):.3g} times'
+    else: is_close, off = max(g, m)/min(g, m)<=_CLOSE_RATIO, f'a factor of {max(g, m)/min(g, m):.3g}'
     if is_close: return Reply(True, f"{said}: very close.")
     side = 'high' if m<g else 'low'
-    return Reply(False, f"{said}: your guess was {off} too {side}. What didn't you expect?")
+    return Reply(False, f"{said}: your guess was too {side} by {off}. What didn't you expect?")
 
 # %% ../../nbs/course/03_checks.ipynb #fe86340c
 def _same(a, b):
