@@ -138,12 +138,16 @@ prices = click.option(
     'also be a device, a CPU or GPU model, or a machine. May be repeated.')
 
 # %% ../nbs/00_cli.ipynb #e7c914a5
-def as_data(f):
-    "`form`: 'json' or 'csv' if a script reads the table, else None"
-    for o in ('json', 'csv'):
-        f = click.option(f'--{o}', 'form', flag_value=o,
-                         help=f'Print the table as {o.upper()}, everything else on stderr.')(f)
-    return f
+def combined(*decorators):
+    "One decorator for several, in their order"
+    def decorate(f):
+        for o in reversed(decorators): f = o(f)
+        return f
+    return decorate
+
+as_data = combined(*(  # `form`: 'json' or 'csv' if a script reads the table, else None
+    click.option(f'--{o}', 'form', flag_value=o,
+                 help=f'Print the table as {o.upper()}, everything else on stderr.') for o in ('csv', 'json')))
 
 def print_frame(df, form):
     "A frame on stdout, for scripts; a value that wasn't measured is null in JSON, empty in CSV"
@@ -289,12 +293,6 @@ def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
     for lab in pick_labs(names, folder): print_lab(lab, bool(names))
 
 # %% ../nbs/00_cli.ipynb #e97a0bda
-def show_outcome(o, folder):
-    "Print an `Outcome` of a run in `folder`"
-    if o.status!='ok': return _print(f'  {o.status.upper():12} {o.job}: {o.error}')
-    how, took = ('ok before', '') if o.before else ('ok', f'  {o.duration_s:.0f} s')
-    _print(f'  {how:12} {o.job}{took}  {o.notebook.relative_to(folder)}')
-
 def check_machine(devices, wait):
     "Refuse a busy device unless we wait for it; warn about other programs that use the CPU"
     from gpubench.watch.doctor import Facts, check_load, cpu_load
@@ -317,9 +315,20 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
-def report_run(folder, is_stopped):
-    "The report of a run of labs, unless it was stopped: a cancelled job has no time for figures"
+# %% ../nbs/00_cli.ipynb #d2c71d7f
+def show_outcome(o, folder):
+    "Print an `Outcome` of a run in `folder`"
+    if o.status!='ok': return _print(f'  {o.status.upper():12} {o.job}: {o.error}')
+    how, took = ('ok before', '') if o.before else ('ok', f'  {o.duration_s:.0f} s')
+    _print(f'  {how:12} {o.job}{took}  {o.notebook.relative_to(folder)}')
+
+def report_run(done, folder):
+    "Print how labs ended, and make the report unless they were stopped: a cancelled job has no time"
     from gpubench.ground.record import records_path
+    for o in done: show_outcome(o, folder)
+    if any(o.status!='ok' for o in done):
+        _print(f'To run the rest, repeat the command with --out {shlex.quote(str(folder))}')
+    is_stopped = any(o.stopped for o in done)
     later = ('The run stopped before it made a report. To make one: gpubench report '
              f'{shlex.quote(str(folder))}')
     if not records_path(folder).is_file():
@@ -331,7 +340,7 @@ def report_run(folder, is_stopped):
             _print(later)
             raise
 
-# %% ../nbs/00_cli.ipynb #4e308a70
+# %% ../nbs/00_cli.ipynb #458e5e13
 def run_here(jobs, out, timeout_s, no_progress, wait):
     "Run labs on this machine and show how far they are"
     from gpubench.course.labs import RunProgress, earlier_run, run_jobs
@@ -343,31 +352,35 @@ def run_here(jobs, out, timeout_s, no_progress, wait):
     with nullcontext() if no_progress else RunProgress(jobs) as progress:
         return run_jobs(jobs, out, timeout_s, progress, wait)
 
+run_options = combined(  # which labs, with which values, where
+    lab_names,
+    click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
+                 help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.'),
+    click.option('-f', '--file', 'file', metavar='YAML', help=
+                 'Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.'),
+    click.option('--profile', default='quick', show_default=True, metavar='quick|full',
+                 help='How much the labs measure; quick takes minutes.'),
+    devices,
+    out_folder,
+    click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True,
+                 metavar='SECONDS', help='Time limit for each cell of a lab.'),
+    labs_option,
+    deeper,
+    wait_option,
+    no_progress,
+    click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help=
+                 "Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
+                 'of --out.'),
+    slurm)
+
+# %% ../nbs/00_cli.ipynb #4e308a70
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
 gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
 gpubench run --profile full -f params.yaml --timeout 7200
 gpubench run --device cpu,cuda --on slurm --slurm partition=gpu,time=60 --out runs/shared""")
-@lab_names
-@click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
-              help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.')
-@click.option('-f', '--file', 'file', metavar='YAML', help=
-              'Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.')
-@click.option('--profile', default='quick', show_default=True, metavar='quick|full',
-              help='How much the labs measure; quick takes minutes.')
-@devices
-@out_folder
-@click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=3600, show_default=True,
-              metavar='SECONDS', help='Time limit for each cell of a lab.')
-@labs_option
-@deeper
-@wait_option
-@no_progress
-@click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help=
-              "Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
-              'of --out.')
-@slurm
+@run_options
 @click.pass_context
 def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait,
                 no_progress, where, options):
@@ -393,13 +406,10 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
             from gpubench.course.lab_jobs import run_labs_on
             done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
         else: done = run_here(jobs, out, timeout_s, no_progress, wait)
-        for o in done: show_outcome(o, out)
-        if any(o.status!='ok' for o in done):
-            _print(f'To run the rest, repeat the command with --out {shlex.quote(str(out))}')
-        report_run(out, any(o.stopped for o in done))
+        report_run(done, out)
     ctx.exit(max(STATUS_CODES[o.status] for o in done))
 
-# %% ../nbs/00_cli.ipynb #2182c918
+# %% ../nbs/00_cli.ipynb #14b18fba
 def fetch_images(trials, dry_run):
     "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data.loaders import get_images, is_path, print_once
@@ -410,10 +420,70 @@ def fetch_images(trials, dry_run):
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
+def pick_sweep(where, options, wait, progress):
+    "The function of the library that sweeps there"
+    from gpubench.run import cluster
+    from gpubench.run.sweep import sweep
+    if where is None: return partial(sweep, progress=progress, wait=wait)
+    if where=='gpus': return partial(cluster.sweep_side_by_side, wait=wait)
+    return partial(cluster.sweep_on, where, options=options)
+
+def print_plan(n, repeats, out):
+    "Print what a sweep of `n` trials visits"
+    from gpubench.run.sweep import pick_twin
+    has_twin = pick_twin('auto', n, repeats) is not None
+    twice = ', one of them twice in each round to show the noise (A/A)' if has_twin else ''
+    _print(f'{n} combination(s), {repeats} visit(s) each{twice}. Results go to {out}')
+
+# %% ../nbs/00_cli.ipynb #0db0425a
 # repeated here, so that a shell completes without slow imports
 _DATASETS = 'digits digits60k synthetic birds mnist cifar10 imagenette'
 _MODELS = 'lenet cnn_small cnn_medium cnn_large resnet18 resnet18_cifar resnet50'
 
+trial_options = combined(  # fields of a `Trial`
+    click.option('--dataset', type=CommaList(names=_DATASETS),
+                 help='digits, mnist, cifar10, …, or a folder with one subfolder per class.'),
+    click.option('--model', type=CommaList(names=_MODELS),
+                 help='lenet, cnn_small, resnet18, …, or module:function for your own.'),
+    click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.'),
+    click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.'),
+    click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.'),
+    click.option('--loader', type=CommaList(names='files memory resident cached'),
+                 help='files, memory, resident, or cached: files decoded once.'),
+    click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
+                 metavar='auto|cpu|cuda|xla', help='Where to train.'),
+    click.option('--n-devices', type=CommaList(int),
+                 help='GPUs, or processes on CPU cores, that share each step.'),
+    click.option('--n-nodes', type=CommaList(int), help=
+                 'Machines with those devices; run the same command on each, but with its own --out.'),
+    click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.'),
+    click.option('--max-images', type=int, help='Use at most this many images from the data set.'),
+    click.option('--labels', help="For a folder: a CSV file in it, or a pattern of a file's name."),
+    click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.'))
+
+# %% ../nbs/00_cli.ipynb #d400dd5f
+visit_options = combined(  # how often, where and how long
+    click.option('--repeats', type=click.IntRange(1), default=3, show_default=True,
+                 help='Visits of each combination. A visit is one measurement, in a fresh process.'),
+    click.option('--seed', type=int, default=0, show_default=True, help='Seed for the weights and the order of visits.'),
+    out_folder,
+    click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=1800, show_default=True, metavar='SECONDS',
+                 help='Time limit for each visit.'),
+    click.option('--monitor', is_flag=True, help='Also measure energy, power and load; each visit then trains for '
+                 'another 4 to 20 s after its timing.'),
+    click.option('--retry-failed', is_flag=True,
+                 help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.'),
+    wait_option,
+    click.option('--dry-run', is_flag=True, help='Print what would run and how long it would take.'),
+    no_progress,
+    click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
+                 help="Run each round as a job, on Slurm or with submitit's local executor. All nodes must share the "
+                      "FOLDER of --out. gpus: run side by side on all of this machine's GPUs, and measure how much "
+                      'neighbors slow a visit down.'),
+    slurm,
+    as_data)
+
+# %% ../nbs/00_cli.ipynb #2182c918
 @verb(cli, 'sweep', """gpubench sweep --bs 16,64,256
 gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --device cuda
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
@@ -421,44 +491,8 @@ gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/m
 gpubench sweep --bs 64,1024 --monitor
 gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared
 gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
-@click.option('--dataset', type=CommaList(names=_DATASETS),
-              help='digits, mnist, cifar10, …, or a folder with one subfolder per class.')
-@click.option('--model', type=CommaList(names=_MODELS),
-              help='lenet, cnn_small, resnet18, …, or module:function for your own.')
-@click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.')
-@click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.')
-@click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.')
-@click.option('--loader', type=CommaList(names='files memory resident cached'),
-              help='files, memory, resident, or cached: files decoded once.')
-@click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
-              metavar='auto|cpu|cuda|xla', help='Where to train.')
-@click.option('--n-devices', type=CommaList(int),
-              help='GPUs, or processes on CPU cores, that share each step.')
-@click.option('--n-nodes', type=CommaList(int), help=
-              'Machines with those devices; run the same command on each, but with its own --out.')
-@click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.')
-@click.option('--max-images', type=int, help='Use at most this many images from the data set.')
-@click.option('--labels', help="For a folder: a CSV file in it, or a pattern of a file's name.")
-@click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.')
-@click.option('--repeats', type=click.IntRange(1), default=3, show_default=True,
-              help='Visits of each combination. A visit is one measurement, in a fresh process.')
-@click.option('--seed', type=int, default=0, show_default=True, help='Seed for the weights and the order of visits.')
-@out_folder
-@click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=1800, show_default=True, metavar='SECONDS',
-              help='Time limit for each visit.')
-@click.option('--monitor', is_flag=True, help='Also measure energy, power and load; each visit then trains for '
-              'another 4 to 20 s after its timing.')
-@click.option('--retry-failed', is_flag=True,
-              help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.')
-@wait_option
-@click.option('--dry-run', is_flag=True, help='Print what would run and how long it would take.')
-@no_progress
-@click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
-              help="Run each round as a job, on Slurm or with submitit's local executor. All nodes must share the "
-                   "FOLDER of --out. gpus: run side by side on all of this machine's GPUs, and measure how much "
-                   'neighbors slow a visit down.')
-@slurm
-@as_data
+@trial_options
+@visit_options
 @click.pass_context
 def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, seed, repeats,
                   timeout_s, retry_failed, monitor, **given):
@@ -470,24 +504,19 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
     check_jobs(where, options, wait)
-    from gpubench.run import cluster, sweep as library
+    from gpubench.run.sweep import devices_of, plan
     from gpubench.course.labs import filled_folder
     sys.path.append(os.getcwd())  # for what a user's own network imports
     points = {k: v for k,v in given.items() if v is not None} | dict(seed=seed)
-    todo = library.plan(points, here=where!='slurm')
-    if not where and not dry_run: check_machine(library.devices_of(todo), wait)
+    todo = plan(points, here=where!='slurm')
+    if not where and not dry_run: check_machine(devices_of(todo), wait)
     with for_people(form): fetch_images(todo, dry_run)
-    go = {None: partial(library.sweep, progress=not no_progress, wait=wait),
-          'gpus': partial(cluster.sweep_side_by_side, wait=wait)}.get(
-              where, partial(cluster.sweep_on, where, options=options))
+    go = pick_sweep(where, options, wait, not no_progress)
     go = partial(go, todo, seed=seed, repeats=repeats, timeout_s=timeout_s,
                  retry_failed=retry_failed, monitor=monitor)
     if dry_run: return go(out=out or None, dry_run=True)
-    has_twin = library.pick_twin('auto', len(todo), repeats) is not None
-    twice = ', one of them twice in each round to show the noise (A/A)' if has_twin else ''
     with filled_folder(out) as out, for_people(form):
-        if where!='gpus': _print(f'{len(todo)} combination(s), {repeats} visit(s) each{twice}. '
-                                 f'Results go to {out}')
+        if where!='gpus': print_plan(len(todo), repeats, out)
         try: df = go(out=out)
         except RuntimeError as e:
             if isinstance(e.__cause__, OSError):  # a full disk: show what there is
@@ -496,7 +525,7 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
 
-# %% ../nbs/00_cli.ipynb #578131eb
+# %% ../nbs/00_cli.ipynb #1acad871
 def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, and have ratios?
     "Compare the first of two runs with the other, or the devices of one run with each other"
     from gpubench.show import compare as library
@@ -520,6 +549,7 @@ def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, a
         is_fair = is_fair and bool(found.same_work.all())  # no ratio, no same work
     return is_fair
 
+# %% ../nbs/00_cli.ipynb #578131eb
 @verb(cli, 'compare', """gpubench compare runs/mine
 gpubench compare runs/cpu runs/gpu
 gpubench compare runs/cpu runs/gpu --price-per-hour gpu=2.50 --price-per-hour cpu=0.10

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from .lab_questions import QUESTIONS
 from ..ground.core import (
     describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device)
@@ -33,8 +34,12 @@ def lab_records(
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}"
                      f"There are: {', '.join(there) or 'none'}.")
 
+# %% ../../nbs/course/03_checks.ipynb #f41dce72
 class LabSession:
     "What a lab works with: machine, devices, folder, notes, and recorded notes of a GPU"
+    no_gpu = ('No record of a GPU with these settings comes with this copy: here you see the CPU '
+              'alone.')
+
     def __init__(self,
         name:str,  # Name of the lab: '04_data_loading'
         parameters:dict, # Its `globals()`; checked here
@@ -52,48 +57,6 @@ class LabSession:
         self.on_gpu, self.machine = self.here!='cpu', describe_machine(self.here)
         self.mine, self.theirs = [], self.recorded(f'{name[:2]}_parts.jsonl', with_cpu)
 
-    @property
-    def title(self)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · fastai 2.8.7'
-        "Where the lab measures"
-        return f"Measured here: the {self.here} of {machine_title(self._measuring)}"
-
-    @property
-    def gpu_title(self)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · fastai 2.8.7'
-        "Which GPU the notes are from"
-        if self.on_gpu: return f"The GPU is this one: {machine_title(self._measuring)}"
-        if self.theirs: return f"The GPU is a recorded one: {machine_title(self.theirs[0])}"
-        return self.no_gpu
-
-    @property
-    def _measuring(self): return self.machine | dict(device=self.here)
-
-    no_gpu = ('No record of a GPU with these settings comes with this copy: here you see the CPU '
-              'alone.')
-
-    def append(self,
-        part:str,       # Part of the lab: 'step'
-        device=None,    # Where it was measured; by default `here`
-        **found,        # What was measured, and on what
-    ):
-        "Add a line for a part of the lab, in memory and in its folder"
-        where = self.machine | dict(part=part, device=device or self.here)
-        self.mine.append(plain_record(where | self.about | found))
-        append_record(self.folder/f'{self.name[:2]}_parts.jsonl', self.mine[-1])
-
-    def note(self, part:str, device=None, **found):
-        "The same for a part that has one line: running the cell again replaces it"
-        self.mine = [o for o in self.mine if o['part']!=part]
-        self.append(part, device, **found)
-
-    def rows(self, *parts)->list[dict]: # In the order of `parts`
-        "The notes on these parts, from this machine and, if it has no GPU, from the recorded one"
-        return [o for part in parts for o in self.mine+self.theirs if o['part']==part]
-
-    def of_gpu(self, part:str)->dict: # Empty if there is none
-        "The note on a part from a GPU, this one or the recorded one"
-        rows = self.mine if self.on_gpu else self.theirs
-        return next((o for o in rows if o['part']==part and o['device']!='cpu'), {})
-
     def recorded(self,
         file:str,  # Name of a file that ships with the labs
         with_cpu=False,  # Also return what was measured on that machine's CPU?
@@ -105,6 +68,51 @@ class LabSession:
         rows = [o for o in rows if o.get('status', 'ok')=='ok']
         if not with_cpu: rows = [o for o in rows if o.get('device', 'cpu')!='cpu']
         return [o for o in rows if {k: o.get(k) for k in about}==about]
+
+# %% ../../nbs/course/03_checks.ipynb #ee2d7eef
+@patch(as_prop=True)
+def title(self:LabSession)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · fastai 2.8.7'
+    "Where the lab measures"
+    return f"Measured here: the {self.here} of {machine_title(self._measuring)}"
+
+@patch(as_prop=True)
+def gpu_title(self:LabSession)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · fastai 2.8.7'
+    "Which GPU the notes are from"
+    if self.on_gpu: return f"The GPU is this one: {machine_title(self._measuring)}"
+    if self.theirs: return f"The GPU is a recorded one: {machine_title(self.theirs[0])}"
+    return self.no_gpu
+
+@patch(as_prop=True)
+def _measuring(self:LabSession): return self.machine | dict(device=self.here)
+
+# %% ../../nbs/course/03_checks.ipynb #dfd4eba0
+@patch
+def append(self:LabSession,
+    part:str,       # Part of the lab: 'step'
+    device=None,    # Where it was measured; by default `here`
+    **found,        # What was measured, and on what
+):
+    "Add a line for a part of the lab, in memory and in its folder"
+    where = self.machine | dict(part=part, device=device or self.here)
+    self.mine.append(plain_record(where | self.about | found))
+    append_record(self.folder/f'{self.name[:2]}_parts.jsonl', self.mine[-1])
+
+@patch
+def note(self:LabSession, part:str, device=None, **found):
+    "The same for a part that has one line: running the cell again replaces it"
+    self.mine = [o for o in self.mine if o['part']!=part]
+    self.append(part, device, **found)
+
+@patch
+def rows(self:LabSession, *parts)->list[dict]: # In the order of `parts`
+    "The notes on these parts, from this machine and, if it has no GPU, from the recorded one"
+    return [o for part in parts for o in self.mine+self.theirs if o['part']==part]
+
+@patch
+def of_gpu(self:LabSession, part:str)->dict: # Empty if there is none
+    "The note on a part from a GPU, this one or the recorded one"
+    rows = self.mine if self.on_gpu else self.theirs
+    return next((o for o in rows if o['part']==part and o['device']!='cpu'), {})
 
 # %% ../../nbs/course/03_checks.ipynb #24288619
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,12 +22,14 @@ from pathlib import Path
 from time import perf_counter
 
 import nbformat
+from fastcore.basics import patch
 
 from ..ground.core import check_value, describe_machine, find_devices, is_number
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
     pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
-from ..run.process import HOLDER, StopSignals, can_redraw, device_locks, this_process
+from ..run.process import (
+    HOLDER, StopSignals, can_redraw, device_locks, kill_group, print_line, repeating, this_process)
 from ..ground.record import check_place
 
 _all_ = ['labs_folder', 'find_labs', 'lab_parameters', 'check_values']
@@ -125,9 +125,8 @@ def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will ha
             for o in cls.started:
                 pid = getattr(o.provisioner, 'pid', None)
                 process = getattr(o.provisioner, 'process', None)
-                with suppress(OSError, AttributeError):  # nothing is left; Windows has no groups
-                    if pid: os.killpg(pid, signal.SIGKILL)
-                if process: process.kill(), process.wait()
+                if pid: kill_group(pid, process)
+                if process: process.wait()
                 o.cleanup_connection_file()
 
     return OwnKernelManager
@@ -220,6 +219,7 @@ def _last_words(log):
     if not lines: return 'It left no message; often this means that it ran out of memory.'
     return f'Its log ({log.name}): {(why or lines[-1:])[0][:200]}'
 
+# %% ../../nbs/course/01_labs.ipynb #975c1568
 def _mark_stopped(path, error, i):
     "Note in an executed notebook where it stopped, as papermill does for an exception"
     try: nb = nbformat.read(path, as_version=4)
@@ -369,28 +369,19 @@ def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
     begun, n = cells
     return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/n)) + sum(rest[1:])
 
+# %% ../../nbs/course/01_labs.ipynb #75fc8f1a
 QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
 
 class RunProgress:
     "Shows the time left: a bar on a terminal, elsewhere a line per lab and per minute"
     def __init__(self, jobs, file=None, clock:Callable=perf_counter):  # stderr; returns seconds
         from tqdm import tqdm
-        self.n, self.done, self.stop, self.bar = len(jobs), 0, threading.Event(), None
+        self.n, self.done, self.bar = len(jobs), 0, None
         self.stated_s, self.taken_s = [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
         if can_redraw(self.file):
             form = '{desc} |{bar:20}| {elapsed}{postfix}'
             self.bar = tqdm(total=self.n, bar_format=form, dynamic_ncols=True, file=self.file)
-
-    def __enter__(self):
-        def keep_showing():
-            while not self.stop.wait(1): self.show()
-        threading.Thread(target=keep_showing, daemon=True).start()
-        return self
-
-    def __exit__(self, *args):
-        self.stop.set()
-        if self.bar: self.bar.close()
 
     def left(self):
         "The time left, in words"
@@ -401,8 +392,7 @@ class RunProgress:
     def write(self, words):
         "Write a line"
         self.written_s = self.clock()
-        with suppress(OSError, ValueError):  # stderr is closed
-            if self.file: print(f'{words}, {self.left()}', file=self.file, flush=True)
+        print_line(f'{words}, {self.left()}', self.file)
 
     def show(self):
         "Move the bar, or write a line if the last one is old enough"
@@ -413,25 +403,40 @@ class RunProgress:
         elif i and self.clock()-self.written_s>=QUIET_S:
             self.write(f'{self.words}, cell {i} of {n}')
 
-    def begin(self, job, n_cells):
-        "A lab starts"
-        self.start, self.cells = self.clock(), (0, n_cells)
-        self.words = f'{self.done+1} of {self.n}: {job}'
-        if self.bar: self.bar.set_description_str(self.words, refresh=False)
-        else: self.write(self.words)
-        self.show()
+# %% ../../nbs/course/01_labs.ipynb #cae8d3cd
+@patch
+def __enter__(self:RunProgress):
+    self.repeated = repeating(self.show, 1)
+    self.repeated.__enter__()
+    return self
 
-    def cell(self, i):
-        "Cell `i` of the lab starts"
-        self.cells = (i, self.cells[1])
-        self.show()
+@patch
+def __exit__(self:RunProgress, *args):
+    self.repeated.__exit__(*args)
+    if self.bar: self.bar.close()
 
-    def end(self, ok=True):
-        "A lab ended; one that failed or was skipped doesn't count for the pace"
-        if ok: self.taken_s.append(self.clock()-self.start)
-        else: del self.stated_s[len(self.taken_s)]
-        self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
-        self.show()
+@patch
+def begin(self:RunProgress, job, n_cells):
+    "A lab starts"
+    self.start, self.cells = self.clock(), (0, n_cells)
+    self.words = f'{self.done+1} of {self.n}: {job}'
+    if self.bar: self.bar.set_description_str(self.words, refresh=False)
+    else: self.write(self.words)
+    self.show()
+
+@patch
+def cell(self:RunProgress, i):
+    "Cell `i` of the lab starts"
+    self.cells = (i, self.cells[1])
+    self.show()
+
+@patch
+def end(self:RunProgress, ok=True):
+    "A lab ended; one that failed or was skipped doesn't count for the pace"
+    if ok: self.taken_s.append(self.clock()-self.start)
+    else: del self.stated_s[len(self.taken_s)]
+    self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
+    self.show()
 
 # %% ../../nbs/course/01_labs.ipynb #66ab9897
 def _without_outputs(file):

@@ -26,6 +26,7 @@ from time import sleep
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import patch
 
 from ..ground.core import check_whole, one_of
 from ..watch.nvml import gpu_uuids
@@ -93,6 +94,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
         found |= dict(line.split() for line in looked.stdout.splitlines())
     return {o: found.get(o, 'GONE') for o in ids}
 
+# %% ../../nbs/run/08_cluster.ipynb #582d81c9
 @dataclass
 class Jobs:
     "Named calls, each run as a job; `folder` holds their numbers, so jobs that still run are found"
@@ -123,41 +125,44 @@ class Jobs:
             self.ids[name], self.states[name] = job.job_id, 'FAILED' if job.exception() else 'COMPLETED'
             if stop([]): return
 
-    def _run_slurm(self, executor, calls, stop):
-        from submitit.core.utils import FailedJobError, FailedSubmissionError
-        known, file = {}, self.folder/'jobs.json'
-        if file.exists(): known = json.loads(file.read_text())
-        states = job_states([known[o] for o in calls if o in known])
-        self.ids = {o: known[o] for o in calls if states.get(known.get(o), 'GONE') not in _ENDED}
-        new = [o for o in calls if o not in self.ids]
-        try:
-            with executor.batch(): jobs = [executor.submit(calls[o]) for o in new]
-            self.ids |= {o: job.job_id for o,job in zip(new, jobs)}
-        except (FailedJobError, FailedSubmissionError) as e: raise RuntimeError(
-            f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
-        file.write_text(json.dumps(known | self.ids))
-        try: self._wait(stop)
-        except BaseException:
-            subprocess.run(['scancel', *self.ids.values()])
-            raise
-
-    def _wait(self, stop):
-        before = {}
-        while True:
-            now = job_states([*self.ids.values()])
-            self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
-            if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
-                subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])
-            if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
-            before = now or before
-            sleep(self.poll_s)
-
     def reason(self, name)->str:
         "How a job ended, as part of a sentence"
         paths = [*self.folder.glob(f"*/{self.ids.get(name)}_*_log.err")]
         last = paths[0].read_text(errors='replace').strip().splitlines()[-1:] if paths else []
         ended = f"job {self.ids.get(name)} ended as {self.states.get(name, 'unknown')}"
         return ended + ''.join(f' ({o:.300})' for o in last)
+
+# %% ../../nbs/run/08_cluster.ipynb #3f4a5943
+@patch
+def _run_slurm(self:Jobs, executor, calls, stop):
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    known, file = {}, self.folder/'jobs.json'
+    if file.exists(): known = json.loads(file.read_text())
+    states = job_states([known[o] for o in calls if o in known])
+    self.ids = {o: known[o] for o in calls if states.get(known.get(o), 'GONE') not in _ENDED}
+    new = [o for o in calls if o not in self.ids]
+    try:
+        with executor.batch(): jobs = [executor.submit(calls[o]) for o in new]
+        self.ids |= {o: job.job_id for o,job in zip(new, jobs)}
+    except (FailedJobError, FailedSubmissionError) as e: raise RuntimeError(
+        f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
+    file.write_text(json.dumps(known | self.ids))
+    try: self._wait(stop)
+    except BaseException:
+        subprocess.run(['scancel', *self.ids.values()])
+        raise
+
+@patch
+def _wait(self:Jobs, stop):
+    before = {}
+    while True:
+        now = job_states([*self.ids.values()])
+        self.states |= {o: now[i] for o,i in self.ids.items() if now.get(i, 'GONE')!='GONE'}
+        if now and stop([o for o,i in self.ids.items() if now[i]=='RUNNING']):
+            subprocess.run(['scancel', '--state=PENDING', *self.ids.values()])
+        if now and all(now[i] in _ENDED and before.get(i) in _ENDED for i in now): return
+        before = now or before
+        sleep(self.poll_s)
 
 # %% ../../nbs/run/08_cluster.ipynb #af7ae1e6
 def _measure_round(path, retry_failed, **kwargs): # in a job
@@ -187,6 +192,12 @@ def merge_records(out, found:list):
         append_record(path, o | dict(visit=n[key]) if 'visit' in o else o) # a lab has other records, too
         n[key] += 1
 
+def n_missing(path, n:int, retry_failed=False)->int:
+    "How many of the `n` visits of a round are not in its records; a round belongs to one machine"
+    rows = [o for o in _counted(path) if not (retry_failed and o['status'] in FAILED)]
+    return n-max(Counter(o['machine'] for o in rows).values(), default=0)
+
+# %% ../../nbs/run/08_cluster.ipynb #cab78c3c
 def _rows_now(path):
     "The records in a file that a process may be writing"
     try: return [json.loads(o) for o in path.read_bytes().splitlines()]
@@ -208,11 +219,6 @@ class StopAlike:
         if is_general and all(new[o] for o in running): self.why = why_stop(tried, self.n_todo)
         return self.why
 
-def n_missing(path, n:int, retry_failed=False)->int:
-    "How many of the `n` visits of a round are not in its records; a round belongs to one machine"
-    rows = [o for o in _counted(path) if not (retry_failed and o['status'] in FAILED)]
-    return n-max(Counter(o['machine'] for o in rows).values(), default=0)
-
 # %% ../../nbs/run/08_cluster.ipynb #0605eb15
 def _folder(out, dry_run):
     "The folder of the records in `out`, for processes that may run elsewhere"
@@ -233,19 +239,51 @@ def print_forecast(points:list, n_todo:int, n_turns:int, rows:list, run, measure
     names = labels([*map(point_fields, points)]) if len(points)>1 else []
     print(forecast(names, n_todo, each, len(took_s), run, measure, n_turns, how))
 
-def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
-    "The records in `out`; a `JobsMissing` that holds them if visits are missing"
-    found = pd.DataFrame(record_rows(out)) if (out/'records.jsonl').exists() else pd.DataFrame()
-    if missing: raise JobsMissing(f"{'; '.join(missing)}. The same call again runs what is missing.", found)
-    return found
+def n_gpus_of(points)->int:
+    "GPUs that a job needs which visits these points"
+    on_gpus = [o for o in points if str(point_fields(o).get('device')).startswith('cuda')]
+    return max([o.n_devices if isinstance(o, Trial) else 1 for o in on_gpus], default=0)
 
-# %% ../../nbs/run/08_cluster.ipynb #1f1ee900
+# %% ../../nbs/run/08_cluster.ipynb #27a2fb8e
 class JobsMissing(RuntimeError):
     "Jobs ended before all visits were there; `records` holds those that are"
     def __init__(self, message, records):
         super().__init__(message)
         self.records = records
 
+# %% ../../nbs/run/08_cluster.ipynb #29a26488
+def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
+    "The records in `out`; a `JobsMissing` that holds them if visits are missing"
+    found = pd.DataFrame(record_rows(out)) if (out/'records.jsonl').exists() else pd.DataFrame()
+    if missing: raise JobsMissing(f"{'; '.join(missing)}. The same call again runs what is missing.", found)
+    return found
+
+class _JobRounds:
+    "The rounds of a sweep, each with its own records until they are merged"
+    def __init__(self, folder:Path, repeats:int, n:int): # Visits of each round
+        self.paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
+        self.n, self.n_all = n, n*repeats
+
+    def left(self, retry_failed=False)->dict: # Name -> visits
+        "The rounds that lack visits"
+        return {o: k for o,path in self.paths.items() if (k := n_missing(path, self.n, retry_failed))}
+
+    def rows(self): return [o for path in self.paths.values() for o in _counted(path)]
+
+    def run(self, jobs, calls, stop, out)->pd.DataFrame:
+        "Make the calls as jobs and merge all records; a `JobsMissing` if visits are missing then"
+        try:
+            if calls: jobs.run(calls, stop)
+        finally: merge_records(out, self.rows())
+        if stop([]): print(stop.why)
+        left = {} if stop.why else self.left()
+        why = '; '.join(f'{k} of {self.n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
+        missing = f"{sum(left.values())} of {self.n_all} visits are missing: {why}. The others are in {out}"
+        found = merged(out, [missing] if left else [])
+        print_failed(found)
+        return found
+
+# %% ../../nbs/run/08_cluster.ipynb #1f1ee900
 def sweep_on(
     where:str,               # 'slurm', or 'local' for the same on this machine
     trials,                  # As `sweep` takes them; their devices exist where they run
@@ -269,33 +307,22 @@ def sweep_on(
         "n_nodes is for machines on which you start the same command; a job has one machine. Use "
         "n_nodes=1.")
     twin = pick_twin(twin, len(points), repeats)
-    folder, n = job_folder(out, run, points, seed=seed, twin=twin, **kwargs), len(points)+(twin is not None)
-    paths = {f'round {i+1}': folder/f'round_{i+1}.jsonl' for i in range(repeats)}
-    n_todo = sum(n_missing(o, n, retry_failed) for o in paths.values())
+    folder = job_folder(out, run, points, seed=seed, twin=twin, **kwargs)
+    rounds = _JobRounds(folder, repeats, len(points)+(twin is not None))
+    left = rounds.left(retry_failed)
+    n_todo = sum(left.values())
     if dry_run:
-        rows = [o for p in paths.values() for o in _counted(p)]
-        print_forecast(points, n_todo, n_todo, rows, run, kwargs)
+        print_forecast(points, n_todo, n_todo, rounds.rows(), run, kwargs)
         if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rounds.rows())
     folder.mkdir(parents=True, exist_ok=True)
     calls = {o: Call(_measure_round, path=path, trials=points, run=run, seed=seed+i, twin=twin,
                      retry_failed=retry_failed, **kwargs)
-             for i,(o,path) in enumerate(paths.items()) if n_missing(path, n, retry_failed)}
-    stop = StopAlike(paths, n_todo, len(points))
-    on_gpus = [o for o in points if str(point_fields(o).get('device')).startswith('cuda')]
-    n_gpus = max([o.n_devices if isinstance(o, Trial) else 1 for o in on_gpus], default=0)
-    jobs = Jobs(where, folder, options, n_gpus, poll_s)
+             for i,(o,path) in enumerate(rounds.paths.items()) if o in left}
+    stop = StopAlike(rounds.paths, n_todo, len(points))
+    jobs = Jobs(where, folder, options, n_gpus_of(points), poll_s)
     print(f'{repeats-len(calls)} of {repeats} rounds are in {out} already; {len(calls)} to go.')
-    try:
-        if calls: jobs.run(calls, stop)
-    finally: merge_records(out, [o for p in paths.values() for o in _counted(p)])
-    if stop([]): print(stop.why)
-    left = {o: k for o,path in paths.items() if (k := n_missing(path, n)) and not stop.why}
-    why = '; '.join(f'{k} of {n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
-    missing = f"{sum(left.values())} of {n*repeats} visits are missing: {why}. The others are in {out}"
-    found = merged(out, [missing] if left else [])
-    print_failed(found)
-    return found
+    return rounds.run(jobs, calls, stop, out)
 
 # %% ../../nbs/run/08_cluster.ipynb #91cfdb86
 def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
@@ -311,6 +338,7 @@ def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
                                     "on one.")
     return [sorted(cpus[i*each:(i+1)*each]) for i in range(n)]
 
+# %% ../../nbs/run/08_cluster.ipynb #c14e8648
 _WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.run.cluster import _work; _work()' # ahead of torch
 
 def _work():
@@ -322,6 +350,9 @@ def _work():
         os.kill(os.getpid(), SIGTERM)
     threading.Thread(target=watch, daemon=True).start()
     function(*args)
+
+def _measure_share(points, path, kwargs): # in a separate process
+    for o in points: sweep([o], out=path, repeats=1, twin=None, progress=False, **kwargs)
 
 @dataclass(frozen=True)
 class Share:
@@ -345,14 +376,14 @@ class Share:
         process.stdin.flush()
         return process
 
+    def missing(self, retry_failed=False)->int: return n_missing(self.path, len(self.points), retry_failed)
+
     def rows(self)->list:
         "Its records, with the GPU, and marked as measured side by side"
         how = dict(side_by_side=self.n_beside) if self.n_beside>1 else {}
         return [o | dict(gpu_uuid=self.uuid, measure=o['measure'] | how) for o in _counted(self.path)]
 
-def _measure_share(points, path, kwargs): # in a separate process
-    for o in points: sweep([o], out=path, repeats=1, twin=None, progress=False, **kwargs)
-
+# %% ../../nbs/run/08_cluster.ipynb #a55a237b
 def _run_together(shares, stop, **kwargs):
     "Visit these shares at once; whatever happens, no process is left"
     started = {}
@@ -379,6 +410,7 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
         found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
     return found
 
+# %% ../../nbs/run/08_cluster.ipynb #48c39193
 def neighbor_cost(
     alone:list,      # Records of a trial that was visited alone
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
@@ -402,6 +434,7 @@ def busy_frac(
     both_s = [min(end_s, b)-max(start_s, a) for a,b in map(span, others)]
     return sum(o for o in both_s if o>0)/(end_s-start_s)/n_neighbors
 
+# %% ../../nbs/run/08_cluster.ipynb #23bf4ebd
 _MIN_BUSY_FRAC = .9 # of a visit's timing; visits of a process have short gaps between them
 
 def _cost_sentence(r, n, busy=1.):
@@ -447,6 +480,25 @@ def _split_points(points, n_gpus): # Those on a GPU side by side, those that fol
         f"{'is 1' if beside else 'are 0'}. Sweep without it.")
     return beside, after
 
+# %% ../../nbs/run/08_cluster.ipynb #c746767f
+def _visit_rounds(rounds, slots, n_trials, out, wait, retry_failed, **how)->StopAlike:
+    "Visit what the rounds lack and merge all records; what is returned has the reason for an early stop"
+    shares = [o for phases in rounds for phase in phases for o in phase]
+    shares[0].path.parent.mkdir(parents=True, exist_ok=True)
+    stop = StopAlike({o.name: o.path for o in shares}, sum(o.missing(retry_failed) for o in shares), n_trials)
+    try:
+        with device_locks([*(uuid for uuid,_ in slots), 'cuda'], out, wait=wait):
+            for i,phases in enumerate(rounds):
+                todo = [[o for o in phase if o.missing(retry_failed)] for phase in phases]
+                if any(todo) and not stop([]): print(
+                    f'Round {i+1} of {len(rounds)}: {n_trials} trials on {len(slots)} GPUs, one of them also alone. '
+                    f'Results go to {out}', flush=True)
+                for phase in todo:
+                    if not stop([]): _run_together(phase, stop, retry_failed=retry_failed, **how)
+    finally: merge_records(out, [row for o in shares for row in o.rows()])
+    if stop([]): print(stop.why)
+    return stop
+
 # %% ../../nbs/run/08_cluster.ipynb #f1c358da
 def sweep_side_by_side(
     trials,                  # As `sweep` takes them; those on 'cuda' are visited side by side
@@ -475,33 +527,17 @@ def sweep_side_by_side(
     folder = job_folder(out, run, beside, seed=seed, gpus=uuids[:n], **kwargs)
     rounds = _rounds(slots, beside, repeats, seed, folder)
     shares = [o for phases in rounds for phase in phases for o in phase]
-    def missing(o, retry=False): return n_missing(o.path, len(o.points), retry)
-    n_todo = sum(missing(o, retry_failed) for o in shares)
     if dry_run:
         rows = [row for o in shares for row in o.rows()]
-        n_turns = sum(max(missing(o, retry_failed) for o in phase) for phases in rounds for phase in phases)
-        print_forecast(beside, n_todo, n_turns, rows, run, kwargs, f', up to {n} at once')
+        n_left = [[o.missing(retry_failed) for o in phase] for phases in rounds for phase in phases]
+        print_forecast(beside, sum(map(sum, n_left)), sum(map(max, n_left)), rows, run, kwargs, f', up to {n} at once')
         if after: sweep(after, repeats, out, dry_run=True, **how)
         return pd.DataFrame(rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    stop = StopAlike({o.name: o.path for o in shares}, n_todo, len(beside))
-    try:
-        with device_locks([*uuids[:n], 'cuda'], out, wait=wait):
-            for i,phases in enumerate(rounds):
-                if not stop([]) and any(missing(o, retry_failed) for phase in phases for o in phase):
-                    print(f'Round {i+1} of {repeats}: {len(beside)} trials on {n} GPUs, one of them also alone. '
-                          f'Results go to {out}', flush=True)
-                for phase in phases:
-                    if not stop([]): _run_together([o for o in phase if missing(o, retry_failed)], stop, **how)
-    finally: merge_records(out, [row for o in shares for row in o.rows()])
-    if stop([]):
-        print(stop.why)
-        print_failed(found := merged(out, []))
-        return found
-    if after: sweep(after, repeats, out, wait=wait, **how)
-    found = merged(out, [
-        f"{missing(o)} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
-        for o in shares if missing(o)])
-    _report_cost(rounds, slots, n, out)
+    is_stopped = _visit_rounds(rounds, slots, len(beside), out, wait, **how).why
+    if after and not is_stopped: sweep(after, repeats, out, wait=wait, **how)
+    found = merged(out, [] if is_stopped else [
+        f"{o.missing()} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
+        for o in shares if o.missing()])
+    if not is_stopped: _report_cost(rounds, slots, n, out)
     print_failed(found)
     return found

@@ -229,6 +229,28 @@ def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     times = epoch_times(df, epochs, like_trial, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
 
+# %% ../../nbs/run/04_learner.ipynb #ee50f021
+def _last_record(record, learn, seen, timer, point, fit):
+    "The record with what the last fit learned, took and showed"
+    df, epochs = _last_fit(timer, len(seen.epochs))
+    ran = _seen(seen, df, point)
+    happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
+    n_epoch = point.get('n_epoch', 1)
+    if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
+    elif not happened.get('n_epoch'): happened['n_epoch'] = None # it may count in its own way
+    refuse_wrong(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}"
+                 for k,v in happened.items() if v is False)
+    loss = seen.epochs[-1]['loss']
+    if loss is not None and not math.isfinite(loss):
+        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
+    record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
+        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
+        n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
+    fits = timer.epochs_df().groupby('fit').agg(
+        n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'), epoch_whole_s=('train_s', 'median'))
+    if len(fits)>1: record['fits'] = fits.to_dict('records')
+    return {k: v for k,v in record.items() if k not in point}
+
 # %% ../../nbs/run/04_learner.ipynb #24f5f136
 def time_learner(
     learn:Learner,          # New, with everything that its training needs
@@ -256,24 +278,3 @@ def time_learner(
         learn.add_cbs([seen, timer])
         train(learn, fit, n_epoch)
     return _last_record(record, learn, seen, timer, point, fit)
-
-def _last_record(record, learn, seen, timer, point, fit):
-    "The record with what the last fit learned, took and showed"
-    df, epochs = _last_fit(timer, len(seen.epochs))
-    ran = _seen(seen, df, point)
-    happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
-    n_epoch = point.get('n_epoch', 1)
-    if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
-    elif not happened.get('n_epoch'): happened['n_epoch'] = None # it may count in its own way
-    refuse_wrong(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}"
-                 for k,v in happened.items() if v is False)
-    loss = seen.epochs[-1]['loss']
-    if loss is not None and not math.isfinite(loss):
-        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
-    record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
-        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
-        n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
-    fits = timer.epochs_df().groupby('fit').agg(
-        n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'), epoch_whole_s=('train_s', 'median'))
-    if len(fits)>1: record['fits'] = fits.to_dict('records')
-    return {k: v for k,v in record.items() if k not in point}

@@ -134,12 +134,17 @@ def pack(function:Callable, *args)->bytes:
         "in this process.") from None
 
 # %% ../../nbs/run/05_process.ipynb #3b012eb9
+def kill_group(pid, process=None): # With a method `kill`
+    "Kill a process and all that it started in its group, even if it has ended itself"
+    try: os.killpg(pid, signal.SIGKILL)
+    except (OSError, AttributeError): # it has no group, or not yet; Windows has none
+        if process: process.kill()
+
 def _end_process(process):
     "End a process and everything that it started"
     if process.pid is None: return
     process.join(.05)
-    try: os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, AttributeError): process.kill() # it has no group, or not yet
+    kill_group(process.pid, process)
     process.join(10)
 
 _DEATH_HINTS = dict(
@@ -198,6 +203,21 @@ def can_redraw(file)->bool:
     "Can a progress bar be drawn there: in a notebook, or on a terminal with a size?"
     try: return file.isatty() and 0 not in os.get_terminal_size(file.fileno()) or hasattr(file, 'pub_thread')
     except (AttributeError, ValueError, OSError): return hasattr(file, 'pub_thread')
+
+def print_line(words, file):
+    "Print a line at once, unless the file is closed"
+    with suppress(OSError, ValueError):
+        if file: print(words, file=file, flush=True) # else it would go to stdout
+
+@contextmanager
+def repeating(show:Callable, every_s:float):
+    "Within `with`, a thread calls `show` every `every_s` seconds"
+    stop = threading.Event()
+    def keep_showing():
+        while not stop.wait(every_s): show()
+    threading.Thread(target=keep_showing, daemon=True).start()
+    try: yield
+    finally: stop.set()
 
 # %% ../../nbs/run/05_process.ipynb #52a111ea
 def _listen(line, process, start, timeout_s, signals):

@@ -36,20 +36,6 @@ def pick_finalists(rates:dict, tolerance:float, most:int=3)->list: # Batch sizes
     return sorted(ranked[:most] if smallest in ranked[:most] else [*ranked[:most-1], smallest])
 
 # %% ../../nbs/run/07_race.ipynb #f92ba320
-@dataclass(frozen=True)
-class BestBatchSize:
-    "What `find_best_bs` found"
-    bs:int               # Images; the smallest size that is as fast as the fastest
-    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its closer visits
-    fastest_bs:int       # The size with the most images a second
-    ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
-    finalists:list       # The sizes that were visited again
-    device_s:float       # Seconds that the visits took, excluding the start of their processes
-    records:pd.DataFrame # All visits, with `stage` and with `rate` in images a second
-    unsettled:dict       # Sizes that may be right -> `Interval` of their images a second over those of
-                         # `bs`; of `bs`, if it may be too slow: over those of a larger size
-    reason:str           # The answer as text
-
 _PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time
 
 class _Race:
@@ -128,6 +114,20 @@ def _doubts(best, tolerance):
     return f"{text} Use more `fine_rounds`."
 
 # %% ../../nbs/run/07_race.ipynb #ace49d34
+@dataclass(frozen=True)
+class BestBatchSize:
+    "What `find_best_bs` found"
+    bs:int               # Images; the smallest size that is as fast as the fastest
+    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its closer visits
+    fastest_bs:int       # The size with the most images a second
+    ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
+    finalists:list       # The sizes that were visited again
+    device_s:float       # Seconds that the visits took, excluding the start of their processes
+    records:pd.DataFrame # All visits, with `stage` and with `rate` in images a second
+    unsettled:dict       # Sizes that may be right -> `Interval` of their images a second over those of
+                         # `bs`; of `bs`, if it may be too slow: over those of a larger size
+    reason:str           # The answer as text
+
 def _answer(race, df, finalists):
     "The answer from the records of all stages"
     is_coarse, n_train = df.stage.eq('coarse'), race.n_train

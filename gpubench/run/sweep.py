@@ -14,11 +14,9 @@ import random
 import re
 import sys
 import tempfile
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -38,7 +36,8 @@ from ..ground.core import (
     check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place, write_fault)
 from ..data.loaders import is_path, print_once
 from .learner import check_fit, time_learner
-from .process import USER_ID, StopSignals, can_redraw, device_locks, pack, run_fresh, start_server
+from .process import (
+    USER_ID, StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh, start_server)
 from ..ground.record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
 from ..ground.stats import Interval
 from ..ground.series import aa_pairs
@@ -195,6 +194,7 @@ def _how_it_ended(e):
     return dict(status='oom' if is_out_of_memory(e) else 'skipped' if isinstance(e, ValueError) else 'error',
                 error=short+hint+user_place(e))
 
+# %% ../../nbs/run/06_sweep.ipynb #336f53e5
 def _checked_result(result, point, fit):
     "What a function returned as a dict; a `TypeError` if that is no result"
     if isinstance(result, Learner): result = time_learner(result, point, fit)
@@ -289,31 +289,21 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=Non
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
-# %% ../../nbs/run/06_sweep.ipynb #e7ada6fd
-FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
-
+# %% ../../nbs/run/06_sweep.ipynb #b841e141
 _IDENTITY = dict( # of a visit in its record -> types
     trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
 
 def _is_visit(row): return all(type(row.get(k)) in kinds for k,kinds in _IDENTITY.items()) and row['visit']>=0
 
-class Records:
-    "The visits of a sweep, including those in `out`; each is saved before the next one begins"
-    def __init__(self, out, visits, retry_failed=False): # if so, failed visits don't count
-        self.out, self.visits, self.path, rows = out, visits, None if out is None else records_path(out), []
-        if self.path:
-            name = hashlib.sha1(os.path.abspath(self.path).encode()).hexdigest()[:10]
-            self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
-            rows = self._read()
-        usual = {_key(o.about): o.usual for o in visits}
-        self.n = Counter() # the next visit's number
-        for o in rows:
-            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {}) # older ones lack some options
-            self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
-        self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
+class _File:
+    "The file of a sweep's records, and another one for a record that can't be written there"
+    def __init__(self, out):
+        self.path = records_path(out)
+        name = hashlib.sha1(os.path.abspath(self.path).encode()).hexdigest()[:10]
+        self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
 
-    def _read(self):
-        "The records in `out`, and one that an earlier sweep saved elsewhere"
+    def visits(self):
+        "The visits in `out`, and one that an earlier sweep saved elsewhere"
         rows = record_rows(self.path) if self.path.exists() else []
         if self.spare.is_file() and not self.spare.is_symlink() and self.spare.stat().st_uid==USER_ID:
             back = [o for o in record_rows(self.spare) if o not in rows]
@@ -325,6 +315,36 @@ class Records:
         if n_odd: warnings.warn(
             f"{n_odd} records in {self.path} don't identify their trial and visit. They don't count.", stacklevel=4)
         return good
+
+    def save(self, *rows):
+        "Append records; a `RuntimeError` that says where the last one is, if this file can't be written"
+        try:
+            for o in rows: append_record(self.path, o)
+            return
+        except OSError as e: cause = e
+        why, remedy = write_fault(cause)
+        state = f"{self.path} can't be written: {why}. It has all earlier visits"
+        try:
+            if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
+            append_record(self.spare, rows[-1])
+        except OSError: raise RuntimeError(f"{state}, but not the last one, which is: {json.dumps(rows[-1])}") from cause
+        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
+                           "it fetches that record and goes on.") from cause
+
+# %% ../../nbs/run/06_sweep.ipynb #e7ada6fd
+FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
+
+class Records:
+    "The visits of a sweep, including those in `out`; each is saved before the next one begins"
+    def __init__(self, out, visits, retry_failed=False): # if so, failed visits don't count
+        self.out, self.visits, self.file = out, visits, None if out is None else _File(out)
+        rows = self.file.visits() if self.file else []
+        usual = {_key(o.about): o.usual for o in visits}
+        self.n = Counter() # the next visit's number
+        for o in rows:
+            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {}) # older ones lack some options
+            self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
+        self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
     def missing(self):
         "The visits that have no record yet"
@@ -338,27 +358,14 @@ class Records:
     def frame(self): return pd.DataFrame([o for o in self.rows if any(v.is_like(o) for v in self.visits)])
 
     def add(self, row):
-        "Number a record and save it, in `out` or, if that fails, in the folder for temporary files"
+        "Number a record and save it"
         row['visit'] = self.n[_key(row)]
         self.n[_key(row)] += 1
         self.rows.append(row)
-        if not self.path: return
-        lost = [] if self.path.exists() else self.rows[:-1]
-        if lost: warnings.warn(f"{self.path} has disappeared. Its {len(lost)} visits are written again.", stacklevel=3)
-        try:
-            for o in [*lost, row]: append_record(self.path, o)
-        except OSError as e: self._save_elsewhere(row, e)
-
-    def _save_elsewhere(self, row, cause):
-        "A `RuntimeError` that says where the last record is now"
-        why, remedy = write_fault(cause)
-        state = f"{self.path} can't be written: {why}. It has all earlier visits"
-        try:
-            if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
-            append_record(self.spare, row)
-        except OSError: raise RuntimeError(f"{state}, but not the last one, which is: {json.dumps(row)}") from cause
-        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
-                           "it fetches that record and goes on.") from cause
+        if not self.file: return
+        lost = [] if self.file.path.exists() else self.rows[:-1]
+        if lost: warnings.warn(f"{self.file.path} has disappeared. Its {len(lost)} visits are written again.", stacklevel=3)
+        self.file.save(*lost, row)
 
 # %% ../../nbs/run/06_sweep.ipynb #a58dff05
 def print_resumed(records):
@@ -393,18 +400,14 @@ def _with_bar(visits):
         yield o
 
 def _with_lines(visits, every_s):
-    n, start, stop, at = len(visits), perf_counter(), threading.Event(), {}
-    def show(words):
-        with suppress(OSError, ValueError): print(words, file=sys.stderr, flush=True) # it may be closed
-    def keep_showing():
-        while not stop.wait(every_s): show(progress_line(n=n, start=start, now=perf_counter(), **at))
-    show(f'{count_visits(n)} to go')
-    try:
+    n, start = len(visits), perf_counter()
+    at = dict(i=0, label=visits[0].label, begun=start)
+    print_line(f'{count_visits(n)} to go', sys.stderr)
+    def show(): print_line(progress_line(n=n, start=start, now=perf_counter(), **at), sys.stderr)
+    with repeating(show, every_s):
         for i,o in enumerate(visits):
             at |= dict(i=i, label=o.label, begun=perf_counter())
-            if not i: threading.Thread(target=keep_showing, daemon=True).start()
             yield o
-    finally: stop.set()
 
 def _with_progress(visits, shown=True, every_s=60):
     "The visits one by one, with a progress bar; where none can be drawn, with a line each minute"
@@ -445,8 +448,12 @@ def _check_measure(run, points, measure):
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
     raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
 
-def _check_fit(fit, run, points):
-    "A `ValueError` if this can't say how a Learner is trained"
+def _check_how(run, points, measure, fit, repeats, seed, timeout_s):
+    "A `ValueError` for arguments of `sweep` that can't be used"
+    check_whole('repeats', repeats, 1)
+    check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
+    check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
+    _check_measure(run, points, measure)
     check_fit(fit)
     if fit=='fit': return
     if run is run_trial: raise ValueError(
@@ -480,14 +487,16 @@ def forecast(
                   "than its timing. The forecast is better after one visit of each")
     return '\n'.join([*names, f"{count_visits(n_todo)} to go{how}, {time}."])
 
-def _forecast(records, run, measure):
+def _print_forecast(records, run, measure):
+    "Print what is missing and how long it takes, and return the records that are there"
     todo, took_s = records.missing(), {}
     for o in records.rows:
         if isinstance(o.get('visit_s'), (int, float)): took_s.setdefault(_key(o), []).append(o['visit_s'])
     names = [f"{count_visits(n)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
     usual = [x for o in took_s.values() for x in o]
     each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
-    return forecast(names, len(todo), each, len(usual), run, measure)
+    print(forecast(names, len(todo), each, len(usual), run, measure))
+    return records.frame()
 
 # %% ../../nbs/run/06_sweep.ipynb #ca642fc3
 _MAX_ALIKE = 3 # first visits that may fail alike: the others would, too
@@ -507,15 +516,18 @@ def print_failed(found:pd.DataFrame): # What a sweep returns
     n = found.status.isin(FAILED).sum()
     if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
 
-def print_unverified(found:pd.DataFrame):
-    unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
-    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
-
 def print_sets(found:pd.DataFrame):
     "Print what the folders of images were taken for, where all visits had the same images"
     if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1: return
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
         if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
+
+def print_outcome(found:pd.DataFrame, is_saved:bool):
+    "Print what to know about a sweep's records; why visits failed only if a second call can repeat them"
+    unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
+    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
+    if is_saved: print_failed(found)
+    print_sets(found)
 
 # %% ../../nbs/run/06_sweep.ipynb #e7fd81a2
 def _visit_all(records, measure, progress, signals, fresh):
@@ -559,18 +571,12 @@ def sweep(
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     points = _points(trials, run)
     settled = _resolved(points) if dry_run else _resolve_here(points) # a forecast may be for a cluster
-    check_whole('repeats', repeats, 1)
-    check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
-    check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
-    _check_measure(run, points, measure)
-    _check_fit(fit, run, points)
+    _check_how(run, points, measure, fit, repeats, seed, timeout_s)
     twin = pick_twin(twin, len(points), repeats)
     planned = points, run, repeats, seed, twin, measure, fit, settled
     if dry_run:
         if out is not None: check_place(out)
-        records = Records(out, _planned(*planned), retry_failed)
-        print(_forecast(records, run, measure))
-        return records.frame()
+        return _print_forecast(Records(out, _planned(*planned), retry_failed), run, measure)
     if isolate:
         start_server(start_method) # which loads while the visits are planned
         pack(run, points, measure, fit) # an error now if it can't travel
@@ -582,9 +588,7 @@ def sweep(
                         warned=[])
         _visit_all(records, measure, progress, signals, fresh if isolate else None)
     found = records.frame()
-    print_unverified(found)
-    if out is not None: print_failed(found)
-    print_sets(found)
+    print_outcome(found, is_saved=out is not None)
     return found
 
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78

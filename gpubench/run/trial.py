@@ -28,7 +28,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
-from torch.nn import SyncBatchNorm
+from fastcore.basics import patch
 
 from gpubench.ground.core import (
     check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device,
@@ -44,10 +44,10 @@ from ..data.feed import NotTaken, batches_ahead
 from ..watch.monitor import Monitor, MonitorCallback
 from ..step.group import agree, check_group, gather, launch, n_ranks
 from ..step.parallel import ALL_REDUCES, ParallelCallback, split
-from ..step.fast import GraphedStepCallback, SpeedUp
+from ..step.fast import SpeedUp
 from ..step.layout import OneDNNCallback, keep_pages
 from .rounds import epoch_times, steady_rounds
-from .observed import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, look_once, refuse_wrong, tf32_set
+from .observed import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, refuse_wrong, tf32_set
 
 # %% ../../nbs/run/03_trial.ipynb #142af0af
 TRIAL_LOADERS = { # name -> where batches come from
@@ -69,6 +69,15 @@ def _checked(name, kind, value): # `kind`: a type, or one that may also be None
     else: is_fit = isinstance(value, kind)
     check_value(name, value, is_fit, _WANTED[kind])
     return kind(value)
+
+def _check_names(trial):
+    "A `ValueError` for a name that doesn't exist"
+    check_dataset(trial.dataset)
+    check_labels(trial.labels, trial.dataset)
+    if ':' not in trial.model: one_of('model', trial.model, MODELS)
+    one_of('loader', trial.loader, TRIAL_LOADERS)
+    one_of('precision', trial.precision, PRECISIONS)
+    one_of('all_reduce', trial.all_reduce, ALL_REDUCES)
 
 def _check_combination(trial):
     "A `ValueError` for settings that exclude each other on any machine"
@@ -137,48 +146,46 @@ class Trial:
     def __post_init__(self):
         for o in fields(self):
             object.__setattr__(self, o.name, _checked(o.name, o.type, getattr(self, o.name)))
-        check_dataset(self.dataset)
-        check_labels(self.labels, self.dataset)
-        if ':' not in self.model: one_of('model', self.model, MODELS)
-        one_of('loader', self.loader, TRIAL_LOADERS)
-        one_of('precision', self.precision, PRECISIONS)
-        one_of('all_reduce', self.all_reduce, ALL_REDUCES)
+        _check_names(self)
         _check_combination(self)
 
-    @property
-    def process_bs(self)->int: return self.bs//self.n_devices # images for each device
+# %% ../../nbs/run/03_trial.ipynb #62b12562
+@patch
+def but(self:Trial, **changed)->Trial:
+    "This trial with other values in some fields; a `ValueError` for an unknown field"
+    known = asdict(self)
+    unknown = next((o for o in changed if o not in known), None)
+    if unknown is None: return Trial(**known | changed)
+    raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}"
+                     f"There are: {', '.join(known)}.")
 
-    @property
-    def n_ahead(self)->int:
-        "Batches that are made before the training asks for them"
-        return batches_ahead(self.loader=='cached', self.n_workers)
+@patch(as_prop=True)
+def model_source(self:Trial)->str|None:
+    "The version of a user's own network; None for gpubench's models"
+    return source_version(self.model) if ':' in self.model else None
 
-    @property
-    def round_length(self)->int:
-        "Steps after which the pattern of their times repeats: a batch of each worker, an optimizer step"
-        return max(1, self.n_workers)*self.accumulate
+@patch(as_prop=True)
+def trial_id(self:Trial)->str: # 10 hexadecimal digits
+    "A hash of the fields that differ from their defaults, so that a new field changes no id"
+    values = asdict(self)
+    changed = {o.name: values[o.name] for o in fields(self) if values[o.name]!=o.default}
+    if self.model_source: changed['model_source'] = self.model_source
+    if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
+    return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
-    def but(self, **changed)->'Trial':
-        "This trial with other values in some fields; a `ValueError` for an unknown field"
-        known = asdict(self)
-        unknown = next((o for o in changed if o not in known), None)
-        if unknown is None: return Trial(**known | changed)
-        raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}"
-                         f"There are: {', '.join(known)}.")
+# %% ../../nbs/run/03_trial.ipynb #b556fe11
+@patch(as_prop=True)
+def process_bs(self:Trial)->int: return self.bs//self.n_devices # images for each device
 
-    @property
-    def model_source(self)->str|None:
-        "The version of a user's own network; None for gpubench's models"
-        return source_version(self.model) if ':' in self.model else None
+@patch(as_prop=True)
+def n_ahead(self:Trial)->int:
+    "Batches that are made before the training asks for them"
+    return batches_ahead(self.loader=='cached', self.n_workers)
 
-    @property
-    def trial_id(self)->str: # 10 hexadecimal digits
-        "A hash of the fields that differ from their defaults, so that a new field changes no id"
-        values = asdict(self)
-        changed = {o.name: values[o.name] for o in fields(self) if values[o.name]!=o.default}
-        if self.model_source: changed['model_source'] = self.model_source
-        if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
-        return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
+@patch(as_prop=True)
+def round_length(self:Trial)->int:
+    "Steps after which the pattern of their times repeats: a batch of each worker, an optimizer step"
+    return max(1, self.n_workers)*self.accumulate
 
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
 _OFF_ON_XLA = ('channels_last defer_losses fused graph search_kernels keep_pages onednn pin_memory sync_bn '
@@ -210,6 +217,7 @@ def _check_device(trial):
     for name,why in _ON_CPU_ONLY.items() if device!='cpu' else ():
         if asked[name]: raise ValueError(f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
 
+# %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine; a `ValueError` if what it needs isn't there, or can't do this"
     trial = trial.but(device=str(pick_device(trial.device)))
@@ -257,7 +265,7 @@ class SeenCallback(WatchFitCallback):
             'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
             'the number of devices': (trial.n_devices, n_ranks()),
             'batch norm over all devices':
-                (trial.sync_bn, any(isinstance(o, SyncBatchNorm) for o in self.model.modules())),
+                (trial.sync_bn, any(isinstance(o, torch.nn.SyncBatchNorm) for o in self.model.modules())),
             'the batch size': ([trial.process_bs], sorted({o['n_images'] for o in learn.step_timer.steps})),
             "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
         def is_wrong(asked, ran): # None is accepted, except for these
@@ -361,7 +369,7 @@ def _trial_model(trial, dls):
         f"channels_last=True orders the weights of convolutions, and {trial.model} has none. "
         "Use channels_last=False.")
     if trial.device=='xla': model.to('xla') # before an optimizer takes its weights
-    return SyncBatchNorm.convert_sync_batchnorm(model) if trial.sync_bn else model
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if trial.sync_bn else model
 
 # %% ../../nbs/run/03_trial.ipynb #ea291ee0
 def make_learner(trial:Trial)->Learner:
@@ -377,11 +385,11 @@ def make_learner(trial:Trial)->Learner:
         on_gpu = trial.device not in ('cpu', 'xla')
         cbs.append(MixedPrecision(amp_mode=trial.precision) if on_gpu else AutocastCallback())
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
-    if trial.graph: cbs.append(GraphedStepCallback(trial.compile, alone=True))
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
     parts = SpeedUp(learn)
     if trial.loader=='cached': parts.feed()
-    if trial.fused: parts.fuse_step() # a graph has the fused step already
+    if trial.graph: parts.capture(trial.compile, alone=True)
+    if trial.fused: parts.fuse_step() # unless the graph brings it
     if trial.defer_losses: parts.defer_losses()
     return learn
 

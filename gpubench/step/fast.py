@@ -201,9 +201,9 @@ def search_kernels(self:SpeedUp): # A `KernelSearch` for the graph, or None
     return search
 
 @patch
-def capture(self:SpeedUp, compile, search=None):
+def capture(self:SpeedUp, compile, search=None, alone=False): # As `GraphedStepCallback` takes them
     if self.has('CUDA graph', GraphedStepCallback): return
-    cb, why = GraphedStepCallback(compile, search=search), 'one launch for the whole step'
+    cb, why = GraphedStepCallback(compile, alone=alone, search=search), 'one launch for the whole step'
     if compile==True: why += ', of compiled kernels, whose dropout draws another mask'
     self.add('CUDA graph', why, cb=cb, undo=cb.release)
 
