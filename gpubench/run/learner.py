@@ -44,7 +44,7 @@ def train(learn, fit, n_epoch):
     if callable(fit): fit(learn)
     else: getattr(learn, fit)(n_epoch)
 
-def _check_batches(dl):
+def check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
     if length_hint(dl, 1): return # a stream doesn't know its length
     n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
@@ -118,10 +118,17 @@ def own_callbacks(learn):
     "Callbacks that are neither fastai's nor gpubench's"
     return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
 
+def can_copy(cb, learn):
+    "Not if it holds a file or a lock, for example"
+    try: deepcopy(cb, {id(learn): learn})
+    except Exception: return False
+    return True
+
 def twin_of(learn):
     "A throw-away copy of a Learner, which is fed if its original is"
     sets = {id(o.dataset): o.dataset for o in learn.dls.loaders}
-    twin = copy_learner(learn, [o for o in learn.cbs if writes(o)], sets)
+    left_out = [o for o in learn.cbs if writes(o) or not can_copy(o, learn)]
+    twin = copy_learner(learn, left_out, sets)
     if any(isinstance(o, FeedCallback) for o in learn.cbs): SpeedUp(twin).feed()
     return twin
 
@@ -271,7 +278,7 @@ def time_learner(
     check_fit(fit)
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
-    if not callable(fit): _check_batches(learn.dls.train) # a function may bring its own data
+    if not callable(fit): check_batches(learn.dls.train) # a function may bring its own data
     with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
         record = warm_up_copy(learn, fit)
         free_memory() # of the copy

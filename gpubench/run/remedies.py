@@ -21,7 +21,7 @@ from ..watch.timing import acts
 from ..step.fast import SpeedUp, speed_up
 from ..step.graphed import GraphedStepCallback
 from ..step.turns import BATCH_EVENTS, declares
-from .learner import own_callbacks
+from .learner import can_copy, own_callbacks
 
 # %% ../../nbs/run/13_remedies.ipynb #545f1321
 class _SameBatchDL:
@@ -33,7 +33,7 @@ class _SameBatchDL:
 class SameBatchCallback(Callback):
     "Trains and validates with the same batch again and again"
     order, graph_safe = -900, True
-    def __init__(self, dls): self.batches = [o.one_batch() for o in dls.loaders[:2]]
+    def __init__(self, dls): self.batches = [o.one_batch() for o in dls.loaders[:2] if len(o)]
     def before_train(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[0])
     def before_validate(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[-1])
 
@@ -79,13 +79,13 @@ def larger_batches(learn, times):
 def without(learn, kind):
     learn.remove_cbs([o for o in learn.cbs if type(o).__name__==kind])
 def parts(learn, names): # of `speed_up`
-    out = SpeedUp(learn)
-    for o in names: getattr(out, o)()
+    learn.sped_up = SpeedUp(learn)
+    for o in names: getattr(learn.sped_up, o)()
 def captured(learn):
-    out = SpeedUp(learn)
-    out.fuse_step()
-    out.defer_losses()
-    out.capture(False)
+    learn.sped_up = SpeedUp(learn)
+    learn.sped_up.fuse_step()
+    learn.sped_up.defer_losses()
+    learn.sped_up.capture(False)
 def sped_up(learn, precision=None, leave_out=()):
     learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in leave_out])
     learn.sped_up = speed_up(learn, precision)
@@ -125,7 +125,7 @@ def remedies(learn)->list[Remedy]:
         found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',
                          f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'step')]
     found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
-              for o in own_callbacks(learn)]
+              for o in own_callbacks(learn) if can_copy(o, learn)]
     found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()', n_epochs=2)]
     if not on_gpu: return found
     found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()', n_epochs=2)]

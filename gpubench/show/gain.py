@@ -32,7 +32,7 @@ from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import glance
-from ..run.learner import autocast_kept, check_fit, twin_of
+from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
 from ..run.remedies import Remedy, remedies
 from .report import machine_table, render
 from .wording import PARTS
@@ -55,6 +55,13 @@ class Way:
         total_s = sum(o.seconds() for o in fits[:-1])+fits[-1].seconds(n)
         if not (noted and noted.is_on): return total_s
         return total_s+noted.cost_s-(n-1)*fits[-1].train[0].n_batches*noted.saves_s
+    def add(self, fits, twin):
+        "A visit, unless nothing of what it should have tried was on"
+        parts = twin.sped_up.to_df() if hasattr(twin, 'sped_up') else pd.DataFrame(dict(part=[], on=[], why=[]))
+        off = parts[~parts.on.astype(bool)]
+        self.refused = dict(zip(off.part, off.why))
+        if self.remedy.kind=='part' and len(off)==len(parts): self.failed = ' '.join(off.why)
+        else: self.visits, self.noted = self.visits+[fits], self.noted+[getattr(twin, 'noted', None)]
     def logs(self, n_epochs=None): return np.log([self.seconds(i, n_epochs) for i in range(len(self.visits))])
 
 # %% ../../nbs/show/09_gain.ipynb #6d9e8ee7
@@ -96,6 +103,7 @@ class Gain:
         if dl is not None:
             self.items, self.batches = item_costs(dl), batch_costs(dl)
             self.device, self.n_workers = torch.device(dl.device or 'cpu'), getattr(getattr(dl, 'fake_l', None), 'num_workers', 0)
+        self.not_copied = [type(o).__name__ for o in own_callbacks(learn) if not can_copy(o, learn)] if isinstance(learn, Learner) else []
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
     def stock(self): return self.ways[0]
@@ -177,11 +185,15 @@ def headline(self:Gain)->str:
     n, now = self.n_epochs, _fmt(predicted(self.stock, self.noise), ' s')
     if self.got: return f"The last fit took {self.got[1]:.3g} s, and {_fmt(self.got[0], ' s')} were predicted."
     text = f"{n} epoch{'s'*(n!=1)} take{'s'*(n==1)} {now} here. "
+    slower = [o for o in self.ways if o.remedy.kind=='all' and self.times(o).hi<1]
+    if self.best is None and slower: return f"{text}speed_up would make it slower, and `apply()` does nothing."
     if self.best is None: return f'{text}speed_up would bring {NO_DIFFERENCE}.'
     best = _fmt(predicted(self.best, self.noise), ' s')
     return f"{text}With `apply()`: {best}, {_fmt(self.times(self.best))} times as fast."
 @patch
-def sentence(self:Gain)->str: return f'{self.headline()} {self.reason()}{self.refusal()}'
+def sentence(self:Gain)->str:
+    text, lost = f'{self.headline()} {self.reason()}{self.refusal()}', self.not_copied
+    return f"{text} {' and '.join(lost)} can't be copied, so this is without." if lost else text
 @patch
 def __repr__(self:Gain): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
 @patch
@@ -274,10 +286,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
     except Exception as e:
         if way.remedy.kind=='stock' or not is_out_of_memory(e): raise
         way.failed = 'It takes more memory than is free.'
-    else:
-        way.visits.append(found)
-        way.noted.append(getattr(twin, 'noted', None))
-        if hasattr(twin, 'sped_up'): way.refused = {o['part']: o['why'] for o in twin.sped_up.to_df().to_dict('records') if not o['on']}
+    else: way.add(found, twin)
     finally:
         _release(twin)
         del twin
@@ -285,6 +294,14 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         way.took_s.append(perf_counter()-start_s)
 
 # %% ../../nbs/show/09_gain.ipynb #90731f1f
+def check_copy(learn):
+    "A `RuntimeError` if there can be no twin of this Learner"
+    try: twin_of(learn)
+    except Exception as e:
+        if is_out_of_memory(e): raise
+        raise RuntimeError(f"This Learner can't be copied ({type(e).__name__}: {e}). Give `gain` a function "
+                           "that returns a new one.") from e
+
 def _together(ways, look):
     "The best of `speed_up` with all changes by hand that alone bring something and leave what is learned alone"
     so_far = Gain(None, None, None, ways)
@@ -312,6 +329,8 @@ def gain(
     first = make() if make else learn
     check_value('learn', first, isinstance(first, Learner), 'a fastai `Learner`, or a function that returns one')
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    if not make: check_copy(learn)
+    check_batches(first.dls.train)
     make = make or partial(twin_of, learn)
     with random_states_kept(gpus), autocast_kept():
         try: return _measure(make, first, fit, epochs)
