@@ -79,7 +79,7 @@ def run_row(name, device, quick):
         wait_for(device)
         return perf_counter()-start_s
     out['stock_got_s'] = timed(make())
-    found.apply()
+    found.apply(learn)
     out['applied_got_s'] = timed(learn)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
         i = predicted(o, found.noise)

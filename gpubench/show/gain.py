@@ -201,16 +201,16 @@ def _repr_html_(self:Gain): return f'{self.to_df().to_html(index=False)}<p>{self
 
 # %% ../../nbs/show/09_gain.ipynb #0361e62b
 @patch
-def apply(self:Gain):
+def apply(self:Gain, learn=None): # Another Learner like the one that was measured
     "Do what pays to the Learner: `speed_up`, which is returned, or nothing, which is None"
-    if not isinstance(self.learn, Learner): raise ValueError(
-        "This gain was measured on Learners of a function. Call `speed_up` on yours.")
+    learn = self.learn if learn is None else learn
+    if learn is None: raise ValueError("This gain was measured on Learners of a function. Name yours: apply(learn).")
     if self.got_cb: raise RuntimeError('It was applied already.')
     self.applied = self.best
     is_bf16 = self.applied and 'bf16' in self.applied.remedy.name
-    done = speed_up(self.learn, 'bf16' if is_bf16 else None) if self.applied else None
-    self.got_cb = GotCallback(torch.device(self.learn.dls.device or 'cpu'))
-    self.learn.add_cb(self.got_cb)
+    done = speed_up(learn, 'bf16' if is_bf16 else None) if self.applied else None
+    self.got_cb = GotCallback(torch.device(learn.dls.device or 'cpu'))
+    learn.add_cb(self.got_cb)
     return done
 
 @patch
@@ -329,16 +329,16 @@ def gain(
     first = make() if make else learn
     check_value('learn', first, isinstance(first, Learner), 'a fastai `Learner`, or a function that returns one')
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    if not make: check_copy(learn)
+    if make is None: check_copy(learn)
     check_batches(first.dls.train)
     make = make or partial(twin_of, learn)
     with random_states_kept(gpus), autocast_kept():
-        try: return _measure(make, first, fit, epochs)
+        try: return _measure(make, first, fit, epochs, None if first is not learn else learn)
         except Exception as e:
             if not is_out_of_memory(e): raise
             raise RuntimeError(str(explain_oom(first, e, make))) from e
 
-def _measure(make, learn, fit, n_epochs):
+def _measure(make, learn, fit, n_epochs, own):
     device, timed, spent = torch.device(learn.dls.device or 'cpu'), [], []
     ways = [Way(o) for o in remedies(learn)]
     def look(way, watch=None): visit(way, make, fit, n_epochs, TIMES_S[device.type], watch)
@@ -360,4 +360,4 @@ def _measure(make, learn, fit, n_epochs):
         for _ in range(2 if o.remedy.kind=='all' else 1): look(o)
     ways += _together(ways, look)
     now = epoch_table(stock.visits[-1][-1], timed[0].to_df(), spent[0])
-    return Gain(make, learn, fit, ways, now, learn.dls.train)
+    return Gain(make, own, fit, ways, now, learn.dls.train)
