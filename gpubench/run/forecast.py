@@ -103,7 +103,7 @@ class GlanceCallback(Callback):
     ):
         self.first_s, self.later_s, self.n_epochs = first_s, later_s, n_epochs
         self.device, self.clock = device, clock
-        self.fits, self.orders, self.dl = [], {}, None
+        self.fits, self.orders, self.loader = [], {}, None
 
     @property
     def is_in_fit(self): return not self.learn.lock.locked() # else a callback validates
@@ -132,7 +132,7 @@ class GlanceCallback(Callback):
 # %% ../../nbs/run/12_forecast.ipynb #89da27f6
 @patch
 def open(self:GlanceCallback, dl):
-    self.dl, self.decoded = dl, decoded_of(self.learn, dl)
+    self.loader, self.decoded = dl, decoded_of(self.learn, dl)
     if self.decoded:
         if id(dl.dataset) not in self.orders: self.orders[id(dl.dataset)] = KeptOrder(dl)
     self.limit_s = self.first_s if self.learn.training and self.is_first else self.later_s
@@ -143,7 +143,7 @@ def open(self:GlanceCallback, dl):
 
 @patch
 def after_batch(self:GlanceCallback):
-    if self.dl is None or not self.is_in_fit: return
+    if self.loader is None or not self.is_in_fit: return
     self.n += 1
     took_s = self.clock()-self.start_s
     is_stretched = took_s>=MAX_STRETCH*self.first_s
@@ -156,7 +156,7 @@ def after_batch(self:GlanceCallback):
 @patch
 def close(self:GlanceCallback, parts):
     "The part has ended"
-    end_s, n_all, dl = self.now()-self.start_s, n_batches_of(self.dl), self.dl
+    end_s, n_all, dl = self.now()-self.start_s, n_batches_of(self.loader), self.loader
     n, s = self.look or (0, 0.)
     part = PartTimes(n_all, min(self.n, n_all), end_s, (end_s-s)/max(1, self.n-n), self.n>=n_all)
     if self.decoded and not part.is_whole:
@@ -164,7 +164,7 @@ def close(self:GlanceCallback, parts):
         part.n_undecoded = max(0, len(dl.dataset)-self.decoded.n_read)/dl.bs
         if self.look: part.decoded_per_s = (self.decoded.n_read-self.n_read)/dl.bs/(end_s-s)
     parts.append(part)
-    self.dl = None
+    self.loader = None
     self.begin()
 
 # %% ../../nbs/run/12_forecast.ipynb #122a2252

@@ -35,7 +35,7 @@ from ..run.forecast import glance
 from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
 from ..run.remedies import Remedy, remedies
 from .report import machine_table, render
-from .wording import PARTS
+from .wording import PARTS, TOO_NOISY
 
 # %% ../../nbs/show/09_gain.ipynb #71904193
 @dataclass
@@ -123,10 +123,12 @@ class Gain:
         return predicted(self.applied or self.stock, self.noise, fits[-1][0]), sum(s for _,s in fits[-n:])
 
 # %% ../../nbs/show/09_gain.ipynb #bd49ab2c
+MAX_SPAN = 2 # times its lower end, from which an interval isn't shown
 NO_DIFFERENCE = 'no difference that this minute can show'
 
 def _fmt(i, unit=''):
     if math.isnan(i.lo): return f'{i.mid:.3g}{unit}'
+    if i.hi>MAX_SPAN*i.lo: return f'{i.mid:.3g}{unit} ({TOO_NOISY})'
     return f'{i.mid:.3g}{unit} ({i.lo:.3g} to {i.hi:.3g})'
 
 def _verdict(gain, way):
@@ -140,7 +142,7 @@ def _verdict(gain, way):
 def to_df(self:Gain)->pd.DataFrame:
     "`what`, `fit_s` with its interval, `times` as fast, `how`; `got_s` after `apply` and a fit"
     rows = [dict(what=o.remedy.name, fit_s=_fmt(predicted(o, self.noise)), times_as_fast=_verdict(self, o),
-                 how=o.remedy.how) for o in self.ways]
+                 how=o.remedy.how if o.remedy.kind!='all' or o is self.best else '') for o in self.ways]
     df = pd.DataFrame(rows)
     if self.got:
         is_applied = [o is (self.applied or self.stock) for o in self.ways]
@@ -208,6 +210,7 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     if self.got_cb: raise RuntimeError('It was applied already.')
     self.applied = self.best
     is_bf16 = self.applied and 'bf16' in self.applied.remedy.name
+    if not self.applied: print(f'Nothing was applied: speed_up would bring {NO_DIFFERENCE}.')
     done = speed_up(learn, 'bf16' if is_bf16 else None) if self.applied else None
     self.got_cb = GotCallback(torch.device(learn.dls.device or 'cpu'))
     learn.add_cb(self.got_cb)
