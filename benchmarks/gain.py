@@ -10,9 +10,10 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import pandas as pd
-import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import default_device, set_seed
+from fastai.vision.augment import Resize, aug_transforms
+from fastai.vision.data import ImageDataLoaders
 from gpubench.ground.core import wait_for
 from gpubench.show.gain import gain, predicted
 
@@ -33,7 +34,7 @@ def grain(x):
     while perf_counter()-start_s<.008: pass
     return x
 
-def with_cb(learner, cb, dls): 
+def with_cb(learner, cb, dls):
     learn = learner(dls)
     learn.add_cb(cb())
     return learn
@@ -49,8 +50,6 @@ def reading_loss(dls):
     return learn
 
 def grainy(path, **kwargs):
-    from fastai.vision.augment import Resize, aug_transforms
-    from fastai.vision.data import ImageDataLoaders
     return ImageDataLoaders.from_folder(path, valid_pct=.2, seed=42, bs=64, item_tfms=[Resize(224), grain],
                                         batch_tfms=aug_transforms(), **kwargs)
 

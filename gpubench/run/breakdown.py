@@ -7,12 +7,13 @@ __all__ = []
 
 # %% ../../nbs/run/14_breakdown.ipynb #c87bd4fa
 from collections import defaultdict
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import pandas as pd
-import torch
 from fastai.data.core import Datasets, TfmdLists
+from fastcore.basics import noop
 
 from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
@@ -34,10 +35,12 @@ def clock_callbacks(learn, clock=perf_counter)->dict: # name -> s, while it trai
     return spent_s
 
 # %% ../../nbs/run/14_breakdown.ipynb #1b686d70
-def _timed(fs, x, split_idx, spent_s, clock):
+def _timed(fs, x, split_idx, spent_s, clock, wait=noop):
     for f in fs:
+        wait()
         start_s = clock()
         x = f(x, split_idx=split_idx)
+        wait()
         spent_s[tfm_name(f)] += clock()-start_s
     return x
 
@@ -46,12 +49,11 @@ def item_costs(dl, n=16, clock=perf_counter)->dict: # name -> ms per item; empty
     sets, spent_s = dl.dataset, defaultdict(float)
     lists = getattr(sets, 'tls', None) if isinstance(sets, Datasets) else None
     if not lists or not all(isinstance(o, TfmdLists) for o in lists): return {}
-    n = min(n, len(sets))
-    for i in range(0, len(sets), max(1, len(sets)//n)):
+    some = range(0, len(sets), max(1, len(sets)//n))
+    for i in some:
         item = tuple(_timed(o.tfms.fs, o.items[i], o.split_idx, spent_s, clock) for o in lists)
         _timed(dl.after_item.fs, item, dl.split_idx, spent_s, clock)
-    n = len(range(0, len(sets), max(1, len(sets)//n)))
-    return {k: 1e3*v/n for k,v in spent_s.items()}
+    return {k: 1e3*v/len(some) for k,v in spent_s.items()}
 
 def batch_costs(dl, n=3, clock=perf_counter)->dict: # name -> ms per batch
     "What each batch transform takes, to when the device has done it; the first batch warms up"
@@ -59,13 +61,8 @@ def batch_costs(dl, n=3, clock=perf_counter)->dict: # name -> ms per batch
     try: b = dl.one_batch()
     finally: dl.after_batch = after_batch
     for _ in range(n):
-        spent_s, x = defaultdict(float), b
-        for f in after_batch.fs:
-            wait_for(dl.device)
-            start_s = clock()
-            x = f(x, split_idx=after_batch.split_idx)
-            wait_for(dl.device)
-            spent_s[tfm_name(f)] += clock()-start_s
+        spent_s = defaultdict(float)
+        _timed(after_batch.fs, b, after_batch.split_idx, spent_s, clock, partial(wait_for, dl.device))
     return {k: 1e3*v for k,v in spent_s.items()}
 
 # %% ../../nbs/run/14_breakdown.ipynb #e83bacc1

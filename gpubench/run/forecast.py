@@ -72,6 +72,10 @@ def n_batches_of(dl): # The last one may be a fraction
     n, bs = getattr(dl, 'n', None), getattr(dl, 'bs', None)
     return n/bs if n and bs and -(-n//bs)==len(dl) else len(dl)
 
+def n_workers_of(dl):
+    "A loader's worker processes; None if it isn't fastai's"
+    return getattr(getattr(dl, 'fake_l', None), 'num_workers', None)
+
 def decoded_of(learn, dl): # A `Decoded` or None
     "What a feed has decoded of this loader's images"
     feed = next((o for o in learn.cbs if isinstance(o, FeedCallback)), None)
@@ -137,7 +141,7 @@ def open(self:GlanceCallback, dl):
         if id(dl.dataset) not in self.orders: self.orders[id(dl.dataset)] = KeptOrder(dl)
     self.limit_s = self.first_s if self.learn.training and self.is_first else self.later_s
     if not self.learn.training: self.limit_s /= 2
-    n_workers = 0 if self.decoded else getattr(getattr(dl, 'fake_l', None), 'num_workers', 0)
+    n_workers = 0 if self.decoded else n_workers_of(dl) or 0
     self.n_ahead = 2*n_workers+2                      # batches that workers may have had ready
     self.n_between = max(2, n_workers)                # one of each, between the looks
 

@@ -22,6 +22,7 @@ from ..step.fast import SpeedUp, speed_up
 from ..step.graphed import GraphedStepCallback
 from ..step.turns import BATCH_EVENTS, declares
 from .learner import can_copy, own_callbacks
+from .forecast import n_workers_of
 
 # %% ../../nbs/run/13_remedies.ipynb #545f1321
 class _SameBatchDL:
@@ -100,7 +101,7 @@ MIN_CORES = 3            # with fewer, more workers have nothing to run on
 
 def _of_loaders(dl):
     "Remedies for a training that waits for its images"
-    found, n, now = [], n_cores(), getattr(getattr(dl, 'fake_l', None), 'num_workers', None)
+    found, n, now = [], n_cores(), n_workers_of(dl)
     if now is not None and now<n and n>=MIN_CORES:
         n = min(n, 16)
         found += [Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand', f'num_workers={n}', about='data')]

@@ -31,9 +31,10 @@ from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_ki
 from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
-from ..run.forecast import glance
+from ..run.forecast import glance, n_workers_of
 from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
 from ..run.remedies import Remedy, remedies
+from .compare import is_noisy
 from .report import machine_table, render
 from .wording import PARTS, TOO_NOISY
 
@@ -102,7 +103,7 @@ class Gain:
         self.now = now                                         # `epoch_table`
         if dl is not None:
             self.items, self.batches = item_costs(dl), batch_costs(dl)
-            self.device, self.n_workers = torch.device(dl.device or 'cpu'), getattr(getattr(dl, 'fake_l', None), 'num_workers', 0)
+            self.device, self.n_workers = torch.device(dl.device or 'cpu'), n_workers_of(dl)
         self.not_copied = [type(o).__name__ for o in own_callbacks(learn) if not can_copy(o, learn)] if isinstance(learn, Learner) else []
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
@@ -123,12 +124,11 @@ class Gain:
         return predicted(self.applied or self.stock, self.noise, fits[-1][0]), sum(s for _,s in fits[-n:])
 
 # %% ../../nbs/show/09_gain.ipynb #bd49ab2c
-MAX_SPAN = 2 # times its lower end, from which an interval isn't shown
 NO_DIFFERENCE = 'no difference that this minute can show'
 
 def _fmt(i, unit=''):
     if math.isnan(i.lo): return f'{i.mid:.3g}{unit}'
-    if i.hi>MAX_SPAN*i.lo: return f'{i.mid:.3g}{unit} ({TOO_NOISY})'
+    if is_noisy(i): return f'{i.mid:.3g}{unit} ({TOO_NOISY})'
     return f'{i.mid:.3g}{unit} ({i.lo:.3g} to {i.hi:.3g})'
 
 def _verdict(gain, way):
@@ -210,7 +210,7 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     if self.got_cb: raise RuntimeError('It was applied already.')
     self.applied = self.best
     is_bf16 = self.applied and 'bf16' in self.applied.remedy.name
-    if not self.applied: print(f'Nothing was applied: speed_up would bring {NO_DIFFERENCE}.')
+    if not self.applied: print(f'Nothing was applied. {self.headline()}')
     done = speed_up(learn, 'bf16' if is_bf16 else None) if self.applied else None
     self.got_cb = GotCallback(torch.device(learn.dls.device or 'cpu'))
     learn.add_cb(self.got_cb)
