@@ -20,6 +20,7 @@ import re
 import signal
 import traceback
 import warnings
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from .. import __version__
@@ -56,15 +57,29 @@ def one_of(
                      f"There are: {', '.join(map(str, names))}.")
 
 # %% ../../nbs/ground/00_core.ipynb #1e2fef8c
-def user_place(e:BaseException)->str: # ' (models.py:12)', or '' if none of their files is involved
+@cache
+def is_library(path:str)->bool:
+    "Is this a file of Python, of gpubench or of another installed package?"
+    libraries = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent]
+    installed = {'site-packages', 'dist-packages'} & {*Path(path).parts}
+    is_made = path.startswith('<') and not path.startswith('<ipython')
+    return bool(installed) or is_made or any(map(Path(path).resolve().is_relative_to, libraries))
+
+def line_of(frame, line:int)->str: # 'models.py:12', or 'loss, line 3' of a notebook's cell
+    path, here = Path(frame.f_code.co_filename).resolve(), Path.cwd()
+    if not path.is_file(): return f'{frame.f_code.co_name}, line {line}'
+    return f'{path.relative_to(here) if path.is_relative_to(here) else path}:{line}'
+
+def user_line(e:BaseException)->str: # '' if none of their code is involved
     "The line of the user's own code, not of a package or of Python, in which an error was raised"
-    libraries, here = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent], Path.cwd()
-    for frame,line in reversed(list(traceback.walk_tb(e.__traceback__))):
-        path = Path(frame.f_code.co_filename).resolve()
-        installed = {'site-packages', 'dist-packages'} & {*path.parts}
-        if installed or not path.is_file() or any(map(path.is_relative_to, libraries)): continue
-        return f' ({path.relative_to(here) if path.is_relative_to(here) else path}:{line})'
+    while e is not None:
+        for frame,line in reversed(list(traceback.walk_tb(e.__traceback__))):
+            if not is_library(frame.f_code.co_filename): return line_of(frame, line)
+        e = e.__context__
     return ''
+def user_place(e:BaseException)->str: # ' (models.py:12)' or ''
+    line = user_line(e)
+    return f' ({line})' if line else ''
 
 # %% ../../nbs/ground/00_core.ipynb #5a14d876
 def is_number(x, whole:bool=False)->bool:

@@ -28,7 +28,7 @@ import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from torch.profiler import ProfilerActivity, profile
 
-from ..ground.core import check_whole, describe_machine, wait_for
+from ..ground.core import check_whole, describe_machine, is_library, line_of, wait_for
 from ..watch.timing import (PHASES, HostMarks, StepTimerCallback, StepTimerEdgeCallback, _Steps,
                                    acts)
 
@@ -270,19 +270,10 @@ def unix_origin(clock:Callable)->tuple[float, int]: # seconds of `clock`, and ns
 # %% ../../nbs/run/10_idle.ipynb #4d10ceff
 _WAITS = 'called a synchronizing CUDA operation'
 
-def _is_library(path:str):
-    "Is this a file of Python, of gpubench or of another installed package?"
-    folders = Path(os.__file__).parent, Path(sys.modules['gpubench'].__file__).parent
-    installed = {'site-packages', 'dist-packages'} & {*Path(path).parts}
-    return installed or path.startswith('<frozen') or any(map(Path(path).is_relative_to, folders))
-
-def user_line(frame)->str: # '' if there is none
+def waiting_line(frame)->str: # '' if there is none
     "The innermost line of the user's own code, up to `profile_steps`"
     while frame is not None and frame.f_code.co_name!='profile_steps':
-        path, line = frame.f_code.co_filename, frame.f_lineno
-        if not _is_library(path):
-            if Path(path).is_file(): return f'{Path(path).name}:{line}'
-            return f'{frame.f_code.co_name}, line {line}'    # of a notebook's cell
+        if not is_library(frame.f_code.co_filename): return line_of(frame, frame.f_lineno)
         frame = frame.f_back
     return ''
 
@@ -294,7 +285,7 @@ def waits_noted(on_gpu:bool, clock:Callable): # List of (seconds, line), which f
         shown = warnings.showwarning
         def note(message, *args, **kwargs):
             if _WAITS not in str(message): return shown(message, *args, **kwargs)
-            notes.append((clock(), user_line(sys._getframe(1))))
+            notes.append((clock(), waiting_line(sys._getframe(1))))
         warnings.filterwarnings('ignore', 'Synchronization debug mode')  # 'is a prototype'
         warnings.filterwarnings('always', _WAITS)
         warnings.showwarning = note

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Work
 from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from ..ground.core import free_memory
+from ..ground.core import free_memory, user_line
 from .kept import Kept, buffers_in, held_tensors, modules_in
 from .optim import make_update
 
@@ -108,6 +108,8 @@ def record(self:CUDACapture, step): # (what repeats it, what it returned)
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 def _memory_of(o): return o.untyped_storage().data_ptr()
 
+class HostRead(RuntimeError): pass
+
 class _Tape(TorchDispatchMode):
     "Records operations"
     def __init__(self):
@@ -115,7 +117,7 @@ class _Tape(TorchDispatchMode):
         self.calls, self.before, self.made = [], {}, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default: raise RuntimeError(
+        if func is torch.ops.aten._local_scalar_dense.default: raise HostRead(
             'A value was read on the host (by .item(), or a branch on a tensor), '
             'which a graph cannot repeat.')
         kwargs = kwargs or {}
@@ -168,6 +170,14 @@ class TapeCapture:
                 for now,before in tape.before.values(): now.copy_(before)
             put_random()
         return tape.replay, out
+
+# %% ../../nbs/step/02_capture.ipynb #why00002
+def why_failed(e):
+    "Why a step couldn't be captured, in a sentence"
+    words, line = str(e).partition('\n')[0], user_line(e)
+    if isinstance(e, HostRead) or 'captur' in words:
+        return f"A step that is captured can't wait for a value, as {line or 'its code'} does (such as by `.item()`)."
+    return f'{type(e).__name__}: {words}' + (f' ({line})' if line else '')
 
 # %% ../../nbs/step/02_capture.ipynb #94ac8ef6
 def _as_it_was(o): return o

@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import check_value, free_memory
 from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
-                              make_batch)
+                              make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.feed import FeedDL
 from .kept import host_state, is_exact
@@ -379,7 +379,7 @@ def _capture(self:GraphedStepCallback, step, is_last):
     try: step.capture(is_last, self.capture, self.learn.loss)
     except Exception as e:
         if isinstance(step, FeedStep): self.makes = False  # try again with batches made before
-        else: self._refuse(f'{type(e).__name__}: {e}'.splitlines()[0])
+        else: self._refuse(why_failed(e))
     else: self.warm = self.learn.model
     return is_last in step.replays
 

@@ -15,7 +15,7 @@ from fastai.learner import Recorder
 from fastcore.basics import noop, patch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
-from .capture import ValidStep
+from .capture import ValidStep, why_failed
 from .kept import host_state, is_exact, untouched
 from .turns import (BATCH_EVENTS, EPOCH_EVENTS, is_stock, is_watched, odd_metrics, own_methods,
                             strangers)
@@ -179,7 +179,7 @@ def _capture(self:Validation, step):
             for o in self.mixed: o.after_loss()
             raise
     try: step.capture(validate, self.owner.capture)
-    except Exception as e: self.give_up(f'{type(e).__name__}: {e}'.splitlines()[0])
+    except Exception as e: self.give_up(why_failed(e))
 
 @patch
 def _try(self:Validation, step):
