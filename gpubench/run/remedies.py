@@ -9,13 +9,14 @@ __all__ = []
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 import torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import TfmdDL
 
-from ..ground.core import n_cores
+from ..ground.core import n_cores, wait_for
 from ..data.feed import FeedCallback
 from ..watch.timing import acts
 from ..step.fast import SpeedUp, speed_up
@@ -56,10 +57,21 @@ def note_compiling(learn): # A `Compiling`, filled in when the second epoch begi
 
 def _wants(payback, wants, noted, n_steps):
     batch_s = min(payback.replay_s, payback.batch_s or 0.)
-    noted.is_on = wants(n_steps)
-    noted.cost_s, noted.saves_s = payback.cost_s, batch_s*(1-payback.share)
+    noted.is_on, is_fed = wants(n_steps), bool(batch_s) and payback.is_fed
+    noted.cost_s, noted.saves_s = payback.cost_s, batch_s*(1-payback.share)*is_fed
     payback.is_on = False
     return False
+
+# %% ../../nbs/run/13_remedies.ipynb #exch0002
+def exchange_s(n_bytes, n=5)->float:
+    "Seconds that the second GPU needs for a copy of so many bytes of the first"
+    x = torch.empty(n_bytes, dtype=torch.uint8, device='cuda:0')
+    def copied():
+        start_s = perf_counter()
+        y = x.to('cuda:1', non_blocking=True)
+        wait_for(x.device), wait_for(y.device)
+        return perf_counter()-start_s
+    return min(copied() for _ in range(n))
 
 # %% ../../nbs/run/13_remedies.ipynb #c52853c7
 @dataclass
@@ -67,7 +79,7 @@ class Remedy:
     "A change that may make a training faster"
     name:str        # In the table
     change:Callable # Takes a twin
-    kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together'
+    kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together', 'model'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
     about:str=''    # 'data' or 'step', if it is about one of these
@@ -120,7 +132,7 @@ def remedies(learn)->list[Remedy]:
     if on_gpu and MixedPrecision not in has:
         found += [Remedy('bf16, channels_last', partial(parts, names=('mix', 'order_channels')), 'part', about='step')]
     if GraphedStepCallback not in has:
-        found += [Remedy('captured steps', captured, 'part', about='step', n_epochs=2) if on_gpu else
+        found += [Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2) if on_gpu else
                   Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part', about='step')]
     if type(dl) is TfmdDL and len(dl)>=8:
         found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',

@@ -7,6 +7,7 @@ __all__ = ['Gain', 'gain']
 
 # %% ../../nbs/show/09_gain.ipynb #c2bbb143
 import math
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastcore.basics import patch
 from scipy import stats as sps
+from tqdm.auto import tqdm
 
 from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
 from ..ground.record import PHASE_NAMES
@@ -31,9 +33,10 @@ from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_ki
 from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
-from ..run.forecast import glance, n_workers_of
+from ..run.forecast import FitTimes, PartTimes, glance, n_batches_of, n_workers_of
 from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
-from ..run.remedies import Remedy, remedies
+from ..run.process import can_redraw
+from ..run.remedies import Compiling, Remedy, exchange_s, remedies
 from .compare import is_noisy
 from .report import machine_table, render
 from .wording import PARTS, TOO_NOISY
@@ -68,7 +71,7 @@ class Way:
 # %% ../../nbs/show/09_gain.ipynb #6d9e8ee7
 def pooled(ways): # (standard deviation, degrees of freedom)
     "How much the visits of a way differ, in logarithms"
-    logs = [o.logs() for o in ways if len(o.visits)>1]
+    logs = [o.logs() for o in ways if len(o.visits)>1 and o.remedy.kind!='model']
     df = sum(map(len, logs))-len(logs)
     return math.sqrt(sum(((o-o.mean())**2).sum() for o in logs)/df) if df else math.nan, df
 
@@ -296,6 +299,30 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         free_memory()
         way.took_s.append(perf_counter()-start_s)
 
+# %% ../../nbs/show/09_gain.ipynb #mod00002
+def compiled(ways):
+    "`speed_up` with compiled kernels, whether or not they pay in this fit; as a list"
+    best = Gain(None, None, None, ways).best
+    noted = [o for o in best.noted if o and o.saves_s] if best else []
+    if not noted: return []
+    n_batches, cost_s = best.visits[-1][-1].train[0].n_batches, noted[-1].cost_s
+    n = 1+math.ceil(cost_s/(n_batches*noted[-1].saves_s))   # the first epoch has none
+    how = f"a model: {cost_s:.2g} s to compile, paid back by epoch {n}; `apply()` decides"
+    remedy = Remedy(f'{best.remedy.name}, compiled', None, 'model', how)
+    return [Way(remedy, best.visits, [o and Compiling(True, o.cost_s, o.saves_s) for o in best.noted])]
+
+def second_gpu(stock, limit, learn, n_there=torch.cuda.device_count, exchange=exchange_s):
+    "Half as many steps of twice the batch, with the same wait for images; as a list"
+    if torch.device(learn.dls.device or 'cpu').type!='cuda' or n_there()<2: return []
+    step_s = exchange(sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad))
+    def halved(stock_s, limit_s, fit):
+        n = fit.n_epochs*fit.train[0].n_batches/2
+        total_s = max(0., stock_s-limit_s)+limit_s/2+n*step_s
+        return [FitTimes(fit.n_epochs, [PartTimes(1, 1, total_s/fit.n_epochs, is_whole=True)])]
+    visits = [halved(stock.seconds(i), limit.seconds(i), o[-1]) for i,o in enumerate(stock.visits)]
+    how = f'a model: `distrib_ctx`, half the steps, each with {1e3*step_s:.2g} ms for gradients'
+    return [Way(Remedy('2 GPUs', None, 'model', how), visits, [None]*len(visits))]
+
 # %% ../../nbs/show/09_gain.ipynb #90731f1f
 def check_copy(learn):
     "A `RuntimeError` if there can be no twin of this Learner"
@@ -342,9 +369,17 @@ def gain(
             raise RuntimeError(str(explain_oom(first, e, make))) from e
 
 def _measure(make, learn, fit, n_epochs, own):
-    device, timed, spent = torch.device(learn.dls.device or 'cpu'), [], []
     ways = [Way(o) for o in remedies(learn)]
-    def look(way, watch=None): visit(way, make, fit, n_epochs, TIMES_S[device.type], watch)
+    n_looks = 5+sum(3 if o.remedy.kind=='all' else 1 for o in ways[2:])
+    with tqdm(total=n_looks, leave=False, disable=not can_redraw(sys.stderr)) as bar:
+        return _look_at(ways, bar, make, learn, fit, n_epochs, own)
+
+def _look_at(ways, bar, make, learn, fit, n_epochs, own):
+    device, timed, spent = torch.device(learn.dls.device or 'cpu'), [], []
+    def look(way, watch=None):
+        bar.set_description(way.remedy.name)
+        visit(way, make, fit, n_epochs, TIMES_S[device.type], watch)
+        bar.update()
     def with_timers(twin):
         twin.add_cb(StepTimerCallback())
         timed.append(twin.step_timer)
@@ -362,5 +397,6 @@ def _measure(make, learn, fit, n_epochs, own):
         if o.remedy.kind=='all': warm_up(o)
         for _ in range(2 if o.remedy.kind=='all' else 1): look(o)
     ways += _together(ways, look)
+    ways += compiled(ways)+second_gpu(stock, limit, learn)
     now = epoch_table(stock.visits[-1][-1], timed[0].to_df(), spent[0])
     return Gain(make, own, fit, ways, now, learn.dls.train)

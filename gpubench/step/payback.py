@@ -49,6 +49,7 @@ class Payback:
     def begin_fit(self):
         self.is_on, self.why = False, ''
         self.is_open = True                     # can it still pay in this fit?
+        self.is_fed = False                     # does the device have its batches in time?
         self.since, self.asked_at = None, None  # when replays began, after how many; the request
         self.replay_s, self.batch_s = 0., None  # of this epoch's graph alone; with all around it
         self.eager_s, self.saved_s = None, 0.   # a replay of PyTorch's own kernels; saved since
@@ -100,12 +101,12 @@ def wants(self:Payback, n_steps): # that the fit has left
 @patch
 def _pays(self:Payback, n_steps):
     saves_s = n_steps*min(self.replay_s, self.batch_s)*(1-self.share)
-    is_fed, is_enough = self.batch_s<=MAX_WAIT*self.replay_s, saves_s>=MIN_RETURN*self.cost_s
-    self.is_open = not is_fed or is_enough                 # the rest only gets shorter
+    self.is_fed, is_enough = self.batch_s<=MAX_WAIT*self.replay_s, saves_s>=MIN_RETURN*self.cost_s
+    self.is_open = not self.is_fed or is_enough                 # the rest only gets shorter
     about = f'some {self.cost_s:.3g} s to save {saves_s:.3g} s in the rest of the fit'
-    if not is_fed: self.why = (
+    if not self.is_fed: self.why = (
         f"Kernels weren't compiled: a batch takes {1e3*self.batch_s:.3g} ms and its step "
         f"{1e3*self.replay_s:.3g}, so a faster step saves nothing.")
     elif not is_enough: self.why = f"Kernels weren't compiled, which would take {about}."
     else: self.why = f'Kernels were compiled, for {about}; dropout then draws another mask.'
-    return is_fed and is_enough
+    return self.is_fed and is_enough
