@@ -22,6 +22,7 @@ import traceback
 import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from .. import __version__
 
@@ -60,7 +61,8 @@ def one_of(
 @cache
 def is_library(path:str)->bool:
     "Is this a file of Python, of gpubench or of another installed package?"
-    libraries = [Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent]
+    origins = [os.__file__, *(find_spec(o).origin for o in ('gpubench', 'fastcore', 'fastai', 'torch'))]
+    libraries = [Path(o).resolve().parent for o in origins]
     installed = {'site-packages', 'dist-packages'} & {*Path(path).parts}
     is_made = path.startswith('<') and not path.startswith('<ipython')
     return bool(installed) or is_made or any(map(Path(path).resolve().is_relative_to, libraries))

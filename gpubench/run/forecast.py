@@ -116,7 +116,9 @@ class GlanceCallback(Callback):
     def now(self):
         wait_for(self.device)
         return self.clock()
-    def begin(self): self.start_s, self.n, self.look = self.now(), 0, None
+    def begin(self): self.start_s, self.n, self.look, self.stop = self.now(), 0, None, None
+    def look_now(self): # batches that were trained and that were decoded, and when
+        return self.n, self.decoded.n_read if self.decoded else 0, self.now()-self.start_s
     def before_fit(self):
         if self.is_in_fit: self.fits.append(FitTimes(self.learn.n_epoch))
     def before_train(self): self.open(self.learn.dls.train)
@@ -152,21 +154,22 @@ def after_batch(self:GlanceCallback):
     took_s = self.clock()-self.start_s
     is_stretched = took_s>=MAX_STRETCH*self.first_s
     if self.look is None and took_s>=LOOK_FROM*self.limit_s and self.n>=self.n_ahead:
-        self.look = self.n, self.now()-self.start_s
-        self.n_read = self.decoded.n_read if self.decoded else 0
+        self.look = self.look_now()
     if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
+        self.stop = self.look_now()         # before workers and readers are ended
         raise CancelTrainException() if self.learn.training else CancelValidException()
 
 @patch
 def close(self:GlanceCallback, parts):
     "The part has ended"
-    end_s, n_all, dl = self.now()-self.start_s, n_batches_of(self.loader), self.loader
-    n, s = self.look or (0, 0.)
-    part = PartTimes(n_all, min(self.n, n_all), end_s, (end_s-s)/max(1, self.n-n), self.n>=n_all)
-    if self.decoded and not part.is_whole:
-        if not parts: self.orders[id(dl.dataset)].limit = self.n*dl.bs
-        part.n_undecoded = max(0, len(dl.dataset)-self.decoded.n_read)/dl.bs
-        if self.look: part.decoded_per_s = (self.decoded.n_read-self.n_read)/dl.bs/(end_s-s)
+    n_all, dl, is_whole = n_batches_of(self.loader), self.loader, self.n>=n_batches_of(self.loader)
+    n_end, read_end, end_s = self.look_now() if is_whole or not self.stop else self.stop
+    n, read, s = self.look or (0, 0, 0.)
+    part = PartTimes(n_all, min(n_end, n_all), end_s, (end_s-s)/max(1, n_end-n), is_whole)
+    if self.decoded and not is_whole:
+        if not parts: self.orders[id(dl.dataset)].limit = n_end*dl.bs
+        part.n_undecoded = max(0, len(dl.dataset)-read_end)/dl.bs
+        if self.look: part.decoded_per_s = (read_end-read)/dl.bs/(end_s-s)
     parts.append(part)
     self.loader = None
     self.begin()
