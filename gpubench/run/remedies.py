@@ -82,7 +82,7 @@ class Remedy:
     kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together', 'model'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
-    about:str=''    # 'data' or 'step', if it is about one of these
+    about:str=''    # 'data', 'step' or 'batch' (their number), if it is about one of these
     n_epochs:int=1  # To look at: 2 where the first epoch is unlike the later ones
 
 def more_workers(learn, n):
@@ -136,7 +136,7 @@ def remedies(learn)->list[Remedy]:
                   Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part', about='step')]
     if type(dl) is TfmdDL and len(dl)>=8:
         found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',
-                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'step')]
+                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch')]
     found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
               for o in own_callbacks(learn) if can_copy(o, learn)]
     found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()', n_epochs=2)]

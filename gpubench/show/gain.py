@@ -128,6 +128,7 @@ class Gain:
 
 # %% ../../nbs/show/09_gain.ipynb #bd49ab2c
 NO_DIFFERENCE = 'no difference that this minute can show'
+MIN_FEWER = 1.6  # half as many batches: times as fast, at least, where most costs are those of a batch
 
 def _fmt(i, unit=''):
     if math.isnan(i.lo): return f'{i.mid:.3g}{unit}'
@@ -158,6 +159,10 @@ def reason(self:Gain)->str:
     single = [o for o in self.ways if o.remedy.kind in ('limit', 'part', 'hand', 'together') and self.times(o).lo>1]
     if not single: return 'No single change brings more than this minute can show.'
     way = max(single, key=lambda o: self.times(o).mid)
+    fewer = next((o for o in single if o.remedy.about=='batch' and self.times(o).mid>=MIN_FEWER), None)
+    if fewer and (way is fewer or way.remedy.kind=='limit'): return (
+        f'The time goes with the number of batches, not with that of images: '
+        f'{fewer.remedy.name} is {self.times(fewer).mid:.2g} times as fast.')
     share = 1-1/self.times(way).mid
     if way.remedy.kind=='limit':
         return f"{share:.0%} of the time goes into batches before they are trained, most of it into {self.bringing()}"
@@ -264,6 +269,10 @@ def to_html(self:Gain, path='gain.html')->Path:
     more = {"Where an epoch's time goes": self.now.drop(columns='share')}
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
     more |= {'Where a step is idle': self.idle(), 'What takes the memory': self.memory().to_df()}
+    if self.device.type=='cuda':
+        here = self.largest_batch()
+        there = largest_batch(self.make, GPU_8GB_BYTES, here.line)
+        more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=[str(here), str(there)]))}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.reason()+self.refusal(),
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},
