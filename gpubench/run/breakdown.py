@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from fastai.data.core import Datasets, TfmdLists
 from fastcore.basics import noop
+from fastcore.foundation import L
 
 from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
@@ -51,7 +52,7 @@ def item_costs(dl, n=16, clock=perf_counter)->dict: # name -> ms per item; empty
     if not lists or not all(isinstance(o, TfmdLists) for o in lists): return {}
     some = range(0, len(sets), max(1, len(sets)//n))
     for i in some:
-        item = tuple(_timed(o.tfms.fs, o.items[i], o.split_idx, spent_s, clock) for o in lists)
+        item = tuple(_timed(o.tfms.fs, L._get(o, i), o.split_idx, spent_s, clock) for o in lists)
         _timed(dl.after_item.fs, item, dl.split_idx, spent_s, clock)
     return {k: 1e3*v/len(some) for k,v in spent_s.items()}
 

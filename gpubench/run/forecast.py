@@ -166,6 +166,7 @@ def close(self:GlanceCallback, parts):
     n_end, read_end, end_s = self.look_now() if is_whole or not self.stop else self.stop
     n, read, s = self.look or (0, 0, 0.)
     part = PartTimes(n_all, min(n_end, n_all), end_s, (end_s-s)/max(1, n_end-n), is_whole)
+    if not self.decoded: part.seen_s = self.now()-self.start_s # workers end in a whole part, too
     if self.decoded and not is_whole:
         if not parts: self.orders[id(dl.dataset)].limit = n_end*dl.bs
         part.n_undecoded = max(0, len(dl.dataset)-read_end)/dl.bs
