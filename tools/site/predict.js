@@ -232,7 +232,7 @@ function read_lines(text) {
     if (!is_record(o)) left.none++
     else if (o.schema!==data.schema) left.version++
     else if (typeof o.status==='string' && o.status!=='ok') left.failed++
-    else if (typeof o.model!=='string' || !Number.isInteger(o.bs) || o.bs<1 || !(o.images_per_s>0 && o.images_per_s<1e12) ||
+    else if (typeof o.model!=='string' || !Number.isInteger(o.bs) || o.bs<1 || !Number.isFinite(o.images_per_s) || o.images_per_s<=0 ||
       typeof o.device!=='string') left.lacking++
     else found.push(o)
   }
@@ -254,8 +254,8 @@ function grouped(rows) {
   })
 }
 
-const reasons = {none: 'no record', failed: 'a visit that failed', lacking: 'without a network, batch size, device or images per second',
-  version: `of another gpubench (this page reads schema ${data.schema})`}
+const reasons = {none: 'not a record', failed: 'failed', lacking: 'without a network, batch size, device or images per second',
+  version: `of another version, not schema ${data.schema}`}
 
 async function take(files) {
   const said = [], rows = []
@@ -267,7 +267,7 @@ async function take(files) {
     const text = await file.text().catch(() => null)
     if (text===null) { said.push(`${file.name} can't be read. Choose a file, not a folder.`); continue }
     const [found, left] = read_lines(text)
-    const what = Object.keys(left).filter(k => left[k]).map(k => `${count(left[k], 'line')} ${reasons[k]}`).join('; ')
+    const what = Object.keys(left).filter(k => left[k]).map(k => `${reasons[k]} (${count(left[k], 'line')})`).join('; ')
     if (!found.length) said.push(`${file.name} has no visit that can be shown${what && `: ${what}`}. ${own_files}`)
     else said.push(`${file.name}: ${count(found.length, 'visit')} read${what && `; left out: ${what}`}.`)
     rows.push(...found)

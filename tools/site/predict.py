@@ -30,7 +30,7 @@ def read_visits(srcdir):
 def launches(rows, others):
     "That a step takes no longer with more images, if it doesn't; `others`: the same at other batch sizes"
     first, step_ms = rows.iloc[0], rows.step_ms.median()
-    if first.device=='cpu' or first.graph or first.n_devices>1: return ''
+    if first.device=='cpu' or plain_value(first.get('graph')) or first.get('n_devices', 1)>1: return ''
     for bs,ms in others.groupby('bs').step_ms.median().items():
         if max(bs/first.bs, first.bs/bs)>=2 and abs(ms/step_ms-1)<=alike_frac: return (
             f"A step takes about as long at batch {bs} ({fmt(ms, 'ms')}) as at batch {first.bs} ({fmt(step_ms, 'ms')}): "
@@ -49,7 +49,7 @@ def reason(rows, others):
     is_network = part is PARTS[-1]
     if not (is_network and any(out)):
         out += [f'{share} {part.remedy(rows.iloc[0].to_dict())}' if most.share_frac>=part.least_frac else f'No part stands out: {share}']
-    sync_frac = rows.sync_frac.median()
+    sync_frac = rows.get('sync_frac', pd.Series(dtype=float)).median()
     if sync_frac>=least_sync_frac: out.append(f"Averaging the gradients takes {fmt(sync_frac, '%', 100)} of a step.")
     return ' '.join(filter(None, out))
 
@@ -59,7 +59,7 @@ def configurations(visits):
     for (*_,key),same in visits.groupby(series, sort=False):
         for bs,rows in same.groupby('bs'):
             machine, days = rows.iloc[0], rows.time_utc.str[:10]
-            yield dict(at={o: plain_value(machine[o]) for o in ('device', *about)}, bs=int(bs), settings=json.loads(key),
+            yield dict(at={o: plain_value(machine.get(o)) for o in ('device', *about)}, bs=int(bs), settings=json.loads(key),
                        rates=[float(f'{o:.4g}') for o in rows.images_per_s], days=[days.min(), days.max()],
                        why=reason(rows, same[same.bs!=bs]))
 
