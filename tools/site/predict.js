@@ -20,7 +20,7 @@ function element(name, props={}, ...children) {
 
 // ---- configurations: recorded ones, and one's own
 
-const is_usual = (name, x) => !x || x===(data.settings[name].usual)
+const is_usual = (name, x) => !x || x===data.settings[name].usual
 
 function label(name, x) {
   const w = data.settings[name].wording
@@ -61,7 +61,8 @@ const find = pick => everything().find(o => matches(o, pick))
 const pick = {}, locked = new Map()
 let show_all = false
 const key = pick => JSON.stringify(ids.map(k => pick[k]))
-const sorted = xs => typeof xs[0]==='number' ? xs.sort((a, b) => a-b) : xs
+const orders = {bs: (a, b) => a-b, how: (a, b) => a.split(' · ').length-b.split(' · ').length}      // fewer changes first
+const sorted = (k, xs) => k==='place' ? xs : xs.sort(orders[k] || ((a, b) => a.localeCompare(b, 'en', {numeric: true})))
 
 function nearest(xs, x) {
   return typeof x==='number' ? xs.reduce((a, b) => Math.abs(Math.log(b/x))<Math.abs(Math.log(a/x)) ? b : a) : xs[0]
@@ -71,8 +72,8 @@ function nearest(xs, x) {
 function choose(changed) {
   let left = everything()
   ids.forEach((k, i) => {
-    const has = sorted(unique(left.map(o => o.pick[k]))), is_open = open_ids.includes(k)
-    const shown = is_open ? sorted(unique(everything().map(o => o.pick[k]))) : has
+    const has = sorted(k, unique(left.map(o => o.pick[k]))), is_open = open_ids.includes(k)
+    const shown = is_open ? sorted(k, unique(everything().map(o => o.pick[k]))) : has
     if (!has.includes(pick[k]) && has.length && (i>ids.indexOf(changed) || !is_open)) pick[k] = nearest(has, pick[k])
     $(k).replaceChildren(...shown.map(x => new Option(x+(has.includes(x) ? '' : ' – not measured'), x, false, x===pick[k])))
     left = left.filter(o => o.pick[k]===pick[k])
@@ -151,7 +152,7 @@ function draw(list, rows) {
 // ---- what was measured
 
 // `code` in the library's sentences
-const with_code = text => text.split('`').map((o, i) => i%2 ? element('code', {textContent: o}) : o)
+const with_code = text => text.replace(/(\d) (ms|%)/g, '$1\u00a0$2').split('`').map((o, i) => i%2 ? element('code', {textContent: o}) : o)
 
 function compared(guess, m) {
   const words = `You predicted ${short(guess)} images/s; the median is ${short(m)} images/s. `, r = guess/m
@@ -220,7 +221,7 @@ function own_reason(rows) {
   const parts = data.parts.map(o => ({...o, ms: o.phases.map(middle).reduce((a, b) => a+b)})).map(o => ({...o, share: o.ms/step_ms}))
   const most = parts.sort((a, b) => (b.share>=b.least)-(a.share>=a.least) || b.share-a.share)[0]
   if (!(step_ms>0 && most.ms>0)) return 'The parts of its steps were not recorded.'
-  return `${most.share<most.least ? 'No part stands out: ' : ''}${short(100*most.share)} % of a step is ${most.words} (${short(most.ms)} ms).`
+  return `${most.share<most.least ? 'No part stands out: ' : ''}${short(100*most.share)} % of a step is ${most.words} (${short(most.ms)} ms). \`gpubench report\` shows what shortens it.`
 }
 
 // The records of a file, and how many lines are none, of another version, failed, or lack something

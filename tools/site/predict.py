@@ -16,8 +16,9 @@ from gpubench.show.wording import PARTS, USUAL, is_usual
 
 here = Path(__file__).resolve().parent
 about = 'gpu', 'n_gpus', 'cpu', 'n_cores'               # of a machine
-names = [o for o in SETTINGS if o!='lr']                 # what a configuration is, besides machine, device and batch size
-images = 'dataset', 'size', 'n_channels', 'max_images', 'labels', 'n_epoch'
+# what a configuration is, besides machine, device and batch size; how many images there are counts, not how many there might have been
+names = [*(o for o in SETTINGS if o not in ('lr', 'max_images')), 'n_train']
+images = 'dataset', 'size', 'n_channels', 'n_train', 'labels', 'n_epoch'
 least_sync_frac, alike_frac, max_wait_frac = .02, .1, .1
 
 def read_visits(srcdir):
@@ -65,7 +66,7 @@ def configurations(visits):
 
 def page_data(visits):
     "What the page knows: the visits, and how the library words settings and the parts of a step"
-    words = {o: dict(wording=FIELDS[o].wording, usual=USUAL.get(o)) for o in names}
+    words = {o: dict(wording=FIELDS[o].wording, usual=USUAL.get(o)) for o in names} | dict(n_train=dict(wording='{:,} training images'))
     parts = [dict(words=o.words, phases=o.phases, least=o.least_frac) for o in PARTS]
     return dict(configurations=[*configurations(visits)], settings=words, images=images, parts=parts, schema=SCHEMA_VERSION,
                 n_visits=len(visits))
