@@ -6,7 +6,7 @@ here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here))
 
 project, copyright = 'gpubench', '2026 onwards, the gpubench authors'
-extensions = ['myst_nb', 'pages']
+extensions = ['myst_nb', 'pages', 'predict']
 root_doc = 'README'
 include_patterns = ['*.md', 'nbs/[0-9]*.ipynb', 'nbs/*/[0-9]*.ipynb', 'nbs/labs/**.ipynb', 'nbs/labs/**.md', 'benchmarks/**.md', 'benchmarks/**.ipynb']
 exclude_patterns = ['.*', 'build', 'dist', 'runs', '**/.ipynb_checkpoints']
@@ -21,6 +21,8 @@ html_theme = 'furo'
 html_title = 'gpubench'
 html_math_renderer = 'mathml'                        # of `pages`: MathJax would come from elsewhere
 html_static_path, html_css_files = ['static'], ['site.css']
+templates_path = ['templates']
+html_sidebars = {'**': [f'sidebar/{o}.html' for o in ('brand', 'search', 'scroll-start', 'predict', 'navigation', 'scroll-end')]}
 html_copy_source = html_show_sphinx = False
 html_show_search_summary = False                     # excerpts would be fetched, which a page from disk may not
 html_theme_options = dict(source_repository='https://github.com/gpubench/gpubench', source_branch='main',

@@ -17,6 +17,7 @@ chapters = {'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questi
             'The library: on top': ['nbs/[0-9]*'],
             'The project': ['CONTRIBUTING', 'CHANGELOG']}
 remote_image = re.compile(r'!\[([^]]*)\]\(https?://[^)]*\)')
+predict_link = re.compile(r'\[([^]]*)\]\(https://gpubench\.github\.io/gpubench/(predict\.html)\)')
 option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)       # a line such as `#| export`
 progress_bar = 'application/vnd.jupyter.widget-view+json'
 kinds = ast.FunctionDef, ast.ClassDef
@@ -70,6 +71,7 @@ def pages_of(cell):
 def change(app, docname, source):
     "Sphinx's `source-read`: the text of a page before it is parsed"
     source[0] = remote_image.sub(r'\1', source[0])
+    source[0] = predict_link.sub(r'<a href="\2">\1</a>', source[0])    # in the README: a page that isn't made from a document
     if docname==app.config.root_doc: source[0] += ''.join(contents(app.srcdir, *o) for o in chapters.items())
     if app.env.doc2path(docname).suffix=='.ipynb':
         nb = nbformat.reads(source[0], 4)

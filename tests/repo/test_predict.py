@@ -1,0 +1,285 @@
+"""The page on which readers predict a speed: made from made-up records, opened from disk in headless Chromium"""
+import json
+
+import pytest
+
+from gpubench.show.draw import ON_DARK, ON_LIGHT
+from helpers import as_module, root
+from made_up_records import HOSTILE, failed, folder_of, visit
+
+predict = as_module(root/'tools'/'site'/'predict.py')
+phone = dict(width=390, height=844)
+gpu, cpu, other = 'GPU: Made-up GPU, 4 cores', 'CPU: Made-up CPU, 4 cores, beside Made-up GPU', 'GPU: 2 × Other GPU, 8 cores'
+
+shares = dict(wait_ms=.05, forward_ms=.3, loss_ms=.05, backward_ms=.3, optimizer_ms=.25, other_ms=.05)
+
+def three(rate, bs=64, device='cuda', shares=shares, **kw):
+    "Three visits around a rate, whose steps have these parts"
+    step_ms = 1e3*bs/rate
+    parts = {k: x*step_ms for k,x in shares.items()}
+    return [visit(bs, device, i, **dict(images_per_s=rate*o, step_ms=step_ms) | parts | kw) for i,o in enumerate((.9, 1., 1.1))]
+
+def planted():
+    "Batch 128 is missing on the first machine, batch 16 and 256 on the second; two devices were used on the second"
+    b = dict(machine='madeup02', gpu='Other GPU', n_gpus=2, n_cores=8)
+    return [*three(1000), *three(250, 16), *three(4000, 256, model=HOSTILE), *three(2500, 256), *three(100, device='cpu'),
+            *three(2000, **b), *three(2600, 128, **b), *three(3000, 128, **b, n_devices=2, sync_frac=.25),
+            *three(700, loader='files', n_workers=2)]
+
+@pytest.fixture(scope='module')
+def page_file(tmp_path_factory):
+    tree = tmp_path_factory.mktemp('predict')
+    folder_of(tree/'nbs'/'labs'/'records'/'01.jsonl', [*planted(), failed()])
+    folder_of(tree/'benchmarks'/'results'/'h1'/'parts.jsonl', [dict(part='copy', ms=1.)])
+    page = tree/'predict.html'
+    page.write_text(predict.render(tree), encoding='utf-8')
+    return page
+
+
+# ---- what is known about each configuration
+
+def reasons(tmp_path, rows):
+    folder_of(tmp_path/'nbs'/'labs'/'records'/'01.jsonl', rows)
+    return {o['bs']: o['why'] for o in predict.configurations(predict.read_visits(tmp_path))}
+
+def test_launches(tmp_path):
+    "A step takes no longer with more images; twice as many at most count as more"
+    why = reasons(tmp_path, [*three(1600, 16), *three(6400, 64), *three(8000, 128, graph=True)])
+    assert why[16].startswith('A step takes about as long at batch 64 (10 ms) as at batch 16 (10 ms): launching its kernels from Python')
+    assert 'launching' not in why[128]
+
+def test_waiting_for_data(tmp_path):
+    why = reasons(tmp_path, three(640, loader='files', n_workers=2, shares=dict(wait_ms=.6, forward_ms=.4)))[64]
+    assert why.startswith('60 % of a step is waiting for data (60 ms). `speed_up` or ') and why.endswith('More workers may help, too.')
+
+def test_no_part_stands_out_and_averaging(tmp_path):
+    parts = dict(forward_ms=.7, other_ms=.15, optimizer_ms=.15)
+    assert reasons(tmp_path, three(640, n_devices=2, sync_frac=.301, shares=parts))[64]==(
+        'No part stands out: 70 % of a step is the network (70 ms). Averaging the gradients takes 30.1 % of a step.')
+
+def test_no_phases(tmp_path):
+    assert reasons(tmp_path, three(640, shares={}))[64]=='The parts of its steps were not recorded.'
+
+def test_no_records(tmp_path): assert predict.render(tmp_path) is None
+
+def test_the_repository_s_own_records():
+    "Every visit is in the page once, every configuration has a reason, and the page is small"
+    data = predict.page_data(predict.read_visits(root))
+    all = data['configurations']
+    assert len(all)>100 and sum(len(o['rates']) for o in all)==data['n_visits'] and not [o for o in all if not o['why']]
+    names = [json.dumps([o['at'], o['bs'], o['settings']]) for o in all]
+    assert len(set(names))==len(names) and len(predict.render(root))<300_000
+
+
+# ---- in a browser
+
+@pytest.fixture
+def page(browser, page_file):
+    "The page as it opens; it asks for nothing, complains about nothing, and runs nothing from a record"
+    o, asked, said = browser.new_page(viewport=dict(width=1000, height=900)), [], []
+    o.on('request', lambda x: asked.append(x.url))
+    for name in ('pageerror', 'console', 'dialog'): o.on(name, lambda x: said.append(str(x)))
+    o.goto(page_file.as_uri())
+    yield o
+    assert o.evaluate('document.querySelectorAll("img, iframe, script:not([type]) ~ script").length')==0
+    o.close()
+    assert said==[] and [x for x in asked if not x.startswith(('file:', 'data:'))]==[]
+
+def lock(page, guess):
+    page.get_by_label('Your prediction (images/s)').fill(str(guess))
+    page.get_by_role('button', name='Lock prediction').click()
+
+def rows(page, id):
+    "What a figure's rows say: name, value"
+    return {o.locator('.name').inner_text(): o.locator('.value').text_content() for o in page.locator(f'#{id} li:has(.name)').all()}
+
+def too_wide(page): return page.evaluate('document.documentElement.scrollWidth > document.documentElement.clientWidth')
+
+def pick(page, **values):
+    for k,x in values.items(): page.locator(f'#{k}').select_option(str(x))
+
+def start(page): pick(page, place=gpu, model='made-up net', how='the defaults', precision='fp32', n_devices=1, bs=64)
+
+def test_lock_then_see(page):
+    start(page)
+    assert page.locator('#state').inner_text()=='3 visits recorded (2000-01-01).'
+    assert not page.locator('#result').is_visible() and '1,000' not in page.locator('main').inner_text()
+    lock(page, 2500)
+    assert page.evaluate('document.activeElement.id')=='seen' and not page.locator('#guess').is_visible()
+    assert page.locator('#verdict').inner_text()==(
+        'You predicted 2,500 images/s; the median is 1,000 images/s. Your prediction is 2.5 times the median.')
+    why = page.locator('#why').inner_text().replace('\xa0', ' ')
+    assert why.startswith('A step takes about as long at batch 16 (64 ms) as at batch 64 (64 ms)')
+    assert '25 % of a step is the optimizer (16 ms). speed_up steps it in one launch.' in why
+    assert page.locator('#why code').all_inner_texts()==['speed_up']
+    visits = ' images/s · 3 visits: '
+    assert rows(page, 'machines')=={gpu: f'1,000{visits}900, 1,000, 1,100', other: f'2,000{visits}1,800, 2,000, 2,200',
+                                    cpu: f'100{visits}90, 100, 110'}
+    assert page.locator('#machines circle').count()==9
+    assert page.locator('#machines text').all_text_contents()==['0', '1,000', '2,000', '3,000', 'images/s']
+    pick(page, bs=16)
+    lock(page, 300)
+    assert page.locator('#verdict').inner_text().endswith('Of your 2 predictions, 1 is between half and twice the median.')
+    pick(page, bs=64)                                # a locked prediction stays
+    assert page.locator('#state').inner_text().endswith('Locked: 2,500 images/s.') and not page.locator('#guess').is_visible()
+
+def test_not_measured(page):
+    start(page)
+    assert '128 – not measured' in page.locator('#bs option').all_inner_texts()
+    lock(page, 1000)
+    sizes = {'batch 16': 'not predicted yet', 'batch 64': rows(page, 'machines')[gpu], 'batch 128': 'not measured',
+             'batch 256': 'not predicted yet'}
+    assert rows(page, 'sizes')==sizes
+    page.get_by_role('button', name="Show the sizes that I haven't predicted").click()
+    shown = rows(page, 'sizes')
+    assert shown['batch 128']=='not measured' and shown['batch 16'].startswith('250 images/s') and shown['batch 256'].startswith('2,500')
+    pick(page, bs=128)
+    assert page.locator('#state').inner_text()=='Not measured. With these settings, this was: batch 16, 64, 256.'
+    assert not page.locator('#guess').is_visible() and not page.locator('#result').is_visible()
+    pick(page, bs=64, n_devices=2)
+    assert page.locator('#state').inner_text().startswith('Not measured. No batch size was visited')
+    pick(page, place=other)                          # the next that was measured
+    assert page.locator('#state').inner_text()=='3 visits recorded (2000-01-01).'
+    assert (page.locator('#n_devices').input_value(), page.locator('#bs').input_value())==('2', '128')
+
+def drop(page, name, text):
+    page.evaluate('''([name, text]) => {
+        const held = new DataTransfer()
+        held.items.add(new File([text], name))
+        for (const o of ['dragover', 'drop']) document.body.dispatchEvent(
+            new DragEvent(o, {dataTransfer: held, bubbles: true, cancelable: true}))
+    }''', [name, text])
+    return said(page)
+
+def said(page):
+    page.wait_for_function('!document.getElementById("read").textContent.startsWith("Every gpubench run and gpubench sweep writes one")')
+    return page.locator('#read').inner_text()
+
+def lines(*records): return '\n'.join(json.dumps(dict(schema=3) | o) for o in records)
+
+def test_own_machine(page):
+    start(page)
+    own = three(1200, gpu='Own GPU', machine='mine', n_cores=6)
+    text = drop(page, 'records.jsonl', lines(*own, failed())+'\n{"torn')
+    assert text==('records.jsonl: 3 visits read; left out: not a record (1 line); failed (1 line). '
+                  'Your machine is now in the list of machines and in the figures.')
+    assert page.locator('#place').input_value()==gpu
+    lock(page, 1000)
+    assert rows(page, 'machines')['Yours · GPU: Own GPU, 6 cores'].startswith('1,200 images/s · 3 visits')
+    assert page.locator('#machines rect').count()==3 and page.locator('#own-legend').is_visible()
+    pick(page, place='Yours · GPU: Own GPU, 6 cores')
+    lock(page, 1200)
+    assert 'is right' in page.locator('#verdict').inner_text()
+    assert page.locator('#why').inner_text()=='25\xa0% of a step is the optimizer (13.3\xa0ms). gpubench report shows what shortens it.'
+
+def test_own_machine_by_file_without_a_match(page, tmp_path):
+    file = tmp_path/'records.jsonl'
+    file.write_text(lines(*three(1200, 32, model='mine', gpu=None, device='cpu', n_cores=2)))
+    page.get_by_label('Your records').set_input_files(file)
+    assert said(page).endswith('The choice at the top is now one of your trainings.')
+    assert page.locator('#place').input_value()=='Yours · CPU: Made-up CPU, 2 cores'
+    lock(page, 1000)
+    assert rows(page, 'machines')[gpu]=='not measured'
+
+bad_files = {
+    'nothing': ('', 'has no visit that can be shown. '),
+    'not JSON': ('hello\nworld\n', ': not a record (2 lines). '),
+    'another kind': (json.dumps(dict(cells=[], nbformat=4)), ': not a record (1 line). '),
+    'a list': ('[1, 2]\n3\nnull\n"x"', ': not a record (4 lines). '),
+    'another version': (json.dumps(visit() | dict(schema=2)), ': of another version, not schema 3 (1 line). '),
+    'missing fields': (lines(dict(model='x', bs=1)), ': without a network, batch size, device or images per second (1 line). '),
+    'wrong types': (lines(visit() | dict(images_per_s='9'), visit() | dict(bs={}), visit() | dict(device=[]), visit() | dict(bs=-1)),
+                    ': without a network, batch size, device or images per second (4 lines). '),
+    'deep': ('{"schema": 3, "model": '+'['*10_000+']'*10_000+'}', ': without a network'),
+    'failed': (lines(failed()), ': failed (1 line). ')}
+
+@pytest.mark.parametrize('kind', bad_files)
+def test_bad_files(page, kind):
+    text, message = bad_files[kind]
+    found = drop(page, 'odd.txt', text)
+    assert found.startswith('odd.txt has no visit that can be shown') and message in found and found.endswith('writes a file records.jsonl in its folder.')
+    assert 'Yours' not in page.locator('#place').inner_text()
+
+def test_a_huge_file(page, tmp_path):
+    with open(tmp_path/'huge.jsonl', 'wb') as f: f.truncate(21*2**20)
+    page.get_by_label('Your records').set_input_files(tmp_path/'huge.jsonl')
+    assert said(page)=='huge.jsonl has 21 MiB; this page reads at most 20. Choose the records of one run.'
+
+def test_a_hostile_file(page):
+    "HTML in every string, in the file's name, and in the repository's own records, is text"
+    words = {k: HOSTILE for k in 'model dataset device gpu cpu machine time_utc loader precision labels size n_workers n_cores n_gpus'.split()}
+    names = {'__proto__': dict(polluted=1), 'constructor': HOSTILE, 'toString': 1}
+    drop(page, '<img src=x onerror=alert(3)>.jsonl', lines(visit() | words | names, visit() | dict(gpu=HOSTILE, device='cuda')))
+    assert page.locator('#read').inner_text().startswith('<img src=x onerror=alert(3)>.jsonl: 2 visits read.')
+    shown = page.locator('#place option').all_text_contents()
+    assert len(shown)==5 and sum('<script>alert(1)</script>' in o for o in shown)==2
+    for o in [x for x in page.locator('#place option').evaluate_all('all => all.map(o => o.value)') if 'Yours' in x]:
+        pick(page, place=o)
+        lock(page, 10)
+        assert '<img' in page.locator('#machines .chosen .name').inner_text()
+    pick(page, place=gpu, model=HOSTILE)
+    lock(page, 10)
+    assert page.evaluate('({}).polluted===undefined')
+    page.set_viewport_size(phone)
+    assert not too_wide(page)
+
+def test_by_keyboard(page):
+    "From the top with Tab, arrows and Enter alone; each control has a name and a visible focus"
+    press, active = page.keyboard.press, 'document.activeElement'
+    order = []
+    for _ in range(9):
+        press('Tab')
+        order.append(page.evaluate(f'{active}.id || {active}.textContent'))
+        assert page.evaluate(f'getComputedStyle({active}).outlineStyle')=='solid', order
+    assert order==['gpubench', 'place', 'model', 'images', 'how', 'precision', 'n_devices', 'bs', 'number']
+    press('Shift+Tab')
+    before = page.locator('#bs').input_value()
+    press('ArrowDown')
+    assert page.locator('#bs').input_value()!=before
+    press('Tab')
+    page.keyboard.type('1500')
+    press('Enter')
+    assert page.evaluate(f'{active}.id')=='seen' and page.locator('#verdict').inner_text().startswith('You predicted 1,500')
+    press('Tab')
+    press('Enter')
+    assert page.locator('#all').inner_text().startswith('Hide')
+    press('Tab')
+    assert page.evaluate(f'{active}.id')=='file'
+    press('Tab')
+    press('Enter')
+    assert page.locator('dl').is_visible()
+    names = 'Machine|Network|Images|Other settings|Precision|Devices|Batch size (images)'.split('|')
+    assert [page.get_by_role('combobox', name=o, exact=True).count() for o in names]==[1]*len(names)
+
+def test_what_is_no_number(page):
+    start(page)
+    for o in ('', '0', '-5'):
+        lock(page, o)
+        assert page.evaluate('document.querySelector("#number:invalid")!==null') and not page.locator('#result').is_visible()
+    lock(page, 5)
+    assert page.locator('#result').is_visible()
+
+def test_on_a_phone(page):
+    page.set_viewport_size(phone)
+    assert not too_wide(page)
+    start(page)
+    lock(page, 90_000)                               # far beyond the axis
+    drop(page, 'records.jsonl', lines(*three(1200, gpu='G'*80), *three(1e6, 4096)))
+    page.locator('summary').click()
+    assert not too_wide(page) and page.locator('#machines text.guess').text_content()=='▶'
+    small = page.locator('select:visible, button:visible, input:visible').evaluate_all('all => all.filter(o => o.offsetHeight<44).map(o => o.id)')
+    assert small==[]
+
+@pytest.mark.parametrize('scheme,colors', [('light', ON_LIGHT), ('dark', ON_DARK)])
+def test_dark_and_light(page, scheme, colors):
+    "The library's colors of CPU and GPU, on a page of that kind"
+    page.emulate_media(color_scheme=scheme)
+    start(page)
+    lock(page, 1000)
+    def color(selector, name='color'):
+        return page.locator(selector).first.evaluate(f'o => getComputedStyle(o).{name}')
+    def rgb(o): return 'rgb({}, {}, {})'.format(*(int(o[i:i+2], 16) for i in (1, 3, 5)))
+    assert [color(f'#machines svg.{o}') for o in ('cpu', 'gpu')]==[rgb(o) for o in colors[:2]]
+    assert color('#machines .guess')==rgb(colors[2])
+    paper, ink = (sum(map(int, color('body', o)[4:-1].split(', '))) for o in ('backgroundColor', 'color'))
+    assert (paper>700 and ink<150) if scheme=='light' else (paper<150 and ink>600)
