@@ -26,7 +26,7 @@ from ..ground.series import (SETTINGS, is_known, own_settings, plain_value, rati
                              setting_label, succeeded, varied_settings, way_labels,
                              where_labels)
 from .wording import RUN_AGAIN, fmt, fmt_list, verdict
-from ..ground.stats import Interval, compare_words
+from ..ground.stats import Interval
 
 # %% ../../nbs/show/04_compare.ipynb #fbc679f5
 def _rows(records):

@@ -21,12 +21,12 @@ from ..ground.curves import crossover_bs, fit_step_time
 from .draw import by_number
 from .plot import phase_shares
 from ..ground.record import FIELDS, PHASE_NAMES
-from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, changed, choose, fmt, fmt_bs, fmt_count,
-                              fmt_ends, fmt_interval, fmt_list, fmt_range, fmt_ratio, is_noisy, is_usual,
+from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, fit_sentence, fmt,
+                              fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual,
                               verdict, what_to_do)
 from ..ground.series import (LEFT_OUT_FRAC, SETTINGS, aa_pairs, best_size, device_phrase, is_known,
                              leaves_out, map_values, plain_value, ratios, setting_label,
-                             start_sentence, succeeded, varied_settings, way_labels, where_labels)
+                             start_sentence, succeeded, varied_settings, way_labels, what_ran, where_labels)
 from ..ground.stats import Interval, compare_words, median_ci
 
 # %% ../../nbs/show/05_findings.ipynb #62be6681
@@ -45,10 +45,9 @@ def _number_versions(df):
 
 def _workload_name(rows):
     "'lenet on digits, 3 epochs' for each visit of a model on a data set"
-    stem = ' on '.join(str(rows[o].iloc[0]) for o in ('model', 'dataset') if is_known(rows[o].iloc[0]))
     names = [o for o in varied_settings(rows) if o in _WORKLOAD_SETTINGS]
     if rows.measure.nunique()>1: names.append('measure')
-    parts = [[stem or 'this run']*len(rows), *(map_values(rows[o], partial(setting_label, o)) for o in names)]
+    parts = [[what_ran(rows.iloc[0])]*len(rows), *(map_values(rows[o], partial(setting_label, o)) for o in names)]
     return [', '.join(o) for o in zip(*parts)]
 
 # %% ../../nbs/show/05_findings.ipynb #f1d00001
@@ -511,41 +510,9 @@ def _part_sentence(part, steps): # `steps`: visits of a configuration, and their
     return (f"On {device_phrase(first.series)} at batch {fmt_bs(first.bs)}, {fmt(o.share_frac, '%', 100)} of "
             f"a step is {part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}{many}")
 
-# %% ../../nbs/show/05_findings.ipynb #8de359e3
+# %% ../../nbs/show/05_findings.ipynb #6188cc33
 _MIN_FIT_SIZES = 4    # batch sizes for a fit of the step time
 
-def _bs_range(i:Interval)->str: # '22 to 40'
-    "The ends of an interval of batch sizes, or that it is too wide"
-    return TOO_NOISY if is_noisy(i) else f'{math.ceil(i.lo)} to {math.ceil(i.hi)}'
-
-def _best_size_sentence(fit):
-    "The best batch size by a fit, or its range; empty if the fit shows none"
-    i = fit.best_bs_ci()
-    if not is_known(i.mid): return ''
-    which = TOO_NOISY
-    if not is_noisy(i):
-        beyond = ', beyond the measured sizes' if fit.best_bs()>fit.measured_range[1] else ''
-        which = f'{fit.best_bs()} ({_bs_range(i)}){beyond}'
-    return f' The smallest batch within 2 % of the most images per second: {which}.'
-
-def fit_sentence(series, fit, short=False)->str: # Short: without the best batch size and the fit's reason
-    "The parts of a step, as far as the fit shows them"
-    def ends(name, unit, times=1):
-        i = fit.intervals[name]
-        return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
-    plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
-    parts = []
-    if plateau:
-        when = 'while its images are few' if rise else 'at every size'
-        parts.append(f"{ends('overhead_ms', 'ms')} {when}")
-    if rise:
-        many = 'with many, ' if plateau else ''
-        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image")
-    if not parts: return f"The step times of {where} make no curve. {fit.reason}"
-    text = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}."
-    return text if short else f'{text}{_best_size_sentence(fit)} {fit.reason}'.rstrip()
-
-# %% ../../nbs/show/05_findings.ipynb #6188cc33
 @patch
 def step_fits(self:Workload)->list[str]:
     "The parts of a step, and the batch size from which a GPU is worth it"
@@ -572,7 +539,7 @@ def _crossing_sentence(cpu, gpu, i):
     where = device_phrase(gpu_series)
     by_fit = f'The fits show no batch size from which a step is shorter on {where}'
     if is_known(i.mid):
-        ends = f' ({_bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
+        ends = f' ({bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
         by_fit = f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on'
     measured = f'at {measured}' if measured else 'no batch size has an interval'
     return f'{by_fit}; measured, {measured}.'

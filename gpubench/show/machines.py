@@ -24,7 +24,7 @@ from ..ground.core import nearest, write_fault
 from .plot import phase_shares, plot_phases, plot_price_speed
 from ..ground.record import PHASE_NAMES, records_path
 from .report import Picture, machine_table, render
-from ..ground.series import is_known, plain_value, setting_label, varied_settings, where_labels
+from ..ground.series import is_known, plain_value, setting_label, varied_settings, what_ran, where_labels
 from ..ground.stats import Interval
 
 # %% ../../nbs/show/08_machines.ipynb #7133f24f
@@ -126,9 +126,8 @@ def _workload_names(df):
     "What was run in each row"
     varied = [o for o in varied_settings(df) if o not in ('dataset', 'model')]
     def name(row):
-        what = ' on '.join(str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))) or 'this run'
         shown = [*varied, 'bs'] if is_known(row['bs']) else varied
-        return ', '.join([what, *(setting_label(o, row[o]) for o in shown)])
+        return ', '.join([what_ran(row), *(setting_label(o, row[o]) for o in shown)])
     return [name(o) for o in df.to_dict('records')]
 
 # %% ../../nbs/show/08_machines.ipynb #a6000001

@@ -31,7 +31,8 @@ from ..ground.core import write_fault
 from .findings import (AllVisits, Workload, add_labels, configuration_columns, findings,
                                summary_table)
 from .headline import Headline, headline
-from .plot import (MEMORY, ON_DARK, ON_LIGHT, STYLE, caption, phase_shares, plot_batch_sizes,
+from .draw import ON_DARK, ON_LIGHT, STYLE
+from .plot import (MEMORY, phase_shares, plot_batch_sizes,
                            plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from ..ground.record import FIELDS, PHASE_NAMES, records_path
 from .wording import changed, fmt, fmt_bs, fmt_count, fmt_interval, text_table
@@ -409,8 +410,6 @@ def render_page(
 # %% ../../nbs/show/07_report.ipynb #9670d4a7
 def write_report(
     folder,            # The folder of a run, with `records.jsonl`, or a file of records
-    others=None,       # More records, such as another machine's: folders, files or frames
-    title:str='',      # Of the page; the folder's or the file's name by default
     price_per_h=None,  # As `add_prices` takes it: one number, or dict(gpu=2.5, cpu=.1)
     out=None,          # Folder of the page; by default that of the records
 )->Path: # `report.html` in the folder, or `NAME_report.html` for NAME.jsonl
@@ -418,10 +417,9 @@ def write_report(
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
     df = load_records(folder)
-    if others is not None: df = load_records([df, others])
     if df.lab.isna().all(): df = df.assign(lab=lab_name(path) or None)
     df = add_labels(add_prices(df, price_per_h))
-    title = title or f"gpubench: {stem[:-1] or path.resolve().parent.name}"
+    title = f"gpubench: {stem[:-1] or path.resolve().parent.name}"
     if out is not None: path = Path(out)/path.name           # the page links to what is beside it
     page, drawn = render_page(df, title, path=path)
     figures, new = path.with_name(f'{stem}figures'), path.with_name(f'{stem}report.html.new')

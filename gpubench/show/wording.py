@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..ground.core import MIN_CORES
 from ..ground.record import FIELDS
-from ..ground.series import SETTINGS, enough, is_known, is_open, plain_value, ratios, speed_ratio
+from ..ground.series import SETTINGS, device_phrase, enough, is_known, is_open, plain_value, ratios, speed_ratio
 from ..ground.stats import Interval, compare_words
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0006
@@ -228,3 +228,35 @@ def verdict(
         return f'{mid} {unit} {word} ({ends})'
     few = 'one visit on each side' if max(n_visits)==1 else 'a single visit on one side'
     return f'{fmt(x.mid, unit, digits=2)} {word}; {few}: no interval'
+
+# %% ../../nbs/show/03_wording.ipynb #8de359e3
+def bs_range(i:Interval)->str: # '22 to 40'
+    "The ends of an interval of batch sizes, or that it is too wide"
+    return TOO_NOISY if is_noisy(i) else f'{math.ceil(i.lo)} to {math.ceil(i.hi)}'
+
+def _best_size_sentence(fit):
+    "The best batch size by a fit, or its range; empty if the fit shows none"
+    i = fit.best_bs_ci()
+    if not is_known(i.mid): return ''
+    which = TOO_NOISY
+    if not is_noisy(i):
+        beyond = ', beyond the measured sizes' if fit.best_bs()>fit.measured_range[1] else ''
+        which = f'{fit.best_bs()} ({bs_range(i)}){beyond}'
+    return f' The smallest batch within 2 % of the most images per second: {which}.'
+
+def fit_sentence(series, fit, short=False)->str: # Short: without the best batch size and the fit's reason
+    "The parts of a step, as far as the fit shows them"
+    def ends(name, unit, times=1):
+        i = fit.intervals[name]
+        return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
+    plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
+    parts = []
+    if plateau:
+        when = 'while its images are few' if rise else 'at every size'
+        parts.append(f"{ends('overhead_ms', 'ms')} {when}")
+    if rise:
+        many = 'with many, ' if plateau else ''
+        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image")
+    if not parts: return f"The step times of {where} make no curve. {fit.reason}"
+    text = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}."
+    return text if short else f'{text}{_best_size_sentence(fit)} {fit.reason}'.rstrip()
