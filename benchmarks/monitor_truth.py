@@ -6,7 +6,8 @@ is made with `torch.cuda._sleep`, a kernel of a single thread. Means need no oth
     monitor_truth.py --out monitor_truth.json"""
 import json, os, threading, time
 
-from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback, fit_energy
+from gpubench.watch.energy import fit_energy
+from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback
 import torch
 from fastai.callback.core import Callback
 

@@ -69,16 +69,13 @@ class Verbs(click.Group):
             if str(e): _print(f'\ngpubench: {e}', err=True)  # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
         except (ValueError, RuntimeError, OSError, ImportError) as e:
-            is_debug = os.environ.get('GPUBENCH_DEBUG', '') not in ('', '0')
             message = OurError.message_of(e)
-            if is_debug or 'gpubench.debug' in ctx.find_root().meta or message is None: raise
+            if 'gpubench.debug' in ctx.find_root().meta or message is None: raise
             raise OurError(message) from None
 
-def _debug_on(ctx, param, value):
-    if value: ctx.find_root().meta['gpubench.debug'] = True
-
-debugging = click.option('--debug', is_flag=True, expose_value=False, callback=_debug_on,
-                         help='Show the traceback of an error.')
+debugging = click.option(
+    '--debug', is_flag=True, expose_value=False, help='Show the traceback of an error.',
+    callback=lambda ctx, param, on: on and ctx.find_root().meta.update({'gpubench.debug': True}))
 
 # %% ../nbs/00_cli.ipynb #80473282
 def verb(group, name, examples):

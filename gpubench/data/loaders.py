@@ -6,7 +6,6 @@
 __all__ = ['LOADERS', 'BatchAugment', 'get_dls', 'as_tensors', 'DATASETS', 'IMAGE_SUFFIXES', 'get_images', 'scan']
 
 # %% ../../nbs/data/04_loaders.ipynb #2ff48496
-import math
 import multiprocessing
 import numbers
 import os
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from ..ground.core import check_value, check_whole, is_number, memory_bytes, n_cores, one_of, pick_device
+from ..ground.core import check_value, check_whole, memory_bytes, n_cores, one_of, pick_device
 from .folders import IMAGE_SUFFIXES, THEN, allow_heic, scan
 from .sets import (DATASETS, ImageSet, check_dataset, check_labels, find_folder, get_images,
                            is_path, print_once, write_out)
@@ -37,35 +36,26 @@ LOADERS = ('files', 'memory', 'resident')
 
 # %% ../../nbs/data/04_loaders.ipynb #9946f997
 class BatchAugment(DisplayedTransform):
-    "Flip, shift, turn and zoom each training image of a batch on its own, on its device; masks stay"
+    "Flip and shift each training image of a batch on its own, on its device; masks stay"
     order, split_idx = Normalize.order+1, 0
     def __init__(self,
         flip:bool=True,      # Mirror every other image, left to right
         shift_px:int=4,      # At most this far in either direction; what moves in is 0, the mean color
-        degrees:float=0.,    # Turn by at most this much
-        zoom_frac:float=0.,  # Larger or smaller by at most this fraction
     ):
         check_whole('shift_px', shift_px, 0)
-        check_value('degrees', degrees, is_number(degrees) and degrees>=0, 'a number, 0 or more')
-        is_frac = is_number(zoom_frac) and 0<=zoom_frac<1
-        check_value('zoom_frac', zoom_frac, is_frac, '0 or more and below 1')
         store_attr()
     def encodes(self, x:TensorImage): return self.change(x)
 
     def change(self, x): # (n, channels, height, width) float
         "Each image changed by its own random numbers; shape and type stay"
         n, _, *size = x.shape
-        most = self.shift_px
-        def draw(most): return (2*torch.rand(n, device=x.device)-1)*most
-        angle, zoom = draw(math.radians(self.degrees)), 1+draw(self.zoom_frac)
-        dx, dy = (torch.randint(-most, most+1, (n,), device=x.device)*2/o for o in reversed(size))
-        sign = torch.randint(0, 2, (n,), device=x.device)*2-1 if self.flip else 1
-        cos, sin = angle.cos()/zoom, angle.sin()/zoom
-        theta = torch.stack([sign*cos, -sin, dx, sign*sin, cos, dy], 1).view(n, 2, 3)
-        is_exact = self.degrees==0 and self.zoom_frac==0            # whole pixels move to whole pixels
+        def draw(lo, hi): return torch.randint(lo, hi, (n,), device=x.device)
+        dx, dy = (draw(-self.shift_px, self.shift_px+1)*2/o for o in reversed(size))
+        one, zero = torch.ones_like(dx), torch.zeros_like(dx)
+        sign = draw(0, 2)*2.-1 if self.flip else one
+        theta = torch.stack([sign, zero, dx, zero, one, dy], 1).view(n, 2, 3)
         places = functional.affine_grid(theta, x.shape, align_corners=False).to(x.dtype)
-        mode = 'nearest' if is_exact else 'bilinear'
-        return functional.grid_sample(x, places, mode, align_corners=False)
+        return functional.grid_sample(x, places, 'nearest', align_corners=False) # whole pixels move
 
 # %% ../../nbs/data/04_loaders.ipynb #7a6164d7
 def _open_named(cls, source, kwargs):

@@ -241,6 +241,8 @@ def memory_bytes(root='/')->tuple[int,int]: # In all, and available now
     return total, free
 
 # %% ../../nbs/ground/00_core.ipynb #717fa59a
+MIN_CORES = 3 # with fewer, workers take turns with the training
+
 def n_visible_cores()->int:
     "How many cores this process may run on, whatever its quota is"
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -122,6 +122,10 @@ def series_labels(
     return pd.Series([' · '.join(o) for o in zip(*parts)], df.index)
 
 # %% ../../nbs/ground/04_series.ipynb #98c62cdc
+def what_ran(row)->str: # 'lenet on digits'
+    "The model and the data set of a record"
+    return ' on '.join(str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))) or 'this run'
+
 def device_phrase(series:str)->str: # 'the GPU (4 workers)'
     "A series as part of a sentence"
     where, _, how = series.partition(' · ')
@@ -177,7 +181,6 @@ MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one d
 def speed_ratio(
     fast,            # Visit medians of a rate, such as images per second; by round if that's known
     slow,            # The same for the other side
-    level:float=.95, # Of the interval
 )->Interval: # All NaN if a side has no value above 0
     "How many times faster `fast` is than `slow`, within the rounds that they share"
     sides = [o if isinstance(o, pd.Series) else pd.Series([*o], dtype=float) for o in (fast, slow)]
@@ -186,8 +189,8 @@ def speed_ratio(
     if fast.index.name==slow.index.name=='round_id':
         means = [np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)]
         both = pd.concat(means, axis=1, join='inner')
-        if len(both)>=MIN_ROUNDS: return ratio_ci(*both.to_numpy().T, level, paired=True)
-    return ratio_ci(fast, slow, level)
+        if len(both)>=MIN_ROUNDS: return ratio_ci(*both.to_numpy().T, paired=True)
+    return ratio_ci(fast, slow)
 
 # %% ../../nbs/ground/04_series.ipynb #901c6755
 def ratios(
@@ -195,7 +198,6 @@ def ratios(
     by, # The column that holds the options, or an option per visit; in order of its values
     base=None, # The option to compare with; by default the best of the others, by medians
     of:str='images_per_s', # The column to compare: more images per something is better, else less
-    level:float=.95,      # Of the intervals
 )->pd.DataFrame: # Option -> `base`, `ratio` (an `Interval`), visits `n` and `n_base`, `median`, `is_best`
     "How many times better each option is than another, within the rounds that they share"
     if 'round_id' not in records: records = records.assign(round_id=rounds_of(records))
@@ -209,7 +211,7 @@ def ratios(
     def row(option):
         than = base if base is not None else next((o for o in ranked if o!=option), option)
         pair = values[option], values.get(than, nothing)
-        ratio = speed_ratio(*(pair if is_rate else pair[::-1]), level)
+        ratio = speed_ratio(*(pair if is_rate else pair[::-1]))
         return [than, ratio, len(pair[0]), len(pair[1]), medians[option], option==ranked[0]]
     names = ['base', 'ratio', 'n', 'n_base', 'median', 'is_best']
     return pd.DataFrame([row(o) for o in values], pd.Index([*values], dtype=object), names)
@@ -217,14 +219,13 @@ def ratios(
 # %% ../../nbs/ground/04_series.ipynb #1b5f929e
 def aa_pairs(
     df, # Records with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
-    level:float=.95, # Of the intervals
 )->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None if a side has no time
     "The A/A pairs in these records, with the ratios that should be 1"
     if not {'trial_id', 'machine', 'twin'}<=set(df): return []
     def ratio(rows):
         for time in ('step_ms', 'epoch_s'):
             if time not in rows or rows[time].isna().all(): continue
-            found = ratios(rows, rows.twin.eq(True), True, time, level).ratio.get(False)
+            found = ratios(rows, rows.twin.eq(True), True, time).ratio.get(False)
             return found if found and is_known(found.mid) else None
     df = df[df.trial_id.notna() & df.machine.notna()]
     alike = ['trial_id', 'machine']

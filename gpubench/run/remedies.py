@@ -16,7 +16,7 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import TfmdDL
 
-from ..ground.core import n_cores, wait_for
+from ..ground.core import MIN_CORES, n_cores, wait_for
 from ..data.feed import FeedCallback
 from ..watch.timing import acts
 from ..step.fast import SpeedUp, speed_up
@@ -108,8 +108,6 @@ def sped_up(learn, precision=None, leave_out=()):
 def hinders(cb):
     "Does a callback keep steps from being captured?"
     return not declares(cb) and acts(cb, BATCH_EVENTS)
-
-MIN_CORES = 3            # with fewer, more workers have nothing to run on
 
 def _of_loaders(dl):
     "Remedies for a training that waits for its images"

@@ -592,14 +592,14 @@ def sweep(
     return found
 
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78
-def noise_floor(df:pd.DataFrame, level:float=.95)->Interval: # Of a ratio that should be 1
+def noise_floor(df:pd.DataFrame)->Interval: # Of a ratio that should be 1
     "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
     if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError(
         "noise_floor takes the records of a sweep, a data frame with one row for each visit.")
     if 'twin' not in df or not df.twin.eq(True).any(): raise RuntimeError(
         "There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
         "and leave twin='auto'.")
-    pairs = aa_pairs(df[df.status.eq('ok')], level)
+    pairs = aa_pairs(df[df.status.eq('ok')])
     if len(pairs)>1: raise ValueError(_which_pair([o.iloc[0] for o,_ in pairs]))
     if not pairs or pairs[0][1] is None: raise RuntimeError(
         "No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")

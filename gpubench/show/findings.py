@@ -8,24 +8,25 @@ __all__ = ['MAX_WORDS', 'summary_table', 'compare_devices', 'Finding', 'findings
 # %% ../../nbs/show/05_findings.ipynb #94dbdbcd
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from .compare import (Side, accuracy_differs, cost_words, device_kind, fmt, fmt_bs, fmt_count, fmt_ends,
-                              fmt_interval, fmt_list, fmt_range, fmt_ratio, group_by_settings, is_noisy,
-                              load_records, match_sides, noise_warning, spread, verdict)
+from .compare import (Side, accuracy_differs, cost_words, device_kind, group_by_settings,
+                              load_records, match_sides, noise_warning, spread)
 from ..ground.curves import crossover_bs, fit_step_time
 from .draw import by_number
 from .plot import phase_shares
 from ..ground.record import FIELDS, PHASE_NAMES
-from .wording import NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, changed, choose, is_usual, what_to_do
+from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, fit_sentence, fmt,
+                              fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual,
+                              verdict, what_to_do)
 from ..ground.series import (LEFT_OUT_FRAC, SETTINGS, aa_pairs, best_size, device_phrase, is_known,
                              leaves_out, map_values, plain_value, ratios, setting_label,
-                             start_sentence, succeeded, varied_settings, way_labels, where_labels)
+                             start_sentence, succeeded, varied_settings, way_labels, what_ran, where_labels)
 from ..ground.stats import Interval, compare_words, median_ci
 
 # %% ../../nbs/show/05_findings.ipynb #62be6681
@@ -44,10 +45,9 @@ def _number_versions(df):
 
 def _workload_name(rows):
     "'lenet on digits, 3 epochs' for each visit of a model on a data set"
-    stem = ' on '.join(str(rows[o].iloc[0]) for o in ('model', 'dataset') if is_known(rows[o].iloc[0]))
     names = [o for o in varied_settings(rows) if o in _WORKLOAD_SETTINGS]
     if rows.measure.nunique()>1: names.append('measure')
-    parts = [[stem or 'this run']*len(rows), *(map_values(rows[o], partial(setting_label, o)) for o in names)]
+    parts = [[what_ran(rows.iloc[0])]*len(rows), *(map_values(rows[o], partial(setting_label, o)) for o in names)]
     return [', '.join(o) for o in zip(*parts)]
 
 # %% ../../nbs/show/05_findings.ipynb #f1d00001
@@ -129,7 +129,7 @@ class AllVisits:
         return noise_warning({name: spread(o) for name,o in self.configurations.items()})
 
 # %% ../../nbs/show/05_findings.ipynb #1a12be52
-_PAIR = ['where_a', 'where_b', 'how']   # columns of a comparison that identify two devices
+PAIR = ['where_a', 'where_b', 'how']   # columns of a comparison that identify two devices
 
 class Workload(AllVisits):
     "The same for one workload"
@@ -157,7 +157,7 @@ def _batch_phrase(sizes)->str:
 _MAX_GAIN = 1.05  # a size that may be faster than the best by more than this is a rival, not one that gains nothing
 _FEW = 2          # with more series or pairs than this, each gets a clause instead of a paragraph
 
-def _rivals(best):
+def rivals_of(best):
     "Sizes not distinguishable from the best: smaller ones, and larger ones that may be clearly faster"
     against = {o: best.against(o) for o in best.rates if o!=best.bs}
     return [o for o,r in against.items()
@@ -178,7 +178,7 @@ def _first_words(series, best, rivals):
 # %% ../../nbs/show/05_findings.ipynb #f1d00002
 def _best_paragraph(series, best, largest):
     "The best batch size, how larger and smaller ones compare, and what is not ranked"
-    rivals = _rivals(best)
+    rivals = rivals_of(best)
     out = [_first_words(series, best, rivals)]
     if largest==best.bs: out.append(NO_LARGER)
     words = {o: compare_words(best.against(o)) for o in [*best.rates, *best.set_aside]}
@@ -203,7 +203,7 @@ def best_batches(self:Workload)->list[str]:
     if len(self.best)<=_FEW: return [_best_paragraph(k, o, largest[k]) for k,o in self.best.items()]
     def where(bs): return fmt_list(device_phrase(o) for o,best in self.best.items() if best.bs==bs)
     clauses = [f'{bs} on {where(bs)}' for bs in sorted({o.bs for o in self.best.values()})]
-    unsure = [device_phrase(o) for o,best in self.best.items() if _rivals(best)]
+    unsure = [device_phrase(o) for o,best in self.best.items() if rivals_of(best)]
     goal = start_sentence(_goal(next(iter(self.best.values()))))
     text = f"{goal}, by the medians: {'; '.join(clauses)}."
     return [f"{text} Not distinguishable from its neighbors on {fmt_list(unsure)}." if unsure else text]
@@ -222,7 +222,7 @@ def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched r
             found += [asked | pair.row() for asked,pair in pairs]
         done = [o for o in group_by_settings(df, names).values() if (o['where']==base).any()]
         df = df.drop([i for o in done for i in o.index]) # the rest has the next one for a baseline
-    if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning', *_PAIR])
+    if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning', *PAIR])
     return pd.DataFrame(found).sort_values(['workload', 'where_b', 'how', 'bs'], ignore_index=True)
 
 # %% ../../nbs/show/05_findings.ipynb #db8960bf
@@ -234,7 +234,7 @@ def _speed_sentence(r, n_visits, a, b, workload, when):
         return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_ends(r, 'times')})."
     return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
 
-def _row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
+def row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
 
 @patch
 def at_own_best(self:Workload, rows):
@@ -251,7 +251,7 @@ def at_own_best(self:Workload, rows):
 def _same_size_sentences(rows, a, b):
     "The largest and the smallest ratio at one batch size, and where `b` is slower"
     ends = rows.loc[rows.speedup.idxmax()], rows.loc[rows.speedup.idxmin()]
-    each = [f'{verdict(*_row_ratio(o))} at {fmt_bs(o.bs)}' for o in ends]
+    each = [f'{verdict(*row_ratio(o))} at {fmt_bs(o.bs)}' for o in ends]
     out = [f"At the same batch size: {', '.join(each)}."]
     is_slower = rows.hi<1
     slower, other = rows.bs[is_slower], rows.bs[~is_slower]
@@ -264,13 +264,13 @@ def _same_size_sentences(rows, a, b):
 @patch
 def speedups(self:Workload)->list[str]:
     "How much faster each device is than the baseline, and where it isn't"
-    out, pairs = [], self.comparison.groupby(_PAIR)
+    out, pairs = [], self.comparison.groupby(PAIR)
     for (where_a,where_b,how),rows in pairs:
         first, own, parts = rows.iloc[0], self.at_own_best(rows), []
         a, b = device_phrase(where_a), device_phrase(f'{where_b} · {how}' if how else where_b)
         if rows.bs.nunique()<2:
             when = f'At batch {fmt_bs(first.bs)}' if is_known(first.bs) else 'Here'
-            parts.append(_speed_sentence(*_row_ratio(first), a, b, self.name, when))
+            parts.append(_speed_sentence(*row_ratio(first), a, b, self.name, when))
         if own:
             r, n, sizes = own
             at_a, at_b = (f'{o} (at {bs})' for o,bs in zip((a, b), sizes))
@@ -324,7 +324,7 @@ def different_work(self:Workload)->list[str]:
 def epoch_costs(self:Workload)->list[str]:
     "Time, energy and money of two devices at the batch size with the largest speed-up"
     out = []
-    for _,rows in self.comparison.groupby(_PAIR):
+    for _,rows in self.comparison.groupby(PAIR):
         row = rows.loc[rows.speedup.idxmax()]
         where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}'
         if row.how: where += f' ({row.how})'
@@ -510,41 +510,9 @@ def _part_sentence(part, steps): # `steps`: visits of a configuration, and their
     return (f"On {device_phrase(first.series)} at batch {fmt_bs(first.bs)}, {fmt(o.share_frac, '%', 100)} of "
             f"a step is {part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}{many}")
 
-# %% ../../nbs/show/05_findings.ipynb #8de359e3
+# %% ../../nbs/show/05_findings.ipynb #6188cc33
 _MIN_FIT_SIZES = 4    # batch sizes for a fit of the step time
 
-def _bs_range(i:Interval)->str: # '22 to 40'
-    "The ends of an interval of batch sizes, or that it is too wide"
-    return TOO_NOISY if is_noisy(i) else f'{math.ceil(i.lo)} to {math.ceil(i.hi)}'
-
-def _best_size_sentence(fit):
-    "The best batch size by a fit, or its range; empty if the fit shows none"
-    i = fit.best_bs_ci()
-    if not is_known(i.mid): return ''
-    which = TOO_NOISY
-    if not is_noisy(i):
-        beyond = ', beyond the measured sizes' if fit.best_bs()>fit.measured_range[1] else ''
-        which = f'{fit.best_bs()} ({_bs_range(i)}){beyond}'
-    return f' The smallest batch within 2 % of the most images per second: {which}.'
-
-def fit_sentence(series, fit, short=False)->str: # Short: without the best batch size and the fit's reason
-    "The parts of a step, as far as the fit shows them"
-    def ends(name, unit, times=1):
-        i = fit.intervals[name]
-        return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
-    plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
-    parts = []
-    if plateau:
-        when = 'while its images are few' if rise else 'at every size'
-        parts.append(f"{ends('overhead_ms', 'ms')} {when}")
-    if rise:
-        many = 'with many, ' if plateau else ''
-        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image")
-    if not parts: return f"The step times of {where} make no curve. {fit.reason}"
-    text = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}."
-    return text if short else f'{text}{_best_size_sentence(fit)} {fit.reason}'.rstrip()
-
-# %% ../../nbs/show/05_findings.ipynb #6188cc33
 @patch
 def step_fits(self:Workload)->list[str]:
     "The parts of a step, and the batch size from which a GPU is worth it"
@@ -571,7 +539,7 @@ def _crossing_sentence(cpu, gpu, i):
     where = device_phrase(gpu_series)
     by_fit = f'The fits show no batch size from which a step is shorter on {where}'
     if is_known(i.mid):
-        ends = f' ({_bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
+        ends = f' ({bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
         by_fit = f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on'
     measured = f'at {measured}' if measured else 'no batch size has an interval'
     return f'{by_fit}; measured, {measured}.'
@@ -635,97 +603,3 @@ def findings(records)->list[Finding]: # The most important first; records in any
 def recommend(records)->list[str]:
     "The findings as sentences, the most important first"
     return [o.text for o in findings(records)]
-
-# %% ../../nbs/show/05_findings.ipynb #f1d00011
-_MAX_HEADLINE_WORDS = 15
-
-@dataclass(frozen=True)
-class Headline:
-    "What a run shows, in at most 15 words"
-    text:str
-    workload:str=''     # Which it is about
-    kind:str=''         # The kind of finding that it shortens
-    rows:pd.DataFrame|None=field(default=None, compare=False) # The visits that show it
-    by:str=''           # The column of theirs that the figure compares
-
-def _first_fitting(*texts):
-    return next((o for o in texts if len(o.split())<=_MAX_HEADLINE_WORDS), texts[-1])
-
-def _verdict_words(r, n_visits):
-    "'3.4 times faster (2.5 to 4.6)', or that there is no interval"
-    words, _, why = verdict(r, n_visits).partition('; ')
-    return f'{words} (no interval)' if why else words
-
-@patch
-def speed_headline(self:Workload)->Headline|None:
-    "The first two devices"
-    for _,rows in self.comparison.groupby(_PAIR):
-        first, own = rows.iloc[0], self.at_own_best(rows)
-        r, n, *_ = own or _row_ratio(first)
-        words = _verdict_words(r, n)
-        same = words==TOO_NOISY or words=='not distinguishable'
-        if words=='not distinguishable': words += f' ({fmt_ends(r)})'
-        def text(a, b, trains): return f'{b} and {a} are {words}.' if same else f'{b} {trains} {words} than {a}.'
-        a, b = (device_phrase(first[o]) for o in ('where_a', 'where_b'))
-        texts = [start_sentence(text(a, b, o)) for o in (f'trains {self.name}', 'is')]
-        short = text('the baseline', 'The other device', 'is')
-        visits = self.ok[self.ok['where'].isin([first.where_a, first.where_b])]
-        return Headline(_first_fitting(*texts, short), self.name, 'speedups', visits, 'where')
-
-# %% ../../nbs/show/05_findings.ipynb #f1d00012
-@patch
-def settings_headline(self:Workload)->Headline|None:
-    "The settings to take on the first device that has a choice"
-    for _,visits,pick,than,is_sure,found in self.choices():
-        words = _verdict_words(found.ratio, (found.n, found.n_base))
-        if found.ratio.holds(1) and words!=TOO_NOISY: words = f'no gain from {than} ({fmt_ends(found.ratio)})'
-        take = f'Take {pick}: {words}'
-        if not is_sure: take = f'Measure again: {pick} or {than} ({fmt_ends(found.ratio)})'
-        texts = [f'{take} than {than}.'] if is_sure and found.ratio.is_distinct() else []
-        short = f'The settings to take are {words} than those with the fewest changes.'
-        if not is_sure: short = f'Measure again: no settings are shown to be enough ({fmt_ends(found.ratio)}).'
-        return Headline(_first_fitting(*texts, f'{take}.', short), self.name, 'settings_to_take', visits, 'how')
-
-@patch
-def batch_headline(self:Workload)->Headline|None:
-    "The best batch size on the first device that has several"
-    for series,best in self.best.items():
-        rows, rivals = self.ok[self.ok.series==series], _rivals(best)
-        if len(best.rates)<2: continue
-        sizes = sorted({*best.rates}-{best.bs}, key=lambda o: (o>best.bs, abs(o-best.bs)))
-        other = (rivals or sizes)[0]
-        r = best.against(other)
-        words = verdict(r)
-        if words=='not distinguishable': words += f' ({fmt_ends(r)})'
-        text = f'Measure again: batch {best.bs} and {other} are not decided ({fmt_ends(r)}).'
-        if not rivals: text = f'Batch {best.bs} is enough; batch {other} is {words}.'
-        on = f'On {device_phrase(series)}, {text[0].lower()}{text[1:]}'
-        return Headline(_first_fitting(on, text), self.name, 'best_batches', rows, 'bs')
-
-@patch
-def rate_headline(self:Workload)->Headline|None:
-    "How fast the fastest series trains"
-    rates = self.ok.groupby(['series', self.ok.bs.fillna(-1)]).images_per_s
-    if not rates.median().notna().any(): return None
-    series, bs = rates.median().idxmax()
-    i = median_ci(rates.get_group((series, bs)))
-    ends = f'({fmt_range(i)})' if is_known(i.lo) else '(no interval)'
-    text = f'trains {fmt(i.mid)} images per second {ends}.'
-    texts = [f'{start_sentence(o)} {text}' for o in (f'{self.name} on {device_phrase(series)}', self.name, 'it')]
-    return Headline(_first_fitting(*texts), self.name, '', self.ok, 'series')
-
-# %% ../../nbs/show/05_findings.ipynb #f1d00013
-_HEADLINES = (Workload.speed_headline, Workload.settings_headline, Workload.batch_headline,
-              Workload.rate_headline)
-
-@patch
-def headline(self:AllVisits)->Headline:
-    "The most important result, of the largest network that shows it clearly"
-    if not len(self.ok): return Headline('No visit succeeded, so nothing was measured.')
-    def n_params(o): return o.df.n_params.fillna(0).max()
-    by_size = sorted(self.workloads.values(), key=n_params, reverse=True)
-    for kind in _HEADLINES:
-        found = [o for rows in by_size if (o := kind(rows))]
-        clear = [o for o in found if TOO_NOISY not in o.text and 'easure again' not in o.text]
-        if found: return (clear or found)[0]
-    return Headline('No visit was timed.')

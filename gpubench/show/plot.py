@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from .draw import (BESIDE, MARKERS, ON_DARK, ON_LIGHT, STYLE, as_is, by_number, caption, drawing,
+from .draw import (BESIDE, MARKERS, as_is, by_number, caption, drawing,
                            finish, in_the_middle, ink, legend_entry, machine_style, make_room,
                            need_columns, new_axes, numeric, plain_numbers, plt, series_style,
                            series_styles, top_of, wrapped)

@@ -21,11 +21,10 @@ class EMACallback(Callback):
     order, graph_safe = TrainEvalCallback.order+2, 'counts'
     def __init__(self,
         decay:float=.999,    # The share of the average that stays in each step, from 0 to 1
-        validate:bool=True,  # Validate with the average?
     ):
         is_share = is_number(decay) and 0<=decay<1
         check_value('decay', decay, is_share, 'a fraction from 0 to 1, such as .999')
-        self.decay, self.validate, self.averages = decay, validate, []
+        self.decay, self.averages = decay, []
         self.is_swapped = self.is_validating = False
         self.followed = []                          # versions of the weights; None: in a fit
 
@@ -66,7 +65,7 @@ def swap(self:EMACallback):
 
 @patch
 def before_validate(self:EMACallback):
-    self.is_validating = bool(self.validate and self.averages and not self.is_swapped)
+    self.is_validating = bool(self.averages and not self.is_swapped)
     if self.is_validating: self.swap()
 
 @patch

@@ -25,7 +25,7 @@ HEAVY = 'torch torchvision fastai fastcore pandas numpy matplotlib papermill nbf
 
 def gpubench_process(*args, cwd=None, path=(), before='', preexec_fn=None, **env):
     "Start `gpubench`; `path` goes before the installed packages, the code `before` before all else"
-    old = {k: v for k,v in os.environ.items() if k not in ('PYTEST_CURRENT_TEST', 'GPUBENCH_DEBUG')}
+    old = {k: v for k,v in os.environ.items() if k!='PYTEST_CURRENT_TEST'}
     full = old | dict(PYTHONPATH=os.pathsep.join(map(str, [*path, PACKAGE.parent])),
                       PYTHONIOENCODING='utf-8') | {k: str(v) for k,v in env.items()}
     return subprocess.Popen([sys.executable, '-c', f'{before}from gpubench.cli import main; main()', *map(str, args)], cwd=cwd, env=full,
@@ -45,7 +45,6 @@ def gpubench_command(*args, **kwargs):
 def call(tmp_path, monkeypatch):
     "The same in this process, in an empty folder: quicker where nothing heavy is to happen"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('GPUBENCH_DEBUG', raising=False)
     monkeypatch.setattr(sys, 'path', sys.path[:])
     return lambda *args: CliRunner().invoke(cli, [str(o) for o in args], prog_name='gpubench')
 
@@ -184,13 +183,11 @@ def test_cuda_where_there_is_none(labs, tmp_path, call):
     assert not (tmp_path/'runs').exists()
 
 
-def test_debug_brings_the_traceback_back(labs, tmp_path, call, monkeypatch):
+def test_debug_brings_the_traceback_back(labs, tmp_path, call):
     write_lab(labs, '01_small', 'print(1)')
     args = ['run', '--labs', labs, '-p', 'sed=1']
     assert [type(call(*o).exception) for o in ([*args, '--debug'], ['--debug', *args], args)] == [ValueError,
         ValueError, SystemExit]
-    monkeypatch.setenv('GPUBENCH_DEBUG', '1')
-    assert type(call(*args).exception) is ValueError
     p = gpubench_command('report', tmp_path/'none'), gpubench_command('report', tmp_path/'none', '--debug')
     assert [(o.returncode, 'Traceback' in o.stderr) for o in p] == [(2, False), (1, True)]
     assert p[0].stderr.count('\n')==1

@@ -581,7 +581,7 @@ def test_time_augmentation():
 def test_what_get_dls_refuses(kwargs, says):
     with pytest.raises(ValueError, match=says): get_dls(**dict(dataset='synthetic', max_images=50, bs=4) | kwargs)
 
-@pytest.mark.parametrize('kwargs', [dict(shift_px=-1), dict(shift_px=1.5), dict(degrees='a'), dict(zoom_frac=1.), dict(zoom_frac=-.1)])
+@pytest.mark.parametrize('kwargs', [dict(shift_px=-1), dict(shift_px=1.5)])
 def test_what_batch_augment_refuses(kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))): BatchAugment(**kwargs)
 

@@ -147,7 +147,7 @@ CASES = dict(
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
     average=(twice, dict(cbs=lambda: [EMACallback(.9)])),
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
-    augment=(one_cycle, dict(augment=BatchAugment(True, 1, 10, .1))),
+    augment=(one_cycle, dict(augment=BatchAugment(True, 1))),
     vision_learner=(saved_and_loaded, dict(make=vision_learner, model=lambda: resnet, size=32, opt_func=fused_adam, pretrained=False,
                                            n_in=1, splitter=model_meta[resnet18]['split'])))
 
@@ -339,8 +339,8 @@ def normalized(learn):
     norm = learn.dls.train.after_batch.fs[1]
     norm.mean = norm.mean+.2
 def less_augmented(learn):
-    for degrees in 30, 0:
-        learn.dls.train.after_batch.fs[2].degrees = degrees
+    for shift_px in 2, 0:
+        learn.dls.train.after_batch.fs[2].shift_px = shift_px
         learn.fit(2, 1e-2)
 def without(learn):
     "A fit without what makes the optimizer's steps ours"
@@ -390,8 +390,8 @@ CHANGES = dict(
     reached_late=(lambda o: o.fit(4, 1e-2), dict(model=Sometimes, drop_last=False, wd=.1)),
     two_outputs=(lambda o: o.fit(2, 1e-2), dict(model=Pair, loss_func=lambda: of_the_first, metrics=lambda: [])),
     norm_type=(then(lambda o: setattr(o.gradient_clip, 'norm_type', math.inf)), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
-    augmented=(then(lambda o: o.dls.train.after_batch.add(BatchAugment(True, 2, 20, .3))), {}),
-    less_augmented=(less_augmented, dict(augment=BatchAugment(True, 1, 30, .1))),
+    augmented=(then(lambda o: o.dls.train.after_batch.add(BatchAugment(True, 2))), {}),
+    less_augmented=(less_augmented, dict(augment=BatchAugment(True, 2))),
     load=(one_cycle, dict(cbs=lambda: [GoBackCallback()])), normalized=(then(normalized), {}), removed=(then(without, lambda o: o.fit(4, 1e-2)), dict(drop_last=False)),
     own_batch=(lambda o: o.fit(2, 1e-2), dict(make=Dimmed)), own_split=(lambda o: o.fit(2, 1e-2), dict(make=SplitDimmed)))
 

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from made_up_records import PARTS, failed, visit, visits
 
-from gpubench.show.compare import compare, comparison_text, fmt_ratio, load_records
-from gpubench.show.findings import Workload, add_labels, compare_devices, findings, fit_sentence, recommend, summary_table
+from gpubench.show.compare import compare, comparison_text, load_records
+from gpubench.show.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table
 from gpubench.show.report import summary_text
 from gpubench.ground.stats import Interval
+from gpubench.show.wording import fit_sentence, fmt_ratio
 from gpubench.run.sweep import noise_floor, sweep
 
 

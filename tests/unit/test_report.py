@@ -157,7 +157,7 @@ def test_links_lead_to_files_beside_the_page(tmp_path):
 def test_everything_from_records_is_escaped(tmp_path):
     names = dict.fromkeys('model dataset gpu cpu os torch loader'.split(), HOSTILE)
     rows = visits((16, 64), **names) + [failed(HOSTILE, 256, error=HOSTILE, model=HOSTILE, machine=HOSTILE)]
-    page = page_of(tmp_path/'run', rows, title=HOSTILE)
+    page = page_of(tmp_path/'run', rows)
     assert page.balanced and not page.all('script')
     assert not [attrs for _,attrs in page.tags for k in attrs if k.startswith('on')]
     assert '<script>alert(1)</script>' in page.text and '{{ 7*7 }}' in page.text     # shown as it stands
@@ -253,7 +253,7 @@ def test_every_kind_of_run_has_a_page(tmp_path, rows, says):
 
 def test_two_machines_on_one_page(tmp_path):
     other = visits(machine='m2', gpu='Other made-up GPU', cpu='Other made-up CPU', time_utc='2000-01-05T12:00:00+00:00')
-    page = page_of(tmp_path/'run', visits(), others=[folder_of(tmp_path/'other', other)])
+    page = page_of(tmp_path/'run', visits() + other)
     assert 'The machines' in page.text and '1 January 2000, 00:00 to 5 January 2000, 12:00 UTC' in page.text
     assert re.search('Other made-up GPU against (Made-up|Other made-up) CPU, 4 cores', page.text)
 
