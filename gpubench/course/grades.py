@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .lab_questions import QUESTIONS
+from .lab_questions import QUESTIONS, Exercise
 from .checks import check
 from .labs import find_labs
 
@@ -167,7 +167,10 @@ def _shown(x):
     return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
 
 def _right(q):
-    "The right answer, in words"
+    "The right answer, in words or as code"
+    if isinstance(q, Exercise):
+        code = ['', '', '```python', *q.solution.splitlines(), '```', '', '']
+        return '\n'.join(f'  {o}'.rstrip() for o in code)+' '
     if not q.is_computed: return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
     names = ', '.join(f'`{o}`' for o in inspect.signature(q.correct).parameters)
     return f'depends on what the student measured: {names}.'
