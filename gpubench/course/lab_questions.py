@@ -8,9 +8,14 @@ __all__ = ['QUESTIONS', 'Question', 'Exercise']
 # %% ../../nbs/course/02_lab_questions.ipynb #139dd677
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from math import ceil
 from textwrap import dedent
 from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
 
 # %% ../../nbs/course/02_lab_questions.ipynb #e6f57c11
 @dataclass(frozen=True)
@@ -47,9 +52,9 @@ class Exercise:
     is_computed = True
 
     def cases(self, rng)->list[tuple[tuple, bool]]: # Arguments, and whether they are hidden
-        "What to call the function with"
+        "What to call the function with; the same objects never come twice"
         drawn = [(self.draw(rng), False) for _ in range(self.n_draws)]
-        return drawn + [(o(rng) if callable(o) else o, True) for o in self.hidden]
+        return drawn + [(o(rng) if callable(o) else deepcopy(o), True) for o in self.hidden]
 
     @property
     def solution(self)->str: return dedent(inspect.getsource(self.reference)).rstrip()
@@ -59,29 +64,36 @@ _YES_NO_UNKNOWN = ('yes', 'no', 'unknown')
 
 QUESTIONS = { # name → question
     '01.no_wait': Question(
-        'too short', options=('too short', 'right', 'too long'),
-        why='It timed the launches, not the work.',
-        hint='Look at `no_wait_ms` and `wait_ms` of the GPU.'),
+        3.4, tolerance=.02, unit='ms',
+        why='The number can be shown only when the last product is done. Launches and products overlap.',
+        hint='When is the number there that gets printed?',
+        hints={.15: 'That is when the last product has been launched.',
+               3.55: 'The device computes while the other products are being launched.'}),
     '01.n_images': Question(
-        lambda record: record['n_images'], tolerance=0,
+        1000, tolerance=0, unit='images',
+        why="Two whole batches; fastai's loader drops the other 437 images.",
         hint='Whole batches only: steps times the batch size.',
-        hints=lambda record: {record['n_train']: "That is all of them. The last ones did not fill a batch, and "
-                              "fastai's loader drops them."}),
+        hints={1437: 'That is all of them. The last ones do not fill a batch.',
+               1500: 'There are not that many images.'}),
     '01.interval': Question(
-        'unknown', options=_YES_NO_UNKNOWN,
-        why='Either a slower or a faster GPU could produce these visits.',
-        hint='Is 1 inside?'),
+        'yes', options=_YES_NO_UNKNOWN,
+        why='How much faster is wide open, but 1 is outside.',
+        hint='Is 1 inside?',
+        hints={'unknown': 'Only how much faster it is remains open. Is 1 inside?'}),
     '02.whole': Question(
-        lambda counts: [int(o) for o in counts.bs[counts.dropped_frac==0]],
-        hint='Look at `dropped_frac`. An empty list [] is an answer too.'),
+        [16, 32, 64], hint='Which of them divide 4,800?',
+        why='4,800 is 64 · 75, but not a multiple of 256.'),
     '02.left_out': Question(
-        lambda counts: float(counts.dropped_frac.iloc[-1]), tolerance=.02,
+        224/480, tolerance=.01,
+        why='One batch of 256; the other 224 images are never seen in this epoch.',
         hint='Images left out, divided by all training images.',
-        hints=lambda counts: {100*float(counts.dropped_frac.iloc[-1]): 'That is in per cent; give a fraction.'}),
+        hints={100*224/480: 'That is in per cent; give a fraction.', 256/480: 'That is the part that is trained.'}),
     '02.plateau': Question(
-        lambda plateau: plateau[0], tolerance=0, unit='images a step',
-        why='The visits show no gain from larger batches, though a wide interval would hide one.',
-        hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
+        64, tolerance=0, unit='images a step',
+        why='64 loses 3 % at most. At 1,024 you know nothing yet: measure again.',
+        hint='From which size on is hardly anything left to gain, as far as you know?',
+        hints={256: 'It is the fastest, but 64 loses 3 % at most.', 32: 'It loses a third.',
+               1024: 'This interval holds half the speed as well as 1.2 times. Who knows?'}),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,
         why='64 takes a third less than 32 and 128, but one run of each cannot distinguish that from noise. '
@@ -158,9 +170,10 @@ QUESTIONS = { # name → question
         why='It copies with non_blocking=False, so it waits. The copy itself is shorter.',
         hint='What else is needed besides pinned memory?'),
     '05.full': Question(
-        'unknown', options=_YES_NO_UNKNOWN,
-        why='One busy multiprocessor also shows 100 %. Power tells you more.',
-        hint='One long row shows 100 %, and so does the product. Is it as much work?'),
+        'no', options=_YES_NO_UNKNOWN,
+        why='Something runs all the time, but most of the card has nothing to do.',
+        hint='What would a product of large matrices draw?',
+        hints={'unknown': 'From the 100 % alone you could not tell. What do the watts add?'}),
     '05.bits': Question(
         [0x20, 0x4],
         why='Heat, slowed by software, which matters; and the power cap, which is normal.',
@@ -205,15 +218,15 @@ QUESTIONS = { # name → question
         why='It made 16 times as many steps. If it learned least, the batch size is not the reason; look for a mistake.',
         hint='Look at `n_steps` and the accuracy in your own table.'),
     '06.slower': Question(
-        'unknown', options=_YES_NO_UNKNOWN,
-        why='Loop, optimizer and training all differ.',
-        hint='How many things differ between the two?'),
-    '06.piece': Question(
-        .2, why='Its share of the images.',
-        hint='How many of the 1,000 images are in it?',
-        hints={1/3: 'That gives each of its images twice the weight of the others.',
-               .005: 'The loss is already a mean over the piece.',
-               1: 'Then the three means add up to a loss three times too large.'}),
+        'yes', options=_YES_NO_UNKNOWN,
+        why='With the same losses, only the way the steps are made is left, and 1 is outside.',
+        hint='What still differs between the two, and is 1 inside?',
+        hints={'unknown': 'Same losses mean the same training. What else could differ?'}),
+    '06.counted': Question(
+        3, tolerance=0, unit='batches',
+        why='It counts to 1,000 images or more: 400, 800, 1,200.',
+        hint='It counts images. When have there been 1,000?',
+        hints={1000: 'It counts images, not batches.', 2: 'That makes 800.', 2.5: 'Batches are not cut.'}),
     '06.item': Question(
         'unknown', options=('1 ms', '3 ms', 'unknown'),
         why='The next line that needs a result may wait just as long. Only the time of the whole step shows it.',
@@ -366,6 +379,36 @@ QUESTIONS = { # name → question
                .8: 'The other way round.'}),
 }
 
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000101
+class MadeUpDevice:
+    "A device whose clock shows made-up seconds; its work is queued"
+    def __init__(self, launch_s, work_s, queued_s=0.):
+        self.launch_s, self.work_s, self.now_s, self.done_s = launch_s, work_s, 100., 100.+queued_s
+    def work(self):
+        self.now_s += self.launch_s
+        self.done_s = max(self.done_s, self.now_s)+self.work_s
+    def wait(self): self.now_s = max(self.now_s, self.done_s)
+    def clock(self): return self.now_s
+    def __repr__(self): return f'{1e3*self.launch_s:.0f} ms to launch, {1e3*self.work_s:.0f} to do'
+    def args(self): return self.work, self.wait, self.clock
+
+def _device(rng, queued_s=0.):
+    return MadeUpDevice(rng.randint(1, 9)/1e3, rng.randint(1, 99)/1e3, queued_s).args()
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000103
+def waited_ms(work, wait, clock):
+    "Milliseconds that `work` takes until the device is done with it"
+    wait()
+    start = clock()
+    work()
+    wait()
+    return 1e3*(clock()-start)
+
+QUESTIONS['01.waited_ms'] = Exercise(
+    waited_ms, _device, hidden=(lambda rng: _device(rng, queued_s=.5),),
+    why='It waits before it starts, too: the device may still be busy with something else.',
+    hint='When is the device done with this work, and was it idle when your clock started?')
+
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000201
 def n_trained(n, bs, drop_last):
     "How many of n images an epoch trains"
@@ -379,3 +422,86 @@ QUESTIONS['02.n_trained'] = Exercise(
     tolerance=0,
     why='Whole batches only, unless the loader keeps the last one.',
     hint='How many whole batches are there, possibly none, and what becomes of the rest?')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000301
+def least_ms(operations, flop_per_s, bytes_per_s):
+    "Milliseconds that operations take at least, one after the other; `(flop, bytes)` of each"
+    seconds = 0
+    for flop, n_bytes in operations:
+        seconds += max(flop/flop_per_s, n_bytes/bytes_per_s)
+    return 1e3*seconds
+
+def _operations(rng, n):
+    return [(rng.randint(1, 99)*1e9, rng.randint(1, 99)*1e8) for _ in range(n)], 1e13, 1e12
+
+QUESTIONS['03.least_ms'] = Exercise(
+    least_ms, lambda rng: _operations(rng, rng.randint(1, 3)),
+    hidden=(([], 1e13, 1e12), ([(0, 1e9), (1e12, 0)], 1e13, 1e12)),
+    why='Within an operation, bytes move while the device computes, so the longer of the two counts.',
+    hint='What takes longer in each operation? And are there always operations?')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000401
+def epoch_ms(n, bs, workers, image_ms, step_ms):
+    "Milliseconds that n batches take at least; a worker decodes whole batches"
+    batch_ms = bs*image_ms
+    if workers==0: return n*(batch_ms+step_ms)
+    return max(ceil(n/workers)*batch_ms, n*step_ms)
+
+QUESTIONS['04.epoch_ms'] = Exercise(
+    epoch_ms, lambda rng: (rng.randint(1, 30), rng.choice([8, 16, 64]), rng.randint(1, 8),
+                           rng.randint(1, 9), rng.randint(10, 200)),
+    hidden=((6, 8, 0, 5, 30), (1, 256, 8, 2, 10), (9, 8, 4, 5, 0)),
+    why='Workers take rounds; the slower of loading and training sets the pace.',
+    hint='How many rounds of whole batches are there? And who decodes without workers?')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000501
+def busy_frac(kernels, end_s):
+    "Share of the time from 0 to `end_s` in which any kernel ran; `(start, end)` of each"
+    busy_s, last_s = 0, 0
+    for start, end in sorted(kernels):
+        busy_s += max(0, end-max(start, last_s))
+        last_s = max(last_s, end)
+    return busy_s/end_s
+
+def _kernels(rng):
+    starts = [rng.randint(0, 5)/10 + i for i in range(rng.randint(2, 5))]
+    return [(o, o+rng.randint(1, 4)/10) for o in starts], 6
+
+QUESTIONS['05.busy_frac'] = Exercise(
+    busy_frac, _kernels, hidden=(([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10), ([(0, 4), (1, 2), (3, 5)], 10)),
+    why='Whatever runs beside another kernel counts once: that is all that utilization shows.',
+    hint='What if two of them run at the same time, or none?')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000601
+def accumulated(net, pieces):
+    "Mean loss of a batch that comes in pieces `(x, y)`, and the gradients of all weights"
+    n, mean_loss = sum(len(y) for _,y in pieces), 0.
+    net.zero_grad()
+    for x,y in pieces:
+        loss = cross_entropy(net(x), y)*len(y)/n
+        loss.backward()
+        mean_loss += loss.item()
+    return mean_loss, [o.grad for o in net.parameters()]
+
+class SmallNet(torch.nn.Linear): # in float64, so that the order of additions doesn't matter
+    def __init__(self, used):
+        super().__init__(4, 3, dtype=torch.float64)
+        if used: self(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    def __repr__(self): return 'net'
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex000603
+class Piece(tuple):
+    "Images and labels of a piece, which shows itself by its size"
+    def __repr__(self): return f'{len(self[1])} images'
+
+def _pieces(rng, *sizes, used=False):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.randrange(2**32))
+        return SmallNet(used), [Piece((torch.randn(o, 4, dtype=torch.float64), torch.randint(3, (o,))))
+                                for o in sizes]
+
+QUESTIONS['06.accumulated'] = Exercise(
+    accumulated, lambda rng: _pieces(rng, *[rng.randint(2, 9)]*rng.randint(2, 4)),
+    hidden=(lambda rng: _pieces(rng, 4, 4, 1), lambda rng: _pieces(rng, 3, 3, used=True)),
+    why='Each piece counts by its share of the images, and old gradients are cleared first.',
+    hint='Are the pieces equally large, and are there gradients of an earlier step?')
