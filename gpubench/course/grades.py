@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .lab_questions import QUESTIONS, Exercise
+from .lab_questions import EXERCISE_ANSWERS, QUESTIONS, Exercise
 from .checks import check
 from .labs import find_labs
 
@@ -191,4 +191,6 @@ def teacher_key(folder=None)->str: # Markdown
             lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(q)} {q.why}'.rstrip()]
             hints = {} if callable(q.hints) else dict(q.hints)
             lines += [*(f'  {_shown(k)} is wrong: {v}' for k,v in hints.items()), '']
+        exercises = EXERCISE_ANSWERS.get(lab.name[:2], ()) if lab.path.parent.name!='deeper' else ()
+        if exercises: lines += ['Exercises:', *(f'{i}. {o}' for i,o in enumerate(exercises, 1)), '']
     return '\n'.join(lines)

@@ -60,7 +60,7 @@ def test_no_folder(tmp_path):
 def test_key():
     said = gpubench('labs', '--key').output
     assert all(f'* `{o}` ' in said for o in QUESTIONS) and '| A guess | 1 each |' in said
-    assert 'depends on what the student measured: `counts`' in said and '**hardly anything**' in said
+    assert 'depends on what the student measured: `plateau`' in said and '**hardly anything**' in said
 
 def test_each_lab_of_the_new_form_asks_for_a_guess_and_answers():
     for lab,names in lab_questions().items():
