@@ -435,7 +435,7 @@ def _operations(rng, n):
 QUESTIONS['03.least_ms'] = Exercise(
     least_ms, lambda rng: _operations(rng, rng.randint(1, 3)),
     hidden=(([], 1e13, 1e12), ([(0, 1e9), (1e12, 0)], 1e13, 1e12)),
-    why='Within an operation, bytes move while the device computes, so the longer of the two counts.',
+    why='Bytes move while the device computes, so the longer of the two counts.',
     hint='What takes longer in each operation? And are there always operations?')
 
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000401
@@ -466,7 +466,8 @@ def _kernels(rng):
     return [(o, o+rng.randint(1, 4)/10) for o in starts], 6
 
 QUESTIONS['05.busy_frac'] = Exercise(
-    busy_frac, _kernels, hidden=(([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10), ([(0, 4), (1, 2), (3, 5)], 10)),
+    busy_frac, _kernels,
+    hidden=(([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10), ([(0, 4), (1, 2), (3, 5)], 10)),
     why='Whatever runs beside another kernel counts once: that is all that utilization shows.',
     hint='What if two of them run at the same time, or none?')
 
@@ -495,8 +496,8 @@ class Piece(tuple):
 def _pieces(rng, *sizes, used=False):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.randrange(2**32))
-        return SmallNet(used), [Piece((torch.randn(o, 4, dtype=torch.float64), torch.randint(3, (o,))))
-                                for o in sizes]
+        return SmallNet(used), [
+            Piece((torch.randn(o, 4, dtype=torch.float64), torch.randint(3, (o,)))) for o in sizes]
 
 QUESTIONS['06.accumulated'] = Exercise(
     accumulated, lambda rng: _pieces(rng, *[rng.randint(2, 9)]*rng.randint(2, 4)),
@@ -507,46 +508,63 @@ QUESTIONS['06.accumulated'] = Exercise(
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000021
 EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
     '01': (
-        "The first fit pays for what happens once (memory, libraries, kernels), the second one doesn't; the callback "
-        "leaves validation out as well. What is left varies by chance, so both take several runs.",
-        "`images_per_s` rises with the batch, as each launch then does more, until the device is busy. With 4 images "
-        "the CPU may win; the larger the batch, the more a GPU gains.",
-        "There is no interval: one visit of each shows no spread. The ratio alone can't tell chance from a difference."),
+        "The first fit pays for what happens once (memory, libraries, kernels), the second "
+        "one doesn't; the callback leaves validation out as well. What is left varies by "
+        "chance, so both take several runs.",
+        "`images_per_s` rises with the batch, as each launch then does more, until the device"
+        " is busy. With 4 images the CPU may win; the larger the batch, the more a GPU gains.",
+        "There is no interval: one visit of each shows no spread. The ratio alone can't tell "
+        "chance from a difference."),
     '02': (
-        "Steps times the batch, so fewer than there are if the last batch is dropped. It is on the plateau if twice the "
-        "batch gains less than the noise floor, and half of it loses less. Compare images/s, never epochs.",
-        "Often not, where the fastest sizes differ by less than two runs of one size. Then no size is the winner.",
-        "1024: fewer images than one batch. A step's work is large, so the plateau begins at smaller batches than with "
-        "LeNet.",
-        "Decoding: images/s hardly grow with the batch, and `wait_ms` is most of a step. Workers or decoded images help."),
+        "Steps times the batch, so fewer than there are if the last batch is dropped. It is "
+        "on the plateau if twice the batch gains less than the noise floor, and half of it "
+        "loses less. Compare images/s, never epochs.",
+        "Often not, where the fastest sizes differ by less than two runs of one size. Then no"
+        " size is the winner.",
+        "1024: fewer images than one batch. A step's work is large, so the plateau begins at "
+        "smaller batches than with LeNet.",
+        "Decoding: images/s hardly grow with the batch, and `wait_ms` is most of a step. "
+        "Workers or decoded images help."),
     '03': (
-        "Near 1 times as long: a fixed part, such as launches. Near 2: the images. A step far above `least_ms` with a "
-        "ratio near 1 waits for Python; a larger batch or `speed_up` helps, a faster GPU does not.",
-        "On a GPU, those whose `device_ms` comes near `launched_ms`; on a CPU, `twice_the_images` rises toward 2, "
-        "because images take a larger part of the step.",
-        "`device_ms` grows with the batch and `launched_ms` doesn't. From two sizes, draw a line through `device_ms` and "
-        "see where it meets `launched_ms`; where kernels are tiny, it is flat at first, so the guess is too small."),
+        "Near 1 times as long: a fixed part, such as launches. Near 2: the images. A step far"
+        " above `least_ms` with a ratio near 1 waits for Python; a larger batch or `speed_up`"
+        " helps, a faster GPU does not.",
+        "On a GPU, those whose `device_ms` comes near `launched_ms`; on a CPU, "
+        "`twice_the_images` rises toward 2, because images take a larger part of the step.",
+        "`device_ms` grows with the batch and `launched_ms` doesn't. From two sizes, draw a "
+        "line through `device_ms` and see where it meets `launched_ms`; where kernels are "
+        "tiny, it is flat at first, so the guess is too small."),
     '04': (
-        "With `wait_ms` near 0, none are needed. Otherwise *worker* divided by the larger of *ready* + *train* and what "
-        "the cores allow, rounded up. One less is slower by about what *worker*/*n* says; one more gains nothing.",
-        "Up for 128 px on a CPU if decoding grows more than training does, down if training grows more: both grow with "
-        "the pixels. At 32 px on a GPU up, since decoding a file costs its full size either way.",
-        "*decode* and *worker* grow fourfold, *train* only as far as the images set its pace, and of *ready* the copy. "
-        "On a GPU that waits for launches, more workers are needed."),
+        "With `wait_ms` near 0, none are needed. Otherwise *worker* divided by the larger of "
+        "*ready* + *train* and what the cores allow, rounded up. One less is slower by about "
+        "what *worker*/*n* says; one more gains nothing.",
+        "Up for 128 px on a CPU if decoding grows more than training does, down if training "
+        "grows more: both grow with the pixels. At 32 px on a GPU up, since decoding a file "
+        "costs its full size either way.",
+        "*decode* and *worker* grow fourfold, *train* only as far as the images set its pace,"
+        " and of *ready* the copy. On a GPU that waits for launches, more workers are needed."),
     '05': (
-        "It may be: between its launches the device has gaps that `at_most_busy` doesn't see. If both agree, data is "
-        "what limits it; if the device is far less busy, it is Python.",
-        "At one or two rows for each multiprocessor (132 or 264 on an H200). Utilization is near 100 % all the time.",
-        "When the workers together deliver what training takes. A busy worker has `worker_mean_frac` near 1; if it is far "
-        "below with little `wait`, there are more than enough.",
-        "On battery, clocks and power limit are lower; a step that computes gets longer, one that waits for Python "
-        "follows the clock of the CPU."),
+        "It may be: between its launches the device has gaps that `at_most_busy` doesn't see."
+        " If both agree, data is what limits it; if the device is far less busy, it is "
+        "Python.",
+        "At one or two rows for each multiprocessor (132 or 264 on an H200). Utilization is "
+        "near 100 % all the time.",
+        "When the workers together deliver what training takes. A busy worker has "
+        "`worker_mean_frac` near 1; if it is far below with little `wait`, there are more "
+        "than enough.",
+        "On battery, clocks and power limit are lower; a step that computes gets longer, one "
+        "that waits for Python follows the clock of the CPU."),
     '06': (
-        "The first losses agree up to rounding. If they differ at once, look for weight decay, the mode of batch norm and "
-        "dropout, the schedule or the order of the images. Only then compare times, with intervals.",
-        "174.7 s / 18,740 = 9.3 ms against 24.04 s / 1,200 = 20 ms: a sixteenth of the images in almost half the time, so "
-        "mostly a cost per step. With 16 times the steps it should have learned more, but it learned least: another "
-        "rate, fewer epochs or a layer in the wrong mode. The table can't show which.",
-        "By less than with torch's defaults, which also differ in β₂ and ε, but more than rounding.",
+        "The first losses agree up to rounding. If they differ at once, look for weight "
+        "decay, the mode of batch norm and dropout, the schedule or the order of the images. "
+        "Only then compare times, with intervals.",
+        "174.7 s / 18,740 = 9.3 ms against 24.04 s / 1,200 = 20 ms: a sixteenth of the images"
+        " in almost half the time, so mostly a cost per step. With 16 times the steps it "
+        "should have learned more, but it learned least: another rate, fewer epochs or a "
+        "layer in the wrong mode. The table can't show which.",
+        "By less than with torch's defaults, which also differ in β₂ and ε, but more than "
+        "rounding.",
         "From the second step on: its gradient contains the first one's.",
-        "Only runs from several seeds with their spread can answer; one run that reaches it isn't enough.")}
+        "Only runs from several seeds with their spread can answer; one run that reaches it "
+        "isn't enough."),
+}
