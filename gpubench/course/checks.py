@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from inspect import ismethod
 from math import isclose, isfinite
 from numbers import Number
 from pathlib import Path
@@ -284,7 +285,8 @@ def _agree(a, b, tolerance):
 
 # %% ../../nbs/course/03_checks.ipynb #fn000004
 def _brief(x, n=80):
-    text = ' '.join(repr(x).split())
+    text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
+    if ismethod(x): text = x.__name__
     return text if len(text)<=n else f'{text[:n-1]}…'
 
 def _call_text(f, args):

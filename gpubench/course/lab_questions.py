@@ -379,16 +379,16 @@ QUESTIONS = { # name → question
 
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000101
 class MadeUpDevice:
-    "A device whose clock shows made-up seconds; its work is queued"
+    "A device whose clock shows made-up seconds; a call queues work on it"
     def __init__(self, launch_s, work_s, queued_s=0.):
         self.launch_s, self.work_s, self.now_s, self.done_s = launch_s, work_s, 100., 100.+queued_s
-    def work(self):
+    def __call__(self):
         self.now_s += self.launch_s
         self.done_s = max(self.done_s, self.now_s)+self.work_s
     def wait(self): self.now_s = max(self.now_s, self.done_s)
     def clock(self): return self.now_s
-    def __repr__(self): return f'{1e3*self.launch_s:.0f} ms to launch, {1e3*self.work_s:.0f} to do'
-    def args(self): return self.work, self.wait, self.clock
+    def __repr__(self): return f'work ({1e3*self.launch_s:.0f} ms to launch, {1e3*self.work_s:.0f} to do)'
+    def args(self): return self, self.wait, self.clock
 
 def _device(rng, queued_s=0.):
     return MadeUpDevice(rng.randint(1, 9)/1e3, rng.randint(1, 99)/1e3, queued_s).args()
