@@ -7,14 +7,17 @@ __all__ = ['QUESTIONS', 'EXERCISE_ANSWERS', 'Question', 'Exercise']
 
 # %% ../../nbs/course/02_lab_questions.ipynb #139dd677
 import inspect
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from math import ceil
+from statistics import mean, stdev
 from textwrap import dedent
 from typing import Any
 
 import torch
+from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 # %% ../../nbs/course/02_lab_questions.ipynb #e6f57c11
@@ -242,9 +245,11 @@ QUESTIONS = { # name → question
         hints={2+1/128: 'The gap doubles at 2, so this is not one of the numbers.',
                2+2/128: 'It is halfway between two; which of them ends in a 0 bit?'}),
     '07.stays': Question(
-        ['weights', "Adam's averages"],
-        why='Convolutions get rounded copies.',
-        hint='What would stop moving if it were rounded at every step?'),
+        360, unit='MB', tolerance=.01,
+        why='Activations halve; weights, gradients and both averages stay in float32, 16 bytes per weight.',
+        hint='Which of the four numbers per weight would stop moving if it were rounded at every step?',
+        hints={280: 'That is half of all; what changes by a little at every step stays in float32.',
+               240: 'A weight also has a gradient and two averages, all in float32.'}),
     '07.cpu': Question(
         'nothing', options=('it gains nothing', 'nothing', 'it is slower'),
         why='It was float32 all along. Look at the type that was recorded.',
@@ -276,7 +281,7 @@ QUESTIONS = { # name → question
     '08.copy': Question(
         'falls', options=('falls', 'rises', 'stays'),
         why='It memorizes one batch.',
-        hint='Look at `losses` of the wrong training.'),
+        hint='Train it, and look at `losses`.'),
     '08.graph': Question(
         4, unit='times',
         why='6 ms of launches become 1.5 ms of kernels.',
@@ -284,18 +289,21 @@ QUESTIONS = { # name → question
         hints={5: 'Launches and kernels overlap: they do not add up.',
                6: 'It still needs its kernels.'}),
     '08.constants': Question(
-        ['a rate as a float', "numpy's random numbers"],
+        ['a flip by random.random()', 'a step count in Python'],
         why='What the host computed is a constant in the recording.',
         hint='Who computes it, the host or the device?'),
     '09.summed': Question(
-        'twice the rate', options=('twice the batch', 'twice the rate', 'twice the epochs'),
-        why='A sum of two gradients is twice their average, and a step is the rate times the gradient.',
-        hint='What is the gradient multiplied by in a step?'),
+        .4, tolerance=.001,
+        why='A sum of eight gradients is eight times their average, and a step is the rate times the gradient.',
+        hint='What is the gradient multiplied by in a step?',
+        hints={.05/8: 'The other way round: the summed gradient is the longer one.',
+               .05: 'Then the steps would be an eighth as long.'}),
     '09.step': Question(
-        256, tolerance=0, unit='images',
-        hint='All devices take part in each step.',
-        hints={64: 'That is what each device takes.',
-               16: 'That would be 64 images shared by 4 devices.'}),
+        5, tolerance=0, unit='steps',
+        why='A global batch has 256 images, and 157 images are left over.',
+        hint='All devices take part in each step. How many images does it use?',
+        hints={22: 'That is one device with 64 images.', 6: 'The last one would not be full.',
+               89: 'That would be 16 images in a step: 64 shared by 4 devices.'}),
     '09.traffic': Question(
         3.42, unit='ms',
         why='2 · 7/8 · 100 MiB is 175 MiB for each rank, at 51,200 MiB/s.',
@@ -308,10 +316,10 @@ QUESTIONS = { # name → question
         hints={1.6: 'That is how much faster it is.',
                .625: 'That is the time per image, but you pay for two GPUs.'}),
     '10.linear': Question(
-        .32, tolerance=.001,
-        why='16 times the batch, 16 times the rate.',
-        hint='How many times the batch is it?',
-        hints={.08: 'That is the square-root rule.', .02: 'That is the fixed rate.'}),
+        800, tolerance=.001, unit='images',
+        why='25 times the rate, so 25 times the batch.',
+        hint='How many times 0.02 may the rate be?',
+        hints={20_000: 'That is the square-root rule.', 25: 'That many times the batch of 32.'}),
     '10.noise_scale': Question(
         40, unit='images',
         why='|G|² is (140-50)/90 = 1, tr(Σ) is 3.6/0.09 = 40.',
@@ -330,9 +338,10 @@ QUESTIONS = { # name → question
         hints={50: 'That leaves out the two that did not get there.',
                72: 'They are larger than 100, not 100, and this is a mean.'}),
     '10.worse': Question(
-        'unknown', options=_YES_NO_UNKNOWN,
-        why='Three of 360 digits, and one seed each.',
-        hint='How far apart are the dots of one size?'),
+        'yes', options=_YES_NO_UNKNOWN,
+        why='The whole interval is below 1. That says nothing about other rates, or equal steps.',
+        hint='Is 1 inside the interval?',
+        hints={'unknown': 'Other trainings are unknown; what does this interval exclude for this one?'}),
     '10.equal_time': Question(
         'equal steps', options=('equal epochs', 'equal steps'),
         why='All steps take equally long, whatever their batch.',
@@ -348,9 +357,10 @@ QUESTIONS = { # name → question
         why='The others are what you compare, or what you have to state.',
         hint='What determines how much there is to compute?'),
     '11.cheaper': Question(
-        'unknown', options=('cpu', 'gpu', 'unknown'),
-        why='9 is between 6 and 10.',
-        hint='What if it is really 6 times faster? Or 10 times?'),
+        'gpu', options=('cpu', 'gpu', 'unknown'),
+        why='Even at 6 times as fast, it does 6 times the work for 5 times the price.',
+        hint='What if it is really 6 times as fast? Or 10 times?',
+        hints={'unknown': 'Where in the interval would the CPU be cheaper?'}),
     '11.next_week': Question(
         'no', options=('yes', 'no'),
         why='The interval knows nothing about other sessions.',
@@ -505,6 +515,129 @@ QUESTIONS['06.accumulated'] = Exercise(
     why='Each piece counts by its share of the images, and old gradients are cleared first.',
     hint='Are the pieces equally large, and are there gradients of an earlier step?')
 
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000002
+def unscaled(grads, scale, n_good, grow_after=2000):
+    if not all(g.isfinite().all() for g in grads): return None, scale/2, 0
+    grads = [g/scale for g in grads]
+    return (grads, 2*scale, 0) if n_good+1==grow_after else (grads, scale, n_good+1)
+
+def _grads(rng, *ends): # of a scaled loss; `ends` are the last numbers
+    values = [round(rng.uniform(-99, 99), 1) for _ in range(3)]
+    return [torch.tensor(values), torch.tensor([1., *ends])]
+
+def _draw_unscaled(rng):
+    end, n_good = rng.choice([2., 3., math.inf]), rng.randrange(3)
+    return _grads(rng, end), 2.**rng.randint(3, 16), n_good, 5
+
+QUESTIONS['07.unscaled'] = Exercise(
+    unscaled, _draw_unscaled,
+    (lambda rng: (_grads(rng, math.nan), 64., 1, 5), lambda rng: (_grads(rng, -math.inf), 64., 4, 5),
+     lambda rng: (_grads(rng, 7.), 64., 4, 5)),
+    why="That is what PyTorch's `GradScaler` does.",
+    hint='A NaN is not finite either. A skipped step starts the count again, and so does doubling.')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000005
+def replay_all(batches, x, y, replay, loss, eager):
+    all_losses = []
+    for xb,yb in batches:
+        if len(xb)==len(x):
+            x.copy_(xb), y.copy_(yb)
+            replay()
+            all_losses.append(float(loss))
+        else: all_losses.append(float(eager(xb, yb)))
+    return all_losses
+
+class _MadeRecording:
+    def __init__(self, x, y): self.x, self.y, self.loss, self.w = x, y, torch.zeros(()), 1.
+    def __repr__(self): return 'a recording'
+    def eager(self, xb, yb):
+        loss = (self.w*xb-yb).square().sum()
+        self.w += .1
+        return loss
+    def replay(self): self.loss.copy_(self.eager(self.x, self.y))
+
+def _draw_replays(rng, sizes=(3, 3, 3)):
+    def batch(n): return tuple(torch.tensor([rng.uniform(-2, 2) for _ in range(n)]) for _ in 'xy')
+    made = _MadeRecording(*batch(3))
+    return [batch(n) for n in sizes], made.x, made.y, made.replay, made.loss, made.eager
+
+QUESTIONS['08.replay_all'] = Exercise(
+    replay_all, _draw_replays,
+    (lambda rng: _draw_replays(rng, (3, 1)), lambda rng: _draw_replays(rng, (3, 2, 3))), tolerance=1e-5,
+    why='New batches go into the tensors that the recording reads.',
+    hint='Is each batch in `x` and `y` themselves when you replay? `loss` is one tensor, which the '
+         'next replay overwrites: keep its number. And which batches fit the recording?')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000008
+def mean_gradients(grads, n_images):
+    def weighted(tensors):
+        return sum(n*g for n,g in zip(n_images, tensors) if n)/sum(n_images)
+    return [weighted(o) for o in zip(*grads)]
+
+def _draw_gradients(rng, n_images=None):
+    n_images = n_images or [rng.randint(1, 9)]*rng.randint(2, 4)
+    def tensor(n, size): return torch.tensor([rng.uniform(-1, 1) if n else math.nan]*size)
+    return [[tensor(n, 2), tensor(n, 3)] for n in n_images], n_images
+
+QUESTIONS['09.mean_gradients'] = Exercise(
+    mean_gradients, _draw_gradients,
+    (lambda rng: _draw_gradients(rng, [5, 3]), lambda rng: _draw_gradients(rng, [4, 0, 1])), tolerance=1e-5,
+    why='The ranks get the gradient of the whole batch, however they share it.',
+    hint='Ranks may have unequally many images, or none: 0 times NaN is NaN.')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000011
+def rate_at(step, bs, base_bs, base_lr, warmup=0, power=1.):
+    lr = base_lr*(bs/base_bs)**power
+    return lr if step>=warmup else base_lr+(lr-base_lr)*step/warmup
+
+def _draw_rate(rng, power=None):
+    bs, base_lr = rng.choice([128, 512, 1024]), rng.choice([.02, .05])
+    return rng.randint(1, 30), bs, 32, base_lr, rng.choice([10, 20]), power or rng.choice([1., .5])
+
+QUESTIONS['10.rate_at'] = Exercise(
+    rate_at, _draw_rate,
+    (lambda rng: (1, 512, 32, .05, 0, 1.), lambda rng: (20, 16, 32, .05, 20, .5)),
+    why='It rises to the same rate, however long the warm-up.',
+    hint='At step `warmup` the rate has arrived, and without a warm-up it is there from step 1 on.')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000014
+def paired_ratio(a, b):
+    logs = [math.log(x/y) for x,y in zip(a, b) if math.isfinite(x) and math.isfinite(y)]
+    mid, n = mean(logs), len(logs)
+    if n<2: return math.exp(mid), None, None
+    half = t.ppf(.975, n-1)*stdev(logs)/n**.5
+    return math.exp(mid), math.exp(mid-half), math.exp(mid+half)
+
+def _draw_rounds(rng, n=None):
+    slow = [rng.choice([1, 1, 2]) for _ in range(n or rng.randint(3, 6))]
+    a, b = ([round(o*ms*rng.uniform(.9, 1.1), 2) for o in slow] for ms in (20, 10))
+    return a, b
+
+def _lost_round(rng):
+    a, b = _draw_rounds(rng, 5)
+    return a[:2]+[math.nan]+a[3:], b[:-1]+[math.nan]
+
+QUESTIONS['11.paired_ratio'] = Exercise(
+    paired_ratio, _draw_rounds,
+    (_lost_round, lambda rng: _draw_rounds(rng, 2), ([3., math.nan], [2., 5.])),
+    why='`ratio_ci(a, b, paired=True)` computes the same.',
+    hint='Take the logarithm of the ratio in each round, then mean and standard deviation (divided '
+         'by n-1), and leave out a round in which either side is NaN.')
+
+# %% ../../nbs/course/02_lab_questions.ipynb #hb000017
+def training_price(n_images, images_per_s, n_devices, price_per_h):
+    mid, lo, hi = (n_images/o/3600*n_devices*price_per_h for o in images_per_s)
+    return mid, hi, lo
+
+def _draw_price(rng, n_devices=1):
+    mid = rng.randint(200, 9000)
+    return rng.randint(1, 99)*100_000, (mid, .8*mid, 1.3*mid), n_devices, rng.choice([.5, 2., 10.])
+
+QUESTIONS['12.training_price'] = Exercise(
+    training_price, _draw_price, (lambda rng: _draw_price(rng, 4),),
+    why='The slowest it may be is the dearest.',
+    hint='Which end of `images_per_s` makes it cheap? The rate is that of all devices, and each is paid for.')
+
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000021
 EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
     '01': (
@@ -567,4 +700,61 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "From the second step on: its gradient contains the first one's.",
         "Only runs from several seeds with their spread can answer; one run that reaches it "
         "isn't enough."),
+    '07': (
+        "On a GPU, every convolution and product is in bfloat16 after `to_bf16()`; on a CPU "
+        "it stays float32, so the times can't differ except by chance. A step gets shorter "
+        "only where arithmetic or bandwidth limits it.",
+        "It learns, but less. With three seeds on two cores: 64, 91 and 90 % right, where "
+        "float32 with the same `eps` gets 95, 96 and 95. ε no longer becomes 0, so nothing is"
+        " divided by 0, but two weights in three don't move in the last step.",
+        "Without a scaler, more gradients become 0. With three seeds 92, 91 and 95 % are "
+        "right, with a scaler 94, 97 and 95: too few seeds to tell, but the losses of the "
+        "first two are 1.5 and 2.7 times as high without.",
+        "Where kernels take longer than launching them. On the recorded H200, bf16 and fp32 "
+        "are not distinguishable at 128 px; on an H100 at 224 px, bf16 is 1.10 times as fast,"
+        " and with channels last 1.98 times."),
+    '08': (
+        "`done` names each part that is off, with its reason, such as a loss or a callback "
+        "that it doesn't know. Compare later epochs, several times each: the first one "
+        "records and compiles. And compare accuracy on held-out images.",
+        "Kernels take as many times as long as there are more images, launches as long as before. "
+        "Where `device_ms` comes near `step_ms`, `graph` gains nothing, but `bf16` and `compiled` "
+        "do.",
+        "`random.random()` is drawn once, so that either all batches or none are flipped. "
+        "What is drawn on the device is new at each replay."),
+    '09': (
+        "With m from the MiB and the measured latency and bandwidth: weak N·t(b)/(t(b)+m), "
+        "strong t(b)/(t(b/N)+m). Where a step waits for Python, t(b/N) is as long as t(b), "
+        "and strong gains nothing.",
+        "`averaging`, by about 5 ms: the all-reduce waits for the slowest rank. `side by "
+        "side` doesn't grow, since each rank times itself.",
+        "With many small tensors, whose messages cost their latency. With large gradients, "
+        "DDP's buckets travel while the rest of the backward pass runs, and one message at "
+        "its end can't."),
+    '10': (
+        "No rule is right for every network with Adam. An answer has three rows with medians "
+        "and intervals over the seeds; where they overlap, it says that three seeds can't "
+        "tell.",
+        "About four to eight times smaller: for batch 32 the best is .11 to .16 instead of .8"
+        " to 1.1, for 1,024 it is .2 instead of .8. After many steps the factor would be "
+        "1/(1-.9) = 10; few steps don't get that far.",
+        "At 1,024. Its warm-up is one step, which is none: a median of .50, as without, and "
+        ".73 with five epochs. Up to 512, the medians with none, one and five epochs are "
+        "within a point of each other."),
+    '11': (
+        "Usually not: more work per operation uses more threads. The answer has five pairs "
+        "and an interval, and tells whether it overlaps that of LeNet.",
+        "Often further than one session shows: two sessions of the server are 1.10 apart "
+        "(1.04 to 1.17). Two days are two values; for machines, compare the medians of "
+        "several days.",
+        "Everything in the notes: versions, cores, threads, driver. What no record contains, "
+        "such as neighbors or cooling, stays in doubt."),
+    '12': (
+        "A number of workers is enough if the lower end of its ratio to the best other one is"
+        " .95 or more; otherwise the answer is to measure again. The price comes from "
+        "`training_price`, with its interval.",
+        "Those whose whole interval lies on the same side on both machines. Different advice "
+        "is no contradiction: cores, disks and GPUs differ.",
+        "The report gives the ratio predicted and the one measured after the change, both "
+        "with intervals, and says what limits the training now."),
 }

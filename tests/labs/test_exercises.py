@@ -1,10 +1,13 @@
 "Functions that students write: wrong ones are found, whatever they are called with, and nothing of ours is shown"
+import math
 import re
 from random import Random
 from unittest.mock import patch
 
 import nbformat
+import numpy as np
 import pytest
+from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 from gpubench.course import checks
@@ -54,6 +57,43 @@ def in_pieces(net, pieces, share=lambda n, pieces: n/sum(len(y) for _,y in piece
     return total, [o.grad for o in net.parameters()]
 attempts['06.accumulated'] = [lambda *a: in_pieces(*a, share=lambda n, pieces: 1), lambda *a: in_pieces(*a)[0], lambda *a: in_pieces(*a)[1]]
 at_the_edge['06.accumulated'] = [lambda *a: in_pieces(*a, share=lambda n, pieces: 1/len(pieces)), lambda *a: in_pieces(*a, keep=True)]
+def scaler(is_bad=lambda g: not g.isfinite().all(), skipped=0, n_doubled=0, times=False): # the scaler with these mistakes
+    def unscaled(grads, scale, n_good, grow_after=2000):
+        if any(map(is_bad, grads)): return None, scale/2, skipped or n_good*(skipped is None)
+        grads = [g*scale if times else g/scale for g in grads]
+        return (grads, 2*scale, n_doubled) if n_good+1==grow_after else (grads, scale, n_good+1)
+    return unscaled
+attempts['07.unscaled'] = [scaler(times=True), scaler(is_bad=lambda g: False), scaler(skipped=None)]
+at_the_edge['07.unscaled'] = [scaler(is_bad=lambda g: g.isinf().any()), scaler(n_doubled=5), scaler(is_bad=lambda g: (g==math.inf).any())]
+
+def kept_tensors(batches, x, y, replay, loss, eager): return [[x.copy_(xb), y.copy_(yb), replay(), loss][-1] for xb,yb in batches]
+def other_names(batches, x, y, replay, loss, eager): return [[replay(), float(loss)][-1] for x,y in batches]
+def one_tensor(batches, x, y, replay, loss, eager): return [[x.copy_(xb), replay(), float(loss)][-1] for xb,_ in batches]
+def any_size(batches, x, y, replay, loss, eager): return [[x.copy_(xb), y.copy_(yb), replay(), float(loss)][-1] for xb,yb in batches]
+def no_short_ones(batches, x, y, replay, loss, eager): return any_size([o for o in batches if len(o[0])==len(x)], x, y, replay, loss, eager)
+attempts['08.replay_all'], at_the_edge['08.replay_all'] = [kept_tensors, other_names, one_tensor], [any_size, no_short_ones]
+
+attempts['09.mean_gradients'] = [lambda grads, n_images: [sum(o) for o in zip(*grads)], lambda grads, n_images: grads[0]]
+at_the_edge['09.mean_gradients'] = [lambda grads, n_images: [sum(o)/len(o) for o in zip(*grads)],
+                          lambda grads, n_images: [sum(n*g for n,g in zip(n_images, o))/sum(n_images) for o in zip(*grads)]]
+
+def rate(step, bs, base_bs, base_lr, warmup=0, power=1., start=None, offset=0):
+    lr, start = base_lr*(bs/base_bs)**power, base_lr if start is None else start
+    return start+(lr-start)*min(1, (step-offset)/warmup)
+attempts['10.rate_at'] = [lambda *args: rate(*args[:5]), lambda *args: rate(*args, start=0.), lambda *args: rate(*args, offset=1)]
+at_the_edge['10.rate_at'] = [rate, lambda *args: rate(*args) if args[4] else args[3]]
+
+def by_rounds(a, b, ddof=1, kept=lambda r: np.ones(len(r), bool)):
+    r = np.log(np.array(a)/np.array(b))
+    n = len(r := r[kept(r)])
+    half = t.ppf(.975, n-1)*r.std(ddof=ddof)/n**.5
+    return tuple(np.exp([r.mean(), r.mean()-half, r.mean()+half]))
+attempts['11.paired_ratio'] = [lambda a, b: by_rounds(b, a), lambda a, b: by_rounds(a, b, ddof=0), lambda a, b: by_rounds(sorted(a), sorted(b))]
+at_the_edge['11.paired_ratio'] = [by_rounds, lambda a, b: by_rounds(a, b, kept=np.isfinite)]
+
+def cost(rates, n_images, n_devices, price_per_h, per=3600): return tuple(n_images/o*n_devices*price_per_h/per for o in rates)
+attempts['12.training_price'] = [lambda n, r, k, p: cost(r, n, k, p), lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, k, p, 1)]
+at_the_edge['12.training_price'] = [lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, 1, p), lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, 1/k, p)]
 
 @pytest.mark.parametrize('name', exercises)
 def test_ours_is_right(name):
