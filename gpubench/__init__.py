@@ -44,7 +44,7 @@ _NAMES = { # of each module, in the order of the rooms
     'show.machines': 'Comparison price_runs read_runs write_comparison',
     'show.advice': 'advice_table advise plot_advice read_lab_records write_advice',
     'show.gain': 'gain',
-    'course.checks': 'LabSession check check_guess lab_records',
+    'course.checks': 'LabSession check check_guess lab_records mine_or_ours',
     'course.lab_jobs': 'run_labs_on',
 }
 _module = {name: module for module,names in _NAMES.items() for name in names.split()}

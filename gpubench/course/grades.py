@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .lab_questions import QUESTIONS
+from .lab_questions import EXERCISE_ANSWERS, QUESTIONS, Exercise
 from .checks import check
 from .labs import find_labs
 
@@ -167,7 +167,10 @@ def _shown(x):
     return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
 
 def _right(q):
-    "The right answer, in words"
+    "The right answer, in words or as code"
+    if isinstance(q, Exercise):
+        code = ['', '', '```python', *q.solution.splitlines(), '```', '', '']
+        return '\n'.join(f'  {o}'.rstrip() for o in code)+' '
     if not q.is_computed: return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
     names = ', '.join(f'`{o}`' for o in inspect.signature(q.correct).parameters)
     return f'depends on what the student measured: {names}.'
@@ -188,4 +191,6 @@ def teacher_key(folder=None)->str: # Markdown
             lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(q)} {q.why}'.rstrip()]
             hints = {} if callable(q.hints) else dict(q.hints)
             lines += [*(f'  {_shown(k)} is wrong: {v}' for k,v in hints.items()), '']
+        exercises = EXERCISE_ANSWERS.get(lab.name[:2], ()) if lab.path.parent.name!='deeper' else ()
+        if exercises: lines += ['Exercises:', *(f'{i}. {o}' for i,o in enumerate(exercises, 1)), '']
     return '\n'.join(lines)

@@ -26,7 +26,7 @@ def hand_in(path, **answers): # 08.copy as lab08_copy
 
 @pytest.fixture
 def handed_in(tmp_path):
-    hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a rate as a float', "numpy's random numbers"])
+    hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a flip by random.random()', 'a step count in Python'])
     hand_in(tmp_path/'class'/'bob'/'08.ipynb', copy="'rises'", graph="open('/tmp/never', 'w')")
     (tmp_path/'class'/'bob'/'other.ipynb').write_text('not a notebook')
     return tmp_path/'class'
@@ -34,12 +34,12 @@ def handed_in(tmp_path):
 def test_grades(handed_in):
     said = gpubench('labs', '--grade', handed_in)
     assert said.exit_code==0, said.output
-    assert 'ada/08.ipynb: 3 of 3 right' in said.output and 'bob/08.ipynb: 0 of 3 right' in said.output
+    assert 'ada/08.ipynb: 3 of 4 right' in said.output and 'bob/08.ipynb: 0 of 4 right' in said.output
     assert 'Left out: bob/other.ipynb: it is not a readable notebook' in said.output
 
 def test_grades_for_scripts(handed_in):
     rows = list(csv.DictReader(io.StringIO(gpubench('labs', '--grade', handed_in, '--csv').stdout)))
-    assert [o['result'] for o in rows if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not run', 'not answered']
+    assert [o['result'] for o in rows if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not answered', 'not run', 'not run']
     assert len(json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout))==len(rows)
 
 @pytest.mark.parametrize('lines', ["answer = []; answer.append('falls')", "answer = 'f'; answer += 'alls'", "answer, why = 'falls', ''",
@@ -60,7 +60,7 @@ def test_no_folder(tmp_path):
 def test_key():
     said = gpubench('labs', '--key').output
     assert all(f'* `{o}` ' in said for o in QUESTIONS) and '| A guess | 1 each |' in said
-    assert 'depends on what the student measured: `counts`' in said and '**hardly anything**' in said
+    assert 'depends on what the student measured: `plateau`' in said and '**hardly anything**' in said
 
 def test_each_lab_of_the_new_form_asks_for_a_guess_and_answers():
     for lab,names in lab_questions().items():

@@ -5,32 +5,37 @@ import nbformat
 import pandas as pd
 import pytest
 
-from gpubench.course.lab_questions import QUESTIONS, Question
+from gpubench.course.lab_questions import QUESTIONS, Exercise, Question
 from gpubench.course.checks import check
 
 from helpers import root
 
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
-ask = re.compile(r"check\('(\d\d\.\w+)', answer(?:, \w+=\w+)*\)")
+ask = re.compile(r"check\('(\d\d\.\w+)', \w+(?:, \w+=\w+)*\)")
+# the cell of a function: what it is for, a body of `...`, and the call
+to_write = re.compile(r"(?:# .+\n)+def (\w+)\(.*\):(?: *#.+)?\n    \.\.\.\n\ncheck\('\d\d\.\w+', \1\)")
 # what a lab measured, for answers that depend on it; a wrong answer
-found = {'01.n_images': (dict(record=dict(n_images=1408, n_train=1437)), 1436),
-         '02.whole': (dict(counts=pd.DataFrame(dict(bs=[16, 64, 1024], dropped_frac=[0., 0., .29]))), [16]),
-         '02.left_out': (dict(counts=pd.DataFrame(dict(bs=[16, 1024], dropped_frac=[0., .29]))), .5),
-         '02.plateau': (dict(plateau=[256, 1024]), 1024),
+found = {'02.plateau': (dict(plateau=[256, 1024]), 1024),
          '03.per_param': (dict(nets=pd.DataFrame(dict(flop_per_param=[3., 1., 2.]), index=['lenet', 'cnn', 'resnet'])), ['cnn'])}
 
 def asked(path):
     "The cells of a lab that ask a question: its name, the cell's lines"
     for o in nbformat.read(path, 4).cells:
-        if o.cell_type=='code' and 'check(' in o.source:
+        if o.cell_type=='code' and re.search(r'\bcheck\(', o.source):
             names = ask.findall(o.source)
             yield from ((n, o.source.splitlines()) for n in names or [None])
 
+def holds_the_question(name, lines):
+    "A question, `answer = None` and a call; or a function without a body"
+    if isinstance(QUESTIONS.get(name), Exercise):
+        found = to_write.fullmatch('\n'.join(lines))
+        return found and found[1]==QUESTIONS[name].reference.__name__
+    return (all(o.startswith('# ') for o in lines[:-2]) and len(lines)>2
+            and re.fullmatch(r'answer = None( +#.*)?', lines[-2]) and ask.fullmatch(lines[-1]) and ', answer' in lines[-1])
+
 def wrong_cells(path):
-    "Cells that hold more than a question, `answer = None` and a call"
-    return [lines for name,lines in asked(path)
-            if not (name and name[:2]==path.stem[:2] and all(o.startswith('# ') for o in lines[:-2]) and len(lines)>2
-                    and re.fullmatch(r'answer = None( +#.*)?', lines[-2]) and ask.fullmatch(lines[-1]))]
+    "Cells that hold more than a question"
+    return [lines for name,lines in asked(path) if not (name and name[:2]==path.stem[:2] and holds_the_question(name, lines))]
 
 def a_wrong(q): return next(o for o in q.options if o!=q.correct) if q.options else [] if isinstance(q.correct, list) else 1e9
 
@@ -46,7 +51,7 @@ def test_options_stand_in_the_question():
         for name,lines in asked(lab):
             for o in QUESTIONS[name].options: assert repr(o) in '\n'.join(lines), (name, o)
 
-@pytest.mark.parametrize('name', QUESTIONS)
+@pytest.mark.parametrize('name', [k for k,o in QUESTIONS.items() if not isinstance(o, Exercise)])
 def test_every_reply(name):
     values, wrong = found.get(name, ({}, None))
     q = QUESTIONS[name].filled_in(**values)
@@ -69,3 +74,11 @@ def test_a_lab_that_holds_its_answer_is_found(tmp_path):
     assert lab(good, 'check_guess(3, 4)')==[]
     assert len(lab(good.replace('None', '4'), good.replace('08', '07'), good.replace('answer =', 'right = 4\nanswer ='), "check('08.graph', 4)"))==4
     assert Question(3).filled_in()==Question(3)
+
+def test_a_lab_that_holds_its_function_is_found():
+    good = ['# How many?', 'def n_trained(n, bs, drop_last):', '    ...', '', "check('02.n_trained', n_trained)"]
+    def with_line(i, text): return [*good[:i], text, *good[i+1:]]
+    assert holds_the_question('02.n_trained', good)
+    for bad in (good[1:], with_line(2, '    return n//bs*bs'), with_line(1, 'def trained(n, bs, drop_last):'),
+                with_line(4, "check('02.n_trained', n_trained, seed=1)"), [*good, 'x = 1']):
+        assert not holds_the_question('02.n_trained', bad), bad

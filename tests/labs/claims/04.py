@@ -14,8 +14,8 @@ assert at_least_ms(few)==dict(main=22, cores=33)
 assert predict_ms(0, few)==40                                    # without workers nothing happens at the same time
 
 # %% A worker decodes whole batches: two workers need two rounds for three batches, and one of them none for one
-assert [rounds_ms(n, 240//n, 2, 2.) for n in (8, 4, 3, 2, 1)]==[240, 240, 320, 240, 480]
-assert rounds_ms(4, 60, 0, 2.)==480                              # without workers, one batch after the other
+assert [epoch_ms(n, 240//n, 2, 2., 0) for n in (8, 4, 3, 2, 1)]==[240, 240, 320, 240, 480]
+assert epoch_ms(4, 60, 0, 2., 0)==480                              # without workers, one batch after the other
 
 # %% Half of the time is waiting, on a machine that does nothing else
 from types import SimpleNamespace

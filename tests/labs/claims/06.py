@@ -76,9 +76,9 @@ for name,n in (('lenet', 2), ('resnet18', 1)):
     assert [type(o) for o in net.modules() if not list(o.children())][-2:]==[nn.Dropout, nn.Linear], name
 
 # %% Pieces give the gradients of the whole batch
-def off(*args): return ((gradients(net, x, y, *args)-whole).norm()/whole.norm()).item()
+def off(*args): return ((as_vector(*args)-whole).norm()/whole.norm()).item()
 dls, net = make(1000)
 x, y = next(batches(dls.train))
-whole = gradients(net, x, y, 1000)
-assert off(50)<1e-5 and off(64)<1e-5 and off(50, False)==approx(19, rel=1e-3)
+whole = as_vector(accumulated, 1000)
+assert off(accumulated, 50)<1e-5 and off(accumulated, 64)<1e-5 and off(added_up, 50)==approx(19, rel=1e-3)
 

@@ -26,6 +26,16 @@ assert {str(p.dtype) for o in found.values() for p in o[0].parameters()}=={'torc
 assert record['dtype_seen']=='bfloat16' and record['accuracy']==approx(found['bfloat16'][2]) and record['valid_loss']==approx(found['bfloat16'][3], rel=1e-4)
 assert found['bfloat16'][3]!=found['float32'][3] and not found['bfloat16'][1].skipped.any()
 
+# %% The function that students write, and its use
+from replay import again, planted
+def mine(grads, scale, n_good, grow_after=2000): return (None, scale/2, 0) if not torch.cat([o.flatten() for o in grads]).isfinite().all() \
+    else ([o/scale for o in grads], scale if n_good+1<grow_after else 2*scale, (n_good+1)%grow_after)
+from gpubench.course.checks import check
+assert check('07.unscaled', mine).ok
+with planted(unscaled=mine):
+    again('unscaled = ')
+    assert unscaled is mine and mixed(torch.float16, 2.**28, n_epoch=1)[1].skipped.tolist()[:3]==[True]*3
+
 # %% Steps are skipped until the scale fits
 few = mixed(torch.float16, 2.**30, n_epoch=1)[1]
 assert few.skipped.tolist()[:4]==[True]*4 and few.scale.tolist()[:4]==[2.**o for o in (30, 29, 28, 27)]

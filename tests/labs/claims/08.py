@@ -15,8 +15,11 @@ def eager(n_steps, lr=.05):
     return found
 from replay import again, planted
 with planted(batches=lambda kept=batches(): kept):               # they are shuffled anew each time
-    replayed, _ = train(copies, n_epoch=1)
+    replayed, _ = train(replay_all, n_epoch=1)
     assert replayed[:8]==approx(eager(8), rel=1e-4)
+
+# %% Replayed with copies, it learns as the eager steps do, and a short batch is not broadcast
+assert abs(copied_acc-right_acc)<.05 and len(copied_losses)==len(right_losses)+1 and copied_losses[:8]!=losses[:8]
 
 # %% What the host computes is a constant; what the device computes is not
 assert as_float==[1, 1, 1] and as_tensor==[.5, .25, .125]

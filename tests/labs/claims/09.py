@@ -11,6 +11,9 @@ a, b, other = (df[df.way==o].iloc[0] for o in ('one device', 'strong', 'weak'))
 assert (a.n_images, a.n_steps)==(b.n_images, b.n_steps) and abs(a.loss-b.loss)<1e-3 and b.process_bs==bs//n_devices
 assert other.n_steps==a.n_steps//n_devices and abs(a.loss-other.loss)>1e-2
 
+# %% Weighted by images, ranks with unequal parts train as one device; a plain mean doesn't
+assert np.abs(uneven['weighted by images']-one_odd).max()<1e-9<1e-6<np.abs(uneven['averaged']-one_odd).max()
+
 # %% A summed gradient is a doubled rate
 from pytest import approx
 def doubled(g): g.mul_(n_devices)

@@ -15,7 +15,7 @@ def moved(lr, **kw):
     train(net, x, y, 64, lr, 1, 0, **kw)
     return (torch.cat([o.detach().flatten() for o in net.parameters()])-before).norm().item()
 assert moved(.2)==approx(2*moved(.1), rel=1e-3)
-assert moved(1.1, start=.1, warmup=10)==approx(2*moved(.1), rel=1e-3)    # .1 + a tenth of the way to 1.1
+assert moved(1.1, rate_of=lambda i: rate_at(i, 352, 32, .1, 10))==approx(2*moved(.1), rel=1e-3)    # .1 + a tenth of the way to 1.1
 
 # %% Rules for the rate
 assert [point(o, n, 0)['lr'] for o,n in (('fixed', 64), ('scaled', 64), ('scaled, warmed up', 256))]==approx([.05, .1, .4])

@@ -1,6 +1,7 @@
 # %% What the text says of the server's records: the pooled table recommends the opposite of what equal work shows
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from pytest import approx
 from replay import again, planted
 def medians(found, name): return found[name].images_per_s
 assert medians(pooled, 'n_workers')[0]>5*medians(pooled, 'n_workers')[2] and medians(pooled, 'precision')['ieee']>medians(pooled, 'precision')['fp32']
@@ -52,6 +53,11 @@ with planted(folders=[str(shipped)]):
 # %% A report in which somebody may have written is never written over
 first = path.read_bytes()
 assert again('path = write_advice') is None and path.read_bytes()==first and len({*lab.folder.glob('12_report*.md')})>1
+
+# %% The price of a training, and the slowest it may be is the dearest
+prices = pd.DataFrame(costs).T
+assert list(prices.index)==[f'{o} workers' for o in (0, 2, 4, 8)] and (prices.lo<=prices.price).all() and (prices.price<=prices.hi).all()
+assert prices.price.iloc[0]==approx(500_000/prices.images_per_s.iloc[0]/3600*price_per_h['server'])
 
 # %% Answers
 for words,right,wrong in (("# A class's table of all runs", 'unknown', 'yes'), ('# bf16 against fp32', 'measure again', 'use bf16'),

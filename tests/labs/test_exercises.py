@@ -1,0 +1,182 @@
+"Functions that students write: wrong ones are found, whatever they are called with, and nothing of ours is shown"
+import math
+import re
+from random import Random
+from unittest.mock import patch
+
+import nbformat
+import numpy as np
+import pytest
+from scipy.stats import t
+from torch.nn.functional import cross_entropy
+
+from gpubench.course import checks
+from gpubench.course.checks import check, check_function, mine_or_ours
+from gpubench.course.lab_questions import EXERCISE_ANSWERS, QUESTIONS, Exercise
+
+from helpers import root
+
+exercises = {k: o for k,o in QUESTIONS.items() if isinstance(o, Exercise)}
+labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
+
+# first attempts that a student might hand in, each wrong in another way; those in `at_the_edge` are right for what is drawn
+at_the_edge, attempts = {}, {}
+attempts['02.n_trained'] = [lambda n, bs, drop_last: n, lambda n, bs, drop_last: n//bs*bs, lambda n, bs, drop_last: n//bs]
+at_the_edge['02.n_trained'] = [lambda n, bs, drop_last: max(bs, n//bs*bs) if drop_last else n]
+
+def half_waited(work, wait, clock): return [clock(), work(), wait(), clock()]
+def ms_of(seen): return 1e3*(seen[-1]-seen[0])
+attempts['01.waited_ms'] = [lambda work, wait, clock: ms_of([clock(), work(), clock()]), lambda work, wait, clock: ms_of([work(), clock(), wait(), clock()][1:]),
+                            lambda work, wait, clock: ms_of(half_waited(work, wait, clock))/1e3]
+at_the_edge['01.waited_ms'] = [lambda work, wait, clock: ms_of(half_waited(work, wait, clock))]
+
+attempts['03.least_ms'] = [lambda ops, f, b: sum(max(x/f, y/b) for x,y in ops), lambda ops, f, b: 1e3*sum(x/f+y/b for x,y in ops),
+                           lambda ops, f, b: 1e3*sum(x/f for x,y in ops)]
+at_the_edge['03.least_ms'] = [lambda ops, f, b: 1e3*max(ops[0][0]/f, ops[0][1]/b)+1e3*sum(max(x/f, y/b) for x,y in ops[1:]),
+                              lambda ops, f, b: 1e3*sum(max(x/f, y/b) for x,y in ops if x)]
+
+def loaded(n, bs, workers, image_ms, step_ms, rounds=lambda n, workers: -(-n//workers)): return max(rounds(n, workers)*bs*image_ms, n*step_ms)
+attempts['04.epoch_ms'] = [lambda *a: loaded(*a, rounds=lambda n, workers: n/workers), lambda n, bs, w, i, s: n*(bs*i/w+s) if w else n*(bs*i+s)]
+at_the_edge['04.epoch_ms'] = [loaded, lambda n, bs, w, i, s: loaded(n, bs, max(1, w), i, s)]
+
+def summed(kernels, end_s): return sum(b-a for a,b in kernels)/end_s
+def from_start(kernels, end_s): return (max(b for _,b in kernels)-min(a for a,_ in kernels))/end_s
+def in_order(kernels, end_s): # as they come, one after the other
+    busy = last = 0
+    for a,b in kernels: busy, last = busy+max(0, b-max(a, last)), b
+    return busy/end_s
+attempts['05.busy_frac'], at_the_edge['05.busy_frac'] = [from_start, lambda k, end_s: summed(k, 1)], [summed, in_order]
+
+def in_pieces(net, pieces, share=lambda n, pieces: n/sum(len(y) for _,y in pieces), keep=False):
+    total = 0.
+    if not keep: net.zero_grad()
+    for x,y in pieces:
+        loss = cross_entropy(net(x), y)*share(len(y), pieces)
+        loss.backward()
+        total += loss.item()
+    return total, [o.grad for o in net.parameters()]
+attempts['06.accumulated'] = [lambda *a: in_pieces(*a, share=lambda n, pieces: 1), lambda *a: in_pieces(*a)[0], lambda *a: in_pieces(*a)[1]]
+at_the_edge['06.accumulated'] = [lambda *a: in_pieces(*a, share=lambda n, pieces: 1/len(pieces)), lambda *a: in_pieces(*a, keep=True)]
+def scaler(is_bad=lambda g: not g.isfinite().all(), skipped=0, n_doubled=0, times=False): # the scaler with these mistakes
+    def unscaled(grads, scale, n_good, grow_after=2000):
+        if any(map(is_bad, grads)): return None, scale/2, skipped or n_good*(skipped is None)
+        grads = [g*scale if times else g/scale for g in grads]
+        return (grads, 2*scale, n_doubled) if n_good+1==grow_after else (grads, scale, n_good+1)
+    return unscaled
+attempts['07.unscaled'] = [scaler(times=True), scaler(is_bad=lambda g: False), scaler(skipped=None)]
+at_the_edge['07.unscaled'] = [scaler(is_bad=lambda g: g.isinf().any()), scaler(n_doubled=5), scaler(is_bad=lambda g: (g==math.inf).any())]
+
+def kept_tensors(batches, x, y, replay, loss, eager): return [[x.copy_(xb), y.copy_(yb), replay(), loss][-1] for xb,yb in batches]
+def other_names(batches, x, y, replay, loss, eager): return [[replay(), float(loss)][-1] for x,y in batches]
+def one_tensor(batches, x, y, replay, loss, eager): return [[x.copy_(xb), replay(), float(loss)][-1] for xb,_ in batches]
+def any_size(batches, x, y, replay, loss, eager): return [[x.copy_(xb), y.copy_(yb), replay(), float(loss)][-1] for xb,yb in batches]
+def no_short_ones(batches, x, y, replay, loss, eager): return any_size([o for o in batches if len(o[0])==len(x)], x, y, replay, loss, eager)
+attempts['08.replay_all'], at_the_edge['08.replay_all'] = [kept_tensors, other_names, one_tensor], [any_size, no_short_ones]
+
+attempts['09.mean_gradients'] = [lambda grads, n_images: [sum(o) for o in zip(*grads)], lambda grads, n_images: grads[0]]
+at_the_edge['09.mean_gradients'] = [lambda grads, n_images: [sum(o)/len(o) for o in zip(*grads)],
+                          lambda grads, n_images: [sum(n*g for n,g in zip(n_images, o))/sum(n_images) for o in zip(*grads)]]
+
+def rate(step, bs, base_bs, base_lr, warmup=0, power=1., start=None, offset=0):
+    lr, start = base_lr*(bs/base_bs)**power, base_lr if start is None else start
+    return start+(lr-start)*min(1, (step-offset)/warmup)
+attempts['10.rate_at'] = [lambda *args: rate(*args[:5]), lambda *args: rate(*args, start=0.), lambda *args: rate(*args, offset=1)]
+at_the_edge['10.rate_at'] = [rate, lambda *args: rate(*args) if args[4] else args[3]]
+
+def by_rounds(a, b, ddof=1, kept=lambda r: np.ones(len(r), bool)):
+    r = np.log(np.array(a)/np.array(b))
+    n = len(r := r[kept(r)])
+    half = t.ppf(.975, n-1)*r.std(ddof=ddof)/n**.5
+    return tuple(np.exp([r.mean(), r.mean()-half, r.mean()+half]))
+attempts['11.paired_ratio'] = [lambda a, b: by_rounds(b, a), lambda a, b: by_rounds(a, b, ddof=0), lambda a, b: by_rounds(sorted(a), sorted(b))]
+at_the_edge['11.paired_ratio'] = [by_rounds, lambda a, b: by_rounds(a, b, kept=np.isfinite)]
+
+def cost(rates, n_images, n_devices, price_per_h, per=3600): return tuple(n_images/o*n_devices*price_per_h/per for o in rates)
+attempts['12.training_price'] = [lambda n, r, k, p: cost(r, n, k, p), lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, k, p, 1)]
+at_the_edge['12.training_price'] = [lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, 1, p), lambda n, r, k, p: cost([r[i] for i in (0, 2, 1)], n, 1/k, p)]
+
+@pytest.mark.parametrize('name', exercises)
+def test_ours_is_right(name):
+    for seed in range(20): assert check(name, exercises[name].reference, seed=seed).ok is True
+
+@pytest.mark.parametrize('name', exercises)
+def test_wrong_ones_are_found(name):
+    assert attempts[name] and at_the_edge[name]
+    for seed in range(20):
+        for f in attempts[name]: assert check(name, f, seed=seed).ok is False
+        for f in at_the_edge[name]:
+            reply = check(name, f, seed=seed)
+            assert reply.ok is False and 'not always' in reply.text or 'It raised' in reply.text, reply
+
+@pytest.mark.parametrize('name', exercises)
+def test_arguments_are_drawn_anew(name):
+    ex = exercises[name]
+    calls = {repr(ex.draw(Random(o))) for o in range(20)}
+    assert ex.hidden and ex.hint and ex.why and len(calls)>10
+
+@pytest.mark.parametrize('name', exercises)
+def test_not_written_yet_is_no_answer(name):
+    n = exercises[name].reference.__code__.co_argcount
+    stub = eval(f"lambda {', '.join(f'a{i}' for i in range(n))}: None")
+    for f in (None, ..., stub): assert check(name, f).ok is None and check(name, f).text.startswith('Not answered yet')
+    assert mine_or_ours(name, stub) is exercises[name].reference
+
+def test_no_lab_holds_a_solution():
+    "Nor a key without it"
+    from gpubench.course.grades import teacher_key
+    key, texts = teacher_key(), {o: '\n'.join(c.source for c in nbformat.read(o, 4).cells) for o in labs}
+    for name,ex in exercises.items():
+        body = [o.strip() for o in ex.solution.splitlines()[1:] if len(o.strip())>12 and not o.strip().startswith('"')]
+        assert body and [o.name for o,text in texts.items() if all(line in text for line in body)]==[], name
+        assert all(f'  {o}' in key for o in ex.solution.splitlines()), name
+        assert f"mine_or_ours('{name}'" in '\n'.join(texts.values()), name
+
+def exercise_numbers(path):
+    "The numbers of the exercises at the end of a lab"
+    [text] = [o.source for o in nbformat.read(path, 4).cells if '## Exercises' in o.source]
+    return [int(o) for o in re.findall(r'^(\d+)\. ', text.split('## Exercises')[1].split('\n## ')[0], re.M)]
+
+def test_exercises_have_answers_in_the_key():
+    "The first of them is about a Learner of the student's own"
+    for path in labs:
+        if path.parent.name=='deeper' or path.stem[:2] not in EXERCISE_ANSWERS: continue
+        numbers = exercise_numbers(path)
+        assert numbers==[*range(1, len(EXERCISE_ANSWERS[path.stem[:2]])+1)], path.stem
+        text = '\n'.join(o.source for o in nbformat.read(path, 4).cells if '## Exercises' in o.source)
+        assert 'Learner` of your own' in text.split('## Exercises')[1].split('\n2. ')[0], path.stem
+
+# ---- the mechanism, broken
+
+def double(x): return 2*x
+ex = Exercise(double, lambda rng: (rng.randint(2, 99),), hidden=((0,),), hint='Twice.')
+
+def test_a_mechanism_that_accepts_everything_would_be_found():
+    with patch.object(checks, '_agree', lambda *args: True): assert check_function(ex, lambda x: -1).ok is True
+    assert check_function(ex, lambda x: -1).ok is False
+
+def test_a_hidden_case_decides():
+    wrong = lambda x: 2*x or 7
+    assert check_function(ex, wrong).ok is False
+    assert check_function(Exercise(double, ex.draw), wrong).ok is True
+
+def test_a_hidden_case_is_not_shown():
+    def seven(x): return 2*x or 7654
+    def divides(x): return 2*x//bool(x)
+    assert check_function(ex, seven).text=='Not yet. It is right for the arguments that are drawn, but not always. Twice.'
+    assert check_function(ex, divides).text.startswith('Not yet. It raised ZeroDivisionError')
+
+def test_an_error_is_a_sentence_with_its_line():
+    def broken(x):
+        y = {}
+        return y[x]
+    text = check_function(ex, broken, seed=1).text
+    assert 'raised KeyError: ' in text and f'in line {broken.__code__.co_firstlineno+2} (`return y[x]`)' in text
+    assert 'Traceback' not in text and 'checks.py' not in text
+    with pytest.raises(KeyboardInterrupt):                           # a student who interrupts a loop
+        check_function(ex, lambda x: (_ for _ in ()).throw(KeyboardInterrupt))
+
+def test_arguments_that_a_function_changes_are_its_own():
+    total = Exercise(sum, lambda rng: ([rng.randint(1, 9) for _ in range(3)],), hidden=(([],),))
+    def emptied(values): return sum(values.pop() for _ in range(len(values)))
+    assert check_function(total, emptied).ok is True
+    assert check_function(total, lambda values: values[0]).ok is False
