@@ -172,14 +172,17 @@ def keep_digits()->np.ndarray: # (70000, 28, 28) uint8, read from disk as needed
     return np.load(make_once('digits60k', write, message)/'pixels'/'images.npy', mmap_mode='r')
 
 # %% ../../nbs/data/01_made.ipynb #7662b4ac
-def draw_birds(n:int=600)->Path: # A folder in the cache with two class folders
+def draw_birds(
+    n:int=600, # Pictures
+    on_photos=False, # Before real photographs (`gpubench.data.birds`)?
+)->Path: # A folder in the cache with two class folders
     "The `n` bird and woodland pictures as files, drawn on first use"
     def write(root):
         for o in BIRD_CLASSES: (root/o).mkdir()
         def save(i):
             file = root/BIRD_CLASSES[i%2]/f'{i:04d}.jpg'
-            draw_wood(i, with_bird=i%2==0).save(file, quality=88)
+            draw_wood(i, i%2==0, on_photos).save(file, quality=88)
         with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(save, range(n)))
         return dict(n_files=n)
-    message = f"Drawing the {n} pictures of 'birds', once. This takes about ten seconds."
-    return make_once(f'birds_{n}', write, message)
+    message = f"Drawing the {n} pictures of 'birds', once. This takes about {'half a minute' if on_photos else 'ten seconds'}."
+    return make_once(f"birds_{n}{'_photos'*on_photos}", write, message)
