@@ -26,6 +26,7 @@ def turn(points, angle, about=(0, 0)):
     return (np.asarray(points, float)-about)@[[c,s], [-s,c]]+about
 
 # %% ../../nbs/data/00_birds.ipynb #b0dc7005
+BIRD_KINDS = ['robin', 'blue tit', 'bullfinch', 'woodpecker', 'blackbird', 'greenfinch', 'jay', 'nuthatch']
 PLUMAGE = np.array([ # a kind of bird a line: back and wings, breast, head, tail, beak (RGB)
     [(112, 86, 62), (208, 96, 46), (196, 88, 44), (98, 76, 58), (70, 60, 50)],
     [(88,130,178), (226,206, 96), (84,120,190), (80,110,160), (60, 60, 66)],
@@ -226,9 +227,10 @@ def some_size(rng): # px
     long = int(short*rng.uniform(1, 1.35))
     return (long,short) if rng.random()<.7 else (short,long)
 
-def place_bird(rng, w, h):
+def place_bird(rng, w, h, kind=None):
     "A bird somewhere in a picture of that size: parts, eye and legs in px"
-    colors = PLUMAGE[rng.integers(len(PLUMAGE))]+rng.normal(0, 9, 3)
+    if kind is None: kind = rng.integers(len(PLUMAGE))
+    colors = PLUMAGE[kind]+rng.normal(0, 9, 3)
     parts, eye, legs = draw_bird(rng, min(w,h)*rng.uniform(.42, .66), colors)
     points = np.concatenate([o for o,_ in parts])
     low, high = -points.min(0), np.array([w,h])-points.max(0)
@@ -263,13 +265,14 @@ def draw_wood(
     i:int,          # Number of the picture, the seed of everything random
     with_bird:bool, # Draw the bird, or scatter its colors
     on_photo=False, # Before a part of a photograph instead of a painted wood?
+    kind=None,      # Of the bird, in `BIRD_KINDS`; None: any
 )->Image.Image:     # RGB, 224 px or more on the short side
     "A woodland scene, with a bird or without"
     rng = np.random.default_rng([42,i])
     w, h = (photo := part_of_photograph(rng)).size if on_photo else some_size(rng)
     behind = photo if on_photo else background(rng, w, h)
     picture = behind.resize((w*SHARP,h*SHARP), Image.Resampling.BILINEAR)
-    parts, eye, legs = place_bird(rng, *picture.size)
+    parts, eye, legs = place_bird(rng, *picture.size, kind)
     paint_front(rng, picture, legs)
     taken = []
     others = PLUMAGE.reshape(-1,3)[rng.integers(PLUMAGE.size//3, size=rng.integers(2, 5))]
