@@ -564,9 +564,7 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "near 100 % all the time.",
         "When the workers together deliver what training takes. A busy worker has "
         "`worker_mean_frac` near 1; if it is far below with little `wait`, there are more "
-        "than enough.",
-        "On battery, clocks and power limit are lower; a step that computes gets longer, one "
-        "that waits for Python follows the clock of the CPU."),
+        "than enough."),
     '06': (
         "The first losses agree up to rounding. If they differ at once, look for weight "
         "decay, the mode of batch norm and dropout, the schedule or the order of the images. "
@@ -580,6 +578,14 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "From the second step on: its gradient contains the first one's.",
         "Only runs from several seeds with their spread can answer; one run that reaches it "
         "isn't enough."),
+    '13': (
+        "Whatever `g.now` says takes most: for photographs of some megapixels nearly always the "
+        "wait for data. A prediction outside of its interval means that the machine or the "
+        "epochs differed; quote the ratio over seeds and the accuracy beside it.",
+        "Decoding and `Resize` grow with the pixels of the files, training with those of `size`. "
+        "With small copies the network or the transforms of batches limit the training.",
+        "With one epoch, the start and the first decoding are a larger share, and what is paid "
+        "back later (compiling, decoding once) brings less."),
 }
 
 # %% ../../nbs/course/02_lab_questions.ipynb #ex001301
