@@ -17,6 +17,7 @@ _NAMES = { # of each module, in the order of the rooms
     'ground.stats': 'Interval compare_words is_steady median_ci ratio_ci',
     'ground.curves': 'crossover_bs fit_step_time fit_time_curve',
     'ground.series': 'enough ratios',
+    'data.made': 'draw_bird_kinds',
     'data.sets': 'DATASETS',
     'data.loaders': 'as_tensors get_dls',
     'watch.timing': 'DeviceMarks HostMarks PHASES StepTimerCallback',

@@ -385,6 +385,19 @@ QUESTIONS = { # name → question
         hints={1.5: 'That is the middle; half of the interval is below it.',
                1.75: 'That is the upper end.',
                .8: 'The other way round.'}),
+    '13.equal': Question(
+        'within 3 points', options=('equal', 'within 3 points', 'better'),
+        why='The interval is all that these seeds show.',
+        hint='Which differences would not surprise you after these seeds?'),
+    '13.most': Question(
+        4, unit='s',
+        why='20/1.25 = 16 s remain when nothing waits for images.',
+        hint='How long would it take if nothing had to be read?',
+        hints={16: 'That is what remains.', 5: 'A quarter of 20 s would be 1.33 times as fast.'}),
+    '13.next': Question(
+        'network', options=('images', 'network', 'unknown'),
+        why='Of 100 s, 53 are left. At most 3 of them are waiting, since 50 were something else before.',
+        hint='How much of the time was something else before, and how much is left in all?'),
 }
 
 # %% ../../nbs/course/02_lab_questions.ipynb #ex000101
@@ -684,9 +697,7 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "near 100 % all the time.",
         "When the workers together deliver what training takes. A busy worker has "
         "`worker_mean_frac` near 1; if it is far below with little `wait`, there are more "
-        "than enough.",
-        "On battery, clocks and power limit are lower; a step that computes gets longer, one "
-        "that waits for Python follows the clock of the CPU."),
+        "than enough."),
     '06': (
         "The first losses agree up to rounding. If they differ at once, look for weight "
         "decay, the mode of batch norm and dropout, the schedule or the order of the images. "
@@ -757,4 +768,29 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "is no contradiction: cores, disks and GPUs differ.",
         "The report gives the ratio predicted and the one measured after the change, both "
         "with intervals, and says what limits the training now."),
+    '13': (
+        "Whatever `g.now` says takes most: for photographs of some megapixels nearly always the "
+        "wait for data. A prediction outside of its interval means that the machine or the "
+        "epochs differed; quote the ratio over seeds and the accuracy beside it.",
+        "Decoding and `Resize` grow with the pixels of the files, training with those of `size`. "
+        "With small copies the network or the transforms of batches limit the training.",
+        "With one epoch, the start and the first decoding are a larger share, and what is paid "
+        "back later (compiling, decoding once) brings less."),
 }
+
+# %% ../../nbs/course/02_lab_questions.ipynb #ex001301
+def paid_back(cost_s, before_s, after_s):
+    "After how many trainings a cost is paid back; None: never"
+    if cost_s<=0: return 0
+    if after_s>=before_s: return None
+    return ceil(cost_s/(before_s-after_s))
+
+def _times_and_cost(rng): # whole seconds, so that nothing is rounded
+    before_s = rng.randint(10, 100)
+    return rng.randint(20, 2000), before_s, rng.randint(1, before_s-1)
+
+QUESTIONS['13.paid_back'] = Exercise(
+    paid_back, _times_and_cost,
+    hidden=((60, 12, 8), (60, 10, 12), (60, 10, 10), (0, 10, 12), (1, 50, 10)), tolerance=0,
+    why='The cost divided by what each training saves, rounded up.',
+    hint='How much does one training save? And what if it saves nothing, or costs nothing?')

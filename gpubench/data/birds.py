@@ -6,8 +6,11 @@
 __all__ = ['draw_wood']
 
 # %% ../../nbs/data/00_birds.ipynb #d3c4dc28
+from functools import cache
+
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from sklearn.datasets import load_sample_images
 
 # %% ../../nbs/data/00_birds.ipynb #6d4d0591
 def smooth(points, n=6):
@@ -23,6 +26,7 @@ def turn(points, angle, about=(0, 0)):
     return (np.asarray(points, float)-about)@[[c,s], [-s,c]]+about
 
 # %% ../../nbs/data/00_birds.ipynb #b0dc7005
+BIRD_KINDS = ['robin', 'blue tit', 'bullfinch', 'woodpecker', 'blackbird', 'greenfinch', 'jay', 'nuthatch']
 PLUMAGE = np.array([ # a kind of bird a line: back and wings, breast, head, tail, beak (RGB)
     [(112, 86, 62), (208, 96, 46), (196, 88, 44), (98, 76, 58), (70, 60, 50)],
     [(88,130,178), (226,206, 96), (84,120,190), (80,110,160), (60, 60, 66)],
@@ -144,6 +148,19 @@ def background(rng, w, h):
     far_trunks(rng, draw, w, floor)
     return picture.filter(ImageFilter.GaussianBlur(rng.uniform(1, 2.2)))
 
+# %% ../../nbs/data/00_birds.ipynb #5c1d13a1
+@cache
+def photographs():
+    "The photographs that come with scikit-learn, 640 × 427 px"
+    return [Image.fromarray(o) for o in load_sample_images().images]
+
+def part_of_photograph(rng):
+    photo = photographs()[rng.integers(len(photographs()))]
+    w, h = (np.array(photo.size)*rng.uniform(.7, 1)).astype(int).tolist()
+    x, y = (int(rng.integers(a-b+1)) for a,b in zip(photo.size, (w,h)))
+    part = photo.crop((x, y, x+w, y+h))
+    return ImageOps.mirror(part) if rng.random()<.5 else part
+
 # %% ../../nbs/data/00_birds.ipynb #18f2e573
 def near_trunk(rng, draw, w, h):
     x, r, lean = rng.uniform(0, w), w*rng.uniform(.03, .07), rng.normal(0, .04)*w
@@ -205,9 +222,15 @@ def scatter(rng, picture, sizes, colors, taken):
 BIRD_CLASSES = ['bird', 'woodland']
 SHARP = 2   # objects are drawn at twice the size, so that their edges become smooth
 
-def place_bird(rng, w, h):
+def some_size(rng): # px
+    short = int(rng.integers(224, 289))
+    long = int(short*rng.uniform(1, 1.35))
+    return (long,short) if rng.random()<.7 else (short,long)
+
+def place_bird(rng, w, h, kind=None):
     "A bird somewhere in a picture of that size: parts, eye and legs in px"
-    colors = PLUMAGE[rng.integers(len(PLUMAGE))]+rng.normal(0, 9, 3)
+    if kind is None: kind = rng.integers(len(PLUMAGE))
+    colors = PLUMAGE[kind]+rng.normal(0, 9, 3)
     parts, eye, legs = draw_bird(rng, min(w,h)*rng.uniform(.42, .66), colors)
     points = np.concatenate([o for o,_ in parts])
     low, high = -points.min(0), np.array([w,h])-points.max(0)
@@ -241,14 +264,15 @@ def paint_eye(picture, at, shines):
 def draw_wood(
     i:int,          # Number of the picture, the seed of everything random
     with_bird:bool, # Draw the bird, or scatter its colors
+    on_photo=False, # Before a part of a photograph instead of a painted wood?
+    kind=None,      # Of the bird, in `BIRD_KINDS`; None: any
 )->Image.Image:     # RGB, 224 px or more on the short side
     "A woodland scene, with a bird or without"
     rng = np.random.default_rng([42,i])
-    short = int(rng.integers(224, 289))
-    long = int(short*rng.uniform(1, 1.35))
-    w, h = (long,short) if rng.random()<.7 else (short,long)
-    picture = background(rng, w, h).resize((w*SHARP,h*SHARP), Image.Resampling.BILINEAR)
-    parts, eye, legs = place_bird(rng, *picture.size)
+    w, h = (photo := part_of_photograph(rng)).size if on_photo else some_size(rng)
+    behind = photo if on_photo else background(rng, w, h)
+    picture = behind.resize((w*SHARP,h*SHARP), Image.Resampling.BILINEAR)
+    parts, eye, legs = place_bird(rng, *picture.size, kind)
     paint_front(rng, picture, legs)
     taken = []
     others = PLUMAGE.reshape(-1,3)[rng.integers(PLUMAGE.size//3, size=rng.integers(2, 5))]

@@ -23,6 +23,10 @@ labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
 at_the_edge, attempts = {}, {}
 attempts['02.n_trained'] = [lambda n, bs, drop_last: n, lambda n, bs, drop_last: n//bs*bs, lambda n, bs, drop_last: n//bs]
 at_the_edge['02.n_trained'] = [lambda n, bs, drop_last: max(bs, n//bs*bs) if drop_last else n]
+attempts['13.paid_back'] = [lambda cost_s, before_s, after_s: cost_s/before_s, lambda cost_s, before_s, after_s: before_s/after_s,
+                            lambda cost_s, before_s, after_s: cost_s//(before_s-after_s)]
+at_the_edge['13.paid_back'] = [lambda cost_s, before_s, after_s: -(-cost_s//max(1, before_s-after_s)),
+                               lambda cost_s, before_s, after_s: -(-cost_s//(before_s-after_s))]
 
 def half_waited(work, wait, clock): return [clock(), work(), wait(), clock()]
 def ms_of(seen): return 1e3*(seen[-1]-seen[0])

@@ -18,7 +18,8 @@ from helpers import needed, root
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))   # the core and `deeper`; as `find_labs`: a notebook without a number is no lab
 claims = Path(__file__).with_name('claims')
 timeout_s = 600                                      # a cell; a lab's own promise is two minutes
-times_nothing = {'02_transfer', '05_memory', '05_throttling', '07_int8', '07_waits', '10_gradient_noise', '12_what_to_do'}     # labs that leave no records.jsonl
+times_nothing = {'02_transfer', '05_memory', '05_throttling', '07_int8', '07_waits', '10_gradient_noise', '12_what_to_do',
+                 '13_your_training'}     # labs that leave no records.jsonl
 # what a kernel prints when a package warns: 'FutureWarning: …', '[IPKernelApp] WARNING | …'
 warning = re.compile(r'\w*Warning:|\bWARNING |\bdeprecated\b')
 

@@ -8,7 +8,7 @@ sys.path.insert(0, str(here))
 project, copyright = 'gpubench', '2026 onwards, the gpubench authors'
 extensions = ['myst_nb', 'pages', 'predict']
 root_doc = 'README'
-include_patterns = ['*.md', 'nbs/[0-9]*.ipynb', 'nbs/*/[0-9]*.ipynb', 'nbs/labs/**.ipynb', 'nbs/labs/**.md', 'benchmarks/**.md', 'benchmarks/**.ipynb']
+include_patterns = ['*.md', 'nbs/[0-9]*.ipynb', 'nbs/practitioner.ipynb', 'nbs/*/[0-9]*.ipynb', 'nbs/labs/**.ipynb', 'nbs/labs/**.md', 'benchmarks/**.md', 'benchmarks/**.ipynb']
 exclude_patterns = ['.*', 'build', 'dist', 'runs', '**/.ipynb_checkpoints']
 
 nb_execution_mode = 'off'

@@ -60,3 +60,8 @@ try:
     assert again('one, many = (lab.of_gpu').text.startswith('No guess yet')
     assert list(table(['one_row', 'nothing'], 'gpu_util_mean_frac', 'cpu_mean_frac'))==['cpu_mean_frac']
 finally: lab.theirs = had
+
+# %% A trace that Perfetto opens, and the causes of a step's time
+import gzip, json
+with gzip.open(lab.folder/'05_steps.json.gz', 'rt') as f: assert json.load(f)['traceEvents']
+assert len(g.idle())
