@@ -48,3 +48,8 @@ if len(gpus) and not lab.on_gpu:
 # %% The speed-ups follow from a step's time and the message's: weak scaling pays for it once for N batches
 assert predicted['weak']==approx(n_devices/(1+predicted_ms/steps['alone'])) and predicted['weak']<n_devices
 assert predicted['strong']==approx(steps['alone']/(steps['alone, part of the batch']+predicted_ms))
+
+# %% Four H200s share a batch: yes with large images, no with small ones
+shared = four.groupby(['size', 'n_devices']).step_ms.median()
+assert round(shared[224, 1]/shared[224, 4], 1)==3.2 and round(shared[224, 1])==20 and round(shared[32, 1], 1)==1.5
+assert shared[32, 1]<shared[32, 2]<shared[32, 4]<1.1*shared[32, 1]+.01
