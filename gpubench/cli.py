@@ -246,11 +246,10 @@ def print_lab(lab, with_parameters):
 
 def print_grades(handed_in, folder, form):
     "Print the grades of a class, as text or for scripts"
-    from gpubench.course.grades import grade, grade_text
-    df, left_out = grade(handed_in, folder)
-    if not form: return _print(grade_text(df, left_out))
-    print_frame(df, form)
-    for o in left_out: _print(f'Left out: {o}', err=True)
+    from gpubench.course.grades import grade, grade_text, points_csv
+    df = grade(handed_in, folder)
+    if form=='csv': _print(points_csv(df).rstrip())
+    else: print_frame(df, form) if form else _print(grade_text(df))
 
 def print_copied(to, found):
     "Print what `copy_labs` did"
