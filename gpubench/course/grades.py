@@ -53,18 +53,20 @@ def _changed(tree):
         elif isinstance(o, (ast.Attribute, ast.Subscript)) and isinstance(o.value, ast.Name):
             yield o.value.id  # `answer.append`
 
-def _asked(source):
+def _asked(source, before=None): # `before`: expressions of earlier cells' `answer_…`, extended here
     "(name, expression of the answer or None) for each question and guess in a cell"
+    before = {} if before is None else before
     found = re.findall(r"\bcheck\(\s*['\"](\d\d\.\w+)['\"]", source)
     names = [o for o in dict.fromkeys(found) if o in QUESTIONS]
-    if not names and 'my_guess' not in source: return
+    if not names and not re.search('my_guess|answer_', source): return
     try:
         if len(source)>MAX_SOURCE: raise ValueError
         tree = ast.parse(source)
     except _UNREADABLE:
         yield from ((o, None) for o in names)
         return
-    values, changed = {}, set(_changed(tree))  # variable → expression; those that have none
+    values, changed = dict(before), set(_changed(tree))  # variable → expression; those without one
+    for o in changed: values.pop(o, None)
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
@@ -74,6 +76,11 @@ def _asked(source):
             is_check = isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1
             if is_check and getattr(o.args[0], 'value', None) in names:
                 yield o.args[0].value, values.get(getattr(o.args[1], 'id', None), o.args[1])
+    before.update({k: v for k,v in values.items() if k.startswith('answer_')})
+
+def asked_names(source)->list[str]:
+    "The questions and guesses in a cell"
+    return list(dict.fromkeys(k for k,_ in _asked(source)))
 
 # %% ../../nbs/course/04_grades.ipynb #found001
 def _counts(p, n_train): # As in lab 02
@@ -176,7 +183,8 @@ def read_answers(path, lab=None)->list[dict]: # `question`, `answer` and `result
     "The answers in a notebook. If a question is in several cells, the last one counts"
     found, path = {}, Path(path)
     settings, name_of_lab = _settings(path, lab), lab.name if lab else ''
-    for name,answer in (o for source in read_cells(path) for o in _asked(source)):
+    before = {}
+    for name,answer in (o for source in read_cells(path) for o in _asked(source, before)):
         try: words = '' if answer is None else ast.unparse(answer)
         except _UNREADABLE: words = '?'
         result = _result(name, answer, path, name_of_lab, settings)
