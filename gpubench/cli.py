@@ -262,7 +262,7 @@ def print_copied(to, found):
 gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs
-gpubench labs --copy course --for nbgrader
+gpubench labs --copy ~/course --for nbgrader
 gpubench labs --key > key.md
 gpubench labs --grade handed_in --csv > grades.csv""")
 @lab_names

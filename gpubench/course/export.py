@@ -36,7 +36,7 @@ def _split(cell, source):
     return [cell, _skipped(new_code_cell(start[0]))] if start else [cell]
 
 # %% ../../nbs/course/06_export.ipynb #expo0009
-_IMPORT = 'from gpubench.course.grades import passes'
+_IMPORT = 'from gpubench.course.grades import is_late, passes'
 _BY_HAND = { # graded by hand: points, and what the student writes
     'limits': (4, "**What limits it now?** Your machine and its settings; the part that limits a step now, with "
                   "your own number and its interval. Hand in your folder `runs`, too."),
@@ -45,7 +45,8 @@ _BY_HAND = { # graded by hand: points, and what the student writes
 
 def _test_of(name, variable, lab):
     "A line of code that is True if a guess or an answer gets its point"
-    if name.startswith('my_guess'): return f'{name} is not None'
+    if name.startswith('my_guess'):
+        return f"{name} is not None and not is_late('{name}', lab='{lab}', but=lab.folder)"
     return f"bool(passes('{name}', {variable}, globals(), lab='{lab}'))"
 
 def lab_with_tests(
@@ -55,7 +56,6 @@ def lab_with_tests(
     found, n_setup, nb = [], 0, read_notebook(lab.path)
     for cell in nb.cells:
         if cell.cell_type!='code':
-            if cell.source.startswith('## Check yourself'): found += _by_hand('limits')
             found.append((cell, '', None))
             continue
         cell.update(outputs=[], execution_count=None)
@@ -67,9 +67,7 @@ def lab_with_tests(
         for o in names: source, variables[o] = (source, o) if o.startswith('my_guess') else _own_name(source, o)
         found += [(o, '', None) for o in _split(cell, source)]
         found += [(None, o, _test_of(o, v, lab.name)) for o,v in variables.items()]
-    return found + _by_hand('exercise')
-
-def _by_hand(name): return [(new_markdown_cell(_BY_HAND[name][1]), name, _BY_HAND[name][0])]
+    return found + [(new_markdown_cell(text), k, points) for k,(points,text) in _BY_HAND.items()]
 
 # %% ../../nbs/course/06_export.ipynb #expo0012
 _CONFIG = """\
