@@ -479,7 +479,8 @@ def copy_labs(
     "Copy labs for a student, with the profiles and records that they read"
     source, to = labs_folder() if folder is None else Path(folder), run_folder(to)
     def those(*patterns):
-        return [o for p in patterns for o in sorted(source.glob(p)) if o.is_file()]
+        found = [o for p in patterns for o in sorted(source.glob(p)) if o.is_file()]
+        return [o for o in found if o.name!='teachers.ipynb']
     labs = [o.path for o in pick_labs(names, source)] if names else those('*.ipynb', 'deeper/*')
     found = dict(copied=[], same=[], kept=[])
     for file in [*labs, *those('*.yaml', 'records/*')]:
