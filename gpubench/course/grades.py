@@ -51,6 +51,9 @@ def _changed(tree):
         elif isinstance(o, (ast.Attribute, ast.Subscript)) and isinstance(o.value, ast.Name):
             yield o.value.id  # `answer.append`
 
+def _is_unwritten(f): # Only `...` and a docstring
+    return all(isinstance(o, ast.Expr) and isinstance(o.value, ast.Constant) for o in f.body)
+
 def _asked(source, before=None): # `before`: expressions of earlier cells' `answer_…`, extended here
     "(name, expression of the answer or None) for each question and guess in a cell"
     before = {} if before is None else before
@@ -70,6 +73,8 @@ def _asked(source, before=None): # `before`: expressions of earlier cells' `answ
             name = node.targets[0].id
             if name not in changed: values[name] = node.value
             if name.startswith('my_guess'): yield name, node.value
+        if isinstance(node, ast.FunctionDef) and _is_unwritten(node):
+            values[node.name] = ast.Constant(None)
         for o in ast.walk(node):
             is_check = isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1
             if is_check and getattr(o.args[0], 'value', None) in names:

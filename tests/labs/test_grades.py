@@ -27,7 +27,7 @@ def hand_in(path, **answers): # 08.copy as lab08_copy
 
 @pytest.fixture
 def handed_in(tmp_path):
-    hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a rate as a float', "numpy's random numbers"])
+    hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a flip by random.random()', 'a step count in Python'])
     hand_in(tmp_path/'class'/'bob'/'08.ipynb', copy="'rises'", graph="open('/tmp/never', 'w')")
     (tmp_path/'class'/'bob'/'02_batch_size.ipynb').write_text('not a notebook')
     return tmp_path/'class'
@@ -35,7 +35,7 @@ def handed_in(tmp_path):
 def test_grades(handed_in):
     said = gpubench('labs', '--grade', handed_in)
     assert said.exit_code==0, said.output
-    assert 'ada/08.ipynb: 3 of 3 right' in said.output and 'bob/08.ipynb: 0 of 3 right' in said.output
+    assert 'ada/08.ipynb: 3 of 4 right' in said.output and 'bob/08.ipynb: 0 of 4 right' in said.output
     assert 'bob/02_batch_size.ipynb: it is not a readable notebook' in said.output
 
 def test_points_for_a_learning_platform(handed_in):
@@ -46,7 +46,7 @@ def test_points_for_a_learning_platform(handed_in):
     assert rows==[('ada', '08_to_the_limit', 3), ('bob', '02_batch_size', 0), ('bob', '08_to_the_limit', 0)]
     assert 'to read: 08.graph' in said and 'not a readable notebook' in said
     assert [o['result'] for o in json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout)
-            if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'to read', 'not answered']
+            if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not answered', 'not answered', 'to read']
 
 @pytest.mark.parametrize('lines', ["answer = []; answer.append('falls')", "answer = 'f'; answer += 'alls'", "answer, why = 'falls', ''",
                                    "answer = None\nif True: answer = 'falls'"])
