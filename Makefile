@@ -15,7 +15,7 @@ as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
-	@echo 'make lab          work through the labs in JupyterLab'
+	@echo 'make lab          work through the labs in JupyterLab, in your own copy: runs/labs'
 	@echo 'make set-up-int8  install what deeper/07_int8 needs: ONNX Runtime and two other packages, about 40 MB'
 	@echo 'make test         all tests: notebooks, then pytest'
 	@echo 'make test-newest  only the notebooks, with the newest version of everything'
@@ -25,10 +25,12 @@ help:
 	@echo 'make clean        remove build results and caches; make distclean: the environments, too. Neither touches runs/'
 
 bench: set-up-plain
-	@$(bin)/gpubench run 01_cpu_vs_gpu 02_batch_size $(ARGS)
+	@$(bin)/gpubench run --wait 01_cpu_vs_gpu 02_batch_size $(ARGS)
 
+# a private copy, which git ignores: saving changes no file of the repository
 lab: set-up-lab
-	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/nbs/labs $(as_root) $(ARGS)
+	@$(bin)/gpubench labs --copy runs/labs
+	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/runs/labs $(as_root) $(ARGS)
 
 # tests share the cores: if waiting threads spin, everything takes several times as long
 test test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE

@@ -38,7 +38,7 @@ _NAMES = { # of each module, in the order of the rooms
     'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
         'plot_phases plot_price_speed plot_roofline plot_speedup plot_visits plot_workers '
         'series_style'),
-    'show.compare': 'compare load_records',
+    'show.compare': 'batch_plateau compare load_records',
     'show.wording': 'fmt_ratio',
     'show.findings': 'recommend',
     'show.report': 'machine_table write_report',

@@ -246,11 +246,10 @@ def print_lab(lab, with_parameters):
 
 def print_grades(handed_in, folder, form):
     "Print the grades of a class, as text or for scripts"
-    from gpubench.course.grades import grade, grade_text
-    df, left_out = grade(handed_in, folder)
-    if not form: return _print(grade_text(df, left_out))
-    print_frame(df, form)
-    for o in left_out: _print(f'Left out: {o}', err=True)
+    from gpubench.course.grades import grade, grade_text, points_csv
+    df = grade(handed_in, folder)
+    if form=='csv': _print(points_csv(df).rstrip())
+    else: print_frame(df, form) if form else _print(grade_text(df))
 
 def print_copied(to, found):
     "Print what `copy_labs` did"
@@ -263,19 +262,22 @@ def print_copied(to, found):
 gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs
+gpubench labs --copy ~/course --for nbgrader
 gpubench labs --key > key.md
 gpubench labs --grade handed_in --csv > grades.csv""")
 @lab_names
 @click.option('--copy', 'to', metavar='FOLDER', help=
               'Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
 @click.option('--with-outputs', is_flag=True, help='Copy the outputs, too.')
+@click.option('--for', 'kind', type=click.Choice(['nbgrader', 'otter']), help=
+              'With --copy: labs for this grader, with graded cells and hidden tests. Existing ones are overwritten.')
 @click.option('--key', is_flag=True, help="Print a teacher's key and a grading rubric, as Markdown.")
 @click.option('--grade', 'handed_in', metavar='FOLDER',
               help='Grade the answers in the notebooks in FOLDER, without running them.')
 @labs_option
 @deeper
 @as_data
-def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
+def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, form):
     """List, copy or grade the labs.
 
     With LAB, show its parameters.
@@ -286,6 +288,10 @@ def labs_command(names, to, with_outputs, key, handed_in, folder, deeper, form):
         return _print(teacher_key(folder))
     if handed_in is not None: return print_grades(handed_in, folder, form)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
+    if kind:
+        if not to: raise OurError(f'--for {kind} needs --copy FOLDER.')
+        from gpubench.course.export import export_labs
+        return _print(f"For {kind}, in {to}: {', '.join(export_labs(kind, to, names, folder))}")
     if to: return print_copied(to, copy_labs(to, folder, names, with_outputs))
     for lab in pick_labs(names, folder): print_lab(lab, bool(names))
 

@@ -92,9 +92,10 @@ QUESTIONS = { # name → question
         hint='Images left out, divided by all training images.',
         hints={100*224/480: 'That is in per cent; give a fraction.', 256/480: 'That is the part that is trained.'}),
     '02.plateau': Question(
-        lambda plateau: plateau[0], tolerance=0, unit='images a step',
+        lambda plateau: plateau[0] if plateau else 'too noisy to tell', tolerance=0, unit='images a step',
+        options=('too noisy to tell',),
         why='The visits show no gain from larger batches, though a wide interval would hide one.',
-        hint='Which of the sizes that are not distinguishable from the fastest is the smallest?'),
+        hint='Walk down from the fastest size. Look at each interval: is 1 in it, and how wide is it?'),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,
         why='64 takes a third less than 32 and 128, but one run of each cannot distinguish that from noise. '

@@ -360,6 +360,14 @@ def run_labs(
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress, wait)
 
 # %% ../../nbs/course/01_labs.ipynb #6627ea5b
+_FEW_CELLS, _SLOW = 4, 2  # from so many cells on, a lab that takes so many times its time is slow
+
+def times_as_long(stated_s, now_s, cells):
+    "How many times as long as stated the cells of the current job took, if that is clear; else 1"
+    begun, n = cells
+    times = now_s*n/(stated_s*begun) if begun>=_FEW_CELLS and stated_s else 1.
+    return times if times>_SLOW else 1.
+
 def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
     "The rest of a run, from stated times, those of finished jobs, and the current job's progress"
     known = sum(stated_s[:len(taken_s)])
@@ -367,10 +375,13 @@ def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
     rest = [o*pace for o in stated_s[len(taken_s):]]
     if not rest: return 0.
     begun, n = cells
+    slow = times_as_long(rest[0], now_s, cells)
+    if slow>1: return slow*(rest[0]*(1-begun/n) + sum(rest[1:]))
     return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/n)) + sum(rest[1:])
 
 # %% ../../nbs/course/01_labs.ipynb #75fc8f1a
 QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
+OFFER_S = 300 # from then on, a slow run says what can be done
 
 class RunProgress:
     "Shows the time left: a bar on a terminal, elsewhere a line per lab and per minute"
@@ -379,6 +390,7 @@ class RunProgress:
         self.n, self.done, self.bar = len(jobs), 0, None
         self.stated_s, self.taken_s = [60*o.lab.minutes for o in jobs], []
         self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
+        self.begun_s, self.is_offered = self.start, False
         if can_redraw(self.file):
             form = '{desc} |{bar:20}| {elapsed}{postfix}'
             self.bar = tqdm(total=self.n, bar_format=form, dynamic_ncols=True, file=self.file)
@@ -394,8 +406,20 @@ class RunProgress:
         self.written_s = self.clock()
         print_line(f'{words}, {self.left()}', self.file)
 
+    def offer(self):
+        "Say once what can be done about a slow run"
+        if self.is_offered or self.done==self.n or self.clock()-self.begun_s<OFFER_S: return
+        now_s = self.clock()-self.start
+        slow = times_as_long(self.stated_s[len(self.taken_s)], now_s, self.cells)
+        if slow==1: return
+        self.is_offered = True
+        print_line(f'\nThis lab takes {slow:.0f} times as long as on two idle CPU cores. `gpubench doctor` names '
+                   'other programs that use this machine. Ctrl-C stops; the same command with --out and the '
+                   'folder above goes on later.', self.file)
+
     def show(self):
         "Move the bar, or write a line if the last one is old enough"
+        self.offer()
         i, n = self.cells
         if self.bar:
             self.bar.n = min(self.n, round(self.done+i/n, 2))
@@ -455,7 +479,8 @@ def copy_labs(
     "Copy labs for a student, with the profiles and records that they read"
     source, to = labs_folder() if folder is None else Path(folder), run_folder(to)
     def those(*patterns):
-        return [o for p in patterns for o in sorted(source.glob(p)) if o.is_file()]
+        found = [o for p in patterns for o in sorted(source.glob(p)) if o.is_file()]
+        return [o for o in found if o.name!='teachers.ipynb']
     labs = [o.path for o in pick_labs(names, source)] if names else those('*.ipynb', 'deeper/*')
     found = dict(copied=[], same=[], kept=[])
     for file in [*labs, *those('*.yaml', 'records/*')]:

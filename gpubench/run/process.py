@@ -353,7 +353,8 @@ def _wait_for(lock, folder, name, device, every_s):
                 o = _holder(folder, name)
                 print(f"Waiting for device {str(device)!r}, number {n+1} of {n_all} in the queue: a "
                       f"{o.get('what', 'sweep')} "
-                      f"runs there since {o.get('since', 'some time')}.", file=sys.stderr, flush=True)
+                      f"runs there since {o.get('since', 'some time')} (process {o.get('pid', 'unknown')}, records in "
+                      f"{o.get('out', 'an unknown place')}). Ctrl-C stops waiting.", file=sys.stderr, flush=True)
             shown = n, n_all
             sleep(every_s)
 

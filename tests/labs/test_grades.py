@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from gpubench.course.lab_questions import QUESTIONS
 from gpubench.cli import cli
 from gpubench.course.grades import lab_questions, read_answers
+from gpubench.ground.record import append_record
 
 from helpers import root
 from test_labs_machinery import write_lab
@@ -28,28 +29,44 @@ def hand_in(path, **answers): # 08.copy as lab08_copy
 def handed_in(tmp_path):
     hand_in(tmp_path/'class'/'ada'/'08.ipynb', copy="'falls'", graph=4, constants=['a flip by random.random()', 'a step count in Python'])
     hand_in(tmp_path/'class'/'bob'/'08.ipynb', copy="'rises'", graph="open('/tmp/never', 'w')")
-    (tmp_path/'class'/'bob'/'other.ipynb').write_text('not a notebook')
+    (tmp_path/'class'/'bob'/'02_batch_size.ipynb').write_text('not a notebook')
     return tmp_path/'class'
 
 def test_grades(handed_in):
     said = gpubench('labs', '--grade', handed_in)
     assert said.exit_code==0, said.output
     assert 'ada/08.ipynb: 3 of 4 right' in said.output and 'bob/08.ipynb: 0 of 4 right' in said.output
-    assert 'Left out: bob/other.ipynb: it is not a readable notebook' in said.output
+    assert 'bob/02_batch_size.ipynb: it is not a readable notebook' in said.output
 
-def test_grades_for_scripts(handed_in):
-    rows = list(csv.DictReader(io.StringIO(gpubench('labs', '--grade', handed_in, '--csv').stdout)))
-    assert [o['result'] for o in rows if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not answered', 'not run', 'not run']
-    assert len(json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout))==len(rows)
+def test_points_for_a_learning_platform(handed_in):
+    "A row for each student and lab, a broken notebook's included; text is quoted"
+    said = gpubench('labs', '--grade', handed_in, '--csv').stdout
+    assert said.splitlines()[0]=='"student","lab","points","max_points","remark"'
+    rows = [(o['student'], o['lab'], int(o['points'])) for o in csv.DictReader(io.StringIO(said))]
+    assert rows==[('ada', '08_to_the_limit', 3), ('bob', '02_batch_size', 0), ('bob', '08_to_the_limit', 0)]
+    assert 'to read: 08.graph' in said and 'not a readable notebook' in said
+    assert [o['result'] for o in json.loads(gpubench('labs', '--grade', handed_in, '--json').stdout)
+            if o['notebook']=='bob/08.ipynb' and o['question'] in QUESTIONS]==['wrong', 'not answered', 'not answered', 'to read']
 
 @pytest.mark.parametrize('lines', ["answer = []; answer.append('falls')", "answer = 'f'; answer += 'alls'", "answer, why = 'falls', ''",
                                    "answer = None\nif True: answer = 'falls'"])
-def test_an_answer_put_together_counts_as_its_cell_shows(lines, tmp_path):
-    cells = [f"{lines}\ncheck('08.copy', answer)", "answer = 'rises'\ncheck('08.copy', answer)"]
-    out = nbformat.v4.new_output('display_data', {'text/markdown': '✅ Right.'})
-    for source,result in zip(cells, (('right', 'output'), ('wrong', 'answer'))):
-        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, outputs=[out])]), tmp_path/'a.ipynb')
-        assert [(o['result'], o['by']) for o in read_answers(tmp_path/'a.ipynb')]==[result]
+def test_an_answer_put_together_is_to_be_read(lines, tmp_path):
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f"{lines}\ncheck('08.copy', answer)")]), tmp_path/'a.ipynb')
+    assert [o['result'] for o in read_answers(tmp_path/'a.ipynb')]==['to read']
+
+def test_a_forged_output_is_no_answer(tmp_path):
+    "Records and settings decide, not what the notebook shows"
+    forged = nbformat.v4.new_output('display_data', {'text/markdown': '✅ Right.'})
+    nb = nbformat.read(root/'nbs'/'labs'/'02_batch_size.ipynb', 4)
+    for o in nb.cells:
+        if "check('02." in o.source: o.update(source=o.source.replace('answer = None', 'answer = 16'), outputs=[forged])
+    (tmp_path/'ada').mkdir()
+    nbformat.write(nb, tmp_path/'ada'/'02_batch_size.ipynb')
+    def results(): return {o['question']: o['result'] for o in json.loads(gpubench('labs', '--grade', tmp_path, '--json').stdout)}
+    assert [results()[f'02.{o}'] for o in ('whole', 'left_out', 'plateau')]==['wrong', 'wrong', 'no records']
+    for bs,rates in {16: [500, 505, 502], 64: [900, 910, 905]}.items():
+        for v in rates: append_record(tmp_path/'ada'/'runs'/'x-02_batch_size', dict(status='ok', model='lenet', bs=bs, images_per_s=v))
+    assert results()['02.plateau']=='wrong'
 
 def test_no_folder(tmp_path):
     (tmp_path/'empty').mkdir()
@@ -60,7 +77,8 @@ def test_no_folder(tmp_path):
 def test_key():
     said = gpubench('labs', '--key').output
     assert all(f'* `{o}` ' in said for o in QUESTIONS) and '| A guess | 1 each |' in said
-    assert 'depends on what the student measured: `plateau`' in said and '**hardly anything**' in said
+    assert "**cnn_small, cnn_medium, cnn_large** with the lab's own parameters" in said
+    assert "follows from the student's own records" in said and '**hardly anything**' in said
 
 def test_each_lab_of_the_new_form_asks_for_a_guess_and_answers():
     for lab,names in lab_questions().items():

@@ -6,7 +6,7 @@ from helpers import lab_server, status
 
 def test_make_lab(repo, tmp_path):
     with lab_server(repo, tmp_path) as server:
-        labs = f'{server.base}/api/contents/nbs/labs'
+        labs = f'{server.base}/api/contents/runs/labs'
         assert server.said_port==server.port
         assert status(labs)==403
         assert status(f'{labs}?token=wrong')==403

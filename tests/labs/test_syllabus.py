@@ -6,10 +6,11 @@ import nbformat
 import pytest
 
 from gpubench.cli import cli
-from gpubench.course.labs import ONE_DEVICE, Lab, find_labs, prepare_run
+from gpubench.course.grades import lab_questions
+from gpubench.course.labs import ONE_DEVICE, Lab, copy_labs, find_labs, prepare_run
 from helpers import as_module, root
 
-page = root/'nbs'/'labs'/'index.ipynb'
+page, teachers = (root/'nbs'/'labs'/f'{o}.ipynb' for o in ('index', 'teachers'))
 
 
 def markdown(path): return '\n\n'.join(o.source for o in nbformat.read(path, 4).cells if o.cell_type=='markdown')
@@ -57,6 +58,21 @@ def test_rows_are_the_labs_own(tool):
     assert tool.with_rows(text, find_labs(page.parent))==text, 'run `python tools/syllabus.py`'
     assert tool.with_deeper(text, find_labs(page.parent/'deeper'))==text, 'run `python tools/syllabus.py`'
 
+def test_minutes_are_the_labs_own(tool):
+    text = next(o.source for o in nbformat.read(teachers, 4).cells if tool.MINUTES[0] in o.source)
+    assert tool.with_minutes(text, lab_questions())==text, 'run `python tools/syllabus.py`'
+
+def test_students_copies_have_nothing_for_teachers(tmp_path):
+    "No page for them, no `--key`, and no link that leads out of the folder"
+    copy_labs(tmp_path)
+    for o in tmp_path.rglob('*.ipynb'):
+        text = markdown(o)
+        assert not re.search('For teachers|--key|--grade', text), o
+        for link in re.findall(r'\]\(([^)#:\s]+)\)', text):
+            target = (o.parent/link).resolve()
+            assert target.is_file() and target.is_relative_to(tmp_path), (o, link)
+    assert not (tmp_path/'teachers.ipynb').exists()
+
 def test_what_a_lab_assumes_comes_before_it(): assert list(wrong_order(markdown(page)))==[]
 
 def test_words_and_what_is_assumed():
@@ -70,7 +86,8 @@ def test_links_lead_to_files():
 def test_it_is_no_lab(): assert page.stem not in [o.name for o in find_labs(page.parent)]
 
 def test_its_commands_can_be_given():
-    found = [shlex.split(o, comments=True) for o in re.findall(r'^gpubench .+$', markdown(page), re.M)]
+    "Those of the teachers' page"
+    found = [shlex.split(o.partition(' > ')[0], comments=True) for o in re.findall(r'^gpubench .+$', markdown(teachers), re.M)]
     assert {o[1] for o in found}=={'labs', 'run'}
     for _,verb,*rest in found:
         given = cli.commands[verb].make_context(verb, rest).params

@@ -62,7 +62,7 @@ def test_a_class_hears_of_noise_of_equal_machines_and_of_an_order_that_is_open(t
     found = Comparison(runs, 'laptop', dict(laptop=1., desk=1., server=.01))
     page = write_comparison(found, tmp_path/'class.html').read_text()
     for text in (str(found), page):
-        assert 'In 1 of 3 configurations, visits of the same thing differ more than 2 times.' in text and 'The widest: 2.6 times at made-up net on made-up images, batch 64 on desk' in text
+        assert 'In 1 of 3 configurations, visits of the same thing differ by more than a factor of 2.' in text and 'The widest: 2.6 times at made-up net on made-up images, batch 64 on desk' in text
         assert 'The same machine as laptop · CPU, or one just like it, so each ratio is how much two runs differ: desk · CPU.' in text
     assert 'no machine is shown to be the fastest. By the medians it is desk · CPU, but that is not distinguishable from laptop · CPU.' in page
     assert 'an image costs least on server · CPU, 0.0061 a million.' in page

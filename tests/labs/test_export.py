@@ -1,0 +1,77 @@
+"Labs exported for nbgrader and otter-grader, tried with the real packages where they are installed"
+import csv, json, os, re, subprocess, sys, zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from gpubench.course.export import export_labs, lab_with_tests
+from gpubench.course.grades import lab_questions
+from gpubench.ground.record import append_record
+
+LAB = '02_batch_size'
+RIGHT = dict(whole='[16, 32, 64]', left_out='224/480', plateau='64', best="'unknown'", n_trained='n//bs*bs if drop_last else n')
+WRONG = dict(whole='[16]', left_out='.9', plateau='16', best="'yes'", n_trained='n')
+HALF = RIGHT | dict(plateau='1/0', best='None', n_trained='1/0')
+SUBMISSIONS = {'ada': (RIGHT, 8, 6), 'bob': (WRONG, None, 0), 'cy': (HALF, 8, 3)}     # answers, guess, points of 6
+
+def command(name):
+    path = Path(sys.executable).with_name(name)
+    if not path.is_file(): pytest.skip(f'{name} is not installed')
+    return str(path)
+
+def run(*args, cwd):
+    env = os.environ | dict(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']]))  # nbgrader calls alembic
+    done = subprocess.run(args, cwd=cwd, capture_output=True, text=True, timeout=900, env=env)
+    assert done.returncode==0, done.stdout+done.stderr
+
+def hand_in(source, folder, answers, guess):
+    "The lab with these answers, and made records beside it, in which 64 begins the plateau"
+    nb = nbformat.read(source, 4)
+    for o in nb.cells:
+        o.source = re.sub('^my_guess_ratio = None', f'my_guess_ratio = {guess}', o.source, flags=re.M)
+        o.source = re.sub('^    [.]{3}$', f"    return {answers['n_trained']}", o.source, flags=re.M)
+        o.source = re.sub(r'^answer_(\w+) = None', lambda m: f'answer_{m[1]} = {answers[m[1]]}', o.source, flags=re.M)
+    folder.mkdir(parents=True)
+    nbformat.write(nb, folder/f'{LAB}.ipynb')
+    for bs,rate in {16: 400, 32: 700, 64: 990, 256: 1000, 1024: 800}.items():
+        for v in range(3): append_record(folder/'runs'/f'a-{LAB}', dict(status='ok', model='lenet', bs=bs, images_per_s=rate*(1+.01*v)))
+
+def test_nbgrader(tmp_path):
+    nbgrader = command('nbgrader')
+    export_labs('nbgrader', tmp_path, ['02'])
+    run(nbgrader, 'generate_assignment', LAB, cwd=tmp_path)
+    release = tmp_path/'release'/LAB/f'{LAB}.ipynb'
+    assert 'passes(' not in release.read_text()                            # hidden
+    for who,(answers,guess,_) in SUBMISSIONS.items(): hand_in(release, tmp_path/'submitted'/who/LAB, answers, guess)
+    run(nbgrader, 'autograde', LAB, cwd=tmp_path)
+    run(nbgrader, 'export', cwd=tmp_path)
+    with open(tmp_path/'grades.csv') as f: found = {o['student_id']: (float(o['score']), float(o['max_score'])) for o in csv.DictReader(f)}
+    assert found=={k: (o[2], 13) for k,o in SUBMISSIONS.items()}            # 7 points are given by hand
+
+@pytest.mark.parametrize('who', SUBMISSIONS)
+def test_otter(who, tmp_path):
+    otter, (answers, guess, points) = command('otter'), SUBMISSIONS[who]
+    export_labs('otter', tmp_path, ['02'])
+    run(otter, 'generate', '-t', 'tests', '-r', 'requirements.txt', cwd=tmp_path/LAB)
+    hand_in(tmp_path/LAB/f'{LAB}.ipynb', tmp_path/who, answers, guess)
+    with zipfile.ZipFile(tmp_path/'sub.zip', 'w') as z:
+        for o in (tmp_path/who).rglob('*.*'): z.write(o, o.relative_to(tmp_path/who))
+    run(otter, 'run', '-a', tmp_path/LAB/'autograder.zip', tmp_path/'sub.zip', cwd=tmp_path)
+    tests = json.loads((tmp_path/'results.json').read_text())['tests']
+    assert [sum(o.get(k) or 0 for o in tests) for k in ('score', 'max_score')]==[points, 6]
+
+def test_every_question_of_every_lab_is_graded():
+    for lab,names in lab_questions().items():
+        found = lab_with_tests(lab)
+        assert {name for _,name,_ in found if name}>={*names}, lab.name
+        assert [name for _,name,_ in found].count('exercise')==1 and 'limits' in [name for _,name,_ in found]
+        assert all(o is None or o.cell_type!='code' or not o.outputs for o,_,_ in found)
+
+def test_an_exported_notebook_is_graded_by_the_command_too(tmp_path):
+    from gpubench.course.grades import grade, grade_points
+    export_labs('otter', tmp_path/'course', ['02'])
+    for who,(answers,guess,_) in SUBMISSIONS.items(): hand_in(tmp_path/'course'/LAB/f'{LAB}.ipynb', tmp_path/'in'/who, answers, guess)
+    found = grade_points(grade(tmp_path/'in'))
+    assert dict(zip(found.student, found.points))=={'ada': 5, 'bob': 0, 'cy': 3}                       # a function isn't run
+    assert [*found.max_points]==[6]*3 and 'to read: 02.n_trained 02.plateau' in found.remark[2]
