@@ -91,7 +91,7 @@ def table(rows):
     for k in ('stock', 'applied'): df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
     df['sign_right'] = (df.applied_s<df.stock_s)==(df.applied_got_s<df.stock_got_s)
     df['holds'] = [o.applied_lo<=o.applied_got_s<=o.applied_hi for o in df.itertuples()]
-    df['named_first'] = [o.named is None or o.named in o.reason for o in df.itertuples()]
+    df['named_first'] = [o['named'] is None or o['named'] in o['reason'] for o in rows]
     return df[['row', 'gain_s', 'stock_s', 'stock_got_s', 'stock_off', 'applied_s', 'applied_got_s', 'applied_off', 'holds',
                'sign_right', 'named_first']]
 
