@@ -79,9 +79,9 @@ def user_line(e:BaseException)->str: # '' if none of their code is involved
             if not is_library(frame.f_code.co_filename): return line_of(frame, line)
         e = e.__context__
     return ''
-def user_place(e:BaseException)->str: # ' (models.py:12)' or ''
+def user_place(e:BaseException)->str: # ' (models.py:12)', or '' if none of their files is involved
     line = user_line(e)
-    return f' ({line})' if line else ''
+    return f' ({line})' if ':' in line else ''
 
 # %% ../../nbs/ground/00_core.ipynb #5a14d876
 def is_number(x, whole:bool=False)->bool:
