@@ -276,7 +276,7 @@ _RUBRIC = """\
 | What | Points | When |
 |---|---|---|
 | A guess | 1 each | written down before the measurement; a wrong one counts as much as a right one |
-| A question in "Check yourself" | 1 each | right in the end; hints are allowed |
+| A question (`check`) | 1 each | right in the end; hints are allowed |
 | The run | 2 | executed to the end, with the student's own records; states the machine and the settings |
 | "What limits it now?" | 2 | names the limiting part, with the student's own number and its interval |
 | An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |

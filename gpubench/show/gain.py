@@ -193,7 +193,8 @@ def headline(self:Gain)->str:
     "The answer in a sentence or two"
     n, now = self.n_epochs, _fmt(predicted(self.stock, self.noise), ' s')
     if self.got: return f"The last fit took {self.got[1]:.3g} s, and {_fmt(self.got[0], ' s')} were predicted."
-    text = f"{n} epoch{'s'*(n!=1)} take{'s'*(n==1)} {now} here. "
+    what = f"fine_tune({n}) takes" if self.fit=='fine_tune' else f"{n} epoch{'s'*(n!=1)} take{'s'*(n==1)}"
+    text = f'{what} {now} here. '
     slower = [o for o in self.ways if o.remedy.kind=='all' and self.times(o).hi<1]
     if self.best is None and slower: return f"{text}speed_up would make it slower, and `apply()` does nothing."
     if self.best is None: return f'{text}speed_up would bring {NO_DIFFERENCE}.'
