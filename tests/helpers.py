@@ -79,7 +79,7 @@ def first_address(server):
     said = []
     for line in server.stdout:                       # ends at the latest when a timer kills the server
         said.append(line)
-        if found := re.search(r'http://127\.0\.0\.1:(\d+)(/lab/tree/runs/labs)\?token=(\w{20,})', line): return int(found[1]), found[3]
+        if found := re.search(r'http://127\.0\.0\.1:(\d+)(/lab/tree/(?:runs|nbs)/labs)\?token=(\w{20,})', line): return int(found[1]), found[3]
     raise AssertionError('no address with a token:\n' + ''.join(said))
 
 def keep_reading(server):

@@ -266,7 +266,7 @@ def test_make_bench_runs_the_main_job(checkout):
     (checkout.venv/'bin'/'gpubench').write_text('#!/bin/sh\necho "ran: $*"\n')
     (checkout.venv/'bin'/'gpubench').chmod(0o755)
     res = subprocess.run(['make', 'bench', 'ARGS=--profile quick'], cwd=checkout.tree, env=checkout.env, capture_output=True, text=True)
-    assert res.stdout.strip()==up_to_date+'ran: run 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
+    assert res.stdout.strip()==up_to_date+'ran: run --wait 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
     assert checkout.installed==['.']
 
 def test_the_commands_without_make(repo):

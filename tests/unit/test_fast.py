@@ -760,7 +760,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
     ('it has functions of its own', dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
-    ('was read on the host', dict(model=lambda: nn.Sequential(network(), Item()))),
+    ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
     ('what inside, stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
     ('its own all_batches, one_batch', dict(make=OwnBatches)),
     ("its `beta`", dict(opt_func=partial(RAdam, beta=50.))),

@@ -4,6 +4,7 @@ import json
 import random
 import time
 import warnings
+from pathlib import Path
 
 import fastai.callback.progress  # noqa: F401  gives Learner its no_bar
 import pytest
@@ -210,7 +211,9 @@ def test_a_slow_loader_on_a_cpu():
 def waiting_loss(pred, y):
     warnings.warn('called a synchronizing CUDA operation (Triggered internally at a line of PyTorch)')
     return nn.functional.mse_loss(pred, y)
-LOSS_LINE = f'test_idle.py:{inspect.getsourcelines(waiting_loss)[1]+1}'
+HERE = Path(__file__).resolve()
+HERE = HERE.relative_to(Path.cwd()) if HERE.is_relative_to(Path.cwd()) else HERE
+LOSS_LINE = f'{HERE}:{inspect.getsourcelines(waiting_loss)[1]+1}'
 
 class WaitingCallback(Callback):
     def after_step(self): warnings.warn('called a synchronizing CUDA operation')
@@ -222,7 +225,7 @@ def test_lines_are_found_in_the_phase_or_callback_that_waits():
         warnings.filterwarnings('ignore', 'called a synchronizing')    # of the steps that aren't watched
         lines = quiet(learn, 2, 4).lines
     line = inspect.getsourcelines(WaitingCallback)[1]+1
-    assert lines=={'loss': [LOSS_LINE], 'callback WaitingCallback': [f'test_idle.py:{line}']}
+    assert lines=={'loss': [LOSS_LINE], 'callback WaitingCallback': [f'{HERE}:{line}']}
 
 @pytest.mark.parametrize('loader', ['memory', 'resident'])
 def test_graphs_stay_graphs_under_a_profile(loader):
@@ -323,7 +326,7 @@ def reading_loss(pred, y):
     loss.item()
     time.sleep(.002)                                                   # a wait shows in what comes too late after it
     return loss
-READ_LINE = f'test_idle.py:{inspect.getsourcelines(reading_loss)[1]+2}'
+READ_LINE = f'{HERE}:{inspect.getsourcelines(reading_loss)[1]+2}'
 
 @needs_gpu
 def test_a_loss_that_is_read():

@@ -177,7 +177,7 @@ REFUSED = dict(
     stranger=(dict(cbs=lambda: [At('after_pred', lambda cb: setattr(cb.learn, 'pred', cb.learn.pred*2))]), 'at may change'),
     own_method=(dict(make=Own), 'its own one_batch'), metric=(dict(metrics=lambda: Seen()), 'seen may look'),
     kept_by_the_loss=(dict(loss_func=Keeps, metrics=lambda: LossMetric('kept')), 'kept may look'), hook=(dict(model=hooked), 'hooks'),
-    reads=(dict(model=lambda: nn.Sequential(Reads(), network())), 'read on the host'), draws=(dict(model=lambda: nn.Sequential(Draws(), network())), 'A replay gave other'),
+    reads=(dict(model=lambda: nn.Sequential(Reads(), network())), "can't wait for a value"), draws=(dict(model=lambda: nn.Sequential(Draws(), network())), 'A replay gave other'),
     counts=(dict(model=lambda: nn.Sequential(Counts(), network())), 'A replay gave other'),
     text=(dict(model=lambda: nn.Sequential(network(), Labels()), loss_func=lambda: of_first, metrics=list), 'more than tensors'))
 
