@@ -6,7 +6,6 @@
 __all__ = ['export_labs']
 
 # %% ../../nbs/course/06_export.ipynb #expo0003
-import ast
 import re
 from pathlib import Path
 

@@ -7,7 +7,6 @@ __all__ = ['COLUMNS', 'Span', 'Profile', 'idle_by_cause', 'profile_steps']
 
 # %% ../../nbs/run/10_idle.ipynb #ac487b1d
 import json
-import os
 import sys
 import tempfile
 import time

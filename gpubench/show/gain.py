@@ -33,7 +33,7 @@ from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_ki
 from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
-from ..run.forecast import FitTimes, PartTimes, glance, n_batches_of, n_workers_of
+from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
 from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, remedies
