@@ -49,11 +49,11 @@ WORKLOADS = { # each epoch has eight steps or more on four devices
 SEARCHED = {'ResNet-18, 32 px, b64, bf16', 'MNIST CNN, b1000, fp32'} # where cuDNN's search brings something
 # a captured step is `speed_up`'s: channels_last in TF32, too, and cuDNN's search for small batches
 CAPTURED = dict(graph=True, defer_losses=True, channels_last=True)
-COMPILED, FLAT, VIEWS = CAPTURED | dict(compile=True), dict(all_reduce='flat'), dict(all_reduce='views')
+COMPILED, FLAT, HALF = CAPTURED | dict(compile=True), dict(all_reduce='flat'), dict(all_reduce='bf16')
 STOCK = 'stock, distrib_ctx'
-WAYS = {'eager, DDP': {}, 'captured, DDP': CAPTURED, 'captured, flat': CAPTURED | FLAT, 'captured, views': CAPTURED | VIEWS,
-        'compiled, flat': COMPILED | FLAT, STOCK: {}}
-WEAK_ONLY = {'captured, views', 'compiled, flat'} # to compile takes longer than all else
+WAYS = {'eager, DDP': {}, 'captured, DDP': CAPTURED, 'captured, flat': CAPTURED | FLAT, 'compiled, flat': COMPILED | FLAT,
+        'compiled, bf16': COMPILED | HALF, STOCK: {}}
+WEAK_ONLY = {'compiled, flat', 'compiled, bf16'} # to compile takes longer than all else
 CPU_WAYS = {'eager, DDP': {}, 'eager, flat': FLAT}
 
 def alone(way): return way.partition(',')[0] # its name on one device, where nothing is averaged

@@ -336,7 +336,7 @@ class Step(OwnBatch):
         self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
         def having(name): return [o for o in parts.values() if hasattr(type(o), name)]
         self.average = next((o.average for o in having('average')), None)
-        self.adds = self.share is not None or any(getattr(o, 'adds', False) for o in having('average'))
+        self.adds = self.share is not None  # to gradients that stay
         self.afters = having('after_captured')
         self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
         self.changes_batch = self.mix is not None

@@ -230,6 +230,7 @@ def _message(grads, strides):
 def average_gradients(
     parameters,    # Those of a network
     in_place=True, # False: gradients become parts of the message, and later ones need no copies
+    dtype=None,    # torch.bfloat16 sends half as many bytes, and rounds what it sends
 ):
     """Average the gradients of all ranks in one message; for your own training loop, after the backward pass
 
@@ -242,16 +243,18 @@ def average_gradients(
     for some in by_dtype.values():
         grads = [p.grad.detach() for p in some]
         strides = [torch.empty_like(p, device='meta').stride() for p in some] # without gaps
-        flat = _message(grads, strides)
+        own = dtype or grads[0].dtype
+        is_whole = own==grads[0].dtype # and so gradients can be its parts
+        flat = _message(grads, strides) if is_whole else None
         is_message = flat is not None
         if not is_message:
-            flat = grads[0].new_empty(sum(o.numel() for o in grads))
+            flat = grads[0].new_empty(sum(o.numel() for o in grads), dtype=own)
             pieces = flat.split([o.numel() for o in grads])
             # `.data`: fastai's `zero_grad` refuses views, and each counts its own changes
             parts = [o.as_strided(p.shape, s).data for o,p,s in zip(pieces, some, strides)]
             torch._foreach_copy_(parts, grads) # for ResNet-18 on an H100 in 39 µs; `cat` takes 165
         dist.all_reduce(flat, dist.ReduceOp.AVG)
         if is_message: continue
-        if in_place: torch._foreach_copy_(grads, parts)
+        if in_place or not is_whole: torch._foreach_copy_(grads, parts)
         else:
             for p,o in zip(some, parts): p.grad = o

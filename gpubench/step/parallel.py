@@ -6,30 +6,44 @@
 __all__ = ['ALL_REDUCES', 'split', 'same_start', 'ParallelCallback']
 
 # %% ../../nbs/step/12_parallel.ipynb #ecfc1355
+import zlib
 import torch
 import torch.distributed as dist
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
+from fastai.data.core import Datasets
 from torch.nn.parallel import DistributedDataParallel
 
 from .capture import capture_stream
 from ..ground.core import one_of, wait_for
-from .group import average_gradients, n_ranks, rank
+from .group import average_gradients, gather, n_ranks, rank
 
 # %% ../../nbs/step/12_parallel.ipynb #197bc4e2
+def _share_of(dataset): # a `Datasets`
+    "Every n-th item, as many for each rank"
+    items = dataset.tls[0].items
+    names = items.index if hasattr(items, 'iloc') else items # of a table's rows
+    if len({*gather(zlib.crc32('\n'.join(map(str, names)).encode()))})>1: raise ValueError(
+        'The ranks have different training sets, so one would train on what another validates on. '
+        'Give the splitter a seed, such as `RandomSplitter(seed=42)` or `seed=42`.')
+    mine = range(rank(), len(dataset)//n_ranks()*n_ranks(), n_ranks())
+    return Datasets(tls=[o._new(o._get(mine)) for o in dataset.tls], n_inp=dataset.n_inp)
+
 def split(dls):
-    "Let this rank's training loader take its share of each batch; `bs` stays what one rank gets"
-    if not hasattr(dls.train, 'part'): raise ValueError(
-        f"A {type(dls.train).__name__} can't be split here: only the loaders of `get_dls` draw the "
-        "same order on all ranks. Use fastai's `learn.distrib_ctx()` for yours.")
-    dls.train.part = rank(), n_ranks()
+    "Let this rank's training loader take its share of the images; `bs` stays what one rank gets"
+    dataset = dls.train.dataset
+    if hasattr(dls.train, 'part'): dls.train.part = rank(), n_ranks()
+    elif isinstance(dataset, Datasets): dls.loaders[0] = dls.train.new(_share_of(dataset))
+    else: raise ValueError(
+        f"A {type(dls.train).__name__} over {type(dataset).__name__} can't be split here, but a "
+        "DataBlock's loaders can. Use fastai's `learn.distrib_ctx()` for yours.")
     return dls
 
 # %% ../../nbs/step/12_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
     buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
     flat='all at once after the backward pass; also for compiled kernels',
-    views="as 'flat', where a captured backward pass adds to gradients that are parts of the message")
+    bf16="as 'flat', in 16 bits: half the bytes, and each average is rounded to 8 binary digits")
 
 def same_start(model):
     "Give every rank rank 0's weights and buffers"
@@ -57,7 +71,7 @@ class ParallelCallback(Callback):
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
     ):
         self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
-        self.adds = all_reduce=='views' # do captured steps keep gradients, as eager ones do?
+        self.dtype = torch.bfloat16 if all_reduce=='bf16' else None
         self.ddp, self.key, self.is_on, self.is_fitting = None, None, True, False
 
     def before_fit(self):
@@ -71,7 +85,7 @@ class ParallelCallback(Callback):
     def average(self, in_place=False):
         "Average the gradients, unless DDP did so in the backward pass"
         if not self.is_on or self.all_reduce=='buckets': return
-        average_gradients(self.learn.model.parameters(), in_place)
+        average_gradients(self.learn.model.parameters(), in_place, self.dtype)
     def after_train(self):
         if n_ranks()>1:
             for o in self.learn.model.buffers(): dist.broadcast(o, 0)
