@@ -12,6 +12,7 @@ import torch
 from fastai.callback.core import Callback, GatherPredsCallback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.learner import Recorder
+from fastai.torch_core import num_distrib
 from fastcore.basics import noop, patch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -25,8 +26,10 @@ MAX_LATE_MIB = 32              # of predictions and targets that wait to be read
 def _is_tensor(o): return isinstance(o, torch.Tensor)
 
 def _at_once(losses): # copied to the host in one piece, if each is a number
+    "They stay on the device where several processes train: fastai gathers them by NCCL"
     are_numbers = all(_is_tensor(o) and o.ndim==0 for o in losses)
-    return torch.stack(losses).cpu().unbind() if losses and are_numbers else losses
+    if not (losses and are_numbers) or num_distrib()>1: return losses
+    return torch.stack(losses).cpu().unbind()
 
 class LateReader:
     "Within it, callbacks that only record a validation get its batches later, many at once"

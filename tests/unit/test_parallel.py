@@ -17,7 +17,12 @@ import torch
 import torch.distributed as dist
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import accuracy
 from fastai.optimizer import SGD
+from fastai.vision.augment import Resize
+from fastai.vision.data import ImageDataLoaders
+from PIL import Image
 from torch.nn import SyncBatchNorm, functional
 
 from gpubench.data import loaders as data
@@ -25,7 +30,7 @@ from gpubench.run import trial as trial_module
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import n_cores
 from gpubench.data.loaders import get_dls
-from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, speed_up, swap_recorder
 from gpubench.step.group import average_gradients, launch, n_ranks, rank
 from gpubench.run.models import get_model
 from gpubench.step.parallel import ParallelCallback, same_start, split
@@ -266,6 +271,30 @@ def test_a_place_to_meet_that_another_program_uses(monkeypatch):
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count()<2, reason='needs two GPUs')
 on_gpus = dict(model='resnet18', dataset='synthetic', size=32, n_channels=3, bs=64, max_images=1000, loader='resident', device='cuda',
                max_s=.5, whole_epoch=False)
+
+def fit_from_files(device, folder):
+    "What a rank's training set was, what it decoded, and what it learned"
+    dls = split(ImageDataLoaders.from_folder(folder, valid_pct=.25, seed=42, bs=4, item_tfms=Resize(32), device=device))
+    learn = Learner(dls, get_model('lenet', n_classes=2, n_in=3), loss_func=CrossEntropyLossFlat(), metrics=accuracy,
+                    cbs=ParallelCallback('flat'))
+    sped_up = speed_up(learn)
+    with learn.no_bar(), learn.no_logging(): learn.fit(3, .01)
+    n_decoded = sum(o.n_decoded for o in learn.feed.decoded.values())
+    files = {o.name for o in dls.train_ds.tls[0].items}
+    weights = [o.detach().cpu() for o in learn.model.parameters()]
+    sped_up.undo()
+    return files, n_decoded, learn.recorder.values[-1][1:], weights
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_two_gpus)])
+def test_each_rank_decodes_its_share_of_the_files_once(device, tmp_path):
+    for i in range(32):
+        file = tmp_path/'ab'[i%2]/f'{i}.jpg'
+        file.parent.mkdir(exist_ok=True)
+        Image.effect_noise((40, 40), 20+60*(i%2)).convert('RGB').save(file)
+    (files, n, values, weights), (other_files, other_n, other_values, other_weights) = launch(fit_from_files, tmp_path, device=device)
+    assert len(files)==len(other_files)==12 and not files&other_files
+    assert n==other_n==12+8                       # its share, and the whole validation set, in three epochs
+    assert values==other_values and all(map(torch.equal, weights, other_weights))
 
 def with_batch_norm(device, *cbs, dtype=torch.float32, synced=False, **kwargs):
     "What four epochs make of a ResNet-18: its weights and buffers"
