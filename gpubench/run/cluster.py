@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
@@ -224,9 +224,9 @@ def _folder(out, dry_run):
     "The folder of the records in `out`, for processes that may run elsewhere"
     return (records_path if dry_run else check_writable)(Path(out or '.').resolve()).parent
 
-def distinct_points(trials, run, here=True)->list:
+def distinct_points(trials, run)->list:
     "What `plan` makes of `trials`, each point once"
-    return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here)}.values()]
+    return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here=False)}.values()]
 
 def job_folder(out:Path, run, points, **how)->Path:
     "Where this sweep's processes keep their records until they are merged"
@@ -302,7 +302,8 @@ def sweep_on(
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
-    points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
+    points, out = distinct_points(trials, run), _folder(out, dry_run)
+    points = [replace(o) if isinstance(o, Trial) else o for o in points] # resolved where they run
     if any(isinstance(o, Trial) and o.n_nodes>1 for o in points): raise ValueError(
         "n_nodes is for machines on which you start the same command; a job has one machine. Use "
         "n_nodes=1.")
@@ -519,7 +520,7 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run, here=False)
+    points = distinct_points(trials, run)
     if run is run_trial: points = [resolve(o) for o in points] # an error now, not in a worker
     beside, after = _split_points(points, len(uuids))
     n = min(len(uuids), len(beside))

@@ -142,6 +142,7 @@ class Trial:
     accumulate:int=1             # Batches whose gradients add up before each optimizer step
     pretrained:bool=False        # Start from torchvision's ImageNet weights
     seed:int=0                   # Of the weights and of the order of images
+    is_resolved = False          # Not a setting: `resolve` sets it
 
     def __post_init__(self):
         for o in fields(self):
@@ -153,6 +154,7 @@ class Trial:
 @patch
 def but(self:Trial, **changed)->Trial:
     "This trial with other values in some fields; a `ValueError` for an unknown field"
+    if not changed: return self
     known = asdict(self)
     unknown = next((o for o in changed if o not in known), None)
     if unknown is None: return Trial(**known | changed)
@@ -219,7 +221,8 @@ def _check_device(trial):
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine; a `ValueError` if what it needs isn't there, or can't do this"
+    "`trial` on this machine, checked once; a `ValueError` if what it needs isn't there, or can't do this"
+    if trial.is_resolved: return trial
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
     if trial.loader=='cached' and trial.n_workers: raise ValueError(
@@ -234,6 +237,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
         "onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
+    object.__setattr__(trial, 'is_resolved', True)
     return trial
 
 # %% ../../nbs/run/03_trial.ipynb #4be71476
