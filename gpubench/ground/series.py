@@ -52,10 +52,13 @@ def map_values(column:pd.Series, function)->pd.Series:
     found = [*map(function, values)]
     return pd.Series([found[o] for o in codes], column.index)
 
+# what a setting of None means
+_OF_THE_SET = dict(size='own size', n_channels='own channels', max_images='all images', labels='own labels')
+
 def setting_label(name:str, value)->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
     value, f = plain_value(value), field(name)
-    if value is None: return f.default or f"default {name.replace('_', ' ')}"
+    if value is None: return _OF_THE_SET.get(name) or f"default {name.replace('_', ' ')}"
     if isinstance(f.wording, tuple): return f.wording[bool(value)]
     if isinstance(f.wording, dict): return f.wording.get(value, f'{value} {name}')
     return re.sub(r'^1 (\w+)s\b', r'1 \1', (f.wording or f'{name} {{}}').format(value))

@@ -19,7 +19,8 @@ from ..ground.curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from ..ground.record import FIELDS, record_rows
-from .wording import NO_LARGER, choose, fmt_bs, fmt_known, fmt_list, fmt_ratio, what_to_do
+from .wording import (NO_LARGER, choose, fmt_bs, fmt_known, fmt_list, fmt_ratio,
+                              is_usual, what_to_do)
 from .report import lab_name, machine_table
 from ..ground.series import (ENOUGH_FRAC, SETTINGS, best_size, is_known, leaves_out,
                              plain_value, ratios, setting_label, succeeded, way_labels)
@@ -184,11 +185,13 @@ def _precisions(rows):
     on_cpu = rows.device.iloc[0]=='cpu'
     yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and on_cpu})
 
-_SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages onednn channels_last'.split(), 'precision'
+_NOT_IN_A_STEP = 'pin_memory', 'sync_bn', 'pretrained'
+_SWITCHES = [o.name for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool
+             and o.name not in _NOT_IN_A_STEP] + ['precision']
 
 def _fast_steps(rows):
     "Steps by the number of changes"
-    def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if v and v!='fp32']
+    def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if not is_usual(k, v)]
     def label(*k): return ', '.join(on(*k)) or 'the usual step'
     parts = _option_parts(rows, _SWITCHES, label, lambda k: (len(on(*k)), str(k)))
     if 'the usual step' in parts: yield _Options(parts)

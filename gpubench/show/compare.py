@@ -78,9 +78,9 @@ def _completed(df):
     return df.assign(status=status, bs=df.bs.where(df.bs>0), round_id=rounds_of(df), image_j=image_j,
                      epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu), images_per_s=per_s)
 
-# how a record ran that lacks one of these settings
-_OFF = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool}
-_OFF |= dict(n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)
+# how a record ran that lacks one of these settings: off, or with one of them
+_OFF = {o.name: o.usual for o in FIELDS.values()
+        if o.kind=='setting' and (o.usual is False or o.usual==1)}
 
 def _as_frame(rows):
     "Records that aren't damaged, with a column for each measured field"

@@ -46,18 +46,16 @@ def what_to_do(
     return 'measure again', f'Measure again{at}: {between}.'
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0009
-USUAL = dict( # other settings: None or False
-    loader='memory', n_workers=0, precision='fp32', n_devices=1, n_nodes=1, all_reduce='buckets',
-    n_epoch=1, lr=.001, accumulate=1, seed=0)
+_WORK = 'dataset', 'model' # what is trained: no value of theirs is usual
 
 def is_usual(name:str, x)->bool:
-    "Is this what a trial does by default?"
+    "Is this how a trial does it by default?"
     x = plain_value(x)
-    return x is None or name in FIELDS and not x or x==USUAL.get(name)
+    return x is None or name in FIELDS and name not in _WORK and x==FIELDS[name].usual
 
 def changed(rows:pd.DataFrame)->list: # Names
     "The settings of which some visit has another value than a trial by default"
-    names = [o for o in (*SETTINGS, 'seed') if o in rows and o not in ('dataset', 'model')]
+    names = [o for o in (*SETTINGS, 'seed') if o in rows and o not in _WORK]
     return [o for o in names if not all(is_usual(o, x) for x in rows[o].unique())]
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0012
