@@ -32,7 +32,9 @@ from ..ground.core import check_whole, one_of
 from ..watch.nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from ..ground.record import append_record, check_writable, plain_record, record_rows, records_path
-from ..ground.stats import Interval, ratio_ci
+from ..ground.curves import NO_INTERVAL
+from ..ground.series import is_known, ratios
+from ..ground.stats import Interval
 from .sweep import (
     FAILED, forecast, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial
@@ -413,14 +415,16 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
 
 # %% ../../nbs/run/08_cluster.ipynb #48c39193
 def neighbor_cost(
-    alone:list,      # Records of a trial that was visited alone
+    alone:list,      # Records of a trial that was visited alone, one a round
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
 )->Interval: # Of the ratio of their times, 1 where neighbors cost nothing; NaN without times
     "How much longer a visit takes with neighbors"
+    df = pd.DataFrame([o | dict(round_id=i, is_beside=side) for side,rows in ((False, alone), (True, beside))
+                       for i,o in enumerate(rows) if o['status']=='ok'])
     for name in ('step_ms', 'epoch_s'):
-        a, b = ([o[name] for o in rows if o['status']=='ok' and o.get(name)] for rows in (beside, alone))
-        if a and b: return ratio_ci(a, b)
-    return Interval(math.nan, math.nan, math.nan, .95)
+        found = ratios(df, 'is_beside', True, name).ratio.get(False) if name in df else None
+        if found and is_known(found.mid): return found
+    return NO_INTERVAL
 
 def busy_frac(
     visit:dict,      # A record

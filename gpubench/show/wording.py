@@ -15,7 +15,8 @@ import pandas as pd
 
 from ..ground.core import MIN_CORES
 from ..ground.record import FIELDS
-from ..ground.series import SETTINGS, device_phrase, enough, is_known, is_open, plain_value, ratios, speed_ratio
+from ..ground.series import (SETTINGS, device_phrase, enough, is_known, is_open, leaves_out,
+                                    plain_value, ratios, speed_ratio)
 from ..ground.stats import Interval, compare_words
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0006
@@ -29,6 +30,27 @@ def choose(
     if pick is not None: return pick, (first if pick!=first else found.base[pick]), True
     rivals = [k for k,o in found.ratio.items() if k!=best and is_open(o)]
     return best, (rivals or [found.base[best]])[0], False
+
+@dataclass(frozen=True)
+class BatchChoice:
+    "What the visits of a series show about its batch size, by the rule of `choose`"
+    bs:int       # The size to take; if the visits don't decide, the fastest by medians
+    than:int     # The size that it was compared with
+    is_sure:bool # Do the visits decide?
+    sizes:dict   # Size -> `Interval` of its images/s over those of `bs`; those to choose from
+    aside:dict   # The same for sizes that leave out too many images
+
+def choose_batch(
+    visits:pd.DataFrame, # Of one series, that succeeded, with `round_id`
+)->BatchChoice|None: # None if fewer than two sizes train nearly all images
+    "The smallest batch size that is enough; sizes that leave out many images are never chosen"
+    visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
+    visits, short = visits.assign(option=visits.bs.astype(int)), leaves_out(visits)
+    if visits.option[~short].nunique()<2: return None
+    bs, than, is_sure = choose(visits[~short])
+    over = ratios(visits, 'option', base=bs).ratio.to_dict()
+    aside = {o: over.pop(o) for o in sorted({*visits.option[short]})}
+    return BatchChoice(bs, than, is_sure, over, aside)
 
 def what_to_do(
     words,   # Before the option to take: 'Load with'
