@@ -45,7 +45,7 @@ def choose_batch(
 )->BatchChoice|None: # None if fewer than two sizes train nearly all images
     "The smallest batch size that is enough; sizes that leave out many images are never chosen"
     visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
-    visits, short = visits.assign(option=visits.bs.astype(int)), leaves_out(visits)
+    visits, short = visits.copy().assign(option=visits.bs.astype(int)), leaves_out(visits)
     if visits.option[~short].nunique()<2: return None
     bs, than, is_sure = choose(visits[~short])
     over = ratios(visits, 'option', base=bs).ratio.to_dict()
