@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from .core import machine_title
-from .curves import BestBatch, best_batch
 from .record import FIELDS, field
 from .stats import Interval, ratio_ci
 
@@ -52,10 +51,13 @@ def map_values(column:pd.Series, function)->pd.Series:
     found = [*map(function, values)]
     return pd.Series([found[o] for o in codes], column.index)
 
+# what a setting of None means
+_OF_THE_SET = dict(size='own size', n_channels='own channels', max_images='all images', labels='own labels')
+
 def setting_label(name:str, value)->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
     value, f = plain_value(value), field(name)
-    if value is None: return f.default or f"default {name.replace('_', ' ')}"
+    if value is None: return _OF_THE_SET.get(name) or f"default {name.replace('_', ' ')}"
     if isinstance(f.wording, tuple): return f.wording[bool(value)]
     if isinstance(f.wording, dict): return f.wording.get(value, f'{value} {name}')
     return re.sub(r'^1 (\w+)s\b', r'1 \1', (f.wording or f'{name} {{}}').format(value))
@@ -163,17 +165,6 @@ def by_round(
     rounds = df.round_id if 'round_id' in df else rounds_of(df)
     return pd.Series([*df[values]], pd.Index(rounds, name='round_id'), dtype=float)
 
-def best_size(
-    visits:pd.DataFrame, # Of one series, that succeeded, with `round_id`
-)->BestBatch|None: # None if fewer than two sizes train nearly all images
-    "The smallest batch size that is as fast as the fastest; sizes that leave out many images are never chosen"
-    visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
-    rounds, short = sorted({*visits.round_id}), leaves_out(visits)
-    def rates(rows): # Batch size -> images/s in each round; NaN without a visit
-        means = {bs: by_round(o, 'images_per_s').groupby(level=0).mean() for bs,o in rows.groupby('bs')}
-        return {bs: o.reindex(rounds).tolist() for bs,o in means.items()}
-    found = rates(visits[~short])
-    return best_batch(found, set_aside=rates(visits[short])) if len(found)>1 else None
 
 # %% ../../nbs/ground/04_series.ipynb #732c3486
 MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM
@@ -32,7 +32,9 @@ from ..ground.core import check_whole, one_of
 from ..watch.nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
 from ..ground.record import append_record, check_writable, plain_record, record_rows, records_path
-from ..ground.stats import Interval, ratio_ci
+from ..ground.curves import NO_INTERVAL
+from ..ground.series import is_known, ratios
+from ..ground.stats import Interval
 from .sweep import (
     FAILED, forecast, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial
@@ -224,9 +226,9 @@ def _folder(out, dry_run):
     "The folder of the records in `out`, for processes that may run elsewhere"
     return (records_path if dry_run else check_writable)(Path(out or '.').resolve()).parent
 
-def distinct_points(trials, run, here=True)->list:
+def distinct_points(trials, run)->list:
     "What `plan` makes of `trials`, each point once"
-    return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here)}.values()]
+    return [*{point_id(run, point_fields(o)): o for o in plan(trials, run, here=False)}.values()]
 
 def job_folder(out:Path, run, points, **how)->Path:
     "Where this sweep's processes keep their records until they are merged"
@@ -302,7 +304,8 @@ def sweep_on(
     one_of('place', where, ['slurm', 'local'])
     check_whole('repeats', repeats, 1)
     options = slurm_options(options)
-    points, out = distinct_points(trials, run, here=False), _folder(out, dry_run)
+    points, out = distinct_points(trials, run), _folder(out, dry_run)
+    points = [replace(o) if isinstance(o, Trial) else o for o in points] # resolved where they run
     if any(isinstance(o, Trial) and o.n_nodes>1 for o in points): raise ValueError(
         "n_nodes is for machines on which you start the same command; a job has one machine. Use "
         "n_nodes=1.")
@@ -412,14 +415,16 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
 
 # %% ../../nbs/run/08_cluster.ipynb #48c39193
 def neighbor_cost(
-    alone:list,      # Records of a trial that was visited alone
+    alone:list,      # Records of a trial that was visited alone, one a round
     beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
 )->Interval: # Of the ratio of their times, 1 where neighbors cost nothing; NaN without times
     "How much longer a visit takes with neighbors"
+    df = pd.DataFrame([o | dict(round_id=i, is_beside=side) for side,rows in ((False, alone), (True, beside))
+                       for i,o in enumerate(rows) if o['status']=='ok'])
     for name in ('step_ms', 'epoch_s'):
-        a, b = ([o[name] for o in rows if o['status']=='ok' and o.get(name)] for rows in (beside, alone))
-        if a and b: return ratio_ci(a, b)
-    return Interval(math.nan, math.nan, math.nan, .95)
+        found = ratios(df, 'is_beside', True, name).ratio.get(False) if name in df else None
+        if found and is_known(found.mid): return found
+    return NO_INTERVAL
 
 def busy_frac(
     visit:dict,      # A record
@@ -519,7 +524,7 @@ def sweep_side_by_side(
     if len(uuids)<2 or not hasattr(os, 'sched_setaffinity'): raise RuntimeError(
         "Side by side needs Linux and two whole GPUs or more; here "
         f"{'is 1' if len(uuids)==1 else f'are {len(uuids)}'}. Sweep without it.")
-    points = distinct_points(trials, run, here=False)
+    points = distinct_points(trials, run)
     if run is run_trial: points = [resolve(o) for o in points] # an error now, not in a worker
     beside, after = _split_points(points, len(uuids))
     n = min(len(uuids), len(beside))

@@ -17,10 +17,10 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from time import perf_counter
 
@@ -52,13 +52,13 @@ def plain_number(v):
 
 def point_fields(point)->dict:
     "The fields of a `Trial`, or of a point that is a dict already"
-    return vars(point) if isinstance(point, Trial) else point
+    return asdict(point) if isinstance(point, Trial) else point
 
 def devices_of(points)->set: # Their names
     "The devices that these points use; several GPUs are the first ones"
     def names(o):
         device = str(point_fields(o).get('device', 'cpu'))
-        if not isinstance(o, Trial) or o.n_devices==1 or pick_device(device).type!='cuda': return [device]
+        if not isinstance(o, Trial) or o.n_devices==1 or not device.startswith('cuda'): return [device]
         return [f'cuda:{i}' for i in range(o.n_devices//o.n_nodes)]
     return {name for o in points for name in names(o)}
 
@@ -97,28 +97,28 @@ def _points(trials, run):
     return points
 
 def _resolved(points):
-    "For each its trial on this machine, or the `ValueError` that says why there is none"
-    def resolved(o):
-        try: return resolve(o)
-        except ValueError as e: return e
-    return [resolved(o) if isinstance(o, Trial) else o for o in points]
+    "The points with each trial resolved if it can run on this machine, and for the others why not: number -> error"
+    points, faults = list(points), {}
+    for i,o in enumerate(points):
+        try: points[i] = resolve(o) if isinstance(o, Trial) else o
+        except ValueError as e: faults[i] = e
+    return points, faults
 
 def _resolve_here(points):
     "As `_resolved`; a `ValueError` if a device is missing, or no point can run"
     for o in {o.device for o in points if isinstance(o, Trial)}: pick_device(o)
-    found = _resolved(points)
-    if all(isinstance(o, ValueError) for o in found): raise found[0]
-    return found
+    points, faults = _resolved(points)
+    if len(faults)==len(points): raise faults[0]
+    return points, faults
 
 def plan(
     trials,                 # A `Trial`, a list of trials or dicts, or a dict of lists for `grid`
     run:Callable=run_trial, # What runs a point
     here:bool=True,         # It runs on this machine, so its devices and packages have to be here
-)->list: # Trials for `run_trial`, dicts for any other function
+)->list: # Trials for `run_trial`, resolved where they can run here; dicts for any other function
     "What a sweep will visit; a `ValueError` before anything runs if no point can run"
     points = _points(trials, run)
-    if here: _resolve_here(points)
-    return points
+    return _resolve_here(points)[0] if here else points
 
 # %% ../../nbs/run/06_sweep.ipynb #093cc5e0
 def _source(f):
@@ -274,17 +274,16 @@ def _about_own(run, point, fit):
     point = point | how
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', settled=None):
+def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', faults={}): # `points`, `faults`: as of `_resolved`
     "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
-    def visit(point, row, label, found):
-        is_fault = isinstance(found, ValueError)
-        known = _about_own(run, point, fit) if run is not run_trial else about(point if is_fault else found)
+    def visit(i, point, row, label):
+        known = about(point) if run is run_trial else _about_own(run, point, fit)
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
-                     f'ValueError: {found}' if is_fault else '', fit)
-    each = [visit(*o) for o in zip(points, rows, labels(rows), settled or _resolved(points))]
+                     f'ValueError: {faults[i]}' if i in faults else '', fit)
+    each = [visit(*o) for o in zip(count(), points, rows, labels(rows))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
@@ -569,11 +568,11 @@ def sweep(
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit every trial `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
-    points = _points(trials, run)
-    settled = _resolved(points) if dry_run else _resolve_here(points) # a forecast may be for a cluster
+    # a forecast may be for a cluster
+    points, faults = (_resolved if dry_run else _resolve_here)(_points(trials, run))
     _check_how(run, points, measure, fit, repeats, seed, timeout_s)
     twin = pick_twin(twin, len(points), repeats)
-    planned = points, run, repeats, seed, twin, measure, fit, settled
+    planned = points, run, repeats, seed, twin, measure, fit, faults
     if dry_run:
         if out is not None: check_place(out)
         return _print_forecast(Records(out, _planned(*planned), retry_failed), run, measure)

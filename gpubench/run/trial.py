@@ -33,7 +33,7 @@ from fastcore.basics import patch
 from gpubench.ground.core import (
     check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device,
     wait_for)
-from ..ground.record import plain_record
+from ..ground.record import SETTINGS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
@@ -111,37 +111,9 @@ def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a 
 
 # %% ../../nbs/run/03_trial.ipynb #19b3fe69
 @dataclass(frozen=True)
-class Trial:
-    "What to run. With None, `size`, `n_channels` and `max_images` are the data set's own"
-    dataset:str='digits'         # A name from `gpubench.DATASETS`, or a folder of class folders
-    model:str='lenet'            # A name from `gpubench.MODELS`, or your own 'module:function'
-    bs:int=64                    # Images a step, on all devices together
-    device:str='auto'            # 'auto', 'cpu', 'cuda', 'cuda:1', 'xla'
-    loader:str='memory'          # A name from `TRIAL_LOADERS`
-    n_workers:int=0              # Processes that prepare batches; 0 means the main one
-    pin_memory:bool=False        # Batches in page-locked memory
-    size:int|None=None           # Pixels on a side
-    n_channels:int|None=None     # 1 or 3
-    max_images:int|None=None     # At most this many images of the set; for 'synthetic', this many
-    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of their names
-    precision:str='fp32'         # A name from `PRECISIONS`
-    channels_last:bool=False     # Weights and activations in NHWC order
-    defer_losses:bool=False      # Read the losses of many steps together
-    fused:bool=False             # Step the optimizer in one launch
-    graph:bool=False             # Repeat the whole step as a CUDA graph, with the fused optimizer
-    compile:bool=False           # Capture the kernels of `torch.compile`; needs `graph`
-    search_kernels:bool=False    # Let cuDNN time its kernels and keep the fastest; GPUs only
-    keep_pages:bool=False        # Let glibc reuse large blocks of memory; CPU only
-    onednn:bool=False            # Activations in the layout of oneDNN's kernels; CPU only
-    n_devices:int=1              # GPUs, or processes on CPU cores, that share each step
-    n_nodes:int=1                # Machines that they are on
-    all_reduce:str='buckets'     # How several devices average their gradients, from `ALL_REDUCES`
-    sync_bn:bool=False           # Batch norm over the images of all devices; GPUs only
-    n_epoch:int=1                # Epochs that are timed, after the warm-up
-    lr:float=1e-3                # Learning rate of fastai's Adam
-    accumulate:int=1             # Batches whose gradients add up before each optimizer step
-    pretrained:bool=False        # Start from torchvision's ImageNet weights
-    seed:int=0                   # Of the weights and of the order of images
+class Trial(Settings):
+    "What to run: `Settings`, checked"
+    is_resolved = False # not a setting: `resolve` sets it
 
     def __post_init__(self):
         for o in fields(self):
@@ -153,6 +125,7 @@ class Trial:
 @patch
 def but(self:Trial, **changed)->Trial:
     "This trial with other values in some fields; a `ValueError` for an unknown field"
+    if not changed: return self
     known = asdict(self)
     unknown = next((o for o in changed if o not in known), None)
     if unknown is None: return Trial(**known | changed)
@@ -188,10 +161,11 @@ def round_length(self:Trial)->int:
     return max(1, self.n_workers)*self.accumulate
 
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
-_OFF_ON_XLA = ('channels_last defer_losses fused graph search_kernels keep_pages onednn pin_memory sync_bn '
-               'n_devices n_nodes accumulate').split()
-_ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # field -> XLA's
-    o: [getattr(Trial, o)] for o in _OFF_ON_XLA}
+def _is_off_on_xla(o): # `o`: a setting's `Field`
+    return o.dtype is bool and o.name!='pretrained' or o.name in ('n_devices', 'n_nodes', 'accumulate')
+
+_ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # setting -> XLA's
+    o.name: [o.usual] for o in SETTINGS if _is_off_on_xla(o)}
 
 _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
     ('precision', 'fp16'): "does nothing on a CPU: fastai's to_fp16 leaves everything in float32 there. "
@@ -219,7 +193,8 @@ def _check_device(trial):
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine; a `ValueError` if what it needs isn't there, or can't do this"
+    "`trial` on this machine, checked once; a `ValueError` if what it needs isn't there, or can't do this"
+    if trial.is_resolved: return trial
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
     if trial.loader=='cached' and trial.n_workers: raise ValueError(
@@ -234,6 +209,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
         "onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
+    object.__setattr__(trial, 'is_resolved', True)
     return trial
 
 # %% ../../nbs/run/03_trial.ipynb #4be71476

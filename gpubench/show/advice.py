@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from .compare import accuracy_differs, group_by_settings, load_records
@@ -19,9 +18,10 @@ from ..ground.curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from ..ground.record import FIELDS, record_rows
-from .wording import NO_LARGER, choose, fmt_bs, fmt_known, fmt_list, fmt_ratio, what_to_do
+from .wording import (NO_LARGER, choose, choose_batch, fmt_bs, fmt_known, fmt_list, fmt_ratio,
+                              is_usual, what_to_do)
 from .report import lab_name, machine_table
-from ..ground.series import (ENOUGH_FRAC, SETTINGS, best_size, is_known, leaves_out,
+from ..ground.series import (SETTINGS, is_known, is_open, leaves_out,
                              plain_value, ratios, setting_label, succeeded, way_labels)
 from ..ground.stats import Interval
 
@@ -123,13 +123,11 @@ def _learned_less(rows, usual):
 def _size_notes(best, than, rows, aside, less):
     "What else is known of the sizes"
     failed = rows[~succeeded(rows)]
-    for bs,r in best.unsettled.items():
-        if bs<best.bs and bs!=than and is_known(r.lo):
-            yield f'Perhaps batch {bs} is as fast.'
-            break
+    perhaps = [bs for bs,r in best.sizes.items() if bs<best.bs and bs!=than and is_known(r.lo) and is_open(r)]
+    if perhaps: yield f'Perhaps batch {perhaps[0]} is as fast.'
     if aside: yield f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.'
     if less: yield f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.'
-    if best.bs<max([*best.rates, *aside, *less]): return
+    if best.bs<max([*best.sizes, *aside, *less]): return
     bs = failed.bs[failed.bs>best.bs].min()
     how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
     yield f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else NO_LARGER
@@ -143,15 +141,12 @@ def _batches(rows):
     if ok.accuracy[ok.bs==usual].median()>=_SOLVED_FRAC: return
     less = _learned_less(ok, usual)
     ok = ok[~ok.bs.isin(less)]
-    if not (best := best_size(ok)): return
-    others = sorted({*best.rates}-{best.bs}, key=lambda o: np.median(best.rates[o]))
-    than = int(usual) if best.bs!=usual else others[-1]
-    parts = {f'batch {int(bs)}': o for bs,o in ok.groupby('bs')}
-    pick, other = f'batch {best.bs}', f'batch {than}'
-    r = ratios(_Options(parts).visits(), 'option', base=other).ratio[pick]
-    is_sure = r.lo>=ENOUGH_FRAC if best.bs<than else r.lo>1
+    if not (best := choose_batch(ok)): return
+    fastest = max({*best.sizes}-{best.bs}, key=lambda o: best.sizes[o].mid)
+    than = best.than if not best.is_sure else fastest if best.bs==usual else int(usual)
+    parts, pick = {f'batch {int(bs)}': o for bs,o in ok.groupby('bs')}, f'batch {best.bs}'
     notes = ' '.join(_size_notes(best, than, rows, aside, less))
-    yield _Options(parts, pair=(pick, other, is_sure), notes={pick: notes})
+    yield _Options(parts, pair=(pick, f'batch {than}', best.is_sure), notes={pick: notes})
 
 # %% ../../nbs/show/09_advice.ipynb #19e60735
 def _workers(rows):
@@ -184,11 +179,13 @@ def _precisions(rows):
     on_cpu = rows.device.iloc[0]=='cpu'
     yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and on_cpu})
 
-_SWITCHES = *'defer_losses fused graph compile search_kernels keep_pages onednn channels_last'.split(), 'precision'
+_NOT_IN_A_STEP = 'pin_memory', 'sync_bn', 'pretrained'
+_SWITCHES = [o.name for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool
+             and o.name not in _NOT_IN_A_STEP] + ['precision']
 
 def _fast_steps(rows):
     "Steps by the number of changes"
-    def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if v and v!='fp32']
+    def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if not is_usual(k, v)]
     def label(*k): return ', '.join(on(*k)) or 'the usual step'
     parts = _option_parts(rows, _SWITCHES, label, lambda k: (len(on(*k)), str(k)))
     if 'the usual step' in parts: yield _Options(parts)

@@ -26,7 +26,7 @@ from ..ground.series import (SETTINGS, is_known, own_settings, plain_value, rati
                              setting_label, succeeded, varied_settings, way_labels,
                              where_labels)
 from .wording import RUN_AGAIN, TOO_NOISY, fmt, fmt_list, is_noisy, verdict
-from ..ground.stats import Interval, compare_words, ratio_ci
+from ..ground.stats import Interval, compare_words
 
 # %% ../../nbs/show/04_compare.ipynb #fbc679f5
 def _rows(records):
@@ -78,9 +78,9 @@ def _completed(df):
     return df.assign(status=status, bs=df.bs.where(df.bs>0), round_id=rounds_of(df), image_j=image_j,
                      epoch_j=image_j*n_images, beside_image_j=cpu_j.where(~on_cpu), images_per_s=per_s)
 
-# how a record ran that lacks one of these settings
-_OFF = {o.name: False for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool}
-_OFF |= dict(n_devices=1, n_nodes=1, all_reduce='buckets', accumulate=1)
+# how a record ran that lacks one of these settings: off, or with one of them
+_OFF = {o.name: o.usual for o in FIELDS.values()
+        if o.kind=='setting' and (o.usual is False or o.usual==1)}
 
 def _as_frame(rows):
     "Records that aren't damaged, with a column for each measured field"
@@ -525,15 +525,16 @@ def batch_plateau(
     df:pd.DataFrame, # Visits, with `status`, `bs` and `images_per_s`
 )->tuple[list[int], pd.DataFrame]: # The sizes, none if too noisy to tell; each one's ratio to the fastest
     "The batch sizes next to the fastest that aren't distinguishable from it"
-    speeds = {int(k): o.dropna() for k,o in df[df.status.eq('ok')].groupby('bs').images_per_s}
-    fastest = max(speeds, key=lambda o: speeds[o].median())
-    ratio = {k: ratio_ci(o, speeds[fastest]) for k,o in speeds.items() if k!=fastest}
+    visits = df.assign(round_id=rounds_of(df))[df.status.eq('ok')].dropna(subset='bs')
+    visits = visits.astype(dict(bs=int))
+    fastest = ratios(visits, 'bs').is_best.idxmax()
+    ratio = ratios(visits, 'bs', base=fastest).ratio.drop(fastest)
     words = {k: TOO_NOISY if is_noisy(o) and not o.is_distinct() else compare_words(o)
              for k,o in ratio.items()}
     found, table = [fastest], pd.DataFrame({k: vars(o) | dict(verdict=words[k]) for k,o in ratio.items()}).T
     table = table.reindex(columns=['mid', 'lo', 'hi', 'verdict']).rename_axis('bs')
-    smaller = sorted((k for k in ratio if k<fastest), reverse=True)
-    for side in (smaller, sorted(k for k in ratio if k>fastest)):
+    smaller = sorted((k for k in words if k<fastest), reverse=True)
+    for side in (smaller, sorted(k for k in words if k>fastest)):
         for k in side:
             if words[k] in (TOO_NOISY, 'no interval') and k<fastest: return [], table
             if words[k]!='not distinguishable': break

@@ -21,10 +21,10 @@ from ..ground.curves import crossover_bs, fit_step_time
 from .draw import by_number
 from .plot import phase_shares
 from ..ground.record import FIELDS, PHASE_NAMES
-from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, fit_sentence, fmt,
+from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, choose_batch, fit_sentence, fmt,
                               fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual,
                               verdict, what_to_do)
-from ..ground.series import (LEFT_OUT_FRAC, SETTINGS, aa_pairs, best_size, device_phrase, is_known,
+from ..ground.series import (ENOUGH_FRAC, LEFT_OUT_FRAC, SETTINGS, aa_pairs, device_phrase, is_known,
                              leaves_out, map_values, plain_value, ratios, setting_label,
                              start_sentence, succeeded, varied_settings, way_labels, what_ran, where_labels)
 from ..ground.stats import Interval, compare_words, median_ci
@@ -145,8 +145,8 @@ class Workload(AllVisits):
         return self.compared[self.compared.speedup.notna()]
 
     @cached_property
-    def best(self)->dict: # Series -> `BestBatch`
-        found = {series: best_size(rows) for series,rows in self.ok.groupby('series')}
+    def best(self)->dict: # Series -> `BatchChoice`
+        found = {series: choose_batch(rows) for series,rows in self.ok.groupby('series')}
         return {series: o for series,o in found.items() if o}
 
 def _batch_phrase(sizes)->str:
@@ -154,44 +154,38 @@ def _batch_phrase(sizes)->str:
     return f"batch {fmt_list(fmt_bs(o) for o in sorted(sizes))}"
 
 # %% ../../nbs/show/05_findings.ipynb #e56821ff
-_MAX_GAIN = 1.05  # a size that may be faster than the best by more than this is a rival, not one that gains nothing
 _FEW = 2          # with more series or pairs than this, each gets a clause instead of a paragraph
+_GOAL = f'the smallest batch within {100*(1-ENOUGH_FRAC):.0f} % of the fastest'
 
-def rivals_of(best):
-    "Sizes not distinguishable from the best: smaller ones, and larger ones that may be clearly faster"
-    against = {o: best.against(o) for o in best.rates if o!=best.bs}
-    return [o for o,r in against.items()
-            if is_known(r.lo) and not r.is_distinct() and (o<best.bs or r.hi>_MAX_GAIN)]
-
-def _goal(best): return f'the smallest batch within {100*best.tolerance:.0f} % of the fastest'
-
-def _first_words(series, best, rivals):
-    "The best batch size, or that it may be another one"
+def _first_words(series, best):
+    "The batch size to take, or that the visits don't decide"
     among, on = '', f'on {device_phrase(series)}'
-    if best.set_aside: among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
-    if not rivals: return f'{start_sentence(_goal(best))} {on}{among}: {best.bs}.'
-    r = best.against(rivals[-1])
-    _, again = what_to_do('Use', f'batch {best.bs}', f'batch {rivals[-1]}', r, False, f' {on}')
-    each = [f"{o} is {fmt_ends(best.against(o), 'times as fast')}" for o in rivals]
-    return f"{again} By the medians, {_goal(best)}{among} is {best.bs}; {fmt_list(each)}."
+    if best.aside: among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
+    if best.is_sure: return f'{start_sentence(_GOAL)} {on}{among}: {best.bs}.'
+    r = best.sizes[best.than]
+    _, again = what_to_do('Use', f'batch {best.bs}', f'batch {best.than}', r, False, f' {on}')
+    ends = f"; {best.than} is {fmt_ends(r, 'times as fast')}" if is_known(r.lo) else ''
+    return f"{again} By the medians, the fastest{among} is {best.bs}{ends}."
+
 
 # %% ../../nbs/show/05_findings.ipynb #f1d00002
 def _best_paragraph(series, best, largest):
     "The best batch size, how larger and smaller ones compare, and what is not ranked"
-    rivals = rivals_of(best)
-    out = [_first_words(series, best, rivals)]
+    out = [_first_words(series, best)]
     if largest==best.bs: out.append(NO_LARGER)
-    words = {o: compare_words(best.against(o)) for o in [*best.rates, *best.set_aside]}
-    def is_than(o): return f'{verdict(best.against(o), with_level=True)} than batch {best.bs}'
-    larger, smaller = [o for o in best.rates if o>best.bs], [o for o in best.rates if o<best.bs]
-    idle = [o for o in larger if o not in rivals and words[o] not in ('faster', 'no interval')]
+    over = best.sizes | best.aside
+    words = {o: compare_words(r) for o,r in over.items()}
+    def is_than(o): return f'{verdict(over[o], with_level=True)} than batch {best.bs}'
+    larger, smaller = [o for o in best.sizes if o>best.bs], [o for o in best.sizes if o<best.bs]
+    idle = [o for o in larger if words[o]=='slower' or best.is_sure and words[o]=='not distinguishable']
     if idle:
         gain = 'gains' if len(idle)==1 else 'gain'
         out.append(f"{start_sentence(_batch_phrase(idle))} {gain} nothing measurable.")
-    next_smaller = [o for o in smaller if o not in rivals][-1:]
-    told = [o for o in larger if words[o]=='faster'] + [o for o in next_smaller if words[o]!='no interval']
+    told = [o for o in larger if words[o]=='faster'] + [o for o in smaller[-1:] if words[o]=='slower']
     out += [f"Batch {o} is {is_than(o)}." for o in told]
-    beyond = [o for o in best.set_aside if words[o]=='faster' and best.against(o).mid>1+best.tolerance]
+    perhaps = [o for o in smaller if best.is_sure and words[o]=='not distinguishable']
+    if perhaps: out.append(f'Perhaps {_batch_phrase(perhaps)} is enough, too.')
+    beyond = [o for o,r in best.aside.items() if words[o]=='faster' and r.mid>1/ENOUGH_FRAC]
     out += [f"In images per second, batch {o} is {is_than(o)}, but it leaves out too many images of this "
             "set; try it on a larger one." for o in beyond[-1:]]
     return ' '.join(out)
@@ -201,12 +195,13 @@ def best_batches(self:Workload)->list[str]:
     "A paragraph for each series, or one sentence for many"
     largest = self.df.groupby('series').bs.max() # that was tried, even if it failed
     if len(self.best)<=_FEW: return [_best_paragraph(k, o, largest[k]) for k,o in self.best.items()]
-    def where(bs): return fmt_list(device_phrase(o) for o,best in self.best.items() if best.bs==bs)
-    clauses = [f'{bs} on {where(bs)}' for bs in sorted({o.bs for o in self.best.values()})]
-    unsure = [device_phrase(o) for o,best in self.best.items() if rivals_of(best)]
-    goal = start_sentence(_goal(next(iter(self.best.values()))))
-    text = f"{goal}, by the medians: {'; '.join(clauses)}."
-    return [f"{text} Not distinguishable from its neighbors on {fmt_list(unsure)}." if unsure else text]
+    sure = {device_phrase(k): o.bs for k,o in self.best.items() if o.is_sure}
+    clauses = [f'{bs} on {fmt_list(k for k,o in sure.items() if o==bs)}' for bs in sorted({*sure.values()})]
+    unsure = [device_phrase(k) for k,o in self.best.items() if not o.is_sure]
+    found = [f"{start_sentence(_GOAL)}: {'; '.join(clauses)}."] if sure else []
+    if unsure: found.append(f'Measure the batch sizes again on {fmt_list(unsure)}: the visits do not decide.')
+    return [' '.join(found)]
+
 
 # %% ../../nbs/show/05_findings.ipynb #38f951f2
 def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched rows only; perhaps none

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from .findings import PAIR, AllVisits, Workload, rivals_of, row_ratio
+from .findings import PAIR, AllVisits, Workload, row_ratio
 from .wording import TOO_NOISY, fmt, fmt_ends, fmt_range, verdict
 from ..ground.series import device_phrase, is_known, start_sentence
 from ..ground.stats import median_ci
@@ -67,15 +67,14 @@ def settings_headline(work:Workload)->Headline|None:
 def batch_headline(work:Workload)->Headline|None:
     "The best batch size on the first device that has several"
     for series,best in work.best.items():
-        rows, rivals = work.ok[work.ok.series==series], rivals_of(best)
-        if len(best.rates)<2: continue
-        sizes = sorted({*best.rates}-{best.bs}, key=lambda o: (o>best.bs, abs(o-best.bs)))
-        other = (rivals or sizes)[0]
-        r = best.against(other)
+        other, rows = best.than, work.ok[work.ok.series==series]
+        if best.is_sure: other = min({*best.sizes}-{best.bs}, key=lambda o: (o>best.bs, abs(o-best.bs)))
+        r = best.sizes[other]
+        if not is_known(r.lo): continue
         words = verdict(r)
         if words=='not distinguishable': words += f' ({fmt_ends(r)})'
         text = f'Measure again: batch {best.bs} and {other} are not decided ({fmt_ends(r)}).'
-        if not rivals: text = f'Batch {best.bs} is enough; batch {other} is {words}.'
+        if best.is_sure: text = f'Batch {best.bs} is enough; batch {other} is {words}.'
         on = f'On {device_phrase(series)}, {text[0].lower()}{text[1:]}'
         return Headline(_first_fitting(on, text), work.name, 'best_batches', rows, 'bs')
 

@@ -15,7 +15,8 @@ import pandas as pd
 
 from ..ground.core import MIN_CORES
 from ..ground.record import FIELDS
-from ..ground.series import SETTINGS, device_phrase, enough, is_known, is_open, plain_value, ratios, speed_ratio
+from ..ground.series import (SETTINGS, device_phrase, enough, is_known, is_open, leaves_out,
+                                    plain_value, ratios, speed_ratio)
 from ..ground.stats import Interval, compare_words
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0006
@@ -29,6 +30,27 @@ def choose(
     if pick is not None: return pick, (first if pick!=first else found.base[pick]), True
     rivals = [k for k,o in found.ratio.items() if k!=best and is_open(o)]
     return best, (rivals or [found.base[best]])[0], False
+
+@dataclass(frozen=True)
+class BatchChoice:
+    "What the visits of a series show about its batch size, by the rule of `choose`"
+    bs:int       # The size to take; if the visits don't decide, the fastest by medians
+    than:int     # The size that it was compared with
+    is_sure:bool # Do the visits decide?
+    sizes:dict   # Size -> `Interval` of its images/s over those of `bs`; those to choose from
+    aside:dict   # The same for sizes that leave out too many images
+
+def choose_batch(
+    visits:pd.DataFrame, # Of one series, that succeeded, with `round_id`
+)->BatchChoice|None: # None if fewer than two sizes train nearly all images
+    "The smallest batch size that is enough; sizes that leave out many images are never chosen"
+    visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
+    visits, short = visits.copy().assign(option=visits.bs.astype(int)), leaves_out(visits)
+    if visits.option[~short].nunique()<2: return None
+    bs, than, is_sure = choose(visits[~short])
+    over = ratios(visits, 'option', base=bs).ratio.to_dict()
+    aside = {o: over.pop(o) for o in sorted({*visits.option[short]})}
+    return BatchChoice(bs, than, is_sure, over, aside)
 
 def what_to_do(
     words,   # Before the option to take: 'Load with'
@@ -46,18 +68,16 @@ def what_to_do(
     return 'measure again', f'Measure again{at}: {between}.'
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0009
-USUAL = dict( # other settings: None or False
-    loader='memory', n_workers=0, precision='fp32', n_devices=1, n_nodes=1, all_reduce='buckets',
-    n_epoch=1, lr=.001, accumulate=1, seed=0)
+_WORK = 'dataset', 'model' # what is trained: no value of theirs is usual
 
 def is_usual(name:str, x)->bool:
-    "Is this what a trial does by default?"
+    "Is this how a trial does it by default?"
     x = plain_value(x)
-    return x is None or name in FIELDS and not x or x==USUAL.get(name)
+    return x is None or name in FIELDS and name not in _WORK and x==FIELDS[name].usual
 
 def changed(rows:pd.DataFrame)->list: # Names
     "The settings of which some visit has another value than a trial by default"
-    names = [o for o in (*SETTINGS, 'seed') if o in rows and o not in ('dataset', 'model')]
+    names = [o for o in (*SETTINGS, 'seed') if o in rows and o not in _WORK]
     return [o for o in names if not all(is_usual(o, x) for x in rows[o].unique())]
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0012

@@ -10,6 +10,7 @@ from made_up_records import PARTS, failed, visit, visits
 from gpubench.show.compare import compare, comparison_text, load_records
 from gpubench.show.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table
 from gpubench.show.report import summary_text
+from gpubench.ground.series import ratios
 from gpubench.ground.stats import Interval
 from gpubench.show.wording import fit_sentence, fmt_ratio
 from gpubench.run.sweep import noise_floor, sweep
@@ -21,9 +22,9 @@ def said(rows): return ' '.join(recommend(rows))
 def rates(bs, *values): return [visit(bs, 'cuda', i, images_per_s=o, n_dropped=0) for i,o in enumerate(values)]
 
 
-def test_smallest_batch_within_two_per_cent():
+def test_the_smallest_batch_that_is_enough():
     rows = rates(64, 90, 91, 92) + rates(128, 100, 101, 99) + rates(256, 101, 100, 99.5)
-    assert ('The smallest batch within 2 % of the fastest on the GPU: 128. Batch 256 gains nothing measurable. '
+    assert ('The smallest batch within 5 % of the fastest on the GPU: 128. Batch 256 gains nothing measurable. '
             'Batch 64 is 9.9') in said(rows)
 
 
@@ -35,18 +36,19 @@ def test_a_larger_batch_that_does_gain_is_named():
 def test_a_batch_size_that_the_visits_do_not_tell_is_not_recommended_as_if():
     rows = rates(64, 80, 100, 120) + rates(128, 82, 101, 118) + rates(256, 40, 41, 42)
     text = said(rows)
-    assert 'Measure again on the GPU: the visits do not decide between batch 64 and batch 128. By the medians, the smallest batch within 2 % of the fastest is 64;' in text
+    assert 'Measure again on the GPU: the visits do not decide between batch 128 and batch 64. By the medians, the fastest is 128; 64 is ' in text
     assert 'The smallest batch within' not in text and 'Batch 128 gains nothing' not in text and 'Batch 256 gains nothing' in text
 
 
 def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
     again = visits((16, 64), ['cuda'], n=2, visit=7)
     df = add_labels(load_records(visits((16, 64), ['cuda']) + again))
-    assert {bs: len(o) for bs,o in Workload(df).best['GPU'].rates.items()}=={16: 5, 64: 5} and df.workload.nunique()==1
+    assert [*Workload(df).best['GPU'].sizes]==[16, 64] and df.workload.nunique()==1
+    assert ratios(df, 'bs').n.tolist()==[5, 5]
     for other in (dict(max_images=500), dict(n_train=2000), dict(size=28)):
         df = add_labels(load_records(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], **other)))
         assert df.workload.nunique()==2
-        for _,rows in df.groupby('workload'): assert {len(o) for best in Workload(rows).best.values() for o in best.rates.values()}=={3}
+        for _,rows in df.groupby('workload'): assert ratios(rows, 'bs').n.tolist()==[3, 3]
     assert said(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], max_images=500)).count('mallest batch within')==2
 
 
@@ -113,7 +115,7 @@ def test_epochs_are_no_knob_of_speed():
     "Three times the epochs at nine times the speed: neither a ranking nor one median"
     rows = timed(1, n_epoch=1) + [o | dict(images_per_s=9*o['images_per_s'], epoch_s=o['epoch_s']/9) for o in timed(1, n_epoch=3)]
     text = said(rows)
-    assert 'Take ' not in text and '9 times' not in text and text.count('mallest batch within 2 %')==2
+    assert 'Take ' not in text and '9 times' not in text and text.count('mallest batch within 5 %')==2
     table = summary_table(rows)
     assert table.n_visits.tolist()==[3]*4 and [*table.series.unique()]==['GPU']
     assert [*table.workload.unique()]==[f'made-up net on made-up images, {o}' for o in ('1 epoch', '3 epochs')]

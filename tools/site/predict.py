@@ -12,7 +12,7 @@ from gpubench.ground.series import SETTINGS, plain_value
 from gpubench.show.compare import fmt
 from gpubench.show.draw import ON_DARK, ON_LIGHT
 from gpubench.show.plot import phase_shares
-from gpubench.show.wording import PARTS, USUAL, is_usual
+from gpubench.show.wording import PARTS, is_usual
 
 here = Path(__file__).resolve().parent
 about = 'gpu', 'n_gpus', 'cpu', 'n_cores'               # of a machine
@@ -66,7 +66,8 @@ def configurations(visits):
 
 def page_data(visits):
     "What the page knows: the visits, and how the library words settings and the parts of a step"
-    words = {o: dict(wording=FIELDS[o].wording, usual=USUAL.get(o)) for o in names} | dict(n_train=dict(wording='{:,} training images'))
+    usual = {o: FIELDS[o].usual for o in names if is_usual(o, FIELDS[o].usual)}
+    words = {o: dict(wording=FIELDS[o].wording, usual=usual.get(o)) for o in names} | dict(n_train=dict(wording='{:,} training images'))
     parts = [dict(words=o.words, phases=o.phases, least=o.least_frac) for o in PARTS]
     return dict(configurations=[*configurations(visits)], settings=words, images=images, parts=parts, schema=SCHEMA_VERSION,
                 n_visits=len(visits))
