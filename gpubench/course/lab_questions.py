@@ -167,6 +167,11 @@ QUESTIONS = { # name → question
         why='Divide bytes per second by bytes per image.',
         hint='Bytes per second, bytes per image.',
         hints={20e9/150528/4: 'That is for float32, four bytes for each number.'}),
+    '04.links': Question(
+        1e6, tolerance=.02, unit='bytes',
+        why='Latency times bandwidth. Smaller messages cost their latency, larger ones their bytes.',
+        hint='The bytes alone have to take as long as the latency.',
+        hints={2e6: 'That many bytes take three times as long: the latency counts, too.'}),
     '04.pinned': Question(
         'no', options=('yes', 'no'),
         why='It copies with non_blocking=False, so it waits. The copy itself is shorter.',

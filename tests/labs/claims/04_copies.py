@@ -15,3 +15,8 @@ with planted(perf_counter=lambda: next(now), wait_for=lambda d: next(now)): asse
 # %% Copies within the device are timed without the first three
 now = iter([0., 5., 15.])
 with planted(on_gpu=False, perf_counter=lambda: next(now)): assert measure(.01)[-1]['there_ms']==1e3*10/5
+
+# %% A link's memory counts twice, few bytes in microseconds, many in gigabytes per second
+with planted(copy_ms=lambda mib, **ends: pd.Series(dict(there_ms=.02 if mib<1 else 5.))):
+    assert link('host to GPU, pinned', pinned=True)==dict(link='host to GPU, pinned', us=20., gb_per_s=51.2)
+    assert link('GPU memory')['gb_per_s']==102.4
