@@ -6,15 +6,16 @@
 __all__ = []
 
 # %% ../../nbs/run/12_forecast.ipynb #4a79ecf0
+import gc
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 import torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
-from fastai.callback.core import CancelValidException
-
+from fastai.callback.core import (Callback, CancelFitException, CancelTrainException,
+                                  CancelValidException)
 from fastcore.basics import patch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..ground.core import wait_for
 from ..data.feed import FeedCallback
@@ -91,6 +92,14 @@ class KeptOrder:
             return self.order[:self.limit]
         dl.get_idxs = get_idxs
 
+# %% ../../nbs/run/12_forecast.ipynb #8e8d8011
+def end_workers(dl): # None: there are none
+    "End the workers of an epoch that stops early"
+    if not n_workers_of(dl): return
+    for o in gc.get_objects():
+        if type(o) is _MultiProcessingDataLoaderIter and o._dataset is dl.fake_l:
+            o._shutdown_workers()
+
 # %% ../../nbs/run/12_forecast.ipynb #d3e8238c
 LOOK_FROM = .4    # of a part's time: its first look comes after that
 MAX_STRETCH = 3   # times the first part's time that a part may take, as while workers get ahead
@@ -157,6 +166,7 @@ def after_batch(self:GlanceCallback):
         self.look = self.look_now()
     if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
         self.stop = self.look_now()         # before workers and readers are ended
+        end_workers(self.loader)
         raise CancelTrainException() if self.learn.training else CancelValidException()
 
 @patch
@@ -182,5 +192,6 @@ def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
         cb.begin()
-        train(learn, fit, n_epochs)
+        try: train(learn, fit, n_epochs)
+        finally: end_workers(cb.loader)     # of a part that an error ended
     return cb.fits
