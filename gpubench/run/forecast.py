@@ -125,7 +125,7 @@ class GlanceCallback(Callback):
     def now(self):
         wait_for(self.device)
         return self.clock()
-    def begin(self): self.start_s, self.n, self.look, self.stop = self.now(), 0, None, None
+    def begin(self, start_s): self.start_s, self.n, self.look, self.stop = start_s, 0, None, None
     def look_now(self): # batches that were trained and that were decoded, and when
         return self.n, self.decoded.n_read if self.decoded else 0, self.now()-self.start_s
     def before_fit(self):
@@ -141,8 +141,9 @@ class GlanceCallback(Callback):
         if self.is_in_fit and self.n_epochs<=n<self.learn.n_epoch: raise CancelFitException()
     def after_fit(self):
         if not self.is_in_fit: return
-        self.fits[-1].closing_s = self.now()-self.start_s
-        self.begin()
+        now_s = self.now()
+        self.fits[-1].closing_s = now_s-self.start_s
+        self.begin(now_s)
 
 # %% ../../nbs/run/12_forecast.ipynb #89da27f6
 @patch
@@ -171,19 +172,20 @@ def after_batch(self:GlanceCallback):
 
 @patch
 def close(self:GlanceCallback, parts):
-    "The part has ended"
-    n_all, dl, is_whole = n_batches_of(self.loader), self.loader, self.n>=n_batches_of(self.loader)
-    n_end, read_end, end_s = self.look_now() if is_whole or not self.stop else self.stop
+    "The part has ended, and so have its workers, which a whole part has to end, too"
+    end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
+    is_whole = self.n>=n_all
     n, read, s = self.look or (0, 0, 0.)
-    part = PartTimes(n_all, min(n_end, n_all), end_s, (end_s-s)/max(1, n_end-n), is_whole)
-    if not self.decoded: part.seen_s = self.now()-self.start_s # workers end in a whole part, too
+    n_end, read_end, end_s = end if is_whole or not self.stop else self.stop
+    seen_s = end_s if self.decoded else end[-1] # readers go on in a whole part
+    part = PartTimes(n_all, min(n_end, n_all), seen_s, (end_s-s)/max(1, n_end-n), is_whole)
     if self.decoded and not is_whole:
         if not parts: self.orders[id(dl.dataset)].limit = n_end*dl.bs
         part.n_undecoded = max(0, len(dl.dataset)-read_end)/dl.bs
         if self.look: part.decoded_per_s = (read_end-read)/dl.bs/(end_s-s)
     parts.append(part)
     self.loader = None
-    self.begin()
+    self.begin(self.start_s+end[-1])
 
 # %% ../../nbs/run/12_forecast.ipynb #122a2252
 def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)->list[FitTimes]:
@@ -191,7 +193,7 @@ def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)
     cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'), clock)
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
-        cb.begin()
+        cb.begin(cb.now())
         try: train(learn, fit, n_epochs)
         finally: end_workers(cb.loader)     # of a part that an error ended
     return cb.fits
