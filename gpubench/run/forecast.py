@@ -6,15 +6,16 @@
 __all__ = []
 
 # %% ../../nbs/run/12_forecast.ipynb #4a79ecf0
+import gc
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 import torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
-from fastai.callback.core import CancelValidException
-
+from fastai.callback.core import (Callback, CancelFitException, CancelTrainException,
+                                  CancelValidException)
 from fastcore.basics import patch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..ground.core import wait_for
 from ..data.feed import FeedCallback
@@ -91,6 +92,14 @@ class KeptOrder:
             return self.order[:self.limit]
         dl.get_idxs = get_idxs
 
+# %% ../../nbs/run/12_forecast.ipynb #8e8d8011
+def end_workers(dl): # None: there are none
+    "End the workers of an epoch that stops early"
+    if not n_workers_of(dl): return
+    for o in gc.get_objects():
+        if type(o) is _MultiProcessingDataLoaderIter and o._dataset is dl.fake_l:
+            o._shutdown_workers()
+
 # %% ../../nbs/run/12_forecast.ipynb #d3e8238c
 LOOK_FROM = .4    # of a part's time: its first look comes after that
 MAX_STRETCH = 3   # times the first part's time that a part may take, as while workers get ahead
@@ -116,7 +125,7 @@ class GlanceCallback(Callback):
     def now(self):
         wait_for(self.device)
         return self.clock()
-    def begin(self): self.start_s, self.n, self.look, self.stop = self.now(), 0, None, None
+    def begin(self, start_s): self.start_s, self.n, self.look, self.stop = start_s, 0, None, None
     def look_now(self): # batches that were trained and that were decoded, and when
         return self.n, self.decoded.n_read if self.decoded else 0, self.now()-self.start_s
     def before_fit(self):
@@ -132,8 +141,9 @@ class GlanceCallback(Callback):
         if self.is_in_fit and self.n_epochs<=n<self.learn.n_epoch: raise CancelFitException()
     def after_fit(self):
         if not self.is_in_fit: return
-        self.fits[-1].closing_s = self.now()-self.start_s
-        self.begin()
+        now_s = self.now()
+        self.fits[-1].closing_s = now_s-self.start_s
+        self.begin(now_s)
 
 # %% ../../nbs/run/12_forecast.ipynb #89da27f6
 @patch
@@ -157,23 +167,25 @@ def after_batch(self:GlanceCallback):
         self.look = self.look_now()
     if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
         self.stop = self.look_now()         # before workers and readers are ended
+        end_workers(self.loader)
         raise CancelTrainException() if self.learn.training else CancelValidException()
 
 @patch
 def close(self:GlanceCallback, parts):
-    "The part has ended"
-    n_all, dl, is_whole = n_batches_of(self.loader), self.loader, self.n>=n_batches_of(self.loader)
-    n_end, read_end, end_s = self.look_now() if is_whole or not self.stop else self.stop
+    "The part has ended, and so have its workers, which a whole part has to end, too"
+    end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
+    is_whole = self.n>=n_all
     n, read, s = self.look or (0, 0, 0.)
-    part = PartTimes(n_all, min(n_end, n_all), end_s, (end_s-s)/max(1, n_end-n), is_whole)
-    if not self.decoded: part.seen_s = self.now()-self.start_s # workers end in a whole part, too
+    n_end, read_end, end_s = end if is_whole or not self.stop else self.stop
+    seen_s = end_s if self.decoded else end[-1] # readers go on in a whole part
+    part = PartTimes(n_all, min(n_end, n_all), seen_s, (end_s-s)/max(1, n_end-n), is_whole)
     if self.decoded and not is_whole:
         if not parts: self.orders[id(dl.dataset)].limit = n_end*dl.bs
         part.n_undecoded = max(0, len(dl.dataset)-read_end)/dl.bs
         if self.look: part.decoded_per_s = (read_end-read)/dl.bs/(end_s-s)
     parts.append(part)
     self.loader = None
-    self.begin()
+    self.begin(self.start_s+end[-1])
 
 # %% ../../nbs/run/12_forecast.ipynb #122a2252
 def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)->list[FitTimes]:
@@ -181,6 +193,7 @@ def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)
     cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'), clock)
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
-        cb.begin()
-        train(learn, fit, n_epochs)
+        cb.begin(cb.now())
+        try: train(learn, fit, n_epochs)
+        finally: end_workers(cb.loader)     # of a part that an error ended
     return cb.fits

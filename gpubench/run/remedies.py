@@ -78,7 +78,7 @@ def exchange_s(n_bytes, n=5)->float:
 class Remedy:
     "A change that may make a training faster"
     name:str        # In the table
-    change:Callable # Takes a twin
+    change:Callable # Takes a twin, or the Learner itself; returns what `speed_up` did, if it did
     kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together', 'model'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
@@ -92,17 +92,16 @@ def larger_batches(learn, times):
 def without(learn, kind):
     learn.remove_cbs([o for o in learn.cbs if type(o).__name__==kind])
 def parts(learn, names): # of `speed_up`
-    learn.sped_up = SpeedUp(learn)
-    for o in names: getattr(learn.sped_up, o)()
+    done = SpeedUp(learn)
+    for o in names: getattr(done, o)()
+    return done
 def captured(learn):
-    learn.sped_up = SpeedUp(learn)
-    learn.sped_up.fuse_step()
-    learn.sped_up.defer_losses()
-    learn.sped_up.capture(False)
+    done = parts(learn, ('fuse_step', 'defer_losses'))
+    done.capture(False)
+    return done
 def sped_up(learn, precision=None, leave_out=()):
     learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in leave_out])
-    learn.sped_up = speed_up(learn, precision)
-    learn.noted = note_compiling(learn)
+    return speed_up(learn, precision)
 
 # %% ../../nbs/run/13_remedies.ipynb #4225c3cd
 def hinders(cb):
@@ -137,9 +136,9 @@ def remedies(learn)->list[Remedy]:
                          f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch')]
     found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
               for o in own_callbacks(learn) if can_copy(o, learn)]
-    found += [Remedy('speed_up(learn)', sped_up, 'all', 'apply()', n_epochs=2)]
+    found += [Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2)]
     if not on_gpu: return found
-    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', 'apply()', n_epochs=2)]
+    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', n_epochs=2)]
     if names := [type(o).__name__ for o in own_callbacks(learn) if hinders(o)]:
         all_names = ' and '.join(names)
         found += [Remedy(f"speed_up(learn, 'bf16') without {all_names}", partial(sped_up, precision='bf16', leave_out=names),

@@ -1,4 +1,7 @@
 """What `gain` answers for Learners with planted faults, and what it leaves behind; delays are planted with wide margins"""
+import gc
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from time import sleep
 
 import pytest
@@ -17,7 +20,8 @@ from torchvision.models import resnet18
 import gpubench.show.gain
 from gpubench import gain
 from gpubench.data.made import draw_birds
-from gpubench.show.gain import predicted
+from gpubench.run.remedies import Remedy
+from gpubench.show.gain import Way, predicted, visit
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 
@@ -30,8 +34,8 @@ class SleepsCallback(Callback):
     "Sleeps 30 ms after each training batch"
     def after_batch(self): sleep(.03*self.training)
 
-def photos(item_tfms=(), device='cpu'):
-    return ImageDataLoaders.from_folder(draw_birds(80), valid_pct=.2, bs=8, item_tfms=[Resize(32), *item_tfms], num_workers=0, device=device)
+def photos(item_tfms=(), device='cpu', n_workers=0):
+    return ImageDataLoaders.from_folder(draw_birds(80), valid_pct=.2, bs=8, item_tfms=[Resize(32), *item_tfms], num_workers=n_workers, device=device)
 
 def small_cnn(dls, **kwargs):
     net = nn.Sequential(ConvLayer(3, 8, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, dls.c))
@@ -96,3 +100,34 @@ def test_a_callback_that_prevents_graphs_is_named():
     found = gain(small_cnn(photos(device='cuda'), cbs=SleepsCallback()), 2)
     assert any('without SleepsCallback' in o.remedy.name and o.remedy.kind=='together' for o in found.ways)
     assert 'graph_safe' in found.refusal()
+
+workers = set()
+
+class KeepsIterCallback(Callback):
+    "Keeps the iterator of each loader, in a cycle, and notes its workers"
+    def before_train(self): self.learn.dl = self.keeps = KeepingDL(self.learn.dl)
+    before_validate = before_train
+    def after_pred(self): workers.update(active_children())
+
+class KeepingDL:
+    def __init__(self, dl): self.dl = dl
+    def __getattr__(self, k): return getattr(self.dl, k)
+    def __len__(self): return len(self.dl)
+    def __iter__(self):
+        self.batches = iter(self.dl)
+        return self.batches
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_a_glance_that_ends_early_waits_for_no_worker(fails, monkeypatch):
+    killed = []                                                 # PyTorch does so after 5 s
+    monkeypatch.setattr(BaseProcess, 'terminate', killed.append)
+    class FailsCallback(Callback):
+        def after_loss(self):
+            if fails: raise torch.OutOfMemoryError('CUDA out of memory.')
+    workers.clear()
+    learn = small_cnn(photos(n_workers=2), cbs=[KeepsIterCallback(), FailsCallback()])
+    visit(Way(Remedy('as it is', lambda learn: None, 'part')), lambda: learn, 'fit', 2, (.01, .01))
+    del learn
+    gc.collect()
+    assert len(workers)==(2 if fails else 4)                    # of training and of validation
+    assert {o.exitcode for o in workers}=={0} and not killed
