@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from ..ground.core import allows_tf32, one_of, pick_device, signal_name
+from ..ground.core import allows_tf32, end_process, one_of, pick_device, signal_name
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
@@ -134,19 +134,6 @@ def pack(function:Callable, *args)->bytes:
         "in this process.") from None
 
 # %% ../../nbs/run/05_process.ipynb #3b012eb9
-def kill_group(pid, process=None): # With a method `kill`
-    "Kill a process and all that it started in its group, even if it has ended itself"
-    try: os.killpg(pid, signal.SIGKILL)
-    except (OSError, AttributeError): # it has no group, or not yet; Windows has none
-        if process: process.kill()
-
-def _end_process(process):
-    "End a process and everything that it started"
-    if process.pid is None: return
-    process.join(.05)
-    kill_group(process.pid, process)
-    process.join(10)
-
 _DEATH_HINTS = dict(
     SIGKILL=" If nobody stopped it, the system may have run out of memory: `dmesg` shows it.",
     SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or --ipc=host, or use n_workers=0.",
@@ -219,6 +206,31 @@ def repeating(show:Callable, every_s:float):
     try: yield
     finally: stop.set()
 
+# %% ../../nbs/run/05_process.ipynb #7df44491
+def times_as_long(stated_s, now_s, done_frac):
+    "How many times as long as stated a job takes, if that is clear after a tenth of it; else 1"
+    times = now_s/(stated_s*done_frac) if stated_s and done_frac>=.1 else 1.
+    return times if times>2 else 1.
+
+def time_left_s(
+    stated_s,         # How long each job takes, by any unit
+    taken_s,          # Seconds that the first of them took
+    now_s=0.,         # Seconds since the next one began
+    done_frac=None,   # How much of it is done; None: unknown
+)->float:
+    "Seconds until the last job ends"
+    known = sum(stated_s[:len(taken_s)])
+    pace = sum(taken_s)/known if known else 1.
+    now, *later = [o*pace for o in stated_s[len(taken_s):]] or [0.]
+    if done_frac is None: return max(0., now-now_s) + sum(later)
+    slow = times_as_long(now, now_s, done_frac)
+    if slow>1: return slow*(now*(1-done_frac) + sum(later))
+    return max(now-now_s, max(now, now_s)*(1-done_frac)) + sum(later)
+
+def time_left(seconds)->str:
+    "That in words"
+    return f'about {seconds:.0f} s left' if seconds<99 else f'about {seconds/60:.0f} min left'
+
 # %% ../../nbs/run/05_process.ipynb #52a111ea
 def _listen(line, process, start, timeout_s, signals):
     "The message of a process that sends a result, dies or times out, and when its call began"
@@ -262,7 +274,10 @@ def run_fresh(
             "process.") from None
     finally:
         line.close() # anything that did start now ends itself
-        _end_process(process)
+        if process.pid is not None:
+            process.join(.05)
+            end_process(process)
+            process.join(10)
     if 'refused' in said: raise RuntimeError(
         f"A fresh process couldn't load the function ({said['refused']}). Define it in a module "
         "that can be imported, or use isolate=False to run in this process.")
