@@ -27,7 +27,7 @@ from fastcore.basics import patch
 from ..ground.core import check_value, describe_machine, end_process, find_devices, is_number
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
-    pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
+    lab_text, pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
 from ..run.process import (
     HOLDER, StopSignals, can_redraw, device_locks, print_line, repeating, this_process,
     time_left, time_left_s, times_as_long)
@@ -156,6 +156,12 @@ class Outcome:
     def stopped(self):
         "Did a signal stop it?"
         return self.status in dict(_STOPS.values())
+
+    def text(self, folder)->str: # The run's
+        "A line for people"
+        if self.status!='ok': return f'  {self.status.upper():12} {self.job}: {self.error}'
+        how, took = ('ok before', '') if self.before else ('ok', f'  {self.duration_s:.0f} s')
+        return f'  {how:12} {self.job}{took}  {self.notebook.relative_to(folder)}'
 
 # %% ../../nbs/course/01_labs.ipynb #45dc4f29
 def merge_streams(cell, **_):
@@ -477,3 +483,12 @@ def copy_labs(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(new)
     return found
+
+# %% ../../nbs/course/01_labs.ipynb #d96f892e
+def copied_text(to, found)->str:
+    "What `copy_labs` did, in words"
+    n, n_same, kept = len(found['copied']), len(found['same']), found['kept']
+    lines = [f'{n} files copied to {to}, {n_same} were there already.']
+    lines += [f'Kept, because it differs from the original: {o}' for o in kept]
+    if kept: lines.append('To get the original file, rename yours and copy again.')
+    return '\n'.join(lines)
