@@ -80,12 +80,12 @@ class LabSession:
 
 # %% ../../nbs/course/04_checks.ipynb #ee2d7eef
 @patch(as_prop=True)
-def title(self:LabSession)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · fastai 2.8.7'
+def title(self:LabSession)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · …'
     "Where the lab measures"
     return f"Measured here: the {self.here} of {machine_title(self._measuring)}"
 
 @patch(as_prop=True)
-def gpu_title(self:LabSession)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · fastai 2.8.7'
+def gpu_title(self:LabSession)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · …'
     "Which GPU the notes are from"
     if self.on_gpu: return f"The GPU is this one: {machine_title(self._measuring)}"
     if self.theirs: return f"The GPU is a recorded one: {machine_title(self.theirs[0])}"
@@ -178,7 +178,9 @@ def check_guess(
         return Reply(True, f"{said} ({interval}). Your guess is within it.")
     if unit=='%': is_close, off = abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
     elif g<=0 or m<=0: return Reply(g==m, f"{said}.")
-    else: is_close, off = max(g, m)/min(g, m)<=_CLOSE_RATIO, f'a factor of {max(g, m)/min(g, m):.3g}'
+    else:
+        ratio = max(g, m)/min(g, m)
+        is_close, off = ratio<=_CLOSE_RATIO, f'a factor of {ratio:.3g}'
     if is_close: return Reply(True, f"{said}: very close.")
     side = 'high' if m<g else 'low'
     return Reply(False, f"{said}: your guess was too {side} by {off}. What didn't you expect?")

@@ -63,7 +63,9 @@ def lab_with_tests(
         n_setup += is_setup
         if not (names or is_setup or {'parameters', 'install'} & {*tags}): _skipped(cell)
         variables, source = {}, cell.source
-        for o in names: source, variables[o] = (source, o) if o.startswith('my_guess') else _own_name(source, o)
+        for o in names:
+            if o.startswith('my_guess'): variables[o] = o
+            else: source, variables[o] = _own_name(source, o)
         found += [(o, '', None) for o in _split(cell, source)]
         found += [(None, o, _test_of(o, v, lab.name)) for o,v in variables.items()]
     return found + [(new_markdown_cell(text), k, points) for k,(points,text) in _BY_HAND.items()]

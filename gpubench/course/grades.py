@@ -55,7 +55,7 @@ def _changed(tree):
 def _is_unwritten(f): # Only `...` and a docstring
     return all(isinstance(o, ast.Expr) and isinstance(o.value, ast.Constant) for o in f.body)
 
-def _asked(source, before=None): # `before`: expressions of earlier cells' `answer_…`, extended here
+def _asked(source, before=None): # `before`: earlier cells' `answer_…`, extended here
     "(name, expression of the answer or None) for each question and guess in a cell"
     before = {} if before is None else before
     found = re.findall(r"\bcheck\(\s*['\"](\d\d\.\w+)['\"]", source)
@@ -67,8 +67,8 @@ def _asked(source, before=None): # `before`: expressions of earlier cells' `answ
     except _UNREADABLE:
         yield from ((o, None) for o in names)
         return
-    values, changed = dict(before), set(_changed(tree))  # variable → expression; those without one
-    for o in changed: values.pop(o, None)
+    changed = set(_changed(tree))
+    values = {k: v for k,v in before.items() if k not in changed}  # variable → expression
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
@@ -76,10 +76,11 @@ def _asked(source, before=None): # `before`: expressions of earlier cells' `answ
             if name.startswith('my_guess'): yield name, node.value
         if isinstance(node, ast.FunctionDef) and _is_unwritten(node):
             values[node.name] = ast.Constant(None)
-        for o in ast.walk(node):
-            is_check = isinstance(o, ast.Call) and getattr(o.func, 'id', '')=='check' and len(o.args)>1
-            if is_check and getattr(o.args[0], 'value', None) in names:
-                yield o.args[0].value, values.get(getattr(o.args[1], 'id', None), o.args[1])
+        calls = [o for o in ast.walk(node) if isinstance(o, ast.Call) and len(o.args)>1]
+        for o in calls:
+            name, answer = getattr(o.args[0], 'value', None), o.args[1]
+            if getattr(o.func, 'id', '')=='check' and name in names:
+                yield name, values.get(getattr(answer, 'id', None), answer)
     before.update({k: v for k,v in values.items() if k.startswith('answer_')})
 
 def asked_names(source)->list[str]:
@@ -105,7 +106,7 @@ _FOUND = { # question → what `check` compares the answer with, from parameters
 
 # %% ../../nbs/course/05_grades.ipynb #found002
 def _handed(folder, pattern, lab):
-    "Files of records in a folder that was handed in: beside the notebook, or in `runs/…` of this lab"
+    "Files in a folder that was handed in: beside the notebook, or in `runs/…` of this lab"
     for path in sorted(Path(folder).rglob(pattern)):
         other = re.search(r'\d\d_\w+$', path.parent.name)  # runs/2026-01-31-120000-02_batch_size
         is_ours = not path.is_symlink() and path.stat().st_size<=MAX_BYTES
@@ -142,8 +143,9 @@ def is_late(
     but=None,   # A folder that doesn't count: that of the grader's own run
 )->bool:
     "Was a guess written after its measurement? Unknown without `guesses.jsonl`, and then not"
-    paths = [o.parent for o in _handed(folder, 'guesses.jsonl', lab)]
-    guesses = [o for p in paths if not but or p.resolve()!=Path(but).resolve() for o in read_guesses(p)]
+    places = [o.parent for o in _handed(folder, 'guesses.jsonl', lab)]
+    if but: places = [o for o in places if o.resolve()!=Path(but).resolve()]
+    guesses = [o for p in places for o in read_guesses(p)]
     mine = [o['in_time'] for o in guesses if o['guess']==name]
     return bool(mine) and not any(mine)
 
@@ -206,7 +208,7 @@ def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper`
 _COLUMNS = ['student', 'notebook', 'lab', 'question', 'answer', 'result']
 
 def _rows(path, wanted):
-    "A row for each question of the lab that this notebook is; one with the fault if it can't be read"
+    "A row for each question of a notebook's lab; one with the fault if it can't be read"
     stem = next((o for o in wanted if path.stem.startswith(o.name)), None)
     try: found = read_answers(path, stem)
     except (ValueError, OSError) as e:
@@ -249,11 +251,13 @@ def grade_points(
         for word in ('to read', 'no records', 'not Python', 'late'):
             names = ' '.join(asked.question[asked.result==word])
             if names: remarks.append(f'{word}: {names}')
-        rows.append(dict(student=student, lab=lab, points=int(asked.result.isin(['right', 'guessed']).sum()),
-                         max_points=len(asked), remark='; '.join(remarks)))
+        points = int(asked.result.isin(['right', 'guessed']).sum())
+        rows.append(dict(student=student, lab=lab, points=points, max_points=len(asked),
+                         remark='; '.join(remarks)))
     table = pd.DataFrame(rows, columns=['student', 'lab', 'points', 'max_points', 'remark'])
     best = table.sort_values('points', ascending=False, kind='stable')
-    return best.drop_duplicates(['student', 'lab']).sort_values(['student', 'lab'], ignore_index=True)
+    best = best.drop_duplicates(['student', 'lab'])
+    return best.sort_values(['student', 'lab'], ignore_index=True)
 
 def points_csv(df)->str: # Text is quoted; write it as UTF-8
     "The same as CSV, for a learning platform"
@@ -266,7 +270,8 @@ def grade_text(df)->str:
         mine = checks[checks.notebook==name]
         if not len(mine): lines.append(f'{name}: {o.result.iloc[0]}')
         else: lines.append(f"{name}: {(mine.result=='right').sum()} of {len(mine)} right")
-        lines += [f"  {r.question:20} {r.result:14} {r.answer}".rstrip() for r in o.itertuples() if r.question]
+        lines += [f'  {r.question:20} {r.result:14} {r.answer}'.rstrip()
+                  for r in o.itertuples() if r.question]
     if len(checks): lines += ['', 'Right, of all notebooks that should have the question:']
     for name,o in checks.groupby('question'):
         lines.append(f"  {name:20} {(o.result=='right').sum()} of {len(o)}")
@@ -289,7 +294,7 @@ def _shown(x):
     return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
 
 def _right(name, lab):
-    "The right answer, in words or as code; if it follows from the settings, that of the lab as it ships"
+    "The right answer, in words or as code; one that follows from the settings, with the lab's own"
     q = QUESTIONS[name]
     if isinstance(q, LabFunction):
         code = ['', '', '```python', *q.solution.splitlines(), '```', '', '']

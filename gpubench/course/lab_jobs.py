@@ -65,10 +65,11 @@ def run_labs_on(
         "Name the devices, since this machine's aren't those of the jobs: device=['cpu', 'cuda'] "
         "(--device cpu,cuda).")
     options = slurm_options(options)
-    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)  # 'cpu' gives one job per lab
+    planned = prepare_run(labs, 'cpu', profile, params, texts, folder)  # 'cpu': one job per lab
     n_gpus, found = int(any(o!='cpu' for o in asked)), []
     with filled_folder(out) as out:
-        print(f"{len(planned)} lab{'s'*(len(planned)>1)} to run, each as a job. Results go to {out}")
+        words = 'lab' if len(planned)==1 else 'labs'
+        print(f"{len(planned)} {words} to run, each as a job. Results go to {out}")
         jobs = Jobs(where, out.resolve()/'jobs', options, n_gpus, poll_s)
         folders, calls = _plan_calls(planned, jobs, asked, timeout_s)
         try:
