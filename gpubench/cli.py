@@ -36,7 +36,7 @@ STATUS_CODES = { # of a lab
 
 def _print(words, err=False):
     "Print a line; once the reader has closed the pipe, discard it and all later ones"
-    words = str(words).encode('utf-8', 'backslashreplace').decode()  # a folder's name may not be UTF-8
+    words = str(words).encode('utf-8', 'backslashreplace').decode()  # of a folder with an odd name
     try: click.echo(words, err=err)
     except BrokenPipeError:
         stream = sys.stderr if err else sys.stdout
@@ -64,7 +64,7 @@ class Verbs(click.Group):
     "A group of commands that prints our errors as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
-        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise  # click exits quietly
+        except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise  # quietly
         except KeyboardInterrupt as e:
             if str(e): _print(f'\ngpubench: {e}', err=True)  # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
@@ -126,8 +126,8 @@ def _prices(ctx, param, values):
     if any('=' not in o for o in values):
         raise click.BadParameter('several prices need a name each, such as gpu=2.5', ctx, param)
     try: return {k: float(v) for k,v in _pairs(ctx, param, values).items()} or None
-    except ValueError:
-        raise click.BadParameter('a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
+    except ValueError: raise click.BadParameter(
+        'a price is a number, such as 2.5 or gpu=2.5', ctx, param) from None
 
 prices = click.option(
     '--price-per-hour', '--price', 'price_per_h', multiple=True, callback=_prices,
@@ -142,9 +142,11 @@ def combined(*decorators):
         return f
     return decorate
 
-as_data = combined(*(  # `form`: 'json' or 'csv' if a script reads the table, else None
-    click.option(f'--{o}', 'form', flag_value=o,
-                 help=f'Print the table as {o.upper()}, everything else on stderr.') for o in ('csv', 'json')))
+def flag(name, help): return click.option(name, is_flag=True, help=help)
+
+as_data = combined(*(click.option(  # `form`: 'json' or 'csv' if a script reads the table, else None
+    f'--{o}', 'form', flag_value=o, help=f'Print the table as {o.upper()}, the rest on stderr.')
+    for o in ('csv', 'json')))
 
 def print_frame(df, form):
     "A frame on stdout, for scripts; a value that wasn't measured is null in JSON, empty in CSV"
@@ -160,11 +162,10 @@ def _lab_names(ctx, param, incomplete):
     return [o.name for o in find_labs() if o.name.startswith(incomplete)]
 
 lab_names = click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
-deeper = click.option('--deeper', is_flag=True,
-                      help='Use the notebooks in labs/deeper, which go beyond the labs.')
+deeper = flag('--deeper', 'Use the notebooks in labs/deeper, which go beyond the labs.')
 labs_option = click.option('--labs', 'folder', metavar='FOLDER',
                            help='Use the labs in FOLDER, not the included ones.')
-no_progress = click.option('--no-progress', is_flag=True, help="Don't show progress.")
+no_progress = flag('--no-progress', "Don't show progress.")
 
 # %% ../nbs/00_cli.ipynb #d968193d
 def _place(ctx, param, value):
@@ -174,9 +175,10 @@ def _place(ctx, param, value):
 
 out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
                           help='Folder for the results. Default: a new folder runs/<time>.')
-wait_option = click.option('--wait', is_flag=True, help='Wait in a queue if the device is busy.')
+wait_option = flag('--wait', 'Wait in a queue if the device is busy.')
 slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help=
-                     'Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes (default: 60).')
+                     'Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes '
+                     '(default: 60).')
 
 def check_jobs(where, options, wait):
     "Refuse Slurm's options without jobs, and --wait with them"
@@ -195,8 +197,8 @@ def print_at_once(words):
     if sys.stderr and sys.stderr.isatty(): _print(words, err=True)
 
 # %% ../nbs/00_cli.ipynb #ebe91ce5
-@click.group(cls=Verbs, context_settings=dict(help_option_names=['-h', '--help'], max_content_width=100),
-             epilog=EXIT_CODES)
+@click.group(cls=Verbs, epilog=EXIT_CODES, context_settings=dict(
+    help_option_names=['-h', '--help'], max_content_width=100))
 @click.version_option(__version__, message='gpubench %(version)s')
 @debugging
 def cli():
@@ -211,8 +213,9 @@ def cli():
 
 def main():
     "What the `gpubench` command runs"
+    def show(message, *_): _print(f'gpubench: {message}', err=True)  # without the line of code
     hide_known_warnings()
-    warnings.showwarning = lambda message, *_: _print(f'gpubench: {message}', err=True)  # without the line of code
+    warnings.showwarning = show
     os.environ['MPLBACKEND'] = 'Agg'  # figures go to files, whatever the shell has set
     cli(prog_name='gpubench')
 
@@ -224,8 +227,8 @@ gpubench doctor --json""")
 def doctor_command(ctx, as_data):
     """Check this machine and suggest fixes.
 
-    Takes about 15 s, because it tests NVML, torch and fastai in separate processes. Exit code 0: ready;
-    1: ready with limits; 2: something is broken.
+    Takes about 15 s, because it tests NVML, torch and fastai in separate processes. Exit code 0:
+    ready; 1: ready with limits; 2: something is broken.
     """
     print_at_once('Checking this machine, about 15 s …')
     from gpubench.watch.doctor import as_json, as_text, examine, exit_code
@@ -234,28 +237,12 @@ def doctor_command(ctx, as_data):
     ctx.exit(exit_code(exam['findings']))
 
 # %% ../nbs/00_cli.ipynb #2b96f012
-def print_lab(lab, with_parameters):
-    "Print what a lab is, and its parameters in columns"
-    from gpubench.course.labs import lab_parameters
-    _print(f'{lab.name}\n  {lab.title}')
-    _print(f'  {lab.minutes:g} min with the quick profile · {lab.needs} · measures {lab.measures}')
-    params = lab_parameters(lab).values() if with_parameters else []
-    left = [f'{o.name}: {o.written} = {o.default!r}' for o in params]
-    for text,o in zip(left, params):
-        _print(f'    {text:{max(map(len, left))}}  {o.meaning}'.rstrip())
-
 def print_grades(handed_in, folder, form):
     "Print the grades of a class, as text or for scripts"
     from gpubench.course.grades import grade, grade_text, points_csv
     df = grade(handed_in, folder)
     if form=='csv': _print(points_csv(df).rstrip())
     else: print_frame(df, form) if form else _print(grade_text(df))
-
-def print_copied(to, found):
-    "Print what `copy_labs` did"
-    _print(f"{len(found['copied'])} files copied to {to}, {len(found['same'])} were there already.")
-    for o in found['kept']: _print(f'Kept, because it differs from the original: {o}')
-    if found['kept']: _print('To get the original file, rename yours and copy again.')
 
 # %% ../nbs/00_cli.ipynb #c258acbf
 @verb(cli, 'labs', """gpubench labs
@@ -267,11 +254,13 @@ gpubench labs --key > key.md
 gpubench labs --grade handed_in --csv > grades.csv""")
 @lab_names
 @click.option('--copy', 'to', metavar='FOLDER', help=
-              'Copy the labs to FOLDER, preferably outside the checkout. Files that you changed are kept.')
-@click.option('--with-outputs', is_flag=True, help='Copy the outputs, too.')
+              'Copy the labs to FOLDER, preferably outside the checkout. Files that you changed '
+              'are kept.')
+@flag('--with-outputs', 'Copy the outputs, too.')
 @click.option('--for', 'kind', type=click.Choice(['nbgrader', 'otter']), help=
-              'With --copy: labs for this grader, with graded cells and hidden tests. Existing ones are overwritten.')
-@click.option('--key', is_flag=True, help="Print a teacher's key and a grading rubric, as Markdown.")
+              'With --copy: labs for this grader, with graded cells and hidden tests. Existing '
+              'ones are overwritten.')
+@flag('--key', "Print a teacher's key and a grading rubric, as Markdown.")
 @click.option('--grade', 'handed_in', metavar='FOLDER',
               help='Grade the answers in the notebooks in FOLDER, without running them.')
 @labs_option
@@ -282,7 +271,7 @@ def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, 
 
     With LAB, show its parameters.
     """
-    from gpubench.course.labs import copy_labs, labs_folder, pick_labs
+    from gpubench.course.labs import copied_text, copy_labs, lab_text, labs_folder, pick_labs
     if key:
         from gpubench.course.grades import teacher_key
         return _print(teacher_key(folder))
@@ -292,8 +281,8 @@ def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, 
         if not to: raise OurError(f'--for {kind} needs --copy FOLDER.')
         from gpubench.course.export import export_labs
         return _print(f"For {kind}, in {to}: {', '.join(export_labs(kind, to, names, folder))}")
-    if to: return print_copied(to, copy_labs(to, folder, names, with_outputs))
-    for lab in pick_labs(names, folder): print_lab(lab, bool(names))
+    if to: return _print(copied_text(to, copy_labs(to, folder, names, with_outputs)))
+    for lab in pick_labs(names, folder): _print(lab_text(lab, bool(names)))
 
 # %% ../nbs/00_cli.ipynb #e97a0bda
 def check_machine(devices, wait):
@@ -319,16 +308,10 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/00_cli.ipynb #d2c71d7f
-def show_outcome(o, folder):
-    "Print an `Outcome` of a run in `folder`"
-    if o.status!='ok': return _print(f'  {o.status.upper():12} {o.job}: {o.error}')
-    how, took = ('ok before', '') if o.before else ('ok', f'  {o.duration_s:.0f} s')
-    _print(f'  {how:12} {o.job}{took}  {o.notebook.relative_to(folder)}')
-
 def report_run(done, folder):
-    "Print how labs ended, and make the report unless they were stopped: a cancelled job has no time"
+    "Print how labs ended, and make the report unless they were stopped: then there's no time"
     from gpubench.ground.record import records_path
-    for o in done: show_outcome(o, folder)
+    for o in done: _print(o.text(folder))
     if any(o.status!='ok' for o in done):
         _print(f'To run the rest, repeat the command with --out {shlex.quote(str(folder))}')
     is_stopped = any(o.stopped for o in done)
@@ -358,9 +341,10 @@ def run_here(jobs, out, timeout_s, no_progress, wait):
 run_options = combined(  # which labs, with which values, where
     lab_names,
     click.option('-p', '--param', 'texts', multiple=True, callback=_pairs, metavar='NAME=VALUE',
-                 help='Set a lab parameter; LAB.NAME=VALUE sets it in one lab only. May be repeated.'),
+                 help='Set a lab parameter; LAB.NAME=VALUE: in one lab only. May be repeated.'),
     click.option('-f', '--file', 'file', metavar='YAML', help=
-                 'Read parameters from a file, as name: value or lab: {name: value}. -p takes precedence.'),
+                 'Read parameters from a file, as name: value or lab: {name: value}. -p takes '
+                 'precedence.'),
     click.option('--profile', default='quick', show_default=True, metavar='quick|full',
                  help='How much the labs measure; quick takes minutes.'),
     devices,
@@ -372,8 +356,8 @@ run_options = combined(  # which labs, with which values, where
     wait_option,
     no_progress,
     click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help=
-                 "Run each lab as a job, on Slurm or with submitit's local executor. All nodes must share the FOLDER "
-                 'of --out.'),
+                 "Run each lab as a job, on Slurm or with submitit's local executor. All nodes "
+                 'must share the FOLDER of --out.'),
     slurm)
 
 # %% ../nbs/00_cli.ipynb #4e308a70
@@ -389,14 +373,16 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
                 no_progress, where, options):
     """Run labs on every device and write a report.
 
-    LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values of
-    parameters are checked before anything runs.
+    LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values
+    of parameters are checked before anything runs.
 
     To resume a run that was stopped or failed, repeat the command with the same --out. Labs that
-    succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes no report.
+    succeeded are skipped, unless gpubench, torch or the machine has changed. A stopped run writes
+    no report.
     """
     print_at_once('Loading torch …')
-    from gpubench.course.labs import filled_folder, job_devices, labs_folder, prepare_run, read_parameters
+    from gpubench.course.labs import (
+        filled_folder, job_devices, labs_folder, prepare_run, read_parameters)
     from gpubench.run.process import StopSignals
     check_jobs(where, options, wait)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
@@ -450,15 +436,16 @@ trial_options = combined(  # fields of a `Trial`
                  help='lenet, cnn_small, resnet18, …, or module:function for your own.'),
     click.option('--bs', type=CommaList(int), help='Batch sizes: images per step.'),
     click.option('--n-workers', type=CommaList(int), help='Worker processes that prepare batches.'),
-    click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'), help='fp32, ieee, tf32, fp16, bf16.'),
+    click.option('--precision', type=CommaList(names='fp32 ieee tf32 fp16 bf16'),
+                 help='fp32, ieee, tf32, fp16, bf16.'),
     click.option('--loader', type=CommaList(names='files memory resident cached'),
                  help='files, memory, resident, or cached: files decoded once.'),
-    click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto', show_default=True,
-                 metavar='auto|cpu|cuda|xla', help='Where to train.'),
+    click.option('--device', type=CommaList(names=_DEVICES+' xla'), default='auto',
+                 show_default=True, metavar='auto|cpu|cuda|xla', help='Where to train.'),
     click.option('--n-devices', type=CommaList(int),
                  help='GPUs, or processes on CPU cores, that share each step.'),
     click.option('--n-nodes', type=CommaList(int), help=
-                 'Machines with those devices; run the same command on each, but with its own --out.'),
+                 'Machines with those devices; run the command on each, with its own --out.'),
     click.option('--size', type=CommaList(int), help='Width and height of the images, in pixels.'),
     click.option('--max-images', type=int, help='Use at most this many images from the data set.'),
     click.option('--labels', help="For a folder: a CSV file in it, or a pattern of a file's name."),
@@ -467,22 +454,23 @@ trial_options = combined(  # fields of a `Trial`
 # %% ../nbs/00_cli.ipynb #d400dd5f
 visit_options = combined(  # how often, where and how long
     click.option('--repeats', type=click.IntRange(1), default=3, show_default=True,
-                 help='Visits of each combination. A visit is one measurement, in a fresh process.'),
-    click.option('--seed', type=int, default=0, show_default=True, help='Seed for the weights and the order of visits.'),
+                 help='Visits of each combination: measurements, each in a fresh process.'),
+    click.option('--seed', type=int, default=0, show_default=True,
+                 help='Seed for the weights and the order of visits.'),
     out_folder,
-    click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=1800, show_default=True, metavar='SECONDS',
-                 help='Time limit for each visit.'),
-    click.option('--monitor', is_flag=True, help='Also measure energy, power and load; each visit then trains for '
-                 'another 4 to 20 s after its timing.'),
-    click.option('--retry-failed', is_flag=True,
-                 help='Rerun failed, skipped, killed and timed-out visits, but not those that ran out of memory.'),
+    click.option('--timeout', 'timeout_s', type=click.IntRange(1), default=1800, show_default=True,
+                 metavar='SECONDS', help='Time limit for each visit.'),
+    flag('--monitor', 'Also measure energy, power and load; each visit then trains for another 4 '
+                      'to 20 s after its timing.'),
+    flag('--retry-failed', 'Rerun failed, skipped, killed and timed-out visits, but not those that '
+                           'ran out of memory.'),
     wait_option,
-    click.option('--dry-run', is_flag=True, help='Print what would run and how long it would take.'),
+    flag('--dry-run', 'Print what would run and how long it would take.'),
     no_progress,
-    click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']),
-                 help="Run each round as a job, on Slurm or with submitit's local executor. All nodes must share the "
-                      "FOLDER of --out. gpus: run side by side on all of this machine's GPUs, and measure how much "
-                      'neighbors slow a visit down.'),
+    click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']), help=
+                 "Run each round as a job, on Slurm or with submitit's local executor. All nodes "
+                 'must share the FOLDER of --out. gpus: run side by side on all GPUs of this '
+                 'machine, and measure how much neighbors slow a visit down.'),
     slurm,
     as_data)
 
@@ -562,20 +550,22 @@ gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --price laptop
 @prices
 @click.option('--prices', 'price_file', metavar='YAML',
               help='Read prices per hour from a file with lines NAME: PRICE.')
-@click.option('--base', metavar='RUN[:DEVICE]', help='Compare all with this run, as in laptop:cpu. Default: the first.')
+@click.option('--base', metavar='RUN[:DEVICE]',
+              help='Compare all with this run, as in laptop:cpu. Default: the first.')
 @click.option('--out', metavar='HTML', help='Also write a page with figures.')
 @as_data
-@click.option('--strict', is_flag=True,
-              help="Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
+@flag('--strict', "Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
 @click.pass_context
 def compare_command(ctx, folders, price_per_h, price_file, base, out, form, strict):
     """Compare runs or devices.
 
-    Prints speed-ups with intervals, and a warning if the work differed. Energy is compared if the visits were
-    monitored, and cost if prices are given. A price's NAME can be a run, or part of the name of a CPU or GPU.
+    Prints speed-ups with intervals, and a warning if the work differed. Energy is compared if the
+    visits were monitored, and cost if prices are given. A price's NAME can be a run, or part of the
+    name of a CPU or GPU.
 
-    RUN is a run's folder or a file of records. With one RUN, its devices are compared with each other. More than two
-    runs, or --base, --out, --json or --csv, produce one table with each run as a machine.
+    RUN is a run's folder or a file of records. With one RUN, its devices are compared with each
+    other. More than two runs, or --base, --out, --json or --csv, produce one table with each run
+    as a machine.
     """
     from gpubench.show.machines import Comparison, read_prices, write_comparison
     price_per_h = (read_prices(price_file) if price_file else {}) | (price_per_h or {})
@@ -596,13 +586,14 @@ gpubench report /data/theirs --out reports
 gpubench report runs/mine --csv > table.csv""")
 @click.argument('folder')
 @prices
-@click.option('--out', metavar='FOLDER', help='Write the report to FOLDER. Default: beside the records.')
+@click.option('--out', metavar='FOLDER',
+              help='Write the report to FOLDER. Default: beside the records.')
 @as_data
 def report_command(folder, price_per_h, out, form):
     """Rewrite a run's report and print its table.
 
-    FOLDER is a run's folder or a file of records. The report is one HTML file that opens offline: report.html, or
-    NAME_report.html beside NAME.jsonl.
+    FOLDER is a run's folder or a file of records. The report is one HTML file that opens offline:
+    report.html, or NAME_report.html beside NAME.jsonl.
     """
     print_at_once('Reading the records …')
     show_report(Path(folder), price_per_h, form, out)
@@ -613,14 +604,17 @@ gpubench gain my_module:make_learner --epochs 20 --fit fine_tune
 gpubench gain my_module:make_learner --html gain.html --json gain.json --trace steps.json.gz""")
 @click.argument('learner', metavar='MODULE:FUNCTION')
 @click.option('--epochs', default=5, show_default=True, help='Of the fit that is predicted.')
-@click.option('--fit', default='fit_one_cycle', show_default=True, help="'fit', 'fit_one_cycle' or 'fine_tune'.")
-@click.option('--html', metavar='FILE', help='Write a page with more: memory by kind, idle time by cause.')
+@click.option('--fit', default='fit_one_cycle', show_default=True,
+              help="'fit', 'fit_one_cycle' or 'fine_tune'.")
+@click.option('--html', metavar='FILE',
+              help='Write a page with more: memory by kind, idle time by cause.')
 @click.option('--json', 'record', metavar='FILE', help='Write a record.')
 @click.option('--trace', metavar='FILE', help='Write 20 steps for https://ui.perfetto.dev.')
 def gain_command(learner, epochs, fit, html, record, trace):
     """Predict what each remedy would bring to a training.
 
-    FUNCTION in MODULE takes no arguments and returns a new fastai Learner. Takes about a minute on a GPU, two on a CPU.
+    FUNCTION in MODULE takes no arguments and returns a new fastai Learner. Takes about a minute on
+    a GPU, two on a CPU.
     """
     print_at_once('Trying each remedy for a few seconds …')
     from gpubench.run.models import find_factory

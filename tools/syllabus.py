@@ -7,7 +7,8 @@ from pathlib import Path
 import nbformat
 
 from gpubench.course.grades import lab_questions
-from gpubench.course.lab_questions import QUESTIONS, Exercise
+from gpubench.course.lab_functions import LabFunction
+from gpubench.course.lab_questions import QUESTIONS
 from gpubench.course.labs import find_labs
 
 page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
@@ -42,7 +43,7 @@ WORDS_PER_MIN, ANSWER_MIN, FUNCTION_MIN = 200, 2, 10    # the last two are estim
 def minutes_row(lab, names):
     "Minutes of a lab: from its words, from what it asks for, and from its first cell"
     text = '\n'.join(o.source for o in nbformat.read(lab.path, 4).cells if o.cell_type=='markdown')
-    n_functions = sum(isinstance(QUESTIONS.get(o), Exercise) for o in names)
+    n_functions = sum(isinstance(QUESTIONS.get(o), LabFunction) for o in names)
     n_exercises = len(re.findall(r'(?:^|\s)\d\. (?=\S)', text.rpartition('Exercises')[2]))
     doing = ANSWER_MIN*(len(names)-n_functions) + FUNCTION_MIN*(n_functions+n_exercises)
     return f'| {lab.name} | {len(text.split())/WORDS_PER_MIN:.0f} | {doing} | {lab.minutes:g} |'

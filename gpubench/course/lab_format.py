@@ -185,6 +185,17 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
         f"The parameters cell of {path} lacks {missing}: each has {', '.join(_REQUIRED)}.")
     return found
 
+# %% ../../nbs/course/00_lab_format.ipynb #5ea851a7
+def lab_text(lab, with_parameters=False)->str:
+    "What a lab is, in lines, and its parameters in columns"
+    params = lab_parameters(lab).values() if with_parameters else []
+    left = [f'{o.name}: {o.written} = {o.default!r}' for o in params]
+    width = max(map(len, left), default=0)
+    return '\n'.join([
+        lab.name, f'  {lab.title}',
+        f'  {lab.minutes:g} min with the quick profile · {lab.needs} · measures {lab.measures}',
+        *(f'    {text:{width}}  {o.meaning}'.rstrip() for text,o in zip(left, params))])
+
 # %% ../../nbs/course/00_lab_format.ipynb #fd96e4b0
 NAMED = 'device dataset loader runs model models larger'.split()  # parameters that name something
 LIMITS = [ # names of parameters that are numbers → which numbers make sense → in words

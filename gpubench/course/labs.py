@@ -24,12 +24,13 @@ from time import perf_counter
 import nbformat
 from fastcore.basics import patch
 
-from ..ground.core import check_value, describe_machine, find_devices, is_number
+from ..ground.core import check_value, describe_machine, end_process, find_devices, is_number
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, check_values, find_labs, lab_device, lab_parameters, labs_folder,
-    pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
+    lab_text, pick_labs, profile_parameters, read_notebook, read_parameters, spread_parameters)
 from ..run.process import (
-    HOLDER, StopSignals, can_redraw, device_locks, kill_group, print_line, repeating, this_process)
+    HOLDER, StopSignals, can_redraw, device_locks, print_line, repeating, this_process,
+    time_left, time_left_s, times_as_long)
 from ..ground.record import check_place
 
 _all_ = ['labs_folder', 'find_labs', 'lab_parameters', 'check_values']
@@ -125,7 +126,7 @@ def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will ha
             for o in cls.started:
                 pid = getattr(o.provisioner, 'pid', None)
                 process = getattr(o.provisioner, 'process', None)
-                if pid: kill_group(pid, process)
+                if pid: end_process(process, pid)
                 if process: process.wait()
                 o.cleanup_connection_file()
 
@@ -155,6 +156,12 @@ class Outcome:
     def stopped(self):
         "Did a signal stop it?"
         return self.status in dict(_STOPS.values())
+
+    def text(self, folder)->str: # The run's
+        "A line for people"
+        if self.status!='ok': return f'  {self.status.upper():12} {self.job}: {self.error}'
+        how, took = ('ok before', '') if self.before else ('ok', f'  {self.duration_s:.0f} s')
+        return f'  {how:12} {self.job}{took}  {self.notebook.relative_to(folder)}'
 
 # %% ../../nbs/course/01_labs.ipynb #45dc4f29
 def merge_streams(cell, **_):
@@ -359,26 +366,6 @@ def run_labs(
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, progress, wait)
 
-# %% ../../nbs/course/01_labs.ipynb #6627ea5b
-_FEW_CELLS, _SLOW = 4, 2  # from so many cells on, a lab that takes so many times its time is slow
-
-def times_as_long(stated_s, now_s, cells):
-    "How many times as long as stated the cells of the current job took, if that is clear; else 1"
-    begun, n = cells
-    times = now_s*n/(stated_s*begun) if begun>=_FEW_CELLS and stated_s else 1.
-    return times if times>_SLOW else 1.
-
-def time_left_s(stated_s, taken_s, now_s=0., cells=(0, 1)):
-    "The rest of a run, from stated times, those of finished jobs, and the current job's progress"
-    known = sum(stated_s[:len(taken_s)])
-    pace = sum(taken_s)/known if known else 1.
-    rest = [o*pace for o in stated_s[len(taken_s):]]
-    if not rest: return 0.
-    begun, n = cells
-    slow = times_as_long(rest[0], now_s, cells)
-    if slow>1: return slow*(rest[0]*(1-begun/n) + sum(rest[1:]))
-    return max(rest[0]-now_s, max(rest[0], now_s)*(1-begun/n)) + sum(rest[1:])
-
 # %% ../../nbs/course/01_labs.ipynb #75fc8f1a
 QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
 OFFER_S = 300 # from then on, a slow run says what can be done
@@ -395,11 +382,14 @@ class RunProgress:
             form = '{desc} |{bar:20}| {elapsed}{postfix}'
             self.bar = tqdm(total=self.n, bar_format=form, dynamic_ncols=True, file=self.file)
 
+    @property
+    def done_frac(self): return self.cells[0]/self.cells[1]  # of the current lab
+
     def left(self):
         "The time left, in words"
-        left_s = time_left_s(self.stated_s, self.taken_s, self.clock()-self.start, self.cells)
         if self.done==self.n: return 'done'
-        return f'about {left_s:.0f} s left' if left_s<99 else f'about {left_s/60:.0f} min left'
+        now_s = self.clock()-self.start
+        return time_left(time_left_s(self.stated_s, self.taken_s, now_s, self.done_frac))
 
     def write(self, words):
         "Write a line"
@@ -410,22 +400,21 @@ class RunProgress:
         "Say once what can be done about a slow run"
         if self.is_offered or self.done==self.n or self.clock()-self.begun_s<OFFER_S: return
         now_s = self.clock()-self.start
-        slow = times_as_long(self.stated_s[len(self.taken_s)], now_s, self.cells)
+        slow = times_as_long(self.stated_s[len(self.taken_s)], now_s, self.done_frac)
         if slow==1: return
         self.is_offered = True
-        print_line(f'\nThis lab takes {slow:.0f} times as long as on two idle CPU cores. `gpubench doctor` names '
-                   'other programs that use this machine. Ctrl-C stops; the same command with --out and the '
-                   'folder above goes on later.', self.file)
+        print_line(f'\nThis lab takes {slow:.0f} times as long as on two idle CPU cores. '
+                   '`gpubench doctor` names other programs that use this machine. Ctrl-C stops; '
+                   'the same command with --out and the folder above goes on later.', self.file)
 
     def show(self):
         "Move the bar, or write a line if the last one is old enough"
         self.offer()
-        i, n = self.cells
         if self.bar:
-            self.bar.n = min(self.n, round(self.done+i/n, 2))
+            self.bar.n = min(self.n, round(self.done+self.done_frac, 2))
             self.bar.set_postfix_str(self.left())
-        elif i and self.clock()-self.written_s>=QUIET_S:
-            self.write(f'{self.words}, cell {i} of {n}')
+        elif self.done_frac and self.clock()-self.written_s>=QUIET_S:
+            self.write('{}, cell {} of {}'.format(self.words, *self.cells))
 
 # %% ../../nbs/course/01_labs.ipynb #cae8d3cd
 @patch
@@ -494,3 +483,12 @@ def copy_labs(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(new)
     return found
+
+# %% ../../nbs/course/01_labs.ipynb #d96f892e
+def copied_text(to, found)->str:
+    "What `copy_labs` did, in words"
+    n, n_same, kept = len(found['copied']), len(found['same']), found['kept']
+    lines = [f'{n} files copied to {to}, {n_same} were there already.']
+    lines += [f'Kept, because it differs from the original: {o}' for o in kept]
+    if kept: lines.append('To get the original file, rename yours and copy again.')
+    return '\n'.join(lines)

@@ -20,10 +20,12 @@ import re
 import signal
 import traceback
 import warnings
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import TimeoutExpired
 from .. import __version__
 
 # %% ../../nbs/ground/00_core.ipynb #bff2d0d2
@@ -293,6 +295,20 @@ def cudnn_text(number:int|None)->str|None:
     if number is None: return None
     major = 10000 if number>=90000 else 1000
     return f'{number//major}.{number%major//100}.{number%100}'
+
+# %% ../../nbs/ground/00_core.ipynb #0137eb96
+def end_process(
+    process,      # A `Popen` or a multiprocessing `Process`; None if only its group is left
+    pid=None,     # Its process ID, if there is no `process`
+    ask_s=0.,     # Seconds that it has to end by itself, after SIGTERM
+):
+    "End a process and all that it started in its group, even if it has ended itself; doesn't wait"
+    if ask_s:
+        process.terminate()
+        with suppress(TimeoutExpired): getattr(process, 'join', process.wait)(ask_s)
+    try: os.killpg(pid or process.pid, signal.SIGKILL)
+    except (OSError, AttributeError):  # it has no group, or not yet; Windows has none
+        if process: process.kill()
 
 # %% ../../nbs/ground/00_core.ipynb #996bb115
 _WAIT_POLICY = (os.environ.get('OMP_WAIT_POLICY') or '').upper() or None  # torch reads it on import

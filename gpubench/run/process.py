@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from ..ground.core import allows_tf32, one_of, pick_device, signal_name
+from ..ground.core import allows_tf32, end_process, one_of, pick_device, signal_name
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
@@ -35,8 +35,10 @@ class Surroundings:
         import torch
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         self.env, self.cwd, self.path = dict(os.environ), os.getcwd(), list(sys.path)
-        self.start_method, self.n_threads = get_start_method(allow_none=True), torch.get_num_threads()
-        self.cudnn, self.tf32 = (cudnn.benchmark, cudnn.deterministic, allows_tf32(cudnn)), allows_tf32(matmul)
+        self.start_method = get_start_method(allow_none=True)
+        self.n_threads = torch.get_num_threads()
+        self.cudnn = cudnn.benchmark, cudnn.deterministic, allows_tf32(cudnn)
+        self.tf32 = allows_tf32(matmul)
 
     def adopt(self):
         "Give them to this process"
@@ -53,7 +55,7 @@ class Surroundings:
 
 # %% ../../nbs/run/05_process.ipynb #0581c2c0
 def _end_with(line):
-    "End this process and its workers once the other end of `line` is closed, as when its process dies"
+    "End this process and its workers once the other end of `line` is closed"
     with suppress(OSError): line.poll(None) # nothing is ever sent in this direction
     if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -92,7 +94,7 @@ def pick_start_method(name=None)->str:
 
 @contextmanager
 def _own_start():
-    "Within `with`, a new Python doesn't rerun the caller's script or import from the current folder"
+    "Within `with`, a new Python doesn't rerun the caller's script or import from its folder"
     script, safe = vars(sys.modules['__main__']), os.environ.get('PYTHONSAFEPATH')
     kept = {o: script[o] for o in ('__spec__', '__file__') if o in script}
     script.pop('__file__', None)
@@ -125,7 +127,7 @@ class Fresh:
     process_s:float     # Seconds from the request until the call began; NaN if it never did
 
 def pack(function:Callable, *args)->bytes:
-    "A call as bytes, even of a notebook's function; a `ValueError` if it can't be sent to a process"
+    "A call as bytes, even of a notebook's function; a `ValueError` if it can't be sent"
     import cloudpickle
     try: return cloudpickle.dumps((function, args))
     except Exception as e: raise ValueError( # an object's own code may raise anything
@@ -134,22 +136,10 @@ def pack(function:Callable, *args)->bytes:
         "in this process.") from None
 
 # %% ../../nbs/run/05_process.ipynb #3b012eb9
-def kill_group(pid, process=None): # With a method `kill`
-    "Kill a process and all that it started in its group, even if it has ended itself"
-    try: os.killpg(pid, signal.SIGKILL)
-    except (OSError, AttributeError): # it has no group, or not yet; Windows has none
-        if process: process.kill()
-
-def _end_process(process):
-    "End a process and everything that it started"
-    if process.pid is None: return
-    process.join(.05)
-    kill_group(process.pid, process)
-    process.join(10)
-
 _DEATH_HINTS = dict(
     SIGKILL=" If nobody stopped it, the system may have run out of memory: `dmesg` shows it.",
-    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or --ipc=host, or use n_workers=0.",
+    SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or --ipc=host, "
+           "or use n_workers=0.",
     SIGSEGV=" A library crashed: n_workers=0 or other versions of it may help.")
 
 def _how_it_died(code):
@@ -165,9 +155,10 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = 128+number # the shells' convention
 
 class StopSignals:
-    """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; repeats within 10 s are ignored. With
-    `anywhere=False` they raise only within a `listening` block, or at the start of the next one. Other handlers stay,
-    such as `nohup`'s"""
+    """Within `with`, SIGINT, SIGTERM and SIGHUP raise `Stopped`; repeats within 10 s are ignored
+
+    With `anywhere=False` they raise only within a `listening` block, or at the start of the next
+    one. Other handlers stay, such as `nohup`'s."""
     def __init__(self, anywhere:bool=True, clock:Callable=perf_counter):
         self.open = self.anywhere = anywhere
         self.clock, self.last, self.asked = clock, float('-inf'), None
@@ -176,7 +167,8 @@ class StopSignals:
         names = ('SIGINT', 'SIGTERM', 'SIGHUP') if in_main else () # Windows has no SIGHUP
         there = [getattr(signal, o) for o in names if hasattr(signal, o)]
         usual = signal.SIG_DFL, signal.default_int_handler
-        self._before = {o: signal.signal(o, self._on_signal) for o in there if signal.getsignal(o) in usual}
+        ours = [o for o in there if signal.getsignal(o) in usual]
+        self._before = {o: signal.signal(o, self._on_signal) for o in ours}
         return self
     def __exit__(self, *args):
         for number,handler in self._before.items(): signal.signal(number, handler)
@@ -188,7 +180,8 @@ class StopSignals:
     def _forget_terminal(self): # writing to one that is gone is an error
         for o in (1, 2):
             with suppress(OSError):
-                if S_ISCHR(os.fstat(o).st_mode) and not os.isatty(o): os.dup2(os.open(os.devnull, os.O_WRONLY), o)
+                if S_ISCHR(os.fstat(o).st_mode) and not os.isatty(o):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), o)
     @contextmanager
     def listening(self):
         "A block that may be stopped anywhere"
@@ -201,8 +194,9 @@ class StopSignals:
 # %% ../../nbs/run/05_process.ipynb #26f918e2
 def can_redraw(file)->bool:
     "Can a progress bar be drawn there: in a notebook, or on a terminal with a size?"
-    try: return file.isatty() and 0 not in os.get_terminal_size(file.fileno()) or hasattr(file, 'pub_thread')
-    except (AttributeError, ValueError, OSError): return hasattr(file, 'pub_thread')
+    if hasattr(file, 'pub_thread'): return True # a notebook's
+    try: return file.isatty() and 0 not in os.get_terminal_size(file.fileno())
+    except (AttributeError, ValueError, OSError): return False
 
 def print_line(words, file):
     "Print a line at once, unless the file is closed"
@@ -219,6 +213,31 @@ def repeating(show:Callable, every_s:float):
     try: yield
     finally: stop.set()
 
+# %% ../../nbs/run/05_process.ipynb #7df44491
+def times_as_long(stated_s, now_s, done_frac):
+    "How many times as long as stated a job takes, if that is clear after a tenth of it; else 1"
+    times = now_s/(stated_s*done_frac) if stated_s and done_frac>=.1 else 1.
+    return times if times>2 else 1.
+
+def time_left_s(
+    stated_s,         # How long each job takes, by any unit
+    taken_s,          # Seconds that the first of them took
+    now_s=0.,         # Seconds since the next one began
+    done_frac=None,   # How much of it is done; None: unknown
+)->float:
+    "Seconds until the last job ends"
+    known = sum(stated_s[:len(taken_s)])
+    pace = sum(taken_s)/known if known else 1.
+    now, *later = [o*pace for o in stated_s[len(taken_s):]] or [0.]
+    if done_frac is None: return max(0., now-now_s) + sum(later)
+    slow = times_as_long(now, now_s, done_frac)
+    if slow>1: return slow*(now*(1-done_frac) + sum(later))
+    return max(now-now_s, max(now, now_s)*(1-done_frac)) + sum(later)
+
+def time_left(seconds)->str:
+    "That in words"
+    return f'about {seconds:.0f} s left' if seconds<99 else f'about {seconds/60:.0f} min left'
+
 # %% ../../nbs/run/05_process.ipynb #52a111ea
 def _listen(line, process, start, timeout_s, signals):
     "The message of a process that sends a result, dies or times out, and when its call began"
@@ -230,9 +249,12 @@ def _listen(line, process, start, timeout_s, signals):
         except (EOFError, OSError): words, sources = {}, [process.sentinel]
         if 'begins' in words: begun = perf_counter()
         elif words: return words, begun
-        elif not alive: return dict(fault=dict(status='killed', error=_how_it_died(process.exitcode))), begun
-        elif left<=0: return dict(fault=dict(status='timeout',
-            error=f'The visit took longer than timeout_s={timeout_s:g} s and was stopped.')), begun
+        elif not alive:
+            fault = dict(status='killed', error=_how_it_died(process.exitcode))
+            return dict(fault=fault), begun
+        elif left<=0:
+            error = f'The visit took longer than timeout_s={timeout_s:g} s and was stopped.'
+            return dict(fault=dict(status='timeout', error=error)), begun
 
 # %% ../../nbs/run/05_process.ipynb #c6c37a2f
 def run_fresh(
@@ -242,27 +264,32 @@ def run_fresh(
     signals:StopSignals|None=None, # Already entered; by default Ctrl-C raises anywhere
     warned:list|None=None,   # Warnings that were shown; this call adds its own
 )->Fresh:
-    "Call a function once in a fresh process, which is gone afterwards with its workers, whatever happens"
+    "Call a function once in a fresh process; whatever happens, it ends with its workers"
     start, signals = perf_counter(), signals or StopSignals()
     context = get_context(pick_start_method(start_method))
     start_server(start_method)
     line, theirs = context.Pipe()
     warned = [] if warned is None else warned
-    process = context.Process(target=_child, args=(theirs, Surroundings(), job, warned), name='gpubench visit')
+    process = context.Process(
+        target=_child, args=(theirs, Surroundings(), job, warned), name='gpubench visit')
     try:
         with signals.listening(), _own_start(): process.start()
         theirs.close()
         said, begun = _listen(line, process, start, timeout_s, signals)
     except (OSError, EOFError) as e:
         shadows = sorted(o.name for o in Path().glob('*.py') if o.stem in sys.stdlib_module_names)
-        why = f" {shadows[0]} in the current folder hides a standard module of Python; rename it." if shadows else ''
+        why = (f" {shadows[0]} in the current folder hides a standard module of Python; rename it."
+               if shadows else '')
         raise RuntimeError(
             f"No fresh process could be started ({type(e).__name__}: {e}).{why} `gpubench doctor` "
             "checks this machine. In Python, isolate=False runs the visits in this "
             "process.") from None
     finally:
         line.close() # anything that did start now ends itself
-        _end_process(process)
+        if process.pid is not None:
+            process.join(.05)
+            end_process(process)
+            process.join(10)
     if 'refused' in said: raise RuntimeError(
         f"A fresh process couldn't load the function ({said['refused']}). Define it in a module "
         "that can be imported, or use isolate=False to run in this process.")
@@ -280,13 +307,15 @@ def lock_name(device:str)->str: # For a file
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
     if device.type!='cuda': return device.type
     import torch
-    return f"gpu-{getattr(torch.cuda.get_device_properties(device), 'uuid', None) or device.index or 0}"
+    uuid = getattr(torch.cuda.get_device_properties(device), 'uuid', None)
+    return f'gpu-{uuid or device.index or 0}'
 
 # %% ../../nbs/run/05_process.ipynb #b9ad1478
 def locks_folder(root=None)->Path: # In `root`, by default the system's folder for temporary files
     "The folder of the locks: GPUBENCH_LOCKS, one that all users share, or one for this user"
     asked, root = os.environ.get('GPUBENCH_LOCKS'), Path(root or tempfile.gettempdir())
-    for path in [Path(asked)] if asked else [root/'gpubench-locks', root/f'gpubench-locks-{USER_ID}']:
+    usual = [root/'gpubench-locks', root/f'gpubench-locks-{USER_ID}']
+    for path in [Path(asked)] if asked else usual:
         with suppress(OSError):
             with suppress(FileExistsError):
                 path.mkdir(parents=True)
@@ -294,8 +323,10 @@ def locks_folder(root=None)->Path: # In `root`, by default the system's folder f
             there = path.lstat() # doesn't follow a link, which may point anywhere
             ours = there.st_uid==USER_ID and S_ISDIR(there.st_mode)
             if ours and not asked: path.chmod(0o1777) # it may lack the sticky bit
-            if (asked or ours or there.st_mode & S_ISVTX) and os.access(path, os.W_OK | os.X_OK): return path
-    raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder that you can write to.")
+            is_safe = asked or ours or there.st_mode & S_ISVTX
+            if is_safe and os.access(path, os.W_OK | os.X_OK): return path
+    raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder "
+                       "that you can write to.")
 
 # %% ../../nbs/run/05_process.ipynb #73c5753f
 HOLDER = 'GPUBENCH_HOLDER' # environment variable: who holds locks for this process
@@ -307,27 +338,31 @@ def this_process()->str: # For that variable
 # %% ../../nbs/run/05_process.ipynb #82c17c81
 def _holder(folder, name):
     "What the last holder of a lock wrote about itself; empty if it can't be read"
-    def opener(path, flags): return os.open(path, flags | getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_NONBLOCK', 0))
+    careful = getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_NONBLOCK', 0)
+    def opener(path, flags): return os.open(path, flags | careful)
     try:
         last = max(folder.glob(f'{name}.*.json'), key=lambda o: o.lstat().st_mtime)
-        with open(last, 'rb', 0, opener=opener) as f: return dict(json.loads(f.read(10_000) or b'{}'))
+        with open(last, 'rb', 0, opener=opener) as f: text = f.read(10_000)
+        return dict(json.loads(text or b'{}'))
     except (OSError, ValueError, TypeError): return {}
 
 def _refusal(device, o):
     "The error message when a device is busy"
-    host = o.get('host', platform.node())
-    process = f"process {o.get('pid')}" if host==platform.node() else f"process {o.get('pid')} on {host}"
-    who = f"{process} since {o.get('since')}, records in {o.get('out')}" if o else 'another process'
-    return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two at once would "
-            "measure neither. Wait for it (wait=True, --wait), end "
-            f"{process if o else 'that process'}, or use another device.")
+    process, who, host = 'that process', 'another process', o.get('host', platform.node())
+    if o:
+        process = f"process {o.get('pid')}" + (f' on {host}' if host!=platform.node() else '')
+        who = f"{process} since {o.get('since')}, records in {o.get('out')}"
+    return (f"A {o.get('what', 'sweep')} is already running on device {str(device)!r}: {who}. Two "
+            f"at once would measure neither. Wait for it (wait=True, --wait), end {process}, or "
+            "use another device.")
 
 # %% ../../nbs/run/05_process.ipynb #5a6a572d
 _STALE_S = 60 # a place in the queue that isn't renewed for this long is abandoned
+_UNKNOWN = dict(what='sweep', since='some time', pid='unknown', out='an unknown place')
 
 @contextmanager
 def place_in_queue(folder, name):
-    "Take a place in the queue for a lock; yields a function that returns how many are ahead, and in it"
+    "Take a place in the queue for a lock; yields a function: how many are ahead, and in it"
     ticket = folder/f'{name}.{time_ns():020}-{USER_ID}-{os.getpid()}.wait'
     def count():
         ticket.touch()
@@ -341,7 +376,7 @@ def place_in_queue(folder, name):
     finally: ticket.unlink(missing_ok=True)
 
 def _wait_for(lock, folder, name, device, every_s):
-    "Wait in the queue until the lock is acquired, with a line on stderr whenever the queue changes"
+    "Wait in the queue for the lock, with a line on stderr whenever the queue changes"
     from filelock import Timeout
     with place_in_queue(folder, name) as count:
         shown = None
@@ -350,11 +385,10 @@ def _wait_for(lock, folder, name, device, every_s):
             if n==0:
                 with suppress(Timeout): return lock.acquire(timeout=0)
             if shown!=(n, n_all):
-                o = _holder(folder, name)
-                print(f"Waiting for device {str(device)!r}, number {n+1} of {n_all} in the queue: a "
-                      f"{o.get('what', 'sweep')} "
-                      f"runs there since {o.get('since', 'some time')} (process {o.get('pid', 'unknown')}, records in "
-                      f"{o.get('out', 'an unknown place')}). Ctrl-C stops waiting.", file=sys.stderr, flush=True)
+                o = _UNKNOWN | _holder(folder, name)
+                print(f"Waiting for device {str(device)!r}, number {n+1} of {n_all} in the queue: "
+                      "a {what} runs there since {since} (process {pid}, records in {out}). Ctrl-C "
+                      "stops waiting.".format(**o), file=sys.stderr, flush=True)
             shown = n, n_all
             sleep(every_s)
 
@@ -380,14 +414,16 @@ def device_locks(
             try: lock.acquire()
             except Timeout:
                 holder = _holder(folder, name)
-                if f"{holder.get('pid')} on {holder.get('host')}"==os.environ.get(HOLDER): continue # for us
+                who = f"{holder.get('pid')} on {holder.get('host')}"
+                if who==os.environ.get(HOLDER): continue # it holds the lock for us
                 if not wait: raise RuntimeError(_refusal(device, holder)) from None
                 _wait_for(lock, folder, name, device, every_s)
             except OSError as e:
-                raise RuntimeError(f"The lock {folder/name}.lock can't be used ({e.strerror or e}). Remove it, or set "
-                                   "GPUBENCH_LOCKS to your own folder.") from None
+                raise RuntimeError(
+                    f"The lock {folder/name}.lock can't be used ({e.strerror or e}). Remove it, or "
+                    "set GPUBENCH_LOCKS to your own folder.") from None
             held.callback(lock.release)
             with suppress(OSError): # without it, the message has less to say
                 about.unlink(missing_ok=True)
-                with about.open('x') as f: json.dump(us, f) # a new file, so nobody else's link is followed
+                with about.open('x') as f: json.dump(us, f) # a new file, so no link is followed
         yield

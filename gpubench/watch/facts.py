@@ -19,7 +19,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from ..ground.core import (describe_machine, file_text, in_container,
+from ..ground.core import (describe_machine, end_process, file_text, in_container,
     is_wsl2, open_nvml, signal_name)
 from .nvml import LOST, Answer, ask_gpu, ask_nvml
 from ..ground.record import plain_record
@@ -104,7 +104,7 @@ def run_program(args, timeout_s, stderr=subprocess.DEVNULL, env=None):
         try: p = subprocess.Popen(args, stdout=out, stderr=stderr, env=env)
         except OSError as e: return '', Answer.of_error(e).text
         try: code = p.wait(timeout_s)
-        except subprocess.TimeoutExpired: code = p.kill()
+        except subprocess.TimeoutExpired: code = end_process(p)
         out.seek(0)
         text = out.read().decode('utf-8', 'replace')
     if code is None: return text, f'no answer within {timeout_s} s'

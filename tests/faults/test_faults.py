@@ -552,25 +552,6 @@ def test_a_noise_floor_needs_records():
 
 # ---- a process as the caller's
 
-def surroundings(x, name):
-    import gpubench
-    return dict(env=os.environ.get(name), cwd=os.getcwd(), n_threads=torch.get_num_threads(), benchmark=torch.backends.cudnn.benchmark,
-                cuda_started=torch.cuda.is_initialized(), path=sys.path[0], pid=os.getpid(), group=os.getpgid(0), main=str(sys.modules['__main__']))
-
-def test_a_fresh_process_is_as_the_caller_is_now(tmp_path, monkeypatch):
-    quiet(dict(x=1, name='A'), run=surroundings)                             # the server runs before anything below is set
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('GPUBENCH_PROBE', 'late')
-    monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
-    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', True)
-    before = torch.get_num_threads()
-    torch.set_num_threads(before+1)
-    try: df = quiet(dict(x=1, name='GPUBENCH_PROBE'), run=surroundings, repeats=2)
-    finally: torch.set_num_threads(before)
-    row = df.iloc[0]
-    assert (row.env, row.cwd, row.n_threads, row.benchmark, row.cuda_started, row.path)==('late', str(tmp_path), before+1, True, False, str(tmp_path))
-    assert df.pid.nunique()==2 and df.pid.eq(df.group).all() and os.getpid() not in set(df.pid)
-
 def test_how_to_measure_reaches_the_function():
     def run(x, half_width=.01): return dict(found=half_width)
     assert quiet(dict(x=1), run=run, half_width=.05).found.tolist()==[.05]

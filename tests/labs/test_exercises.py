@@ -12,11 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from gpubench.course import checks
 from gpubench.course.checks import check, check_function, mine_or_ours
-from gpubench.course.lab_questions import EXERCISE_ANSWERS, QUESTIONS, Exercise
+from gpubench.course.lab_functions import LabFunction
+from gpubench.course.lab_questions import EXERCISE_ANSWERS, QUESTIONS
 
 from helpers import root
 
-exercises = {k: o for k,o in QUESTIONS.items() if isinstance(o, Exercise)}
+exercises = {k: o for k,o in QUESTIONS.items() if isinstance(o, LabFunction)}
 labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
 
 # first attempts that a student might hand in, each wrong in another way; those in `at_the_edge` are right for what is drawn
@@ -152,7 +153,7 @@ def test_exercises_have_answers_in_the_key():
 # ---- the mechanism, broken
 
 def double(x): return 2*x
-ex = Exercise(double, lambda rng: (rng.randint(2, 99),), hidden=((0,),), hint='Twice.')
+ex = LabFunction(double, lambda rng: (rng.randint(2, 99),), hidden=((0,),), hint='Twice.')
 
 def test_a_mechanism_that_accepts_everything_would_be_found():
     with patch.object(checks, '_agree', lambda *args: True): assert check_function(ex, lambda x: -1).ok is True
@@ -161,7 +162,7 @@ def test_a_mechanism_that_accepts_everything_would_be_found():
 def test_a_hidden_case_decides():
     wrong = lambda x: 2*x or 7
     assert check_function(ex, wrong).ok is False
-    assert check_function(Exercise(double, ex.draw), wrong).ok is True
+    assert check_function(LabFunction(double, ex.draw), wrong).ok is True
 
 def test_a_hidden_case_is_not_shown():
     def seven(x): return 2*x or 7654
@@ -180,7 +181,7 @@ def test_an_error_is_a_sentence_with_its_line():
         check_function(ex, lambda x: (_ for _ in ()).throw(KeyboardInterrupt))
 
 def test_arguments_that_a_function_changes_are_its_own():
-    total = Exercise(sum, lambda rng: ([rng.randint(1, 9) for _ in range(3)],), hidden=(([],),))
+    total = LabFunction(sum, lambda rng: ([rng.randint(1, 9) for _ in range(3)],), hidden=(([],),))
     def emptied(values): return sum(values.pop() for _ in range(len(values)))
     assert check_function(total, emptied).ok is True
     assert check_function(total, lambda values: values[0]).ok is False

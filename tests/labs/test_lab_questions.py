@@ -5,7 +5,8 @@ import nbformat
 import pandas as pd
 import pytest
 
-from gpubench.course.lab_questions import QUESTIONS, Exercise, Question
+from gpubench.course.lab_functions import LabFunction
+from gpubench.course.lab_questions import QUESTIONS, Question
 from gpubench.course.checks import check
 
 from helpers import root
@@ -27,7 +28,7 @@ def asked(path):
 
 def holds_the_question(name, lines):
     "A question, `answer = None` and a call; or a function without a body"
-    if isinstance(QUESTIONS.get(name), Exercise):
+    if isinstance(QUESTIONS.get(name), LabFunction):
         found = to_write.fullmatch('\n'.join(lines))
         return found and found[1]==QUESTIONS[name].reference.__name__
     return (all(o.startswith('# ') for o in lines[:-2]) and len(lines)>2
@@ -51,7 +52,7 @@ def test_options_stand_in_the_question():
         for name,lines in asked(lab):
             for o in QUESTIONS[name].options: assert repr(o) in '\n'.join(lines), (name, o)
 
-@pytest.mark.parametrize('name', [k for k,o in QUESTIONS.items() if not isinstance(o, Exercise)])
+@pytest.mark.parametrize('name', [k for k,o in QUESTIONS.items() if not isinstance(o, LabFunction)])
 def test_every_reply(name):
     values, wrong = found.get(name, ({}, None))
     q = QUESTIONS[name].filled_in(**values)

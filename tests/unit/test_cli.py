@@ -3,7 +3,6 @@ import errno
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpubench.ground.record import append_record, read_records
 from gpubench.ground.core import find_devices
 
 PACKAGE = Path(gpubench.__file__).parent
-VERBS = 'doctor labs run sweep compare report'.split()
+VERBS = 'doctor labs run sweep compare report gain'.split()
 HEAVY = 'torch torchvision fastai fastcore pandas numpy matplotlib papermill nbformat jupyter_client IPython'.split()
 
 
@@ -513,79 +512,6 @@ def test_report_makes_the_page_anew(tmp_path):
     p = gpubench_command('report', folder)
     assert (p.returncode, p.stderr) == (0, '')
     assert (folder/'report.html').is_file() and 'report.html' in p.stdout
-
-
-# doctor: the environment is faked from below, with packages, programs and variables
-
-FAKE_TORCH = """
-class version: cuda = '13.0'
-class cuda:
-    def is_available(): return False
-__version__ = '2.15.0'
-"""
-
-
-def fake_package(site, name, v, code='', needs=()):
-    (site/name).mkdir(parents=True, exist_ok=True)
-    (site/name/'__init__.py').write_text(code)
-    info = site/f'{name}-{v}.dist-info'
-    info.mkdir()
-    (info/'METADATA').write_text('\n'.join([f'Metadata-Version: 2.1\nName: {name}\nVersion: {v}',
-                                            *(f'Requires-Dist: {o}' for o in needs)]))
-
-
-def fake_smi(folder, says, code=0):
-    folder.mkdir()
-    path = folder/'nvidia-smi'
-    path.write_text(f'#!/bin/sh\ncat <<EOF\n{says}\nEOF\nexit {code}\n')
-    path.chmod(path.stat().st_mode | stat.S_IEXEC)
-    return f'{folder}{os.pathsep}{os.environ["PATH"]}'
-
-
-CALM = 'import psutil; psutil.cpu_percent = lambda interval=None: 3.\n'      # whatever else this machine does now
-
-
-def examine(*args, **kwargs):
-    p = gpubench_command('doctor', '--json', *args, before=CALM, **kwargs)
-    said = json.loads(p.stdout)
-    assert (p.returncode, p.stderr) == (said['exit_code'], '')
-    return said, {o['about']: o for o in said['findings']}
-
-
-def test_doctor_on_this_machine():
-    said, found = examine()
-    assert said['machine']['n_cores'] >= 1 and {'torch', 'fastai', 'gpu', 'kernel', 'data'} <= set(found)
-    assert [found[o]['level'] for o in ('torch', 'fastai')] == ['ok']*2
-    p = gpubench_command('doctor', before=CALM)
-    assert p.returncode==said['exit_code'] and 'This machine' in p.stdout and 'Findings' in p.stdout
-
-
-@pytest.mark.skipif(os.name=='nt', reason='a shell script')
-@pytest.mark.parametrize('smi,code,says', [
-    ('Failed to initialize NVML: Driver/library version mismatch', 18, "two halves of the NVIDIA driver don't match"),
-    ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, "couldn't communicate")])
-def test_doctor_quotes_what_nvidia_smi_complains_of(tmp_path, smi, code, says):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', FAKE_TORCH)
-    said, found = examine(path=[tmp_path/'site'], PATH=fake_smi(tmp_path/'bin', smi, code))
-    assert found['gpu']['level']=='limit' and says in found['gpu']['what'] and found['gpu']['remedy']
-
-
-def test_doctor_survives_a_torch_that_ends_its_process(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', 'import os; os.abort()')
-    said, found = examine(path=[tmp_path/'site'])
-    assert said['exit_code']==2 and ('SIGABRT' if os.name=='posix' else 'exit code') in found['torch']['what'] and found['torch']['remedy']
-    assert said['machine']['torch']=='2.15.0' and said['machine']['n_cores']>=1
-
-
-def test_doctor_tells_missing_packages(tmp_path):
-    fake_package(tmp_path/'site', 'torch', '2.15.0', 'raise ImportError')
-    fake_package(tmp_path/'site', 'unused', '1.0')
-    (tmp_path/'site'/'unused-1.0.dist-info').rename(tmp_path/'site'/'gpubench_kit-9.dist-info')
-    (tmp_path/'site'/'gpubench_kit-9.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: gpubench-kit\nVersion: 9\n'
-        'Requires-Dist: never-there>=3\nRequires-Dist: click>=99\nRequires-Dist: also-never; extra == "dev"\n')
-    said, _ = examine(path=[tmp_path/'site'], cwd=tmp_path)
-    assert [o['what'] for o in said['findings'] if o['about']=='packages'][0]=='Not installed: never-there>=3.'
-    assert any('click' in o['what'] and 'wanted: >=99' in o['what'] for o in said['findings'])
 
 
 # for scripts

@@ -11,8 +11,6 @@ chapters = {'For practitioners': ['nbs/practitioner'],
             'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/teachers', 'nbs/labs/records/README'],
             'Going deeper': ['nbs/labs/deeper/*'],
             'Results': ['benchmarks/results/README', 'benchmarks/README', 'benchmarks/containers/README'],
-            'The labs on GPUs': [f'benchmarks/results/*/labs_full/{o:02}_*' for o in range(1, 14)] +
-                                ['benchmarks/results/*/labs_full/deeper/*'],
             'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
             **{f'The library: {o}': [f'nbs/{o}/*'] for o in ('ground', 'data', 'watch', 'step', 'run', 'show', 'course')},
             'The library: on top': ['nbs/[0-9]*'],
