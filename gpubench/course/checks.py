@@ -18,9 +18,12 @@ from numbers import Number
 from pathlib import Path
 from random import Random
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from fastcore.basics import patch
+from IPython import get_ipython
+from matplotlib.figure import Figure
 from .lab_functions import LabFunction
 from .lab_questions import QUESTIONS
 from ..ground.core import (
@@ -43,6 +46,28 @@ def lab_records(
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}"
                      f"There are: {', '.join(there) or 'none'}.")
 
+# %% ../../nbs/course/04_checks.ipynb #8a28d102
+def alt_text(fig)->str: # 'One step; time (ms); wait, forward'
+    "What a figure shows: the titles, axes and legends of its parts"
+    def words(ax):
+        title, names = ax.get_title('left') or ax.get_title(), ax.get_legend_handles_labels()[1]
+        axes = [o.partition('\n')[0] for o in (ax.get_ylabel(), ax.get_xlabel())]   # no caption
+        return '; '.join(filter(None, [title, ' against '.join(filter(None, axes)), ', '.join(names)]))
+    return '. '.join(filter(None, map(words, fig.axes))).replace('\n', ' ')
+
+def with_alt(draw):
+    "`draw(fig)` and the figure's text, as Jupyter takes them"
+    def shown(fig): return shown.draw(fig), dict(alt=alt_text(fig))
+    shown.draw = getattr(draw, 'draw', draw)     # wrapped once, however often this is called
+    return shown
+
+def give_alt_texts():
+    "From now on, figures that this notebook shows have an alternative text"
+    if not (shell := get_ipython()): return
+    plt.draw_if_interactive()                    # loads the backend, which says how to draw them
+    png = shell.display_formatter.formatters['image/png']
+    if draw := png.type_printers.get(Figure): png.for_type(Figure, with_alt(draw))
+
 # %% ../../nbs/course/04_checks.ipynb #f41dce72
 class LabSession:
     "What a lab works with: machine, devices, folder, notes, and recorded notes of a GPU"
@@ -56,6 +81,7 @@ class LabSession:
         **about,  # Added to every note; too few GPUs for `n_devices` means the CPU
     ):
         hide_known_warnings()
+        give_alt_texts()
         start_server()  # for the sweeps' fresh processes; loads in the background
         check_values(parameters)
         asked = parameters['device']

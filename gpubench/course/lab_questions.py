@@ -67,9 +67,9 @@ QUESTIONS = { # name → question
         lambda plateau: plateau[0] if plateau else 'too noisy to tell',
         tolerance=0, unit='images a step',
         options=('too noisy to tell',),
-        why='The visits show no gain from larger batches, though a wide interval would hide one.',
+        why='Larger batches gain 5 % at most, unless the intervals are too wide to tell.',
         hint='Walk down from the fastest size. '
-             'Look at each interval: is 1 in it, and how wide is it?'),
+             'Where does each interval begin, and how wide is it?'),
     '02.best': Question(
         'unknown', options=_YES_NO_UNKNOWN,
         why='64 takes a third less than 32 and 128, '

@@ -5,9 +5,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from helpers import root
 
+MAX_COLUMNS = 100                                    # of a line of code, in any lab
 MAX_CELLS, MAX_WORDS = 40, 1600                      # of a lab; what goes beyond is in nbs/labs/deeper
 SOON_WORDS, SOON_LINES = 300, 60                     # until the cell tagged `surprise` has run; the install cell isn't counted
 labs = sorted((root/'nbs'/'labs').glob('[0-9]*.ipynb'))
+all_labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
 
 def tags(cell): return cell.metadata.get('tags', [])
 
@@ -27,6 +29,12 @@ def too_long(path):
 
 @pytest.mark.parametrize('path', labs, ids=lambda o: o.stem)
 def test_a_core_is_short(path): assert too_long(path)==[]
+
+def wide_lines(path):
+    return [l for o in nbformat.read(path, 4).cells if o.cell_type=='code' for l in o.source.splitlines() if len(l)>MAX_COLUMNS]
+
+@pytest.mark.parametrize('path', all_labs, ids=lambda o: o.stem)
+def test_lines_fit_on_a_screen(path): assert wide_lines(path)==[]
 
 def test_a_long_lab_is_found(tmp_path):
     def lab(*cells):

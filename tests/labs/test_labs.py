@@ -164,7 +164,7 @@ def test_parameters_are_checked_first(lab):
 
 def test_lab_02_checks_the_guess_that_it_asks_for():
     [asked] = [o for o in sources('02_batch_size', 'markdown') if o.startswith('## Guess')]
-    assert 'images a second' in asked.split('?')[0]
+    assert 'images/s' in asked.split('?')[0]
 
 def test_int8_imports_what_its_extra_holds():
     [line] = [l for o in sources('deeper/07_int8', 'code') for l in o.splitlines() if l.startswith('try: import ')]

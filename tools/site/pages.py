@@ -62,8 +62,10 @@ def pages_of(cell):
     if cell.cell_type=='code':
         cell.source = option.sub('', cell.source)
         cell.outputs = [o for o in cell.outputs if progress_bar not in o.get('data', {})]
-        title = re.search(r"title=f?'([^']+)", cell.source)
+        title = re.search(r"title ?= ?f?'([^']+)", cell.source)
         alt = re.sub(r'{.*?}', '…', title[1]) if title else 'What the code above draws'
+        stored = [o.metadata.get('image/png', {}).get('alt') for o in cell.outputs if 'metadata' in o]
+        alt = '. '.join(filter(None, stored)) or alt
         cell.metadata['mystnb'] = dict(image=dict(alt=alt))
     return [cell]
 
