@@ -35,3 +35,11 @@ assert len(large) and (large.peak_allocated_mib/large.predicted_mib<1.3).all()
 # %% Recomputing saves, blocks save more than parts
 of_it = saved.peak_mib/saved.peak_mib.iloc[0]
 assert of_it['recompute layer1']<.9 and of_it['recompute each of their blocks']<of_it['recompute all of these']
+
+# %% Over a step, memory climbs in the forward pass and comes down in the backward pass; the peak lies in between
+forward, backward = (o-start for o in ends)
+assert line.iloc[forward-1]>2*line.iloc[0] and line.iloc[backward]<line.iloc[0]*1.1 and forward<=line.idxmax()<(forward+backward)/2
+assert line.max()==approx(peaks[bs], rel=.01) and line.iloc[backward:].max()<line.max()/2
+
+# %% A card of 8 GB: the largest batch whose count fits, and twice as many images don't
+assert fixed+predicted_bs*per_image<1024*limit_gib<fixed+2*predicted_bs*per_image

@@ -65,3 +65,11 @@ assert gains({32: 10.5})==([32], ['Batch 32: predicted gain of a graph 1.05 time
 
 # %% The bound is below every step
 assert (of_bound>0).all() and (of_bound<1).all() and len([o for o in lab.mine if o['part']=='bound'])==len(rungs)
+
+# %% A recorded prediction follows its input, and is the network's own
+[noted] = [o for o in lab.mine if o['part']=='predict']
+assert noted['eager_ms']>0 and noted['replayed_ms']>0
+with torch.no_grad():
+    x.copy_(torch.rand_like(x))
+    replay()
+    assert torch.allclose(out, net(x), atol=1e-4)

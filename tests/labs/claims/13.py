@@ -11,28 +11,34 @@ assert noted['fit']['predicted_s']==g.got[0].mid and noted['fit']['got_s']==g.go
 assert {'as it is', 'no wait for images', 'images decoded once', 'speed_up(learn)'}<={*g.to_df().what}
 assert 'were predicted' in page.read_text(encoding='utf-8')
 
+# %% One change by itself, beside its prediction
+assert noted['one change']['change'] in {*g.to_df().what}-{'as it is', 'speed_up(learn)'} and noted['one change']['got_s']==one_s>0
+
+# %% What was learned is counted on birds that no training has seen
+assert len(unseen)==1000==sum(len(y) for _,y in tests) and not unseen & {*one.dls.train.items, *one.dls.valid.items}
+
 # %% A difference of accuracies with its interval: 1, 2 and 3 points, t = 4.303, a standard deviation of 1
 found = difference(pd.Series([50., 60., 70.]), pd.Series([51., 62., 73.]))
 assert found==approx((2, 2-4.3027/3**.5, 2+4.3027/3**.5), rel=1e-4)
 assert isnan(difference(pd.Series([50.]), pd.Series([51.]))[1])
 
 # %% The honest sentence
-assert honest(.1, -1, 1.2, 80, 50)=='equal to within 1.2 points' and honest(-3, -5, -1, 80, 50).startswith('it learns less')
+assert honest(.1, -1, 1.2, 80, 50)=='equal to within 5 points, +0.1 points (-1.0 to +1.2)' and honest(-3, -5, -1, 80, 50).startswith('it learns less')
 assert honest(3, 1, 5, 80, 50).startswith('it learns more') and honest(1, -9, 11, 80, 50).startswith("can't be told")
 assert 'neither has learned much' in honest(0, -1, 1, 55, 50) and 'one seed' in honest(0, nan, nan, 80, 50)
 
 # %% The clock on the wall starts before the folder is read, and stops after the last metric
 calls, now, kept = [], iter((1., 4.5)), list(lab.mine)
 class FakeLearner:
-    class recorder: values = [[.1, .2, .75]]
+    def validate(self, dl): return calls.append(('validate', len(dl))) or [.2, .75]
     def add_cbs(self, cbs): return self
     def no_bar(self): return planted()
     no_logging = no_bar
     def fine_tune(self, epochs, lr): calls.append(('fine_tune', epochs, lr))
 with planted(make_learner=lambda seed, bs: calls.append(('make', seed, bs)) or FakeLearner(), perf_counter=lambda: next(now),
-             wait_for=lambda d: calls.append('wait')):
+             wait_for=lambda d: calls.append('wait'), tests=[1, 2]):
     watched('tried', 7, lambda learn: calls.append('change'), 5)
-assert calls==[('make', 7, 5), 'change', ('fine_tune', epochs, lr), 'wait']
+assert calls==[('make', 7, 5), 'change', ('fine_tune', epochs, lr), 'wait', ('validate', 2)]
 assert (lab.mine[-1]['wall_s'], lab.mine[-1]['accuracy'], lab.mine[-1]['way'])==(3.5, .75, 'tried')
 lab.mine = kept
 
