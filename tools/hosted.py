@@ -13,8 +13,7 @@ repo = 'gpubench/gpubench'
 install = f'''# On Colab and Kaggle only: install gpubench and the labs' records. torch and the kernel stay.
 import os
 from importlib.util import find_spec
-hosts = {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}}
-if hosts & set(os.environ) and not find_spec('gpubench'):
+if {{'COLAB_RELEASE_TAG', 'KAGGLE_KERNEL_RUN_TYPE'}} & {{*os.environ}} and not find_spec('gpubench'):
     import subprocess, sys
     from importlib.metadata import version
     own = 'torch torchvision ipykernel jupyter_client traitlets'.split()
@@ -22,8 +21,7 @@ if hosts & set(os.environ) and not find_spec('gpubench'):
     print('Installing gpubench, which takes a minute or two. Kept unchanged:', ', '.join(kept))
     kit = 'gpubench-kit @ git+https://github.com/{repo}'
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', kit, *kept]).returncode:
-        raise RuntimeError('gpubench was not installed; see the message from pip above. '
-                           'torch is unchanged. On Kaggle, turn on Internet access.')'''
+        raise RuntimeError('See the message from pip above. On Kaggle, turn on Internet access.')'''
 
 def page_name(path): return path.relative_to(labs).with_suffix('').as_posix()    # '01_cpu_vs_gpu', 'deeper/02_crossover'
 

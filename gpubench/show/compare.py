@@ -22,11 +22,11 @@ from pandas.api.types import is_numeric_dtype
 from ..ground.core import is_number, machine_title, nearest
 from ..ground.curves import NO_INTERVAL
 from ..ground.record import FIELDS, record_rows, records_path
-from ..ground.series import (SETTINGS, is_known, own_settings, plain_value, ratios, rounds_of,
-                             setting_label, succeeded, varied_settings, way_labels,
+from ..ground.series import (ENOUGH_FRAC, SETTINGS, is_known, is_open, own_settings, plain_value,
+                             ratios, rounds_of, setting_label, succeeded, varied_settings, way_labels,
                              where_labels)
-from .wording import RUN_AGAIN, TOO_NOISY, fmt, fmt_list, is_noisy, verdict
-from ..ground.stats import Interval, compare_words
+from .wording import RUN_AGAIN, TOO_NOISY, fmt, fmt_list, verdict
+from ..ground.stats import Interval
 
 # %% ../../nbs/show/04_compare.ipynb #fbc679f5
 def _rows(records):
@@ -521,22 +521,25 @@ def comparison_text(comparison:pd.DataFrame)->str:
     return '\n'.join(text + [f'WARNING: {o}' for o in noise_warning(known)])
 
 # %% ../../nbs/show/04_compare.ipynb #plat0002
+def _enough_words(ratio): # of a size to the fastest
+    if not is_known(ratio.lo): return 'no interval'
+    return 'enough' if ratio.lo>=ENOUGH_FRAC else TOO_NOISY if is_open(ratio) else 'not enough'
+
 def batch_plateau(
     df:pd.DataFrame, # Visits, with `status`, `bs` and `images_per_s`
 )->tuple[list[int], pd.DataFrame]: # The sizes, none if too noisy to tell; each one's ratio to the fastest
-    "The batch sizes next to the fastest that aren't distinguishable from it"
+    "The fastest batch size and those next to it that are enough"
     visits = df.assign(round_id=rounds_of(df))[df.status.eq('ok')].dropna(subset='bs')
     visits = visits.astype(dict(bs=int))
     fastest = ratios(visits, 'bs').is_best.idxmax()
     ratio = ratios(visits, 'bs', base=fastest).ratio.drop(fastest)
-    words = {k: TOO_NOISY if is_noisy(o) and not o.is_distinct() else compare_words(o)
-             for k,o in ratio.items()}
+    words = {k: _enough_words(o) for k,o in ratio.items()}
     found, table = [fastest], pd.DataFrame({k: vars(o) | dict(verdict=words[k]) for k,o in ratio.items()}).T
     table = table.reindex(columns=['mid', 'lo', 'hi', 'verdict']).rename_axis('bs')
     smaller = sorted((k for k in words if k<fastest), reverse=True)
     for side in (smaller, sorted(k for k in words if k>fastest)):
         for k in side:
             if words[k] in (TOO_NOISY, 'no interval') and k<fastest: return [], table
-            if words[k]!='not distinguishable': break
+            if words[k]!='enough': break
             found.append(k)
     return sorted(found), table
