@@ -326,7 +326,8 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         done, noted = way.remedy.change(twin), note_compiling(twin)
         if watch: watch(twin)
         found = glance(twin, fit, n_epochs, *times_s, way.remedy.n_epochs)
-        if torch.cuda.is_initialized(): way.peak_bytes = torch.cuda.max_memory_allocated()
+        device = torch.device(twin.dls.device or 'cpu')
+        if device.type=='cuda': way.peak_bytes = torch.cuda.max_memory_allocated(device)
     except Exception as e:
         if way.remedy.kind=='stock' or not is_out_of_memory(e): raise
         way.failed = 'It takes more memory than is free.'
