@@ -3,8 +3,10 @@
     gain.py --out gain.json [--rows photos_4 sleeping] [--device cuda] [--quick]
 
 For each Learner, in a process of its own: `gain`, then a stock fit, `apply()` and the fit after it. Prints the
-predicted and the real seconds of both, if the sign of the advice was right, and what was named first."""
+predicted and the real seconds of both, if the sign of the advice was right, and what was named first; then how many
+predictions came true."""
 import json, subprocess, sys, tempfile
+from datetime import date
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
@@ -79,7 +81,7 @@ def run_row(name, device, quick):
         return perf_counter()-start_s
     out['stock_got_s'] = timed(make())
     found.apply(learn)
-    out['applied_got_s'] = timed(learn)
+    out |= dict(applied_got_s=timed(learn), applied=found.applied and found.applied.remedy.name)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
         i = predicted(o, found.noise)
         out |= {f'{k}_s': i.mid, f'{k}_lo': i.lo, f'{k}_hi': i.hi}
@@ -89,11 +91,20 @@ def table(rows):
     "Predicted against got, and what `gain` named first"
     df = pd.DataFrame(rows)
     for k in ('stock', 'applied'): df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
-    df['sign_right'] = (df.applied_s<df.stock_s)==(df.applied_got_s<df.stock_got_s)
+    df['sign_right'] = [o['applied_got_s']<o['stock_got_s'] if o['applied'] else None for o in rows]  # None: no advice
     df['holds'] = [o.applied_lo<=o.applied_got_s<=o.applied_hi for o in df.itertuples()]
     df['named_first'] = [o['named'] is None or o['named'] in o['reason'] for o in rows]
     return df[['row', 'gain_s', 'stock_s', 'stock_got_s', 'stock_off', 'applied_s', 'applied_got_s', 'applied_off', 'holds',
                'sign_right', 'named_first']]
+
+def came_true(rows):
+    "How many predictions did, as a sentence"
+    df, planted = table(rows), [o for o in rows if o['named']]
+    def near(k, frac): return f"{(df[f'{k}_off'].abs()<=frac).sum()} within {frac:.0%}"
+    return (f"Of {len(df)} Learners, stock: {near('stock', .1)}, {near('stock', .25)}; applied: {near('applied', .1)}, "
+            f"{near('applied', .25)}, {df.holds.sum()} within the interval; the sign was right in {df.sign_right.sum()} "
+            f"of {df.sign_right.count()}, the fault named first in {df.named_first[df.row.isin([o['row'] for o in planted])].sum()} "
+            f"of {len(planted)}.")
 
 def main():
     p = device_parser(__doc__)
@@ -112,6 +123,7 @@ def main():
                 continue
             rows.append(json.loads(Path(f'{folder}/row.json').read_text()))
         print(table(rows[-1:]).round(3).to_string(index=False, header=len(rows)==1), rows[-1]['reason'], sep='\n  ', flush=True)
-        write_json(args.out, device, rows=rows)
+        write_json(args.out, device, date=str(date.today()), rows=rows)
+    print(came_true(rows))
 
 if __name__=='__main__': main()

@@ -24,15 +24,19 @@ from .learner import own_callbacks
 
 # %% ../../nbs/run/14_breakdown.ipynb #c58fcf3a
 def clock_callbacks(learn, clock=perf_counter)->dict: # name -> s, while it trains and validates
-    "Keep time of each of the user's own callbacks"
+    "Keep time of each of the user's own callbacks, and of each metric"
     spent_s = defaultdict(float)
-    for cb in own_callbacks(learn):
-        kind = type(cb)
-        def __call__(self, event, kind=kind):
+    def clocked(f, name):
+        def call(*args):
             start_s = clock()
-            try: return kind.__call__(self, event)
-            finally: spent_s[kind.__name__] += clock()-start_s
-        cb.__class__ = type(kind.__name__, (kind,), dict(__call__=__call__, __module__=kind.__module__))
+            try: return f(*args)
+            finally: spent_s[name] += clock()-start_s
+        return call
+    for o in own_callbacks(learn):
+        kind = type(o)
+        call = clocked(kind.__call__, kind.__name__)
+        o.__class__ = type(kind.__name__, (kind,), dict(__call__=call, __module__=kind.__module__))
+    for o in learn.metrics: o.accumulate = clocked(o.accumulate, f'metric {o.name}')
     return spent_s
 
 # %% ../../nbs/run/14_breakdown.ipynb #1b686d70

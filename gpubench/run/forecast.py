@@ -33,17 +33,15 @@ class PartTimes:
     n_undecoded:float=0.  # Batches whose images no reader had decoded by then
     decoded_per_s:float=0. # Batches, between the looks
 
-    def seconds(self, later_batch_s=None): # of the whole part; `later_batch_s`: without decoding
+    def seconds(self, later_batch_s=None): # of the whole part; `later_batch_s`: of later epochs
         "How long the whole part takes"
         n_left = self.n_batches-self.n_seen
         if self.is_whole or n_left<=0: return self.seen_s
-        end_s = self.seen_s+n_left*self.batch_s
-        if not self.n_undecoded or not self.decoded_per_s: return end_s
-        decoded_s = self.seen_s+self.n_undecoded/self.decoded_per_s
-        if end_s<=decoded_s: return decoded_s
-        n_then = self.n_seen+(decoded_s-self.seen_s)/self.batch_s # batches that are trained by then
-        faster_s = min(self.batch_s, later_batch_s or self.batch_s)
-        return decoded_s+(self.n_batches-n_then)*faster_s
+        faster_s = min(self.batch_s, later_batch_s or self.batch_s) # without decoding and captures
+        if not self.n_undecoded or not self.decoded_per_s: return self.seen_s+n_left*faster_s
+        decoding_s = self.n_undecoded/self.decoded_per_s
+        n_meanwhile = min(n_left, decoding_s/self.batch_s)          # batches trained by then
+        return self.seen_s+decoding_s+(n_left-n_meanwhile)*faster_s
 
 # %% ../../nbs/run/12_forecast.ipynb #81a2434d
 @dataclass

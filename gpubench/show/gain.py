@@ -29,7 +29,7 @@ from ..data.item_tfms import random_states_kept
 from ..step.fast import SpeedUp
 from ..watch.timing import StepTimerCallback
 from ..run.sweep import is_out_of_memory
-from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_kind
+from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_kind, memory_line, size_text
 from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
@@ -48,6 +48,7 @@ class Way:
     visits:list=field(default_factory=list)  # Each a list of `FitTimes`
     noted:list=field(default_factory=list)   # Of each visit: `Compiling` or None
     took_s:list=field(default_factory=list)  # What each visit cost
+    peak_bytes:int=0                         # Of this process on a GPU, in the last visit
     failed:str=''                            # Why it couldn't be tried
     refused:dict=field(default_factory=dict) # Part of `speed_up` -> why it was off
 
@@ -85,13 +86,14 @@ def times_as_fast(stock, way, noise)->Interval:
 
 # %% ../../nbs/show/10_gain.ipynb #f6bff630
 class GotCallback(Callback):
-    "How long each fit takes, from the first callback to the last"
+    "How long each whole fit takes, from the first callback to the last"
     order, graph_safe = -1e9, 'counts'
     def __init__(self, device, clock=perf_counter): self.device, self.clock, self.fits = device, clock, []
     def before_fit(self):
-        if not self.learn.lock.locked(): self.start_s = self.clock()
+        if not self.learn.lock.locked(): self.start_s, self.is_whole = self.clock(), True
+    def after_cancel_fit(self): self.is_whole = False       # such as lr_find
     def after_fit(self):
-        if self.learn.lock.locked(): return
+        if self.learn.lock.locked() or not self.is_whole: return
         wait_for(self.device)
         self.fits.append((self.learn.n_epoch, self.clock()-self.start_s))
 
@@ -107,12 +109,17 @@ class Gain:
             self.items, self.batches = item_costs(dl), batch_costs(dl)
             self.device, self.n_workers = torch.device(dl.device or 'cpu'), n_workers_of(dl)
         self.not_copied = [type(o).__name__ for o in own_callbacks(learn) if not can_copy(o, learn)] if isinstance(learn, Learner) else []
-        self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
+        self.noise, self.got_cb, self.applied, self._line = pooled(self.ways), None, None, None
     @property
     def stock(self): return self.ways[0]
     @property
     def n_epochs(self): return self.stock.visits[0][-1].n_epochs
     def times(self, way): return times_as_fast(self.stock, way, self.noise)
+    def how(self, way):
+        "What the user does, and what it does to memory"
+        if way is self.best: return 'apply()'
+        if not (way.remedy.about=='batch' and way.peak_bytes): return way.remedy.how
+        return f'{way.remedy.how}; {size_text(way.peak_bytes)} of GPU memory instead of {size_text(self.stock.peak_bytes)}'
     def least(self, way): # Times as fast that a way is at least; above 1, it's a finding
         return self.times(way).lo
     def most(self, *kinds): # A `Way`, or None
@@ -122,11 +129,15 @@ class Gain:
     @property
     def best(self): return self.most('all', 'part') # what `apply` does
     @property
-    def got(self): # (predicted `Interval`, s) or None
-        "The last fit since `apply`, beside its prediction"
-        fits, n = self.got_cb.fits if self.got_cb else [], len(self.stock.visits[0])
-        if len(fits)<n: return None
-        return predicted(self.applied or self.stock, self.noise, fits[-1][0]), sum(s for _,s in fits[-n:])
+    def fits(self): # [(predicted `Interval`, s)]
+        "The fits since `apply`, beside their predictions"
+        found, n = self.got_cb.fits if self.got_cb else [], len(self.stock.visits[0]) # 'fine_tune' has two
+        whole = [found[i:i+n] for i in range(0, len(found)-n+1, n)]
+        return [(predicted(self.applied or self.stock, self.noise, o[-1][0]), sum(s for _,s in o)) for o in whole]
+    @property
+    def got(self): return self.fits[-1] if self.fits else None
+    @property
+    def n_missed(self): return sum(not i.holds(s) for i,s in self.fits)
 
 # %% ../../nbs/show/10_gain.ipynb #bd49ab2c
 NO_DIFFERENCE = 'no difference that this minute can show'
@@ -153,7 +164,7 @@ def _verdict(gain, way):
 def to_df(self:Gain)->pd.DataFrame:
     "`what`, `fit_s` with its interval, `times` as fast, `how`; `got_s` after `apply` and a fit"
     rows = [dict(what=o.remedy.name, fit_s=_fmt(predicted(o, self.noise)), times_as_fast=_verdict(self, o),
-                 how='apply()' if o is self.best else o.remedy.how) for o in self.ways]
+                 how=self.how(o)) for o in self.ways]
     df = pd.DataFrame(rows)
     if self.got:
         is_applied = [o is (self.applied or self.stock) for o in self.ways]
@@ -200,7 +211,9 @@ def refusal(self:Gain)->str:
 def headline(self:Gain)->str:
     "The answer in a sentence or two"
     n, now = self.n_epochs, _fmt(predicted(self.stock, self.noise), ' s')
-    if self.got: return f"The last fit took {self.got[1]:.3g} s, and {_fmt(self.got[0], ' s')} were predicted."
+    if self.got:
+        missed = f' Of {len(self.fits)} fits, {self.n_missed} came outside of what was predicted.' if self.n_missed else ''
+        return f"The last fit took {self.got[1]:.3g} s, and {_fmt(self.got[0], ' s')} were predicted.{missed}"
     what = f"fine_tune({n}) takes" if self.fit=='fine_tune' else f"{n} epoch{'s'*(n!=1)} take{'s'*(n==1)}"
     text = f'{what} {now} here. '
     if self.best:
@@ -236,39 +249,51 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
 def as_dict(self:Gain)->dict:
     "A record: the machine, each visit's prediction, where the time goes, what came"
     found = dict(machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit), sentence=self.sentence(),
-                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))], took_s=o.took_s)
-                       for o in self.ways], failed=self.failed, epoch=self.now.to_dict('records'),
+                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))], took_s=o.took_s,
+                            peak_bytes=o.peak_bytes) for o in self.ways], failed=self.failed, epoch=self.now.to_dict('records'),
                  items_ms=self.items, batches_ms=self.batches)
-    if self.got: found |= dict(predicted_s=[self.got[0].mid, self.got[0].lo, self.got[0].hi], got_s=self.got[1],
-                               holds=self.got[0].holds(self.got[1]))
-    return found
+    fits = [dict(predicted_s=[i.mid, i.lo, i.hi], got_s=s, holds=i.holds(s)) for i,s in self.fits]
+    applied = self.applied.remedy.name if self.applied else None
+    return found | dict(applied=applied, fits=fits, n_missed=self.n_missed)
 
 # %% ../../nbs/show/10_gain.ipynb #6f7ead7e
+def _release(twin): # Graphs and what was decoded
+    for o in [*twin.cbs]:
+        if hasattr(o, 'release'): o.release()
+
 @patch
 def memory(self:Gain):
     "What takes the memory of a step, by kind: a `MemoryByKind`"
+    free_memory() # of other twins
     return memory_by_kind(self.make())
 @patch
 def largest_batch(self:Gain, on_8gb=False): # 'on_8gb': on a card of 8 GB instead of in what is free here
     "The largest batch that fits: a `LargestBatch`"
-    return largest_batch(self.make, GPU_8GB_BYTES if on_8gb else None)
+    if not self._line: self._line = memory_line(self.make)
+    return largest_batch(self.make, GPU_8GB_BYTES if on_8gb else None, self._line)
 @patch
 def idle(self:Gain)->pd.DataFrame:
     "Where the device is idle in a step, by cause (`gpubench.run.idle`)"
     return idle_by_cause(self._profile())
 @patch
 def trace(self:Gain, path)->Path:
-    "Write 20 steps as a file that https://ui.perfetto.dev shows; `.gz` compresses it"
+    "Write 20 steps as a file for https://ui.perfetto.dev, which works offline once visited, or chrome://tracing"
     return write_trace(self._profile(ops=True), path)
 @patch
 def _profile(self:Gain, **kwargs):
     twin = self.make()
-    with twin.no_bar(), twin.no_logging(): return profile_steps(twin, **kwargs)
+    try:
+        with twin.no_bar(), twin.no_logging(): return profile_steps(twin, **kwargs)
+    finally: _release(twin)
 
 # %% ../../nbs/show/10_gain.ipynb #078ba7c5
 def _table(df): # for the template
     def text(x): return f'{x:.3g}' if isinstance(x, float) else '' if x is None else str(x)
     return dict(head=[str(o).replace('_', ' ') for o in df], blocks={'': [[*map(text, o)] for o in df.itertuples(index=False)]})
+
+def _said(f, *args): # On a GPU nearly full, or with kernels that take no larger batch
+    try: return str(f(*args))
+    except RuntimeError as e: return str(e).splitlines()[0]
 
 @patch
 def to_html(self:Gain, path='gain.html')->Path:
@@ -278,9 +303,8 @@ def to_html(self:Gain, path='gain.html')->Path:
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
     more |= {'Where a step is idle': self.idle(), 'What takes the memory': self.memory().to_df()}
     if self.device.type=='cuda':
-        here = self.largest_batch()
-        there = largest_batch(self.make, GPU_8GB_BYTES, here.line)
-        more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=[str(here), str(there)]))}
+        found = [_said(self.largest_batch, o) for o in (False, True)]
+        more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=found))}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.reason()+self.refusal(),
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},
@@ -295,10 +319,6 @@ def to_html(self:Gain, path='gain.html')->Path:
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones
 MIN_WAITING, MAX_WAITING = 1.03, 2. # stock's time against that without waits for images
 
-def _release(twin):
-    for o in [*twin.cbs]:
-        if hasattr(o, 'release'): o.release()
-
 def visit(way, make, fit, n_epochs, times_s, watch=None):
     "Try a way on a new twin for a few seconds"
     start_s, twin = perf_counter(), make()
@@ -306,6 +326,8 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         done, noted = way.remedy.change(twin), note_compiling(twin)
         if watch: watch(twin)
         found = glance(twin, fit, n_epochs, *times_s, way.remedy.n_epochs)
+        device = torch.device(twin.dls.device or 'cpu')
+        if device.type=='cuda': way.peak_bytes = torch.cuda.max_memory_allocated(device)
     except Exception as e:
         if way.remedy.kind=='stock' or not is_out_of_memory(e): raise
         way.failed = 'It takes more memory than is free.'
