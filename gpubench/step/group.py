@@ -16,7 +16,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic_ns, sleep
@@ -24,7 +24,7 @@ from time import monotonic_ns, sleep
 import torch
 import torch.distributed as dist
 
-from ..ground.core import n_cores, pick_device, user_place
+from ..ground.core import end_process, n_cores, pick_device, user_place
 
 # %% ../../nbs/step/11_group.ipynb #8ea30bdb
 _TIMEOUT_S = 300 # after which a rank gives up waiting for another
@@ -194,10 +194,7 @@ def launch(
         with (folder/'out').open('wb') as out, (folder/'err').open('wb') as err:
             agent = subprocess.Popen(command, env=env, stdout=out, stderr=err)
             try: agent.wait()
-            finally:
-                agent.terminate() # it ends its ranks; if it's killed below, they notice and exit
-                with suppress(subprocess.TimeoutExpired): agent.wait(5)
-                agent.kill()
+            finally: end_process(agent, ask_s=5) # it ends its ranks; if it's killed, they notice and exit
         print((folder/'out').read_text(errors='replace'), end='')
         files = sorted(folder.glob('*.rank'), key=lambda o: int(o.stem))
         if agent.returncode or len(files)<n_local: raise _failure(folder, n_devices, agent.returncode)
