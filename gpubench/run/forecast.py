@@ -28,7 +28,7 @@ class PartTimes:
     n_batches:float       # In the whole part; the last one may be a fraction
     n_seen:int=0          # Batches in the glance
     seen_s:float=0.       # Its time
-    batch_s:float=0.      # Between its two looks, per batch
+    batch_s:float=0.      # Between its looks, per batch
     is_whole:bool=False   # Did the part end by itself?
     n_undecoded:float=0.  # Batches whose images no reader had decoded by then
     decoded_per_s:float=0. # Batches, between the looks
@@ -123,7 +123,8 @@ class GlanceCallback(Callback):
     def now(self):
         wait_for(self.device)
         return self.clock()
-    def begin(self, start_s): self.start_s, self.n, self.look, self.stop = start_s, 0, None, None
+    def begin(self, start_s):
+        self.start_s, self.n, self.looks, self.stop = start_s, 0, [(0, 0, 0.)], None
     def look_now(self): # batches that were trained and that were decoded, and when
         return self.n, self.decoded.n_read if self.decoded else 0, self.now()-self.start_s
     def before_fit(self):
@@ -160,10 +161,11 @@ def after_batch(self:GlanceCallback):
     if self.loader is None or not self.is_in_fit: return
     self.n += 1
     took_s = self.clock()-self.start_s
-    is_stretched = took_s>=MAX_STRETCH*self.first_s
-    if self.look is None and took_s>=LOOK_FROM*self.limit_s and self.n>=self.n_ahead:
-        self.look = self.look_now()
-    if is_stretched or self.look and took_s>=self.limit_s and self.n>=self.look[0]+self.n_between:
+    is_going = took_s>=LOOK_FROM*self.limit_s and self.n>=self.n_ahead
+    if self.n==1 or is_going and len(self.looks)==2: self.looks.append(self.look_now())
+    is_stretched = took_s>=MAX_STRETCH*self.first_s and self.n>self.n_between
+    has_looked = len(self.looks)==3 and self.n>=self.looks[-1][0]+self.n_between
+    if is_stretched or has_looked and took_s>=self.limit_s:
         self.stop = self.look_now()         # before workers and readers are ended
         end_workers(self.loader)
         raise CancelTrainException() if self.learn.training else CancelValidException()
@@ -173,14 +175,14 @@ def close(self:GlanceCallback, parts):
     "The part has ended, and so have its workers, which a whole part has to end, too"
     end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
     is_whole = self.n>=n_all
-    n, read, s = self.look or (0, 0, 0.)
     n_end, read_end, end_s = end if is_whole or not self.stop else self.stop
+    n, read, s = next((o for o in self.looks[::-1] if n_end-o[0]>=self.n_between), self.looks[0])
     seen_s = end_s if self.decoded else end[-1] # readers go on in a whole part
     part = PartTimes(n_all, min(n_end, n_all), seen_s, (end_s-s)/max(1, n_end-n), is_whole)
     if self.decoded and not is_whole:
         if not parts: self.orders[id(dl.dataset)].limit = n_end*dl.bs
         part.n_undecoded = max(0, len(dl.dataset)-read_end)/dl.bs
-        if self.look: part.decoded_per_s = (read_end-read)/dl.bs/(end_s-s)
+        part.decoded_per_s = (read_end-read)/dl.bs/(end_s-s)
     parts.append(part)
     self.loader = None
     self.begin(self.start_s+end[-1])
