@@ -3,6 +3,8 @@ import os
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 
@@ -321,3 +323,16 @@ def test_a_captured_step_accumulates_and_clips(name):
     stock, ours = ([*o.model.parameters()] for o in learners)
     assert_close(stock, ours, 1e-5)
     assert_close(*(state(o.opt) for o in learners), 1e-4)
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='Windows forks nothing')
+def test_a_fork_waits_for_a_build_but_not_a_builders_own(monkeypatch):
+    def fork():
+        if not (pid := os.fork()): os._exit(0)
+        os.waitpid(pid, 0)
+    with ThreadPoolExecutor(1, optim._BUILDER) as pool:
+        def build():
+            fork()                   # which would wait for itself
+            time.sleep(.5)
+        monkeypatch.setattr(optim, '_builds', [pool.submit(build)])
+        fork()
+        assert optim._builds[0].done()
