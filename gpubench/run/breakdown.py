@@ -75,6 +75,7 @@ def epoch_table(
     fit,    # `FitTimes`
     steps,  # Rows of a `StepTimerCallback` that was there
     spent_s={}, # As `clock_callbacks` returns it
+    n_clocked=1, # Batches that it is of
 )->pd.DataFrame: # `what`, `s` of an epoch, `share` of it; callbacks are parts of the rows above
     "Where a later epoch's time goes, or that of the only one"
     train_s, valid_s = fit.epoch_s(1)
@@ -83,6 +84,6 @@ def epoch_table(
     rows = {'start of the epoch': train_s-batches_s}
     rows |= {PHASE_NAMES[k]: batches_s*v/means.step_ms for k,v in means.items() if k!='step_ms'}
     rows |= {'validation': valid_s}
-    seen_s = sum(o.seen_s for o in [*fit.train, *fit.valid])
-    rows |= {f'  of it in {k}': (train_s+valid_s)*v/seen_s for k,v in spent_s.items()}
+    n_batches = sum(o[-1].n_batches for o in (fit.train, fit.valid) if o)
+    rows |= {f'  of it in {k}': n_batches*v/n_clocked for k,v in spent_s.items()}
     return pd.DataFrame([dict(what=k, s=v, share=v/(train_s+valid_s)) for k,v in rows.items()])

@@ -421,14 +421,16 @@ def _measure(make, learn, fit, n_epochs, own, bar):
             bar.set_description(o.remedy.name)
             visit(o, make, fit, n_epochs, times_s, watch)
             bar.update()
-    def warm_up(way, watch=None): # kernels are loaded when a process first needs them
+    def warm_up(way, watch=None): # kernels are loaded when a process first needs them; number of batches
         look(way, watch=watch)
+        n = sum(o.n_seen for fits in way.visits for fit in fits for o in fit.train+fit.valid)
         way.visits.clear(), way.noted.clear()
+        return n
     def with_timers(twin):
         twin.add_cb(timer)
         spent_s.append(clock_callbacks(twin))
     stock, limit, *others = map(Way, remedies(learn))
-    warm_up(stock, with_timers)
+    n_clocked = warm_up(stock, with_timers)
     timer.learn = None                                      # the twin may go
     look(stock, limit, limit, stock)
     tried = worth_trying(stock, limit, others)
@@ -440,5 +442,5 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     ways += (together := _together(ways))
     look(*together, *together)
     ways += compiled(ways)+second_gpu(stock, limit, learn)
-    now = epoch_table(stock.visits[-1][-1], timer.to_df(), spent_s[0])
+    now = epoch_table(stock.visits[-1][-1], timer.to_df(), spent_s[0], n_clocked)
     return Gain(make, own, fit, ways, now, learn.dls.train)
