@@ -195,7 +195,7 @@ def bringing(self:Gain)->str:
     "What takes most of the time that batches need before they are trained, and which transform most of that"
     now = self.now.set_index('what').s
     what = max((o for o in BRINGING if o in now), key=now.get)
-    costs, of = {'wait for data': (self.items, 'item'), 'transforms': (self.batches, 'batch')}.get(what, ({}, ''))
+    costs, of = (self.batches, 'batch') if what=='transforms' else ({}, '') if what=='copy' else (self.items, 'item')
     slowest = max(costs, key=costs.get, default=None)
     more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
     about = dict(device=self.device.type, n_cores=n_cores(), n_workers=self.n_workers)
