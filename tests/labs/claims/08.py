@@ -72,4 +72,4 @@ assert noted['eager_ms']>0 and noted['replayed_ms']>0
 with torch.no_grad():
     x.copy_(torch.rand_like(x))
     replay()
-    assert torch.allclose(out, net(x), atol=1e-4)
+    assert torch.allclose(pred, net(x), atol=1e-4)
