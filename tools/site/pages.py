@@ -72,7 +72,8 @@ def pages_of(cell):
 def change(app, docname, source):
     "Sphinx's `source-read`: the text of a page before it is parsed"
     source[0] = remote_image.sub(r'\1', source[0])
-    source[0] = predict_link.sub(r'<a href="\2">\1</a>', source[0])    # in the README: a page that isn't made from a document
+    root = '../'*docname.count('/')
+    source[0] = predict_link.sub(rf'<a href="{root}\2">\1</a>', source[0])    # to a page that isn't made from a document
     if docname==app.config.root_doc: source[0] += ''.join(contents(app.srcdir, *o) for o in chapters.items())
     if app.env.doc2path(docname).suffix=='.ipynb':
         nb = nbformat.reads(source[0], 4)
