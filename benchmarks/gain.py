@@ -99,12 +99,11 @@ def table(rows):
 
 def came_true(rows):
     "How many predictions did, as a sentence"
-    df, planted = table(rows), [o for o in rows if o['named']]
+    df, named = table(rows), [o['named'] in o['reason'] for o in rows if o['named']]
     def near(k, frac): return f"{(df[f'{k}_off'].abs()<=frac).sum()} within {frac:.0%}"
     return (f"Of {len(df)} Learners, stock: {near('stock', .1)}, {near('stock', .25)}; applied: {near('applied', .1)}, "
             f"{near('applied', .25)}, {df.holds.sum()} within the interval; the sign was right in {df.sign_right.sum()} "
-            f"of {df.sign_right.count()}, the fault named first in {df.named_first[df.row.isin([o['row'] for o in planted])].sum()} "
-            f"of {len(planted)}.")
+            f"of {df.sign_right.count()}, the fault named first in {sum(named)} of {len(named)}.")
 
 def main():
     p = device_parser(__doc__)

@@ -17,6 +17,7 @@ from time import perf_counter
 
 import pandas as pd
 import torch
+from fastcore.basics import noop
 from gpubench.ground.core import open_nvml
 from gpubench.ground.stats import median_ci
 from gpubench.watch.nvml import ask_nvml, find_gpu
@@ -28,9 +29,7 @@ FEW, MANY, MANY_PIPED = 4, 256_000_000, 64_000_000    # bytes
 TWICE = 'memory', 'GPU memory'                        # read and written in the same place
 PIPED = 'message to a process', 'cached file'
 
-def nothing(): pass
-
-def seconds(act, n, wait=nothing):
+def seconds(act, n, wait=noop):
     "Of one of n calls in a row, with one wait for all of them"
     wait()
     start = perf_counter()
@@ -38,7 +37,7 @@ def seconds(act, n, wait=nothing):
     wait()
     return (perf_counter()-start)/n
 
-def both(few, many, n, wait=nothing):
+def both(few, many, n, wait=noop):
     "A link's two measurements: of few bytes, waited for each time, and of many"
     def one():
         few()
@@ -50,7 +49,7 @@ def tensor(n_bytes, device='cpu', pinned=False):
     x = torch.ones(n_bytes, dtype=torch.uint8, device=device)
     return x.pin_memory() if pinned else x
 
-def copies(src, to, n=50, wait=nothing):
+def copies(src, to, n=50, wait=noop):
     few, many = (partial(tensor(o, **to).copy_, tensor(o, **src)) for o in (FEW, MANY))
     return both(few, many, n, wait)
 

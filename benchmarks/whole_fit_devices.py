@@ -25,9 +25,6 @@ from whole_fit_run import EpochClockCallback, Laps, compiler_cache
 
 WAYS = 'stock', 'speed_up'
 
-def n_decoded(sped_up):
-    return next((sum(d.n_decoded for d in o.decoded.values()) for o in sped_up.learn.cbs if hasattr(o, 'decoded')), None)
-
 def train(device, name, way, seed, quick):
     "Seconds of this process, its epochs, what it decoded, and the metrics"
     row, found, clock = ROWS[name], {}, EpochClockCallback(device)
@@ -49,7 +46,7 @@ def train(device, name, way, seed, quick):
     wait_for(device)
     laps.end()
     found['metrics'] = dict(zip(learn.recorder.metric_names[1:], learn.recorder.values[-1]))
-    if way!='stock': found |= dict(n_decoded=n_decoded(sped_up), table=str(sped_up))
+    if way!='stock': found |= dict(n_decoded=sum(o.n_decoded for o in learn.feed.decoded.values()), table=str(sped_up))
     return found | clock.seconds
 
 def run(name, way, seed, n, device, quick):

@@ -300,12 +300,12 @@ def cudnn_text(number:int|None)->str|None:
 def end_process(
     process,      # A `Popen` or a multiprocessing `Process`; None if only its group is left
     pid=None,     # Its process ID, if there is no `process`
-    ask_s=0.,     # Seconds that it has to end by itself, after SIGTERM
+    ask_s=0.,     # Seconds that a `Popen` has to end by itself, after SIGTERM
 ):
     "End a process and all that it started in its group, even if it has ended itself; doesn't wait"
     if ask_s:
         process.terminate()
-        with suppress(TimeoutExpired): getattr(process, 'join', process.wait)(ask_s)
+        with suppress(TimeoutExpired): process.wait(ask_s)
     try: os.killpg(pid or process.pid, signal.SIGKILL)
     except (OSError, AttributeError):  # it has no group, or not yet; Windows has none
         if process: process.kill()
