@@ -37,7 +37,7 @@ of_it = saved.peak_mib/saved.peak_mib.iloc[0]
 assert of_it['recompute layer1']<.9 and of_it['recompute each of their blocks']<of_it['recompute all of these']
 
 # %% Over a step, memory climbs in the forward pass and comes down in the backward pass; the peak lies in between
-forward, backward = (o-start for o in ends)
+forward, backward = (o-start for o in phase_ends)
 assert line.iloc[forward-1]>2*line.iloc[0] and line.iloc[backward]<line.iloc[0]*1.1 and forward<=line.idxmax()<(forward+backward)/2
 assert line.max()==approx(peaks[bs], rel=.01) and line.iloc[backward:].max()<line.max()/2
 
