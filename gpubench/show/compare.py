@@ -314,7 +314,7 @@ class Pair:
         return found.ratio.get('b', NO_INTERVAL)
 
     def time(self)->dict:
-        "How many times faster `b` is, by which quantity, and whether the ratio is fair"
+        "How many times as fast `b` is, by which quantity, and whether the ratio is fair"
         a, b, r, of = self.a, self.b, NO_INTERVAL, None
         warned = work_warnings(a, b)
         why_none = ' and '.join(filter(None, [a.why_unusable(b), b.why_unusable(a)]))
@@ -331,7 +331,7 @@ class Pair:
 
     def less(self, what:str, r:Interval, n_visits)->dict: # 'energy' or 'money'
         "The columns of a ratio of costs"
-        words = verdict(r, n_visits, words=('less', 'more')) if is_known(r.mid) else '–'
+        words = verdict(r, n_visits, is_cost=True) if is_known(r.mid) else '–'
         return {f'{what}_ratio': r.mid, f'{what}_lo': r.lo, f'{what}_hi': r.hi, f'{what}_verdict': words}
 
 # %% ../../nbs/show/04_compare.ipynb #a3c0de03

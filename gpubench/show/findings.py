@@ -175,18 +175,18 @@ def _best_paragraph(series, best, largest):
     if largest==best.bs: out.append(NO_LARGER)
     over = best.sizes | best.aside
     words = {o: compare_words(r) for o,r in over.items()}
-    def is_than(o): return f'{verdict(over[o], with_level=True)} than batch {best.bs}'
+    def compared(o): return f'{verdict(over[o], with_level=True)} as batch {best.bs}'
     larger, smaller = [o for o in best.sizes if o>best.bs], [o for o in best.sizes if o<best.bs]
     idle = [o for o in larger if words[o]=='slower' or best.is_sure and words[o]=='not distinguishable']
     if idle:
         gain = 'gains' if len(idle)==1 else 'gain'
         out.append(f"{start_sentence(_batch_phrase(idle))} {gain} nothing measurable.")
     told = [o for o in larger if words[o]=='faster'] + [o for o in smaller[-1:] if words[o]=='slower']
-    out += [f"Batch {o} is {is_than(o)}." for o in told]
+    out += [f"Batch {o} is {compared(o)}." for o in told]
     perhaps = [o for o in smaller if best.is_sure and words[o]=='not distinguishable']
     if perhaps: out.append(f'Perhaps {_batch_phrase(perhaps)} is enough, too.')
     beyond = [o for o,r in best.aside.items() if words[o]=='faster' and r.mid>1/ENOUGH_FRAC]
-    out += [f"In images per second, batch {o} is {is_than(o)}, but it leaves out too many images of this "
+    out += [f"In images per second, batch {o} is {compared(o)}, but it leaves out too many images of this "
             "set; try it on a larger one." for o in beyond[-1:]]
     return ' '.join(out)
 
@@ -222,12 +222,12 @@ def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched r
 
 # %% ../../nbs/show/05_findings.ipynb #db8960bf
 def _speed_sentence(r, n_visits, a, b, workload, when):
-    "'At batch 64, B trains W 3 times faster (2.9 to 3.1, 95 %) than A.'"
+    "'At batch 64, B trains W 3 times as fast (2.9 to 3.1, 95 %) as A.'"
     words, _, why = verdict(r, n_visits, True).partition('; ')
     if words==TOO_NOISY: return f'{when}, {b} and {a} are {TOO_NOISY} apart on {workload}.'
     if words=='not distinguishable':
         return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_ends(r, 'times')})."
-    return f"{when}, {b} trains {workload} {words} than {a}{f' ({why})' if why else ''}."
+    return f"{when}, {b} trains {workload} {words} as {a}{f' ({why})' if why else ''}."
 
 def row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
 
@@ -258,7 +258,7 @@ def _same_size_sentences(rows, a, b):
 
 @patch
 def speedups(self:Workload)->list[str]:
-    "How much faster each device is than the baseline, and where it isn't"
+    "How many times as fast as the baseline each device is, and where it's slower"
     out, pairs = [], self.comparison.groupby(PAIR)
     for (where_a,where_b,how),rows in pairs:
         first, own, parts = rows.iloc[0], self.at_own_best(rows), []
@@ -301,7 +301,7 @@ def settings_to_take(self:Workload)->list[str]:
         kind, do = what_to_do('Take', pick, than, found.ratio, is_sure, at)
         words = verdict(found.ratio, (found.n, found.n_base), True)
         if kind!='recommended': out.append(do)
-        elif found.ratio.is_distinct(): out.append(f'{do[:-1]}: {words} than {than}.')
+        elif found.ratio.is_distinct(): out.append(f'{do[:-1]}: {words} as {than}.')
         else: out.append(f"{do} No gain from {than} is shown ({fmt_ends(found.ratio, 'times as fast')}).")
     return out
 
@@ -386,7 +386,7 @@ def energy_uses(self:Workload)->list[str]:
                 f"{fmt_interval(median_ci(rows.epoch_j[rows.bs==best]), 'J')}, an image {fmt(image_j[best], 'mJ', 1e3)}")
         if best!=worst:
             found = ratios(rows, 'bs', base=best, of='image_j').loc[worst]
-            more = verdict(found.ratio, (found.n_base, found.n), True, words=('less', 'more'))
+            more = verdict(found.ratio, (found.n_base, found.n), True, is_cost=True)
             text += (f', the least measured; at batch {fmt_bs(worst)}, an image takes '
                      f"{fmt(image_j[worst], 'mJ', 1e3)}: {more}")
         out.append(f'{text}.')

@@ -38,7 +38,7 @@ from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from .report import machine_table, render
-from .wording import PARTS, TOO_NOISY, is_noisy
+from .wording import PARTS, TOO_NOISY, fmt_bound, is_noisy
 
 # %% ../../nbs/show/10_gain.ipynb #71904193
 @dataclass
@@ -150,8 +150,7 @@ def _fmt(i, unit=''):
 
 def times_text(i): # An interval wholly on one side of 1 is a finding, however wide it is
     if not i.is_distinct(): return NO_DIFFERENCE
-    if not is_noisy(i): return _fmt(i)
-    return f'at least {i.lo:.2g}' if i.lo>1 else f'at most {i.hi:.2g}'
+    return fmt_bound(i) if is_noisy(i) else _fmt(i)
 
 def _verdict(gain, way):
     if way is gain.stock: return ''

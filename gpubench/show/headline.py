@@ -31,7 +31,7 @@ def _first_fitting(*texts):
     return next((o for o in texts if len(o.split())<=_MAX_HEADLINE_WORDS), texts[-1])
 
 def _verdict_words(r, n_visits):
-    "'3.4 times faster (2.5 to 4.6)', or that there is no interval"
+    "'3.4 times as fast (2.5 to 4.6)', or that there is no interval"
     words, _, why = verdict(r, n_visits).partition('; ')
     return f'{words} (no interval)' if why else words
 
@@ -43,7 +43,7 @@ def speed_headline(work:Workload)->Headline|None:
         words = _verdict_words(r, n)
         same = words==TOO_NOISY or words=='not distinguishable'
         if words=='not distinguishable': words += f' ({fmt_ends(r)})'
-        def text(a, b, trains): return f'{b} and {a} are {words}.' if same else f'{b} {trains} {words} than {a}.'
+        def text(a, b, trains): return f'{b} and {a} are {words}.' if same else f'{b} {trains} {words} as {a}.'
         a, b = (device_phrase(first[o]) for o in ('where_a', 'where_b'))
         texts = [start_sentence(text(a, b, o)) for o in (f'trains {work.name}', 'is')]
         short = text('the baseline', 'The other device', 'is')
@@ -58,8 +58,8 @@ def settings_headline(work:Workload)->Headline|None:
         if found.ratio.holds(1) and words!=TOO_NOISY: words = f'no gain from {than} ({fmt_ends(found.ratio)})'
         take = f'Take {pick}: {words}'
         if not is_sure: take = f'Measure again: {pick} or {than} ({fmt_ends(found.ratio)})'
-        texts = [f'{take} than {than}.'] if is_sure and found.ratio.is_distinct() else []
-        short = f'The settings to take are {words} than those with the fewest changes.'
+        texts = [f'{take} as {than}.'] if is_sure and found.ratio.is_distinct() else []
+        short = f'The settings to take are {words} as those with the fewest changes.'
         if not is_sure: short = f'Measure again: no settings are shown to be enough ({fmt_ends(found.ratio)}).'
         return Headline(_first_fitting(*texts, f'{take}.', short), work.name, 'settings_to_take', visits, 'how')
 

@@ -191,7 +191,7 @@ def table(self:Comparison, rows)->dict: # Heading -> texts
     each, base, visits = [*rows.itertuples()], self.base.name, self.visits(rows)
     def n_visits(o): return fmt_count(o.n_visits) + (f', {o.n_failed} failed' if o.n_failed else '')
     columns = {'machine': [*rows.machine], 'visits': [*map(n_visits, each)],
-               'times faster': ['1: the base' if o.machine==base else _ratio_text(o) for o in each]}
+               'times as fast': ['1: the base' if o.machine==base else _ratio_text(o) for o in each]}
     for k,(heading,*_) in _SHOWN.items():
         columns[heading] = [_text(getattr(o, k), k, visits[o.machine]) for o in each]
     columns['images'] = [*map(fmt_count, rows.n_images)]

@@ -377,7 +377,7 @@ def plot_speedup(
     ax:Axes|None=None,       # Where to draw; a new figure by default. Alone in it, as high as needed
     title:str|None=None,     # Above the axes; the two sides by default
 )->Axes:
-    "How many times faster: a bar per configuration with its interval, from the line at 1"
+    "How many times as fast: a bar per configuration with its interval, from the line at 1"
     need_columns(comparison, 'speedup', 'lo', 'hi', 'verdict')
     ax, (labels, sides) = new_axes(ax, figsize=(5.4, 1)), _ratio_labels(comparison)
     make_room(ax, 1.7+(.52+.17*max(o.count('\n') for o in labels))*len(labels))
@@ -390,7 +390,7 @@ def plot_speedup(
     ax.set_xticks(ticks, labels=[f'{o:g}' for o in ticks])
     ax.set_xticks([], minor=True)
     ax.set(xlim=(start, end), ylim=(len(labels)-.5, -.85), yticks=[],
-           xlabel='times faster (right of 1) or slower (left of 1), log scale')
+           xlabel='times as fast, log scale')
     ax.grid(False, axis='y')
     ax.spines['left'].set_visible(False)
     machines = comparison.reindex(columns=['machine_a', 'machine_b']).melt().value.dropna().unique()

@@ -16,7 +16,7 @@ def test_cpu_beside_gpu():
     assert (c.bs.tolist(), c.where_a.unique().tolist(), c.where_b.unique().tolist())==([16, 64], ['CPU'], ['GPU'])
     assert c.same_work.all() and (c.warning=='').all() and (c.ratio_of=='epoch_s').all()
     assert (c.lo<c.speedup).all() and (c.speedup<c.hi).all() and (c.level==.95).all()
-    assert re.fullmatch(r'[\d.]+ times faster \([\d.]+ to [\d.]+\)', c.verdict[1])
+    assert re.fullmatch(r'[\d.]+ times as fast \([\d.]+ to [\d.]+\)', c.verdict[1])
 
 
 def test_the_other_way_round_is_the_inverse():

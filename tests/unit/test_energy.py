@@ -209,4 +209,4 @@ def test_compare_says_energy_and_money(tmp_path):
     from gpubench.cli import cli
     for o in visits((64,), cpu_energy_j_per_image=.02): append_record(tmp_path/'both', o)
     said = CliRunner().invoke(cli, ['compare', str(tmp_path/'both'), '--price-per-hour', 'gpu=2', '--price-per-hour', 'cpu=.1'])
-    assert said.exit_code==0 and '      energy (GPU and CPU together): 1.20 times more' in said.stdout and 'money: ' in said.stdout
+    assert said.exit_code==0 and '      energy (GPU and CPU together): 1.20 times as much' in said.stdout and 'money: ' in said.stdout

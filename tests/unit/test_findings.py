@@ -30,7 +30,7 @@ def test_the_smallest_batch_that_is_enough():
 
 def test_a_larger_batch_that_does_gain_is_named():
     rows = rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
-    assert 'on the GPU: 128.' in said(rows) and 'Batch 256 is 1.01 % faster (' in said(rows)
+    assert 'on the GPU: 128.' in said(rows) and 'Batch 256 is 1.010 times as fast (' in said(rows)
 
 
 def test_a_batch_size_that_the_visits_do_not_tell_is_not_recommended_as_if():

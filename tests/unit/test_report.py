@@ -118,7 +118,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 def test_recommendations_come_first(tmp_path):
     text = page_of(tmp_path/'run', visits((16, 64, 256))).text
-    parts = ('times faster', 'smallest batch within', 'images trained', 'The machine', 'How to read')
+    parts = ('times as fast', 'smallest batch within', 'images trained', 'The machine', 'How to read')
     places = [text.index(o) for o in parts]
     assert places==sorted(places)
 
