@@ -78,7 +78,9 @@ def test_both_fits_of_fine_tune_count():
 def test_after_too_little_memory_it_explains(monkeypatch):
     def out_of_memory(*args, **kwargs): raise torch.cuda.OutOfMemoryError('CUDA out of memory.')
     monkeypatch.setattr(gpubench.show.gain, 'glance', out_of_memory)
-    with pytest.raises(RuntimeError, match='(?i)memory'): gain(small_cnn(photos()), 1)
+    with pytest.raises(RuntimeError, match='^A training step with a batch of 8 needs about'): gain(small_cnn(photos()), 1)
+    monkeypatch.setattr(gpubench.show.gain, 'twin_of', out_of_memory)
+    with pytest.raises(RuntimeError, match='^There is no room for a copy'): gain(small_cnn(photos()), 1)
 
 def test_an_error_of_the_users_code_comes_through():
     class RaisesCallback(Callback):
