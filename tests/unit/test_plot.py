@@ -186,16 +186,25 @@ def inside(ax):
     return edge.x0<=box.x0 and box.x1<=edge.x1 and edge.y0<=box.y0 and box.y1<=edge.y1
 
 
-def test_captions_are_whole():
-    df = pd.DataFrame(visits((16, 64, 256, 512), transform_ms=None, **PARTS, **WORDY))
-    gpu = df[df.device=='cuda']
-    for rows in (gpu[gpu.bs==64], gpu, df): assert inside(plot.plot_phases(rows))
-    for ax in (plot.plot_batch_sizes(df), plot.plot_memory(df), plot.plot_fit(gpu, fit_step_time(gpu.bs, gpu.step_ms)),
-               plot.plot_speedup(compare(df[df.device=='cpu'], gpu)), plot.plot_price_speed(PRICED, PRICED.name[0])): assert inside(ax)
-
-
 PRICED = pd.DataFrame([dict(name=o, price_per_h=p, images_per_s=s, lo=.9*s, hi=1.1*s) for o,p,s in
                        ((WORDY['cpu']+' · CPU', 1., 100.), ('b · GPU', 10., 3000.), ('without a price', np.nan, 10.), ('without a speed', 2., np.nan))])
+BOTH = pd.DataFrame(visits((16, 64, 256, 512), transform_ms=None, **PARTS, **WORDY))
+GPU = BOTH[BOTH.device=='cuda']
+EXAMPLES = dict( # name -> figures
+    plot_batch_sizes=lambda: [plot.plot_batch_sizes(BOTH)], plot_images_per_s=lambda: [plot.plot_images_per_s(BOTH)],
+    plot_phases=lambda: [plot.plot_phases(o) for o in (GPU[GPU.bs==64], GPU, BOTH)],
+    plot_memory=lambda: [plot.plot_memory(BOTH)], plot_visits=lambda: [plot.plot_visits(BOTH)],
+    plot_fit=lambda: [plot.plot_fit(GPU, fit_step_time(GPU.bs, GPU.step_ms))],
+    plot_workers=lambda: [plot.plot_workers(GPU.assign(n_workers=2, loader='files'))],
+    plot_speedup=lambda: [plot.plot_speedup(compare(BOTH[BOTH.device=='cpu'], GPU))],
+    plot_price_speed=lambda: [plot.plot_price_speed(PRICED, PRICED.name[0])],
+    plot_roofline=lambda: [plot.plot_roofline(BOTH.assign(**dict.fromkeys(plot.ROOF, 1.)))],
+    plot_curves=lambda: [plot.plot_curves(GPU.assign(step=GPU.bs, seed=0, bs=64, accuracy=.5))])
+
+
+@pytest.mark.parametrize('name', [o for o in plot.__all__ if o.startswith('plot_') and o!='plot_monitor'])
+def test_captions_are_whole(name):
+    for ax in EXAMPLES[name](): assert inside(ax)
 
 
 def test_price_against_speed_shows_what_has_both():
