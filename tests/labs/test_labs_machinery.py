@@ -419,5 +419,5 @@ def test_a_lab_in_which_a_name_means_something_else(labs):
 def test_the_labs_that_ship_can_be_planned():
     found = find_labs()
     assert {o.lab.name for o in prepare_run()}=={o.name for o in found}
-    for lab in found: check_values({o.name: o.default for o in lab_parameters(lab).values()})
+    for lab in found: check_values({o.name: o.default for o in lab_parameters(lab.path).values()})
     for job in prepare_run(profile='full'): check_values(job.params)
