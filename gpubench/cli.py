@@ -264,11 +264,9 @@ def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, 
     """
     from gpubench.course.lab_format import lab_text, labs_folder, pick_labs
     from gpubench.course.labs import copied_text, copy_labs
-    if key:
-        from gpubench.course.grades import teacher_key
-        return _print(teacher_key(folder))
-    if handed_in is not None:
-        from gpubench.course.grades import grade, grade_text, points_csv
+    if key or handed_in is not None:
+        from gpubench.course.grades import grade, grade_text, points_csv, teacher_key
+        if key: return _print(teacher_key(folder))
         df = grade(handed_in, folder)
         if form=='json': return print_frame(df, form)
         return _print(points_csv(df).rstrip() if form else grade_text(df))
