@@ -14,6 +14,7 @@ import warnings
 from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,17 +23,16 @@ from . import __version__
 from .ground.core import hide_known_warnings
 
 # %% ../nbs/00_cli.ipynb #64ed1cfc
-# from 129 on: 128 and the signal's number
-OK, FAILED, UNUSABLE, DIED, TIMEOUT, HUNG_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 129, 130, 143
+OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
 EXIT_CODES = """\b
 Exit codes: 0 success; 1 something failed, or this machine has limits;
 2 the request is invalid or this machine can't run it; 3 a lab's kernel died;
 4 a lab's cell timed out; 130 stopped by Ctrl-C, 143 by SIGTERM,
 129 by SIGHUP, as when the terminal is closed."""
-STATUS_CODES = { # of a lab
-    'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': DIED, 'timeout': TIMEOUT,
-    'interrupted': INTERRUPTED, 'terminated': TERMINATED, 'hung up': HUNG_UP}
+STATUS_CODES = { # of a lab; from 129 on: 128 and the signal's number
+    'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': 3, 'timeout': 4,
+    'interrupted': INTERRUPTED, 'terminated': 143, 'hung up': 129}
 
 def _print(words, err=False):
     "Print a line; once the reader has closed the pipe, discard it and all later ones"
@@ -80,8 +80,7 @@ debugging = click.option(
 # %% ../nbs/00_cli.ipynb #80473282
 def verb(group, name, examples):
     "A command of `group` with --debug, and with examples and exit codes in its help"
-    lines = '\n'.join(f'  {o}' for o in examples.splitlines())
-    epilog = f'\b\nExamples:\n{lines}\n\n{EXIT_CODES}'
+    epilog = f'\b\nExamples:\n{indent(examples, "  ")}\n\n{EXIT_CODES}'
     return lambda f: group.command(name, epilog=epilog)(debugging(f))
 
 # %% ../nbs/00_cli.ipynb #35b54dd9
@@ -105,7 +104,7 @@ class CommaList(click.ParamType):
 _DEVICES = 'auto cpu cuda'
 devices = click.option(
     '--device', 'device', type=CommaList(names=_DEVICES), multiple=True, metavar='auto|cpu|cuda',
-    callback=lambda ctx, param, values: [o for v in values for o in v],
+    callback=lambda ctx, param, values: sum(values, []),
     help='Where to run; may be repeated. Default: every device found.')
 
 # %% ../nbs/00_cli.ipynb #44502b13
@@ -158,7 +157,7 @@ def for_people(form):
     return redirect_stdout(sys.stderr) if form else nullcontext()
 
 def _lab_names(ctx, param, incomplete):
-    from gpubench.course.labs import find_labs
+    from gpubench.course.lab_format import find_labs
     return [o.name for o in find_labs() if o.name.startswith(incomplete)]
 
 lab_names = click.argument('names', nargs=-1, metavar='[LAB]...', shell_complete=_lab_names)
@@ -236,14 +235,6 @@ def doctor_command(ctx, as_data):
     _print(as_json(exam) if as_data else as_text(exam))
     ctx.exit(exit_code(exam['findings']))
 
-# %% ../nbs/00_cli.ipynb #2b96f012
-def print_grades(handed_in, folder, form):
-    "Print the grades of a class, as text or for scripts"
-    from gpubench.course.grades import grade, grade_text, points_csv
-    df = grade(handed_in, folder)
-    if form=='csv': _print(points_csv(df).rstrip())
-    else: print_frame(df, form) if form else _print(grade_text(df))
-
 # %% ../nbs/00_cli.ipynb #c258acbf
 @verb(cli, 'labs', """gpubench labs
 gpubench labs 02_batch_size
@@ -271,11 +262,14 @@ def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, 
 
     With LAB, show its parameters.
     """
-    from gpubench.course.labs import copied_text, copy_labs, lab_text, labs_folder, pick_labs
-    if key:
-        from gpubench.course.grades import teacher_key
-        return _print(teacher_key(folder))
-    if handed_in is not None: return print_grades(handed_in, folder, form)
+    from gpubench.course.lab_format import lab_text, labs_folder, pick_labs
+    from gpubench.course.labs import copied_text, copy_labs
+    if key or handed_in is not None:
+        from gpubench.course.grades import grade, grade_text, points_csv, teacher_key
+        if key: return _print(teacher_key(folder))
+        df = grade(handed_in, folder)
+        if form=='json': return print_frame(df, form)
+        return _print(points_csv(df).rstrip() if form else grade_text(df))
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     if kind:
         if not to: raise OurError(f'--for {kind} needs --copy FOLDER.')
@@ -381,8 +375,8 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     no report.
     """
     print_at_once('Loading torch …')
-    from gpubench.course.labs import (
-        filled_folder, job_devices, labs_folder, prepare_run, read_parameters)
+    from gpubench.course.lab_format import labs_folder, read_parameters
+    from gpubench.course.labs import filled_folder, job_devices, prepare_run
     from gpubench.run.process import StopSignals
     check_jobs(where, options, wait)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
@@ -502,9 +496,8 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     todo = plan(points, here=where!='slurm')
     if not where and not dry_run: check_machine(devices_of(todo), wait)
     with for_people(form): fetch_images(todo, dry_run)
-    go = pick_sweep(where, options, wait, not no_progress)
-    go = partial(go, todo, seed=seed, repeats=repeats, timeout_s=timeout_s,
-                 retry_failed=retry_failed, monitor=monitor)
+    go = partial(pick_sweep(where, options, wait, not no_progress), todo, seed=seed,
+                 repeats=repeats, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
     if dry_run: return go(out=out or None, dry_run=True)
     with filled_folder(out) as out, for_people(form):
         if where!='gpus': print_plan(len(todo), repeats, out)
@@ -515,30 +508,6 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
             raise
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)
-
-# %% ../nbs/00_cli.ipynb #1acad871
-def print_pairs(folders, price_per_h)->bool: # Did all sides do the same work, and have ratios?
-    "Compare the first of two runs with the other, or the devices of one run with each other"
-    from gpubench.show import compare as library
-    from gpubench.show.machines import price_runs, read_runs
-    runs = read_runs(folders)
-    first, *others = (price_runs(runs, price_per_h) if price_per_h else runs).values()
-    if not others:  # the devices of one folder, 'cpu' before 'cuda'
-        kinds = first.device.astype(str).str.partition(':')[0]
-        first, *others = [first[kinds==o] for o in sorted(kinds.unique())]
-        if not others: raise ValueError(
-            f"{folders[0]} has records of one device only ({kinds.iloc[0]}). Give a second folder, "
-            "or run the labs on another device, too.")
-    is_fair = True
-    for o in others:
-        if len(folders)>1: _print('A: {}\nB: {}'.format(*folders))
-        found = library.compare(first, o)
-        _print(library.comparison_text(found) + '\n')
-        none = int(found.speedup.isna().sum())
-        if none: _print(f'No ratio for {none} of {len(found)} configurations; the reasons are '
-                        'above.\n')
-        is_fair = is_fair and bool(found.same_work.all())  # no ratio, no same work
-    return is_fair
 
 # %% ../nbs/00_cli.ipynb #578131eb
 @verb(cli, 'compare', """gpubench compare runs/mine
@@ -554,7 +523,8 @@ gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --price laptop
               help='Compare all with this run, as in laptop:cpu. Default: the first.')
 @click.option('--out', metavar='HTML', help='Also write a page with figures.')
 @as_data
-@flag('--strict', "Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
+@flag('--strict',
+      "Exit with code 1 if two sides did different work or a ratio couldn't be computed.")
 @click.pass_context
 def compare_command(ctx, folders, price_per_h, price_file, base, out, form, strict):
     """Compare runs or devices.
@@ -567,7 +537,7 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
     other. More than two runs, or --base, --out, --json or --csv, produce one table with each run
     as a machine.
     """
-    from gpubench.show.machines import Comparison, read_prices, write_comparison
+    from gpubench.show.machines import Comparison, compare_pairs, read_prices, write_comparison
     price_per_h = (read_prices(price_file) if price_file else {}) | (price_per_h or {})
     if len(folders)>2 or base or out or form:
         found = Comparison(folders, base or '', price_per_h)
@@ -576,7 +546,9 @@ def compare_command(ctx, folders, price_per_h, price_file, base, out, form, stri
         if out: _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
         is_fair = found.rows.same_work.eq(True).all()
         is_fair = is_fair and not any('left out' in o for o in found.remarks)
-    else: is_fair = print_pairs(folders, price_per_h)
+    else:
+        text, is_fair = compare_pairs(folders, price_per_h)
+        _print(text)
     ctx.exit(FAILED if strict and not is_fair else OK)
 
 # %% ../nbs/00_cli.ipynb #0e2112e3
@@ -635,13 +607,15 @@ def records():
 gpubench records share runs/mine --out mine.jsonl
 gpubench records share --machine 24cc8b33""")
 @click.argument('folder', default='runs')
-@click.option('--out', default='', metavar='FILE', help='The file to write. Default: NAME-OF-THE-GPU-MACHINE.jsonl.')
-@click.option('--machine', default='', metavar='DIGITS', help='Of which machine, if FOLDER has records of several.')
+@click.option('--out', default='', metavar='FILE',
+              help='The file to write. Default: NAME-OF-THE-GPU-MACHINE.jsonl.')
+@click.option('--machine', default='', metavar='DIGITS',
+              help='Of which machine, if FOLDER has records of several.')
 def share_command(folder, out, machine):
     """Pack one machine's records into a file for others.
 
-    Takes all records below FOLDER, without paths, names, serial numbers and times of day, prints what is in the file and
-    what was left out, and where to send it. Nothing is sent.
+    Takes all records below FOLDER, without paths, names, serial numbers and times of day, prints
+    what is in the file and what was left out, and where to send it. Nothing is sent.
     """
     from gpubench.show.share import WHERE, pick_shared
     found = pick_shared(folder, machine)

@@ -36,13 +36,12 @@ from ..ground.record import append_record, plain_record, record_rows
 # %% ../../nbs/course/04_checks.ipynb #bfe2b1e4
 def lab_records(
     name:str,  # File name: '01_cpu_vs_gpu-h200.jsonl'
-    folder=None, # Folder of the lab; by default the current one
 )->Path:
-    "A file of records that ships with the labs"
-    tries = [Path(folder or '.')/'records'/str(name), labs_folder()/'records'/str(name)]
+    "A file of records that ships with the labs, beside the lab or in the package"
+    tries = [o/'records'/str(name) for o in (Path(), labs_folder())]
     found = [o for o in tries if o.is_file()]
     if found: return found[0]
-    there = sorted({p.name for o in tries if o.parent.is_dir() for p in o.parent.glob('*.jsonl')})
+    there = sorted({p.name for o in tries for p in o.parent.glob('*.jsonl')})
     raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}"
                      f"There are: {', '.join(there) or 'none'}.")
 
@@ -52,7 +51,8 @@ def alt_text(fig)->str: # 'One step; time (ms); wait, forward'
     def words(ax):
         title, names = ax.get_title('left') or ax.get_title(), ax.get_legend_handles_labels()[1]
         axes = [o.partition('\n')[0] for o in (ax.get_ylabel(), ax.get_xlabel())]   # no caption
-        return '; '.join(filter(None, [title, ' against '.join(filter(None, axes)), ', '.join(names)]))
+        parts = title, ' against '.join(filter(None, axes)), ', '.join(names)
+        return '; '.join(filter(None, parts))
     return '. '.join(filter(None, map(words, fig.axes))).replace('\n', ' ')
 
 def with_alt(draw):
@@ -108,17 +108,17 @@ class LabSession:
 @patch(as_prop=True)
 def title(self:LabSession)->str: # 'Measured here: the cuda of NVIDIA H200 · torch 2.11 · …'
     "Where the lab measures"
-    return f"Measured here: the {self.here} of {machine_title(self._measuring)}"
+    return f"Measured here: the {self.here} of {self._machine_title}"
 
 @patch(as_prop=True)
 def gpu_title(self:LabSession)->str: # 'The GPU is a recorded one: NVIDIA H200 · torch 2.11 · …'
     "Which GPU the notes are from"
-    if self.on_gpu: return f"The GPU is this one: {machine_title(self._measuring)}"
+    if self.on_gpu: return f"The GPU is this one: {self._machine_title}"
     if self.theirs: return f"The GPU is a recorded one: {machine_title(self.theirs[0])}"
     return self.no_gpu
 
 @patch(as_prop=True)
-def _measuring(self:LabSession): return self.machine | dict(device=self.here)
+def _machine_title(self:LabSession): return machine_title(self.machine | dict(device=self.here))
 
 # %% ../../nbs/course/04_checks.ipynb #gs000000
 def now_utc()->str: # '2026-03-01T09:30:00.000+00:00', as in a visit's record
@@ -158,7 +158,7 @@ def of_gpu(self:LabSession, part:str)->dict: # Empty if there is none
 class Reply:
     "A sentence about a student's answer"
     ok: bool|None  # None: not answered, or nothing to compare it with
-    text: str  # The sentence
+    text: str
     def __repr__(self): return self.text
     def _repr_markdown_(self):
         mark = {True: '✅', False: '🤔', None: '✏️'}[self.ok]
@@ -180,7 +180,6 @@ def _show(x, unit):
 
 # %% ../../nbs/course/04_checks.ipynb #d2f27531
 _CLOSE_RATIO, _CLOSE_POINTS = 1.25, 3  # limits of "very close"
-_NOTHING = "There is no measurement to compare it with."
 
 def _a_number(unit): return f'a number of {unit}' if unit else 'a number'
 
@@ -197,7 +196,8 @@ def check_guess(
         return Reply(None, f"No guess yet{shown}. A guess before a measurement shows what you "
                            "didn't expect.")
     if g is None: return Reply(False, f"A guess is {_a_number(unit)}, not {guess!r}.")
-    if m is None: return Reply(None, f"You guessed {_show(g, unit)}. {_NOTHING}")
+    if m is None: return Reply(
+        None, f"You guessed {_show(g, unit)}. There is no measurement to compare it with.")
     said = f"You guessed {_show(g, unit)}; the measurement is {_show(m, unit)}"
     if within and within[0]<=g<=within[1]:
         interval = f'interval: {within[0]:.3g} to {within[1]:.3g}'
@@ -223,7 +223,6 @@ def read_guesses(
         measured = min(times, default=None)  # None: not measured yet
         in_time = measured is None or o['time_utc']<=measured
         if in_time or not found.get(o['guess'], {}).get('in_time'):
-            o = {k: v for k,v in o.items() if k!='schema'}
             found[o['guess']] = o | dict(measured_utc=measured, in_time=in_time)
     return list(found.values())
 
@@ -256,19 +255,18 @@ def check_choice(q, answer)->Reply:
     if _same(answer, q.correct): return Reply(True, f"Right. {q.why}".strip())
     if not any(_same(answer, o) for o in q.options):
         return Reply(False, f"Choose one of {', '.join(map(repr, q.options))}; this is {answer!r}.")
-    hint = next((v for k,v in dict(q.hints).items() if _same(answer, k)), q.hint)
+    hint = next((v for k,v in q.hints.items() if _same(answer, k)), q.hint)
     return Reply(False, f"Not yet. {hint}".strip())
 
 # %% ../../nbs/course/04_checks.ipynb #751dda37
 def check_number(q, answer)->Reply:
-    "Is this number close enough to a `Question`'s? None or NaN there: not measured here"
-    a, c, unit = _number(answer), _number(q.correct), q.unit
+    "Is this number close enough to a `Question`'s?"
+    a, c, unit = _number(answer), float(q.correct), q.unit
     if a is None:
         return Reply(False, f"Give {_a_number(unit)}, without quotes; this is {answer!r}.")
-    if c is None: return Reply(None, f"You answered {_show(a, unit)}. {_NOTHING}")
-    def is_close(b): return b is not None and abs(a-b)<=q.tolerance*abs(b)
+    def is_close(b): return abs(a-b)<=q.tolerance*abs(b)
     if is_close(c): return Reply(True, f"Right: {_show(c, unit)}. {q.why}".strip())
-    hint = next((v for k,v in dict(q.hints).items() if is_close(_number(k))), q.hint)
+    hint = next((v for k,v in q.hints.items() if is_close(k)), q.hint)
     side = 'large' if a>c else 'small'
     return Reply(False, f"Not yet: {_show(a, unit)} is too {side}. {hint}".strip())
 
@@ -313,10 +311,10 @@ def _agree(a, b, tolerance):
     return type(a) is type(b) and a==b
 
 # %% ../../nbs/course/04_checks.ipynb #fn000004
-def _brief(x, n=80):
+def _brief(x):
     text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
     if ismethod(x): text = x.__name__
-    return text if len(text)<=n else f'{text[:n-1]}…'
+    return text if len(text)<=80 else f'{text[:79]}…'
 
 def _call_text(f, args):
     return f"{getattr(f, '__name__', 'function')}({', '.join(map(_brief, args))})"

@@ -37,10 +37,11 @@ def _split(cell, source):
 # %% ../../nbs/course/07_export.ipynb #expo0009
 _IMPORT = 'from gpubench.course.grades import is_late, passes'
 _BY_HAND = { # graded by hand: points, and what the student writes
-    'limits': (4, "**What limits it now?** Your machine and its settings; the part that limits a step now, with "
-                  "your own number and its interval. Hand in your folder `runs`, too."),
-    'exercise': (3, '**One exercise.** What you changed, what you predicted before, what you measured, '
-                    'and what the intervals support.')}
+    'limits': (4, "**What limits it now?** Your machine and its settings; the part that limits a "
+                  "step now, with your own number and its interval. Hand in your folder `runs`, "
+                  "too."),
+    'exercise': (3, '**One exercise.** What you changed, what you predicted before, what you '
+                    'measured, and what the intervals support.')}
 
 def _test_of(name, variable, lab):
     "A line of code that is True if a guess or an answer gets its point"
@@ -85,7 +86,8 @@ def _meta(name, points, **more):
 def _nbgrader_cell(cell, name, test):
     if not name: return cell
     if cell is None: return new_code_cell(
-        f"# Graded: {name}, 1 point\n### BEGIN HIDDEN TESTS\n{_IMPORT}\nassert {test}\n### END HIDDEN TESTS",
+        f"# Graded: {name}, 1 point\n### BEGIN HIDDEN TESTS\n{_IMPORT}\nassert {test}\n"
+        "### END HIDDEN TESTS",
         metadata=_meta(name, 1))
     cell.source += f'\n\n### BEGIN SOLUTION\n({test} points)\n### END SOLUTION'
     cell.metadata = _meta(name, test, solution=True, locked=False)

@@ -14,13 +14,14 @@ import operator
 import re
 from functools import lru_cache
 from pathlib import Path
+from textwrap import indent
 
 import pandas as pd
 
 from .checks import check, read_guesses
 from .lab_functions import LabFunction
 from .lab_questions import EXERCISE_ANSWERS, QUESTIONS
-from .labs import find_labs, lab_parameters
+from .lab_format import find_labs, lab_parameters
 from ..ground.record import record_rows
 from ..run.models import MODELS, count_params, get_model, train_flops
 from ..show.compare import batch_plateau
@@ -112,14 +113,14 @@ def _handed(folder, pattern, lab):
         is_ours = not path.is_symlink() and path.stat().st_size<=MAX_BYTES
         if is_ours and (not other or other[0]==lab): yield path
 
-def handed_records(folder, lab='')->list[list[dict]]: # One list for each file
+def handed_records(folder, lab)->list[list[dict]]: # One list for each file
     "The records of a lab that were handed in, without failed visits"
     found = []
     for path in _handed(folder, '*records.jsonl', lab):
         try: rows = record_rows(path)
         except (ValueError, RuntimeError, OSError): continue
         found.append([o for o in rows if o.get('status')=='ok' and o.get('lab', lab)==lab])
-    return [o for o in found if o]
+    return found
 
 def passes(
     name,           # Of a question: '02.left_out'
@@ -297,8 +298,7 @@ def _right(name, lab):
     "The right answer, in words or as code; one that follows from the settings, with the lab's own"
     q = QUESTIONS[name]
     if isinstance(q, LabFunction):
-        code = ['', '', '```python', *q.solution.splitlines(), '```', '', '']
-        return '\n'.join(f'  {o}'.rstrip() for o in code)+' '
+        return indent(f'\n\n```python\n{q.solution}\n```\n\n', '  ')+' '
     if name in _FOUND:
         try: q = q.filled_in(**_FOUND[name](_settings(lab.path, None), []))
         except LookupError: return "follows from the student's own records."
@@ -318,9 +318,9 @@ def teacher_key(folder=None)->str: # Markdown
         if asked: lines += [f'## {lab.name}: {lab.title}', '']
         for name in asked:
             q = QUESTIONS[name]
-            lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(name, lab)} {q.why}'.rstrip()]
-            hints = {} if callable(q.hints) else dict(q.hints)
-            lines += [*(f'  {_shown(k)} is wrong: {v}' for k,v in hints.items()), '']
+            lines += [f'* `{name}` {texts[name]}',
+                      f'  Answer: {_right(name, lab)} {q.why}'.rstrip(),
+                      *(f'  {_shown(k)} is wrong: {v}' for k,v in q.hints.items()), '']
         exercises = EXERCISE_ANSWERS.get(lab.name[:2], ()) if lab.path.parent.name!='deeper' else ()
         if exercises: lines += ['Exercises:', *(f'{i}. {o}' for i,o in enumerate(exercises, 1)), '']
     return '\n'.join(lines)

@@ -24,7 +24,7 @@ from ..ground.core import check_value, nearest, one_of, pick_device
 from ..ground.record import records_path
 
 # %% ../../nbs/course/00_lab_format.ipynb #1eec2087
-EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'  # the values of the column `Measures`
+EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'  # in the column `Measures`
 
 @dataclass(frozen=True)
 class Lab:
@@ -139,7 +139,7 @@ def _fit_text(text, kind):
 @dataclass(frozen=True)
 class Parameter:
     "One line of a `parameters` cell"
-    name: str      # Name of the variable
+    name: str
     kind: Any      # Its annotation, as a type
     default: Any   # Its value in the cell: the quick profile
     meaning: str   # Its comment
@@ -161,8 +161,7 @@ def _parameter(node, lines):
 
 # %% ../../nbs/course/00_lab_format.ipynb #bfb31a58
 def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the cell
-    "The parameters of a `Lab`, or of the lab at this path"
-    path = Path(getattr(path, 'path', path))
+    "The parameters of the lab at this path"
     cells = [o.source for o in read_notebook(path).cells
              if o.cell_type=='code' and 'parameters' in o.metadata.get('tags', [])]
     if len(cells)!=1: raise ValueError(
@@ -188,7 +187,7 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
 # %% ../../nbs/course/00_lab_format.ipynb #5ea851a7
 def lab_text(lab, with_parameters=False)->str:
     "What a lab is, in lines, and its parameters in columns"
-    params = lab_parameters(lab).values() if with_parameters else []
+    params = lab_parameters(lab.path).values() if with_parameters else []
     left = [f'{o.name}: {o.written} = {o.default!r}' for o in params]
     width = max(map(len, left), default=0)
     return '\n'.join([
@@ -255,14 +254,11 @@ def check_values(values:dict): # Name → value; a lab passes its `globals()`
         if fault: raise ValueError(f"Parameter {name} is {x!r}. {fault}")
 
 # %% ../../nbs/course/00_lab_format.ipynb #cbaa1204
-def check_parameters(lab, values:dict, text=False)->dict: # Name → value of the annotated type
-    """`values` in the types that a lab wants, or a ValueError. `text`: strings are as typed on a
-    command line"""
-    params, lab, checked = lab_parameters(lab), Path(getattr(lab, 'path', lab)).stem, {}
+def check_parameters(path, values:dict, text=False)->dict: # Name → value of the annotated type
+    """`values` of the lab's parameters in their types, or a ValueError. `text`: strings are as
+    typed on a command line"""
+    params, lab, checked = lab_parameters(path), Path(path).stem, {}
     for name,value in values.items():
-        if name not in params: raise ValueError(
-            f"Lab {lab} has no parameter {name!r}. {nearest(name, params)}"
-            f"It has: {', '.join(params)}.")
         p = params[name]
         this = f"Lab {lab}: parameter {name}" + (f" ({p.meaning})" if p.meaning else '')
         fit = _fit_text if text and isinstance(value, str) else _fit
@@ -296,7 +292,7 @@ def spread_parameters(values:dict, labs, text=False)->dict: # Lab's name → che
     lab win. `text`: as typed on a command line, which may name only labs of this run"""
     check_value('params', values, isinstance(values, dict),
                 'a dict of names and values, such as dict(seed=3)')
-    owners = {o.name: lab_parameters(o) for o in labs}
+    owners = {o.name: lab_parameters(o.path) for o in labs}
     plan, folders = {o: {} for o in owners}, {labs_folder(), *(o.path.parent for o in labs)}
     beside = [] if text else [p.stem for o in folders for p in o.glob('*.ipynb')]
     known = list(dict.fromkeys([*plan, *beside]))
@@ -311,7 +307,7 @@ def spread_parameters(values:dict, labs, text=False)->dict: # Lab's name → che
             f"{nearest(name, [*there, *known])}There are: {', '.join(there)}.")
         for o in asked:
             if name in owners[o]: plan[o][name] = value
-    return {o.name: check_parameters(o, plan[o.name], text) for o in labs}
+    return {o.name: check_parameters(o.path, plan[o.name], text) for o in labs}
 
 # %% ../../nbs/course/00_lab_format.ipynb #6c82bdcd
 def read_parameters(path)->dict: # Name → value, or lab → {name: value}

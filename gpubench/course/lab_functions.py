@@ -28,13 +28,11 @@ class LabFunction:
     why: str = ''             # Shown when it is right
     hint: str = ''            # Shown when it is wrong
     tolerance: float = 1e-6   # Of its numbers, as a fraction of them
-    n_draws: int = 8          # How often `draw` is called
-    hints, options, unit = (), (), ''  # as a `Question` without them
-    is_computed = True
+    hints, options = {}, ()   # as a `Question` without them
 
     def cases(self, rng)->list[tuple[tuple, bool]]: # Arguments, and whether they are hidden
         "What to call the function with; the same objects never come twice"
-        drawn = [(self.draw(rng), False) for _ in range(self.n_draws)]
+        drawn = [(self.draw(rng), False) for _ in range(8)]
         return drawn + [(o(rng) if callable(o) else deepcopy(o), True) for o in self.hidden]
 
     @property
@@ -253,9 +251,9 @@ def rate_at(step, bs, base_bs, base_lr, warmup=0, power=1.):
     lr = base_lr*(bs/base_bs)**power
     return lr if step>=warmup else base_lr+(lr-base_lr)*step/warmup
 
-def _draw_rate(rng, power=None):
+def _draw_rate(rng):
     bs, base_lr = rng.choice([128, 512, 1024]), rng.choice([.02, .05])
-    return rng.randint(1, 30), bs, 32, base_lr, rng.choice([10, 20]), power or rng.choice([1., .5])
+    return rng.randint(1, 30), bs, 32, base_lr, rng.choice([10, 20]), rng.choice([1., .5])
 
 FUNCTIONS['10.rate_at'] = LabFunction(
     rate_at, _draw_rate,

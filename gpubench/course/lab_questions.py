@@ -6,8 +6,7 @@
 __all__ = ['QUESTIONS', 'EXERCISE_ANSWERS', 'Question']
 
 # %% ../../nbs/course/03_lab_questions.ipynb #139dd677
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .lab_functions import FUNCTIONS
@@ -19,7 +18,7 @@ class Question:
     correct: Any              # A string, a number, a list; or a function of what the lab measured
     why: str = ''             # Shown when the answer is right
     hint: str = ''            # Shown when it is wrong
-    hints: dict|Callable = () # Wrong answer → what probably happened; or a function of the same
+    hints: dict = field(default_factory=dict)  # Wrong answer → what probably happened
     options: tuple = ()       # What may be chosen
     tolerance: float = .05    # Of a number, as a fraction of it
     unit: str = ''            # Of a number
@@ -27,10 +26,9 @@ class Question:
     @property
     def is_computed(self): return callable(self.correct)
 
-    def filled_in(self, **found)->'Question': # With values instead of functions
+    def filled_in(self, **found)->'Question':
         "The question for one student's measurements"
-        parts = vars(self) | {k: v(**found) for k,v in vars(self).items() if callable(v)}
-        return Question(**parts)
+        return replace(self, correct=self.correct(**found)) if self.is_computed else self
 
 # %% ../../nbs/course/03_lab_questions.ipynb #55a92de0
 _YES_NO_UNKNOWN = ('yes', 'no', 'unknown')
@@ -149,7 +147,8 @@ QUESTIONS = { # name → question
         hints={20e9/150528/4: 'That is for float32, four bytes for each number.'}),
     '04.links': Question(
         1e6, tolerance=.02, unit='bytes',
-        why='Latency times bandwidth. Smaller messages cost their latency, larger ones their bytes.',
+        why='Latency times bandwidth. '
+            'Smaller messages cost their latency, larger ones their bytes.',
         hint='The bytes alone have to take as long as the latency.',
         hints={2e6: 'That many bytes take three times as long: the latency counts, too.'}),
     '04.pinned': Question(
@@ -257,7 +256,7 @@ QUESTIONS = { # name → question
         why='The convolutions hold nearly all of the weights; '
             'with them the file would be a quarter.',
         hint='How large would the file be if all layers were int8?',
-        hints={20: 'Then it would be about 11 MB.', 21: 'Then it would be about 11 MB.'}),
+        hints=dict.fromkeys((20, 21), 'Then it would be about 11 MB.')),
     '07.two': Question(
         'unknown', options=('the bits', 'the runtime', 'unknown'),
         why='Both changed at once. ONNX Runtime in float32 is needed in between.',
@@ -349,8 +348,7 @@ QUESTIONS = { # name → question
         why='We still do not know which GPU is faster: '
             'neither report gives the size of its images.',
         hint='Steps times images per step, divided by seconds, for each; then one by the other.',
-        hints={23.8/9.3: 'That is the ratio of their seconds.',
-               9.3/23.8: 'That is the ratio of their seconds.'}),
+        hints=dict.fromkeys((23.8/9.3, 9.3/23.8), 'That is the ratio of their seconds.')),
     '11.equal': Question(
         ['images trained', 'size of the images', 'precision', 'parameters of the network'],
         why='The others are what you compare, or what you have to state.',

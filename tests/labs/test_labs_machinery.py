@@ -40,7 +40,7 @@ def labs(tmp_path): return tmp_path/'labs'
 def run(labs, tmp_path, *names, **kwargs):
     os.environ.pop('PYTEST_CURRENT_TEST',
                    None)             # ipykernel treats its output in another way where it sees that
-    return run_labs(names, tmp_path/'out', folder=labs, progress=False, **kwargs)
+    return run_labs(names, tmp_path/'out', folder=labs, **kwargs)
 
 
 def printed(path): return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code'
@@ -178,7 +178,7 @@ def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
     for out in (labs, tmp_path/'out'):
         before = (out/'01_good.ipynb').read_bytes()
         with pytest.raises(ValueError, match='01_good.ipynb is a lab or a copy of one, .* would be overwritten'):
-            run_labs(out=out, device='cpu', folder=labs, progress=False)
+            run_labs(out=out, device='cpu', folder=labs)
         assert (out/'01_good.ipynb').read_bytes()==before
     (tmp_path/'out'/'01_good.ipynb').unlink()
     assert [run(labs, tmp_path, device='cpu', params=dict(seed=o))[0].status for o in (1, 2)]==['ok', 'ok']
@@ -208,7 +208,7 @@ def test_a_very_long_line(labs, tmp_path):
     "nbclient's own merging of streams takes .7 s for a line of 20,000 letters, and half an hour for this one, whatever the timeout"
     write_lab(labs, '01_long', 'print("x"*1_000_000)', 'for i in range(3): print(f"\\r{i} %", end="", flush=True)')
     done = subprocess.run([sys.executable, '-c', 'import sys; from gpubench.course.labs import run_labs; '
-                           'print(run_labs((), sys.argv[1], "cpu", folder=sys.argv[2], progress=False)[0].status)', tmp_path/'out', labs],
+                           'print(run_labs((), sys.argv[1], "cpu", folder=sys.argv[2])[0].status)', tmp_path/'out', labs],
                           capture_output=True, text=True, timeout=120, env=package_env())
     assert done.stdout.strip()=='ok', done.stderr
     assert printed(tmp_path/'out'/'01_long.ipynb')=='x'*1_000_000+'\n2 %'
@@ -237,7 +237,7 @@ def test_parameters_arrive_as_they_are(labs, tmp_path):
     note = 'say "it\'s\\n",\n{braces} ü'
     out = tmp_path/'out {of} ü'
     [o] = run_labs('1', out, 'cpu', params=dict(sizes=(16, 64), limit=None, note=note, rate=1),
-                   texts=dict(wild='true', seed='7'), folder=labs, progress=False)
+                   texts=dict(wild='true', seed='7'), folder=labs)
     assert (o.status, o.notebook) == ('ok', out/'01_say.ipynb')
     assert eval(printed(o.notebook)) == ([16, 64], None, note, 1., True, 7, 'cpu')
 
@@ -248,7 +248,7 @@ def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path/'mine')
     write_lab(labs, '01_where', 'import my_network, os; print(my_network.name, os.path.basename(os.getcwd()), '
               'os.path.isdir(out))')
-    [o] = run_labs(folder=labs, progress=False)
+    [o] = run_labs(folder=labs)
     assert printed(o.notebook).split() == ['mine', 'mine', 'True']
     assert o.notebook.parent.parent == tmp_path/'mine'/'runs'
 
@@ -265,7 +265,7 @@ def test_one_device_labs_run_once_for_each(labs, tmp_path):
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
     write_lab(labs, '01_clean', 'from gpubench.ground.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
     code = ('from gpubench.course.labs import run_labs; import sys\n'
-            'print(run_labs((), sys.argv[1], folder=sys.argv[2], progress=False)[0].status)')
+            'print(run_labs((), sys.argv[1], folder=sys.argv[2])[0].status)')
     p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True, text=True,
                        env=package_env())
     assert (p.stdout.strip(), p.stderr) == ('ok', '')
@@ -419,5 +419,5 @@ def test_a_lab_in_which_a_name_means_something_else(labs):
 def test_the_labs_that_ship_can_be_planned():
     found = find_labs()
     assert {o.lab.name for o in prepare_run()}=={o.name for o in found}
-    for lab in found: check_values({o.name: o.default for o in lab_parameters(lab).values()})
+    for lab in found: check_values({o.name: o.default for o in lab_parameters(lab.path).values()})
     for job in prepare_run(profile='full'): check_values(job.params)

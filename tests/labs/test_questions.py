@@ -43,7 +43,7 @@ def test_each_question_is_answered_in_a_lab(n):
     assert [o.stem for o in folder.rglob('[0-9]*.ipynb') if re.search(rf'<summary>.*Question {n} of the course', '\n'.join(texts(o)))], n
 
 def test_questions_are_no_lab():
-    from gpubench.course.labs import find_labs
+    from gpubench.course.lab_format import find_labs
     assert 'questions' not in [o.name for o in find_labs(folder)]
 
 def write(path, *cells, code=''): nbformat.write(new_notebook(cells=[*map(new_markdown_cell, cells), new_code_cell(code)]), path)

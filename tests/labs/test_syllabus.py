@@ -7,7 +7,8 @@ import pytest
 
 from gpubench.cli import cli
 from gpubench.course.grades import lab_questions
-from gpubench.course.labs import ONE_DEVICE, Lab, copy_labs, find_labs, prepare_run
+from gpubench.course.lab_format import ONE_DEVICE, Lab, find_labs
+from gpubench.course.labs import copy_labs, prepare_run
 from helpers import as_module, root
 
 page, teachers = (root/'nbs'/'labs'/f'{o}.ipynb' for o in ('index', 'teachers'))

@@ -192,7 +192,7 @@ def test_no_star_imports_fault(tmp_path):
 
 def wrong_parameters(path):
     "What is wrong with a lab's `parameters` cell"
-    from gpubench.course.labs import lab_parameters
+    from gpubench.course.lab_format import lab_parameters
     try: params = lab_parameters(path)
     except ValueError as e: return [str(e)]
     want = dict(device='auto', out='', seed=0)
@@ -250,7 +250,7 @@ def told_minutes(readme, makefile, labs):
     return wrong
 
 def test_minutes_and_titles_of_the_labs():
-    from gpubench.course.labs import find_labs
+    from gpubench.course.lab_format import find_labs
     own = {o.name: (o.title, o.minutes) for o in find_labs()}
     assert told_minutes(text('README.md'), text('Makefile'), own)==[]
 
