@@ -13,8 +13,7 @@ import numpy as np
 from fastcore.basics import patch
 from scipy import optimize, special
 from scipy import stats as sps
-from .core import check_value, is_number
-from .stats import Interval, check_level, ratio_ci
+from .stats import Interval
 
 # %% ../../nbs/ground/03_curves.ipynb #ce7f3280
 @dataclass(frozen=True)
@@ -126,17 +125,20 @@ def residual_variance(self:_Sizes, loss, n_par=3):
     df = spare+rest
     return max((loss+self.within)/df, 1e-12), df             # no clock is better than a millionth
 
-def _margin(variance, df, level): return variance*sps.t.ppf((1+level)/2, df)**2
+LEVEL = .95 # coverage of the intervals
+
+def _margin(variance, df, level=LEVEL): return variance*sps.t.ppf((1+level)/2, df)**2
 
 @patch
-def threshold(self:_Sizes, loss, level): return loss+_margin(*self.residual_variance(loss), level)
+def threshold(self:_Sizes, loss, level=LEVEL):
+    return loss+_margin(*self.residual_variance(loss), level)
 
 @patch
-def scale_factor(self:_Sizes, loss, level):
+def scale_factor(self:_Sizes, loss):
     "How much wider rounds, which move all sizes alike, make the scale's interval"
     if not self.between_df: return 1.
-    shared = _margin(self.between/self.between_df, self.between_df, level)
-    return math.sqrt(max(1., shared/_margin(*self.residual_variance(loss), level)))
+    shared = _margin(self.between/self.between_df, self.between_df)
+    return math.sqrt(max(1., shared/_margin(*self.residual_variance(loss))))
 
 # %% ../../nbs/ground/03_curves.ipynb #ae1c8133
 def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
@@ -176,9 +178,9 @@ def outline(self:_Sizes, curve, p, *seen):
     seen = np.hstack([p, curve._times(far, p), *seen])
     return p[np.unique(np.concatenate([seen.argmin(0), seen.argmax(0)]))]
 
-def _intervals(curve, mid, p, level): # by the names of the curve's parameters
+def _intervals(curve, mid, p): # by the names of the curve's parameters
     ends = zip(curve.names, mid, p.T)
-    return {o: Interval(float(m), float(v.min()), float(v.max()), level) for o,m,v in ends}
+    return {o: Interval(float(m), float(v.min()), float(v.max()), LEVEL) for o,m,v in ends}
 
 @patch
 def left_out_frac(self:_Sizes, shape, lo, hi):
@@ -296,8 +298,8 @@ def trade_off(self:_Sizes, p, alpha):
             "visits.")
 
 # %% ../../nbs/ground/03_curves.ipynb #3cb4f24f
-def _curve_intervals(best, p, level):
-    found = _intervals(TimeCurve, best, p, level)
+def _curve_intervals(best, p):
+    found = _intervals(TimeCurve, best, p)
     lo, hi = found['alpha'].lo, found['alpha'].hi
     if lo<=_ALPHA[0]*1.01: found['alpha'] = replace(found['alpha'], lo=0.)
     if hi>=_ALPHA[1]*.99:
@@ -321,11 +323,9 @@ def why_no_curve(self:_Sizes, loss):
 def fit_time_curve(
     bs,              # Batch size of each visit, in any order (images)
     time_s,          # Time of an epoch or a fit in each of these visits (s)
-    level:float=.95, # Coverage of the intervals
     rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->TimeCurve: # Refused with a reason if the data shows no such curve
     "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals"
-    check_level(level)
     bs, time_s, rounds = _visits(bs, time_s, rounds, 'time_s')
     if reason := _unfit(bs, time_s, 4): return TimeCurve.refused(reason, bs)
     data = _Sizes.of(bs, time_s, rounds)
@@ -334,15 +334,17 @@ def fit_time_curve(
     x, s, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_curve(loss): return TimeCurve.refused(reason, bs)
     best = TimeCurve._parameters(x, s, b0)[0]
-    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
+    cut, wider = data.threshold(loss), data.scale_factor(loss)
     p = TimeCurve._parameters(*data.plausible(shape, lo, hi, x, cut, wider), b0)
-    found = _curve_intervals(best, p, level)
+    found = _curve_intervals(best, p)
     alpha, floor = found['alpha'], found['t_min_s']
     known = alpha.half_width_frac<=_TOLD_FRAC and floor.width/2<=_TOLD_FRAC*np.exp(data.y[-1])
     reason = '' if known else data.trade_off(best, alpha)
     return TimeCurve.found(data, best, p, found, reason, loss, shape, lo, hi)
 
 # %% ../../nbs/ground/03_curves.ipynb #c6fad973
+TOLERANCE_FRAC = .02 # how far below the fastest still counts as fast
+
 @dataclass(frozen=True)
 class StepTime(_Fit):
     "t(b) = max(overhead_ms, fixed_ms + per_image_ms*b), NaN for a part that the data doesn't show"
@@ -366,18 +368,16 @@ class StepTime(_Fit):
         g, k = np.where(x[:,0]<=lo[0], 0., np.exp(x[:,0])), np.exp(s)
         return np.stack([k*(g+np.exp(x[:,1])), k*g, k], 1)
 
-    def best_bs(self, tolerance:float=.02)->int|None: # Images; None if the data doesn't show the rise
-        "The smallest batch size whose images/s are that close to the limit of ever larger ones"
-        b = self.best_bs_ci(tolerance).mid
+    def best_bs(self)->int|None: # Images; None if the data doesn't show the rise
+        "The smallest batch size within `TOLERANCE_FRAC` of the images/s of ever larger ones"
+        b = self.best_bs_ci().mid
         return None if math.isnan(b) else math.ceil(b-1e-6)
-    def best_bs_ci(self, tolerance:float=.02)->Interval: # Images; its high end may be infinite
+    def best_bs_ci(self)->Interval: # Images; its high end may be infinite
         "The same with its profile interval; beyond `measured_range` it is a forecast"
-        is_valid = is_number(tolerance) and tolerance>0
-        check_value('tolerance', tolerance, is_valid, 'above 0, such as .02 for 2 %')
         if math.isnan(self.per_image_ms): return NO_INTERVAL
         p = np.array([self.parameters])
         if self.plausible is not None: p = np.vstack([p, self.plausible])
-        b = np.fmax(p[:,1]/tolerance, p[:,0]/(1+tolerance))/p[:,2]
+        b = np.fmax(p[:,1]/TOLERANCE_FRAC, p[:,0]/(1+TOLERANCE_FRAC))/p[:,2]
         if math.isnan(self.overhead_ms): b = np.maximum(b, self.measured_range[0])
         i = self.intervals.get('per_image_ms', NO_INTERVAL)
         hi = math.inf if i.lo==0 else float(b.max())
@@ -423,11 +423,11 @@ def dip_words(self:_Sizes):
 _SURE = .9999
 
 @patch
-def shown_part(self:_Sizes, lo, x, loss, level): # `x`: the best coordinates
+def shown_part(self:_Sizes, lo, x, loss): # `x`: the best coordinates
     "Which part of the step's curve shows: 'plateau', 'rise' or 'both'"
     if self.no_better(loss): return 'plateau'
     rise = self.best_shape(StepTime._shape(lo), *StepTime._bounds(self.b, 'rise'))[2]
-    sure = level if np.exp(x[0,1])>=self.b[1] else max(level, _SURE)
+    sure = LEVEL if np.exp(x[0,1])>=self.b[1] else _SURE
     return 'rise' if rise<=self.threshold(loss, sure) else 'both'
 
 def _not_shown(found, part, b):
@@ -468,11 +468,9 @@ def why_no_step(self:_Sizes, loss):
 def fit_step_time(
     bs,              # Batch size of each visit, in any order (images)
     step_ms,         # Time of a step in each of these visits (ms)
-    level:float=.95, # Coverage of the intervals
     rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
     "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only what shows"
-    check_level(level)
     bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
     if reason := _unfit(bs, step_ms, 3): return StepTime.refused(reason, bs)
     data = _Sizes.of(bs, step_ms, rounds)
@@ -480,15 +478,15 @@ def fit_step_time(
     shape = StepTime._shape(lo)
     x, _, loss = data.best_shape(shape, lo, hi)
     if reason := data.why_no_step(loss): return StepTime.refused(reason, bs)
-    cut, wider = data.threshold(loss, level), data.scale_factor(loss, level)
-    part = data.shown_part(lo, x, loss, level)
+    cut, wider = data.threshold(loss), data.scale_factor(loss)
+    part = data.shown_part(lo, x, loss)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))    # the F test allows more
     p = StepTime._parameters(*data.plausible(shape, lo, hi, x, cut, wider), lo)
     bounds = StepTime._bounds(data.b, part)
     x, s, loss = data.best_shape(shape, *bounds)
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
     mid = np.where(is_shown, StepTime._parameters(x, s, lo)[0], math.nan)
-    found = _intervals(StepTime, mid, p, level)
+    found = _intervals(StepTime, mid, p)
     found |= {o: replace(i, lo=0.) for o,i in found.items() if math.isnan(i.mid)}
     is_odd = data.dips() and (part!='plateau' or data.n.max()>1)  # single visits: that may be noise
     reason = data.dip_words() if is_odd else _not_shown(found, part, data.b)
@@ -520,8 +518,7 @@ def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no cr
                       np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
     apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals explain
     below, above = b[apart[apart<3000]], b[apart[apart>3000]]
-    level = min(o.intervals['per_image_ms'].level for o in (slow, fast))
-    return Interval(mid, float(below.max(initial=0.)), float(above.min(initial=math.inf)), level)
+    return Interval(mid, float(below.max(initial=0.)), float(above.min(initial=math.inf)), LEVEL)
 
 # %% ../../nbs/ground/03_curves.ipynb #31175050
 @dataclass(frozen=True)
@@ -568,12 +565,10 @@ def _timed(rates): # batch size -> round -> images/s
 
 def best_batch(
     rates:dict,          # Batch size -> images/s for each round; NaN for a visit that failed
-    tolerance:float=.02, # How far below the fastest still counts as fast, a fraction
+    tolerance:float=TOLERANCE_FRAC, # How far below the fastest still counts as fast
     screened:dict={},    # Batch size -> images/s of one earlier visit, maybe the only one
 )->BestBatch|None: # None if no size has a rate
     "The smallest size whose median, without what rounds share, is within `tolerance` of the fastest"
-    is_valid = is_number(tolerance) and 0<=tolerance<1
-    check_value('tolerance', tolerance, is_valid, 'a fraction from 0 to 1, such as .02')
     rates = _timed(rates)
     first = {bs: x[0] for bs,x in _timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None
