@@ -8,7 +8,6 @@ __all__ = ['MONITOR_COLUMNS', 'Monitor', 'MonitorCallback']
 # %% ../../nbs/watch/03_monitor.ipynb #4d191fe9
 import math
 import multiprocessing
-import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -323,37 +322,10 @@ def _all_gpus(df, fits, enough):
     words = {w for o in df.throttle_words.dropna() for w in o.split(', ') if w}
     both['throttle_seen'] = ', '.join(sorted(words)) if df.throttle_bits.notna().any() else None
     for name,row in each.items() if len(names)>1 else ():
-        own = re.sub(r'\W', lambda m: '_' if m[0]=='-' else '', name)  # 'cuda0', 'GPU_1b…'
+        own = name.replace(':', '').replace('-', '_')  # 'cuda0', 'GPU_1b…'
         left_out = 'energy_source', 'energy_train_j'
         both |= {f'{own}_{k}': v for k,v in row.items() if k not in left_out}
     return both
-
-# %% ../../nbs/watch/03_monitor.ipynb #7f13ab08
-def summarize(fits, df, is_enough, notes)->dict: # Flat; None where not measured
-    "What the machine did during `fits`, given their samples, in the form of a trial's record"
-    length_s = float(sum(o.length_s for o in fits))
-    if fits and not is_enough: notes = [
-        f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on "
-        "a GPU), so no means are given. Train longer.", *notes]
-    enough = is_enough and not any(o.left for o in fits)  # a driver hung: samples lack
-    for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
-        df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
-    cpu, n_images = df[df.device=='cpu'], sum(s['n_images'] for o in fits for s in o.spans)
-    cpu_j = _energy(cpu, fits, enough, 'cpu_energy_counter_j')
-    row = _all_gpus(df[df.device!='cpu'], fits, enough)
-    row |= _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
-    row |= {f'cpu_{o}': cpu_j[o] for o in ('energy_j', 'energy_train_j')}
-    for kind in ('energy', 'cpu_energy'):
-        train_j = row.pop(f'{kind}_train_j')
-        row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
-    times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]  # the last is after the fit
-    gaps = np.concatenate([[], *map(np.diff, times)])
-    return row | dict(
-        monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
-        monitor_n_images=n_images or None,
-        monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
-        monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
-        monitor_note=' '.join(notes) or None)
 
 # %% ../../nbs/watch/03_monitor.ipynb #d4b23c3b
 class Monitor:
@@ -430,15 +402,39 @@ def epochs_df(self:Monitor)->pd.DataFrame: # One row a part, columns `SPAN_COLUM
     return pd.DataFrame(rows, columns=SPAN_COLUMNS).astype(dict(start_s=float, end_s=float))
 
 @patch
-def summary(self:Monitor)->dict: # Flat; None where not measured
-    "What the machine did during all fits so far, in the form of a trial's record"
-    return summarize(self.fits, self.to_df(), self.is_enough, self.notes)
-
-@patch
 def to_note(self:Monitor)->dict: # Plain values, ready for JSON; `plot_monitor` draws it
     "Summary, all `samples` and all `spans` of epochs as one record"
     def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
     return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
+
+# %% ../../nbs/watch/03_monitor.ipynb #7f13ab08
+@patch
+def summary(self:Monitor)->dict: # Flat; None where not measured
+    "What the machine did during all fits so far, in the form of a trial's record"
+    fits, df, is_enough, notes = self.fits, self.to_df(), self.is_enough, self.notes
+    length_s = float(sum(o.length_s for o in fits))
+    if fits and not is_enough: notes = [
+        f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on "
+        "a GPU), so no means are given. Train longer.", *notes]
+    enough = is_enough and not any(o.left for o in fits)  # a driver hung: samples lack
+    for name,mask in dict(throttled=sum(THROTTLE_WORDS), capped=POWER_CAP).items():
+        df[name] = [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
+    cpu, n_images = df[df.device=='cpu'], sum(s['n_images'] for o in fits for s in o.spans)
+    cpu_j = _energy(cpu, fits, enough, 'cpu_energy_counter_j')
+    row = _all_gpus(df[df.device!='cpu'], fits, enough)
+    row |= _stats(cpu, _CPU_MEANS, _CPU_MAXIMA, enough)
+    row |= {f'cpu_{o}': cpu_j[o] for o in ('energy_j', 'energy_train_j')}
+    for kind in ('energy', 'cpu_energy'):
+        train_j = row.pop(f'{kind}_train_j')
+        row[f'{kind}_j_per_image'] = train_j/n_images if train_j is not None and n_images else None
+    times = [sorted({o['time_s'] for o in s.rows})[:-1] for s in fits]  # the last is after the fit
+    gaps = np.concatenate([[], *map(np.diff, times)])
+    return row | dict(
+        monitored_s=length_s, monitor_n_samples=sum(o.n for o in fits),
+        monitor_n_images=n_images or None,
+        monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
+        monitor_cost_frac=sum(o.cpu_s for o in fits)/length_s if length_s>0 else None,
+        monitor_note=' '.join(notes) or None)
 
 # %% ../../nbs/watch/03_monitor.ipynb #cecca55c
 class EpochWatch:
