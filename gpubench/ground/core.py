@@ -48,11 +48,7 @@ def nearest(name, names)->str: # `"Did you mean 'lenet'? "`, or '' if no name is
     close = difflib.get_close_matches(str(name).lower(), map(str, names), n=1, cutoff=.5)
     return f"Did you mean '{close[0]}'? " if close else ''
 
-def one_of(
-    kind:str, # What the names stand for: 'model'
-    name,     # The name to check
-    names,    # All valid names
-)->str: # `name`
+def one_of(kind:str, name, names)->str: # `kind`: what the names stand for, such as 'model'
     "`name` if it is one of `names`, else a `ValueError` that lists them"
     names = list(names)  # `name` may have no hash
     if name in names: return name
@@ -90,22 +86,11 @@ def is_number(x, whole:bool=False)->bool:
     "Is `x` a number, or with `whole` a whole one? NaN and infinity count, True and False don't"
     return isinstance(x, numbers.Integral if whole else numbers.Real) and not isinstance(x, bool)
 
-def check_value(
-    name:str,    # The argument's name
-    value,       # Its value
-    is_fit:bool, # Is the value valid?
-    wanted:str,  # What it has to be: 'a number of seconds above 0'
-):
+def check_value(name:str, value, is_fit:bool, wanted:str): # 'a number of seconds above 0'
     "Raise a `ValueError` unless `is_fit`"
     if not is_fit: raise ValueError(f"{name} is {value!r}, but it has to be {wanted}.")
 
-def check_whole(
-    name:str,    # The argument's name
-    value,       # Its value
-    least:int,   # The smallest valid value
-    most=2**31,  # The largest
-    hint='',     # What to do instead
-):
+def check_whole(name:str, value, least:int, most=2**31, hint=''): # `hint`: what to do instead
     "Raise a `ValueError` unless `value` is a whole number from `least` to `most`"
     is_whole = is_number(value, whole=True)
     if is_whole and least<=value<=most: return
@@ -283,9 +268,7 @@ def package_version(name:str)->str|None: # None if it isn't installed
     try: return version(name)
     except PackageNotFoundError: return None
 
-def allows_tf32(
-    part, # `torch.backends.cuda.matmul` or `torch.backends.cudnn`
-)->bool:
+def allows_tf32(part)->bool: # `torch.backends.cuda.matmul` or `torch.backends.cudnn`
     "Is TF32 allowed there? torch refuses to read its old switch where the user has set the new one"
     try: return part.allow_tf32
     except RuntimeError: return getattr(part, 'conv', part).fp32_precision=='tf32'

@@ -90,13 +90,8 @@ def nvml_trouble(e:Exception)->str:
     return f"NVML cannot be used ({answer.words}). {answer.advice}"
 
 # %% ../../nbs/watch/01_nvml.ipynb #cbd86d7b
-def ask_nvml(
-    nvml,  # The open library
-    functions:str, # Names, the first to be tried first
-    *args,  # What they take
-    read:Callable=lambda o: o, # Converts the answer to the value
-)->Answer:
-    "The first answer of these functions, which a `pynvml` or a driver may lack; never raises"
+def ask_nvml(nvml, functions:str, *args, read:Callable=lambda o: o)->Answer:
+    "What `read` makes of the answer of the first function that has one; never raises"
     failed = []
     for name in functions.split():
         try: return Answer(read(getattr(nvml, name)(*args)))

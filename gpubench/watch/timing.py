@@ -150,10 +150,7 @@ _MARK_BEFORE = dict( # event that opens a phase -> event that closed the one bef
     after_pred='after_pred', before_backward='after_loss',
     before_step='after_backward', after_step='after_step')
 
-def acts(
-    cb,     # A callback
-    events, # Names of events
-)->bool:
+def acts(cb, events)->bool:
     "Does a callback do anything at one of these events?"
     kind, delegating = type(cb), ('__call__', '__getattr__', '_default')
     may_delegate = any(getattr(kind, o)!=getattr(Callback, o) for o in delegating)
