@@ -111,8 +111,8 @@ def run_program(args, timeout_s, stderr=subprocess.DEVNULL, env=None):
 
 # %% ../../nbs/watch/04_facts.ipynb #d8cfbeab
 def probe(
-    names:list[str], # Of 'nvml', 'torch', 'torchvision', 'fastai', 'fit', 'cuda', 'machine'
-    timeout_s=300,  # For all of them together
+    names:list[str], # Of `STEPS`
+    timeout_s=300,   # For all of them together
 )->dict: # Step → dict with `ok`, `warnings` and what the step found, or `error` and `code`
     "Try in another process what can be imported and used"
     here = str(Path(sys.modules['gpubench'].__file__).parent.parent)
