@@ -370,7 +370,7 @@ def batch_transforms(
     fs,                  # A loader's `after_batch.fs`
     split_idx:int|None,  # of that loader: 0 for training, 1 for validation
     types:tuple,         # Type of each tensor of a batch
-)->tuple:                # Functions for a batch on its device; transforms that fastai must run after them
+)->tuple:                # Functions for a batch on its device; what fastai must run after them
     "Do what leading transforms do, without waiting for the device"
     known = []
     for i,t in enumerate(fs):

@@ -40,7 +40,7 @@ class BatchAugment(DisplayedTransform):
     order, split_idx = Normalize.order+1, 0
     def __init__(self,
         flip:bool=True,      # Mirror every other image, left to right
-        shift_px:int=4,      # At most this far in either direction; what moves in is 0, the mean color
+        shift_px:int=4,      # At most this far either way; what moves in is 0, the mean color
     ):
         check_whole('shift_px', shift_px, 0)
         store_attr()
@@ -146,7 +146,7 @@ class PixelSet:
     "Images in one tensor of bytes, with class numbers; give it one row or a tensor of rows"
     n_inp = 1
     def __init__(self, x, y, rows, vocab, split_idx=1):
-        self.x, self.y = x, y                # (n, n_in, size, size) uint8; (n,) class numbers, or None
+        self.x, self.y = x, y                # (n, n_in, size, size) uint8; (n,) numbers, or None
         self.rows, self.vocab = rows, vocab  # (k,) this set's images of the n; class names
         self.split_idx = split_idx           # 0: training, 1: held out; fastai's augmentations ask
         self.loss_func, self.c = CrossEntropyLossFlat(), len(vocab)
@@ -180,7 +180,7 @@ class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
     @property
     def is_plain(self):
-        "Can `begin` and `batch` replace its iteration, as a batch is only normalized and augmented?"
+        "Can `begin` and `batch` replace its iteration, as nothing else is done to a batch?"
         own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys()
         if own or self.fake_l.num_workers: return False
         kinds = [type(o) for o in self.after_batch.fs]

@@ -59,7 +59,8 @@ def one_of(kind:str, name, names)->str: # `kind`: what the names stand for, such
 @cache
 def is_library(path:str)->bool:
     "Is this a file of Python, of gpubench or of another installed package?"
-    origins = [os.__file__, *(find_spec(o).origin for o in ('gpubench', 'fastcore', 'fastai', 'torch'))]
+    packages = 'gpubench', 'fastcore', 'fastai', 'torch'
+    origins = [os.__file__, *(find_spec(o).origin for o in packages)]
     libraries = [Path(o).resolve().parent for o in origins]
     installed = {'site-packages', 'dist-packages'} & {*Path(path).parts}
     is_made = path.startswith('<') and not path.startswith('<ipython')

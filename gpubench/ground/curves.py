@@ -160,7 +160,7 @@ def near(self:_Sizes, shape, lo, hi, first, threshold):
 def plausible(self:_Sizes, shape, lo, hi, best, threshold, scale_factor=1.):
     "Coordinates whose squares stay below `threshold`, each with both ends of its log scale"
     a, z = lo[0], hi[0]
-    for n in (41, 41, 41, 41, 121):                            # the first one's range shrinks to the set
+    for n in (41, 41, 41, 41, 121): # the first one's range shrinks to the set
         x = self.near(shape, lo[1], hi[1], np.linspace(a, z, n), threshold)
         x = np.vstack([best, x])
         a, z = _around(x[:,0], lo[0], hi[0], (z-a)/(n-1))
@@ -195,7 +195,7 @@ def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    "What both fits report and how they predict; `names`, `_times` and `_parameters` are a curve's own"
+    "What both fits report and how they predict; `names`, `_times`, `_parameters` are a curve's own"
     intervals:dict = field(hash=False) # Name -> `Interval`; NaN, maybe with bounds, if not shown
     identifiable:bool             # Are all three parameters known well enough?
     reason:str                    # What the data doesn't show, in words
@@ -212,12 +212,12 @@ class _Fit:
         return shape
     @classmethod
     def refused(cls, reason, bs):
-        "A fit without parameters: NaN, not numbers with a warning that nobody reads"
+        "A fit without parameters"
         return cls(*[math.nan]*3, intervals=dict.fromkeys(cls.names, NO_INTERVAL), reason=reason,
                    identifiable=False, measured_range=_spread(bs))
     @classmethod
     def found(cls, data, mid, p, intervals, reason, loss, *search, seen=()):
-        "The fit of `data` with parameters `mid`; `p`: all plausible ones; `search`: shape and bounds"
+        "The fit with parameters `mid`; `p`: all plausible ones; `search`: shape and bounds"
         return cls(*map(float, mid), intervals=intervals, identifiable=not reason, reason=reason,
                    rms_frac=data.rms(loss), check_frac=data.left_out_frac(*search),
                    measured_range=_spread(data.b), plausible=data.outline(cls, p, *seen))
@@ -241,7 +241,7 @@ _ALPHA, _ODDS = (.02, 4.), (-12., 12.)
 class TimeCurve(_Fit):
     "T(b) = c/b^alpha + t_min_s, as far as the data shows it"
     c:float                       # The time above the floor with batches of one image (s)
-    alpha:float                   # How fast larger batches save; 1 halves c's part with every doubling
+    alpha:float                   # How fast larger batches save; 1: each doubling halves c's part
     t_min_s:float                 # The floor, which no batch size saves (s)
 
     measures:ClassVar[str] = 'epoch_s'  # The column of a record that it describes
@@ -323,7 +323,7 @@ def why_no_curve(self:_Sizes, loss):
 def fit_time_curve(
     bs,              # Batch size of each visit, in any order (images)
     time_s,          # Time of an epoch or a fit in each of these visits (s)
-    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
+    rounds=None,     # The round of each visit; by default, the k-th of each size is in round k
 )->TimeCurve: # Refused with a reason if the data shows no such curve
     "Fit T(b) = c/b^alpha + T_min by relative errors, with profile intervals"
     bs, time_s, rounds = _visits(bs, time_s, rounds, 'time_s')
@@ -415,8 +415,8 @@ def dips(self:_Sizes):
 def dip_words(self:_Sizes):
     i, j, fall = self.dip()
     return (f"From {self.b[i]:g} to {self.b[j]:g} images the step gets "
-            f"{-100*math.expm1(-fall):.0f} % shorter, which no step of the same work does. Look for "
-            "what else changed: warm-up, another program, the visits' order.")
+            f"{-100*math.expm1(-fall):.0f} % shorter, which no step of the same work does. Look "
+            "for what else changed: warm-up, another program, the visits' order.")
 
 # %% ../../nbs/ground/03_curves.ipynb #2c7bbc78
 # the level at which a plateau of one size has to show, as one size may be off for any reason
@@ -438,9 +438,9 @@ def _not_shown(found, part, b):
         f"overhead shows. An image takes {k.hi:.2g} ms at most. Measure larger batch sizes to see "
         "the rise.")
     if part=='rise' and k.mid*b[0]<a.mid/10: return (
-        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much of "
-        "that is overhead, and how much a fixed part of the work, does not show. Measure more sizes "
-        "where the step begins to grow.")
+        f"A step takes {a.mid:.3g} ms even for a few images, and grows only with many. How much "
+        "of that is overhead, and how much a fixed part of the work, does not show. Measure more "
+        "sizes where the step begins to grow.")
     if part=='rise': return (
         f"The step gets longer from {b[0]:g} images on, so these sizes don't show the overhead, "
         f"which is {o.hi:.3g} ms at most. Measure smaller batch sizes to see it.")
@@ -468,7 +468,7 @@ def why_no_step(self:_Sizes, loss):
 def fit_step_time(
     bs,              # Batch size of each visit, in any order (images)
     step_ms,         # Time of a step in each of these visits (ms)
-    rounds=None,     # The round of each visit; by default, the k-th visit of each size is in round k
+    rounds=None,     # The round of each visit; by default, the k-th of each size is in round k
 )->StepTime: # NaN for a part that the data doesn't show; `reason` names it
     "Fit t(b) = max(o, a + k*b) by relative errors, with profile intervals; claim only what shows"
     bs, step_ms, rounds = _visits(bs, step_ms, rounds, 'step_ms')
@@ -548,9 +548,9 @@ class BestBatch:
         return self._over(self.bs, self.fastest_bs)
     @property
     def unsettled(self)->dict:
-        """Sizes that may be the right answer -> their images/s over the best's, an `Interval`: smaller
-        ones that may be within the tolerance, larger ones that may be faster by more, and then the
-        best itself, over the fastest of these"""
+        """Sizes that may be the right answer -> their images/s over the best's: smaller ones that
+        may be within the tolerance, larger ones that may be faster by more, and then the best
+        itself, over the fastest of these"""
         least, most = 1-self.tolerance, 1/(1-self.tolerance)
         found = {o: self.against(o) for o in sorted({*self.rates, *self.screened}-{self.bs})}
         found = {o: i for o,i in found.items() if not i.hi<(least if o<self.bs else most)}
@@ -568,7 +568,7 @@ def best_batch(
     tolerance:float=TOLERANCE_FRAC, # How far below the fastest still counts as fast
     screened:dict={},    # Batch size -> images/s of one earlier visit, maybe the only one
 )->BestBatch|None: # None if no size has a rate
-    "The smallest size whose median, without what rounds share, is within `tolerance` of the fastest"
+    "The smallest size whose median, without what rounds share, is as fast as the fastest's"
     rates = _timed(rates)
     first = {bs: x[0] for bs,x in _timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None

@@ -208,7 +208,7 @@ class Sampling(Samples):
             self.take()
         except Exception as e:  # a fault here must not disturb a training
             self.own_notes.append(f"The monitor stopped {self.now_s():.1f} s into the fit "
-                                  f"({type(e).__name__}: {e}); the fit went on. Please report this.")
+                                  f"({type(e).__name__}: {e}); the fit went on. Please report it.")
         finally:
             for o in self.sources: o.close()
             if self.running: self.end_s = self.last_s or 0.
@@ -377,7 +377,7 @@ def notes(self:Monitor)->list[str]: # Sentences
     return list(dict.fromkeys(found))
 
 @patch(as_prop=True)
-def is_enough(self:Monitor)->bool: # A callback may ask after an epoch, and raise `CancelFitException`
+def is_enough(self:Monitor)->bool: # A callback may ask, and then end the fit
     """Are there three full windows? For a GPU's utilization and power these are 1 s each, and
     the first looks back before the fit; for the CPU alone, three samples"""
     windowed = any(o.alive and o.windowed for o in self._all_sources)

@@ -198,9 +198,10 @@ class Failures:
         "What could not be measured, and what to do"
         found = []
         for (_, later),(answer, time_s, columns) in self.rows.items():
-            names, what, end = ', '.join(columns), 'does not answer', 'these columns stay empty'
+            what, end = 'does not answer', 'these columns stay empty'
             if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
-            found.append(f"{self.device} {what} for {names}: {end} ({answer.words}). {answer.advice}")
+            found.append(f"{self.device} {what} for {', '.join(columns)}: {end} ({answer.words}). "
+                         f"{answer.advice}")
         if self.lost:
             answer, time_s = self.lost
             found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
@@ -211,7 +212,7 @@ class Failures:
 # %% ../../nbs/watch/01_nvml.ipynb #b132575d
 class GpuSource:
     "One GPU. A column that fails at the first sample isn't asked for again; a later one is"
-    slow_s = slow_share = .001  # a slower counter is read so rarely that it costs this share of time,
+    slow_s = slow_share = .001  # a slower counter is read so rarely that it costs this share,
     longest_s = 5.              # but at least this often: its first answer may be slow
 
     def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)->Answer`
