@@ -13,7 +13,7 @@ import numpy as np
 from fastcore.basics import patch
 from scipy import optimize, special
 from scipy import stats as sps
-from .stats import Interval
+from .stats import LEVEL, Interval
 
 # %% ../../nbs/ground/03_curves.ipynb #ce7f3280
 @dataclass(frozen=True)
@@ -124,8 +124,6 @@ def residual_variance(self:_Sizes, loss, n_par=3):
         if misfit>pure*sps.f.ppf(.95, spare, rest): return misfit, spare
     df = spare+rest
     return max((loss+self.within)/df, 1e-12), df             # no clock is better than a millionth
-
-LEVEL = .95 # coverage of the intervals
 
 def _margin(variance, df, level=LEVEL): return variance*sps.t.ppf((1+level)/2, df)**2
 
