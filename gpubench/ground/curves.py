@@ -566,7 +566,7 @@ def best_batch(
     tolerance:float=TOLERANCE_FRAC, # How far below the fastest still counts as fast
     screened:dict={},    # Batch size -> images/s of one earlier visit, maybe the only one
 )->BestBatch|None: # None if no size has a rate
-    "The smallest size whose median, without what rounds share, is as fast as the fastest's"
+    "The smallest size whose median, without what rounds share, is within `tolerance` of the best"
     rates = _timed(rates)
     first = {bs: x[0] for bs,x in _timed({k: [o] for k,o in screened.items()}).items()}
     if not rates: return None

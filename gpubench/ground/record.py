@@ -205,7 +205,8 @@ COSTS = [ # memory, and what the monitor measured
         monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j mem_util_mean_frac
         power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image
         cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
-        process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images monitor_cost_frac'''),
+        process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images
+        monitor_cost_frac'''),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=

@@ -67,7 +67,7 @@ def setting_label(name:str, value)->str:
 def own_settings(df:pd.DataFrame)->list: # Names, each once
     "The settings of users' own functions"
     given = [o for o in df.get('settings', ()) if isinstance(o, (list, tuple))]
-    return [o for o in dict.fromkeys(sum(map(list, given), [])) if o not in FIELDS]
+    return [*dict.fromkeys(o for names in given for o in names if o not in FIELDS)]
 
 # %% ../../nbs/ground/04_series.ipynb #126eab3c
 def where_labels(df:pd.DataFrame)->pd.Series: # One label per row
