@@ -123,8 +123,8 @@ def file_sizes(files)->set: # (width, height) in px
 def _csv_rows(path):
     try: text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as e: raise ValueError(
-        f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file and "
-        "label.") from e
+        f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file "
+        "and label.") from e
     first = text.partition('\n')[0]
     delimiter = max(',;\t', key=first.count) if re.search('[,;\t]', first) else ' '
     return [o for o in csv.reader(text.splitlines(), delimiter=delimiter) if any(map(str.strip, o))]
@@ -215,8 +215,8 @@ class Place:
     def is_labelled(self): return any(o is not None for o in self.labels)
 
 def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` returns it
-    """Folders named by a word that are classes, unless one beside them is part of a split: `mask` beside
-    `no_mask`; with `by_name` also `train` beside two or more others with images"""
+    """Folders named by a word that are classes, unless one beside them is part of a split: `mask`
+    beside `no_mask`; with `by_name` also `train` beside two or more others with images"""
     beside = defaultdict(list)
     for o in found: beside[o.parent].append(o)
     def is_class(folder):
@@ -231,8 +231,8 @@ def class_words(found:dict, by_name:bool)->set[Path]: # `found`: as `scan` retur
 
 # %% ../../nbs/data/02_folders.ipynb #2d5b594e
 def read_places(root:Path, by_name=True)->tuple[list[Place], set[str]]:
-    """All folders with images, and the parts whose folders hold none; names above all images count for
-    nothing, and words for annotations mean nothing where there is nothing else"""
+    """All folders with images, and the parts whose folders hold none; names above all images mean
+    nothing, nor do words for annotations where there is nothing else"""
     found = scan(root)
     full = sorted(o for o,files in found.items() if files)
     classes = class_words(found, by_name)
@@ -361,8 +361,8 @@ def _remarks(root, train, valid, out, labels):
     return '; '.join(notes)
 
 def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` takes them
-    """By one rule: an image's class is the last folder on its path whose name is a word neither for a
-    split nor for an annotation (nor just images); its part is the word for a split"""
+    """By one rule: an image's class is the last folder on its path whose name is no word for a
+    split, annotations or just images; its part is the word for a split"""
     try: places, empty = read_places(root, by_name=not labels)
     except OSError as e: raise ValueError(
         f"{e.filename} in the data set {root} cannot be read ({e.strerror}). "

@@ -188,4 +188,5 @@ def draw_bird_kinds(n:int=600)->Path: # A folder in the cache with a class folde
     "Pictures of eight kinds of bird before parts of real photographs, drawn on first use"
     def draw(i): return draw_wood(i, True, on_photo=True, kind=i%len(BIRD_KINDS))
     message = f'Drawing {n} birds before photographs, once. This takes about {n//20} s.'
-    return make_once(f'bird_kinds_{n}', lambda root: _write_pictures(root, BIRD_KINDS, draw, n), message)
+    def write(root): return _write_pictures(root, BIRD_KINDS, draw, n)
+    return make_once(f'bird_kinds_{n}', write, message)

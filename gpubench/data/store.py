@@ -97,10 +97,10 @@ def write_rows(db:sqlite3.Connection, rows:list): # `rows`: path, state, shape, 
 REMEDIES = { # SQLite's primary result code -> what to do
     sqlite3.SQLITE_FULL: 'Free some space there',
     sqlite3.SQLITE_IOERR: 'Check the disk and your quota there',
-    sqlite3.SQLITE_READONLY: 'Make the file and its folder writable, or choose another folder',
-    sqlite3.SQLITE_CANTOPEN: 'Make the file and its folder writable, or choose another folder',
-    sqlite3.SQLITE_CORRUPT: 'Delete the file; the next training writes it anew',
-    sqlite3.SQLITE_NOTADB: 'Delete the file; the next training writes it anew',
+    **dict.fromkeys([sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN],
+                    'Make the file and its folder writable, or choose another folder'),
+    **dict.fromkeys([sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB],
+                    'Delete the file; the next training writes it anew'),
     sqlite3.SQLITE_BUSY: f'Another program has held it for {LOCK_S} s: '
                          'end that one, or choose another folder'}
 
@@ -220,8 +220,6 @@ def put(self:ImageStore,
     array:np.ndarray, # Pixels, uint8 of any shape; copied
 ):
     "Keep a file's pixels, unless the file has changed since its stamp or within the last 5 s"
-    if array.dtype!=np.uint8:
-        raise ValueError(f"{path}: an array of {array.dtype} can't be kept. Convert it to uint8.")
     if self.why_full or not is_settled(path, stamp): return
     shape,pixels = ' '.join(map(str, array.shape)),array.tobytes()
     file = file_key(path),stamp.archived

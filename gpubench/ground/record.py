@@ -63,7 +63,7 @@ ABOUT = [ # which visit this is and how it ended
 # %% ../../nbs/ground/01_record.ipynb #46615e63
 @dataclass(frozen=True)
 class Settings:
-    "What to run: a `Trial`. With None, `size`, `n_channels` and `max_images` are the data set's own"
+    "What to run: a `Trial`. None means the data set's own"
     dataset:str='digits'         # A name from `gpubench.DATASETS`, or a folder of class folders
     model:str='lenet'            # A name from `gpubench.MODELS`, or your own 'module:function'
     bs:int=64                    # Images a step, on all devices together
@@ -71,7 +71,7 @@ class Settings:
     size:int|None=None           # Pixels on a side
     n_channels:int|None=None     # 1 or 3
     max_images:int|None=None     # At most this many images of the set; for 'synthetic', this many
-    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of their names
+    labels:str|None=None         # Of a folder's images: a CSV file in it, or a pattern of names
     loader:str='memory'          # A name from `TRIAL_LOADERS`
     n_workers:int=0              # Processes that prepare batches; 0 means the main one
     pin_memory:bool=False        # Batches in page-locked memory
@@ -113,7 +113,8 @@ _WORDINGS = dict( # of a setting's value, if that isn't the value alone
     sync_bn=('batch norm on each device', 'batch norm over all devices'),
     pretrained=('random weights', 'pretrained weights'))
 
-_LABELS = dict(bs=dict(label='batch size (images)', heading='batch'), n_devices=dict(label='devices'))
+_LABELS = dict(
+    bs=dict(label='batch size (images)', heading='batch'), n_devices=dict(label='devices'))
 
 def _setting(name, kind, usual):
     "The field of a setting; `kind`: its type, or one that may also be None"
@@ -129,10 +130,11 @@ def _machine(name, heading, dtype=str): return Field(name, 'machine', heading=he
 MACHINE = [
     _machine('cpu', 'CPU'), _machine('n_cores', 'cores', int), _machine('ram_gib', 'memory', float),
     _machine('gpu', 'GPU'), _machine('gpu_memory_gib', 'GPU memory', float),
-    _machine('n_gpus', 'GPUs', int), _machine('driver', 'NVIDIA driver'), _machine('cuda', 'CUDA'), _machine('cudnn', 'cuDNN'),
-    _machine('python', 'Python'),
+    _machine('n_gpus', 'GPUs', int), _machine('driver', 'NVIDIA driver'),
+    _machine('cuda', 'CUDA'), _machine('cudnn', 'cuDNN'), _machine('python', 'Python'),
     *[_machine(o, o) for o in 'torch torchvision fastai fastcore gpubench'.split()],
-    _machine('os', 'system'), _machine('wsl2', 'WSL2', bool), _machine('container', 'container', bool),
+    _machine('os', 'system'), _machine('wsl2', 'WSL2', bool),
+    _machine('container', 'container', bool),
     _machine('tf32_matmul', 'TF32 in matrix products', bool),
     _machine('tf32_cudnn', 'TF32 in convolutions', bool),
     _machine('cudnn_benchmark', "cuDNN's autotuner", bool),
@@ -144,8 +146,7 @@ def _measured(*args, **words): return Field(args[0], 'measured', *args[1:], **wo
 TIMES = [ # of an epoch and of a step
     _measured('epoch_s', 'training part of an epoch', 'epoch', meaning=
         "Time of the training part of an epoch, the median over visits: its start-up, its steps at "
-        "their median, and its end, without warm-up and validation. Records made by an older "
-        "gpubench hold the time of whole epochs."),
+        "their median, and its end, without warm-up and validation."),
     _measured('epoch_whole_s', 'training part of a whole epoch'), _measured('epoch_check_frac'),
     _measured('images_per_s', 'images', 'images'),
     _measured('step_ms', 'one step', 'step', meaning=
@@ -161,7 +162,8 @@ TIMES = [ # of an epoch and of a step
         "is shorter because it does less work. Images per second stay comparable."),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
     _measured('process_bs', heading='batch on each device', dtype=int),
-    _measured('slowest_rank', dtype=int), _measured('skew_frac', 'slowest over fastest rank, less 1'),
+    _measured('slowest_rank', dtype=int),
+    _measured('skew_frac', 'slowest over fastest rank, less 1'),
     _measured('all_reduce_mib', 'gradients averaged in a step'),
     _measured('sync_frac', "share of a step that averaging the gradients takes", 'averaging', meaning=
         'How much shorter a step is if each device trains on its own, as a share of the step.'),
@@ -174,7 +176,8 @@ PHASE_FIELDS = [ # of a step, in their order; together they are `step_ms`
     _measured('wait_ms', 'waiting for data in a step', 'wait for data', table='phases'),
     _measured('copy_ms', heading='copy', table='phases'),
     _measured('transform_ms', heading='transforms', table='phases'),
-    *[_measured(f'{o}_ms', heading=o, table='phases') for o in 'forward loss backward optimizer'.split()],
+    *[_measured(f'{o}_ms', heading=o, table='phases')
+      for o in ('forward', 'loss', 'backward', 'optimizer')],
     _measured('graph_ms', heading='graph', table='phases', meaning=
         "A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA "
         "the forward pass, loss, backward pass and optimizer are the time that Python takes to "
@@ -191,15 +194,19 @@ LEARNED = [
 
 # %% ../../nbs/ground/01_record.ipynb #3c3eca24
 COSTS = [ # memory, and what the monitor measured
-    _measured('peak_allocated_mib', heading='allocated', meaning='Most GPU memory that tensors held at once.'),
-    _measured('peak_reserved_mib', heading='reserved', meaning='Most GPU memory that torch reserved for them.'),
+    _measured('peak_allocated_mib', heading='allocated',
+              meaning='Most GPU memory that tensors held at once.'),
+    _measured('peak_reserved_mib', heading='reserved',
+              meaning='Most GPU memory that torch reserved for them.'),
     _measured('device_used_mib', heading='on device',
               meaning='GPU memory in use as the driver reports it, other programs included.'),
-    *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz power_max_w gpu_mem_max_mib
-        temperature_end_c monitor_temperature_start_c monitor_sm_clock_start_mhz energy_j energy_error_j
-        cpu_energy_j mem_util_mean_frac power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image
-        cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib
-        monitored_s monitor_n_samples monitor_interval_s monitor_n_images monitor_cost_frac'''),
+    *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz
+        power_max_w gpu_mem_max_mib temperature_end_c monitor_temperature_start_c
+        monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j mem_util_mean_frac
+        power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image
+        cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
+        process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images
+        monitor_cost_frac'''),
     *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
@@ -217,11 +224,13 @@ COSTS = [ # memory, and what the monitor measured
         "The given price of an hour of this machine, in its currency. An epoch costs its time at "
         "that price.")]
 
-IN_LABS = [_measured('memory_mib', 'GPU memory'), _measured('goal_steps', 'steps to the goal', dtype=int)]
+IN_LABS = [
+    _measured('memory_mib', 'GPU memory'), _measured('goal_steps', 'steps to the goal', dtype=int)]
 
 # %% ../../nbs/ground/01_record.ipynb #ed121adb
 FIELDS = { # name -> field, in the order in which tables show them
-    o.name: o for o in [*ABOUT, *SETTINGS, *MACHINE, *TIMES, *PHASE_FIELDS, *LEARNED, *COSTS, *IN_LABS]}
+    o.name: o for fields in (ABOUT, SETTINGS, MACHINE, TIMES, PHASE_FIELDS, LEARNED, COSTS, IN_LABS)
+    for o in fields}
 
 PHASE_NAMES = {o.name: o.heading for o in PHASE_FIELDS}
 
@@ -237,20 +246,22 @@ _MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 def plain_record(record:dict)->dict:
     "A record as it reads back from its line of JSON; NaN and infinity are None"
     def plain(x):
-        if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
+        if isinstance(x, dict): return {plain(str(k)): plain(v) for k,v in x.items()}
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
         elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
-        return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
+        if x is None or isinstance(x, (bool, int, float)): return x
+        return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
     return plain(dict(record))
 
 def records_path(path)->Path:
     "`records.jsonl` in a run's folder, or `path` itself if it ends in .jsonl"
     if not isinstance(path, (str, os.PathLike)):
         shown = repr(path) if len(repr(path))<=60 else f'A {type(path).__name__}'
-        raise ValueError(f"{shown} is no place for records. Use a folder, or a file that ends in .jsonl.")
+        raise ValueError(f"{shown} is no place for records. Use a folder, or a file that ends in "
+                         ".jsonl.")
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 
@@ -282,8 +293,7 @@ def append_record(path, record:dict):
     "Append a record and sync it to disk; an OSError leaves the file as it was"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, allow_nan=False, ensure_ascii=False)
-    line = text.encode('utf-8', 'backslashreplace') # a file's name may not be valid text
+    line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
         is_torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
@@ -296,9 +306,10 @@ def check_place(path)->Path: # The file of the records
     "A `ValueError` if `path` can't hold records; this creates nothing"
     path, asked = records_path(path), Path(path)
     file = next((o for o in (path, *path.parents) if o.is_file()), path)
+    is_other = asked.suffix.lower() in _OTHER_FILES and not asked.is_dir()
     if file!=path: why = f'{str(file)!r} is a file of another kind'
     elif path.is_dir(): why = "it is a folder with a file's name"
-    elif asked.suffix.lower() in _OTHER_FILES and not asked.is_dir(): why = 'it is the wrong kind of file'
+    elif is_other: why = 'it is the wrong kind of file'
     else: return path
     raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
                      "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
@@ -312,34 +323,14 @@ def check_writable(path)->Path: # The file of the records; its folder exists
         if path.exists(): open(path, 'ab').close()
     except OSError as e:
         why, remedy = write_fault(e)
-        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another folder; "
-                           "nothing was measured yet.") from None
+        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another "
+                           "folder; nothing was measured yet.") from None
     return path
 
 # %% ../../nbs/ground/01_record.ipynb #f0eb62bd
-_MAX_MIB = 512 # of a file
-_MAX_LINE, _MAX_DEPTH = 2**20, 20 # bytes and levels of a record, where 3,000 and 2 are typical
-
-def _json_number(text):
-    "A number that a float can hold, else None"
-    x = float(text)
-    return x if abs(x)<math.inf else None
-
-def _printable(x, level=0):
-    "With half a surrogate pair as its code; a `ValueError` if it is nested too deeply for a record"
-    if level>_MAX_DEPTH: raise ValueError('no record is that deep')
-    if isinstance(x, dict): return {_printable(k): _printable(v, level+1) for k,v in x.items()}
-    if isinstance(x, list): return [_printable(o, level+1) for o in x]
-    return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
-
 def _parse(line):
     "The record in a line, or None"
-    if len(line)>_MAX_LINE: return None
-    is_flat = line.count(b'[')+line.count(b'{')<=_MAX_DEPTH
-    try:
-        row = json.loads(line, parse_float=_json_number, parse_constant=lambda _: None,
-                         parse_int=lambda o: int(o) if len(o)<19 else _json_number(o))
-        if b'\\u' in line or b'\xed' in line or not is_flat: row = _printable(row)
+    try: row = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 
@@ -362,27 +353,24 @@ def _set_torn_aside(path):
 # %% ../../nbs/ground/01_record.ipynb #527fe2d8
 def _check_schema(path, rows):
     "A `RuntimeError` if a record is of another schema"
-    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # of pandas
-    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
+    odd = {repr(o.get('schema')).removesuffix('.0') for o in rows} # 3.0 of pandas
+    odd = sorted(odd-{str(SCHEMA_VERSION)})
     if not odd: return
-    is_version = all(o.isdigit() for o in odd)
     todo = "They are damaged or another program's; move them away"
-    if is_version: todo = 'Use the gpubench that wrote them'
-    raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
+    if all(map(str.isdigit, odd)): todo = 'Use the gpubench that wrote them'
+    raise RuntimeError(
+        f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
 # %% ../../nbs/ground/01_record.ipynb #80f172a4
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
     path, asked = records_path(path), Path(path)
     if not path.is_file():
-        why = ("it doesn't exist" if not asked.exists() else 'it has no records.jsonl' if asked.is_dir() else
-               'it is neither a folder nor a .jsonl file')
-        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
-                           "sweep (its --out, or out=…).")
-    mib = path.stat().st_size/2**20
-    if mib>_MAX_MIB: raise RuntimeError(
-        f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "
-        "100,000 visits. Check that it is a file of records; if it holds several runs, split it.")
+        why = 'it is neither a folder nor a .jsonl file'
+        if asked.is_dir(): why = 'it has no records.jsonl'
+        if not asked.exists(): why = "it doesn't exist"
+        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a "
+                           "`gpubench run` or a sweep (its --out, or out=…).")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
     if not rows and len(found)>1: raise RuntimeError(
@@ -391,8 +379,8 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         where = f'set aside in {path.name}.torn'
         try: _set_torn_aside(path)
         except OSError: where = 'left out' # a read-only folder: still readable
-        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
-                      stacklevel=3)
+        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other "
+                      f"{len(rows)} are whole.", stacklevel=3)
     _check_schema(path, rows)
     return rows
 

@@ -23,7 +23,7 @@ def is_known(x)->bool:
     return x is not None and x==x
 
 # %% ../../nbs/ground/04_series.ipynb #28020e03
-LEFT_OUT_FRAC = .05 # an epoch that leaves out a larger share of its images doesn't stand for the whole set
+LEFT_OUT_FRAC = .05 # of its images; an epoch that leaves out more doesn't stand for the whole set
 
 def succeeded(df:pd.DataFrame)->pd.Series: # Booleans, one per row; all true if there is no `status`
     "Which visits succeeded"
@@ -35,14 +35,15 @@ def leaves_out(df:pd.DataFrame)->pd.Series: # Booleans, one per row
     return pd.to_numeric(df.n_dropped) > LEFT_OUT_FRAC*pd.to_numeric(df.n_train)
 
 # %% ../../nbs/ground/04_series.ipynb #df57ad7b
-# the settings that split series
-SETTINGS = [o.name for o in FIELDS.values() if o.kind=='setting' and o.name not in ('bs', 'device', 'seed')]
+SETTINGS = [ # that split series
+    o.name for o in FIELDS.values() if o.kind=='setting' and o.name not in ('bs', 'device', 'seed')]
 
 def plain_value(x):
     "`x` as it was before a frame made it a float or a NaN: 4.0 is 4, NaN is None"
     if not is_known(x): return None
-    if isinstance(x, (bool, np.bool_)): return bool(x)
-    return int(x) if isinstance(x, (float, np.floating, np.integer)) and np.isfinite(x) and x==int(x) else x
+    if isinstance(x, np.bool_): return bool(x)
+    is_whole = isinstance(x, (float, np.floating, np.integer)) and float(x).is_integer()
+    return int(x) if is_whole else x
 
 def map_values(column:pd.Series, function)->pd.Series:
     "`column.map(function)`, with one call per distinct value"
@@ -51,8 +52,8 @@ def map_values(column:pd.Series, function)->pd.Series:
     found = [*map(function, values)]
     return pd.Series([found[o] for o in codes], column.index)
 
-# what a setting of None means
-_OF_THE_SET = dict(size='own size', n_channels='own channels', max_images='all images', labels='own labels')
+_OF_THE_SET = dict( # what a setting of None means
+    size='own size', n_channels='own channels', max_images='all images', labels='own labels')
 
 def setting_label(name:str, value)->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
@@ -65,15 +66,17 @@ def setting_label(name:str, value)->str:
 # %% ../../nbs/ground/04_series.ipynb #fc882dfd
 def own_settings(df:pd.DataFrame)->list: # Names, each once
     "The settings of users' own functions"
-    given = [o for names in df.get('settings', ()) if isinstance(names, (list, tuple)) for o in names]
-    return [o for o in dict.fromkeys(given) if o not in FIELDS]
+    given = [o for o in df.get('settings', ()) if isinstance(o, (list, tuple))]
+    return [*dict.fromkeys(o for names in given for o in names if o not in FIELDS)]
 
 # %% ../../nbs/ground/04_series.ipynb #126eab3c
 def where_labels(df:pd.DataFrame)->pd.Series: # One label per row
-    "Where each visit ran: 'CPU' or 'GPU', or the hardware's name if the frame holds several machines"
+    "Where each visit ran: 'CPU' or 'GPU', or the hardware's name if there are several machines"
     # 'auto' remains if a visit failed early
     kinds = dict(cpu='CPU', cuda='GPU', xla='XLA', auto='no device')
-    def kind(o): return kinds.get(o) or (str(o).replace('cuda:', 'GPU ') if is_known(o) else 'this machine')
+    def kind(o):
+        if not is_known(o): return 'this machine'
+        return kinds.get(o) or str(o).replace('cuda:', 'GPU ')
     kind = map_values(df.device, kind) if 'device' in df else pd.Series('this machine', df.index)
     if 'machine' not in df or df.machine.nunique(dropna=False)<2: return kind
     noise = r'\((R|TM|C)\)|( CPU)? @ ?[\d.]+ ?GHz| Processor\b| \d+-Core'
@@ -90,16 +93,17 @@ def where_labels(df:pd.DataFrame)->pd.Series: # One label per row
     return names.where(~same, names+' ('+df.machine.astype(str).str[:4]+')')
 
 # %% ../../nbs/ground/04_series.ipynb #25fe447f
-def way_labels(df:pd.DataFrame)->pd.Series: # Texts, one per row: 'max_s=2'; empty if all were measured alike
+def way_labels(df:pd.DataFrame)->pd.Series: # Texts, one per row: 'max_s=2'; empty if all are alike
     "How the ways of measuring differ"
-    ways = [o if isinstance(o, dict) else {} for o in df.measure] if 'measure' in df else [{}]*len(df)
+    given = df.measure if 'measure' in df else [{}]*len(df)
+    ways = [o if isinstance(o, dict) else {} for o in given]
     names = dict.fromkeys(k for w in ways for k in w if k!='monitor')
     names = [o for o in names if len({str(w.get(o)) for w in ways})>1]
     texts = [', '.join(f'{o}={w[o]}' for o in names if o in w) for w in ways]
     return pd.Series([o or 'unknown options'*bool(names) for o in texts], df.index, dtype=object)
 
 # %% ../../nbs/ground/04_series.ipynb #02b855d8
-def varied_settings(df:pd.DataFrame)->list[str]: # A user's own settings too, and 'measure' if the ways differ
+def varied_settings(df:pd.DataFrame)->list[str]: # A user's own too, and 'measure' if the ways differ
     "What was varied besides batch size, device and seed"
     def varies(name):
         if name not in df: return False
@@ -111,9 +115,9 @@ def varied_settings(df:pd.DataFrame)->list[str]: # A user's own settings too, an
 
 def series_labels(
     df:pd.DataFrame,   # Records, one row per visit
-    by:str='device',   # The column that comes first in the name; 'device' means the device and its machine
+    by:str='device',   # The column that comes first in the name; 'device': with its machine
     leave_out=(),      # Settings that the reader sees elsewhere
-)->pd.Series: # One label per row; rows with the same label differ only in batch size, visit and seed
+)->pd.Series: # One label per row; rows of one label differ only in batch size, visit and seed
     "Which series each visit belongs to"
     where = where_labels(df)
     names = [o for o in varied_settings(df) if o not in (by, *leave_out)]
@@ -126,7 +130,8 @@ def series_labels(
 # %% ../../nbs/ground/04_series.ipynb #98c62cdc
 def what_ran(row)->str: # 'lenet on digits'
     "The model and the data set of a record"
-    return ' on '.join(str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))) or 'this run'
+    known = [str(row[o]) for o in ('model', 'dataset') if is_known(row.get(o))]
+    return ' on '.join(known) or 'this run'
 
 def device_phrase(series:str)->str: # 'the GPU (4 workers)'
     "A series as part of a sentence"
@@ -140,7 +145,7 @@ def start_sentence(text:str)->str:
 
 # %% ../../nbs/ground/04_series.ipynb #ccba04e1
 def rounds_of(df:pd.DataFrame)->list: # A label for each row
-    "The round of each visit, by their times or, without these, their numbers; failed visits have one"
+    "The round of each visit, failed or not, by their times or, without these, their numbers"
     names = ['trial_id', 'bs', 'device', 'seed', *SETTINGS, *own_settings(df), 'measure', 'twin']
     df = df.assign(twin=df.twin.eq(True)) if 'twin' in df else df
     keys = [map_values(df[o], lambda x: str(plain_value(x))) for o in names if o in df]
@@ -158,7 +163,7 @@ def rounds_of(df:pd.DataFrame)->list: # A label for each row
     return found
 
 def by_round(
-    df:pd.DataFrame, # Visits, with `round_id` if they are only some of those that show where a round ends
+    df:pd.DataFrame, # Visits; with `round_id` if not all, as all show where a round ends
     values:str,      # A column
 )->pd.Series: # By round
     "Values of visits, for `speed_ratio`"
@@ -189,7 +194,7 @@ def ratios(
     by, # The column that holds the options, or an option per visit; in order of its values
     base=None, # The option to compare with; by default the best of the others, by medians
     of:str='images_per_s', # The column to compare: more images per something is better, else less
-)->pd.DataFrame: # Option -> `base`, `ratio` (an `Interval`), visits `n` and `n_base`, `median`, `is_best`
+)->pd.DataFrame: # Option -> `base`, `ratio` (`Interval`), visits `n`, `n_base`, `median`, `is_best`
     "How many times better each option is than another, within the rounds that they share"
     if 'round_id' not in records: records = records.assign(round_id=rounds_of(records))
     known = pd.to_numeric(records[of]).gt(0)
@@ -208,10 +213,8 @@ def ratios(
     return pd.DataFrame([row(o) for o in values], pd.Index([*values], dtype=object), names)
 
 # %% ../../nbs/ground/04_series.ipynb #1b5f929e
-def aa_pairs(
-    df, # Records with `trial_id`, `machine`, `twin`, and `step_ms` or `epoch_s`; `measure` if known
-)->list: # For each pair its rows and the `Interval` of the twin's times over its sibling's; None if a side has no time
-    "The A/A pairs in these records, with the ratios that should be 1"
+def aa_pairs(df)->list: # Of each pair, its rows and its `Interval`; None if a side has no time
+    "The A/A pairs in these records, and the twin's times over its sibling's, which should be 1"
     if not {'trial_id', 'machine', 'twin'}<=set(df): return []
     def ratio(rows):
         for time in ('step_ms', 'epoch_s'):
@@ -220,7 +223,7 @@ def aa_pairs(
             return found if found and is_known(found.mid) else None
     df = df[df.trial_id.notna() & df.machine.notna()]
     alike = ['trial_id', 'machine']
-    def key(measure): return json.dumps(measure, sort_keys=True) if isinstance(measure, dict) else measure
+    def key(o): return json.dumps(o, sort_keys=True) if isinstance(o, dict) else o
     if 'measure' in df: alike.append(df.measure.map(key))
     return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]
 

@@ -43,70 +43,68 @@ class Interval:
         return f'{self.mid:.3g} ({self.lo:.3g} to {self.hi:.3g}, {self.level:.0%})'
 
 # %% ../../nbs/ground/02_stats.ipynb #0832f34b
-def check_level(level):
-    check_value('level', level, is_number(level) and 0<level<1, 'a fraction between 0 and 1, such as .95 for 95 %')
+LEVEL = .95 # the coverage wanted
 
 def _finite(x, name='x'):
     try: x = np.asarray(x, float).ravel()
     except (TypeError, ValueError) as e: raise ValueError(
-        f"{name} is {reprlib.repr(x)}, but it has to be a number or a list of numbers ({e}).") from None
+        f"{name} is {reprlib.repr(x)}, but it has to be numbers ({e}).") from None
     return x[np.isfinite(x)]
 
-def ci_rank(n, level):
-    "The largest k whose interval reaches `level`, at least 1, and its coverage"
+def ci_rank(n):
+    "The largest k whose interval reaches `LEVEL`, at least 1, and its coverage"
     ks = np.arange(1, n//2+1)
     coverage = 1-2*sps.binom.cdf(ks-1, n, .5)
-    k = int(max(1, (coverage>=level).sum()))
+    k = int(max(1, (coverage>=LEVEL).sum()))
     return k, float(coverage[k-1])
 
 # %% ../../nbs/ground/02_stats.ipynb #c9193ea9
 def median_ci(
-    x,               # Values, in any unit; NaN is left out
-    level:float=.95, # The coverage wanted
+    x, # Values, in any unit; NaN is left out
 )->Interval: # Its `level` is what this many values really attain
-    "Median with an interval from order statistics (David & Nagaraja, Order Statistics, 2003, §7.1)"
-    check_level(level)
+    "Median with an interval from order statistics (David & Nagaraja, 2003, §7.1)"
     x = np.sort(_finite(x))
     if len(x)<2: return Interval(float(x[0]) if len(x) else math.nan)
-    k, attained = ci_rank(len(x), level)
+    k, attained = ci_rank(len(x))
     return Interval(float(np.median(x)), float(x[k-1]), float(x[-k]), attained)
 
 # %% ../../nbs/ground/02_stats.ipynb #a717cd4f
 def is_tight(x, half_width_frac:float)->bool:
-    "Does the median's interval attain 95 %, with a half width of at most this fraction of the median?"
+    "Does the median's interval attain 95 % with at most this half width, of the median?"
     i = median_ci(x)
-    return bool(i.level>=.95 and i.half_width_frac<=half_width_frac)
+    return bool(i.level>=LEVEL and i.half_width_frac<=half_width_frac)
 
 # %% ../../nbs/ground/02_stats.ipynb #e34355f9
 def next_look(n:int)->int:
-    "How many values to have before the next check of `is_tight`, after one at `n`: half as many again, six at first"
-    return max(6, math.ceil(1.5*n))  # the smallest to the largest of n values covers 1-2**(1-n), so six attain 95 %
+    "At how many values to check `is_tight` next, after a check at `n`"
+    return max(6, math.ceil(1.5*n))  # the range of n values covers 1-2**(1-n), so six attain 95 %
 
 # %% ../../nbs/ground/02_stats.ipynb #1beadd9f
 def ratio_ci(
-    a,               # The medians of one side's visits
-    b,               # The medians of the other side's visits, in the same unit
-    level:float=.95, # The coverage wanted
+    a, # The medians of one side's visits
+    b, # The medians of the other side's visits, in the same unit
     paired:bool=False, # `a[i]` and `b[i]` share a round or a seed; incomplete pairs are left out
 )->Interval: # Of a/b; no interval with fewer than two visits on a side
-    "a/b with an interval: Welch's t (1947) on the logarithms of visits' medians (Kalibera & Jones, ISMM 2013)"
-    check_level(level)
+    "a/b with an interval: Welch's t (1947) on logarithms (Kalibera & Jones, ISMM 2013)"
     def logs(x, name):
-        if not len(x): raise ValueError(f"`{name}` holds no finite value. Give the medians of its visits.")
-        if min(x)<=0: raise ValueError(f"`{name}` holds {min(x):g}; a ratio of times needs values above 0.")
+        if not len(x): raise ValueError(
+            f"`{name}` holds no finite value. Give the medians of its visits.")
+        if min(x)<=0: raise ValueError(
+            f"`{name}` holds {min(x):g}; a ratio of times needs values above 0.")
         return np.log(x)
     if paired:
-        if len(a)!=len(b): raise ValueError(f"`a` has {len(a)} values and `b` has {len(b)}; pairs need equally many.")
+        if len(a)!=len(b): raise ValueError(
+            f"`a` has {len(a)} values and `b` has {len(b)}; pairs need equally many.")
         pairs = np.column_stack([a, b]).astype(float)
         a, b = pairs[np.isfinite(pairs).all(1)].T
-        a, b = np.sort(logs(a, 'a')-logs(b, 'b')), np.zeros(len(a))          # Student's t (1908) of the differences
+        a, b = np.sort(logs(a, 'a')-logs(b, 'b')), np.zeros(len(a)) # Student's t (1908)
     else: a, b = (logs(np.sort(_finite(x, name)), name) for x,name in ((a, 'a'), (b, 'b')))
     mid = a.mean()-b.mean()
     if min(len(a), len(b))<2: return Interval(math.exp(mid))
     va, vb = a.var(ddof=1)/len(a), b.var(ddof=1)/len(b)
     df = (va+vb)**2/(va**2/(len(a)-1)+vb**2/(len(b)-1)) if va+vb else 1.      # Satterthwaite 1946
-    half = sps.t.ppf((1+level)/2, df)*math.sqrt(va+vb)
-    return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), level)
+    half = sps.t.ppf((1+LEVEL)/2, df)*math.sqrt(va+vb)
+    return Interval(math.exp(mid), math.exp(mid-half), math.exp(mid+half), LEVEL)
 
 # %% ../../nbs/ground/02_stats.ipynb #3dc910e3
 def compare_words(
@@ -123,8 +121,8 @@ def is_steady(
     x,              # Step times in the order they were taken
     level:float=.8, # The confidence needed to call it a drift
 )->bool:
-    "Do at least eight values drift by no more than their noise, or 1 % of their median? (slope: Theil 1950, Sen 1968)"
-    check_level(level)
+    "Do eight values or more drift by at most their noise or 1 %? (Theil 1950, Sen 1968)"
+    check_value('level', level, is_number(level) and 0<level<1, 'a fraction, such as .8')
     x = _finite(x)
     if len(x)<8: return False
     slope, _, lo, hi = sps.theilslopes(x, alpha=level)

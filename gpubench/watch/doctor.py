@@ -118,9 +118,8 @@ def check_fastai(facts):
 # %% ../../nbs/watch/05_doctor.ipynb #2f7d61d1
 phrases("""
 driver_mismatch limit gpu
-The two halves of the NVIDIA driver don't match: its kernel module and its library have different
-versions (NVML error 18). It was updated while the machine was running. Memory isn't the cause,
-so a smaller batch won't help.
+The NVIDIA driver was updated while the machine was running: its kernel module and its library
+have different versions (NVML error 18). Memory isn't the cause, so a smaller batch won't help.
 -> {restart}
 
 driver_asleep limit gpu
@@ -256,10 +255,6 @@ No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with re
 gpu_unnamed ok gpu
 WSL2 has a GPU, but doesn't identify it as NVIDIA's. Labs measure the CPU.
 -> If it is, install its current driver in Windows (never inside WSL2), then run `wsl --shutdown`.
-
-gpu_unknown ok gpu
-NVML can't be queried ({error}), and nothing else shows an NVIDIA GPU. Labs measure the CPU.
--> If there is one: {remedy}
 """)
 _WHYS = why_driver, why_torch, why_hidden, why_no_access, why_old_driver, why_cuda
 
@@ -270,8 +265,6 @@ def check_gpu(facts):
         whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
         first = next((o for why in whys for o in why(facts)), None)
         if first: yield replace(first, what=f'{first.what} Labs measure the CPU.')
-    elif facts.nvml.get('code') is None:
-        yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
     else: yield found('gpu_unnamed' if facts.traces['wsl_gpu'] else 'gpu_none')
 
 def gpus_used(facts):
@@ -308,7 +301,7 @@ def check_nvml(facts):
         if not o['ok']: yield dead(f"NVML can't read GPU {o['index']}", o)
     if nvml['ok']: return
     if used and facts.torch['cuda']: yield dead("torch uses the GPU, but NVML doesn't answer", nvml)
-    elif not used and facts.no_pynvml and facts.any_gpu: yield dead("NVML can't be queried", nvml)
+    elif not used and facts.no_pynvml: yield dead("NVML can't be queried", nvml)
 
 # %% ../../nbs/watch/05_doctor.ipynb #249eeacb
 phrases("""
@@ -320,9 +313,6 @@ GPU {index} has {free} of {total} GiB free, but the labs need up to 2 GiB: large
 run out of memory.
 -> End other programs that use the GPU: notebooks whose kernel is still running, games, browsers.
 `nvidia-smi` lists them. On a small card, use smaller batches.
-
-gpu_mig ok gpu_memory
-GPU {index} is split into parts (MIG), and you compute on one. NVML's values are the whole card's.
 """)
 _LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
@@ -334,7 +324,6 @@ def gpu_memory(facts, g):
         free, total = (f"{g[o]/1024:.1f}" for o in ('free_mib', 'total_mib'))
         code = 'gpu_memory_ok' if g['free_mib']>=_LAB_MIB else 'gpu_memory_low'
         yield found(code, index=g['index'], free=free, total=total, unseen=unseen)
-    if g.get('mig') and facts.used: yield found('gpu_mig', index=g['index'])
 
 # %% ../../nbs/watch/05_doctor.ipynb #64f0ad13
 phrases("""
@@ -379,19 +368,14 @@ slower than other cards of its model.
 -> Plug in a laptop. On another machine, ask the administrator, or run `sudo nvidia-smi -i
 {nvml_index} -pl {default_limit_w:.0f}` (with a container: on the host). If the limit stays, report
 it with your times.
-
-nvml_gaps ok nvml
-GPU {index} doesn't report {names}. That is normal {why}; these columns stay empty.
 """)
 
 def gpu_sensors(facts, g):
-    "Is it being throttled, is its power limited, and which sensors don't answer?"
-    limit_w, usual_w, names = map(g.get, ('power_limit_w', 'default_limit_w', 'unanswered'))
+    "Is it being throttled, and is its power limited?"
+    limit_w, usual_w = g.get('power_limit_w'), g.get('default_limit_w')
     slowed = throttle_words(g.get('throttle_bits'))
     if slowed: yield found('gpu_throttled', **g, why=slowed)
     if limit_w and usual_w and limit_w<.98*usual_w: yield found('power_limited', **g)
-    why = 'in WSL2' if facts.wsl2 else 'with MIG' if g.get('mig') else 'with some cards and drivers'
-    if names: yield found('nvml_gaps', **g, names=', '.join(names), why=why)
 
 def check_gpu_states(facts):
     "Is anything wrong with the GPUs' state that would spoil a measurement?"
@@ -408,10 +392,6 @@ cpu_quota limit cpu
 {seen}. torch starts too many threads, and CPU times vary a lot.
 -> Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose:
 `cpus: {n}`).
-
-pages_returned ok pages
-glibc returns the memory of large tensors after each step and requests it again, which takes time
-on a CPU. `gpubench.step.fast.speed_up(learn)` keeps it.
 
 cpu_calm ok cpu_load
 Other programs use {frac:.0%} of the CPU now.
@@ -434,10 +414,6 @@ def check_cpu(facts, n=None):
     if threads.isdigit() and 0<int(threads)<=m:
         yield found('cpu_ok', seen=f'{seen}; OMP_NUM_THREADS={threads} stays within it')
     else: yield found('cpu_quota', seen=seen, m=m, n=n)
-
-def check_pages(facts, libc=None):
-    "Does the C library return the memory of large tensors after each step?"
-    if (libc or platform.libc_ver()[0])=='glibc': yield found('pages_returned')
 
 def check_load(facts):
     "Do other programs use the CPU?"
@@ -538,7 +514,7 @@ def check_data(facts):
 
 # %% ../../nbs/watch/05_doctor.ipynb #3fd1c09e
 CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states,
-          check_cpu, check_pages, check_load, check_shared_memory, check_kernel, check_data)
+          check_cpu, check_load, check_shared_memory, check_kernel, check_data)
 phrases("""
 check_failed limit doctor
 The doctor's `{name}` failed: {error}. Its result is unknown.

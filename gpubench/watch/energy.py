@@ -26,7 +26,8 @@ class CpuEnergy:
         found = sorted(Path(folder).glob('intel-rapl:*'))
         self.zones = [o for o in found if file_text(o/'name').startswith('package')]
         self.max_uj = self._numbers('max_energy_range_uj')
-        if not self.zones: self._stop('is missing, as is usual in virtual machines and outside Linux')
+        if not self.zones: self._stop(
+            'is missing, as is usual in virtual machines and outside Linux')
         elif None in self._numbers('energy_uj'): self._stop(
             "may only be read by root. An administrator can allow it until the next restart: "
             f"sudo chmod a+r {folder}/intel-rapl:*/energy_uj")

@@ -67,14 +67,12 @@ ASKED = ('name uuid mig processes drawing gpu_util_frac gpu_mem_free_mib gpu_mem
           'throttle_bits power_limit_w default_limit_w').split()
 
 def query_gpu(nvml, i):
-    "One row of the probe `nvml`: `ok`, or `error` and `code`; the columns, and those `unanswered`"
+    "One row of the probe `nvml`: `ok`, or `error` and `code`; and the columns"
     gpu = ask_nvml(nvml, 'nvmlDeviceGetHandleByIndex', i)
     answers = {} if gpu.failed else {o: ask_gpu(nvml, gpu.value, o) for o in ASKED}
     lost = next((o for o in answers.values() if o.code in LOST), gpu)
     values = dict.fromkeys(ASKED) | {k: o.value for k,o in answers.items()}
-    unanswered = [k for k,v in values.items() if v is None and k!='mig']  # few cards can be split
-    return dict(index=i, ok=not lost.failed, error=lost.text or None, code=lost.code,
-                unanswered=unanswered) | values
+    return dict(index=i, ok=not lost.failed, error=lost.text or None, code=lost.code) | values
 
 def probe_nvml():
     "What the driver reports"
@@ -113,8 +111,8 @@ def run_program(args, timeout_s, stderr=subprocess.DEVNULL, env=None):
 
 # %% ../../nbs/watch/04_facts.ipynb #d8cfbeab
 def probe(
-    names:list[str], # Of 'nvml', 'torch', 'torchvision', 'fastai', 'fit', 'cuda', 'machine'
-    timeout_s=300,  # For all of them together
+    names:list[str], # Of `STEPS`
+    timeout_s=300,   # For all of them together
 )->dict: # Step → dict with `ok`, `warnings` and what the step found, or `error` and `code`
     "Try in another process what can be imported and used"
     here = str(Path(sys.modules['gpubench'].__file__).parent.parent)

@@ -2,7 +2,6 @@
 import http.server, io, itertools, os, re, shutil, signal, socket, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 from gpubench.data import loaders as data, made, sets
@@ -10,8 +9,8 @@ from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, lo
 from gpubench.data.folders import read_labels
 from gpubench.data.sets import OFFICIAL, download, write_out
 from gpubench.data.birds import draw_wood
-from gpubench.data.made import (DIGITS_SHA256, N_DIGITS, digit_originals, draw_birds, draw_digits, fastai_folder,
-                           make_once, read_mark)
+from gpubench.data.made import (
+    digit_originals, draw_birds, draw_digits, fastai_folder, make_once, read_mark)
 import numpy as np
 import pytest
 import torch
@@ -23,7 +22,6 @@ from fastai.metrics import accuracy
 from fastai.vision.core import PILImageBW
 from fastai.vision.learner import vision_learner
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import nn
 
 has_cuda = torch.cuda.is_available()
@@ -197,23 +195,8 @@ def test_max_images_is_stratified_and_stable():
 
 # ---- distorted digits
 
-@pytest.fixture(scope='module')
-def digits60k(shared_home): return get_images('digits60k')
-
-def test_no_original_is_in_both_parts(digits60k):
-    train, valid = digits60k.split()
-    originals = digit_originals()
-    assert (len(train), len(valid))==N_DIGITS==(60_000, 10_000)
-    assert not set(originals[train]) & set(originals[valid]) and set(originals)==set(range(1797))
-    assert (digits60k.labels==load_digits().target[originals]).all()
-
-def test_distorted_digits_are_these_bytes(digits60k):
-    assert sha256(np.ascontiguousarray(digits60k.make(digits60k.rows))).hexdigest()==DIGITS_SHA256
-
-def test_distorted_digits_depend_on_nothing_else_that_is_drawn():
-    alone = np.concatenate([draw_digits([o]) for o in (0, 499, 500, 69_999)])
-    assert (alone==draw_digits([69_999, 500, 0, 499])[[2,3,1,0]]).all()
-    assert len({o.tobytes() for o in draw_digits(np.flatnonzero(digit_originals()==7))})==39      # no copy is like another
+def test_no_copy_of_a_digit_is_like_another():
+    assert len({o.tobytes() for o in draw_digits(np.flatnonzero(digit_originals()==7))})==39
 
 def test_distorted_digits_by_every_loader():
     def batches(loader): return two_epochs(get_dls('digits60k', bs=50, loader=loader, device='cpu', max_images=280))
@@ -721,7 +704,6 @@ def test_what_a_folder_was_taken_for_is_printed_once(tmp_path, capsys):
     get_dls('digits', max_images=100, bs=2, device='cpu')
     assert capsys.readouterr().out=="pets: 10 images of 2 classes (cat 5, dog 5); the set's own split: 8 to train, 2 held out (valid); left out: 2 in test (no labels)\n"
     assert (dls.classes_text, dls.split_text)==("10 images of 2 classes (cat 5, dog 5)", "the set's own split: 8 to train, 2 held out (valid); left out: 2 in test (no labels)")
-    assert get_images(max_images=100).classes_text(2)=='100 images of 10 classes (0 10, 1 10, … 8 more)'
 
 def test_suffixes_do_not_depend_on_the_system(animals, monkeypatch):
     "fastai's list comes from /etc/mime.types, where there is one"
@@ -731,13 +713,10 @@ def test_suffixes_do_not_depend_on_the_system(animals, monkeypatch):
     for o in 'webp jfif tga jp2 AVIF ppm'.split(): image.save(animals/'cat'/f'x.{o}')
     assert len(get_images(animals))==12+6 and '.svg' not in data.IMAGE_SUFFIXES
 
-@pytest.mark.parametrize('name, content, says', [
-    ('a.jpg', b'version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n', r'\(git-lfs pointer\). Run `git lfs pull`'),
-    ('a.HEIC', b'\0\0\0\x18ftypheic', r'\(HEIC\). Run `pip install pillow-heif`'), ('a.heic', b'text', r'\(UnidentifiedImageError\). Delete or replace')])
-def test_the_remedy_fits_the_file(animals, monkeypatch, name, content, says):
+def test_what_pillow_cannot_read_is_to_be_replaced(animals, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pillow_heif', None)
-    (animals/'cat'/name).write_bytes(content)
-    with pytest.raises(ValueError, match=says): get_images(animals)
+    (animals/'cat'/'a.heic').write_bytes(b'text')
+    with pytest.raises(ValueError, match=r'\(UnidentifiedImageError\). Delete or replace'): get_images(animals)
 
 def test_pillow_heif_is_registered_where_it_is_needed(animals, monkeypatch):
     calls = []
@@ -800,20 +779,13 @@ def test_labels_by_name_path_and_function(tmp_path):
     with pytest.raises(ValueError, match="2 of 6 images have no label by .*great_pyrenees_1.png"):
         get_images(tmp_path, 9, labels=r'^(great_pyrenees_0|train)')
 
-@pytest.mark.parametrize('text, says', [
-    ('file,label\na_0,cat\na_1,dog\nb_0.png,cat\n', '1 of 4 images have no label by .*: b/b_1.png. Label them'),
-    ('file,label\na_0,cat\na_1,dog\nb_0,cat\nb_1,cat\nb_9,cat\n', "1 of 5 rows of .*labels.csv name images that aren't in .*: b_9"),
-    ('file,label\na_0,cat\na/a_0.png,dog\na_1,dog\n', "labels a/a_0.png as 'cat' and as 'dog'. Keep one"),
-    ('file,healthy,rust\na_0,1,0\n', 'columns file, healthy, rust: which one has the labels'), ('', 'is empty'), ('x,y\n1,2\n', 'names an image')])
-def test_labels_that_do_not_fit(tmp_path, text, says):
+def test_an_image_without_a_label(tmp_path):
     put(tmp_path, a=2, b=2)
-    (tmp_path/'labels.csv').write_text(text)
-    with pytest.raises(ValueError, match=says): get_images(tmp_path, 9, labels='labels.csv')
+    (tmp_path/'labels.csv').write_text('file,label\na_0,cat\na_1,dog\nb_0.png,cat\n')
+    with pytest.raises(ValueError, match='1 of 4 images have no label by .*: b/b_1.png. Label them'):
+        get_images(tmp_path, 9, labels='labels.csv')
 
 @pytest.mark.parametrize('labels, says', [('none.csv', 'none.csv cannot be read'), ('(', 'is no pattern'), (3, 'the path of a CSV file'), ('', 'the path of a CSV file'),
                                           ('^(x)', 'no images in class folders'), (lambda o: None, 'no images in class folders')])
 def test_what_labels_refuses(tmp_path, labels, says):
     with pytest.raises(ValueError, match=says): get_images(put(tmp_path, a=2, b=2), 9, labels=labels)
-
-def test_labels_are_for_folders():
-    with pytest.raises(ValueError, match="labels='a' is for a folder of your own; 'digits' has labels"): get_images('digits', labels='a')

@@ -123,10 +123,6 @@ def test_no_nvml(nvml, says, capfd):
     assert cb.summary()['cpu_mean_frac'] is not None                       # the CPU is watched all the same
     assert ''.join(capfd.readouterr())==''                                 # nothing on the screen
 
-def test_mismatch_is_no_memory_limit():
-    with FakeNVML(init_error=LIB_RM_VERSION_MISMATCH).installed(): note = fitted().notes[0]
-    assert 'NVML error 18' in note and 'no memory limit' in note
-
 def stub(**kwargs): return type(sys)('pynvml') if not kwargs else vars(o := type(sys)('pynvml')).update(kwargs) or o
 def odd(): raise RuntimeError('odd')
 
