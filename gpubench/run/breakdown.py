@@ -10,7 +10,6 @@ from collections import defaultdict
 from functools import partial
 from time import perf_counter
 
-import numpy as np
 import pandas as pd
 from fastai.data.core import Datasets, TfmdLists
 from fastcore.basics import noop
@@ -19,18 +18,17 @@ from fastcore.foundation import L
 from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
 from ..data.stages import tfm_name
-from .forecast import FitTimes
 from .learner import own_callbacks
 
 # %% ../../nbs/run/14_breakdown.ipynb #c58fcf3a
-def clock_callbacks(learn, clock=perf_counter)->dict: # name -> s, while it trains and validates
+def clock_callbacks(learn)->dict: # name -> s, while it trains and validates
     "Keep time of each of the user's own callbacks, and of each metric"
     spent_s = defaultdict(float)
     def clocked(f, name):
         def call(*args):
-            start_s = clock()
+            start_s = perf_counter()
             try: return f(*args)
-            finally: spent_s[name] += clock()-start_s
+            finally: spent_s[name] += perf_counter()-start_s
         return call
     for o in own_callbacks(learn):
         kind = type(o)
@@ -40,42 +38,42 @@ def clock_callbacks(learn, clock=perf_counter)->dict: # name -> s, while it trai
     return spent_s
 
 # %% ../../nbs/run/14_breakdown.ipynb #1b686d70
-def _timed(fs, x, split_idx, spent_s, clock, wait=noop):
+def _timed(fs, x, split_idx, spent_s, wait=noop):
     for f in fs:
         wait()
-        start_s = clock()
+        start_s = perf_counter()
         x = f(x, split_idx=split_idx)
         wait()
-        spent_s[tfm_name(f)] += clock()-start_s
+        spent_s[tfm_name(f)] += perf_counter()-start_s
     return x
 
-def item_costs(dl, n=16, clock=perf_counter)->dict: # name -> ms per item; empty for other data sets
+def item_costs(dl, n=16)->dict: # name -> ms per item; empty for other data sets
     "What each transform of a loader takes for an item"
     sets, spent_s = dl.dataset, defaultdict(float)
     lists = getattr(sets, 'tls', None) if isinstance(sets, Datasets) else None
     if not lists or not all(isinstance(o, TfmdLists) for o in lists): return {}
     some = range(0, len(sets), max(1, len(sets)//n))
     for i in some:
-        item = tuple(_timed(o.tfms.fs, L._get(o, i), o.split_idx, spent_s, clock) for o in lists)
-        _timed(dl.after_item.fs, item, dl.split_idx, spent_s, clock)
+        item = tuple(_timed(o.tfms.fs, L._get(o, i), o.split_idx, spent_s) for o in lists)
+        _timed(dl.after_item.fs, item, dl.split_idx, spent_s)
     return {k: 1e3*v/len(some) for k,v in spent_s.items()}
 
-def batch_costs(dl, n=3, clock=perf_counter)->dict: # name -> ms per batch
-    "What each batch transform takes, to when the device has done it; the first batch warms up"
+def batch_costs(dl)->dict: # name -> ms per batch
+    "What each batch transform takes on the device, in the last of three batches"
     after_batch, dl.after_batch = dl.after_batch, type(dl.after_batch)([])
     try: b = dl.one_batch()
     finally: dl.after_batch = after_batch
-    for _ in range(n):
+    for _ in range(3):
         spent_s = defaultdict(float)
-        _timed(after_batch.fs, b, after_batch.split_idx, spent_s, clock, partial(wait_for, dl.device))
+        _timed(after_batch.fs, b, after_batch.split_idx, spent_s, partial(wait_for, dl.device))
     return {k: 1e3*v for k,v in spent_s.items()}
 
 # %% ../../nbs/run/14_breakdown.ipynb #e83bacc1
 def epoch_table(
     fit,    # `FitTimes`
     steps,  # Rows of a `StepTimerCallback` that was there
-    spent_s={}, # As `clock_callbacks` returns it
-    n_clocked=1, # Batches that it is of
+    spent_s, # As `clock_callbacks` returns it
+    n_clocked, # Batches that it is of
 )->pd.DataFrame: # `what`, `s` of an epoch, `share` of it; callbacks are parts of the rows above
     "Where a later epoch's time goes, or that of the only one"
     train_s, valid_s = fit.epoch_s(1)
@@ -83,7 +81,7 @@ def epoch_table(
     means = steps[[*PHASE_NAMES, 'step_ms']].mean().dropna()
     rows = {'start of the epoch': train_s-batches_s}
     rows |= {PHASE_NAMES[k]: batches_s*v/means.step_ms for k,v in means.items() if k!='step_ms'}
-    rows |= {'validation': valid_s}
+    rows['validation'] = valid_s
     n_batches = sum(o[-1].n_batches for o in (fit.train, fit.valid) if o)
     rows |= {f'  of it in {k}': n_batches*v/n_clocked for k,v in spent_s.items()}
     return pd.DataFrame([dict(what=k, s=v, share=v/(train_s+valid_s)) for k,v in rows.items()])

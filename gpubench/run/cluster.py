@@ -28,10 +28,11 @@ import pandas as pd
 import torch
 from fastcore.basics import patch
 
-from ..ground.core import check_whole, one_of
+from ..ground.core import check_value, check_whole, end_process, one_of
 from ..watch.nvml import gpu_uuids
 from .process import HOLDER, device_locks, pack, this_process
-from ..ground.record import append_record, check_writable, plain_record, record_rows, records_path
+from ..ground.record import (
+    append_record, check_writable, plain_record, record_rows, records_path)
 from ..ground.curves import NO_INTERVAL
 from ..ground.series import is_known, ratios
 from ..ground.stats import Interval
@@ -42,7 +43,8 @@ from .trial import Trial, resolve, run_trial
 # %% ../../nbs/run/08_cluster.ipynb #c6a4ab14
 class Call:
     "A function and its arguments; a job that is preempted makes the same call again"
-    def __init__(self, function:Callable, **kwargs): self.function, self.kwargs, self.env = function, kwargs, {}
+    def __init__(self, function:Callable, **kwargs):
+        self.function, self.kwargs, self.env = function, kwargs, {}
     def __call__(self):
         os.environ.update(self.env)
         return self.function(**self.kwargs)
@@ -54,10 +56,11 @@ def slurm_options(text:str)->dict: # Option -> value, with Slurm's names
     "'partition=gpu,time=60,exclusive' as a dict; `time` is in minutes"
     pairs = [o.partition('=') for o in text.split(',') if o.strip()]
     options = {k.strip().replace('-', '_'): v.strip() if eq else True for k,eq,v in pairs}
-    if not all(options): raise ValueError(f"{text!r} isn't a list of options. Write 'partition=gpu,time=60,exclusive'.")
+    if not all(options): raise ValueError(
+        f"{text!r} isn't a list of options. Write 'partition=gpu,time=60,exclusive'.")
     time = options.get('time', 60)
-    if not str(time).isdigit() or int(time)<1:
-        raise ValueError(f"time is {time!r}, but it has to be a number of minutes, such as time=60.")
+    is_time = str(time).isdigit() and int(time)>0
+    check_value('time', time, is_time, 'a number of minutes, such as time=60')
     return options | dict(time=int(time))
 
 def _executor(where, folder, options, n_gpus):
@@ -75,23 +78,24 @@ def _executor(where, folder, options, n_gpus):
         "cluster, or use 'local'.")
     executor, options = submitit.SlurmExecutor(folder), dict(options)
     if not n_gpus: options = dict(exclusive=True) | options # no CPU-bound work beside it
-    if n_gpus and not {'gres', 'gpus_per_node', 'gpus'} & set(options): options |= dict(gpus_per_node=n_gpus)
+    elif not {'gres', 'gpus_per_node', 'gpus'} & set(options): options['gpus_per_node'] = n_gpus
     known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
     others = {k: v for k,v in options.items() if k not in known}
     executor.update_parameters(**dict(job_name='gpubench') | known, additional_parameters=others)
     return executor
 
 # %% ../../nbs/run/08_cluster.ipynb #689dd0cc
-_ENDED = {'COMPLETED', 'CANCELLED', 'FAILED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED', 'BOOT_FAIL', 'DEADLINE',
-          'OUT_OF_MEMORY', 'GONE'}
+_ENDED = {'COMPLETED', 'CANCELLED', 'FAILED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED', 'BOOT_FAIL',
+          'DEADLINE', 'OUT_OF_MEMORY', 'GONE'}
 
 def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is forgotten
     "The states of jobs; empty while Slurm's controller doesn't reply"
     if not ids: return {}
     found = {}
     for o in dict.fromkeys(o.partition('_')[0] for o in ids): # an array by one number
-        looked = subprocess.run(['squeue', '--noheader', '--array', '--states=all', f'--jobs={o}', '--format=%i %T'],
-                                capture_output=True, text=True)
+        looked = subprocess.run(
+            ['squeue', '--noheader', '--array', '--states=all', f'--jobs={o}', '--format=%i %T'],
+            capture_output=True, text=True)
         if looked.returncode and 'Invalid job id' not in looked.stderr: return {}
         found |= dict(line.split() for line in looked.stdout.splitlines())
     return {o: found.get(o, 'GONE') for o in ids}
@@ -99,7 +103,7 @@ def job_states(ids)->dict: # Job's number -> Slurm's state, 'GONE' where it is f
 # %% ../../nbs/run/08_cluster.ipynb #582d81c9
 @dataclass
 class Jobs:
-    "Named calls, each run as a job; `folder` holds their numbers, so jobs that still run are found"
+    "Named calls, each run as a job; `folder` holds their numbers"
     where:str         # 'slurm' or 'local'
     folder:Path       # Shared by all nodes
     options:dict      # As `slurm_options` returns them
@@ -114,17 +118,18 @@ class Jobs:
         (self._run_slurm if self.where=='slurm' else self._run_here)(executor, calls, stop)
 
     def _run_here(self, executor, calls, stop):
-        gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(torch.cuda.device_count()))))
+        all_gpus = ','.join(map(str, range(torch.cuda.device_count())))
+        gpus = os.environ.get('CUDA_VISIBLE_DEVICES', all_gpus)
         for name,call in calls.items(): # on one machine one after the other
             call.env = dict(CUDA_VISIBLE_DEVICES=gpus) # which submitit changes
             job = executor.submit(call)
             try:
                 while not job.done(): sleep(min(self.poll_s, .2))
             except BaseException:
-                job._process.terminate()
-                job._process.wait()
+                end_process(job._process, ask_s=20)
                 raise
-            self.ids[name], self.states[name] = job.job_id, 'FAILED' if job.exception() else 'COMPLETED'
+            self.ids[name] = job.job_id
+            self.states[name] = 'FAILED' if job.exception() else 'COMPLETED'
             if stop([]): return
 
     def reason(self, name)->str:
@@ -168,7 +173,7 @@ def _wait(self:Jobs, stop):
 
 # %% ../../nbs/run/08_cluster.ipynb #af7ae1e6
 def _measure_round(path, retry_failed, **kwargs): # in a job
-    "One round, or what is missing of it; a requeued job repeats the visits that its end killed"
+    "What is missing of a round; a requeued job repeats the visits that its end killed"
     is_requeued = int(os.environ.get('SLURM_RESTART_COUNT') or 0)>0
     sweep(out=path, repeats=1, progress=False, retry_failed=retry_failed or is_requeued, **kwargs)
 
@@ -191,7 +196,7 @@ def merge_records(out, found:list):
         n[key] = max(n[key], (o.get('visit') or 0)+1)
     for o in [o for o in found if content(o) not in there]:
         key = o.get('trial_id'), o.get('machine')
-        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o) # a lab has other records, too
+        append_record(path, o | dict(visit=n[key]) if 'visit' in o else o) # a lab has others, too
         n[key] += 1
 
 def n_missing(path, n:int, retry_failed=False)->int:
@@ -206,7 +211,7 @@ def _rows_now(path):
     except (OSError, ValueError): return [] # no visit yet, or half a line
 
 class StopAlike:
-    "Why a sweep in several processes stops early: as for one, after failures of two trials or more"
+    "Why a sweep in several processes stops early: after failures of two trials or more"
     def __init__(self, paths:dict, n_todo:int, n_trials:int): # Name of a process -> its records
         self.paths, self.n_todo, self.n_trials, self.why = paths, n_todo, n_trials, ''
         self.n_old = {o: len(_rows_now(path)) for o,path in paths.items()}
@@ -257,7 +262,8 @@ class JobsMissing(RuntimeError):
 def merged(out:Path, missing:list)->pd.DataFrame: # `missing`: sentences without a full stop
     "The records in `out`; a `JobsMissing` that holds them if visits are missing"
     found = pd.DataFrame(record_rows(out)) if (out/'records.jsonl').exists() else pd.DataFrame()
-    if missing: raise JobsMissing(f"{'; '.join(missing)}. The same call again runs what is missing.", found)
+    if missing: raise JobsMissing(
+        f"{'; '.join(missing)}. The same call again runs what is missing.", found)
     return found
 
 class _JobRounds:
@@ -279,8 +285,10 @@ class _JobRounds:
         finally: merge_records(out, self.rows())
         if stop([]): print(stop.why)
         left = {} if stop.why else self.left()
-        why = '; '.join(f'{k} of {self.n} of {o}, because its {jobs.reason(o)}' for o,k in left.items())
-        missing = f"{sum(left.values())} of {self.n_all} visits are missing: {why}. The others are in {out}"
+        why = '; '.join(f'{k} of {self.n} of {o}, because its {jobs.reason(o)}'
+                        for o,k in left.items())
+        missing = (f"{sum(left.values())} of {self.n_all} visits are missing: {why}. "
+                   f"The others are in {out}")
         found = merged(out, [missing] if left else [])
         print_failed(found)
         return found
@@ -316,7 +324,8 @@ def sweep_on(
     n_todo = sum(left.values())
     if dry_run:
         print_forecast(points, n_todo, n_todo, rounds.rows(), run, kwargs)
-        if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait in Slurm's queue.")
+        if where=='slurm': print("This adds up all visits. Rounds may run in parallel, and may wait "
+                                 "in Slurm's queue.")
         return pd.DataFrame(rounds.rows())
     folder.mkdir(parents=True, exist_ok=True)
     calls = {o: Call(_measure_round, path=path, trials=points, run=run, seed=seed+i, twin=twin,
@@ -336,16 +345,17 @@ def _cpu_sets(n:int)->list: # Of CPU numbers, all of one size
         except OSError: return cpu
     cpus = sorted(os.sched_getaffinity(0), key=lambda o: (core(o), o))
     each = len(cpus)//n
-    if not each: raise RuntimeError(f"{n} visits side by side need a CPU each, and there are {len(cpus)}. Set "
-                                    f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep "
-                                    "on one.")
+    if not each: raise RuntimeError(
+        f"{n} visits side by side need a CPU each, and there are {len(cpus)}. Set "
+        f"CUDA_VISIBLE_DEVICES to {len(cpus)} GPUs or fewer, or sweep on one.")
     return [sorted(cpus[i*each:(i+1)*each]) for i in range(n)]
 
 # %% ../../nbs/run/08_cluster.ipynb #c14e8648
-_WORKER = 'import os; os.sched_setaffinity(0, {}); from gpubench.run.cluster import _work; _work()' # ahead of torch
+_WORKER = ('import os; os.sched_setaffinity(0, {}); ' # ahead of torch
+           'from gpubench.run.cluster import _work; _work()')
 
 def _work():
-    "In a worker: make the call that stdin holds; stop with the current visit once stdin is closed"
+    "In a worker: make the call that stdin holds; stop once stdin is closed"
     import cloudpickle
     function, args = cloudpickle.load(sys.stdin.buffer)
     def watch():
@@ -370,16 +380,19 @@ class Share:
     def start(self, **kwargs)->subprocess.Popen:
         "Visit the points in a process that sees no other GPU and stays on these CPUs"
         paths = os.pathsep.join(filter(None, [os.environ.get('PYTHONPATH'), *sys.path]))
-        env = os.environ | {HOLDER: this_process(), 'CUDA_VISIBLE_DEVICES': self.uuid, 'PYTHONPATH': paths,
-                            'OMP_NUM_THREADS': str(len(self.cpus))}
+        env = os.environ | {
+            HOLDER: this_process(), 'CUDA_VISIBLE_DEVICES': self.uuid, 'PYTHONPATH': paths,
+            'OMP_NUM_THREADS': str(len(self.cpus))}
         with self.path.with_suffix('.log').open('ab') as f: process = subprocess.Popen(
-            [sys.executable, '-c', _WORKER.format(self.cpus)], env=env, stdin=subprocess.PIPE, stdout=f, stderr=f,
+            [sys.executable, '-c', _WORKER.format(self.cpus)], env=env,
+            stdin=subprocess.PIPE, stdout=f, stderr=f,
             start_new_session=True) # so that Ctrl-C reaches this process alone
         process.stdin.write(pack(_measure_share, self.points, self.path, kwargs))
         process.stdin.flush()
         return process
 
-    def missing(self, retry_failed=False)->int: return n_missing(self.path, len(self.points), retry_failed)
+    def missing(self, retry_failed=False)->int:
+        return n_missing(self.path, len(self.points), retry_failed)
 
     def rows(self)->list:
         "Its records, with the GPU, and marked as measured side by side"
@@ -401,7 +414,7 @@ def _run_together(shares, stop, **kwargs):
 
 # %% ../../nbs/run/08_cluster.ipynb #ed7e9a38
 def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and CPUs each
-    "The shares of each round: the checked trial (the middle one) alone, then all, that one first"
+    "The shares of each round: the checked (middle) trial alone, then all, that one first"
     i_checked, n = len(points)//2, len(slots)
     rest, found = [o for i,o in enumerate(points) if i!=i_checked], []
     for i in range(repeats):
@@ -410,28 +423,26 @@ def _rounds(slots, points, repeats, seed, folder): # `slots`: a GPU's UUID and C
             k = (i+j)%len(slots)
             name = f'round {i+1}{what} on GPU {k}'
             return Share(name, *slots[k], points, folder/f"{name.replace(' ', '_')}.jsonl", n)
-        found.append(([share(0, cards[:1], 1, ' alone')], [share(j, cards[j::n], n) for j in range(n)]))
+        together = [share(j, cards[j::n], n) for j in range(n)]
+        found.append(([share(0, cards[:1], 1, ' alone')], together))
     return found
 
 # %% ../../nbs/run/08_cluster.ipynb #48c39193
 def neighbor_cost(
-    alone:list,      # Records of a trial that was visited alone, one a round
-    beside:list,     # Those of its visits with neighbors, on the same GPUs and CPUs
-)->Interval: # Of the ratio of their times, 1 where neighbors cost nothing; NaN without times
-    "How much longer a visit takes with neighbors"
-    df = pd.DataFrame([o | dict(round_id=i, is_beside=side) for side,rows in ((False, alone), (True, beside))
+    alone:list,  # Records of a trial that was visited alone, one a round
+    beside:list, # Those of its visits with neighbors, on the same GPUs and CPUs
+)->Interval: # NaN without times
+    "The ratio of a visit's times with and without neighbors"
+    df = pd.DataFrame([o | dict(round_id=i, is_beside=side)
+                       for side,rows in ((False, alone), (True, beside))
                        for i,o in enumerate(rows) if o['status']=='ok'])
     for name in ('step_ms', 'epoch_s'):
         found = ratios(df, 'is_beside', True, name).ratio.get(False) if name in df else None
         if found and is_known(found.mid): return found
     return NO_INTERVAL
 
-def busy_frac(
-    visit:dict,      # A record
-    others:list,     # Those of its neighbors' visits
-    n_neighbors:int,
-)->float: # 1 if all neighbors had visits until its end
-    "The fraction of a visit's timing during which its neighbors had visits, on average"
+def busy_frac(visit:dict, others:list, n_neighbors:int)->float: # Of records
+    "The mean fraction of a visit's timing during which its neighbors had visits"
     def span(o, *before): # s
         start_s = datetime.fromisoformat(o['time_utc']).timestamp()
         return start_s+sum(o.get(k) or 0 for k in before), start_s+o['visit_s']
@@ -443,7 +454,8 @@ def busy_frac(
 _MIN_BUSY_FRAC = .9 # of a visit's timing; visits of a process have short gaps between them
 
 def _cost_sentence(r, n, busy=1.):
-    if math.isnan(r.mid): return "The cost of neighbors is unknown: the checked trial has no step_ms or epoch_s."
+    if math.isnan(r.mid): return (
+        "The cost of neighbors is unknown: the checked trial has no step_ms or epoch_s.")
     neighbors = '1 neighbor' if n==2 else f'{n-1} neighbors'
     text = f"With {neighbors}, the checked trial took {r} times as long as alone."
     if busy<_MIN_BUSY_FRAC: return (
@@ -451,34 +463,38 @@ def _cost_sentence(r, n, busy=1.):
         "evidence. Sweep more trials at once, in a new folder.")
     if math.isnan(r.lo): return f"{text} Repeats of 2 or more give an interval."
     if not r.is_distinct(): return f"{text} The interval includes 1, so no disturbance was found."
-    return (f"{text} The interval excludes 1: visits side by side disturb each other. Judge smaller differences by a "
-            "sweep without neighbors.")
+    return (f"{text} The interval excludes 1: visits side by side disturb each other. Judge smaller "
+            "differences by a sweep without neighbors.")
 
 # %% ../../nbs/run/08_cluster.ipynb #e269bc2c
 def _report_cost(rounds, slots, n, out):
-    "Compare the checked trial alone with its visits beside others; print and save what neighbors cost"
+    "Print and save what neighbors cost"
     alone, checked, busy = [], [], []
     for [first],[second, *others] in rounds: # the checked trial is the first of the second
         alone += first.rows()
         row = next(o for o in second.rows() if o['trial_id']==alone[0]['trial_id'])
         checked.append(row)
-        neighbors = [x for o in others for x in record_rows(o.path)] if row['status']=='ok' else []
-        if row['status']=='ok': busy.append(busy_frac(row, neighbors, n-1))
+        if row['status']!='ok': continue
+        neighbors = [x for o in others for x in record_rows(o.path)]
+        busy.append(busy_frac(row, neighbors, n-1))
     r, busy = neighbor_cost(alone, checked), pd.Series(busy, dtype=float).mean()
-    found = dict(trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level, n_alone=len(alone),
-                 n_beside=len(checked), busy_frac=busy, slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])
+    found = dict(trial_id=alone[0]['trial_id'], ratio=r.mid, lo=r.lo, hi=r.hi, level=r.level,
+                 n_alone=len(alone), n_beside=len(checked), busy_frac=busy,
+                 slots=[dict(gpu_uuid=o, cpus=cpus) for o,cpus in slots])
     (out/'side_by_side.json').write_text(json.dumps(plain_record(found), indent=1))
     print(_cost_sentence(r, n, busy))
 
 def _split_points(points, n_gpus): # Those on a GPU side by side, those that follow one by one
-    "Which trials may have neighbors; a `ValueError` if they are tied to a GPU, or fewer than two"
+    "Which trials may have neighbors; a `ValueError` if fewer than two"
     odd = [o for o in points if str(point_fields(o).get('device')).startswith('cuda:')]
-    if odd: raise ValueError(f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
-                             "its GPU from round to round. Use 'cuda'.")
+    if odd: raise ValueError(
+        f"The device is {point_fields(odd[0])['device']!r}, but side by side each trial changes "
+        "its GPU from round to round. Use 'cuda'.")
     n_cpus = len(_cpu_sets(n_gpus)[0])
     def is_beside(o):
         if isinstance(o, Trial) and o.n_devices>1: return False
-        return point_fields(o).get('device')=='cuda' and (point_fields(o).get('n_workers') or 0)<=n_cpus
+        o = point_fields(o)
+        return o.get('device')=='cuda' and (o.get('n_workers') or 0)<=n_cpus
     beside, after = ([o for o in points if is_beside(o)==side] for side in (True, False))
     if len(beside)<2: raise ValueError(
         f"Side by side needs two trials or more on a GPU that {n_cpus} CPUs can feed; here "
@@ -486,23 +502,24 @@ def _split_points(points, n_gpus): # Those on a GPU side by side, those that fol
     return beside, after
 
 # %% ../../nbs/run/08_cluster.ipynb #c746767f
-def _visit_rounds(rounds, slots, n_trials, out, wait, retry_failed, **how)->StopAlike:
-    "Visit what the rounds lack and merge all records; what is returned has the reason for an early stop"
+def _visit_rounds(rounds, slots, n_trials, out, wait, retry_failed, **how)->str:
+    "Visit what the rounds lack and merge all records; returns why it stopped early"
     shares = [o for phases in rounds for phase in phases for o in phase]
     shares[0].path.parent.mkdir(parents=True, exist_ok=True)
-    stop = StopAlike({o.name: o.path for o in shares}, sum(o.missing(retry_failed) for o in shares), n_trials)
+    n_todo = sum(o.missing(retry_failed) for o in shares)
+    stop = StopAlike({o.name: o.path for o in shares}, n_todo, n_trials)
     try:
         with device_locks([*(uuid for uuid,_ in slots), 'cuda'], out, wait=wait):
             for i,phases in enumerate(rounds):
                 todo = [[o for o in phase if o.missing(retry_failed)] for phase in phases]
                 if any(todo) and not stop([]): print(
-                    f'Round {i+1} of {len(rounds)}: {n_trials} trials on {len(slots)} GPUs, one of them also alone. '
-                    f'Results go to {out}', flush=True)
+                    f'Round {i+1} of {len(rounds)}: {n_trials} trials on {len(slots)} GPUs, one of '
+                    f'them also alone. Results go to {out}', flush=True)
                 for phase in todo:
                     if not stop([]): _run_together(phase, stop, retry_failed=retry_failed, **how)
     finally: merge_records(out, [row for o in shares for row in o.rows()])
     if stop([]): print(stop.why)
-    return stop
+    return stop.why
 
 # %% ../../nbs/run/08_cluster.ipynb #f1c358da
 def sweep_side_by_side(
@@ -535,14 +552,15 @@ def sweep_side_by_side(
     if dry_run:
         rows = [row for o in shares for row in o.rows()]
         n_left = [[o.missing(retry_failed) for o in phase] for phases in rounds for phase in phases]
-        print_forecast(beside, sum(map(sum, n_left)), sum(map(max, n_left)), rows, run, kwargs, f', up to {n} at once')
+        print_forecast(beside, sum(map(sum, n_left)), sum(map(max, n_left)), rows, run, kwargs,
+                       f', up to {n} at once')
         if after: sweep(after, repeats, out, dry_run=True, **how)
         return pd.DataFrame(rows)
-    is_stopped = _visit_rounds(rounds, slots, len(beside), out, wait, **how).why
+    is_stopped = _visit_rounds(rounds, slots, len(beside), out, wait, **how)
     if after and not is_stopped: sweep(after, repeats, out, wait=wait, **how)
     found = merged(out, [] if is_stopped else [
-        f"{o.missing()} of {len(o.points)} visits of {o.name} are missing, see {o.path.with_suffix('.log')}"
-        for o in shares if o.missing()])
+        f"{o.missing()} of {len(o.points)} visits of {o.name} are missing, see "
+        f"{o.path.with_suffix('.log')}" for o in shares if o.missing()])
     if not is_stopped: _report_cost(rounds, slots, n, out)
     print_failed(found)
     return found

@@ -56,10 +56,9 @@ class FitTimes:
         "Seconds of each part of an epoch: the first, or a later one"
         def of(parts):
             if not parts: return 0.
-            if i==0 or len(parts)==1: return parts[0].seconds(self._batch_s(parts))
-            return float(np.mean([o.seconds() for o in parts[1:]]))
+            if i and parts[1:]: return float(np.mean([o.seconds() for o in parts[1:]]))
+            return parts[0].seconds(np.mean([o.batch_s for o in parts[1:]]) if parts[1:] else None)
         return of(self.train), of(self.valid)
-    def _batch_s(self, parts): return np.mean([o.batch_s for o in parts[1:]]) if parts[1:] else None
     def seconds(self, n_epochs=None):
         "Of the whole fit, also if it had another number of epochs"
         n = self.n_epochs if n_epochs is None else n_epochs
@@ -82,7 +81,7 @@ def decoded_of(learn, dl): # A `Decoded` or None
     return next((o for k,o in feed.decoded.items() if k[0]==id(dl.dataset)), None)
 
 class KeptOrder:
-    "The order of a loader's first epoch, again in each later one, whose images are decoded then"
+    "Repeats the order of a loader's first epoch, whose images are decoded"
     def __init__(self, dl):
         self.order, self.limit, inner = [], None, dl.get_idxs
         def get_idxs():
@@ -118,8 +117,6 @@ class GlanceCallback(Callback):
 
     @property
     def is_in_fit(self): return not self.learn.lock.locked() # else a callback validates
-    @property
-    def is_first(self): return self.learn.epoch==0
     def now(self):
         wait_for(self.device)
         return self.clock()
@@ -148,9 +145,10 @@ class GlanceCallback(Callback):
 @patch
 def open(self:GlanceCallback, dl):
     self.loader, self.decoded = dl, decoded_of(self.learn, dl)
-    if self.decoded:
-        if id(dl.dataset) not in self.orders: self.orders[id(dl.dataset)] = KeptOrder(dl)
-    self.limit_s = self.first_s if self.learn.training and self.is_first else self.later_s
+    if self.decoded and id(dl.dataset) not in self.orders:
+        self.orders[id(dl.dataset)] = KeptOrder(dl)
+    is_first = self.learn.training and self.learn.epoch==0
+    self.limit_s = self.first_s if is_first else self.later_s
     if not self.learn.training: self.limit_s /= 2
     n_workers = 0 if self.decoded else n_workers_of(dl) or 0
     self.n_ahead = 2*n_workers+2                      # batches that workers may have had ready
@@ -172,7 +170,7 @@ def after_batch(self:GlanceCallback):
 
 @patch
 def close(self:GlanceCallback, parts):
-    "The part has ended, and so have its workers, which a whole part has to end, too"
+    "The part has ended, and so have its workers"
     end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
     is_whole = self.n>=n_all
     n_end, read_end, end_s = end if is_whole or not self.stop else self.stop
@@ -188,9 +186,9 @@ def close(self:GlanceCallback, parts):
     self.begin(self.start_s+end[-1])
 
 # %% ../../nbs/run/12_forecast.ipynb #122a2252
-def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2, clock=perf_counter)->list[FitTimes]:
-    "The times of each fit of a throw-away Learner, from `n_seen` of its epochs; 'fine_tune' has two fits"
-    cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'), clock)
+def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2)->list[FitTimes]:
+    "Times of each fit of a throw-away Learner, from `n_seen` epochs; 'fine_tune' has two fits"
+    cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'))
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
         cb.begin(cb.now())

@@ -60,7 +60,7 @@ class Stretch(NamedTuple):
     label: tuple
 
 def flatten(ranked)->list[Stretch]: # `ranked`: (rank, start_us, end_us, label)
-    "Stretches that don't overlap, each with the label of the highest rank, or the innermost of it"
+    "Stretches without overlaps, each with the label of the highest rank, or the innermost"
     ranked = [o for o in ranked if o[2]>o[1]]
     edges = sorted((t, i) for i,o in enumerate(ranked) for t in o[1:3])
     active, found = set(), []
@@ -102,7 +102,7 @@ LAUNCHES, SYNC, LOOP = 'launches', 'synchronization', 'between phases'
 _OWN_CAUSE = {'wait': 'data', 'copy': 'copy'}     # phases that launch nothing
 
 def loop_spans(spans, on_device): # (rank, start_us, end_us, (cause, place))
-    "Phases and callbacks, ready to be flattened; without a device, each phase is its own cause"
+    "Phases and callbacks to flatten; without a device, each phase is its own cause"
     for o in spans:
         own = _OWN_CAUSE.get(o.name, LAUNCHES if on_device else o.name)
         label = (f'callback {o.name}', o.event) if o.kind=='callback' else (
@@ -133,10 +133,9 @@ def device_work(profile)->list[Work]: # By start
     calls = {o.link: o for o in profile.of('call') if o.link is not None}
     launches = defaultdict(list)
     for i,o in enumerate(profile.of('kernel', 'copy')):
-        launches['alone', i] += [o] if o.link is None else []
-        launches[o.link] += [o] if o.link is not None else []
+        launches[('alone', i) if o.link is None else o.link].append(o)
     return sorted(Work(min(o.start_us for o in parts), max(o.end_us for o in parts), _label(parts),
-                       calls.get(link)) for link,parts in launches.items() if parts)
+                       calls.get(link)) for link,parts in launches.items())
 
 # %% ../../nbs/run/10_idle.ipynb #c0b750d3
 def windows(profile, work)->list: # (start_us, end_us)
@@ -164,25 +163,17 @@ def host_timeline(profile, work)->tuple[Timeline, Timeline]: # All that it does;
     for o in profile.of('call'):
         label = loop_line.at(o.start_us, (LAUNCHES, LOOP))
         if o.track in launching and (o.name.endswith(names) or 'DtoH' in copies[o.link]):
-            if label[0] not in _OWN_CAUSE.values(): label = SYNC, _place(profile, owner(label), o)
+            if label[0] not in _OWN_CAUSE.values():
+                where = owner(label)
+                label = SYNC, f"{where}: {' or '.join(profile.lines.get(where, [o.name]))}"
             waits.append((3, o.start_us, o.end_us, label))
         elif 'HtoD' in copies[o.link]:
             calls.append((2, o.start_us, o.end_us, ('copy', owner(label))))
     return Timeline(flatten(loop+calls+waits)), Timeline(flatten(waits))
 
-def _place(profile, owner, call):
-    lines = profile.lines.get(owner)
-    return f"{owner}: {' or '.join(lines) if lines else call.name}"
-
 # %% ../../nbs/run/10_idle.ipynb #d438628e
-def book(
-    start_us:float,      # Of the gap
-    end_us:float,
-    after:Work|None,     # The work that ends it; None at the end of the profile
-    host:Timeline,       # Both of `host_timeline`
-    waits:Timeline,
-)->tuple: # (cause, place)
-    "The one cause of a gap"
+def book(start_us, end_us, after, host, waits)->tuple: # (cause, place)
+    "The one cause of a gap that the work `after` ends, if any; `host` and `waits`: `host_timeline`"
     if after and not after.call: return 'unknown', 'launch not recorded'
     launched_us = after.call.end_us if after else end_us
     took_us = Counter()
@@ -207,8 +198,7 @@ def _pieces(profile): # (label, µs), which fill the windows
     steps, (host, waits) = windows(profile, work), host_timeline(profile, work)
     if not work: return [o for a,b in steps for o in host.within(a, b, (LOOP, ''))], steps
     busy = flatten((_ALONE[o.label], *o[:3]) for o in work)
-    first = {}
-    for o in work: first.setdefault(o.start_us, o)
+    first = {o.start_us: o for o in reversed(work)} # of those that start together
     gaps, end_us = [], steps[0][0]
     for o in [*busy, Stretch(steps[-1][1], steps[-1][1], None)]:
         if o.start_us-end_us>SHORT_US:
@@ -226,7 +216,6 @@ def idle_by_cause(
     `ms` and the times `n` are per step. Without a GPU: what the host did, by phase and callback."""
     pieces, steps = _pieces(profile)
     n_steps, total_ms = len(profile.of('step')), sum(b-a for a,b in steps)/1e3
-    if not n_steps: raise ValueError("The profile has no step. Make it with `profile_steps`.")
     df = pd.DataFrame([(*label, us/1e3) for label,us in pieces], columns=COLUMNS[:3])
     df = df.groupby(['cause', 'place'], as_index=False).ms.agg(ms='sum', n='count')
     last = df.cause.map({BUSY[0]: 0, 'short gaps': 2, 'unknown': 3}).fillna(1)
@@ -240,7 +229,7 @@ _KINDS = dict(kernel='kernel', gpu_memset='kernel', gpu_memcpy='copy', cuda_runt
               cuda_driver='call', cpu_op='op')
 
 def read_spans(trace:dict, origin_ns:int, device:int)->list[Span]:
-    "The spans in a file of PyTorch's profiler, from `origin_ns`, a Unix time; of one GPU"
+    "One GPU's spans in a file of PyTorch's profiler, from `origin_ns` (Unix time)"
     shift_us, found = (trace.get('baseTimeNanoseconds', 0)-origin_ns)/1e3, []
     for o in trace['traceEvents']:
         kind, args = _KINDS.get(o.get('cat')), o.get('args', {})
@@ -299,10 +288,10 @@ class _KeptSteps(_Steps):
     def read(self, wait=False): pass
 
 class PhaseClockCallback(StepTimerCallback):
-    "Keeps when each phase began and ended by the host's clock, even if a GPU does the work"
+    "Keeps when each phase began and ended by the host's clock"
     graph_safe = 'counts'
-    def __init__(self, clock:Callable=time.perf_counter):
-        super().__init__(clock)
+    def __init__(self):
+        super().__init__()
         self.ended = _KeptSteps()
     def _marks(self): return HostMarks(self.clock)
     @property
@@ -384,11 +373,10 @@ def turn_spans(turns, us:Callable)->list[Span]:
 
 def lines_by_owner(notes, spans, us:Callable)->dict:
     "Phase or callback -> the lines that wait for the device there"
-    line, found = Timeline(flatten(loop_spans(spans, True))), defaultdict(list)
+    line, found = Timeline(flatten(loop_spans(spans, True))), defaultdict(dict)
     for t,text in notes:
-        name = owner(line.at(us(t), (LAUNCHES, LOOP)))
-        if text and text not in found[name]: found[name].append(text)
-    return {k: v for k,v in found.items() if v}
+        if text: found[owner(line.at(us(t), (LAUNCHES, LOOP)))][text] = None
+    return {k: [*v] for k,v in found.items()}
 
 # %% ../../nbs/run/10_idle.ipynb #7ab0f85d
 def profile_steps(
@@ -396,7 +384,7 @@ def profile_steps(
     n_steps:int=20,   # Steps that count
     n_warm_up:int=5,  # Steps before them, the last two under the profiler already
     n_valid:int=0,    # Batches of a validation after them, for the trace
-    ops:bool=False,   # Also record PyTorch's operations for the trace? They take longer then
+    ops:bool=False,   # Also record PyTorch's operations for the trace, which slows them
 )->Profile:
     "Profile steps of a Learner's own loop, with its phases and callbacks by name"
     check_whole('n_steps', n_steps, 1)

@@ -38,7 +38,8 @@ FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
 
 def check_fit(fit):
     "A `ValueError` unless this says how to train"
-    check_value('fit', fit, callable(fit) or fit in FITS, f"{', '.join(map(repr, FITS))} or a function of the Learner")
+    is_fit = callable(fit) or fit in FITS
+    check_value('fit', fit, is_fit, f"{', '.join(map(repr, FITS))} or a function of the Learner")
 
 def train(learn, fit, n_epoch):
     if callable(fit): fit(learn)
@@ -49,13 +50,16 @@ def check_batches(dl):
     if length_hint(dl, 1): return # a stream doesn't know its length
     n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
     if not n: raise ValueError("The Learner has no training images, so no step would run.")
-    raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would run. "
-                     f"Use bs={n} or less, or a larger data set.")
+    raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would "
+                     f"run. Use bs={n} or less, or a larger data set.")
 
 # %% ../../nbs/run/04_learner.ipynb #9c3f0bf9
+def gpus_in_use(): # Asking an unused GPU would start CUDA
+    return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+
 @contextmanager
 def autocast_kept():
-    "Afterwards, autocast is as before, even if an error kept `MixedPrecision` from leaving it"
+    "Afterwards, autocast is as before, even if an error kept a callback from leaving it"
     was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
     def depth(): # left as it is: only the outermost autocast forgets its copies of weights
         torch.autocast_increment_nesting()
@@ -72,22 +76,24 @@ SHAPES_STEPS = {'fastai.learner'} | { # modules whose callbacks shape a step, an
     f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
 
 def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
-    "A copy of a function that doesn't share what it closes over and its defaults, as `deepcopy`'s does"
+    "A copy of a function, its closure and its defaults; `deepcopy` alone shares all of it"
     if not isinstance(function, FunctionType): return deepcopy(function, memo)
     cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
     defaults, keywords = deepcopy((function.__defaults__, function.__kwdefaults__), memo)
-    copied = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
+                          cells)
     copied.__kwdefaults__ = keywords
     return copied
 
 def _drop_hooks(model):
     "Remove the hooks that are functions, since a copy shares them with the original"
     for m in model.modules():
-        for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks):
+        for hooks in (m._forward_pre_hooks, m._forward_hooks,
+                      m._backward_pre_hooks, m._backward_hooks):
             for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
 
 def _speed_up_like(learn, copied):
-    "Give a copy the parts of `speed_up` that its original has, since those stay with one Learner"
+    "Give a copy the parts of `speed_up` that its original has"
     parts, has = SpeedUp(copied), {type(o): o for o in learn.cbs}
     if ChannelsLastCallback in has: parts.order_channels()
     if OneDNNCallback in has: parts.use_onednn()
@@ -95,12 +101,12 @@ def _speed_up_like(learn, copied):
     if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
 
 def _computed(model): # id -> a copy, since `deepcopy` refuses them
-    "The tensors that modules computed from weights, such as those that dropout leaves in an LSTM"
+    "The tensors that modules computed from weights, such as an LSTM's under dropout"
     found = [o for m in model.modules() for o in vars(m).values() if isinstance(o, torch.Tensor)]
     return {id(o): o.detach().clone() for o in found if not o.is_leaf}
 
 def copy_learner(learn, left_out, memo): # Callbacks; `memo`: what else isn't copied, of `deepcopy`
-    "A copy that trains as its original does, but for the callbacks left out and what `speed_up` fed"
+    "A copy that trains alike, but for the callbacks left out and what `speed_up` fed"
     memo = memo | {id(o): Callback() for o in left_out} | {id(learn.logger): noop}
     copied = deepcopy(learn, memo | _computed(learn.model))
     copied.loss_func = _with_own_cells(learn.loss_func, memo)
@@ -125,7 +131,7 @@ def can_copy(cb, learn):
     return True
 
 def twin_of(learn):
-    "A throw-away copy of a Learner, which is fed if its original is"
+    "A throw-away copy of a Learner, fed if its original is"
     sets = {id(o.dataset): o.dataset for o in learn.dls.loaders}
     left_out = [o for o in learn.cbs if writes(o) or not can_copy(o, learn)]
     twin = copy_learner(learn, left_out, sets)
@@ -141,15 +147,15 @@ class _UntilSteadyCallback(Callback):
     def after_batch(self):
         ms = [o['step_ms'] for o in self.timer.steps[self.n_before:]]
         self.is_steady = is_steady(ms)
-        if self.is_steady or len(ms)>=WARM_UP_STEPS or sum(ms)>WARM_UP_MS: raise CancelFitException()
+        if self.is_steady or len(ms)>=WARM_UP_STEPS or sum(ms)>WARM_UP_MS:
+            raise CancelFitException()
     def before_validate(self): raise CancelFitException()
 
 def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with random_states_kept(gpus), autocast_kept():
+    with random_states_kept(gpus_in_use()), autocast_kept():
         try:
             others = [o for o in learn.cbs if type(o).__module__ not in SHAPES_STEPS]
             copied = copy_learner(learn, others, {id(learn.metrics): L()})
@@ -204,7 +210,7 @@ def _seen(seen, df, point): # Name of a setting -> as it ran; None if that could
                 device=str(next(seen.model.parameters()).device))
 
 def _happened(name, asked, ran):
-    "Is a setting as asked for? None if that can't be seen, or if `asked` isn't in gpubench's words"
+    "Is a setting as asked for? None if that can't be seen or isn't in gpubench's words"
     if name=='device':
         asked = str(pick_device()).partition(':')[0] if asked=='auto' else str(asked)
         ran = ran if ':' in asked else ran.partition(':')[0]
@@ -219,9 +225,9 @@ def _last_fit(timer, n_epoch): # Steps, epochs
     df, epochs = timer.to_df(), timer.epochs_df()
     df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
     if len(df) and n_epoch: return df, epochs
-    raise RuntimeError(f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
-                       "record. Look for a callback that cancels batches or epochs, or a `fit` "
-                       "that doesn't train.")
+    raise RuntimeError(
+        f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
+        "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
 
 def _times(df, epochs, ran): # `ran`: as `_seen` returns it
     "Times of these steps and epochs, as `epoch_times`"
@@ -252,7 +258,8 @@ def _last_record(record, learn, seen, timer, point, fit):
         return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
     record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
         n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
-        n_opt_steps=seen.n_opt_steps, unverified=', '.join(k for k in point if happened[k] is None) or None)
+        n_opt_steps=seen.n_opt_steps,
+        unverified=', '.join(k for k in point if happened[k] is None) or None)
     fits = timer.epochs_df().groupby('fit').agg(
         n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'), epoch_whole_s=('train_s', 'median'))
     if len(fits)>1: record['fits'] = fits.to_dict('records')
@@ -262,20 +269,19 @@ def _last_record(record, learn, seen, timer, point, fit):
 def time_learner(
     learn:Learner,          # New, with everything that its training needs
     point:dict,             # The arguments of the function that made it, such as `n_epoch`, else 1
-    fit:str|Callable='fit', # 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
+    fit:str|Callable='fit', # As `check_fit` allows
 )->dict: # The measured part of a record, and `unverified`
     """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
 
-    A deep copy warms up first, so `learn` trains as it would by itself and its callbacks see one training. While the
-    copy lives, data and network take memory twice. Both see what is outside of them, such as a module's globals.
+    A deep copy warms up first, so `learn` trains as it would by itself. While the copy lives, data
+    and network take memory twice. Both see what is outside of them, such as a module's globals.
 
-    Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of 'fine_tune'. If there
-    were several, `fits` lists the epochs, the steps and the median `epoch_whole_s` (s) of each."""
-    check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
+    Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of
+    'fine_tune'. If there were several, `fits` lists epochs, steps and median `epoch_whole_s` (s)
+    of each."""
     if str(learn.dls.device).startswith('xla'): raise ValueError(
         "Your own Learner can't be timed on XLA. Name its network instead: "
         "Trial(model='module:function', device='xla').")
-    check_fit(fit)
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
     if not callable(fit): check_batches(learn.dls.train) # a function may bring its own data

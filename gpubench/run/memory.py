@@ -26,11 +26,11 @@ from fastcore.basics import GetAttr, patch
 from fastcore.foundation import L
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..ground.core import check_value, check_whole, free_memory, memory_bytes, open_nvml
+from ..ground.core import check_value, free_memory, memory_bytes, open_nvml
 from ..data.item_tfms import random_states_kept
 from ..watch.nvml import ask_gpu, find_gpu
 from ..step.kept import modules_in
-from .learner import autocast_kept, twin_of
+from .learner import autocast_kept, gpus_in_use, twin_of
 from .sweep import is_out_of_memory
 
 # %% ../../nbs/run/09_memory.ipynb #403cc70c
@@ -57,7 +57,7 @@ class MemoryByKind:
     total_bytes:int      # All of the device; on a CPU, what this process may use
     peaks:dict           # 'backward' (the forward pass, too) and 'step' -> kind -> bytes or None
     layers:dict          # The ten layers that keep the most activations -> bytes
-    is_measured:bool=True # Or predicted, from smaller batches?
+    is_measured:bool=True # Or predicted from smaller batches
 
     @property
     def kinds(self)->dict: # Kind -> bytes; None: not measured
@@ -69,18 +69,12 @@ class MemoryByKind:
         "All tensors of this process at the peak"
         return tensor_bytes(self.kinds)
 
-    def as_dict(self)->dict: # `weights_bytes`, …, `free_bytes`; `layers` is a dict
-        "A flat dict"
-        sizes = {f'{k}_bytes': self.kinds.get(k) for k in KINDS}
-        return dict(device=self.device, bs=self.bs, is_measured=self.is_measured) | sizes | dict(
-            peak_bytes=self.peak_bytes, total_bytes=self.total_bytes, layers=dict(self.layers))
-
     def to_df(self)->pd.DataFrame: # `kind`, `mib` and its `share_frac` of the device
         "A row for each kind; NaN where it wasn't measured"
         rows = [(label, self.kinds.get(k)) for k,label in self._labels().items()]
-        df = pd.DataFrame([*rows, ('total', self.total_bytes)], columns=['kind', 'n_bytes'])
-        mib = df.pop('n_bytes').astype(float)/2**20
-        return df.assign(mib=mib, share_frac=mib*2**20/self.total_bytes)
+        df = pd.DataFrame([*rows, ('total', self.total_bytes)], columns=['kind', 'mib'])
+        df['mib'] = df.mib.astype(float)/2**20
+        return df.assign(share_frac=df.mib*2**20/self.total_bytes)
 
 # %% ../../nbs/run/09_memory.ipynb #7d81b430
 _OF_GPUS = 'others', 'reserve', 'context', 'other_programs' # or not known on a CPU
@@ -90,8 +84,9 @@ def _labels(self:MemoryByKind): # Kind -> label
     "The kinds that there are; the driver may not tell other programs from this one"
     if self.device=='cpu': return {k: v for k,v in KINDS.items() if k not in _OF_GPUS}
     if self.kinds.get('other_programs') is not None: return KINDS
-    return {k: v for k,v in KINDS.items() if k!='other_programs'} | {
-        'context': 'CUDA context and other programs'}
+    both = KINDS | dict(context='CUDA context and other programs')
+    del both['other_programs']
+    return both
 
 @patch
 def _as_text(self:MemoryByKind): # Label -> MiB
@@ -158,7 +153,7 @@ class _Saved:
     def __del__(self): self.kept.drop(self.address)
 
 class KeptActivations:
-    "Counts what autograd keeps, by the layer whose forward pass is running; None: 16-bit weights"
+    "Counts what autograd keeps by layer, under None copies of weights in 16 bits"
     def __init__(self, device, known): # `known`: addresses of other kinds
         self.device, self.known = device, known
         self.live, self.by_layer, self.running, self.cast = {}, Counter(), [], set()
@@ -269,7 +264,7 @@ class StepMemory:
 # %% ../../nbs/run/09_memory.ipynb #1cb38d44
 @patch
 def look(self:StepMemory):
-    "If the peak has grown since the last look, note what was held: then or now, whichever is more"
+    "If the peak has grown, note what was held at the last look or now, whichever is more"
     now = self.now()
     if now['activations']>self.most_kept:
         self.most_kept, self.layers = now['activations'], self.kept.by_layer.copy()
@@ -342,8 +337,6 @@ class RepeatDL(GetAttr):
     def __len__(self): return self.n
     def __iter__(self): return iter([self.batch]*self.n)
 
-def gpus_in_use(): # Asking an unused GPU would start CUDA
-    return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
 def device_of(learn): return torch.device(getattr(learn.dls, 'device', None) or default_device())
 
 def real_batch(learn): # On the Learner's device
@@ -355,7 +348,7 @@ def real_batch(learn): # On the Learner's device
 
 @contextmanager
 def batch_repeated(learn, batch, n):
-    "Meanwhile, an epoch trains this batch `n` times; afterwards the Learner holds none of it"
+    "Meanwhile, an epoch trains this batch `n` times"
     before, learn.dls = learn.dls, copy(learn.dls)
     learn.dls.loaders = [RepeatDL(before.train, batch, n), *before.loaders[1:]]
     try: yield
@@ -372,9 +365,8 @@ def memory_by_kind(
 )->MemoryByKind:
     """What takes the memory at the peak of a training step, by kind
 
-    Activations are what autograd keeps for the backward pass. Workspaces are the rest of the
-    peak: what kernels and the optimizer need for a moment. A captured step (`speed_up`) is
-    measured as the eager one."""
+    Activations are what autograd keeps for the backward pass; workspaces are what kernels and the
+    optimizer need for a moment. A captured step (`speed_up`) is measured as the eager one."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     batch = real_batch(learn) if batch is None else to_device(batch, device_of(learn))
     watch = WatchMemoryCallback(batch, N_WARM_UP_MOST+1)
@@ -399,7 +391,7 @@ def resize_batch(batch, bs:int):
     return apply(resized, batch)
 
 def on_line(n0, y0, n1, y1, n): # None where one of them is
-    "The value at `n` on the line through two points, which neither falls nor begins below 0"
+    "The value at `n` on a line that neither falls nor begins below 0"
     if y0 is None or y1 is None: return None
     slope = min(max(0, (y1-y0)/(n1-n0)), y1/n1)
     return round(y1+slope*(n-n1))
@@ -437,13 +429,13 @@ class MemoryLine:
 
 # %% ../../nbs/run/09_memory.ipynb #7e954758
 def clear_frames(error):
-    "Let go of the tensors in the frames of an error and of those behind it"
+    "Let go of the tensors in the frames of an error and its causes"
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 def try_size(make_twin, bs)->MemoryByKind|None:
-    "The memory of a step of a new twin with such a batch; None if it runs out of memory"
+    "The memory of a step of a new twin; None if it runs out"
     twin = None
     try:
         twin = make_twin()
@@ -471,8 +463,6 @@ def memory_line(
     n_most, bs = dataset_size(twin), find_bs(real_batch(twin))
     twin = None
     small, large = sizes or (max(1, bs//2), max(2, bs))
-    check_whole('the smaller of sizes', small, 1)
-    check_whole('the larger of sizes', large, small+1)
     while small:
         upper = try_size(make_twin, large)
         lower = upper and try_size(make_twin, small)
@@ -553,7 +543,6 @@ class OutOfMemory:
     needed:MemoryByKind  # What the batch would need
     largest:LargestBatch # What fits
     def __repr__(self): return f'{self.text}\n\n{self.needed!r}'
-    def _repr_html_(self): return f'<p>{self.text}</p>{self.needed._repr_html_()}'
 
 # %% ../../nbs/run/09_memory.ipynb #858c5ab2
 def most_of(kinds, layers): # A phrase
@@ -579,9 +568,8 @@ def cause(needed, room, before_bytes): # `room`: bytes for the Learner; `before_
 # %% ../../nbs/run/09_memory.ipynb #32132ece
 def without_original(line, n_bytes):
     "A line of twins, for the Learner that they copy, which has these bytes already"
-    def less(m):
-        def fewer(kinds): return kinds | dict(others=max(0, (kinds['others'] or 0)-n_bytes))
-        return replace(m, peaks={k: fewer(o) for k,o in m.peaks.items()})
+    def less(m): return replace(m, peaks={
+        k: o | dict(others=max(0, (o['others'] or 0)-n_bytes)) for k,o in m.peaks.items()})
     if not n_bytes: return line
     return replace(line, small=less(line.small), large=less(line.large),
                    before_bytes=max(0, line.before_bytes-n_bytes))
@@ -597,12 +585,9 @@ def let_go(learn, error):
 def explain_oom(
     learn:Learner,           # Its fit ran out of memory
     error:Exception,         # As it was caught
-    make_twin:Callable=None, # Returns a copy that may be thrown away; it may share the data
+    make_twin:Callable=None, # Returns a copy that may be thrown away
 )->OutOfMemory:
     "What took the memory when a fit ran out of it, and which batch would fit"
-    if not is_out_of_memory(error): raise ValueError(
-        f"error is {type(error).__name__}: {error}. That isn't a lack of memory, so there is "
-        "nothing to explain.")
     let_go(learn, error)
     make_twin = make_twin or partial(twin_of, learn)
     bs = find_bs(real_batch(learn))

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter
-from ..ground.core import allows_tf32, check_value, check_whole, nearest, one_of, user_place, wait_for
+from ..ground.core import (
+    allows_tf32, check_value, check_whole, nearest, one_of, user_place, wait_for)
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -26,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 # %% ../../nbs/run/00_models.ipynb #9fe28a08
 class PoolTo(nn.AdaptiveAvgPool2d):
-    "The mean of regions; an image that has this size already, as 28 px have in `lenet`, stays as it is"
+    "The mean of regions; an image that has this size already stays as it is"
     def forward(self, x):
         return x if tuple(x.shape[-2:])==(self.output_size,)*2 else super().forward(x)
 
@@ -43,9 +44,9 @@ def lenet(n_classes:int=10, n_in:int=1)->nn.Module:
 def cnn(
     n_classes:int=10, # Outputs
     n_in:int=3,       # Channels of the images
-    stages=((16,),(40,),(64,)), # The channels of each stage's convolutions
+    stages=((16,), (40,), (64,)), # The channels of each stage's convolutions
 )->nn.Module:
-    "Stages of 3×3 convolution, batch norm and ReLU, each halving the image; its mean; one linear layer"
+    "Stages of convolution, batch norm and ReLU, each halving the image; its mean; a linear layer"
     layers = []
     for widths in stages:
         for n_out in widths:
@@ -72,13 +73,18 @@ PRETRAINED = dict(resnet18=zoo.ResNet18_Weights.DEFAULT, resnet50=zoo.ResNet50_W
 
 def _pretrained(name, n_classes, n_in):
     "A network pretrained on color images, with a new head and a stem for 1 or 3 channels"
+    if name not in PRETRAINED: raise ValueError(
+        f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. "
+        "Use pretrained=False.")
+    if n_in not in (1, 3): raise ValueError(
+        f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
     weights, m = PRETRAINED[name], getattr(zoo, name)()
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e:     # no network, or a broken file
         raise RuntimeError(
-            f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try again "
-            f"with a network connection, or put a complete copy of {weights.url} into the folder "
-            f"{torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
+            f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try "
+            f"again with a network connection, or put a complete copy of {weights.url} into the "
+            f"folder {torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
     m.fc, stem = nn.Linear(m.fc.in_features, n_classes), m.conv1
     if n_in==1:
         m.conv1 = _stem(1)
@@ -105,14 +111,13 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
         absent = e.name if isinstance(e, ModuleNotFoundError) else None
         if absent and f'{module}.'.startswith(f'{absent}.'): raise ValueError(
             f"There is no module {module!r} for the model {name!r}: neither "
-            f"{module.replace('.', '/')}.py in the current folder ({os.getcwd()}) nor an installed one."
-            ) from e
+            f"{module.replace('.', '/')}.py in the current folder ({os.getcwd()}) nor an installed "
+            "one.") from e
         raise ValueError(f"The module {module!r} for the model {name!r} fails when it is imported: "
                          f"{type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
-    names = [o for o,f in vars(found).items() if callable(f) and not o.startswith('_')]
-    hint = nearest(function, names)
+    hint = nearest(function, [k for k,o in vars(found).items() if callable(o) and k[0]!='_'])
     raise ValueError(f"The module {module!r} has no function {function!r}. {hint}".rstrip())
 
 def _own_model(name, n_classes, n_in):
@@ -122,13 +127,14 @@ def _own_model(name, n_classes, n_in):
         f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
-    raise ValueError(f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the "
-                     "network; a sweep then repeats the visit with retry_failed=True (--retry-failed).")
+    raise ValueError(
+        f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a "
+        "sweep then repeats the visit with retry_failed=True (--retry-failed).")
 
 # %% ../../nbs/run/00_models.ipynb #60be287d
 MODELS = dict(
     lenet=lenet,
-    cnn_small=partial(cnn, stages=((16,), (40,), (64,))),
+    cnn_small=cnn,
     cnn_medium=partial(cnn, stages=((32,), (64,), (128,), (272,))),
     cnn_large=partial(cnn, stages=((64,64), (128,128), (288,288), (640,640))),
     resnet18=partial(resnet, make=zoo.resnet18),
@@ -146,11 +152,6 @@ def get_model(
     check_whole('n_in', n_in, 1)
     is_own = ':' in str(name)
     if not is_own: one_of('model', name, MODELS)
-    if pretrained and name not in PRETRAINED: raise ValueError(
-        f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. "
-        "Use pretrained=False.")
-    if pretrained and n_in not in (1, 3): raise ValueError(
-        f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
     if pretrained: return _pretrained(name, n_classes, n_in)
     if is_own: return _own_model(name, n_classes, n_in)
     return MODELS[name](n_classes=n_classes, n_in=n_in)
@@ -208,7 +209,7 @@ def bound_ms(
     bytes_per_s:float, # The most that its memory moves
     precision='fp32',  # 'bf16' and 'fp16' move half the bytes
 )->float: # ms
-    "The shortest step with Adam: what products must compute or move, each operand once, and the weights"
+    "The shortest step with Adam: what products must compute or move once, and the weights"
     n_bytes = 4 if precision in ('fp32', 'tf32', 'ieee') else 2
     m = copy.deepcopy(m).to('meta').train()
     with _ProductsMode() as seen: m(torch.zeros(bs, *shape, device='meta')).sum().backward()
@@ -222,7 +223,7 @@ def device_rates(
     seconds:float=.5,  # For each of the two
     clock=perf_counter, # Returns seconds; tests pass their own
 )->dict: # `flop_per_s`, `bytes_per_s`
-    """The most that a device reaches: the fastest of several large matrix products, and of large copies
+    """The most that a device reaches: the fastest of several large matrix products, and of copies
 
     As in PyTorch's convolutions, products in float32 use TF32 if the GPU has it, unless 'ieee'."""
     is_gpu = torch.device(device).type=='cuda'

@@ -22,15 +22,16 @@ from ..data.readers import READER
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 PRECISIONS = { # name -> what it means
-    'fp32': "float32 as torch ships it: full precision in matrix products, TF32 allowed in cuDNN's convolutions",
+    'fp32': "float32 as torch ships it: full precision in matrix products, TF32 allowed in cuDNN's "
+            "convolutions",
     'ieee': 'float32 with TF32 off everywhere',
     'tf32': 'float32 with TF32 allowed everywhere (NVIDIA Ampere and newer)',
     'fp16': 'mixed precision with float16 and a gradient scaler, as `Learner.to_fp16`; GPU only',
-    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU or XLA, where that does nothing, by autocast'}
+    'bf16': 'mixed precision with bfloat16, as `Learner.to_bf16`; on a CPU or XLA, where that does '
+            'nothing, by autocast'}
 
 # %% ../../nbs/run/02_observed.ipynb #1a48b26e
-_CUDNN = torch.backends.cudnn
-_MATMUL = torch.backends.cuda.matmul
+_CUDNN, _MATMUL = torch.backends.cudnn, torch.backends.cuda.matmul
 TF32 = {o: (False, True) for o in PRECISIONS} | dict( # in matrix products, in cuDNN
     ieee=(False, False), tf32=(True, True))
 
@@ -59,14 +60,15 @@ class AutocastCallback(Callback):
     "Forward pass and loss in bfloat16 on a CPU or XLA"
     order, graph_safe = MixedPrecision.order, True
     def before_batch(self):
-        self._autocast = torch.autocast(next(self.model.parameters()).device.type, dtype=torch.bfloat16)
+        device = next(self.model.parameters()).device
+        self._autocast = torch.autocast(device.type, dtype=torch.bfloat16)
         self._autocast.__enter__()
     def after_pred(self): self.learn.pred = self.pred.float()
     def after_loss(self): self._autocast.__exit__(None, None, None)
 
 # %% ../../nbs/run/02_observed.ipynb #45744405
 def look_once(model:torch.nn.Module, saw:Callable):
-    "Calls `saw` with each result of a convolution or matrix product in the next forward pass, below autocast"
+    "Calls `saw` with each product's result in the next forward pass, below autocast"
     products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}
     class ProductMode(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -30,7 +30,7 @@ from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
 class Surroundings:
-    "What a measurement depends on and a fresh process doesn't inherit, as it is in this one"
+    "What a measurement depends on and a fresh process doesn't inherit"
     def __init__(self):
         import torch
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -61,7 +61,7 @@ def _end_with(line):
     os._exit(1)
 
 def _warn_once(seen):
-    "From now on, show a warning only if its text isn't in the list `seen`, and add it there"
+    "From now on, show a warning only if its text isn't in `seen`, and add it there"
     usual = warnings.showwarning
     def show(message, category, *args):
         text = f'{category.__name__}: {message}'
@@ -88,7 +88,7 @@ def _child(line, surroundings, job, warned):
 
 # %% ../../nbs/run/05_process.ipynb #3f80d585
 def pick_start_method(name=None)->str:
-    "How to make fresh processes: by default 'forkserver', or 'spawn' if the system lacks that"
+    "How to make fresh processes: 'forkserver', or 'spawn' where the system lacks that"
     there = [o for o in ('forkserver', 'spawn') if o in get_all_start_methods()]
     return there[0] if name is None else one_of('start method', name, there)
 
@@ -107,7 +107,7 @@ def _own_start():
 
 # %% ../../nbs/run/05_process.ipynb #82cd3aae
 def start_server(start_method=None):
-    "Start the server of fresh processes, unless it runs; it loads its packages in the background"
+    "Start the server of fresh processes, which loads its packages in the background"
     if pick_start_method(start_method)!='forkserver': return
     from multiprocessing import forkserver
     get_context('forkserver').set_forkserver_preload(['gpubench.run.sweep'])
@@ -215,7 +215,7 @@ def repeating(show:Callable, every_s:float):
 
 # %% ../../nbs/run/05_process.ipynb #7df44491
 def times_as_long(stated_s, now_s, done_frac):
-    "How many times as long as stated a job takes, if that is clear after a tenth of it; else 1"
+    "How many times as long as stated a job takes, if that is clear; else 1"
     times = now_s/(stated_s*done_frac) if stated_s and done_frac>=.1 else 1.
     return times if times>2 else 1.
 
@@ -301,7 +301,7 @@ USER_ID = getattr(os, 'getuid', lambda: 0)() # Windows has none
 
 # %% ../../nbs/run/05_process.ipynb #e5d280a3
 def lock_name(device:str)->str: # For a file
-    "The name of a device's lock: the same for a GPU whatever number CUDA_VISIBLE_DEVICES gives it"
+    "The name of a device's lock, whatever number CUDA_VISIBLE_DEVICES gives it"
     if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:] # a UUID of NVML's
     try: device = pick_device(device)
     except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
@@ -332,7 +332,7 @@ def locks_folder(root=None)->Path: # In `root`, by default the system's folder f
 HOLDER = 'GPUBENCH_HOLDER' # environment variable: who holds locks for this process
 
 def this_process()->str: # For that variable
-    "Process ID and machine: containers that share their locks each number their own processes"
+    "Process ID and machine: containers that share locks each number their own processes"
     return f'{os.getpid()} on {platform.node()}'
 
 # %% ../../nbs/run/05_process.ipynb #82c17c81

@@ -20,6 +20,7 @@ from ..ground.stats import Interval
 from ..ground.curves import best_batch
 from ..data.loaders import get_images
 from .rounds import epoch_seconds
+from .process import print_line
 from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
@@ -30,12 +31,11 @@ def may_be_best(rates:dict)->list: # Batch sizes, ascending
     "The sizes that may be as good as the fastest, as coarse visits are known to 5 %"
     return sorted(o for o in rates if rates[o] >= max(rates.values())*(1-TOLERANCE_FRAC-.05))
 
-def pick_finalists(rates:dict, most:int=3)->list: # Batch sizes, ascending
+def pick_finalists(rates:dict)->list: # Up to three batch sizes, ascending
     "The sizes worth a closer look: the fastest, and the smallest that may be as good"
-    ranked = sorted(rates, key=lambda o: -rates[o])
-    if len(ranked)<=most: return sorted(ranked)
-    smallest = may_be_best(rates)[0]
-    return sorted(ranked[:most] if smallest in ranked[:most] else [*ranked[:most-1], smallest])
+    fastest = sorted(rates, key=rates.get, reverse=True)[:3]
+    if len(rates)>3 and (smallest := may_be_best(rates)[0]) not in fastest: fastest[2] = smallest
+    return sorted(fastest)
 
 # %% ../../nbs/run/07_race.ipynb #f92ba320
 _PARTS = 'step_ms', 'first_batch_ms', 'closing_ms' # of an epoch's time
@@ -46,7 +46,8 @@ class _Race:
         self.trial, sizes = trial, [o['bs'] for o in grid(bs=sizes)]
         check_value('sizes', sizes, sizes and all(is_number(o, whole=True) and o>=1 for o in sizes),
                     'a list of whole numbers above 0, such as [16, 64, 256]')
-        self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images, trial.labels)
+        self.images = get_images(trial.dataset, trial.size, trial.n_channels, trial.max_images,
+                                 trial.labels)
         self.n_train = len(self.images.split()[0])
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
         self.too_large = sorted({*sizes}-{*self.sizes})
@@ -58,20 +59,23 @@ class _Race:
         "The trial at that size, with only as many images as its steps need"
         n, n_workers = len(self.images), self.trial.n_workers
         n_needed = bs*(4+4*max(1, n_workers)*self.trial.accumulate+2*n_workers)
-        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab)) # two of each class
-        return self.trial.but(bs=bs, max_images=self.trial.max_images if n_needed>=.9*n else n_needed)
+        n_needed = max(math.ceil(n_needed*n/self.n_train), 4*len(self.images.vocab))
+        if n_needed>=.9*n: n_needed = self.trial.max_images
+        return self.trial.but(bs=bs, max_images=n_needed)
 
     def rate(self, row):
         "Images a second over a whole epoch: start-up, steps, closing; NaN if a visit gave no time"
         n, times = self.n_train//row['bs'], [row.get(o) for o in _PARTS]
-        if row['status']!='ok' or not all(is_number(o) and o>=0 for o in times) or not times[0]: return math.nan
+        is_timed = all(is_number(o) and o>=0 for o in times) and times[0]
+        if row['status']!='ok' or not is_timed: return math.nan
         return n*row['bs']/epoch_seconds(n, *times, row.get('wait_ms') or 0, self.trial)
 
     def visits(self, stage, sizes, repeats, run, out, options):
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
         out = None if out is None else Path(out)/f'{stage}.jsonl'
-        if options.get('progress', True): print(
-            f"{stage.capitalize()} visits of the batch sizes {', '.join(map(str, sizes))}", file=sys.stderr, flush=True)
+        names = ', '.join(map(str, sizes))
+        if options.get('progress', True): print_line(
+            f"{stage.capitalize()} visits of the batch sizes {names}", sys.stderr)
         df = sweep(points, repeats, out, run, twin=None, whole_epoch=False, **options)
         return df.assign(stage=stage, rate=[self.rate(o) for o in df.to_dict('records')])
 
@@ -82,7 +86,7 @@ def _why_untimed(bad): # Visits of one size
     return why if len(why)<=120 else why[:120]+' …'
 
 def _left_out(race, df):
-    "Which sizes weren't timed, or not in all visits, and why; each sentence starts with a space"
+    "Which sizes weren't timed in all visits, and why; each sentence starts with a space"
     text, n = '', df.bs.value_counts()
     for bs,bad in df[df.rate.isna()].groupby('bs'):
         how = 'has no time' if len(bad)==n[bs] else f'failed in {len(bad)} of {n[bs]} visits'
@@ -92,9 +96,10 @@ def _left_out(race, df):
     return f"{text} Larger than the {race.n_train} training images, so not tried: {sizes}."
 
 def _comparison(df, best):
-    "How the answer compares with the fastest and with the smaller sizes"
+    "How the answer compares with other sizes"
     smaller = df[df.bs<best.bs].groupby('bs').rate.count() # timed visits of each smaller size
-    timed, within = '' if smaller.gt(0).all() else ' with a time', f'{100*TOLERANCE_FRAC:g} % of'
+    timed = '' if smaller.gt(0).all() else ' with a time'
+    within = f'{100*TOLERANCE_FRAC:g} % of'
     if best.bs!=best.fastest_bs:
         r, how = best.ratio, 'close to' if best.ratio.is_distinct() else 'not distinguishable from'
         return (f"Batch {best.bs} is the smallest{timed} within {within} the fastest, {best.fastest_bs}: "
@@ -105,14 +110,15 @@ def _comparison(df, best):
     return f"{most}, and no smaller size{timed} comes within {within} it."
 
 def _doubts(best):
-    "Which sizes may be the right answer, as far as the visits show; empty if it is settled"
+    "Which other sizes may be the right answer; empty if it is settled"
     if not best.unsettled: return ''
     def words(bs, i):
         span = f'{i.lo:.3f} to {i.hi:.3f}' if i.level else 'no interval'
         return f'batch {bs}, at {i.mid:.3f} times its images a second ({span})'
     each = '; '.join(words(o, i) for o,i in best.unsettled.items() if o!=best.bs)
     text = f" The visits vary too much to decide about: {each}."
-    if best.bs in best.unsettled: text += f" Batch {best.bs} itself may be more than {100*TOLERANCE_FRAC:g} % too slow."
+    if best.bs in best.unsettled: text += (
+        f" Batch {best.bs} itself may be more than {100*TOLERANCE_FRAC:g} % too slow.")
     return f"{text} Use more `fine_rounds`."
 
 # %% ../../nbs/run/07_race.ipynb #ace49d34
@@ -120,22 +126,23 @@ def _doubts(best):
 class BestBatchSize:
     "What `find_best_bs` found"
     bs:int               # Images; the smallest size that is as fast as the fastest
-    images_per_s:float   # Of `bs`, over a whole epoch with its start-up; median of its closer visits
+    images_per_s:float   # Of `bs`, over a whole epoch; median of its closer visits
     fastest_bs:int       # The size with the most images a second
     ratio:Interval       # Images a second of `bs` over those of `fastest_bs`
     finalists:list       # The sizes that were visited again
     device_s:float       # Seconds that the visits took, excluding the start of their processes
     records:pd.DataFrame # All visits, with `stage` and with `rate` in images a second
-    unsettled:dict       # Sizes that may be right -> `Interval` of their images a second over those of
-                         # `bs`; of `bs`, if it may be too slow: over those of a larger size
+    unsettled:dict       # Sizes that may be right -> `Interval` of their rate over `bs`'s;
+                         # `bs`'s own, if it may be too slow: over those of a larger size
     reason:str           # The answer as text
 
 def _answer(race, df, finalists):
     "The answer from the records of all stages"
     is_coarse, n_train = df.stage.eq('coarse'), race.n_train
-    rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage # each holds every size once
-    rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False).to_dict('list')
-    best = best_batch(rates, TOLERANCE_FRAC, screened=df[is_coarse].set_index('bs').rate.to_dict())
+    rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage # each with every size
+    rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False)
+    screened = df[is_coarse].set_index('bs').rate.to_dict()
+    best = best_batch(rates.to_dict('list'), TOLERANCE_FRAC, screened=screened)
     if best is None: raise RuntimeError(
         f"No finalist of {finalists} gave a time in the fine rounds.{_left_out(race, df)}")
     n_steps, n_left = divmod(n_train, best.bs)
@@ -145,7 +152,8 @@ def _answer(race, df, finalists):
     reason = _comparison(df, best)+rest+_doubts(best)+_left_out(race, df)
     device_s = float((df.visit_s-df.process_s.fillna(0)).sum())
     rate = float(df.rate[~is_coarse & df.bs.eq(best.bs)].median())
-    return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df, best.unsettled, reason)
+    return BestBatchSize(best.bs, rate, best.fastest_bs, best.ratio, finalists, device_s, df,
+                         best.unsettled, reason)
 
 # %% ../../nbs/run/07_race.ipynb #5ec1facc
 COARSE, FINE = dict(half_width=.05, max_s=.5), dict(half_width=.01, max_s=2.) # as for `run_trial`
@@ -158,7 +166,7 @@ def find_best_bs(
     run:Callable=run_trial, # Or a function with the same arguments, which returns these times
     **options,              # As `sweep` takes them: `isolate`, `progress`, `seed`, `timeout_s`
 )->BestBatchSize: # A `RuntimeError` if no size gave a time
-    "The smallest batch size that is as fast as any: a coarse visit of each, then fine rounds of the best"
+    "The smallest batch size as fast as any: a coarse visit of each, then fine rounds of the best"
     check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet')")
     check_whole('fine_rounds', fine_rounds, 1)
     if out is not None: records_path(out) # refuses an unusable place
@@ -168,7 +176,8 @@ def find_best_bs(
     chosen = pick_finalists(rates)
     if not chosen: raise RuntimeError(f"No batch size gave a time.{_left_out(race, df)}")
     def closely(df, stage, sizes):
-        return pd.concat([df, race.visits(stage, sizes, fine_rounds, run, out, FINE | options)], ignore_index=True)
+        found = race.visits(stage, sizes, fine_rounds, run, out, FINE | options)
+        return pd.concat([df, found], ignore_index=True)
     df = closely(df, 'fine', chosen)
     found = _answer(race, df, chosen)
     rest = {o for o in may_be_best(rates) if o<found.bs} | {*found.unsettled}

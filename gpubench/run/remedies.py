@@ -24,20 +24,16 @@ from ..step.graphed import GraphedStepCallback
 from ..step.turns import BATCH_EVENTS, declares
 from .learner import can_copy, own_callbacks
 from .forecast import n_workers_of
+from .memory import RepeatDL
 
 # %% ../../nbs/run/13_remedies.ipynb #545f1321
-class _SameBatchDL:
-    def __init__(self, dl, batch): self.dl, self.batch = dl, batch
-    def __len__(self): return len(self.dl)
-    def __getattr__(self, k): return getattr(self.dl, k)
-    def __iter__(self): return (self.batch for _ in range(len(self.dl)))
-
 class SameBatchCallback(Callback):
     "Trains and validates with the same batch again and again"
     order, graph_safe = -900, True
     def __init__(self, dls): self.batches = [o.one_batch() for o in dls.loaders[:2] if len(o)]
-    def before_train(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[0])
-    def before_validate(self): self.learn.dl = _SameBatchDL(self.learn.dl, self.batches[-1])
+    def before_train(self): self.repeat(self.batches[0])
+    def before_validate(self): self.repeat(self.batches[-1])
+    def repeat(self, batch): self.learn.dl = RepeatDL(self.learn.dl, batch, len(self.learn.dl))
 
 # %% ../../nbs/run/13_remedies.ipynb #992c6bd1
 @dataclass
@@ -52,7 +48,8 @@ def note_compiling(learn): # A `Compiling`, filled in when the second epoch begi
     noted = Compiling()
     for o in learn.cbs:
         payback = getattr(o, 'payback', None)
-        if isinstance(o, GraphedStepCallback) and payback: payback.wants = partial(_wants, payback, payback.wants, noted)
+        if isinstance(o, GraphedStepCallback) and payback:
+            payback.wants = partial(_wants, payback, payback.wants, noted)
     return noted
 
 def _wants(payback, wants, noted, n_steps):
@@ -63,15 +60,15 @@ def _wants(payback, wants, noted, n_steps):
     return False
 
 # %% ../../nbs/run/13_remedies.ipynb #exch0002
-def exchange_s(n_bytes, n=5)->float:
-    "Seconds that the second GPU needs for a copy of so many bytes of the first"
+def exchange_s(n_bytes)->float:
+    "Seconds that the second GPU needs to copy so many bytes of the first"
     x = torch.empty(n_bytes, dtype=torch.uint8, device='cuda:0')
     def copied():
         start_s = perf_counter()
         y = x.to('cuda:1', non_blocking=True)
         wait_for(x.device), wait_for(y.device)
         return perf_counter()-start_s
-    return min(copied() for _ in range(n))
+    return min(copied() for _ in range(5))
 
 # %% ../../nbs/run/13_remedies.ipynb #c52853c7
 @dataclass
@@ -79,18 +76,18 @@ class Remedy:
     "A change that may make a training faster"
     name:str        # In the table
     change:Callable # Takes a twin, or the Learner itself; returns what `speed_up` did, if it did
-    kind:str        # 'stock', 'limit', 'part' (of speed_up), 'hand', 'all' of speed_up, 'together', 'model'
+    kind:str        # 'stock', 'limit', 'part' or 'all' of speed_up, 'hand', 'together', 'model'
     how:str=''      # What the user does
     changes_only_time:bool=True # Not what is learned
     about:str=''    # 'data', 'step' or 'batch' (their number), if it is about one of these
     n_epochs:int=1  # To look at: 2 where the first epoch is unlike the later ones
 
+def same_batch(learn): learn.add_cb(SameBatchCallback(learn.dls))
 def more_workers(learn, n):
     for o in learn.dls.loaders: o.fake_l.num_workers = n
-def larger_batches(learn, times):
-    learn.dls.train.bs *= times
-def without(learn, kind):
-    learn.remove_cbs([o for o in learn.cbs if type(o).__name__==kind])
+def double_batches(learn): learn.dls.train.bs *= 2
+def without(learn, names):
+    learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in names])
 def parts(learn, names): # of `speed_up`
     done = SpeedUp(learn)
     for o in names: getattr(done, o)()
@@ -100,7 +97,7 @@ def captured(learn):
     done.capture(False)
     return done
 def sped_up(learn, precision=None, leave_out=()):
-    learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in leave_out])
+    without(learn, leave_out)
     return speed_up(learn, precision)
 
 # %% ../../nbs/run/13_remedies.ipynb #4225c3cd
@@ -113,34 +110,42 @@ def _of_loaders(dl):
     found, n, now = [], n_cores(), n_workers_of(dl)
     if now is not None and now<n and n>=MIN_CORES:
         n = min(n, 16)
-        found += [Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand', f'num_workers={n}', about='data')]
+        found.append(Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand',
+                            f'num_workers={n}', about='data'))
     if not isinstance(getattr(dl.dataset, 'x', None), torch.Tensor):
-        found += [Remedy('images decoded once', partial(parts, names=('feed',)), 'part', about='data', n_epochs=2)]
+        found.append(Remedy('images decoded once', partial(parts, names=['feed']), 'part',
+                            about='data', n_epochs=2))
     return found
 
 # %% ../../nbs/run/13_remedies.ipynb #fc3c8a49
 def remedies(learn)->list[Remedy]:
     "What can be tried on this Learner"
-    dl, has = learn.dls.train, {type(o) for o in learn.cbs}
+    dl, has, own = learn.dls.train, {type(o) for o in learn.cbs}, own_callbacks(learn)
     on_gpu = torch.device(learn.dls.device or 'cpu').type=='cuda'
     found = [Remedy('as it is', lambda learn: None, 'stock'),
-             Remedy('no wait for images', lambda learn: learn.add_cb(SameBatchCallback(learn.dls)), 'limit')]
+             Remedy('no wait for images', same_batch, 'limit')]
     if FeedCallback not in has: found += _of_loaders(dl)
     if on_gpu and MixedPrecision not in has:
-        found += [Remedy('bf16, channels_last', partial(parts, names=('mix', 'order_channels')), 'part', about='step')]
+        change = partial(parts, names=['mix', 'order_channels'])
+        found.append(Remedy('bf16, channels_last', change, 'part', about='step'))
     if GraphedStepCallback not in has:
-        found += [Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2) if on_gpu else
-                  Remedy('layout and fused step', partial(parts, names=('order_channels', 'fuse_step', 'use_onednn')), 'part', about='step')]
-    if type(dl) is TfmdDL and len(dl)>=8:
-        found += [Remedy(f'batch {2*dl.bs} instead of {dl.bs}', partial(larger_batches, times=2), 'hand',
-                         f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch')]
-    found += [Remedy(f'without {type(o).__name__}', partial(without, kind=type(o).__name__), 'hand', f'leave {type(o).__name__} out')
-              for o in own_callbacks(learn) if can_copy(o, learn)]
-    found += [Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2)]
+        change = partial(parts, names=['order_channels', 'fuse_step', 'use_onednn'])
+        found.append(
+            Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2)
+            if on_gpu else Remedy('layout and fused step', change, 'part', about='step'))
+    if type(dl) is TfmdDL and len(dl)>=8: found.append(
+        Remedy(f'batch {2*dl.bs} instead of {dl.bs}', double_batches, 'hand',
+               f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch'))
+    for name in [type(o).__name__ for o in own if can_copy(o, learn)]:
+        change = partial(without, names=[name])
+        found.append(Remedy(f'without {name}', change, 'hand', f'leave {name} out'))
+    found.append(Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2))
     if not on_gpu: return found
-    found += [Remedy("speed_up(learn, 'bf16')", partial(sped_up, precision='bf16'), 'all', n_epochs=2)]
-    if names := [type(o).__name__ for o in own_callbacks(learn) if hinders(o)]:
-        all_names = ' and '.join(names)
-        found += [Remedy(f"speed_up(learn, 'bf16') without {all_names}", partial(sped_up, precision='bf16', leave_out=names),
-                         'together', f'leave {all_names} out, or declare it graph_safe', n_epochs=2)]
+    in_bf16 = partial(sped_up, precision='bf16')
+    found.append(Remedy("speed_up(learn, 'bf16')", in_bf16, 'all', n_epochs=2))
+    if names := [type(o).__name__ for o in own if hinders(o)]:
+        text = ' and '.join(names)
+        found.append(Remedy(
+            f"speed_up(learn, 'bf16') without {text}", partial(in_bf16, leave_out=names),
+            'together', f'leave {text} out, or declare it graph_safe', n_epochs=2))
     return found

@@ -15,21 +15,22 @@ from ..ground.stats import median_ci
 _TIMES = [*PHASE_NAMES, 'step_ms']
 
 def has_steady(n_steps, trial):
-    "Is an epoch long enough for a round without its start and end? If no batch is made ahead, always"
+    "Is an epoch long enough for a round without its start and end? Always, if no batch is ahead"
     return not trial.n_ahead or n_steps >= 1+2*trial.n_ahead+trial.round_length
 
 def steady_rounds(df, trial): # One row a round: means of the phases and `step_ms`
     """The whole rounds in `df`, a `StepTimerCallback.to_df()`; partial ones if there is none
 
-    An epoch's first 1 + n_ahead steps are left out as its start, and the last n_ahead, when nothing is
-    left to load, as its end. If no epoch is long enough for that, each one is one round."""
+    An epoch's first 1 + n_ahead steps are left out as its start, and the last n_ahead, when nothing
+    is left to load, as its end. If no epoch is long enough for that, each one is one round."""
     n_steps = df.groupby(['fit', 'epoch']).step.transform('size')
     rest, length = df, len(df)
     if has_steady(n_steps.max(), trial):
         start, end = np.minimum(1+trial.n_ahead, n_steps//2), n_steps-trial.n_ahead
         rest, length = df[(df.step >= start) & (df.step < end)], trial.round_length
     measured = [o for o in _TIMES if rest[o].notna().any()]
-    rest = rest.assign(**rest[measured].fillna(0), round=rest.groupby(['fit', 'epoch']).cumcount()//length)
+    rest = rest.assign(**rest[measured].fillna(0),
+                       round=rest.groupby(['fit', 'epoch']).cumcount()//length)
     means = rest.groupby(['fit', 'epoch', 'round'])[_TIMES].agg(['mean', 'size'])
     whole = means[means['step_ms', 'size']==length]
     return (whole if len(whole) else means).xs('mean', axis=1, level=1).reset_index(drop=True)

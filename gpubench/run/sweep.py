@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -28,23 +28,27 @@ import numpy as np
 import pandas as pd
 try: import torch
 except (ImportError, OSError) as e:
-    raise ImportError(f"torch cannot be loaded ({e}). Run `gpubench doctor` to see what is wrong with it.") from e
+    raise ImportError(
+        f"torch cannot be loaded ({e}). Run `gpubench doctor` to see what is wrong with it.") from e
 from fastai.learner import Learner
 from tqdm.auto import tqdm
 
 from ..ground.core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device, user_place, write_fault)
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device,
+    user_place, write_fault)
 from ..data.loaders import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import (
-    USER_ID, StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh, start_server)
-from ..ground.record import FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path
+    USER_ID, StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh,
+    start_server, time_left, time_left_s)
+from ..ground.record import (
+    FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path)
 from ..ground.stats import Interval
 from ..ground.series import aa_pairs
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../../nbs/run/06_sweep.ipynb #262fdf37
-_SEVERAL = (list, tuple, range, set, frozenset, pd.Series, pd.Index, Iterator) # values
+_SEVERAL = list, tuple, range, set, frozenset, Iterator # values
 
 def plain_number(v):
     "A number of numpy's or torch's as Python's own; all else as it is"
@@ -58,8 +62,8 @@ def devices_of(points)->set: # Their names
     "The devices that these points use; several GPUs are the first ones"
     def names(o):
         device = str(point_fields(o).get('device', 'cpu'))
-        if not isinstance(o, Trial) or o.n_devices==1 or not device.startswith('cuda'): return [device]
-        return [f'cuda:{i}' for i in range(o.n_devices//o.n_nodes)]
+        is_group = isinstance(o, Trial) and o.n_devices>1 and device.startswith('cuda')
+        return [f'cuda:{i}' for i in range(o.n_devices//o.n_nodes)] if is_group else [device]
     return {name for o in points for name in names(o)}
 
 def labels(rows:list)->list: # `rows`: as `point_fields` returns them
@@ -71,7 +75,7 @@ def count_visits(n): return '1 visit' if n==1 else f'{n} visits'
 
 # %% ../../nbs/run/06_sweep.ipynb #965ead74
 def grid(**lists)->list[dict]: # One dict a combination, the last field varying fastest
-    "Every combination of the fields' values: one, or a list, a range, an array, a generator"
+    "Every combination of the fields' values: one each, or several in any sequence"
     def listed(v): return v if isinstance(v, _SEVERAL) or getattr(v, 'ndim', 0) else [v]
     return [dict(zip(lists, map(plain_number, o))) for o in product(*map(listed, lists.values()))]
 
@@ -81,14 +85,17 @@ _RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}
 def _points(trials, run):
     "Trials for `run_trial`, dicts for any other function; a `ValueError` for what is neither"
     check_value('run', run, callable(run), "a function of a trial's fields that returns a dict")
-    points = grid(**trials) if isinstance(trials, Mapping) else [trials] if isinstance(trials, Trial) else trials
+    if isinstance(trials, Trial): trials = [trials]
+    points = grid(**trials) if isinstance(trials, Mapping) else trials
     check_value('trials', trials, isinstance(points, Iterable) and not isinstance(points, str),
                 "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
-    points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o for o in points]
+    points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o
+              for o in points]
     if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
     for o in points:
         if isinstance(o, dict) or run is run_trial and isinstance(o, Trial): continue
-        raise ValueError(f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {o!r}.")
+        raise ValueError(
+            f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {o!r}.")
     if run is run_trial: return [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
     taken = sorted(_RESERVED & set().union(*points))
     if taken: raise ValueError(
@@ -97,7 +104,7 @@ def _points(trials, run):
     return points
 
 def _resolved(points):
-    "The points with each trial resolved if it can run on this machine, and for the others why not: number -> error"
+    "The points, resolved where they can run on this machine, and why others can't: number -> error"
     points, faults = list(points), {}
     for i,o in enumerate(points):
         try: points[i] = resolve(o) if isinstance(o, Trial) else o
@@ -130,7 +137,8 @@ def _helpers(f):
     found, todo = {}, [f]
     while todo:
         for k,o in inspect.getclosurevars(todo.pop()).globals.items():
-            if not inspect.isfunction(o) or o.__module__!=f.__module__ or o is f or k in found: continue
+            is_own = inspect.isfunction(o) and o.__module__==f.__module__
+            if not is_own or o is f or k in found: continue
             found[k] = o
             todo.append(o)
     return found
@@ -146,29 +154,34 @@ def _identity(v):
     if isinstance(v, (set, frozenset)): return sorted(map(str, v))
     if isinstance(v := plain_number(v), (bool, int, float)): return v
     v = inspect.unwrap(v) # such as what lru_cache made
-    if not inspect.isroutine(v) or inspect.isbuiltin(v): return re.sub(' at 0x[0-9a-fA-F]+', '', str(v))
+    if not inspect.isroutine(v) or inspect.isbuiltin(v): return str(v)
     source, outer = _source(v), inspect.getclosurevars(v)
     if '<lambda>' in v.__qualname__: # a line of it may hold several lambdas
         source += max(o[2:] for o in v.__code__.co_positions() if o[3])
-    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None) for k,o in outer.nonlocals.items()}
+    closed = {k: o if _fits_json(o) else getattr(o, '__qualname__', None)
+              for k,o in outer.nonlocals.items()}
     seen = {k: o for k,o in outer.globals.items() if isinstance(o, (bool, int, float, str))}
     seen |= {k: _source(o) for k,o in _helpers(v).items()}
-    return [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed, *([seen] if seen else [])]
+    found = [v.__module__, v.__qualname__, source, str(inspect.signature(v)), closed]
+    return [*found, seen] if seen else found
 
 def point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
     "The same in every session, for 1 and 1., for a list and a tuple; another for each function"
-    text = re.sub(' at 0x[0-9a-fA-F]+', '', json.dumps([run, point], default=_identity, sort_keys=True))
+    text = json.dumps([run, point], default=_identity, sort_keys=True)
+    text = re.sub(' at 0x[0-9a-fA-F]+', '', text)
     return hashlib.sha1(json.dumps(json.loads(text, parse_int=float)).encode()).hexdigest()[:10]
 
 # %% ../../nbs/run/06_sweep.ipynb #12088644
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
-_SHM_HINT = "/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, or use n_workers=0."
-_WORKER_HINT = ("A worker process died. If nobody stopped it, the system may have run out of memory: `dmesg` shows "
-                "it. Try n_workers=0.")
-_ERROR_HINTS = {'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT} | dict.fromkeys(
-    # parts of a message, its type included; the last two come amid a batch
-    ('exited unexpectedly', 'killed by signal', 'EOFError', 'ConnectionResetError'), _WORKER_HINT)
+_SHM_HINT = ("/dev/shm is too small: start the container with a larger --shm-size or --ipc=host, "
+             "or use n_workers=0.")
+_WORKER_HINT = ("A worker process died. If nobody stopped it, the system may have run out of "
+                "memory: `dmesg` shows it. Try n_workers=0.")
+_ERROR_HINTS = { # part of a message, its type included -> hint
+    'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT,
+    'exited unexpectedly': _WORKER_HINT, 'killed by signal': _WORKER_HINT,
+    'EOFError': _WORKER_HINT, 'ConnectionResetError': _WORKER_HINT} # these two amid a batch
 
 def is_out_of_memory(e)->bool:
     "Did an exception come from a lack of memory, of a GPU or of the machine?"
@@ -176,7 +189,7 @@ def is_out_of_memory(e)->bool:
     return is_kind or any(o in str(e) for o in _OUT_OF_MEMORY)
 
 def _message(e):
-    "An exception's type and text, without frames of C++ and without the traceback of a worker"
+    "An exception's type and text, without frames of C++ or a worker's traceback"
     text = str(e).split('\nException raised from')[0].rstrip()
     if 'Traceback (most recent call last)' in text:
         lines = text.split('\n')
@@ -186,13 +199,14 @@ def _message(e):
     return text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
 
 def _how_it_ended(e):
-    "An exception as a status and a short message: its type, a hint, the place in the user's code"
+    "An exception as a status and a short message: type, hint, place in the user's code"
     text = _message(e)
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
     if hint: hint = f' {hint}' if text.endswith('.') else f'. {hint}'
-    short = text if len(text)<=1000 else text[:1000]+' …'
-    return dict(status='oom' if is_out_of_memory(e) else 'skipped' if isinstance(e, ValueError) else 'error',
-                error=short+hint+user_place(e))
+    if len(text)>1000: text = text[:1000]+' …'
+    status = 'skipped' if isinstance(e, ValueError) else 'error'
+    if is_out_of_memory(e): status = 'oom'
+    return dict(status=status, error=text+hint+user_place(e))
 
 # %% ../../nbs/run/06_sweep.ipynb #336f53e5
 def _checked_result(result, point, fit):
@@ -200,18 +214,14 @@ def _checked_result(result, point, fit):
     if isinstance(result, Learner): result = time_learner(result, point, fit)
     elif fit!='fit': raise TypeError(
         f"fit= says how to train a Learner, but the function returned {type(result).__name__}.")
-    if not isinstance(result, Mapping):
-        raise TypeError(f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
+    if not isinstance(result, Mapping): raise TypeError(
+        f'The function returned {type(result).__name__}, but a dict or a Learner is needed.')
     if isinstance(result.get('status', 'ok'), str): return dict(result)
-    raise TypeError(f"The function returned the status {result['status']!r}, but a status is a word.")
+    raise TypeError(
+        f"The function returned the status {result['status']!r}, but a status is a word.")
 
-def run_point(
-    run:Callable, # `run_trial`, or a function of the fields that returns a dict or a `Learner`
-    point,        # A `Trial` or a dict
-    measure:dict, # How to measure; passed to `run`
-    fit='fit',    # How to train a `Learner`, as `time_learner` takes it
-)->dict: # What it returned, or `status` and `error`
-    "Run one point once, in this process; whatever happens, there is a result"
+def run_point(run:Callable, point, measure:dict, fit='fit')->dict: # Else `status` and `error`
+    "What `run` returns for a point in this process; whatever happens, there is a result"
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
         return _checked_result(result, point, fit)
@@ -227,55 +237,60 @@ def _key(row): return row['trial_id'], row['machine']
 @dataclass(frozen=True)
 class Visit:
     "A visit that a sweep plans"
-    run:Callable     # What runs it
-    point:object     # A `Trial`, or a dict for a function of a user's own
-    about:dict       # What is known beforehand: a record without results
+    run:Callable     # As for `sweep`
+    point:object     # A `Trial`, or a dict for a user's own function
+    about:dict       # A record without results
     label:str        # Shown by the progress bar
     measure:dict     # How it is measured, defaults included
-    usual:dict       # How it would be measured by default
-    fault:str=''     # The error that it would end with, if that is known beforehand
-    fit:object='fit' # How to train a user's own `Learner`
+    usual:dict       # Those defaults
+    fault:str=''     # The error that it would end with, if known beforehand
+    fit:object='fit' # As for `sweep`
     twin:bool=False  # The second of the A/A pair
 
     def is_like(self, row):
         "Is this record one of such a visit?"
-        return _key(row)==_key(self.about) and row['measure']==self.measure and bool(row.get('twin'))==self.twin
+        return (_key(row)==_key(self.about) and row['measure']==self.measure
+                and bool(row.get('twin'))==self.twin)
 
     def record(self, result, **times):
-        "The record of its result; an error instead if the result would overwrite other fields"
+        "The record of its result, or of an error if that would overwrite other fields"
         written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
-        lost = sorted(k for k,v in result.items() if k in written or k in self.about and v!=self.about[k])
+        lost = sorted(k for k,v in result.items()
+                      if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
             f"The function returned {', '.join(lost)}, but a record has something else there. "
             "Rename what it returns.")
-        kept = dict(zip(('trial_id', 'machine'), _key(self.about)), measure=self.measure, twin=self.twin)
+        kept = {k: self.about[k] for k in ('trial_id', 'machine')}
+        kept |= dict(measure=self.measure, twin=self.twin)
         if lab := os.environ.get('GPUBENCH_LAB'): kept['lab'] = lab     # set by `gpubench run`
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
     def run_once(self, measure, signals, fresh=None):
         "Make the visit and return its record; `fresh` is `run_fresh` with its options, or None"
         start, process_s = perf_counter(), None
+        call = self.run, self.point, measure, self.fit
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
         if self.fault: result = dict(status='skipped', error=self.fault) # that needs no process
         elif fresh:
-            done = fresh(pack(run_point, self.run, self.point, measure, self.fit))
+            done = fresh(pack(run_point, *call))
             result, process_s = done.fault or done.value, done.process_s
         else:
-            with signals.listening(): result = plain_record(run_point(self.run, self.point, measure, self.fit))
-        return self.record(result, time_utc=time_utc, process_s=process_s, visit_s=perf_counter()-start)
+            with signals.listening(): result = plain_record(run_point(*call))
+        return self.record(result, time_utc=time_utc, process_s=process_s,
+                           visit_s=perf_counter()-start)
 
 # %% ../../nbs/run/06_sweep.ipynb #17babfdf
 def _about_own(run, point, fit):
-    "As `trial.about`: the part of a record that is known before a user's own function runs"
+    "As `trial.about`, for a user's own function"
     machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit)
     ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}),
                machine=machine.pop('fingerprint'))
-    if how and not isinstance(fit, str): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
+    if callable(fit): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
     point = point | how
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
 
-def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', faults={}): # `points`, `faults`: as of `_resolved`
-    "All visits in order: shuffled rounds, each with every point once and point `i_twin` twice"
+def _planned(points, run, repeats, seed, i_twin, measure, fit, faults): # as of `_resolved`
+    "All visits: shuffled rounds, each with every point once and point `i_twin` twice"
     rows, options = [*map(point_fields, points)], inspect.signature(run).parameters.values()
     defaults = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
     def visit(i, point, row, label):
@@ -289,13 +304,10 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit='fit', faults={}):
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../../nbs/run/06_sweep.ipynb #b841e141
-_IDENTITY = dict( # of a visit in its record -> types
-    trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)], measure=[dict, type(None)])
-
-def _is_visit(row): return all(type(row.get(k)) in kinds for k,kinds in _IDENTITY.items()) and row['visit']>=0
+_IDENTITY = {'trial_id', 'machine', 'status', 'visit'} # which every visit's record has
 
 class _File:
-    "The file of a sweep's records, and another one for a record that can't be written there"
+    "The file of a sweep's records, and a spare one for what can't be written there"
     def __init__(self, out):
         self.path = records_path(out)
         name = hashlib.sha1(os.path.abspath(self.path).encode()).hexdigest()[:10]
@@ -304,19 +316,20 @@ class _File:
     def visits(self):
         "The visits in `out`, and one that an earlier sweep saved elsewhere"
         rows = record_rows(self.path) if self.path.exists() else []
-        if self.spare.is_file() and not self.spare.is_symlink() and self.spare.stat().st_uid==USER_ID:
+        is_file = self.spare.is_file() and not self.spare.is_symlink()
+        if is_file and self.spare.stat().st_uid==USER_ID:
             back = [o for o in record_rows(self.spare) if o not in rows]
             for o in back: append_record(self.path, o)
             self.spare.unlink()
             rows += back
-        good = [o for o in rows if _is_visit(o)]
+        good = [o for o in rows if _IDENTITY<=o.keys()]
         n_odd = sum('visit' in o for o in rows)-len(good) # a lab has other records
-        if n_odd: warnings.warn(
-            f"{n_odd} records in {self.path} don't identify their trial and visit. They don't count.", stacklevel=4)
+        if n_odd: warnings.warn(f"{n_odd} records in {self.path} don't identify their trial and "
+                                "visit. They don't count.", stacklevel=4)
         return good
 
     def save(self, *rows):
-        "Append records; a `RuntimeError` that says where the last one is, if this file can't be written"
+        "Append records; a `RuntimeError` that names the last one's place if this isn't possible"
         try:
             for o in rows: append_record(self.path, o)
             return
@@ -326,9 +339,10 @@ class _File:
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, rows[-1])
-        except OSError: raise RuntimeError(f"{state}, but not the last one, which is: {json.dumps(rows[-1])}") from cause
-        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same sweep again: "
-                           "it fetches that record and goes on.") from cause
+        except OSError: raise RuntimeError(
+            f"{state}, but not the last one, which is: {json.dumps(rows[-1])}") from cause
+        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same "
+                           "sweep again: it fetches that record and goes on.") from cause
 
 # %% ../../nbs/run/06_sweep.ipynb #e7ada6fd
 FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
@@ -340,8 +354,8 @@ class Records:
         rows = self.file.visits() if self.file else []
         usual = {_key(o.about): o.usual for o in visits}
         self.n = Counter() # the next visit's number
-        for o in rows:
-            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {}) # older ones lack some options
+        for o in rows: # older ones lack some options
+            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})
             self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
@@ -354,7 +368,8 @@ class Records:
             else: del left[i]
         return todo
 
-    def frame(self): return pd.DataFrame([o for o in self.rows if any(v.is_like(o) for v in self.visits)])
+    def frame(self):
+        return pd.DataFrame([o for o in self.rows if any(v.is_like(o) for v in self.visits)])
 
     def add(self, row):
         "Number a record and save it"
@@ -363,7 +378,8 @@ class Records:
         self.rows.append(row)
         if not self.file: return
         lost = [] if self.file.path.exists() else self.rows[:-1]
-        if lost: warnings.warn(f"{self.file.path} has disappeared. Its {len(lost)} visits are written again.", stacklevel=3)
+        if lost: warnings.warn(f"{self.file.path} has disappeared. Its {len(lost)} visits are "
+                               "written again.", stacklevel=3)
         self.file.save(*lost, row)
 
 # %% ../../nbs/run/06_sweep.ipynb #a58dff05
@@ -373,24 +389,27 @@ def print_resumed(records):
     to_go = f'{n} to go' if n else 'nothing is left to run'
     if n<n_all: print(f"{n_all-n} of {n_all} visits are in {out} already; {to_go}.")
     asked = {_key(o.about): o.measure for o in records.visits}
-    sources = {o.about['model']: o.about['model_source'] for o in records.visits if o.run is run_trial}
+    sources = {o.about['model']: o.about['model_source']
+               for o in records.visits if o.run is run_trial}
     for row in records.rows:
-        was, now, model = row['measure'], asked.get(_key(row), row['measure']), row.get('model')
-        how = [f'{k}={was.get(k)} instead of {now.get(k)}' for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
+        was, model = row['measure'], row.get('model')
+        now = asked.get(_key(row), was)
+        how = [f'{k}={was.get(k)} instead of {now.get(k)}'
+               for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
         if how: other['these trials', ', '.join(how)] += 1
         elif sources.get(model) not in (None, row.get('model_source')):
             other[model, 'another version of its source'] += 1
     for (what,how),k in other.items():
-        verb, stay = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
-        print(f"{count_visits(k)} of {what} in {out} {verb} measured with {how}. {stay} not count.")
+        was, stays = ('were', 'They stay there and do') if k>1 else ('was', 'It stays there and does')
+        print(f"{count_visits(k)} of {what} in {out} {was} measured with {how}. {stays} not count.")
 
 # %% ../../nbs/run/06_sweep.ipynb #83f1cb12
 def progress_line(i, n, label, start, begun, now)->str: # `begun`: when visit `i` of `n` began
-    "How far a sweep is; the time left follows from the visits that have ended"
+    "How far a sweep is"
     text = f'visit {i+1} of {n}' + (f', {label}' if label else '')
     if not i: return text
-    left_s = (begun-start)/i*(n-i)-(now-begun)
-    return f'{text}: about {max(1, left_s/60):.0f} min left'
+    left_s = time_left_s([1]*n, [(begun-start)/i]*i, now-begun)
+    return f'{text}: {time_left(left_s)}'
 
 def _with_bar(visits):
     bar = tqdm(visits, unit='visit')
@@ -409,7 +428,7 @@ def _with_lines(visits, every_s):
             yield o
 
 def _with_progress(visits, shown=True, every_s=60):
-    "The visits one by one, with a progress bar; where none can be drawn, with a line each minute"
+    "The visits one by one, with a progress bar, or a line each minute where none can be drawn"
     if not shown or not visits: return (o for o in visits)
     return _with_bar(visits) if can_redraw(sys.stderr) else _with_lines(visits, every_s)
 
@@ -421,26 +440,29 @@ class SweepStopped(KeyboardInterrupt):
         kept = "in this exception's `records`"
         if records.out is not None:
             kept = f"in {records.out}; with this folder as `out`, the same call resumes"
-        super().__init__(f"Stopped by {why} after {n_all-len(records.missing())} of {n_all} visits. They are {kept}.")
+        n = n_all-len(records.missing())
+        super().__init__(f"Stopped by {why} after {n} of {n_all} visits. They are {kept}.")
         self.records, self.exit_code = records.frame(), getattr(reason, 'exit_code', 130)
 
 # %% ../../nbs/run/06_sweep.ipynb #d667bb12
 def pick_twin(twin, n:int, repeats:int)->int|None:
-    "Which of `n` points is the A/A pair: 'auto' is the middle one, if there are several and repeats"
-    check_value('twin', twin, twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n,
+    "Which of `n` points is the A/A pair: 'auto' is the middle one"
+    is_fit = twin in ('auto', None) or is_number(twin, whole=True) and -n<=twin<n
+    check_value('twin', twin, is_fit,
                 f"'auto', None, or the number of one of the {n} trials, from 0")
     if twin=='auto': return n//2 if n>1 and repeats>1 else None
     return twin
 
 def _check_measure(run, points, measure):
-    "A `ValueError` if `run` can't be called with these options, or with any of the points"
+    "Refuse options that `run` doesn't take, and points if it takes none of them"
     signature = inspect.signature(run)
     takes, options = signature.parameters, inspect.signature(sweep).parameters
     fields = Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
     anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in takes.values())
     unknown = next((o for o in measure if o in fields or not anything and o not in takes), None)
-    if unknown: raise ValueError(f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}"
-                                 "Fields of a trial belong in the first argument.")
+    if unknown: raise ValueError(
+        f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}Fields of a trial "
+        "belong in the first argument.")
     if run is run_trial: return check_measure(**measure)
     for o in points:
         try: return signature.bind(**o, **measure) # one point that fits is enough
@@ -448,10 +470,11 @@ def _check_measure(run, points, measure):
     raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
 
 def _check_how(run, points, measure, fit, repeats, seed, timeout_s):
-    "A `ValueError` for arguments of `sweep` that can't be used"
+    "Refuse arguments of `sweep` that can't be used"
     check_whole('repeats', repeats, 1)
     check_value('seed', seed, is_number(seed, whole=True), 'a whole number')
-    check_value('timeout_s', timeout_s, is_number(timeout_s) and timeout_s>0, 'a number of seconds above 0')
+    is_time = is_number(timeout_s) and timeout_s>0
+    check_value('timeout_s', timeout_s, is_time, 'a number of seconds above 0')
     _check_measure(run, points, measure)
     check_fit(fit)
     if fit=='fit': return
@@ -464,35 +487,32 @@ def _check_how(run, points, measure, fit, repeats, seed, timeout_s):
 # %% ../../nbs/run/06_sweep.ipynb #d1d4af7f
 _START_S = 10 # of a visit at most, for its process, data, network and warm-up
 
-def _duration(s): return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
+def _duration(s):
+    return f'{s:.0f} s' if s<100 else f'{s/60:.0f} min' if s<6000 else f'{s/3600:.1f} h'
 
-def forecast(
-    names:list,    # What is left, as lines
-    n_todo:int,    # Visits to go
-    each:list,     # Seconds of the visits to come, as earlier ones took; empty if there were none
-    n_earlier:int,
-    run:Callable,
-    measure:dict,  # As `sweep` gets it
-    n_turns=None,  # How many come one after the other; by default all
-    how='',        # How the others run beside them, as part of the sentence
-)->str:
-    "Which visits are missing and how long they take: as earlier ones did, or as `measure` allows"
+def forecast(names, n_todo, each, n_earlier, run, measure, n_turns=None, how='')->str:
+    """Which visits are missing, and how long they take
+
+    `each` has the seconds of each visit to come, as earlier ones took, or nothing. `n_turns` come
+    one after the other, by default all; `how` is how the others run beside them."""
     if not n_todo: return 'Nothing is left to run.'
     earlier = f'the {n_earlier} earlier visits' if n_earlier>1 else 'an earlier visit'
     n_s = _START_S+measure.get('max_s', 10)+(20 if measure.get('monitor') else 0)
     if each: time = f"about {_duration(sum(each))}, as long as {earlier} took"
     elif run is not run_trial: time = "as long as your function does: no visit of it is known yet"
-    else: time = (f"{_duration(n_s*(n_turns or n_todo))} at most, {n_s:.0f} s a visit, unless an epoch takes longer "
-                  "than its timing. The forecast is better after one visit of each")
+    else: time = (
+        f"{_duration(n_s*(n_turns or n_todo))} at most, {n_s:.0f} s a visit, unless an epoch takes "
+        "longer than its timing. The forecast is better after one visit of each")
     return '\n'.join([*names, f"{count_visits(n_todo)} to go{how}, {time}."])
 
 def _print_forecast(records, run, measure):
     "Print what is missing and how long it takes, and return the records that are there"
-    todo, took_s = records.missing(), {}
+    todo, took_s = records.missing(), defaultdict(list)
     for o in records.rows:
-        if isinstance(o.get('visit_s'), (int, float)): took_s.setdefault(_key(o), []).append(o['visit_s'])
-    names = [f"{count_visits(n)} of {label or 'the trial'}" for label,n in Counter(o.label for o in todo).items()]
-    usual = [x for o in took_s.values() for x in o]
+        if is_number(o.get('visit_s')): took_s[_key(o)].append(o['visit_s'])
+    names = [f"{count_visits(n)} of {label or 'the trial'}"
+             for label,n in Counter(o.label for o in todo).items()]
+    usual = sum(took_s.values(), [])
     each = [np.median(took_s.get(_key(o.about), usual)) for o in todo] if usual else []
     print(forecast(names, len(todo), each, len(usual), run, measure))
     return records.frame()
@@ -513,24 +533,27 @@ def print_failed(found:pd.DataFrame): # What a sweep returns
     for error,n in found.error[found.status!='ok'].value_counts(sort=False).items():
         print(f"{n} of {len(found)} visits failed: {error}")
     n = found.status.isin(FAILED).sum()
-    if n: print(f"Once the cause is fixed, retry_failed=True (--retry-failed) repeats {'them' if n>1 else 'it'}.")
+    if n: print("Once the cause is fixed, retry_failed=True (--retry-failed) repeats "
+                f"{'them' if n>1 else 'it'}.")
 
 def print_sets(found:pd.DataFrame):
-    "Print what the folders of images were taken for, where all visits had the same images"
-    if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1: return
+    "Print what folders of images were taken for, if all visits had the same images"
+    if not {'classes', 'split', 'max_images'}<={*found}: return
+    if found.max_images.nunique(dropna=False)>1: return
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
         if is_path(dataset): print_once(Path(dataset).expanduser().resolve().name, *texts)
 
 def print_outcome(found:pd.DataFrame, is_saved:bool):
-    "Print what to know about a sweep's records; why visits failed only if a second call can repeat them"
+    "Print what to know about a sweep's records"
     unseen = found.get('unverified', pd.Series(dtype=object)).dropna().unique()
-    if len(unseen): print(f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
-    if is_saved: print_failed(found)
+    if len(unseen): print("Not verified, because it can't be observed during training: "
+                          f"{'; '.join(unseen)}.")
+    if is_saved: print_failed(found) # else no second call can repeat them
     print_sets(found)
 
 # %% ../../nbs/run/06_sweep.ipynb #e7fd81a2
 def _visit_all(records, measure, progress, signals, fresh):
-    "Make the missing visits; a `SweepStopped` that holds the records if a signal arrives"
+    "Make the missing visits; a `SweepStopped` if a signal arrives"
     todo, new, unfit = records.missing(), [], {} # trial -> why no visit of it can succeed
     visits = _with_progress(todo, progress)
     try:
@@ -554,7 +577,7 @@ def sweep(
     repeats:int=3,           # Visits of each; fewer allow no interval worth having
     out=None,                # Folder or .jsonl file for the records; None keeps them in memory only
     run:Callable=run_trial,  # Or your own: `run(**point)` returns a dict, or a `Learner` to time
-    fit:str|Callable='fit',  # Trains your Learner, as `time_learner` takes it
+    fit:str|Callable='fit',  # 'fit', 'fit_one_cycle', 'fine_tune', or a function of your Learner
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar with the time left, or lines where none can be drawn
     twin='auto',             # Which trial each round visits twice: its number, 'auto' or None
@@ -566,7 +589,7 @@ def sweep(
     dry_run:bool=False,      # Only print what would run and how long it would take
     **measure,               # How to measure, such as half_width=.01; for `run` and the records
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
-    "Visit every trial `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
+    "Visit all trials `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     # a forecast may be for a cluster
     points, faults = (_resolved if dry_run else _resolve_here)(_points(trials, run))
@@ -583,8 +606,8 @@ def sweep(
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
         records = Records(out, _planned(*planned), retry_failed)
         print_resumed(records)
-        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method, signals=signals,
-                        warned=[])
+        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method,
+                        signals=signals, warned=[])
         _visit_all(records, measure, progress, signals, fresh if isolate else None)
     found = records.frame()
     print_outcome(found, is_saved=out is not None)
@@ -607,7 +630,8 @@ def noise_floor(df:pd.DataFrame)->Interval: # Of a ratio that should be 1
 def _which_pair(rows): # A record of each pair
     "What tells several A/A pairs apart, and how to choose one"
     values = {f'df.{k}': [o[k] for o in rows] for k in ('trial_id', 'machine')}
-    values |= {f'df.measure.str[{k!r}]': [o.measure.get(k) for o in rows] for k in rows[0].get('measure') or {}}
+    for k in rows[0].get('measure') or {}:
+        values[f'df.measure.str[{k!r}]'] = [o.measure.get(k) for o in rows]
     name, each = next(o for o in values.items() if len({*map(str, o[1])})>1)
-    return (f"There are {len(rows)} A/A pairs in these records. {name} is {', '.join(map(repr, each))}. "
-            f"Give one: noise_floor(df[{name}=={each[0]!r}]).")
+    return (f"There are {len(rows)} A/A pairs in these records. {name} is "
+            f"{', '.join(map(repr, each))}. Give one: noise_floor(df[{name}=={each[0]!r}]).")

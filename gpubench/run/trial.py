@@ -30,9 +30,9 @@ from fastai.metrics import accuracy
 from fastai.torch_core import set_seed
 from fastcore.basics import patch
 
-from gpubench.ground.core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of, pick_device,
-    wait_for)
+from ..ground.core import (
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of,
+    pick_device, wait_for)
 from ..ground.record import SETTINGS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
@@ -47,7 +47,8 @@ from ..step.parallel import ALL_REDUCES, ParallelCallback, split
 from ..step.fast import SpeedUp
 from ..step.layout import OneDNNCallback, keep_pages
 from .rounds import epoch_times, steady_rounds
-from .observed import PRECISIONS, TF32, AutocastCallback, WatchFitCallback, refuse_wrong, tf32_set
+from .observed import (
+    PRECISIONS, TF32, AutocastCallback, WatchFitCallback, refuse_wrong, tf32_set)
 
 # %% ../../nbs/run/03_trial.ipynb #142af0af
 TRIAL_LOADERS = { # name -> where batches come from
@@ -58,7 +59,7 @@ TRIAL_LOADERS = { # name -> where batches come from
 _WANTED = {str: 'text in quotes', bool: 'True or False', float: 'a number above 0, such as .001'}
 
 def _checked(name, kind, value): # `kind`: a type, or one that may also be None
-    "The value as Python's own type, so that equal trials compare, hash and travel alike"
+    "The value as Python's own type, so that equal trials hash alike"
     if isinstance(value, np.generic): value = value.item()
     kind, *others = getattr(kind, '__args__', [kind])
     if value is None and others: return None
@@ -71,7 +72,6 @@ def _checked(name, kind, value): # `kind`: a type, or one that may also be None
     return kind(value)
 
 def _check_names(trial):
-    "A `ValueError` for a name that doesn't exist"
     check_dataset(trial.dataset)
     check_labels(trial.labels, trial.dataset)
     if ':' not in trial.model: one_of('model', trial.model, MODELS)
@@ -80,7 +80,7 @@ def _check_names(trial):
     one_of('all_reduce', trial.all_reduce, ALL_REDUCES)
 
 def _check_combination(trial):
-    "A `ValueError` for settings that exclude each other on any machine"
+    "Refuse settings that exclude each other on any machine"
     if trial.bs%trial.n_devices: raise ValueError(
         f"bs={trial.bs} images a step can't be shared evenly by n_devices={trial.n_devices}. Use "
         f"bs={max(1, trial.bs//trial.n_devices)*trial.n_devices}.")
@@ -96,7 +96,7 @@ def _check_combination(trial):
 
 # %% ../../nbs/run/03_trial.ipynb #388e41b1
 def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a source
-    "A hash of the file of the network 'module:function', and of what it imports from its folder"
+    "A hash of the file of 'module:function', and of what it imports from its folder"
     try: modules = {name.partition(':')[0], str(find_factory(name).__module__)} # one may import it
     except ValueError: return None
     files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
@@ -127,10 +127,10 @@ def but(self:Trial, **changed)->Trial:
     "This trial with other values in some fields; a `ValueError` for an unknown field"
     if not changed: return self
     known = asdict(self)
-    unknown = next((o for o in changed if o not in known), None)
-    if unknown is None: return Trial(**known | changed)
-    raise ValueError(f"A trial has no field {unknown!r}. {nearest(unknown, known)}"
-                     f"There are: {', '.join(known)}.")
+    for o in changed:
+        if o not in known: raise ValueError(
+            f"A trial has no field {o!r}. {nearest(o, known)}There are: {', '.join(known)}.")
+    return Trial(**known | changed)
 
 @patch(as_prop=True)
 def model_source(self:Trial)->str|None:
@@ -140,8 +140,8 @@ def model_source(self:Trial)->str|None:
 @patch(as_prop=True)
 def trial_id(self:Trial)->str: # 10 hexadecimal digits
     "A hash of the fields that differ from their defaults, so that a new field changes no id"
-    values = asdict(self)
-    changed = {o.name: values[o.name] for o in fields(self) if values[o.name]!=o.default}
+    usual = {o.name: o.default for o in fields(self)}
+    changed = {k: v for k,v in asdict(self).items() if v!=usual[k]}
     if self.model_source: changed['model_source'] = self.model_source
     if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
     return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
@@ -157,19 +157,17 @@ def n_ahead(self:Trial)->int:
 
 @patch(as_prop=True)
 def round_length(self:Trial)->int:
-    "Steps after which the pattern of their times repeats: a batch of each worker, an optimizer step"
+    "Steps after which the pattern of their times repeats"
     return max(1, self.n_workers)*self.accumulate
 
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
-def _is_off_on_xla(o): # `o`: a setting's `Field`
-    return o.dtype is bool and o.name!='pretrained' or o.name in ('n_devices', 'n_nodes', 'accumulate')
-
 _ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # setting -> XLA's
-    o.name: [o.usual] for o in SETTINGS if _is_off_on_xla(o)}
+    o.name: [o.usual] for o in SETTINGS if o.dtype is bool and o.name!='pretrained'
+    or o.name in ('n_devices', 'n_nodes', 'accumulate')}
 
 _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
-    ('precision', 'fp16'): "does nothing on a CPU: fastai's to_fp16 leaves everything in float32 there. "
-                           "Use 'bf16' or 'fp32', or a GPU.",
+    ('precision', 'fp16'): "does nothing on a CPU: fastai's to_fp16 leaves everything in float32 "
+                           "there. Use 'bf16' or 'fp32', or a GPU.",
     ('precision', 'tf32'): "exists on NVIDIA GPUs only. Use 'fp32' on a CPU.",
     ('graph', True): "needs an NVIDIA GPU: a CPU has no launches to save. Use fused=True.",
     ('search_kernels', True): "is for cuDNN, on GPUs. Use search_kernels=False on a CPU.",
@@ -179,7 +177,7 @@ _ON_CPU_ONLY = dict(keep_pages="a GPU's memory stays with PyTorch anyway",
                     onednn="a GPU's kernels aren't oneDNN's")
 
 def _check_device(trial):
-    "A `ValueError` if the trial's device can't do what its settings ask for"
+    "Refuse what the trial's device can't do"
     asked, device = asdict(trial), trial.device
     for name,values in _ON_XLA.items() if device=='xla' else ():
         if asked[name] not in values: raise ValueError(
@@ -189,11 +187,12 @@ def _check_device(trial):
     for (name,value),why in _NOT_ON_CPU.items() if device=='cpu' else ():
         if asked[name]==value: raise ValueError(f'{name}={value!r} {why}')
     for name,why in _ON_CPU_ONLY.items() if device!='cpu' else ():
-        if asked[name]: raise ValueError(f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
+        if asked[name]: raise ValueError(
+            f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine, checked once; a `ValueError` if what it needs isn't there, or can't do this"
+    "`trial` on this machine, checked once; a `ValueError` if it can't run here"
     if trial.is_resolved: return trial
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
@@ -225,25 +224,33 @@ class SeenCallback(WatchFitCallback):
         onednn, feed = getattr(learn, 'one_dnn', None), getattr(learn, 'feed', None)
         pinned = learn.step_timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
+        modules = self.model.modules()
         table = { # what -> as asked for, as it ran; None where that could not be seen
             'the type in the forward pass': (_DTYPES.get(trial.precision, 'float32'), self.dtype),
             'TF32 in products and convolutions, and the search for kernels':
                 ((*TF32[trial.precision], trial.search_kernels), self.switches),
             'channels_last': (trial.channels_last, self.is_channels_last),
-            'the layout of oneDNN': (trial.onednn, did(onednn, lambda cb: cb.n_done>=self.n_batches)),
-            'the fused optimizer': (trial.fused or trial.graph, isinstance(learn.opt, FusedOptimizer)),
+            'the layout of oneDNN':
+                (trial.onednn, did(onednn, lambda cb: cb.n_done>=self.n_batches)),
+            'the fused optimizer':
+                (trial.fused or trial.graph, isinstance(learn.opt, FusedOptimizer)),
             'the CUDA graph': (trial.graph, did(self.graph, lambda cb: cb.n_replays>self.n_before)),
-            'the deferred losses': (trial.defer_losses, getattr(learn.recorder, 'is_late', False)),
+            'the deferred losses':
+                (trial.defer_losses, getattr(learn.recorder, 'is_late', False)),
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory or is_cached and trial.device!='cpu',
                               pinned.iloc[0] if len(pinned) else None),
-            'the feed of decoded images': (is_cached, did(feed, lambda cb: cb.n_done==self.n_passes)),
-            'the device of the weights': (torch.device(trial.device).type, ', '.join(sorted(devices))),
+            'the feed of decoded images':
+                (is_cached, did(feed, lambda cb: cb.n_done==self.n_passes)),
+            'the device of the weights':
+                (torch.device(trial.device).type, ', '.join(sorted(devices))),
             'the number of devices': (trial.n_devices, n_ranks()),
             'batch norm over all devices':
-                (trial.sync_bn, any(isinstance(o, torch.nn.SyncBatchNorm) for o in self.model.modules())),
-            'the batch size': ([trial.process_bs], sorted({o['n_images'] for o in learn.step_timer.steps})),
-            "the number of the optimizer's steps": (self.n_batches//trial.accumulate, self.n_opt_steps)}
+                (trial.sync_bn, any(isinstance(o, torch.nn.SyncBatchNorm) for o in modules)),
+            'the batch size':
+                ([trial.process_bs], sorted({o['n_images'] for o in learn.step_timer.steps})),
+            "the number of the optimizer's steps":
+                (self.n_batches//trial.accumulate, self.n_opt_steps)}
         def is_wrong(asked, ran): # None is accepted, except for these
             return asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))
         def words(ran): return 'could not be seen at work' if ran is None else f'was {ran}'
@@ -252,25 +259,26 @@ class SeenCallback(WatchFitCallback):
 
 # %% ../../nbs/run/03_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
-    "Trains short epochs of `n_next()` steps without validation until that is 0, or `is_enough()`"
+    "Trains short epochs of `n_next()` steps until that is 0, or `is_enough()`"
     order, graph_safe, enough = StepTimerCallback.order, 'counts', False
     def __init__(self, is_enough, n_next): self.is_enough, self.n_next = is_enough, n_next
     def before_epoch(self):
         n_images = max(1, agree(self.n_next()))*self.dls.train.bs*n_ranks()
         self.dls.train.n = min(self.n, n_images)
-    def before_validate(self): raise CancelFitException() if self.is_over() else CancelValidException()
+    def before_validate(self):
+        raise CancelFitException() if self.is_over() else CancelValidException()
     def is_over(self):
         self.enough = agree(self.is_enough())
         return self.enough or agree(self.n_next())<1
     def train(self, learn, trial, *others):
-        "Train until it is over, then restore the length of an epoch, also after an error"
+        "Train until it is over, then restore the length of an epoch"
         self.n = learn.dls.train.n
         try: learn.fit(10**6, lr=trial.lr, cbs=[*others, self])
         finally: learn.dls.train.n = self.n
 
 # %% ../../nbs/run/03_trial.ipynb #f2bdb5e3
 def remember(learn:Learner)->Callable:
-    "Returns a function that restores weights and buffers and zeroes moments, all in place"
+    "Returns a function that restores weights and buffers in place and zeroes moments"
     def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
     before = [o.detach().clone() for o in tensors()]
     def zeroed(k, v): return v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
@@ -292,8 +300,9 @@ def warm_up(
     "Train until the steps are steady, or for about 3 s or 40 steps; then undo what was learned"
     start_s, timer, put_back = perf_counter(), timer or StepTimerCallback(), remember(learn)
     graph = getattr(learn, 'graphed_step', None)
-    def steps(): # the times of those that are like the timed ones: of a graph, its replays
-        return [o['step_ms'] for o in timer.steps if not graph or graph.why_not or o['graph_ms'] is not None]
+    def steps(): # times of those that are like the timed ones: of a graph, its replays
+        is_eager = not graph or graph.why_not
+        return [o['step_ms'] for o in timer.steps if is_eager or o['graph_ms'] is not None]
     def n_next():
         ms = steps()[-WARM_UP_STEPS:]
         if timer.steps and not ms: return 8 # the first steps compile and capture
@@ -306,14 +315,16 @@ def warm_up(
     wait_for(trial.device) # or XLA runs it with the first step
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
-    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps), not_steady=not cb.enough)
+    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
+                not_steady=not cb.enough)
 
 # %% ../../nbs/run/03_trial.ipynb #45a761f6
 def _trial_dls(trial):
-    "This rank's loaders; a `ValueError` if no step could run, or not with these settings"
+    "This rank's loaders; a `ValueError` if no step could run with them"
     names = 'dataset n_workers size device seed pin_memory n_channels max_images labels'.split()
     loader = 'files' if trial.loader=='cached' else trial.loader
-    dls = split(get_dls(bs=trial.process_bs, loader=loader, **{o: getattr(trial, o) for o in names}))
+    asked = {o: getattr(trial, o) for o in names}
+    dls = split(get_dls(bs=trial.process_bs, loader=loader, **asked))
     if not len(dls.train): raise ValueError(
         f"Batch size {trial.bs} is larger than the {dls.train.n} training images of '{dls.name}', "
         "so no step would run. Use a smaller bs.")
@@ -329,7 +340,7 @@ def _trial_dls(trial):
     return dls
 
 def _check_own(name, model, dls):
-    "One pass over two empty images gives lazy layers their shape and finds early what would fail later"
+    "Give lazy layers their shape by a pass over two empty images, and refuse what can't train"
     with torch.no_grad(): y = model.eval()(torch.zeros(2, dls.n_in, dls.size, dls.size))
     shape = tuple(y.shape) if isinstance(y, torch.Tensor) else f'a {type(y).__name__}'
     if shape!=(2, dls.c): raise ValueError(
@@ -349,7 +360,7 @@ def _trial_model(trial, dls):
 
 # %% ../../nbs/run/03_trial.ipynb #ea291ee0
 def make_learner(trial:Trial)->Learner:
-    "The `Learner` of a resolved trial, as a fastai user writes it; a `ValueError` if it can't train"
+    "The `Learner` of a resolved trial; a `ValueError` if it can't train"
     set_seed(trial.seed)
     dls = _trial_dls(trial)
     model, cbs = _trial_model(trial, dls), [SeenCallback()]
@@ -390,7 +401,7 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
 _START = 'temperature_start_c', 'sm_clock_start_mhz'
 
 def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answered
-    "Temperature and clock of a GPU now, by a `Monitor(**kwargs)`; no driver error gets through"
+    "Temperature and clock of a GPU now, by a `Monitor(**kwargs)`"
     if not device_names(device): return dict.fromkeys(_START)
     with Monitor(devices=device, **kwargs) as monitor: pass # a sample at its start
     found = monitor.summary()
@@ -398,7 +409,7 @@ def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answer
 
 # %% ../../nbs/run/03_trial.ipynb #09a3079c
 def train_monitored(
-    learn:Learner,      # After its timing; its `StepTimerCallback` continues, so read its times first
+    learn:Learner,      # After its timing; its `StepTimerCallback` continues
     trial:Trial,        # Resolved
     n_images:int,       # Of a whole epoch
     max_s:float=20.,    # Seconds at most
@@ -426,12 +437,14 @@ def train_monitored(
 def about(trial:Trial)->dict:
     "The part of a record that is known before anything runs: trial, machine, time"
     machine = describe_machine(trial.device)
-    now = datetime.now(timezone.utc).isoformat(timespec='seconds')
-    return dict(trial_id=trial.trial_id, model_source=trial.model_source, machine=machine.pop('fingerprint'),
-                status='ok', error=None, time_utc=now) | asdict(trial) | machine
+    return dict(
+        trial_id=trial.trial_id, model_source=trial.model_source,
+        machine=machine.pop('fingerprint'), status='ok', error=None,
+        time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds')
+    ) | asdict(trial) | machine
 
 def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
-    "Train, time, and verify after both; returns what was learned, all None without whole epochs"
+    "Train, time, and verify after both; returns what whole epochs learned, else None for each"
     learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
     end_s = perf_counter()+max_s
     if whole_epoch:
@@ -450,17 +463,18 @@ def _peak_memory(device): # MiB; None on a CPU
     names = 'peak_allocated_mib', 'peak_reserved_mib', 'device_used_mib'
     if not device.startswith('cuda'): return dict.fromkeys(names)
     free, total = torch.cuda.mem_get_info(device)
-    n_bytes = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device), total-free
-    return {k: v/2**20 for k,v in zip(names, n_bytes)}
+    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {k: v/2**20 for k,v in zip(names, (*peaks, total-free))}
 
 def _timed_results(learn, trial, half_width):
-    "The part of a record that was timed, seen and counted"
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
-        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, channels_last_seen=seen.is_channels_last,
+        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
+        channels_last_seen=seen.is_channels_last,
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
-        n_params=count_params(learn.model), classes=learn.dls.classes_text, split=learn.dls.split_text,
+        n_params=count_params(learn.model),
+        classes=learn.dls.classes_text, split=learn.dls.split_text,
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
 
 # %% ../../nbs/run/03_trial.ipynb #7f94a577
@@ -471,8 +485,9 @@ def _check_as_one(learn):
     n_twice = len(positions)-len(set(positions))
     if n_twice: raise RuntimeError(
         f"{n_twice} images were trained more than once in an epoch, so no times are given.")
-    with torch.no_grad(): total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
-    if len(set(map(str, gather(total))))>1: raise RuntimeError( # as text, since nan differs from nan
+    with torch.no_grad():
+        total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
+    if len({*map(str, gather(total))})>1: raise RuntimeError( # as text, since nan differs from nan
         "The weights differ between ranks after the training: gradients were not averaged, so no "
         "times are given.")
 
@@ -501,22 +516,24 @@ def _across_ranks(record, learn, trial):
     if 'energy_j' in record: # each rank watches its own GPU, and all of them the same CPU
         shared |= over_ranks(np.sum, 'energy_j power_mean_w power_max_w')
         shared |= over_ranks(np.mean, 'energy_j_per_image energy_epoch_j')
-        shared |= over_ranks(lambda v: np.mean(v)/n_ranks(), 'cpu_energy_j_per_image cpu_energy_epoch_j')
+        shared |= over_ranks(lambda v: np.mean(v)/n_ranks(),
+                             'cpu_energy_j_per_image cpu_energy_epoch_j')
     return rows[slowest] | shared | dict(
         process_bs=trial.process_bs, slowest_rank=slowest, skew_frac=max(times)/min(times)-1,
         all_reduce_mib=n_bytes/2**20, sync_frac=1-alone_ms/rows[slowest]['step_ms'])
 
 # %% ../../nbs/run/03_trial.ipynb #7ed1edd1
 def _settle_pages(trial):
-    "Keep this process's pages if the trial wants it; a `RuntimeError` if it can't be as the trial wants it"
-    if trial.keep_pages and (why := keep_pages()): raise RuntimeError(f"keep_pages=True did nothing. {why}")
+    "Keep this process's pages as the trial wants it; a `RuntimeError` if that can't be"
+    if trial.keep_pages and (why := keep_pages()):
+        raise RuntimeError(f"keep_pages=True did nothing. {why}")
     if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
         "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, "
         "which can't be undone. Use `sweep`, which runs each visit in a fresh process, or "
         "keep_pages=True.")
 
 def _set_up(trial):
-    "The Learner, with all images decoded where the trial keeps them, as `get_dls` does for 'memory'"
+    "The Learner, with all images decoded where the trial keeps them"
     learn = make_learner(trial)
     try:
         if trial.loader=='cached': learn.feed.decode_all()
@@ -524,8 +541,9 @@ def _set_up(trial):
     return learn
 
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
-    "Make a visit on `device`; each rank calls this with its own"
-    if len({*gather((trial.trial_id, half_width, max_s, whole_epoch, monitor))})>1: raise RuntimeError(
+    "A visit on `device`; each rank calls this with its own"
+    how = trial.trial_id, half_width, max_s, whole_epoch, monitor
+    if len({*gather(how)})>1: raise RuntimeError(
         "The machines run different trials. Start the same command on each, with a new `out`.")
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()
@@ -546,10 +564,11 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
 # %% ../../nbs/run/03_trial.ipynb #0c129979
 def check_measure(half_width=.05, max_s=10., whole_epoch=True, monitor=False):
     "A `ValueError` for impossible values of these arguments of `run_trial`"
-    check_value('half_width', half_width, is_number(half_width) and 0<half_width<1, 'between 0 and 1, such as .05')
+    is_frac = is_number(half_width) and 0<half_width<1
+    check_value('half_width', half_width, is_frac, 'between 0 and 1, such as .05')
     check_value('max_s', max_s, is_number(max_s) and max_s>=0, 'a number of seconds, 0 or more')
-    check_value('whole_epoch', whole_epoch, isinstance(whole_epoch, bool), 'True or False')
-    check_value('monitor', monitor, isinstance(monitor, bool), 'True or False')
+    for name,value in dict(whole_epoch=whole_epoch, monitor=monitor).items():
+        check_value(name, value, isinstance(value, bool), 'True or False')
 
 # %% ../../nbs/run/03_trial.ipynb #1c07128d
 def run_trial(
@@ -560,9 +579,12 @@ def run_trial(
     monitor:bool=False,     # Train on for 4 to 20 s after the timing, for energy, power and load
     **kwargs,               # Fields of the `Trial` to change
 )->dict: # The record of one visit
-    "Train one configuration once; a `ValueError` if it can't be, a `RuntimeError` if a setting did nothing"
+    """Train one configuration once
+
+    A `ValueError` if it can't run, a `RuntimeError` if a setting did nothing."""
     trial = Trial() if trial is None else trial
-    check_value('trial', trial, isinstance(trial, Trial), "a `Trial`, such as Trial(model='lenet', bs=64)")
+    check_value('trial', trial, isinstance(trial, Trial),
+                "a `Trial`, such as Trial(model='lenet', bs=64)")
     check_measure(half_width, max_s, whole_epoch, monitor)
     trial = resolve(trial.but(**kwargs))
     args = trial, half_width, max_s, whole_epoch, monitor
