@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from .compare import accuracy_differs, group_by_settings, load_records
+from .compare import accuracy_differs, group_by_settings, load_records, run_name
 from ..ground.curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from ..ground.record import FIELDS, record_rows
-from .wording import (NO_LARGER, choose, choose_batch, fmt_bs, fmt_known, fmt_list, fmt_ratio,
-                              is_usual, what_to_do)
+from .wording import (NO_LARGER, choose, choose_batch, fmt_bs, fmt_known, fmt_list,
+                                   fmt_ratio, is_usual, what_to_do)
 from .report import lab_name, machine_table
 from ..ground.series import (SETTINGS, is_known, is_open, leaves_out,
                              plain_value, ratios, setting_label, succeeded, way_labels)
@@ -30,18 +30,17 @@ _OF_A_TRIAL = {'trial_id', 'loader', 'precision', 'n_workers'}   # fields that a
 
 def _session_name(path, rows):
     "'02_batch_size of 2026-11-21': the lab that the folder or file is named after, and the day"
-    name = path.parent.name if path.name=='records.jsonl' else path.stem
     day = min((str(o['time_utc'])[:10] for o in rows if o.get('time_utc')), default='')
-    return (lab_name(path) or name) + (f' of {day}' if day else '')
+    return (lab_name(path) or run_name(path)) + (f' of {day}' if day else '')
 
 def read_lab_records(
-    folders, # Folders, searched with their subfolders, or files of records; missing ones are ignored
-)->pd.DataFrame: # As `load_records` returns it, with each row's `session`; no rows if there are no records
+    folders, # Folders with their subfolders, or files of records; missing ones are ignored
+)->pd.DataFrame: # As `load_records` returns it, with each row's `session`; perhaps no rows
     "The trials that labs have recorded; each file is a session"
     folders = [folders] if isinstance(folders, (str, Path)) else folders
-    paths = [p for o in map(Path, folders) for p in ([o] if o.is_file() else sorted(o.rglob('*.jsonl')))]
+    def files_of(o): return [o] if o.is_file() else sorted(o.rglob('*.jsonl'))
     found, names = [], []
-    for path in dict.fromkeys(o.resolve() for o in paths):
+    for path in dict.fromkeys(p.resolve() for o in folders for p in files_of(Path(o))):
         try: rows = [o for o in record_rows(path) if _OF_A_TRIAL<=set(o)]
         except RuntimeError as e:
             warnings.warn(f'{path.parent.name}/{path.name} is left out: {e}', stacklevel=2)
@@ -57,7 +56,7 @@ def read_lab_records(
 class Advice:
     "One decision for one workload, and the measurements behind it"
     decision:str             # 'workers'
-    work:str # 'lenet on digits, batch 64, on the GPU'; empty if nothing was measured
+    work:str                 # 'lenet on digits, batch 64, on the GPU'; empty if not measured
     do:str                   # 'Load with 4 workers.'
     kind:str                 # 'recommended', 'measure again', 'one visit' or 'not measured'
     ratio:Interval=NO_INTERVAL # How many times as fast as `than`
@@ -72,18 +71,20 @@ class Advice:
     @property
     def gain(self)->str: # '3.1 (2.8 to 3.4) times as fast as 0 workers'
         "The ratio as text"
-        return f'{fmt_ratio(self.ratio)} {self.unit} as {self.than}' if is_known(self.ratio.mid) else ''
+        if not is_known(self.ratio.mid): return ''
+        return f'{fmt_ratio(self.ratio)} {self.unit} as {self.than}'
     @property
     def rests_on(self)->str: # '04_data_loading of 2026-11-21: 3 and 3 visits'
         "The records behind it"
         return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
 
 # %% ../../nbs/show/09_advice.ipynb #245f011c
-def advise_pair(decision, work, words, visits, pick, than, is_sure, **about): # `words` come before the option to take
+def advise_pair(decision, work, words, visits, pick, than, is_sure, **about): # As for `what_to_do`
     "Advice to take `pick`, unless its visits don't decide between it and `than`"
     found = ratios(visits, 'option', base=than).loc[pick]
     kind, do = what_to_do(words, pick, than, found.ratio, is_sure)
-    return Advice(decision, work, do, kind, found.ratio, than, (found.n, found.n_base), measured=visits, **about)
+    n = found.n, found.n_base
+    return Advice(decision, work, do, kind, found.ratio, than, n, measured=visits, **about)
 
 # %% ../../nbs/show/09_advice.ipynb #d6ef2787
 @dataclass(frozen=True)
@@ -99,8 +100,10 @@ class _Options:
         parts = [o[['images_per_s', 'round_id']].assign(option=k) for k,o in self.parts.items()]
         return pd.concat(parts, ignore_index=True).astype(dict(option=options))
 
-def _option_parts(rows, names, label, key=None): # `label` and `key` take the values of `names`
-    "The visits of each option, sorted"
+def _off_first(values): return [o or 0 for o in values]
+
+def _option_parts(rows, names, label, key=_off_first): # Both take the values of `names`
+    "The visits of each option, sorted by `key`"
     groups = {tuple(map(plain_value, k)): o for k,o in rows.groupby([*names], dropna=False)}
     return {label(*k): groups[k] for k in sorted(groups, key=key)}
 
@@ -110,24 +113,26 @@ def _with(words, is_added, more): return words+more if is_added else words
 
 def _devices(rows):
     def label(o, pinned): return _with(_ON.get(o, o), pinned, ' with pinned memory')
-    parts = _option_parts(rows, ['device', 'pin_memory'], label, lambda k: (k[0]!='cpu', str(k)))
-    yield _Options(parts)
+    def key(k): return k[0]!='cpu', str(k)
+    yield _Options(_option_parts(rows, ['device', 'pin_memory'], label, key))
 
 # %% ../../nbs/show/09_advice.ipynb #0479a018
 def _learned_less(rows, usual):
     "Sizes that learned less than the usual one"
-    parts = {bs: o for bs,o in rows.groupby('bs')}
-    def is_less(o, than): return o.accuracy.median()<than.accuracy.median() and _learned(o, than)
-    return [bs for bs,o in parts.items() if is_less(o, parts[usual])]
+    than = rows[rows.bs==usual]
+    return [bs for bs,o in rows.groupby('bs')
+            if o.accuracy.median()<than.accuracy.median() and _learned(o, than)]
 
 def _size_notes(best, than, rows, aside, less):
     "What else is known of the sizes"
-    failed = rows[~succeeded(rows)]
-    perhaps = [bs for bs,r in best.sizes.items() if bs<best.bs and bs!=than and is_known(r.lo) and is_open(r)]
+    perhaps = [bs for bs,r in best.sizes.items()
+               if bs<best.bs and bs!=than and is_known(r.lo) and is_open(r)]
     if perhaps: yield f'Perhaps batch {perhaps[0]} is as fast.'
-    if aside: yield f'Not batch {fmt_list(map(fmt_bs, aside))}: too many images are left out.'
-    if less: yield f'Not batch {fmt_list(map(fmt_bs, less))}: after as many epochs, they had learned less.'
+    whys = {'too many images are left out': aside, 'after as many epochs, they had learned less': less}
+    for why,sizes in whys.items():
+        if sizes: yield f'Not batch {fmt_list(map(fmt_bs, sizes))}: {why}.'
     if best.bs<max([*best.sizes, *aside, *less]): return
+    failed = rows[~succeeded(rows)]
     bs = failed.bs[failed.bs>best.bs].min()
     how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
     yield f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else NO_LARGER
@@ -152,7 +157,7 @@ def _batches(rows):
 def _workers(rows):
     def label(n, pinned): return _with(setting_label('n_workers', n), pinned, ', pinned')
     files = rows[rows.loader=='files']
-    yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label, lambda k: (k[0], bool(k[1]))))
+    yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label))
 
 _LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory',
                 resident='images on the device')
@@ -163,21 +168,20 @@ def _loader_options(rows):
     if not files.parts: return
     best = choose(files.visits())[0]
     def label(o, pinned): return _with(_LOADERS.get(o, o), pinned, ', pinned')
-    rest = rows[rows.loader!='files']
-    rest = _option_parts(rest, ['loader', 'pin_memory'], label, lambda k: (k[0], bool(k[1])))
+    rest = _option_parts(rows[rows.loader!='files'], ['loader', 'pin_memory'], label)
     yield _Options({f'files with {best}': files.parts[best]} | rest)
 
 # %% ../../nbs/show/09_advice.ipynb #a7000001
-_PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # the default, then what may help, the slow one last
+_PRECISIONS = 'fp32 tf32 bf16 fp16 ieee'.split()      # the default first, the slow one last
+_BF16_ON_CPU = ("On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does "
+                'nothing there.')
 
 def _precisions(rows):
     def key(k): return _PRECISIONS.index(k[0]) if k[0] in _PRECISIONS else 99, bool(k[1])
     def label(o, last): return _with(o, last, ' with channels last')
     parts = _option_parts(rows, ['precision', 'channels_last'], label, key)
-    note = ("On a CPU, bf16 needs `torch.autocast('cpu', torch.bfloat16)`: fastai's `to_bf16` does nothing "
-            "there.")
     on_cpu = rows.device.iloc[0]=='cpu'
-    yield _Options(parts, notes={o: note for o in parts if 'bf16' in o and on_cpu})
+    yield _Options(parts, notes={o: _BF16_ON_CPU for o in parts if 'bf16' in o and on_cpu})
 
 _NOT_IN_A_STEP = 'pin_memory', 'sync_bn', 'pretrained'
 _SWITCHES = [o.name for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool
@@ -185,16 +189,18 @@ _SWITCHES = [o.name for o in FIELDS.values() if o.kind=='setting' and o.dtype is
 
 def _fast_steps(rows):
     "Steps by the number of changes"
-    def on(*values): return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if not is_usual(k, v)]
-    def label(*k): return ', '.join(on(*k)) or 'the usual step'
-    parts = _option_parts(rows, _SWITCHES, label, lambda k: (len(on(*k)), str(k)))
+    def on(values):
+        return [setting_label(k, v) for k,v in zip(_SWITCHES, values) if not is_usual(k, v)]
+    def label(*k): return ', '.join(on(k)) or 'the usual step'
+    parts = _option_parts(rows, _SWITCHES, label, lambda k: (len(on(k)), str(k)))
     if 'the usual step' in parts: yield _Options(parts)
 
 def _several(rows):
     "Several GPUs against one at the same batch in total; a larger one makes fewer steps"
     def label(n): return 'one GPU' if n==1 else f'{n} GPUs'
     for bs in sorted({*rows.bs[rows.n_devices==1]}):
-        yield _Options(_option_parts(rows[rows.bs==bs], ['n_devices'], label), f'batch {bs:.0f} in all')
+        parts = _option_parts(rows[rows.bs==bs], ['n_devices'], label)
+        yield _Options(parts, f'batch {bs:.0f} in all')
 
 # %% ../../nbs/show/09_advice.ipynb #b438f670
 @dataclass(frozen=True)
@@ -206,18 +212,19 @@ class _Decision:
     options:Callable # Visits that differ in nothing else -> `_Options`
     needs:str=''    # What the lab needs, for the text if nothing was measured
 
-_LOADING = 'loader', 'n_workers', 'pin_memory'
+_LOADING, _SIZE = ('loader', 'n_workers', 'pin_memory'), ('bs', 'lr', 'n_images')
 _DECISIONS = { # name -> `_Decision`
-    'device': _Decision(('01_cpu_vs_gpu', '11_compare'), ('device', 'pin_memory'), 'Train on', _devices,
-                       ' where there is a GPU'),
-    'batch size': _Decision(('02_batch_size', '02_50k_images'), ('bs', 'lr', 'n_images'), 'Use', _batches,
+    'device': _Decision(('01_cpu_vs_gpu', '11_compare'), ('device', 'pin_memory'), 'Train on',
+                        _devices, ' where there is a GPU'),
+    'batch size': _Decision(('02_batch_size', '02_50k_images'), _SIZE, 'Use', _batches,
                             " with images that aren't learned at once"),
     'workers': _Decision(('04_data_loading',), _LOADING, 'Load with', _workers),
     'loader': _Decision(('04_data_loading',), _LOADING, 'Read from', _loader_options),
-    'precision': _Decision(('07_precision',), ('precision', 'channels_last'), 'Compute in', _precisions),
+    'precision': _Decision(('07_precision',), ('precision', 'channels_last'), 'Compute in',
+                           _precisions),
     'fast path': _Decision(('08_to_the_limit',), _SWITCHES, 'Speed up the step, with', _fast_steps),
-    'second GPU': _Decision(('09_many_gpus',), ('n_devices', 'bs', 'lr', 'n_images'), 'Train on', _several,
-                           ' where there are two GPUs')}
+    'second GPU': _Decision(('09_many_gpus',), ('n_devices', *_SIZE), 'Train on', _several,
+                            ' where there are two GPUs')}
 _COST_LABS = '11_compare', '01_cpu_vs_gpu'
 _MAX_WORKLOADS = 3 # per decision: those with the largest networks
 
@@ -241,34 +248,37 @@ def _learned(a, b):
     "A warning if the accuracy of two options differs by more than chance"
     x, y, n = a.accuracy.median(), b.accuracy.median(), min(a.n_valid.min(), b.n_valid.min())
     if not accuracy_differs(x, y, n): return ''
-    return f'They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images are right.'
+    return (f'They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images are '
+            'right.')
 
 # %% ../../nbs/show/09_advice.ipynb #09885f26
 def _decide(name, d, df):
     "The advice for every workload, each with its size and the rank of its session"
-    fixed = ['session', 'machine', 'device', *SETTINGS, 'bs', 'measure', 'n_train', 'n_params', 'n_images']
+    fixed = ['session', 'machine', 'device', *SETTINGS, 'bs', 'measure', 'n_train', 'n_params',
+             'n_images']
     names = [o for o in fixed if o not in d.varied]
     def label(k, rows): return setting_label(k, rows[k].iloc[0])
     several = df.machine.nunique(dropna=False)>1
+    groups = group_by_settings(df, names).values()
     found = [(_work_name(rows, d, several, o.work), rows, o)
-             for rows in group_by_settings(df, names).values() for o in d.options(rows) if len(o.parts)>1]
+             for rows in groups for o in d.options(rows) if len(o.parts)>1]
     for work,rows,o in found:
         alike = [r for w,r,_ in found if w==work]
-        differing = [k for k in names if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
+        differing = [k for k in names
+                     if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
         work = ', '.join([work, *(label(k, rows) for k in differing)])
         visits = o.visits()
         pick, than, is_sure = o.pair or choose(visits)
-        advice = advise_pair(name, work, d.words, visits, pick, than, is_sure, session=rows.session.iloc[0])
+        advice = advise_pair(name, work, d.words, visits, pick, than, is_sure,
+                             session=rows.session.iloc[0])
         notes = filter(None, [advice.do, o.notes.get(pick), _learned(o.parts[pick], o.parts[than])])
         rank = len(o.parts), len(visits), str(rows.time_utc.max())
         yield rows.n_params.max(), rank, replace(advice, do=' '.join(notes))
 
 def _best_of(found):
     "The best session of each workload, for the largest networks, by size"
-    works = {}
-    for o in found:
-        work, rank = o[2].work, o[1]
-        if work not in works or rank>works[work][1]: works[work] = o
+    # of several that are equally good, the first
+    works = {o[2].work: o for o in sorted([*found][::-1], key=lambda o: o[1])}
     return [o[2] for o in sorted(works.values(), key=lambda o: (o[0], o[2].work))[-_MAX_WORKLOADS:]]
 
 def _not_measured(name, labs, needs=''):
@@ -276,9 +286,9 @@ def _not_measured(name, labs, needs=''):
 
 # %% ../../nbs/show/09_advice.ipynb #4e83f291
 def advise(
-    records:pd.DataFrame,   # As `read_lab_records` returns them
-    prices:dict|None=None,  # Of an hour, as `price_runs` takes them; the records' own machine is 'here'
-    others:dict|None=None,  # Other machines, to compare the cost, as `read_runs` takes them: 'server' -> records
+    records:pd.DataFrame, # As `read_lab_records` returns them
+    prices:dict={},       # Of an hour, as `price_runs` takes them; the records' machine is 'here'
+    others:dict={},       # Other machines, to compare the cost, as `read_runs` takes them
 )->list[Advice]: # At least one for each decision
     "What to do, and what wasn't measured"
     df = records[~succeeded(records) | records.images_per_s.gt(0)]
@@ -291,7 +301,7 @@ def advise(
         rows = _of_labs(df if name=='batch size' else df[succeeded(df)], d.labs)
         if name=='second GPU': rows = rows[rows.device.ne('cpu')]
         out += _best_of(_decide(name, d, rows)) or [_not_measured(name, d.labs, d.needs)]
-    return out + (_costs(records, prices or {}, others or {}) or
+    return out + (_costs(records, prices, others) or
                   [_not_measured('cost', _COST_LABS, '' if prices else ', and name prices')])
 
 # %% ../../nbs/show/09_advice.ipynb #5a6d4739
@@ -321,8 +331,9 @@ def _costs(records, prices, others):
         try: found = Comparison(runs, prices=known)
         except ValueError: continue # only one device, and no other machine ran this
         where = f'{session}, beside {fmt_list(rest)}' if rest else session
-        each = [_cheapest(found, work, rows, where) for work,rows in found.rows.groupby('workload', sort=False)]
-        if any(each): return [o for o in each if o][-_MAX_WORKLOADS:]
+        groups = found.rows.groupby('workload', sort=False)
+        each = [*filter(None, (_cheapest(found, *o, where) for o in groups))]
+        if each: return each[-_MAX_WORKLOADS:]
     return []
 
 # %% ../../nbs/show/09_advice.ipynb #82a91a22
@@ -334,10 +345,11 @@ def advice_table(found:list[Advice])->pd.DataFrame: # Texts, a row an `Advice`
 
 def plot_advice(
     found:list[Advice], # What wasn't measured is left out
-    title:str='',       # Over the axes
+    title:str='',
 )->Axes:
     "Each ratio with its interval; a pale bar shows no difference"
-    def label(o): return f'{o.decision}, {o.work}: ' + fmt_ratio(o.ratio).replace(' ', '\xa0')   # on one line
+    def label(o): # the ratio on one line
+        return f'{o.decision}, {o.work}: ' + fmt_ratio(o.ratio).replace(' ', '\xa0')
     rows = [dict(label=label(o), speedup=o.ratio.mid, lo=o.ratio.lo, hi=o.ratio.hi, verdict=o.kind)
             for o in found if o.visits]
     if not rows: raise ValueError(
@@ -371,7 +383,8 @@ def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
     "A report with all measurements, and marks where its author has to write"
     measured, missing = [o for o in found if o.visits], [o for o in found if not o.visits]
     parts = ['# What to do on this machine', '✏️ Who, when, which course.', '## The question',
-             '✏️ What is to be trained, on which data, how often? What matters: time, money or accuracy?']
+             '✏️ What is to be trained, on which data, how often? What matters: time, money or '
+             'accuracy?']
     if len(records): parts += ['## The machine', _markdown_table(**machine_table(records))]
     short = [(o.decision, o.work, o.do, o.gain) for o in measured]
     table = _markdown_table(['decision', 'for', 'what to do', 'measured'], short)
@@ -379,7 +392,8 @@ def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
               '✏️ Which of these do you follow, and in which order?']
     if measured: parts += ['## What was measured', 'Ratios have 95 % intervals.']
     parts += [text for o in measured for text in _section(o)]
-    if missing: parts += ['## What was not measured', '\n'.join(f'- {o.decision}: {o.do}' for o in missing)]
+    if missing: parts += ['## What was not measured',
+                          '\n'.join(f'- {o.decision}: {o.do}' for o in missing)]
     parts += ['## What these figures do not show', _LIMITS.strip(), '## Next',
               '✏️ Which measurement would change a decision?']
     return '\n\n'.join(parts) + '\n'

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 
 from ..ground.core import machine_title

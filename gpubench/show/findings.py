@@ -15,23 +15,25 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from .compare import (Side, accuracy_differs, cost_words, device_kind, group_by_settings,
-                              load_records, match_sides, noise_warning, spread)
+from .compare import (
+    Side, accuracy_differs, cost_words, device_kind, group_by_settings, load_records, match_sides,
+    noise_warning, spread)
 from ..ground.curves import crossover_bs, fit_step_time
 from .draw import by_number
 from .plot import phase_shares
 from ..ground.record import FIELDS, PHASE_NAMES
-from .wording import (NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, choose_batch, fit_sentence, fmt,
-                              fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual,
-                              verdict, what_to_do)
-from ..ground.series import (ENOUGH_FRAC, LEFT_OUT_FRAC, SETTINGS, aa_pairs, device_phrase, is_known,
-                             leaves_out, map_values, plain_value, ratios, setting_label,
-                             start_sentence, succeeded, varied_settings, way_labels, what_ran, where_labels)
+from .wording import (
+    NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, choose_batch, fit_sentence,
+    fmt, fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual, verdict, what_to_do)
+from ..ground.series import (
+    ENOUGH_FRAC, LEFT_OUT_FRAC, SETTINGS, aa_pairs, device_phrase, is_known, leaves_out, map_values,
+    plain_value, ratios, setting_label, start_sentence, succeeded, varied_settings, way_labels,
+    what_ran, where_labels)
 from ..ground.stats import Interval, compare_words, median_ci
 
 # %% ../../nbs/show/05_findings.ipynb #62be6681
 # what is trained, on what, and for how long; the other settings are about how
-_WORKLOAD_SETTINGS = 'dataset', 'model', 'size', 'n_channels', 'max_images', 'labels', 'n_epoch', 'measure'
+_WORKLOAD_SETTINGS = 'dataset model size n_channels max_images labels n_epoch'.split()
 
 def _number_versions(df):
     "Models whose source was edited, as 'net (version 2)'; users' functions may share a model"
@@ -47,8 +49,8 @@ def _workload_name(rows):
     "'lenet on digits, 3 epochs' for each visit of a model on a data set"
     names = [o for o in varied_settings(rows) if o in _WORKLOAD_SETTINGS]
     if rows.measure.nunique()>1: names.append('measure')
-    parts = [[what_ran(rows.iloc[0])]*len(rows), *(map_values(rows[o], partial(setting_label, o)) for o in names)]
-    return [', '.join(o) for o in zip(*parts)]
+    labels = [map_values(rows[o], partial(setting_label, o)) for o in names]
+    return [', '.join(o) for o in zip([what_ran(rows.iloc[0])]*len(rows), *labels)]
 
 # %% ../../nbs/show/05_findings.ipynb #f1d00001
 _MAX_NAMED = 2 # settings that vary, up to which a series names them all
@@ -65,8 +67,8 @@ def _how(rows):
     is_clear = len({*zip(full, short)})==len({*short})
     return short if len(names)>_MAX_NAMED and is_clear else full
 
-def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `workload`, and `measure` in words
-    "Name each visit's workload and series; existing names stay, so a part keeps the names it had in the whole"
+def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series`, `workload`; `measure` as text
+    "Name each visit's workload and series; a part of a labeled frame keeps its names"
     if isinstance(records, pd.DataFrame) and {'workload', 'image_j'}<=set(records): return records
     df = load_records(records)
     df = df.assign(model=_number_versions(df), measure=way_labels(df).tolist(), workload='')
@@ -74,10 +76,9 @@ def add_labels(records)->pd.DataFrame: # With `where`, `how`, `series` (both), `
         df.loc[rows.index, 'workload'] = _workload_name(rows)
     df = df.assign(where=where_labels(df), how='')
     for _,rows in df.groupby('workload'): df.loc[rows.index, 'how'] = _how(rows)
-    series = df['where']+(' · '+df.how).where(df.how.ne(''), '')
-    df = df.assign(series=series)
+    df = df.assign(series=df['where']+(' · '+df.how).where(df.how.ne(''), ''))
     # a folder may grow
-    n_sets = df.n_train.groupby([df.workload, series, df.bs.fillna(-1)]).transform('nunique')
+    n_sets = df.n_train.groupby([df.workload, df.series, df.bs.fillna(-1)]).transform('nunique')
     several = n_sets.gt(1).groupby(df.workload).transform('any')
     sized = df.workload+', '+map_values(df.n_train, fmt_count)+' training images'
     return df.assign(workload=df.workload.where(~several, sized))
@@ -88,21 +89,23 @@ def configuration_columns(df)->list[str]: # Of labeled records
     return ['workload', 'series', *(o for o in ('bs', *SETTINGS) if o in df)]
 
 # %% ../../nbs/show/05_findings.ipynb #cde5c19f
-def summary_table(records)->pd.DataFrame: # Medians over visits, and the intervals of `epoch_s` and `epoch_j`
+def summary_table(records)->pd.DataFrame: # Medians of visits; intervals of `epoch_s` and `epoch_j`
     "What was measured, a row per configuration and device"
     df, rows = add_labels(records), []
     names = configuration_columns(df)
-    shown = [o.name for o in FIELDS.values() if o.kind=='measured' and o.heading and o.dtype in (int, float)]
+    shown = [o.name for o in FIELDS.values()
+             if o.kind=='measured' and o.heading and o.dtype in (int, float)]
     for o in group_by_settings(df, names).values():
         side, first = Side('', o), o.iloc[0]
         row = {k: plain_value(first[k]) for k in ('workload', 'where', 'how', *names)}
         row |= {k: side.median(k) for k in (*shown, 'n_train')}
         for u in 'sj':
             i = median_ci(side.ok[f'epoch_{u}'])
-            row |= {f'epoch_{u}': i.mid, f'epoch_lo_{u}': i.lo, f'epoch_hi_{u}': i.hi, f'epoch_{u}_level': i.level}
-        price_per_h = side.ok.price_per_h.median()
-        rows.append(row | dict(n_visits=len(side.ok), n_failed=len(side.failed), failed=', '.join(sorted({*side.failed})),
-                               epoch_price=row['epoch_s']*price_per_h/3600))
+            row |= {f'epoch_{u}': i.mid, f'epoch_lo_{u}': i.lo, f'epoch_hi_{u}': i.hi,
+                    f'epoch_{u}_level': i.level}
+        rows.append(row | dict(
+            n_visits=len(side.ok), n_failed=len(side.failed), failed=', '.join(sorted({*side.failed})),
+            epoch_price=row['epoch_s']*side.ok.price_per_h.median()/3600))
     return pd.DataFrame(sorted(rows, key=lambda o: (o['workload'], o['series'], o['bs'] or 0)))
 
 # %% ../../nbs/show/05_findings.ipynb #24a64971
@@ -120,9 +123,10 @@ class AllVisits:
         "By workload, series and batch size"
         several, ok = self.df.workload.nunique()>1, self.ok
         def name(workload, series, bs):
-            words = f"{setting_label('bs', bs if bs>0 else None)} on {series}"
+            words = f"{setting_label('bs', bs)} on {series}"
             return f'{words} ({workload})' if several else words
-        return {name(*k): o for k,o in ok.epoch_s.groupby([ok.workload, ok.series, ok.bs.fillna(-1)])}
+        each = ok.epoch_s.groupby([ok.workload, ok.series, ok.bs], dropna=False)
+        return {name(*k): o for k,o in each}
 
     def noise(self)->list[str]:
         "Visits of one configuration that differ too much to show anything: one warning for all"
@@ -154,13 +158,14 @@ def _batch_phrase(sizes)->str:
     return f"batch {fmt_list(fmt_bs(o) for o in sorted(sizes))}"
 
 # %% ../../nbs/show/05_findings.ipynb #e56821ff
-_FEW = 2          # with more series or pairs than this, each gets a clause instead of a paragraph
+_FEW = 2 # series or pairs that get a paragraph each; of more, each gets a clause
 _GOAL = f'the smallest batch within {100*(1-ENOUGH_FRAC):.0f} % of the fastest'
 
 def _first_words(series, best):
     "The batch size to take, or that the visits don't decide"
     among, on = '', f'on {device_phrase(series)}'
-    if best.aside: among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
+    if best.aside:
+        among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
     if best.is_sure: return f'{start_sentence(_GOAL)} {on}{among}: {best.bs}.'
     r = best.sizes[best.than]
     _, again = what_to_do('Use', f'batch {best.bs}', f'batch {best.than}', r, False, f' {on}')
@@ -177,17 +182,19 @@ def _best_paragraph(series, best, largest):
     words = {o: compare_words(r) for o,r in over.items()}
     def compared(o): return f'{verdict(over[o], with_level=True)} as batch {best.bs}'
     larger, smaller = [o for o in best.sizes if o>best.bs], [o for o in best.sizes if o<best.bs]
-    idle = [o for o in larger if words[o]=='slower' or best.is_sure and words[o]=='not distinguishable']
+    same = [o for o in over if best.is_sure and words[o]=='not distinguishable']
+    idle = [o for o in larger if words[o]=='slower' or o in same]
     if idle:
         gain = 'gains' if len(idle)==1 else 'gain'
         out.append(f"{start_sentence(_batch_phrase(idle))} {gain} nothing measurable.")
-    told = [o for o in larger if words[o]=='faster'] + [o for o in smaller[-1:] if words[o]=='slower']
+    told = [o for o in larger if words[o]=='faster']
+    told += [o for o in smaller[-1:] if words[o]=='slower']
     out += [f"Batch {o} is {compared(o)}." for o in told]
-    perhaps = [o for o in smaller if best.is_sure and words[o]=='not distinguishable']
+    perhaps = [o for o in smaller if o in same]
     if perhaps: out.append(f'Perhaps {_batch_phrase(perhaps)} is enough, too.')
     beyond = [o for o,r in best.aside.items() if words[o]=='faster' and r.mid>1/ENOUGH_FRAC]
-    out += [f"In images per second, batch {o} is {compared(o)}, but it leaves out too many images of this "
-            "set; try it on a larger one." for o in beyond[-1:]]
+    out += [f"In images per second, batch {o} is {compared(o)}, but it leaves out too many images "
+            "of this set; try it on a larger one." for o in beyond[-1:]]
     return ' '.join(out)
 
 @patch
@@ -196,21 +203,24 @@ def best_batches(self:Workload)->list[str]:
     largest = self.df.groupby('series').bs.max() # that was tried, even if it failed
     if len(self.best)<=_FEW: return [_best_paragraph(k, o, largest[k]) for k,o in self.best.items()]
     sure = {device_phrase(k): o.bs for k,o in self.best.items() if o.is_sure}
-    clauses = [f'{bs} on {fmt_list(k for k,o in sure.items() if o==bs)}' for bs in sorted({*sure.values()})]
+    clauses = [f'{bs} on {fmt_list(k for k,o in sure.items() if o==bs)}'
+               for bs in sorted({*sure.values()})]
     unsure = [device_phrase(k) for k,o in self.best.items() if not o.is_sure]
     found = [f"{start_sentence(_GOAL)}: {'; '.join(clauses)}."] if sure else []
-    if unsure: found.append(f'Measure the batch sizes again on {fmt_list(unsure)}: the visits do not decide.')
+    if unsure: found.append(
+        f'Measure the batch sizes again on {fmt_list(unsure)}: the visits do not decide.')
     return [' '.join(found)]
 
 
 # %% ../../nbs/show/05_findings.ipynb #38f951f2
-def compare_devices(records)->pd.DataFrame: # As `compare` returns it, matched rows only; perhaps none
+def compare_devices(records)->pd.DataFrame: # As `compare` returns it; matched rows, if any
     "The devices in one set of records: each against the slowest CPU that ran the same"
     df, found = add_labels(records), []
     names = [o for o in ['workload', 'how', 'bs', *SETTINGS] if o in df]
     ok = df[succeeded(df) & df.images_per_s.notna()]
-    rates = ok.assign(other=ok.device.ne('cpu')).groupby('where').agg(dict(other='max', images_per_s='max'))
-    for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index: # CPUs from the slowest, then others
+    rates = ok.assign(other=ok.device.ne('cpu')).groupby('where')[['other', 'images_per_s']].max()
+    # CPUs from the slowest, then others
+    for base in rates.sort_values(['other', 'images_per_s'], kind='stable').index:
         ours = df[df['where']==base]
         for where in sorted({*df['where'].unique()}-{base}):
             pairs, _ = match_sides(ours, df[df['where']==where], names)
@@ -226,19 +236,20 @@ def _speed_sentence(r, n_visits, a, b, workload, when):
     words, _, why = verdict(r, n_visits, True).partition('; ')
     if words==TOO_NOISY: return f'{when}, {b} and {a} are {TOO_NOISY} apart on {workload}.'
     if words=='not distinguishable':
-        return f"{when}, {b} and {a} are not distinguishable on {workload} ({fmt_ends(r, 'times')})."
+        return f"{when}, {b} and {a} are {words} on {workload} ({fmt_ends(r, 'times')})."
     return f"{when}, {b} trains {workload} {words} as {a}{f' ({why})' if why else ''}."
 
-def row_ratio(row): return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)   # and the visits
+def row_ratio(row): # The ratio, and how many visits
+    return Interval(row.speedup, row.lo, row.hi, row.level), (row.n_a, row.n_b)
 
 @patch
-def at_own_best(self:Workload, rows):
-    "The ratio of two devices, each at its best batch size, with numbers of visits, and the two sizes; None without"
-    series = [' · '.join(filter(None, [rows[o].iloc[0], rows.how.iloc[0]])) for o in ('where_a', 'where_b')]
-    best = {k: self.best[k].bs for k in series if k in self.best}
+def at_own_best(self:Workload, rows): # The ratio, how many visits, and the two sizes; None without
+    "Two devices, each at its best batch size"
+    first = rows.iloc[0]
+    a, b = (' · '.join(filter(None, [o, first.how])) for o in (first.where_a, first.where_b))
+    best = {k: self.best[k].bs for k in (a, b) if k in self.best}
     if len(best)<2 or rows.bs.nunique()<2: return None
     at = self.ok[self.ok.bs.eq(self.ok.series.map(best))]
-    a, b = series
     found = ratios(at, 'series', base=a).loc[b]
     return found.ratio, (found.n_base, found.n), (best[a], best[b])
 
@@ -278,7 +289,7 @@ def speedups(self:Workload)->list[str]:
 _NEVER_FASTER = 'lr', 'pretrained' # settings that change what is learned, not the speed
 
 @patch
-def choices(self:Workload): # Device, visits, the settings to take and those to compare with, whether it's sure, ratio
+def choices(self:Workload): # Device, visits, what `choose` returns, and the row of `ratios`
     "What to choose from the settings that vary, for each device"
     ok = self.ok[self.ok.images_per_s.notna() & self.ok.bs.notna()]
     fixed = [o for o in varied_settings(ok) if o in _NEVER_FASTER]
@@ -299,20 +310,22 @@ def settings_to_take(self:Workload)->list[str]:
     for where,visits,pick,than,is_sure,found in self.choices():
         at = f' on {device_phrase(where)} at batch {fmt_bs(visits.bs.iloc[0])}'
         kind, do = what_to_do('Take', pick, than, found.ratio, is_sure, at)
-        words = verdict(found.ratio, (found.n, found.n_base), True)
-        if kind!='recommended': out.append(do)
-        elif found.ratio.is_distinct(): out.append(f'{do[:-1]}: {words} as {than}.')
-        else: out.append(f"{do} No gain from {than} is shown ({fmt_ends(found.ratio, 'times as fast')}).")
+        if kind=='recommended' and found.ratio.is_distinct():
+            do = f'{do[:-1]}: {verdict(found.ratio, with_level=True)} as {than}.'
+        elif kind=='recommended':
+            do += f" No gain from {than} is shown ({fmt_ends(found.ratio, 'times as fast')})."
+        out.append(do)
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #40e0e941
 @patch
 def different_work(self:Workload)->list[str]:
     "Warnings of the comparison between devices, other than failed visits"
-    warnings = self.comparison.warning
-    warned = self.comparison[warnings.ne('') & ~warnings.astype(str).str.contains(' visits failed on ')]
-    return [f'Batch {fmt_bs(o.bs)}, {device_phrase(o.where_b)} against {device_phrase(o.where_a)}: {o.warning}'
-            for o in warned.itertuples()]
+    warned = [o for o in self.comparison.itertuples()
+              if o.warning and ' visits failed on ' not in o.warning]
+    return [f'Batch {fmt_bs(o.bs)}, {_against(o)}: {o.warning}' for o in warned]
+
+def _against(row): return f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}'
 
 # %% ../../nbs/show/05_findings.ipynb #dd62ec45
 @patch
@@ -321,10 +334,10 @@ def epoch_costs(self:Workload)->list[str]:
     out = []
     for _,rows in self.comparison.groupby(PAIR):
         row = rows.loc[rows.speedup.idxmax()]
-        where = f'{device_phrase(row.where_b)} against {device_phrase(row.where_a)}'
-        if row.how: where += f' ({row.how})'
-        words = [f'time: {row.verdict}', *cost_words(row.to_dict())]
-        if len(words)>1: out.append(f"{start_sentence(where)} at batch {fmt_bs(row.bs)}: {'; '.join(words)}.")
+        where = start_sentence(_against(row)) + (f' ({row.how})' if row.how else '')
+        costs = cost_words(row.to_dict())
+        words = '; '.join([f'time: {row.verdict}', *costs])
+        if costs: out.append(f'{where} at batch {fmt_bs(row.bs)}: {words}.')
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #d67b2f41
@@ -337,8 +350,8 @@ def images_left_out(self:Workload)->list[str]:
     for n_train,rows in short.groupby('n_train'):
         parts = fmt_list(clause(n, o.bs.unique()) for n,o in rows.groupby('n_dropped'))
         verb = 'their times are' if rows.bs.nunique()>1 else 'its time is'
-        out.append(f"{start_sentence(parts)} of the {fmt_count(n_train)} training images in each epoch: "
-                   f"{verb} not comparable.")
+        out.append(f"{start_sentence(parts)} of the {fmt_count(n_train)} training images in each "
+                   f"epoch: {verb} not comparable.")
     return out
 
 @patch
@@ -352,11 +365,11 @@ def accuracies(self:Workload)->list[str]:
     if not accuracy_differs(medians.iloc[-1], medians.iloc[0], rows.n_valid.min()): return []
     where = f' on {device_phrase(series)}' if len(each)>1 else ''
     low, *_, high = (f"{fmt(x, '%', 100)} at batch {fmt_bs(bs)}" for bs,x in medians.items())
-    return [f"Held-out accuracy of {self.name}{where} is {high} and {low}. The same number of epochs is not "
-            "the same learning, so the fastest epoch may not be the best choice."]
+    return [f'Held-out accuracy of {self.name}{where} is {high} and {low}. The same number of '
+            'epochs is not the same learning, so the fastest epoch may not be the best choice.']
 
 # %% ../../nbs/show/05_findings.ipynb #f1d00003
-_MIN_STARTUP_FRAC = .1 # fraction of an epoch above which the wait for the first batch is reported
+_MIN_STARTUP_FRAC = .1 # of an epoch: a longer wait for its first batch is reported
 
 @patch
 def startup(self:Workload)->list[str]:
@@ -366,24 +379,25 @@ def startup(self:Workload)->list[str]:
     for series,rows in ok[ok.share.notna()].groupby('series'):
         shares = rows.groupby('bs').share.median()
         if not len(shares) or shares.max()<=_MIN_STARTUP_FRAC: continue
-        bs, has_workers = shares.idxmax(), 'n_workers' in rows and rows.n_workers.max()>0
-        why = ''
-        if has_workers: why = ' Workers restart in every epoch, so short epochs are better off with fewer.'
-        share, wait = shares.max(), rows.first_batch_ms[rows.bs==bs].median()
-        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(share, '%', 100)} of an epoch "
-                   f"is the wait for its first batch ({fmt(wait, 'ms')}).{why}")
+        bs, share, why = shares.idxmax(), shares.max(), ''
+        if 'n_workers' in rows and rows.n_workers.max()>0:
+            why = ' Workers restart in every epoch, so short epochs are better off with fewer.'
+        wait = rows.first_batch_ms[rows.bs==bs].median()
+        out.append(f"On {device_phrase(series)} at batch {fmt_bs(bs)}, {fmt(share, '%', 100)} of "
+                   f"an epoch is the wait for its first batch ({fmt(wait, 'ms')}).{why}")
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #2f83000a
 @patch
 def energy_uses(self:Workload)->list[str]:
-    "The energy of an epoch for each series, at the batch sizes that take the least and the most per image"
+    "The energy of an epoch, at the batch sizes that take the least and the most per image"
     out, known = [], self.ok[self.ok.epoch_j.notna() & self.ok.bs.notna()]
     for series,rows in known.groupby('series'):
         image_j = rows.groupby('bs').image_j.median()
         best, worst = image_j.idxmin(), image_j.idxmax()
-        text = (f"On {device_phrase(series)} at batch {fmt_bs(best)}, an epoch takes "
-                f"{fmt_interval(median_ci(rows.epoch_j[rows.bs==best]), 'J')}, an image {fmt(image_j[best], 'mJ', 1e3)}")
+        epoch = fmt_interval(median_ci(rows.epoch_j[rows.bs==best]), 'J')
+        text = (f"On {device_phrase(series)} at batch {fmt_bs(best)}, an epoch takes {epoch}, "
+                f"an image {fmt(image_j[best], 'mJ', 1e3)}")
         if best!=worst:
             found = ratios(rows, 'bs', base=best, of='image_j').loc[worst]
             more = verdict(found.ratio, (found.n_base, found.n), True, is_cost=True)
@@ -402,8 +416,8 @@ def throttling(self:AllVisits)->list[str]:
         n, most = monitored['where'].eq(where).sum(), rows.throttled_frac.max()
         reasons = sorted({w for o in rows.throttle_seen for w in o.split(', ')})
         up_to = f", up to {fmt(most, '%', 100)} of the time" if most>0 else ''
-        out.append(f"In {len(rows)} of {n} monitored visits, {device_phrase(where)} was throttled{up_to}: "
-                   f"{fmt_list(reasons)}. `gpubench doctor` tells what to do.")
+        out.append(f"In {len(rows)} of {n} monitored visits, {device_phrase(where)} was "
+                   f"throttled{up_to}: {fmt_list(reasons)}. `gpubench doctor` tells what to do.")
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #393e0b59
@@ -420,14 +434,14 @@ def noise_floor(self:AllVisits)->list[str]:
     which = f'batch {fmt_bs(first.bs)} on {device_phrase(first.series)}'
     if self.df.workload.nunique()>1: which += f', {first.workload}'
     if len(found)>1: which += f'; the widest of {len(found)} such pairs'
-    times, ends = re.fullmatch(r'(\S+)( \(.*\))?', fmt_ratio(r)).groups(default='')
-    text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one set '
-            f"of visits took {times} times as long as the other{ends}")
-    if not is_known(r.lo): return [f"{text}: there are too few visits."]
+    times, ends = fmt_ratio(r).split(' ', 1)
+    text = (f'Noise check: the same configuration was visited twice in each round ({which}), and one '
+            f'set of visits took {times} times as long as the other {ends}')
+    if not is_known(r.lo): return [f'{text}: there are too few visits.']
     text += '. The true ratio is 1. Judge every other difference by its own interval, not by this one.'
     if max(r.lo, 1/r.hi)-1>_MAX_FLOOR_FRAC: text += (
-        " This interval excludes 1 although nothing differed: something disturbed the visits, so be wary "
-        "of other differences of this size.")
+        ' This interval excludes 1 although nothing differed: something disturbed the visits, so be '
+        'wary of other differences of this size.')
     return [text]
 
 # %% ../../nbs/show/05_findings.ipynb #5a194024
@@ -435,12 +449,12 @@ def noise_floor(self:AllVisits)->list[str]:
 def few_visits(self:AllVisits)->list[str]:
     "Too few visits for an interval"
     n = [*map(len, self.configurations.values())]
-    if not n: return ['No visit succeeded, so nothing was measured. The table of failed visits gives the '
-                      'reasons.']
+    if not n: return [
+        'No visit succeeded, so nothing was measured. The table of failed visits gives the reasons.']
     if min(n)>1: return []
     text = f'{n.count(1)} of {len(n)} configurations have a single visit and so no interval.'
-    if max(n)==1: text = ('Each configuration has one visit, so there is no interval and no difference was '
-                          'checked against the noise.')
+    if max(n)==1: text = ('Each configuration has one visit, so there is no interval and no '
+                          'difference was checked against the noise.')
     if sum(n)==1: text = 'Only one run exists, so there is no interval and nothing to compare with.'
     return [f'{text} Measure again with three repeats.']
 
@@ -449,11 +463,11 @@ def few_visits(self:AllVisits)->list[str]:
 def no_gpu(self:AllVisits)->list[str]:
     "No GPU among the devices"
     if {*self.df.device.dropna().unique()}!={'cpu'} or not len(self.ok): return []
-    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders side by '
-            'side with gpubench compare.']
+    return ['Only a CPU was measured. Run the same on a machine with a GPU and put the two folders '
+            'side by side with gpubench compare.']
 
 # %% ../../nbs/show/05_findings.ipynb #1e6283c2
-_MAX_CHECK_FRAC = .1 # how far the sum of an epoch's parts may be from a whole epoch without a report
+_MAX_CHECK_FRAC = .1 # how far an epoch's parts may add up to something else than a whole epoch
 _WHY_OFF = { # is the whole epoch longer than its parts?
     False: 'the steps got slower after it: another program ran, or the machine heated up',
     True: 'some steps took far longer than the median step, so expect to wait for the whole epoch'}
@@ -461,15 +475,17 @@ _WHY_OFF = { # is the whole epoch longer than its parts?
 @patch
 def check(self:Workload)->list[str]:
     "Epochs whose parts don't add up to the whole"
-    off = self.ok.groupby(['series', 'bs'])[['epoch_check_frac', 'epoch_s', 'epoch_whole_s']].median().dropna()
+    names = ['epoch_check_frac', 'epoch_s', 'epoch_whole_s']
+    off = self.ok.groupby(['series', 'bs'])[names].median().dropna()
     far = off[off.epoch_check_frac.abs()>_MAX_CHECK_FRAC]
     if not len(far): return []
     series, bs = worst = far.epoch_check_frac.abs().idxmax()
     row = far.loc[worst]
     at = f'batch {fmt_bs(bs)} on {device_phrase(series)}'
     if len(far)>1: at += f', the largest gap of {len(far)} in {len(off)} configurations'
-    return [f"A whole epoch took {fmt(row.epoch_whole_s, 's')}, but its start-up, its steps at their median "
-            f"and its end add up to {fmt(row.epoch_s, 's')} ({at}): {_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
+    return [f"A whole epoch took {fmt(row.epoch_whole_s, 's')}, but its start-up, its steps at their "
+            f"median and its end add up to {fmt(row.epoch_s, 's')} ({at}): "
+            f"{_WHY_OFF[bool(row.epoch_check_frac<0)]}."]
 
 @patch
 def not_tight(self:AllVisits)->list[str]:
@@ -481,8 +497,9 @@ def not_tight(self:AllVisits)->list[str]:
         worst = loose.loc[wide.idxmax()]
         at = f'batch {fmt_bs(worst.bs)} on {device_phrase(worst.series)}'
         how = f": at worst within {fmt(worst.half_width_frac, '%', 100)} either way ({at})"
-    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was known as "
-            f"precisely as requested{how}. {RUN_AGAIN} In Python, a larger max_s also gives them more time."]
+    return [f"{len(loose)} of {len(self.ok)} visits ran out of time before their median step was "
+            f"known as precisely as requested{how}. {RUN_AGAIN} In Python, a larger max_s also gives "
+            "them more time."]
 
 # %% ../../nbs/show/05_findings.ipynb #deffca7e
 @patch
@@ -499,11 +516,12 @@ def _part_sentence(part, steps): # `steps`: visits of a configuration, and their
     large = [(rows, o) for rows,o in found if o.share_frac>=part.least_frac]
     if not large: return ''
     rows, o = max(large, key=lambda x: x[1].share_frac)
-    first, many = rows.iloc[0], ''
-    if len(large)>1: many = (f' It is {100*part.least_frac:.0f} % or more in {len(large)} of '
-                             f'{len(found)} configurations.')
-    return (f"On {device_phrase(first.series)} at batch {fmt_bs(first.bs)}, {fmt(o.share_frac, '%', 100)} of "
-            f"a step is {part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}{many}")
+    first, share = rows.iloc[0], fmt(o.share_frac, '%', 100)
+    text = (f"On {device_phrase(first.series)} at batch {fmt_bs(first.bs)}, {share} of a step is "
+            f"{part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}")
+    if len(large)==1: return text
+    return (f'{text} It is {100*part.least_frac:.0f} % or more in {len(large)} of {len(found)} '
+            'configurations.')
 
 # %% ../../nbs/show/05_findings.ipynb #6188cc33
 _MIN_FIT_SIZES = 4    # batch sizes for a fit of the step time
@@ -514,9 +532,9 @@ def step_fits(self:Workload)->list[str]:
     ok = self.ok[self.ok.step_ms.gt(0) & self.ok.bs.gt(0)]
     rows = {series: o for series,o in ok.groupby('series') if o.bs.nunique()>=_MIN_FIT_SIZES}
     found = {series: fit_step_time(o.bs, o.step_ms, rounds=o.round_id) for series,o in rows.items()}
-    def kind(series): return device_kind(rows[series].device.iloc[0]), rows[series].how.iloc[0]
-    pairs = [(a, b) for a in found for b in found
-             if (kind(a)[0], kind(b)[0])==('cpu', 'cuda') and kind(a)[1]==kind(b)[1]]
+    def on(kind): return [k for k,o in rows.items() if device_kind(o.device.iloc[0])==kind]
+    pairs = [(a, b) for a in on('cpu') for b in on('cuda')
+             if rows[a].how.iloc[0]==rows[b].how.iloc[0]]
     def shows(fit): return is_known(fit.overhead_ms) or is_known(fit.per_image_ms)
     out = [fit_sentence(o, fit, len(found)>_FEW) for o,fit in found.items()]
     return out + [_crossing_sentence(rows[a], rows[b], crossover_bs(found[a], found[b]))
@@ -530,14 +548,13 @@ def _crossing_sentence(cpu, gpu, i):
         found = ratios(rows, 'series', base=cpu.series.iloc[0], of='step_ms')
         judged.setdefault(compare_words(found.ratio[gpu_series]), []).append(bs)
     words = [o for o in ('slower', 'faster', 'not distinguishable') if o in judged]
-    measured = '; at '.join(f'{_batch_phrase(judged[o])} it is {o}' for o in words)
+    measured = '; '.join(f'at {_batch_phrase(judged[o])} it is {o}' for o in words)
     where = device_phrase(gpu_series)
     by_fit = f'The fits show no batch size from which a step is shorter on {where}'
     if is_known(i.mid):
         ends = f' ({bs_range(i)}, {100*i.level:.0f} %)' if is_known(i.lo) else ''
         by_fit = f'By the fits, a step is shorter on {where} from batch {math.ceil(i.mid)}{ends} on'
-    measured = f'at {measured}' if measured else 'no batch size has an interval'
-    return f'{by_fit}; measured, {measured}.'
+    return f"{by_fit}; measured, {measured or 'no batch size has an interval'}."
 
 # %% ../../nbs/show/05_findings.ipynb #eeb55ec3
 _FAILED = dict( # status -> what happened
@@ -552,8 +569,9 @@ def failures(self:Workload)->list[str]:
     for (series,bs,status),rows in df[~succeeded(df)].groupby(['series', 'bs', 'status']):
         what, reason = f'Batch {fmt_bs(bs)}' if bs>=0 else 'A visit', rows.error.iloc[0]
         why = f' {reason}' if status=='skipped' and is_known(reason) else ''
-        out.append(f"{what} {_FAILED.get(status, f'ended as {status}')} on {device_phrase(series)} ({len(rows)} of "
-                   f"{sizes[series, bs]} visits).{why}")
+        ended = _FAILED.get(status, f'ended as {status}')
+        out.append(f'{what} {ended} on {device_phrase(series)} ({len(rows)} of {sizes[series, bs]} '
+                   f'visits).{why}')
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #47a18660
@@ -570,7 +588,6 @@ MAX_WORDS = 25 # of a finding on a report's first screen
 @dataclass(frozen=True)
 class Finding:
     "What records show, in one sentence or a short paragraph"
-    rank:int     # 0 is the most important
     workload:str # '' for a finding about all visits
     text:str
     kind:str     # 'best_batches'
@@ -582,7 +599,7 @@ class Finding:
         fits = [' '.join(parts[:i+1]) for i in range(len(parts))]
         return max((o for o in fits if len(o.split())<=MAX_WORDS), key=len, default='')
 
-def findings(records)->list[Finding]: # The most important first; records in any form, or `AllVisits`
+def findings(records)->list[Finding]: # The most important first; of records, or `AllVisits`
     "What the records show in plain words, with its uncertainty"
     everything = records if isinstance(records, AllVisits) else AllVisits(add_labels(records))
     workloads = everything.workloads
@@ -593,7 +610,7 @@ def findings(records)->list[Finding]: # The most important first; records in any
         if name in vars(AllVisits): found = [('', o, name) for o in kind(everything)]
         else: found = [(w, named(w, o), name) for w,rows in workloads.items() for o in kind(rows)]
         first, rest = first+found[:_FEW], rest+found[_FEW:]
-    return [Finding(i, *o) for i,o in enumerate(first+rest)]
+    return [Finding(*o) for o in first+rest]
 
 def recommend(records)->list[str]:
     "The findings as sentences, the most important first"

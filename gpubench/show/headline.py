@@ -43,7 +43,8 @@ def speed_headline(work:Workload)->Headline|None:
         words = _verdict_words(r, n)
         same = words==TOO_NOISY or words=='not distinguishable'
         if words=='not distinguishable': words += f' ({fmt_ends(r)})'
-        def text(a, b, trains): return f'{b} and {a} are {words}.' if same else f'{b} {trains} {words} as {a}.'
+        def text(a, b, trains):
+            return f'{b} and {a} are {words}.' if same else f'{b} {trains} {words} as {a}.'
         a, b = (device_phrase(first[o]) for o in ('where_a', 'where_b'))
         texts = [start_sentence(text(a, b, o)) for o in (f'trains {work.name}', 'is')]
         short = text('the baseline', 'The other device', 'is')
@@ -54,21 +55,23 @@ def speed_headline(work:Workload)->Headline|None:
 def settings_headline(work:Workload)->Headline|None:
     "The settings to take on the first device that has a choice"
     for _,visits,pick,than,is_sure,found in work.choices():
-        words = _verdict_words(found.ratio, (found.n, found.n_base))
-        if found.ratio.holds(1) and words!=TOO_NOISY: words = f'no gain from {than} ({fmt_ends(found.ratio)})'
-        take = f'Take {pick}: {words}'
-        if not is_sure: take = f'Measure again: {pick} or {than} ({fmt_ends(found.ratio)})'
-        texts = [f'{take} as {than}.'] if is_sure and found.ratio.is_distinct() else []
-        short = f'The settings to take are {words} as those with the fewest changes.'
-        if not is_sure: short = f'Measure again: no settings are shown to be enough ({fmt_ends(found.ratio)}).'
-        return Headline(_first_fitting(*texts, f'{take}.', short), work.name, 'settings_to_take', visits, 'how')
+        r, ends = found.ratio, fmt_ends(found.ratio)
+        words = _verdict_words(r, (found.n, found.n_base))
+        if r.holds(1) and words!=TOO_NOISY: words = f'no gain from {than} ({ends})'
+        texts = [f'Measure again: {pick} or {than} ({ends}).',
+                 f'Measure again: no settings are shown to be enough ({ends}).']
+        if is_sure: texts = [f'Take {pick}: {words}.',
+                             f'The settings to take are {words} as those with the fewest changes.']
+        if is_sure and r.is_distinct(): texts.insert(0, f'Take {pick}: {words} as {than}.')
+        return Headline(_first_fitting(*texts), work.name, 'settings_to_take', visits, 'how')
 
 # %% ../../nbs/show/06_headline.ipynb #ead00008
 def batch_headline(work:Workload)->Headline|None:
     "The best batch size on the first device that has several"
     for series,best in work.best.items():
         other, rows = best.than, work.ok[work.ok.series==series]
-        if best.is_sure: other = min({*best.sizes}-{best.bs}, key=lambda o: (o>best.bs, abs(o-best.bs)))
+        def is_far(o): return o>best.bs, abs(o-best.bs)
+        if best.is_sure: other = min({*best.sizes}-{best.bs}, key=is_far)
         r = best.sizes[other]
         if not is_known(r.lo): continue
         words = verdict(r)
@@ -86,7 +89,8 @@ def rate_headline(work:Workload)->Headline|None:
     i = median_ci(rates.get_group((series, bs)))
     ends = f'({fmt_range(i)})' if is_known(i.lo) else '(no interval)'
     text = f'trains {fmt(i.mid)} images per second {ends}.'
-    texts = [f'{start_sentence(o)} {text}' for o in (f'{work.name} on {device_phrase(series)}', work.name, 'it')]
+    names = f'{work.name} on {device_phrase(series)}', work.name, 'it'
+    texts = [f'{start_sentence(o)} {text}' for o in names]
     return Headline(_first_fitting(*texts), work.name, '', work.ok, 'series')
 
 # %% ../../nbs/show/06_headline.ipynb #f1d00013

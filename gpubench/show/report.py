@@ -26,29 +26,31 @@ from fastcore.basics import patch
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from .compare import add_prices, load_records
+from .compare import add_prices, load_records, run_name
 from ..ground.core import write_fault
 from .findings import (AllVisits, Workload, add_labels, configuration_columns, findings,
-                               summary_table)
+                                    summary_table)
 from .headline import Headline, headline
-from .draw import ON_DARK, ON_LIGHT, STYLE
-from .plot import (MEMORY, phase_shares, plot_batch_sizes,
-                           plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
+from .draw import ON_DARK, ON_LIGHT, STYLE, as_is
+from .plot import (MEMORY, phase_shares, plot_batch_sizes, plot_images_per_s,
+                                plot_memory, plot_phases, plot_speedup, plot_visits)
 from ..ground.record import FIELDS, PHASE_NAMES, records_path
-from .wording import changed, fmt, fmt_bs, fmt_count, fmt_interval, text_table
+from .wording import (changed, fmt, fmt_bs, fmt_count, fmt_interval, text_table,
+                                   without_empty)
 from ..ground.series import (device_phrase, is_known, map_values, plain_value,
                              setting_label, start_sentence, succeeded, varied_settings)
 from ..ground.stats import Interval
 
 # %% ../../nbs/show/07_report.ipynb #9d28e7da
 _INK, _GRID = '#1c1e21', '#b4bac1'
-_ON_PAPER = {'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans', 'grid.color': _GRID,
-            'figure.facecolor': 'none', 'axes.facecolor': 'none', 'text.color': _INK, 'axes.edgecolor': _INK,
-            'axes.labelcolor': _INK, 'axes.titlecolor': _INK, 'xtick.color': _INK, 'ytick.color': _INK,
-            # it would lay out and draw the figure again for each file
-            'figure.constrained_layout.use': False}
+_ON_PAPER = dict.fromkeys(['text.color', 'axes.edgecolor', 'axes.labelcolor', 'axes.titlecolor',
+                           'xtick.color', 'ytick.color'], _INK) | {
+    'grid.color': _GRID, 'figure.facecolor': 'none', 'axes.facecolor': 'none',
+    'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans',
+    # it would lay out and draw the figure again for each file
+    'figure.constrained_layout.use': False}
 # color of a figure -> color on a dark page
-_IN_THE_DARK = dict(zip([_INK, _GRID, *(o.lower() for o in ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK]))
+_IN_THE_DARK = dict(zip([_INK, _GRID, *map(str.lower, ON_LIGHT)], ['#e4e6e8', '#7a8086', *ON_DARK]))
 
 @dataclass
 class Picture:
@@ -66,7 +68,8 @@ class Picture:
             fig = Figure(figsize=(5.4, self.height_in))
             self.plot(ax=fig.subplots())
             ConstrainedLayoutEngine().execute(fig)
-            fig.savefig(png, format='png', dpi=200, facecolor='white', pil_kwargs=dict(compress_level=3))
+            fig.savefig(png, format='png', dpi=200, facecolor='white',
+                        pil_kwargs=dict(compress_level=3))
             fig.savefig(svg, format='svg', metadata=dict(Date=None))
         return png.getvalue(), svg.getvalue().decode()
 
@@ -98,33 +101,32 @@ _CELLS = { # name -> the text of a row of `summary_table`
     'accuracy': lambda row: fmt(row['accuracy'], '%', 100),
     'epoch_price': lambda row: fmt(row['epoch_price'], times=1000)}
 
-def columns_of(
-    rows:list,  # Rows of `summary_table`, as dicts
-    names:list, # Fields, and 'visits' or 'epoch_price'
-)->dict: # Heading -> the texts of its column
-    "The columns that aren't empty in all rows"
+def columns_of(rows:list, names)->dict: # Heading -> the texts of its column
+    "Rows of `summary_table` as texts; `names`: fields, and 'visits' or 'epoch_price'"
     headings = dict(visits='visits', epoch_price='price of 1,000 epochs')
-    def texts(name): return [_CELLS[name](row) if name in _CELLS else fmt(row.get(name)) for row in rows]
-    columns = {headings.get(o) or FIELDS[o].words(long=False): texts(o) for o in names}
-    return {heading: texts for heading,texts in columns.items() if {*texts}!={'–'}}
+    def text(row, name): return _CELLS[name](row) if name in _CELLS else fmt(row.get(name))
+    return {headings.get(o) or FIELDS[o].words(long=False): [text(row, o) for row in rows]
+            for o in names}
 
 # %% ../../nbs/show/07_report.ipynb #ab049e28
 _NOTE_ON_LEVELS = ('In brackets: the interval of a median, and how often such intervals are right. '
                    'Ranks of 3 visits reach 75 %, of 6 visits 97 %.')
-_SUMMARY = 'bs epoch_s images_per_s n_images accuracy visits device_used_mib epoch_j epoch_price'.split()
+_SUMMARY = ('bs epoch_s images_per_s n_images accuracy visits device_used_mib epoch_j '
+            'epoch_price').split()
 
 def summary_text(records)->str:
-    "The summary for a terminal: a block per workload and device, and a warning if visits differ too much"
+    "The summary for a terminal: a block per workload and device, and a warning of noise"
     df, out = add_labels(records), []
     for (workload,series),rows in summary_table(df).groupby(['workload', 'series']):
-        out += [f'{workload} · {series}', *text_table(columns_of(rows.to_dict('records'), _SUMMARY)), '']
+        columns = without_empty(columns_of(rows.to_dict('records'), _SUMMARY))
+        out += [f'{workload} · {series}', *text_table(columns), '']
     if any('%)' in o for o in out): out.append(_NOTE_ON_LEVELS)
     return '\n'.join(out + [f'WARNING: {o}' for o in AllVisits(df).noise()]).rstrip()
 
 # %% ../../nbs/show/07_report.ipynb #070c1424
-def _table_of(columns, names)->dict: # `head`, and `blocks`: name -> rows; no blocks if there are no rows
+def _table_of(columns, names)->dict: # `head`, and `blocks`: name -> rows, none without rows
     "A table for the template, without empty columns"
-    columns, blocks = {heading: [*texts] for heading,texts in columns.items() if {*texts}-{'–'}}, {}
+    columns, blocks = without_empty(columns), {}
     for name,row in zip(names, zip(*columns.values())): blocks.setdefault(name, []).append(row)
     return dict(head=[*columns], blocks=blocks)
 
@@ -138,8 +140,7 @@ LAB_QUESTIONS = { # number of a lab -> its title
 
 def lab_name(path:Path)->str: # '02_batch_size'; empty if neither is named after a lab
     "The lab that a file of records or its folder is named after"
-    name = path.resolve().parent.name if path.name=='records.jsonl' else path.stem
-    lab = re.search(r'\d\d_[a-z]\w*', name)
+    lab = re.search(r'\d\d_[a-z]\w*', run_name(path))
     return lab[0] if lab else ''
 
 # %% ../../nbs/show/07_report.ipynb #5ec70001
@@ -161,11 +162,11 @@ class Section:
     @property
     def place(self)->tuple: # To sort: lab, then question
         "The first lab that measured it, and what its visits compare"
-        labs = sorted({str(o) for o in self.df.get('lab', ()) if is_known(o) and o})
+        lab = min({*self.df.lab.dropna()}-{''}, default='99')
         varied = len(self.comparison)>0, self.df.bs.nunique()>1, self.df.how.nunique()>1
         asked = 'Which device?', 'Which batch size?', 'Which settings?', 'How fast?'
         which = (*varied, True).index(True)
-        return (labs or ['99'])[0], which, self.name, asked[which]
+        return lab, which, self.name, asked[which]
 
     @property
     def title(self)->str: # 'Lab 02 · Which batch size is fastest?'
@@ -175,10 +176,11 @@ class Section:
     def settings(self)->str:
         "Those that differ between visits or from what a trial does by default"
         df = self.df
-        varied = [o for o in varied_settings(df) if o in df and o not in ('dataset', 'model', 'measure')]
+        varied = [o for o in varied_settings(df) if o not in ('dataset', 'model')]
         def words(o):
             values = map_values(df[o], partial(setting_label, o)).unique()
-            return ' / '.join(values) if len(values)<=_MAX_VALUES else f'{len(values)} values of {o}'
+            if len(values)>_MAX_VALUES: return f'{len(values)} values of {o}'
+            return ' / '.join(values)
         return ', '.join(words(o) for o in dict.fromkeys([*varied, *changed(df)]))
 
 # %% ../../nbs/show/07_report.ipynb #5ec70002
@@ -186,7 +188,7 @@ class Section:
 def table(self:Section, kind:str)->dict: # 'results', 'costs' or 'phases'
     "The medians, a block per series, without empty rows"
     names = [o.name for o in FIELDS.values() if o.table==kind and o.heading and o.kind=='measured']
-    names += ['epoch_price']*(kind=='costs')
+    if kind=='costs': names.append('epoch_price')
     first = dict(results=['bs', 'visits'], costs=['bs'], phases=['bs', 'step_ms'])[kind]
     rows = self.summary[(kind=='results') | self.summary.reindex(columns=names).notna().any(axis=1)]
     return _table_of(columns_of(rows.to_dict('records'), first+names), rows.series)
@@ -194,8 +196,8 @@ def table(self:Section, kind:str)->dict: # 'results', 'costs' or 'phases'
 @patch
 def pairs(self:Section)->list:
     "The two devices of each row of the comparison"
-    def words(o): return f'{o.where_b} against {o.where_a}' + (f' · {o.how}' if o.how else '')
-    return [*map(words, self.comparison.itertuples())]
+    return [f'{o.where_b} against {o.where_a}' + (f' · {o.how}' if o.how else '')
+            for o in self.comparison.itertuples()]
 
 @patch
 def sides(self:Section)->tuple[str, str]:
@@ -223,19 +225,18 @@ def benefits(self:Section)->dict:
     c, (a, b) = self.comparison, self.sides()
     known = ['epoch_j_a', 'epoch_j_b', 'epoch_price_a', 'epoch_price_b']
     if not len(c) or c[known].isna().all(axis=None): return _table_of({}, [])
-    b_with_cpu = f'{b} + CPU' if c.energy_with_cpu.any() else b
-    def prices(x): return x.map(partial(fmt, times=1000))
+    b_with_cpu, price = f'{b} + CPU' if c.energy_with_cpu.any() else b, partial(fmt, times=1000)
     columns = {'batch': c.bs.map(fmt_bs), 'time': c.verdict,
-               f'{a}: epoch (J)': c.epoch_j_a.map(fmt), f'{b_with_cpu}: epoch (J)': c.epoch_j_b.map(fmt),
-               'energy': c.energy_verdict,
-               f'{a}: price of 1,000 epochs': prices(c.epoch_price_a),
-               f'{b}: price of 1,000 epochs': prices(c.epoch_price_b), 'money': c.money_verdict}
+               f'{a}: epoch (J)': c.epoch_j_a.map(fmt),
+               f'{b_with_cpu}: epoch (J)': c.epoch_j_b.map(fmt), 'energy': c.energy_verdict,
+               f'{a}: price of 1,000 epochs': c.epoch_price_a.map(price),
+               f'{b}: price of 1,000 epochs': c.epoch_price_b.map(price), 'money': c.money_verdict}
     return _table_of(columns, self.pairs())
 
 def sections_of(everything:AllVisits, found=())->list[Section]: # Found: `Finding`s
     "A section for each workload, by lab and question"
-    each = [Section(o.df, o.compared, [f.text.removeprefix(f'{w}: ') for f in found if f.workload==w])
-            for w,o in everything.workloads.items()]
+    def texts(w): return [o.text.removeprefix(f'{w}: ') for o in found if o.workload==w]
+    each = [Section(o.df, o.compared, texts(w)) for w,o in everything.workloads.items()]
     return sorted(each, key=lambda o: o.place)
 
 # %% ../../nbs/show/07_report.ipynb #b421c43c
@@ -243,30 +244,38 @@ _MAX_TIME_RATIO = 5 # of slowest to fastest, up to which one axis from 0 can sho
 
 def _curve_alt(df, y, what):
     "A figure over batch sizes as text: its medians"
-    def numbers(rows):
-        return ', '.join(f'{setting_label("bs", bs)} {fmt(v)}' for bs,v in rows.groupby('bs')[y].median().items())
-    series = [f'{name}: {numbers(rows)}' for name,rows in df[succeeded(df) & df[y].notna()].groupby('series')]
+    def numbers(medians):
+        return ', '.join(f'{setting_label("bs", bs)} {fmt(v)}' for bs,v in medians.items())
+    ok = df[succeeded(df) & df[y].notna()]
+    medians = ok.groupby(['series', 'bs'])[y].median().groupby(level='series')
+    series = [f'{name}: {numbers(o.droplevel(0))}' for name,o in medians]
     return f"{what}. {'; '.join(series) or 'No visit gave a value'}."
-
-def _title(text): return text.replace('$', r'\$')   # no formula
 
 def _time_pictures(df)->list[Picture]:
     "Time of an epoch against batch size: one figure, or one per device"
     medians = df[succeeded(df)].groupby(['where', 'bs']).epoch_s.median()
     ratio = medians.groupby('bs').agg(lambda o: o.max()/o.min()).max()
-    parts = {f' on {device_phrase(w)}': rows for w,rows in df.groupby('where')} if ratio>_MAX_TIME_RATIO else {'': df}
-    return [Picture(f'time{name}', _curve_alt(rows, 'epoch_s', f'Batch size against seconds per epoch{name}'),
-                    partial(plot_batch_sizes, rows, title=_title(f'Time of an epoch{name}')))
-            for name,rows in parts.items()]
+    parts = {'': df}
+    if ratio>_MAX_TIME_RATIO:
+        parts = {f' on {device_phrase(w)}': rows for w,rows in df.groupby('where')}
+    def picture(name, rows):
+        alt = _curve_alt(rows, 'epoch_s', f'Batch size against seconds per epoch{name}')
+        plot = partial(plot_batch_sizes, rows, title=as_is(f'Time of an epoch{name}'))
+        return Picture(f'time{name}', alt, plot)
+    return [picture(*o) for o in parts.items()]
 
 # %% ../../nbs/show/07_report.ipynb #5ec70004
 def _memory_pictures(df)->list[Picture]:
     "One figure per GPU"
     known = df.loc[succeeded(df), [*MEMORY]].notna()
-    names = [o for o in reversed(MEMORY) if known[o].any()]
-    gpus = {device_phrase(w): rows for w,rows in df.groupby('where') if known.reindex(rows.index).any(axis=None)}
-    return [Picture(f'memory of {gpu}', _curve_alt(rows, names[0], f'Batch size against memory of {gpu} in MiB'),
-                    partial(plot_memory, rows, title=_title(f'Memory of {gpu}'))) for gpu,rows in gpus.items()]
+    out, names = [], [o for o in reversed(MEMORY) if known[o].any()]
+    for where,rows in df.groupby('where'):
+        if not known.reindex(rows.index).any(axis=None): continue
+        name = f'memory of {device_phrase(where)}'
+        plot = partial(plot_memory, rows, title=as_is(start_sentence(name)))
+        alt = _curve_alt(rows, names[0], f'Batch size against {name} in MiB')
+        out.append(Picture(name, alt, plot))
+    return out
 
 def _phase_pictures(df)->list[Picture]:
     "One figure per device"
@@ -274,14 +283,17 @@ def _phase_pictures(df)->list[Picture]:
     for where,rows in known.groupby('where'):
         common = set.intersection(*(set(o) for _,o in rows.groupby('how').bs))
         best = Workload(rows).best if rows.how.nunique()==1 else {}
-        rows = rows[rows.bs==(next(iter(best.values())).bs if best else max(common or {rows.bs.max()}))]
-        def alt(visits): return ', '.join(f"{PHASE_NAMES[o.Index]} {fmt(o.ms, 'ms')} ({fmt(o.share_frac, '%', 100)})"
-                                          for o in phase_shares(visits).itertuples())
-        at = f"{device_phrase(where)} at {setting_label('bs', rows.bs.iloc[0])}"
-        each = [f"{how or 'medians'}: {alt(o)}" for how,o in rows.groupby('how')]
-        out.append(Picture(f'phases on {device_phrase(where)}', f"Parts of a step on {at}. {'; '.join(each)}.",
-                           partial(plot_phases, rows, title=_title(f'A step on {at}')), 1))
+        bs = next(iter(best.values())).bs if best else max(common or {rows.bs.max()})
+        rows, device = rows[rows.bs==bs], device_phrase(where)
+        at = f"{device} at {setting_label('bs', bs)}"
+        each = [f"{how or 'medians'}: {_phases_alt(o)}" for how,o in rows.groupby('how')]
+        out.append(Picture(f'phases on {device}', f"Parts of a step on {at}. {'; '.join(each)}.",
+                           partial(plot_phases, rows, title=as_is(f'A step on {at}')), 1))
     return out
+
+def _phases_alt(visits):
+    return ', '.join(f"{PHASE_NAMES[o.Index]} {fmt(o.ms, 'ms')} ({fmt(o.share_frac, '%', 100)})"
+                     for o in phase_shares(visits).itertuples())
 
 def pictures(section:Section)->list[Picture]:
     "The figures that these records allow"
@@ -290,11 +302,14 @@ def pictures(section:Section)->list[Picture]:
     if curves and ok.epoch_s.notna().any(): out += _time_pictures(df)
     if curves and ok.images_per_s.notna().any():
         alt = _curve_alt(df, 'images_per_s', 'Batch size against images per second')
-        out.append(Picture('images per second', alt, partial(plot_images_per_s, df, title='Images per second')))
+        plot = partial(plot_images_per_s, df, title='Images per second')
+        out.append(Picture('images per second', alt, plot))
     if curves: out += _memory_pictures(df)
-    for pair,rows in c[c.speedup.notna()].groupby(pd.Series(section.pairs(), c.index, dtype=object), sort=False):
+    pairs = pd.Series(section.pairs(), c.index, dtype=object)
+    for pair,rows in c[c.speedup.notna()].groupby(pairs, sort=False):
         numbers = '; '.join(f"{setting_label('bs', o.bs)} {o.verdict}" for o in rows.itertuples())
-        out.append(Picture(f'speed-up of {pair}', f'{pair}: {numbers}.', partial(plot_speedup, rows), 1))
+        plot = partial(plot_speedup, rows)
+        out.append(Picture(f'speed-up of {pair}', f'{pair}: {numbers}.', plot, 1))
     return out + _phase_pictures(df)
 
 # %% ../../nbs/show/07_report.ipynb #4d5e35c5
@@ -314,7 +329,8 @@ def machine_table(records)->dict: # `head` and `rows`, texts
         head.append(next((str(name) for name in names if is_known(name)), 'unknown machine'))
     for f in FIELDS.values():
         if f.name not in df or not (f.kind=='machine' and f.heading or f.name=='machine'): continue
-        row = [' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name].unique())) for o in machines]
+        def text(o): return ' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name].unique()))
+        row = [*map(text, machines)]
         if set(row)!={'–'}: rows.append([f.heading, *row])
     return dict(head=head, rows=rows)
 
@@ -327,31 +343,28 @@ def failures_table(df)->dict: # `head` and `blocks`
     columns = dict(zip(['batch', 'status', 'where', 'workload', 'reason'], zip(*found)))
     return _table_of(columns | dict(visits=[*map(str, found.values())]), ['']*len(found))
 
-def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 to 10:58 UTC'
+def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 UTC'
     "What was run, and when"
-    n, n_failed = len(df), int((~succeeded(df)).sum())
-    n_configurations = len(df[configuration_columns(df)].drop_duplicates())
     def counted(n, what): return f'{fmt_count(n)} {what}' if n==1 else f'{fmt_count(n)} {what}s'
-    text = f"{counted(n, 'visit')} of {counted(n_configurations, 'configuration')}"
+    n_failed, configurations = (~succeeded(df)).sum(), df[configuration_columns(df)].drop_duplicates()
+    text = f"{counted(len(df), 'visit')} of {counted(len(configurations), 'configuration')}"
     if n_failed: text += f', {n_failed} of them failed'
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()
     if not len(times): return text
-    (day, start), (last_day, end) = ((f'{o.day} {o:%B %Y}', f'{o:%H:%M}') for o in (times.min(), times.max()))
+    (day, start), (last_day, end) = ((f'{o.day} {o:%B %Y}', f'{o:%H:%M}')
+                                     for o in (times.min(), times.max()))
     when = f'{day}, {start}'
     if day!=last_day: when += f' to {last_day}, {end}'
     elif start!=end: when += f' to {end}'
     return f'{text} · {when} UTC'
 
 # %% ../../nbs/show/07_report.ipynb #8270c8f3
-def render(
-    name:str, # Of a template beside this module
-    **values, # For the template
-)->str:
-    "A page from its template; all `values` are escaped"
+def render(name:str, **values)->str:
+    "A page from its template beside this module; all `values` are escaped"
     def text(o): return files('gpubench.show').joinpath(o).read_text(encoding='utf-8')
     def on_one_line(o): return o.replace(' %', '\xa0%') if isinstance(o, str) else o
-    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(text),
-                               finalize=on_one_line)
+    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined,
+                               loader=jinja2.FunctionLoader(text), finalize=on_one_line)
     return jinja.get_template(name).render(css=text('page.css'), **values)
 
 # %% ../../nbs/show/07_report.ipynb #5ec70005
@@ -361,9 +374,9 @@ def headline_picture(top:Headline, sections:list)->Picture|None:
     "The figure that shows a headline; one of a section's own is moved to the top"
     if top.rows is None or not len(top.rows): return None
     own = next((o for o in sections if o.name==top.workload), None)
-    start = {'bs': 'images per second', 'where': 'images per second'}.get(top.by)
+    start = 'images per second'
     if top.rows.bs.nunique()<2 and top.by=='where': start = 'speed-up'
-    for o in own.figures if own and start else ():
+    for o in own.figures if own and top.by in ('bs', 'where') else ():
         if o.name.startswith(start):
             own.figures.remove(o)
             return o
@@ -372,11 +385,7 @@ def headline_picture(top:Headline, sections:list)->Picture|None:
     plot = partial(plot_visits, rows, 'images_per_s', by=by, title='Images per second')
     return Picture('headline', f'Images per second. {alt}.', plot, 1.5+.34*rows[by].nunique())
 
-def first_screen(
-    everything:AllVisits,
-    found:list, # `Finding`s
-    sections:list,
-)->dict: # `headline`, `picture` or None, `short`, and `drawn`, the picture with its workload
+def first_screen(everything:AllVisits, found:list, sections:list)->dict: # For the template
     "A headline, its figure and at most three findings; all else is below"
     top = headline(everything)
     short = [o.short for o in found if o.short and (o.kind, o.workload)!=(top.kind, top.workload)]
@@ -399,11 +408,11 @@ def render_page(
     if not figures: top['picture'] = None
     links = [dict(name=o.name, href='./'+quote(os.fsencode(o.name)))
              for o in (*sorted(path.parent.glob('*.ipynb')), path) if o.exists()]
-    machines = machine_table(df)
-    html = render('page.html', title=title, what=what_text(df), top=top,
-        more=[o.text for o in found if not o.workload], sections=sections, failures=failures_table(df),
-        machines=dict(head=machines['head'], blocks={'': machines['rows']}), links=links, records=path.name,
-        glossary=[(start_sentence(o.words(long=False)), o.meaning) for o in FIELDS.values() if o.meaning])
+    glossary = [(start_sentence(o.words(long=False)), o.meaning) for o in FIELDS.values() if o.meaning]
+    html = render(
+        'page.html', title=title, what=what_text(df), top=top, sections=sections, glossary=glossary,
+        more=[o.text for o in found if not o.workload], failures=failures_table(df),
+        machines=machine_table(df), links=links, records=path.name)
     drawn = [(top['workload'], top['picture'])] if top['picture'] else []
     return html, drawn + [(o.name, p) for o in sections for p in o.figures]
 
@@ -416,10 +425,9 @@ def write_report(
     "Write a self-contained page and its figures from the records of a run"
     path = records_path(folder)
     stem = '' if path.name=='records.jsonl' else f'{path.stem}_'
-    df = load_records(folder)
+    df, title = load_records(folder), f'gpubench: {run_name(path)}'
     if df.lab.isna().all(): df = df.assign(lab=lab_name(path) or None)
     df = add_labels(add_prices(df, price_per_h))
-    title = f"gpubench: {stem[:-1] or path.resolve().parent.name}"
     if out is not None: path = Path(out)/path.name           # the page links to what is beside it
     page, drawn = render_page(df, title, path=path)
     figures, new = path.with_name(f'{stem}figures'), path.with_name(f'{stem}report.html.new')
@@ -435,5 +443,5 @@ def write_report(
     except OSError as e:
         why, remedy = write_fault(e)
         with suppress(OSError): new.unlink(missing_ok=True)                # half a page
-        raise RuntimeError(f"The report cannot be written into {path.parent}: {why}. {remedy}, or name another: "
-                           "out='reports' (--out reports).") from e
+        raise RuntimeError(f'The report cannot be written into {path.parent}: {why}. {remedy}, or '
+                           "name another: out='reports' (--out reports).") from e

@@ -24,17 +24,20 @@ from ..watch.nvml import THROTTLE_WORDS
 
 # %% ../../nbs/show/11_share.ipynb #d89d1b97
 def _any(names): return '|'.join(map(re.escape, names))
-_HARDWARE = r'(Intel|AMD|Apple|ARM|Neoverse|Cortex|POWER|NVIDIA|Tesla|Quadro|GeForce|x86_64|arm)[\w ()@.,+-]*'
+_HARDWARE = (r'(Intel|AMD|Apple|ARM|Neoverse|Cortex|POWER|NVIDIA|Tesla|Quadro|GeForce|x86_64|arm)'
+             r'[\w ()@.,+-]*')
 _TEXTS = dict( # field -> what all of its text has to be
     trial_id='[0-9a-f]{10}', machine='[0-9a-f]{8}', status='ok|oom|error|skipped|killed|timeout',
-    dataset=_any(DATASETS), model=_any(MODELS), device=r'cpu|xla|cuda(:\d+)?', loader=_any(TRIAL_LOADERS),
-    precision=_any(PRECISIONS), all_reduce='buckets|views|flat', cpu=_HARDWARE, gpu=_HARDWARE,
+    dataset=_any(DATASETS), model=_any(MODELS), device=r'cpu|xla|cuda(:\d+)?',
+    loader=_any(TRIAL_LOADERS), precision=_any(PRECISIONS), all_reduce='buckets|views|flat',
+    cpu=_HARDWARE, gpu=_HARDWARE,
     omp_wait_policy='ACTIVE|PASSIVE', dtype_seen=r'b?float\d+', energy_source='counter|power',
     throttle_seen=f'(({_any(THROTTLE_WORDS.values())})(, )?)*')
 _STARTS = dict.fromkeys( # field -> the start that is kept
     'driver cuda cudnn python torchvision torch fastai fastcore gpubench'.split(),
     r'\d+(\.\d+)*((a|b|rc|\.dev|\.post)\d+)?(\+(cpu|cu\d+|rocm\d[\d.]*))?\b')
-_STARTS |= dict(lab=r'\d\d', os=r'(Linux|Darwin|Windows) \d+(\.\d+)*\b', xla=r'PJRT [A-Z]+, torch_xla [\d.]+\b')
+_STARTS |= dict(lab=r'\d\d', os=r'(Linux|Darwin|Windows) \d+(\.\d+)*\b',
+                xla=r'PJRT [A-Z]+, torch_xla [\d.]+\b')
 _MEASURE = 'half_width max_s whole_epoch monitor side_by_side'.split()
 _DATE = 'time_utc'   # of each visit, counted from midnight of the first day
 _PLAIN = bool, int, float
@@ -65,11 +68,12 @@ def _is_own(row):
     return not named or bool(row.get('settings'))
 
 def _left_out(row): # Names of fields with a value
-    empty = None, '', [], False
-    return {k for k,v in row.items() if v not in empty and k not in (_DATE, 'schema') and _kept(k, v)!=v}
+    empty, known = (None, '', [], False), (_DATE, 'schema')
+    return {k for k,v in row.items() if v not in empty and k not in known and _kept(k, v)!=v}
 
 # %% ../../nbs/show/11_share.ipynb #12db36ae
-WHERE = ('attach it to an issue at https://github.com/gpubench/gpubench/issues/new (GitHub takes a .zip). What happens with it: '
+WHERE = ('attach it to an issue at https://github.com/gpubench/gpubench/issues/new (GitHub takes a '
+         '.zip). What happens with it: '
          'https://gpubench.github.io/gpubench/nbs/labs/records/README.html')
 
 def _visits(n): return f"{fmt_count(n)} visit{'s'*(n!=1)}"
@@ -84,20 +88,24 @@ class Shared:
     def __str__(self):
         each = Counter((o['model'], o['dataset'], o['device']) for o in self.rows)
         first = self.rows[0]
-        lines = [f'{_visits(len(self.rows))} on {machine_title(first | dict(device="cpu"))} · GPU: {first.get("gpu") or "none"}']
-        lines += [f'  {n:4} {model} on {dataset}, {device}' for (model, dataset, device),n in sorted(each.items())]
-        own = f"; {_visits(self.n_own)} of code, a network or images of your own" if self.n_own else ''
-        return '\n'.join([*lines, 'In it: settings by name, times, rates, accuracy, memory, energy; models of CPU and GPU, '
-            'versions; the day of the first visit.',
+        cpu, gpu = machine_title(first | dict(device='cpu')), first.get('gpu') or 'none'
+        lines = [f'{_visits(len(self.rows))} on {cpu} · GPU: {gpu}']
+        lines += [f'  {n:4} {model} on {dataset}, {device}'
+                  for (model, dataset, device),n in sorted(each.items())]
+        own = f'; {_visits(self.n_own)} of code, a network or images of your own' if self.n_own else ''
+        return '\n'.join([
+            *lines, 'In it: settings by name, times, rates, accuracy, memory, energy; models of CPU and '
+            'GPU, versions; the day of the first visit.',
             f"Left out or shortened: {', '.join(['time of day', *self.left_out])}{own}."])
 
-    def write(self, path='')->Path: # By default named after the GPU, or the CPU, in the current folder
+    def write(self, path='')->Path: # By default in this folder, named after the GPU or the CPU
         "A new file that reads like any records"
         first = self.rows[0]
         name = re.sub(r'\W+', '-', f"{first.get('gpu') or first.get('cpu')}-{first.get('machine')}")
         path = Path(path or f'{name}.jsonl')
-        if path.exists() or path.suffix!='.jsonl': raise ValueError(
-            f"{path} {'is there already' if path.exists() else 'has to end in .jsonl'}. Name another file (--out).")
+        if path.exists() or path.suffix!='.jsonl':
+            wrong = 'is there already' if path.exists() else 'has to end in .jsonl'
+            raise ValueError(f'{path} {wrong}. Name another file (--out).')
         for o in self.rows: append_record(path, o)
         return path
 
@@ -106,8 +114,8 @@ def _rows_below(folder):
     path = Path(folder)
     files = sorted(path.rglob('records.jsonl')) if path.is_dir() else [path]
     if not files or not path.exists(): raise RuntimeError(
-        f"There are no records below {str(folder)!r}. Run `gpubench run`, which measures the labs and writes records, "
-        "or name the folder that holds your runs.")
+        f"There are no records below {str(folder)!r}. Run `gpubench run`, which measures the labs and "
+        'writes records, or name the folder that holds your runs.')
     return [o for file in files for o in record_rows(file)]
 
 def pick_shared(
@@ -118,15 +126,18 @@ def pick_shared(
     found = _rows_below(folder)
     rows = [o for o in found if not _is_own(o)]
     if not rows: raise RuntimeError(
-        f"No visit below {str(folder)!r} trained one of gpubench's networks on one of its data sets, so nothing can be compared. Run "
-        "`gpubench run`.")
-    alike = {}
+        f"No visit below {str(folder)!r} trained one of gpubench's networks on one of its data sets, so "
+        'nothing can be compared. Run `gpubench run`.')
+    alike, n_own = {}, len(found)-len(rows)
     for o in rows: alike.setdefault(str(_kept('machine', o.get('machine'))), []).append(o)
+    first = next(iter(alike))
     if machine not in alike and (machine or len(alike)>1):
-        def line(k, rows): return f"{k} ({rows[0].get('gpu') or rows[0].get('cpu')}, {_visits(len(rows))})"
-        raise ValueError(f"{str(folder)!r} has records of {fmt_list(line(*o) for o in alike.items())}. Choose one: "
-                         f"machine='{next(iter(alike))}' (--machine {next(iter(alike))}).")
-    rows = alike[machine or next(iter(alike))]
-    clean = [{k: _kept(k, v) for k,v in o.items() if k in FIELDS}|{_DATE: t} for o,t in zip(rows, _times(rows))]
-    unlike = {json.dumps(o, sort_keys=True): o for o in clean}     # a job's records are also in its folder
-    return Shared([*unlike.values()], sorted(set().union(*map(_left_out, rows))), len(found)-sum(map(len, alike.values())))
+        def line(k, rows):
+            return f"{k} ({rows[0].get('gpu') or rows[0].get('cpu')}, {_visits(len(rows))})"
+        raise ValueError(f'{str(folder)!r} has records of {fmt_list(line(*o) for o in alike.items())}. '
+                         f"Choose one: machine='{first}' (--machine {first}).")
+    rows = alike[machine or first]
+    clean = [{k: _kept(k, v) for k,v in o.items() if k in FIELDS} | {_DATE: t}
+             for o,t in zip(rows, _times(rows))]
+    unlike = {json.dumps(o, sort_keys=True): o for o in clean} # a job's records are also in its folder
+    return Shared([*unlike.values()], sorted(set().union(*map(_left_out, rows))), n_own)

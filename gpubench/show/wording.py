@@ -26,8 +26,8 @@ def choose(
     "The simplest option that is enough, against the first; if none is, the best against an open one"
     found = ratios(visits, 'option')
     pick, first = enough(found), found.index[0]
-    best = found.index[found.is_best][0]
     if pick is not None: return pick, (first if pick!=first else found.base[pick]), True
+    best = found.is_best.idxmax()
     rivals = [k for k,o in found.ratio.items() if k!=best and is_open(o)]
     return best, (rivals or [found.base[best]])[0], False
 
@@ -40,10 +40,8 @@ class BatchChoice:
     sizes:dict   # Size -> `Interval` of its images/s over those of `bs`; those to choose from
     aside:dict   # The same for sizes that leave out too many images
 
-def choose_batch(
-    visits:pd.DataFrame, # Of one series, that succeeded, with `round_id`
-)->BatchChoice|None: # None if fewer than two sizes train nearly all images
-    "The smallest batch size that is enough; sizes that leave out many images are never chosen"
+def choose_batch(visits:pd.DataFrame)->BatchChoice|None: # None without two sizes to choose from
+    "The smallest batch size of a series that is enough; never one that leaves out many images"
     visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
     visits, short = visits.copy().assign(option=visits.bs.astype(int)), leaves_out(visits)
     if visits.option[~short].nunique()<2: return None
@@ -52,15 +50,8 @@ def choose_batch(
     aside = {o: over.pop(o) for o in sorted({*visits.option[short]})}
     return BatchChoice(bs, than, is_sure, over, aside)
 
-def what_to_do(
-    words,   # Before the option to take: 'Load with'
-    pick,    # The option to take
-    than,    # The one that it was compared with
-    ratio,   # `Interval` of the two
-    is_sure, # Do the visits decide?
-    at='',   # Where: ' on the GPU'
-)->tuple:    # 'recommended', 'measure again' or 'one visit', and a sentence
-    "What to do about two options"
+def what_to_do(words, pick, than, ratio, is_sure, at=''): # 'Load with', …, ' on the GPU'
+    "What to do about two options: 'recommended', 'measure again' or 'one visit', and a sentence"
     if not is_known(ratio.lo):
         return 'one visit', f'Visit {pick} and {than} again{at}: a single visit has no interval.'
     if is_sure: return 'recommended', f'{words} {pick}{at}.'
@@ -89,18 +80,20 @@ class Part:
     least_frac:float # Of a step, from which it is named
     remedy:Callable # A record as a dict -> a sentence
 
+_RESIDENT = "`loader='resident'` keeps the images on the device."
+
+def _on_gpu(o): return str(o.get('device')).startswith('cuda')
+
 def _wait_remedy(o):
-    names = 'loader', 'n_workers', 'n_cores'
-    loader, n_workers, n_cores = (plain_value(o.get(k)) for k in names)
-    if loader=='memory': return "`loader='resident'` keeps the images on the device."
-    if loader in ('resident', 'cached'): return 'Its images are decoded already; a larger batch takes fewer steps.'
+    loader, n_workers, n_cores = (plain_value(o.get(k)) for k in ('loader', 'n_workers', 'n_cores'))
+    if loader=='memory': return _RESIDENT
+    if loader in ('resident', 'cached'):
+        return 'Its images are decoded already; a larger batch takes fewer steps.'
     more = n_cores and n_cores>=MIN_CORES and n_cores>(n_workers or 0)
     workers = ' More workers may help, too.' if more else ''
     if loader: return f"`speed_up` or `loader='cached'` decodes each image once.{workers}"
     return ('Decoding and item transforms count here: `speed_up` decodes images from files once; '
             f'other data can be prepared before training.{workers}')
-
-def _on_gpu(o): return str(o.get('device')).startswith('cuda')
 
 def _transform_remedy(o):
     more = ' `speed_up` makes them part of its CUDA graph.' if _on_gpu(o) else ''
@@ -109,7 +102,7 @@ def _transform_remedy(o):
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0013
 def _copy_remedy(o):
-    if plain_value(o.get('pin_memory')): return "`loader='resident'` keeps the images on the device."
+    if plain_value(o.get('pin_memory')): return _RESIDENT
     return "Pinned memory (`pin_memory=True`) shortens it; `loader='resident'` copies nothing."
 
 def _network_remedy(o):
@@ -157,14 +150,11 @@ def is_noisy(i:Interval)->bool:
     "Is an interval so wide that a sentence calls it too noisy to tell?"
     return is_known(i.lo) and i.hi>_MAX_ENDS_RATIO*i.lo
 
-def fmt_range(
-    i:Interval, # As `stats` returns it
-    times=1,    # Factor for its ends
-    level=True, # Add the level of the interval
-)->str: # '0.405 to 0.43, 75 %'
-    "The ends of an interval as text, or that it is too wide"
+def fmt_range(i:Interval, times=1, level=True)->str: # '0.405 to 0.43, 75 %'
+    "The ends of an interval, multiplied by `times`, or that it is too wide"
     if is_noisy(i): return TOO_NOISY
-    return f"{fmt(i.lo, times=times)} to {fmt(i.hi, times=times)}" + f', {100*i.level:.0f} %'*level
+    ends = f'{fmt(i.lo, times=times)} to {fmt(i.hi, times=times)}'
+    return f'{ends}, {100*i.level:.0f} %' if level else ends
 
 def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
     "A middle with its interval and the level reached"
@@ -175,6 +165,10 @@ def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
     items = [*map(str, items)]
     return ' and '.join(filter(None, [', '.join(items[:-1]), *items[-1:]]))
 
+def without_empty(columns:dict)->dict: # Heading -> texts
+    "The columns that hold more than dashes"
+    return {heading: [*texts] for heading,texts in columns.items() if {*texts}-{'–'}}
+
 def text_table(columns:dict)->list[str]: # Heading -> texts; returns lines
     "A table for a terminal, right-aligned"
     columns = [[heading, *texts] for heading,texts in columns.items()]
@@ -183,34 +177,31 @@ def text_table(columns:dict)->list[str]: # Heading -> texts; returns lines
 
 # %% ../../nbs/show/03_wording.ipynb #cfc6ef73
 def _rounded(i, keep=None): # `keep`: an end that differs from this one is not rounded to it
-    "Middle and ends to the digit in which the interval is uncertain: two or three digits of the middle"
-    least, half = math.floor(math.log10(i.mid)), (i.hi-i.lo)/2
-    place = min(math.floor(math.log10(half)), math.floor(math.log10(i.lo))) if half>0 and i.lo>0 else least-2
+    "Middle and ends to the digit in which the interval is uncertain: two or three of the middle"
+    def first_digit(x): return math.floor(math.log10(x))
+    least, half = first_digit(i.mid), (i.hi-i.lo)/2
+    place = min(first_digit(half), first_digit(i.lo)) if half>0 and i.lo>0 else least-2
     def shows(place): return not any(o!=keep==round(o, -place) for o in (i.lo, i.hi))
     place = max(least-2, min(least-1, place))
     place = next(filter(shows, range(place, least-4, -1)), place)
     return [f'{max(0, round(x, -place)):,.{max(0, -place)}f}' for x in (i.mid, i.lo, i.hi)]
 
-def fmt_ends(
-    i:Interval, # As `ratio_ci` returns it
-    unit='',    # Of its ends
-)->str: # '9 to 12 times, 95 %'
-    "The ends of a ratio's interval without digits that it leaves open unless they separate an end from 1; or words"
+def fmt_ends(i:Interval, unit='')->str: # '9 to 12 times, 95 %'
+    "The ends of a ratio's interval, without digits that it leaves open unless an end would be 1"
+    if not is_known(i.lo): return 'no interval'
     if is_noisy(i): return TOO_NOISY
     _, lo, hi = _rounded(i, 1)
     return f'{lo} to {hi} {unit}'.strip() + f', {100*i.level:.0f} %'
 
 # %% ../../nbs/show/03_wording.ipynb #5f0c1e7a
-_TOO_WIDE = 100 # a ratio's ends, a factor of ten either way: an interval that holds 1 shows nothing
+_TOO_WIDE = 100 # of a ratio's ends, a factor of ten either way
 
 def is_too_wide(i): return i.holds(1) and i.hi>_TOO_WIDE*i.lo
 
 def fmt_bound(i): # Of a ratio whose interval lies on one side of 1
     return f'at least {i.lo:.2g}' if i.lo>1 else f'at most {i.hi:.2g}'
 
-def fmt_ratio(
-    i:Interval, # As `ratio_ci` returns it
-)->str: # '12 (8 to 19)'
+def fmt_ratio(i:Interval)->str: # '12 (8 to 19)'
     "A ratio with its interval, likewise rounded"
     if not is_known(i.mid): return '–'
     if not (is_known(i.lo) and i.hi<math.inf): return f'{fmt(i.mid, digits=2)} (no interval)'
@@ -264,19 +255,19 @@ def _best_size_sentence(fit):
         which = f'{fit.best_bs()} ({bs_range(i)}){beyond}'
     return f' The smallest batch within 2 % of the most images per second: {which}.'
 
-def fit_sentence(series, fit, short=False)->str: # Short: without the best batch size and the fit's reason
+def fit_sentence(series, fit, short=False)->str: # Short: without best batch size and fit's reason
     "The parts of a step, as far as the fit shows them"
     def ends(name, unit, times=1):
         i = fit.intervals[name]
         return f"{fmt(i.mid, unit, times)} ({fmt_range(i, times=times, level=False)})"
-    plateau, rise, where = is_known(fit.overhead_ms), is_known(fit.per_image_ms), device_phrase(series)
-    parts = []
+    plateau, rise, parts = is_known(fit.overhead_ms), is_known(fit.per_image_ms), []
+    where = device_phrase(series)
     if plateau:
         when = 'while its images are few' if rise else 'at every size'
         parts.append(f"{ends('overhead_ms', 'ms')} {when}")
     if rise:
-        many = 'with many, ' if plateau else ''
-        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {ends('per_image_ms', 'µs', 1e3)} per image")
+        many, image = 'with many, ' if plateau else '', ends('per_image_ms', 'µs', 1e3)
+        parts.append(f"{many}{ends('fixed_ms', 'ms')} plus {image} per image")
     if not parts: return f"The step times of {where} make no curve. {fit.reason}"
     text = f"By a fit (95 % intervals), a step on {where} takes {'; '.join(parts)}."
     return text if short else f'{text}{_best_size_sentence(fit)} {fit.reason}'.rstrip()

@@ -24,7 +24,7 @@ def test_the_other_way_round_is_the_inverse():
     there, back = compare(a, b), compare(b, a)
     np.testing.assert_allclose(there.speedup*back.speedup, 1)
     np.testing.assert_allclose(there.lo*back.hi, 1)
-    assert 'slower' in back.verdict[1]
+    assert back.verdict[1].startswith('0.')
 
 
 def test_folders_files_frames_and_lists_are_the_same(tmp_path):
@@ -104,22 +104,6 @@ def test_versions_are_a_note_and_no_warning():
     assert c.same_work[0] and 'torch 0.0 and 9.9' in c.note[0]
 
 
-def test_one_visit_a_side():
-    c = compare(visits((64,), ['cpu'], 1), visits((64,), ['cuda'], 1))
-    assert c.verdict[0].endswith('one visit on each side: no interval') and np.isnan(c.lo[0])
-
-
-def test_what_only_one_side_ran_comes_last_and_without_a_ratio():
-    c = compare(visits((64, 16), ['cpu']), visits((64, 256), ['cuda']))
-    assert c.bs.tolist()==[64, 16, 256]
-    assert c.verdict.tolist()[1:]==['no ratio: run on CPU only', 'no ratio: run on GPU only']
-
-
-def test_nothing_in_common():
-    with pytest.raises(ValueError, match='differ in .*loader: memory loader against files loader'):
-        compare(visits(), visits(loader='files'))
-
-
 def test_default_and_explicit_size_are_two_configurations():
     with pytest.raises(ValueError, match='size: own size against 224 px'):
         compare(visits(), visits(size=224))
@@ -143,11 +127,6 @@ def test_settings_of_ones_own_are_found():
             for h in (1, 2) for v in range(3)]
     assert summary_table(rows).n_visits.tolist()==[3, 3]
     assert compare(rows, rows).hidden.tolist()==[1, 2]
-
-
-def test_no_ratio_is_not_the_same_work():
-    c = compare(visits((64,), ['cpu'], epoch_s=0., images_per_s=None), visits((64,), ['cuda'], epoch_s=0., images_per_s=None))
-    assert c.verdict[0]=='no ratio: no time above 0 on both' and not c.same_work[0]
 
 
 def test_two_runs_of_one_machine_are_called_so():

@@ -168,12 +168,6 @@ def test_an_empty_folder(tmp_path):
     assert not (tmp_path/'report.html').exists()
 
 
-def test_a_report_of_a_file_stands_beside_it(tmp_path):
-    folder_of(tmp_path/'mine.jsonl', visits((16, 64)))
-    assert write_report(str(tmp_path/'mine.jsonl'))==tmp_path/'mine_report.html'
-    assert sorted(o.name for o in tmp_path.iterdir())==['mine.jsonl', 'mine_figures', 'mine_report.html']
-
-
 def first_screen(html): return Page(html[html.index('<h1'):html.index('<details')])
 
 MANY = [o | PARTS | dict(step_ms=15.) for m in 'abcde' for o in visits((16, 64, 256, 512), model=m)] + [failed(model=m) for m in 'abcde']
