@@ -447,6 +447,16 @@ def try_size(make_twin, bs)->MemoryByKind|None:
         twin = None
         free_memory()
 
+def size_and_bs(make_twin): # Of its training set and its batches
+    try:
+        twin = make_twin()
+        return dataset_size(twin), find_bs(real_batch(twin))
+    except Exception as e:
+        if not is_out_of_memory(e): raise
+        raise RuntimeError(
+            "Not even a copy of the network fits into the memory that is free now. End other programs "
+            "that use the GPU, or delete other networks in this process.") from e
+
 def dataset_size(learn): # 2**20 where it has no length
     try: return max(1, len(learn.dls.train.dataset))
     except (AttributeError, TypeError): return 2**20
@@ -459,9 +469,7 @@ def memory_line(
     "Measure a step's memory at two batch sizes, halved until both fit"
     free_memory()
     before = {i: torch.cuda.memory_allocated(i) for i in gpus_in_use()}
-    twin = make_twin()
-    n_most, bs = dataset_size(twin), find_bs(real_batch(twin))
-    twin = None
+    n_most, bs = size_and_bs(make_twin)
     small, large = sizes or (max(1, bs//2), max(2, bs))
     while small:
         upper = try_size(make_twin, large)

@@ -8,8 +8,9 @@ __all__ = []
 # %% ../../nbs/run/01_rounds.ipynb #4c9935ca
 import numpy as np
 
-from ..ground.record import PHASE_NAMES
+from ..ground.record import FIELDS, PHASE_NAMES
 from ..ground.stats import median_ci
+from ..watch.timing import is_time
 
 # %% ../../nbs/run/01_rounds.ipynb #86385360
 _TIMES = [*PHASE_NAMES, 'step_ms']
@@ -46,13 +47,13 @@ def epoch_times(df, epochs, trial, n_steps):
     "Times of a step and of a whole epoch of `n_steps`, from a `StepTimerCallback`'s steps and epochs"
     steady, n_images = steady_rounds(df, trial), n_steps*trial.bs
     step = median_ci(steady.step_ms)
-    first, closing = epochs.first_batch_ms.median(), epochs.closing_ms.median()
-    epoch_s = epoch_seconds(n_steps, step.mid, first, closing, steady.wait_ms.median(), trial)
+    times = epochs[[o for o in epochs if o in FIELDS and is_time(o)]].median()
+    epoch_s = epoch_seconds(n_steps, step.mid, times.first_batch_ms, times.closing_ms,
+                            steady.wait_ms.median(), trial)
     whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
-    return steady.median().to_dict() | dict(
+    return steady.median().to_dict() | times.to_dict() | dict(
         step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level,
         step_mean_ms=df.step_ms.mean(), half_width_frac=step.half_width_frac,
         n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
         epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
-        first_batch_ms=first, closing_ms=closing, valid_s=epochs.valid_s.median(),
         n_steps=n_steps, n_images=n_images, images_per_s=n_images/epoch_s)

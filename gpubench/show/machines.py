@@ -18,8 +18,8 @@ import pandas as pd
 import yaml
 from fastcore.basics import patch
 
-from .compare import (KINDS, PRICED, Pair, Side, find_pairs, load_records, noise_warning,
-                                   prices_of, run_name)
+from .compare import (KINDS, PRICED, Pair, Side, compare, comparison_text, find_pairs,
+                                   load_records, noise_warning, prices_of, run_name)
 from .wording import (fmt, fmt_count, fmt_known, fmt_list, fmt_ratio, is_too_wide,
                                    text_table, without_empty)
 from ..ground.core import nearest, write_fault
@@ -337,8 +337,6 @@ def write_comparison(
     return path
 
 # %% ../../nbs/show/08_machines.ipynb #591f5844
-from .compare import compare, comparison_text
-
 def compare_pairs(
     runs,        # As `read_runs` takes them: two, or one with several devices
     prices=None, # As `price_runs` takes them

@@ -96,6 +96,8 @@ def _wait_remedy(o):
             f'other data can be prepared before training.{workers}')
 
 def _transform_remedy(o):
+    if o.get('slowest')=='ReadTabBatch':
+        return 'It gathers the rows of a table; larger batches need fewer calls.'
     more = ' `speed_up` makes them part of its CUDA graph.' if _on_gpu(o) else ''
     return ('Fewer of them (`aug_transforms`), or smaller images (`Resize` in `item_tfms`), '
             f'take less.{more}')

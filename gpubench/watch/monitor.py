@@ -272,8 +272,8 @@ _CPU_MEANS = dict(cpu_mean_frac='cpu_frac', process_mean_cores='process_cores',
 _CPU_MAXIMA = dict(ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
 _TOGETHER = { # how to combine the values of several GPUs; by default the largest counts
+    **dict.fromkeys(_GPU_MEANS, fmean),
     **dict.fromkeys('power_mean_w power_max_w energy_j energy_train_j energy_error_j'.split(), sum),
-    **dict.fromkeys('gpu_util_mean_frac mem_util_mean_frac sm_clock_mean_mhz'.split(), fmean),
     **dict.fromkeys('sm_clock_start_mhz warm_at_start'.split(), min)}  # the coldest GPU decides
 
 def _together(rows):

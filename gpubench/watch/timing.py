@@ -39,6 +39,7 @@ PHASES = { # column -> the intervals that it sums, from one event to another; `o
 STEP_COLUMNS = ['fit', 'epoch', 'step', 'n_images', *PHASE_NAMES, 'step_ms']
 EPOCH_COLUMNS = """fit epoch n_steps n_images first_batch_ms closing_ms train_s valid_s
     pinned""".split()
+def is_time(name): return name.endswith(('_ms', '_s'))
 
 # %% ../../nbs/watch/00_timing.ipynb #618c8250
 class HostMarks:
@@ -352,7 +353,7 @@ def to_df(self:StepTimerCallback,
 def epochs_df(self:StepTimerCallback)->pd.DataFrame: # One row an epoch, columns `EPOCH_COLUMNS`
     "The epochs of all fits so far. `pinned`: was its first batch in pinned memory?"
     df = pd.DataFrame(self.epochs, columns=EPOCH_COLUMNS)
-    return df.astype(dict.fromkeys(('first_batch_ms', 'closing_ms', 'train_s', 'valid_s'), float))
+    return df.astype(dict.fromkeys(filter(is_time, EPOCH_COLUMNS), float))
 
 # %% ../../nbs/watch/00_timing.ipynb #3ecda7c7
 class SyncStepCallback(Callback):
