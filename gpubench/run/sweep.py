@@ -304,7 +304,12 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit, faults): # as of 
     return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../../nbs/run/06_sweep.ipynb #b841e141
-_IDENTITY = {'trial_id', 'machine', 'status', 'visit'} # which every visit's record has
+_IDENTITY = dict( # of a visit in its record -> types
+    trial_id=[str], machine=[str], status=[str], visit=[int], twin=[bool, type(None)],
+    measure=[dict, type(None)])
+
+def _is_visit(row):
+    return all(type(row.get(k)) in kinds for k,kinds in _IDENTITY.items()) and row['visit']>=0
 
 class _File:
     "The file of a sweep's records, and a spare one for what can't be written there"
@@ -322,7 +327,7 @@ class _File:
             for o in back: append_record(self.path, o)
             self.spare.unlink()
             rows += back
-        good = [o for o in rows if _IDENTITY<=o.keys()]
+        good = [o for o in rows if _is_visit(o)]
         n_odd = sum('visit' in o for o in rows)-len(good) # a lab has other records
         if n_odd: warnings.warn(f"{n_odd} records in {self.path} don't identify their trial and "
                                 "visit. They don't count.", stacklevel=4)
