@@ -246,14 +246,13 @@ _MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 def plain_record(record:dict)->dict:
     "A record as it reads back from its line of JSON; NaN and infinity are None"
     def plain(x):
-        if isinstance(x, dict): return {plain(str(k)): plain(v) for k,v in x.items()}
+        if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items()}
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
         elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
-        if x is None or isinstance(x, (bool, int, float)): return x
-        return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
+        return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
     return plain(dict(record))
 
 def records_path(path)->Path:
@@ -293,7 +292,8 @@ def append_record(path, record:dict):
     "Append a record and sync it to disk; an OSError leaves the file as it was"
     path, record = records_path(path), plain_record(record) | dict(schema=SCHEMA_VERSION)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode()
+    text = json.dumps(record, allow_nan=False, ensure_ascii=False)
+    line = text.encode('utf-8', 'backslashreplace') # a file's name may not be valid text
     with _open_locked(path) as f:
         size = f.seek(0, os.SEEK_END)
         is_torn = size>0 and f.seek(size-1)>=0 and f.read(1)!=b'\n'
@@ -328,9 +328,29 @@ def check_writable(path)->Path: # The file of the records; its folder exists
     return path
 
 # %% ../../nbs/ground/01_record.ipynb #f0eb62bd
+_MAX_MIB = 512 # of a file
+_MAX_LINE, _MAX_DEPTH = 2**20, 20 # bytes and levels of a record, where 3,000 and 2 are typical
+
+def _json_number(text):
+    "A number that a float can hold, else None"
+    x = float(text)
+    return x if abs(x)<math.inf else None
+
+def _printable(x, level=0):
+    "With half a surrogate pair as its code; a `ValueError` if it is nested too deeply for a record"
+    if level>_MAX_DEPTH: raise ValueError('no record is that deep')
+    if isinstance(x, dict): return {_printable(k): _printable(v, level+1) for k,v in x.items()}
+    if isinstance(x, list): return [_printable(o, level+1) for o in x]
+    return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
+
 def _parse(line):
     "The record in a line, or None"
-    try: row = json.loads(line, parse_constant=lambda _: None)
+    if len(line)>_MAX_LINE: return None
+    is_flat = line.count(b'[')+line.count(b'{')<=_MAX_DEPTH
+    try:
+        row = json.loads(line, parse_float=_json_number, parse_constant=lambda _: None,
+                         parse_int=lambda o: int(o) if len(o)<19 else _json_number(o))
+        if b'\\u' in line or b'\xed' in line or not is_flat: row = _printable(row)
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 
@@ -353,24 +373,27 @@ def _set_torn_aside(path):
 # %% ../../nbs/ground/01_record.ipynb #527fe2d8
 def _check_schema(path, rows):
     "A `RuntimeError` if a record is of another schema"
-    odd = {repr(o.get('schema')).removesuffix('.0') for o in rows} # 3.0 of pandas
-    odd = sorted(odd-{str(SCHEMA_VERSION)})
+    def whole(x): return int(x) if isinstance(x, float) and x.is_integer() else x # of pandas
+    odd = sorted({json.dumps(whole(o.get('schema'))) for o in rows}-{str(SCHEMA_VERSION)})
     if not odd: return
+    is_version = all(o.isdigit() for o in odd)
     todo = "They are damaged or another program's; move them away"
-    if all(map(str.isdigit, odd)): todo = 'Use the gpubench that wrote them'
-    raise RuntimeError(
-        f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
+    if is_version: todo = 'Use the gpubench that wrote them'
+    raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
 # %% ../../nbs/ground/01_record.ipynb #80f172a4
 def record_rows(path)->list[dict]: # One per visit, in the order written
     "The records of a file or a run's folder as dicts; torn lines are set aside"
     path, asked = records_path(path), Path(path)
     if not path.is_file():
-        why = 'it is neither a folder nor a .jsonl file'
-        if asked.is_dir(): why = 'it has no records.jsonl'
-        if not asked.exists(): why = "it doesn't exist"
-        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a "
-                           "`gpubench run` or a sweep (its --out, or out=…).")
+        why = ("it doesn't exist" if not asked.exists() else 'it has no records.jsonl' if asked.is_dir() else
+               'it is neither a folder nor a .jsonl file')
+        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
+                           "sweep (its --out, or out=…).")
+    mib = path.stat().st_size/2**20
+    if mib>_MAX_MIB: raise RuntimeError(
+        f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "
+        "100,000 visits. Check that it is a file of records; if it holds several runs, split it.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
     if not rows and len(found)>1: raise RuntimeError(
@@ -379,8 +402,8 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         where = f'set aside in {path.name}.torn'
         try: _set_torn_aside(path)
         except OSError: where = 'left out' # a read-only folder: still readable
-        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other "
-                      f"{len(rows)} are whole.", stacklevel=3)
+        warnings.warn(f"{len(found)-len(rows)} torn line(s) in {path}: {where}. The other {len(rows)} are whole.",
+                      stacklevel=3)
     _check_schema(path, rows)
     return rows
 

@@ -82,9 +82,12 @@ def test_odd_values_break_no_figure(tmp_path):
     assert page_of(tmp_path/'run', visits((16, 64, 256, 512)) + [visit(64) | o for o in ODD]).balanced
 
 
-def test_text_that_is_none(tmp_path):
-    page = page_of(tmp_path/'run', [*visits(), visit(64) | dict(status='error', error='caf\udce9.jpg')])
-    assert page.balanced and 'caf\\udce9.jpg' in page.text
+def test_text_that_is_none_and_numbers_without_end(tmp_path):
+    folder_of(tmp_path/'run', visits())
+    with open(tmp_path/'run'/'records.jsonl', 'a') as f:
+        f.write('{"schema": 3, "bs": 64, "status": "error", "error": "caf\\udce9.jpg", "n_params": ' + '9'*400 + ', "step_ms": ' + '9'*400 + '}\n')
+    page = write_report(tmp_path/'run').read_text(encoding='utf-8')
+    assert Page(page).balanced and 'caf\\udce9.jpg' in page
     assert summary_text(tmp_path/'run').encode()
 
 
