@@ -396,9 +396,10 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
 def fetch_images(trials, dry_run):
     "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data.loaders import get_images, is_path, print_once
+    from gpubench.ground.record import OFFLINE
     sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
     for name,*how in dict.fromkeys(sets):
-        writes = name not in ('digits', 'synthetic') and not is_path(name)
+        writes = OFFLINE.get(name, True) and not is_path(name)
         if dry_run and writes: continue
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())

@@ -16,6 +16,7 @@ from functools import cache, partial
 from operator import getitem
 from pathlib import Path
 from ..ground.core import check_value, check_whole, n_cores, nearest
+from ..ground.record import OFFLINE
 from .folders import file_sizes, is_table, read_folder, scan
 from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
                            fastai_folder, keep_digits, make_once, read_mark)
@@ -249,8 +250,8 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
         if not isinstance(e, Exception): raise
         raise RuntimeError(
             f"The data set '{name}' is not on this machine and could not be downloaded "
-            f"({type(e).__name__}: {e}). Try again with a network connection. Offline use 'digits', "
-            "'digits60k', 'synthetic', 'birds' or a folder of your own.") from e
+            f"({type(e).__name__}: {e}). Try again with a network connection. Offline use "
+            f"{', '.join(map(repr, OFFLINE))} or a folder of your own.") from e
 
 def _official_set(name, size, n_in):
     official, root = OFFICIAL[name], download(name)

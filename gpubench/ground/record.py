@@ -124,6 +124,9 @@ def _setting(name, kind, usual):
 
 SETTINGS = [_setting(o.name, o.type, o.default) for o in fields(Settings)]
 
+# %% ../../nbs/ground/01_record.ipynb #2c9d5981
+OFFLINE = dict(digits=False, digits60k=True, synthetic=False, birds=True) # name → does it write files?
+
 # %% ../../nbs/ground/01_record.ipynb #c2b19872
 def _machine(name, heading, dtype=str): return Field(name, 'machine', heading=heading, dtype=dtype)
 

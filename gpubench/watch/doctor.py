@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..ground.core import cpu_name, cpu_quota, n_cores, n_visible_cores, package_version
 from .nvml import Answer, throttle_words
-from ..ground.record import FIELDS, plain_record
+from ..ground.record import FIELDS, OFFLINE, plain_record
 from .facts import STEPS, probe, cpu_load, Facts, watched, gpu_states, LEVELS, phrases, found, exit_code
 
 # %% ../../nbs/watch/05_doctor.ipynb #1c393983
@@ -486,10 +486,10 @@ def check_kernel(facts):
 # %% ../../nbs/watch/05_doctor.ipynb #e1d29f04
 phrases("""
 data_ok ok data
-Available offline: digits, digits60k, synthetic, birds{own}.{more}
+Available offline: {sets}.{more}
 
 data_readonly limit data
-Data sets can't be saved: {why}. These still work: digits, synthetic{own}.
+Data sets can't be saved: {why}. These still work: {sets}.
 -> Set the environment variable FASTAI_HOME to a folder that you can write to.
 """)
 
@@ -502,14 +502,15 @@ def check_data(facts):
     folder, archives = (home/cfg.get('DEFAULT', o, fallback=o) for o in ('data', 'archive'))
     names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')  # fastai's
     here = [k for k,v in names.items() if (folder/v).is_dir() or (archives/f'{v}.tgz').is_file()]
-    own, missing = ''.join(f', {o}' for o in here), ', '.join(o for o in names if o not in here)
+    missing = ', '.join(o for o in names if o not in here)
     there = next(o for o in (folder, *folder.parents) if os.path.exists(o))
     try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))  # permissions don't prove it
     except OSError as e:
         why = f"{there} isn't a folder"
         if there.is_dir(): why = f"you can't write to {there} ({e.strerror})"
-        yield found('data_readonly', why=why, own=own)
-    else: yield found('data_ok', own=own, more=
+        unwritten = [o for o,writes in OFFLINE.items() if not writes]
+        yield found('data_readonly', why=why, sets=', '.join([*unwritten, *here]))
+    else: yield found('data_ok', sets=', '.join([*OFFLINE, *here]), more=
         f" Downloaded on first use: {missing}." if missing else '')
 
 # %% ../../nbs/watch/05_doctor.ipynb #3fd1c09e
