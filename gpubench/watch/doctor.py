@@ -255,6 +255,10 @@ No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with re
 gpu_unnamed ok gpu
 WSL2 has a GPU, but doesn't identify it as NVIDIA's. Labs measure the CPU.
 -> If it is, install its current driver in Windows (never inside WSL2), then run `wsl --shutdown`.
+
+gpu_unknown ok gpu
+NVML can't be queried ({error}), and nothing else shows an NVIDIA GPU. Labs measure the CPU.
+-> If there is one: {remedy}
 """)
 _WHYS = why_driver, why_torch, why_hidden, why_no_access, why_old_driver, why_cuda
 
@@ -265,6 +269,8 @@ def check_gpu(facts):
         whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
         first = next((o for why in whys for o in why(facts)), None)
         if first: yield replace(first, what=f'{first.what} Labs measure the CPU.')
+    elif facts.nvml.get('code') is None:
+        yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
     else: yield found('gpu_unnamed' if facts.traces['wsl_gpu'] else 'gpu_none')
 
 def gpus_used(facts):
@@ -301,7 +307,7 @@ def check_nvml(facts):
         if not o['ok']: yield dead(f"NVML can't read GPU {o['index']}", o)
     if nvml['ok']: return
     if used and facts.torch['cuda']: yield dead("torch uses the GPU, but NVML doesn't answer", nvml)
-    elif not used and facts.no_pynvml: yield dead("NVML can't be queried", nvml)
+    elif not used and facts.no_pynvml and facts.any_gpu: yield dead("NVML can't be queried", nvml)
 
 # %% ../../nbs/watch/05_doctor.ipynb #249eeacb
 phrases("""

@@ -389,16 +389,20 @@ def test_a_broken_pynvml(machine, torch):
     assert 'NVML reports' not in json.dumps(said.said)
 
 
-def test_a_broken_pynvml_without_a_gpu(machine):
+def test_without_pynvml_nobody_knows_of_no_gpu(machine):
     write(machine.site, {'pynvml.py': TORN})
     said = machine.look()
-    said.one('nvml_dead', "NVML can't be queried", 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    said.has('gpu_unknown', "NVML can't be queried", 'pynvml cannot be imported', remedy=['nvidia-ml-py'])
+    assert said.wrong==[] and 'No NVIDIA GPU was found' not in json.dumps(said.said)
 
 
-def test_a_gpu_that_is_listed_and_cannot_compute(machine):
+@pytest.mark.parametrize('error,code,remedy', [
+    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'gpu_full', 'nvidia-smi'),
+    ('cuDNN error: CUDNN_STATUS_NOT_INITIALIZED', 'cudnn_dead', 'unset LD_LIBRARY_PATH')])
+def test_a_gpu_that_is_listed_and_cannot_compute(machine, error, code, remedy):
     machine.has_gpus(rtx())
-    machine.torch['gpus'][0]['compute_error'] = error = 'cuDNN error: CUDNN_STATUS_NOT_INITIALIZED'
-    machine.look().one('cudnn_dead', 'RTX 3060 Ti', error, remedy=['unset LD_LIBRARY_PATH'])
+    machine.torch['gpus'][0]['compute_error'] = error
+    machine.look().one(code, 'RTX 3060 Ti', error, remedy=[remedy])
 
 
 def test_a_part_that_is_visible_by_its_uuid(machine):
