@@ -17,7 +17,7 @@ import pandas as pd
 from ..ground.core import check_value, check_whole, is_number
 from ..ground.record import records_path
 from ..ground.stats import Interval
-from ..ground.curves import best_batch
+from ..ground.curves import TOLERANCE_FRAC, best_batch
 from ..data.loaders import get_images
 from .rounds import epoch_seconds
 from .process import print_line
@@ -25,8 +25,6 @@ from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
 # %% ../../nbs/run/07_race.ipynb #136a4c78
-TOLERANCE_FRAC = .02 # a size is as good as the fastest if it's at most this fraction slower
-
 def may_be_best(rates:dict)->list: # Batch sizes, ascending
     "The sizes that may be as good as the fastest, as coarse visits are known to 5 %"
     return sorted(o for o in rates if rates[o] >= max(rates.values())*(1-TOLERANCE_FRAC-.05))
@@ -142,7 +140,7 @@ def _answer(race, df, finalists):
     rounds = df.groupby(['stage', 'bs']).cumcount().astype(str)+df.stage # each with every size
     rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False)
     screened = df[is_coarse].set_index('bs').rate.to_dict()
-    best = best_batch(rates.to_dict('list'), TOLERANCE_FRAC, screened=screened)
+    best = best_batch(rates.to_dict('list'), screened=screened)
     if best is None: raise RuntimeError(
         f"No finalist of {finalists} gave a time in the fine rounds.{_left_out(race, df)}")
     n_steps, n_left = divmod(n_train, best.bs)

@@ -34,7 +34,7 @@ from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
-from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, own_callbacks, twin_of
+from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, gpus_in_use, own_callbacks, twin_of
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from .report import machine_table, render
@@ -288,7 +288,7 @@ def _profile(self:Gain, **kwargs):
 # %% ../../nbs/show/10_gain.ipynb #078ba7c5
 def _table(df): # for the template
     def text(x): return f'{x:.3g}' if isinstance(x, float) else '' if x is None else str(x)
-    return dict(head=[str(o).replace('_', ' ') for o in df], blocks={'': [[*map(text, o)] for o in df.itertuples(index=False)]})
+    return dict(head=[str(o).replace('_', ' ') for o in df], rows=[[*map(text, o)] for o in df.itertuples(index=False)])
 
 def _said(f, *args): # On a GPU nearly full, or with kernels that take no larger batch
     try: return str(f(*args))
@@ -307,7 +307,7 @@ def to_html(self:Gain, path='gain.html')->Path:
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.reason()+self.refusal(),
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},
-                  machine=dict(head=machine['head'], blocks={'': machine['rows']}),
+                  machine=machine,
                   n_visits=sum(len(o.took_s) for o in self.ways))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -404,12 +404,11 @@ def gain(
     check_fit(fit)
     first = make() if make else learn
     check_value('learn', first, isinstance(first, Learner), 'a fastai `Learner`, or a function that returns one')
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     if make is None: check_copy(learn)
     check_batches(first.dls.train)
     make = make or partial(twin_of, learn)
     bar = tqdm(leave=False, disable=not can_redraw(sys.stderr))
-    with random_states_kept(gpus), autocast_kept(), bar:
+    with random_states_kept(gpus_in_use()), autocast_kept(), bar:
         try: return _measure(make, first, fit, epochs, None if first is not learn else learn, bar)
         except Exception as e:
             if not is_out_of_memory(e): raise
