@@ -4,9 +4,10 @@
 
 Each device has one process, and each process the batch size of the row, so that n devices take an n-th of the steps.
 Stock splits its loaders by `distrib_ctx`, which needs the package accelerate; ours by `split`, so that each training
-image is decoded once, by one process. A run's seconds are those of its slowest process, from the first call after
-the imports to the last metric; starting the processes, which takes the same for both, isn't in them. The ways
-alternate, in an order that is shuffled in each round, and those of a round share their seed."""
+image is decoded once, by one process. A run's seconds are those of the process that was ready last, from its first
+call after the imports to the last metric: the others wait for it. Starting the processes, which takes the same for
+both, isn't in them. The ways alternate, in an order that is shuffled in each round, and those of a round share their
+seed."""
 import random
 from contextlib import nullcontext
 
@@ -51,7 +52,7 @@ def train(device, name, way, seed, quick):
 
 def run(name, way, seed, n, device, quick):
     with compiler_cache(): ranks = launch(train, name, way, seed, quick, n_devices=n, device=device)
-    return dict(row=name, way=way, seed=seed, n_devices=n, total_s=max(o['total_s'] for o in ranks), ranks=ranks)
+    return dict(row=name, way=way, seed=seed, n_devices=n, total_s=min(o['total_s'] for o in ranks), ranks=ranks)
 
 def table(runs):
     "Medians and spread; stock ÷ speed_up on as many devices, and one device ÷ n of the same way"
