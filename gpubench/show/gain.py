@@ -180,6 +180,8 @@ def reason(self:Gain)->str:
     if fewer and (way is fewer or way.remedy.kind=='limit'): return (
         f'The time goes with the number of batches, not with that of images: '
         f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
+    done = self.most('part', 'hand', 'together')    # it is named, unless a limit is shown to be more
+    if done and not times_as_fast(done, way, self.noise).lo>1: way, times = done, self.times(done)
     share = f'At least {1-1/times.lo:.0%}' if is_noisy(times) else f'{1-1/times.mid:.0%}'
     if way.remedy.kind=='limit':
         return f'{share} of the time goes into batches before they are trained, most of it into {self.bringing()}'

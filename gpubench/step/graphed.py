@@ -535,7 +535,9 @@ def notes(self:GraphedStepCallback): # Sentences
     valid, payback, on_validation = self.valid, self.payback, ''
     if valid.n_replays: on_validation = f'Also {valid.n_replays:,} batches of validation'
     elif valid.why_not and self.capture:
-        on_validation = f"Validation is fastai's own: {valid.why_not}"
+        is_same = self.why_not.endswith(valid.why_not)      # it's told in `why_not`
+        why = ', for the same reason.' if is_same else f': {valid.why_not}'
+        on_validation = f"Validation is fastai's own{why}"
     return [self.left_out, on_validation, *([payback.why, payback.result] if payback else [])]
 
 @patch(as_prop=True)

@@ -65,7 +65,7 @@ class LateReader:
 def why_strange(learn, cbs):
     "A sentence about those who run code between batches, unless all are known"
     if names := ', '.join(own_methods(learn)): return f"The Learner has its own {names}."
-    if names := ', '.join(o.name for o in cbs): return (
+    if names := ', '.join(type(o).__name__ for o in cbs): return (
         f"A graph doesn't see what {names} may change between batches. "
         "If that is nothing, declare `graph_safe = True` in its class.")
     return ''

@@ -761,7 +761,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ('it has functions of its own', dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
     ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
-    ('what inside, stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
+    ('what Inside, Stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
     ('its own all_batches, one_batch', dict(make=OwnBatches)),
     ("its `beta`", dict(opt_func=partial(RAdam, beta=50.))),
     ('The network has hooks', dict(cbs=[Hooked()])),
@@ -923,7 +923,7 @@ def test_our_own_callbacks_declare_themselves():
 
 def test_a_declaration_covers_no_event_that_a_replay_leaves_out():
     learn = learner(True, [LooksWithin()])
-    with pytest.warns(UserWarning, match='what looks_within may change'): learn.fit(1, 1e-2)
+    with pytest.warns(UserWarning, match='what LooksWithin may change'): learn.fit(1, 1e-2)
 
 def test_a_hook_within_a_loss_is_seen():
     learn, seen = learner(True), []
@@ -1434,7 +1434,7 @@ def test_fastais_callback_with_other_code_is_a_stranger(monkeypatch, tmp_path):
     monkeypatch.setattr(GradientClip, 'before_step', clip)
     *_, graphed = compare(lambda learn: learn.fit(2, 1e-2), tmp_path, assert_close, cbs=lambda: [GradientClip(1.)],
                           opt_func=partial(SGD, mom=.9))
-    assert 'gradient_clip' in graphed.graphed_step.why_not
+    assert 'GradientClip' in graphed.graphed_step.why_not
 
 
 def test_a_validation_is_no_fit(tmp_path):

@@ -157,6 +157,13 @@ def test_apply_does_what_is_said_to_bring_most():
     assert [*found.to_df().how]==['', 'apply()', '']
     assert [o['part'] for o in found.apply().rows]==['images']
 
+@pytest.mark.parametrize('s,named', [(1.05, 'speed_up without ReadsCallback'), (1.6, 'before they are trained')])
+def test_what_can_be_done_is_named_unless_a_limit_is_shown_to_be_more(s, named, monkeypatch):
+    monkeypatch.setattr(Gain, 'bringing', lambda self: 'the wait for data')
+    stock, limit = made_way('as it is', 'stock', 4., 4.2), made_way('no wait for images', 'limit', 1., 1.1)
+    done = made_way('speed_up without ReadsCallback', 'together', s, 1.1*s)
+    assert named in Gain(None, synth_learner(), 'fit', [stock, limit, done]).reason()
+
 def test_fits_outside_of_their_prediction_are_counted():
     found = Gain(None, synth_learner(), 'fit', [made_way('as it is', 'stock', 4., 4.01), made_way('speed_up(learn)', 'all', 1., 1.01)])
     found.applied, found.got_cb = found.best, SimpleNamespace(fits=[(5, 3.), (5, 30.), (2, 1.5)])

@@ -174,7 +174,7 @@ def hooked():
     return model
 def of_first(pred, y): return nn.functional.cross_entropy(pred[0], y)
 REFUSED = dict(
-    stranger=(dict(cbs=lambda: [At('after_pred', lambda cb: setattr(cb.learn, 'pred', cb.learn.pred*2))]), 'at may change'),
+    stranger=(dict(cbs=lambda: [At('after_pred', lambda cb: setattr(cb.learn, 'pred', cb.learn.pred*2))]), 'At may change'),
     own_method=(dict(make=Own), 'its own one_batch'), metric=(dict(metrics=lambda: Seen()), 'seen may look'),
     kept_by_the_loss=(dict(loss_func=Keeps, metrics=lambda: LossMetric('kept')), 'kept may look'), hook=(dict(model=hooked), 'hooks'),
     reads=(dict(model=lambda: nn.Sequential(Reads(), network())), "can't wait for a value"), draws=(dict(model=lambda: nn.Sequential(Draws(), network())), 'A replay gave other'),
@@ -333,4 +333,4 @@ def test_the_table_has_the_batches_that_were_replayed():
     assert '44 batches of validation' in done.to_df().why[0]
     learn.add_cb(At('after_pred', lambda cb: None))
     learn.validate()
-    assert "Validation is fastai's own: A graph doesn't see what at may change" in done.to_df().why[0]
+    assert "Validation is fastai's own: A graph doesn't see what At may change" in done.to_df().why[0]
