@@ -5,7 +5,7 @@
 For each Learner, in a process of its own: `gain`, then a stock fit, `apply()` and the fit after it. Prints the
 predicted and the real seconds of both, if the sign of the advice was right, and what was named first; then how many
 predictions came true."""
-import json, subprocess, sys, tempfile
+import json, re, subprocess, sys, tempfile
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -56,13 +56,13 @@ def grainy(path, **kwargs):
                                         batch_tfms=aug_transforms(), **kwargs)
 
 FEW = ('photos', 2000)
-FAULTS = dict( # row, what its first sentence has to name
+FAULTS = dict( # row, what the first sentence has to name
     sleeping=(Row('a callback that sleeps', *FEW, photos, partial(with_cb, resnet_18, SleepingCallback), 4), 'SleepingCallback'),
     host_tfm=(Row('a transform on the host', *FEW, grainy, resnet_18, 4), 'grain'),
     zero_workers=(Row('0 workers', *FEW, photos, resnet_18, 3, loaders=dict(num_workers=0)), 'workers'),
     loss_read=(Row('a callback that reads each gradient', *FEW, photos, partial(with_cb, resnet_18, ReadingCallback), 4), 'ReadingCallback'),
     tiny_batch=(Row('batches of 4', *FEW, partial(tiny, bs=4), small_cnn, 3), 'batch 8'),
-    item_in_loss=(Row('a loss that is read', *FEW, photos, reading_loss, 4), 'item'))
+    item_in_loss=(Row('a loss that is read', *FEW, photos, reading_loss, 4), '.item('))
 
 def run_row(name, device, quick):
     "Predicted and got, of one Learner in this process"
@@ -87,19 +87,22 @@ def run_row(name, device, quick):
         out |= {f'{k}_s': i.mid, f'{k}_lo': i.lo, f'{k}_hi': i.hi}
     return out | dict(record=found.as_dict(), table=str(found))
 
+def is_first(row): # Is the planted fault in the first sentence? True if none was planted
+    return row['named'] is None or row['named'] in re.split(r'\. (?=[A-Z`])', row['reason'])[0]
+
 def table(rows):
     "Predicted against got, and what `gain` named first"
     df = pd.DataFrame(rows)
     for k in ('stock', 'applied'): df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
     df['sign_right'] = [o['applied_got_s']<o['stock_got_s'] if o['applied'] else None for o in rows]  # None: no advice
     df['holds'] = [o.applied_lo<=o.applied_got_s<=o.applied_hi for o in df.itertuples()]
-    df['named_first'] = [o['named'] is None or o['named'] in o['reason'] for o in rows]
+    df['named_first'] = [is_first(o) for o in rows]
     return df[['row', 'gain_s', 'stock_s', 'stock_got_s', 'stock_off', 'applied_s', 'applied_got_s', 'applied_off', 'holds',
                'sign_right', 'named_first']]
 
 def came_true(rows):
     "How many predictions did, as a sentence"
-    df, named = table(rows), [o['named'] in o['reason'] for o in rows if o['named']]
+    df, named = table(rows), [is_first(o) for o in rows if o['named']]
     def near(k, frac): return f"{(df[f'{k}_off'].abs()<=frac).sum()} within {frac:.0%}"
     return (f"Of {len(df)} Learners, stock: {near('stock', .1)}, {near('stock', .25)}; applied: {near('applied', .1)}, "
             f"{near('applied', .25)}, {df.holds.sum()} within the interval; the sign was right in {df.sign_right.sum()} "

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
 from ..ground.record import PHASE_NAMES
+from ..ground.series import ENOUGH_FRAC
 from ..ground.stats import Interval
 from ..data.item_tfms import random_states_kept
 from ..step.fast import SpeedUp
@@ -66,6 +67,9 @@ class Way:
         if self.remedy.kind=='part' and len(self.refused)==len(parts):
             self.failed = ' '.join(self.refused.values())
         else: self.visits, self.noted = self.visits+[fits], self.noted+[noted]
+    @property
+    def epoch_s(self)->float: # Of an epoch after the first, in the mean of the visits
+        return float(np.mean([self.seconds(i, 2)-self.seconds(i, 1) for i in range(len(self.visits))]))
     def logs(self, n_epochs=None): return np.log([self.seconds(i, n_epochs) for i in range(len(self.visits))])
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
@@ -123,9 +127,10 @@ class Gain:
     def least(self, way): # Times as fast that a way is at least; above 1, it's a finding
         return self.times(way).lo
     def most(self, *kinds): # A `Way`, or None
-        "What surely brings most, of these kinds of remedies"
+        "The simplest that surely brings enough, of these kinds of remedies"
         found = [o for o in self.ways if o.remedy.kind in kinds and self.least(o)>1]
-        return max(found, key=self.least, default=None)
+        most = max(map(self.least, found), default=math.nan)
+        return next((o for o in found if self.least(o)>=ENOUGH_FRAC*most), None)
     @property
     def best(self): return self.most('all', 'part') # what `apply` does
     @property
@@ -161,14 +166,15 @@ def _verdict(gain, way):
 # %% ../../nbs/show/10_gain.ipynb #d464d650
 @patch
 def to_df(self:Gain)->pd.DataFrame:
-    "`what`, `fit_s` with its interval, `times` as fast, `how`; `got_s` after `apply` and a fit"
-    rows = [dict(what=o.remedy.name, fit_s=_fmt(predicted(o, self.noise)), times_as_fast=_verdict(self, o),
-                 how=self.how(o)) for o in self.ways]
+    "`what`, `epoch_s`, `fit_s` with its interval, `times_as_fast`, `how`; `got_s` after `apply` and a fit"
+    rows = [dict(what=o.remedy.name, epoch_s=f'{o.epoch_s:.3g}', fit_s=_fmt(predicted(o, self.noise)),
+                 times_as_fast=_verdict(self, o), how=self.how(o)) for o in self.ways]
     df = pd.DataFrame(rows)
     if self.got:
         is_applied = [o is (self.applied or self.stock) for o in self.ways]
-        df.insert(2, 'got_s', [f'{self.got[1]:.3g}' if o else '' for o in is_applied])
-    return df
+        df.insert(3, 'got_s', [f'{self.got[1]:.3g}' if o else '' for o in is_applied])
+    untried = pd.DataFrame(dict(what=[*self.failed], how=[*self.failed.values()]))
+    return pd.concat([df, untried], ignore_index=True).fillna('')
 
 @patch
 def reason(self:Gain)->str:
@@ -196,12 +202,13 @@ def bringing(self:Gain)->str:
     "What takes most of the time that batches need before they are trained, and which transform most of that"
     now = self.now.set_index('what').s
     what = max((o for o in BRINGING if o in now), key=now.get)
+    without = ', without workers' if self.n_workers==0 and BRINGING[what]=='wait_ms' else ''
     costs, of = (self.batches, 'batch') if what=='transforms' else ({}, '') if what=='copy' else (self.items, 'item')
     slowest = max(costs, key=costs.get, default=None)
     more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
     about = dict(device=self.device.type, n_cores=n_cores(), n_workers=self.n_workers, slowest=slowest)
     remedy = next(o.remedy for o in PARTS if BRINGING[what] in o.phases)(about)
-    return f'the {what} ({now[what]:.2g} s an epoch{more}). {remedy}'
+    return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'
 
 @patch
 def refusal(self:Gain)->str:
@@ -224,9 +231,13 @@ def headline(self:Gain)->str:
     if is_slower: return f'{text}speed_up would make it slower, and `apply()` does nothing.'
     return f'{text}speed_up would bring {NO_DIFFERENCE}.'
 @patch
+def why(self:Gain)->str:
+    "What takes the time, and what `gain` couldn't see, in sentences"
+    lost = f" {' and '.join(self.not_copied)} can't be copied, so this is without." if self.not_copied else ''
+    return f'{self.reason()}{self.refusal()}{lost}'
+@patch
 def sentence(self:Gain)->str:
-    text, lost = f'{self.headline()} {self.reason()}{self.refusal()}', self.not_copied
-    return f"{text} {' and '.join(lost)} can't be copied, so this is without." if lost else text
+    return f'{self.headline()} {self.why()}'
 @patch
 def __repr__(self:Gain): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
 @patch
@@ -307,7 +318,7 @@ def to_html(self:Gain, path='gain.html')->Path:
         found = [_said(self.largest_batch, o) for o in (False, True)]
         more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=found))}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
-    page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.reason()+self.refusal(),
+    page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.why(),
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},
                   machine=machine,
                   n_visits=sum(len(o.took_s) for o in self.ways))
@@ -379,7 +390,10 @@ def worth_trying(stock, limit, others):
     "Remedies about images where some wait for images, those about steps where most don't; `speed_up` comes last"
     waits = math.exp(np.mean(stock.logs())-np.mean(limit.logs()))
     skipped = 'data' if waits<MIN_WAITING else 'step' if waits>MAX_WAITING else None
-    return sorted((o for o in others if o.remedy.about!=skipped), key=lambda o: o.remedy.kind=='all')
+    why = dict(data='not tried: no step waits for images', step='not tried alone: steps mostly wait for images')
+    for o in others:
+        if o.remedy.about==skipped: o.failed = why[skipped]
+    return sorted((o for o in others if not o.failed), key=lambda o: o.remedy.kind=='all')
 
 def _together(ways):
     "The best of `speed_up` with all changes by hand that alone bring something and leave what is learned alone; as a list"
@@ -441,7 +455,7 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     for o in tried:
         if o.remedy.kind!='all': look(o)
         else: warm_up(o), look(o, o)
-    ways = [stock, limit, *tried]
+    ways = [stock, limit, *tried, *(o for o in others if o not in tried)]
     ways += (together := _together(ways))
     look(*together, *together)
     ways += compiled(ways)+second_gpu(stock, limit, learn)

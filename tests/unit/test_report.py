@@ -10,8 +10,10 @@ from urllib.parse import unquote
 
 import matplotlib.image as mpimg
 import pytest
+from fastai.test_utils import synth_learner
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
+from gpubench import gain
 from gpubench.show.compare import compare, comparison_text, load_records
 from gpubench.show.findings import add_labels, findings
 from gpubench.show.report import LAB_QUESTIONS, render_page, summary_text, write_report
@@ -268,21 +270,33 @@ f.onload = () => {{ const d = f.contentDocument, imgs = [...d.images]
 </script>"""
 
 
-@pytest.mark.skipif(not CHROME, reason='no Chromium here')
-@pytest.mark.parametrize('width', [360, 390, 768, 1280])
-def test_nothing_sticks_out_of_the_screen(tmp_path, width):
-    rows = visits((16, 64, 256)) + [failed('error', 512, error='a reason without a break: '+'x'*300)]
-    page = write_report(folder_of(tmp_path/('a-folder-with-a-long-name-'*3), rows))
+needs_chrome = pytest.mark.skipif(not CHROME, reason='no Chromium here')
+
+def on_screen(page, width, tmp_path):
+    "How wide a page is on a screen, its smallest text, its figures"
     look = tmp_path/'look.html'
     look.write_text(LOOK.format(width=width, page=page.as_uri()))
     flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking',
              '--allow-file-access-from-files', '--virtual-time-budget=5000']
     out = subprocess.run([CHROME, *flags, f'--user-data-dir={tmp_path/"profile"}', '--dump-dom', look.as_uri()],
                          capture_output=True, text=True, timeout=120).stdout
-    found = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', out)[1])
+    return json.loads(re.search(r'<pre id="seen">(.*?)</pre>', out)[1])
+
+@needs_chrome
+@pytest.mark.parametrize('width', [360, 390, 768, 1280])
+def test_nothing_sticks_out_of_the_screen(tmp_path, width):
+    rows = visits((16, 64, 256)) + [failed('error', 512, error='a reason without a break: '+'x'*300)]
+    page = write_report(folder_of(tmp_path/('a-folder-with-a-long-name-'*3), rows))
+    found = on_screen(page, width, tmp_path)
     assert found['wide']<=width, 'the page scrolls sideways'
     assert found['broken']==0 and found['n']>=4
     assert found['small']>=12
+
+@needs_chrome
+def test_the_page_of_gain_fits_a_phone(tmp_path, monkeypatch):
+    monkeypatch.setattr('gpubench.show.gain.TIMES_S', dict(cpu=(.2, .1)))
+    found = on_screen(gain(synth_learner(), 2, 'fit').to_html(tmp_path/'gain.html'), 360, tmp_path)
+    assert found['wide']<=360 and found['small']>=12
 
 
 def test_a_frame_is_no_folder():
