@@ -587,13 +587,14 @@ def gain_command(learner, epochs, fit, html, record, trace):
     """Predict what each remedy would bring to a training.
 
     FUNCTION in MODULE takes no arguments and returns a new fastai Learner. Takes about a minute on
-    a GPU, two on a CPU.
+    a GPU, two or three on a CPU.
     """
-    print_at_once('Trying each remedy for a few seconds …')
+    print_at_once('Trying each remedy for a few seconds: a minute on a GPU, two or three on a CPU …')
     from gpubench.run.models import find_factory
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)
     _print(found)
+    for o in filter(None, (record, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
     if html: _print(f'Page: {found.to_html(html)}')
     if trace: _print(f'Trace: {found.trace(trace)}')
     if record: Path(record).write_text(json.dumps(found.as_dict(), indent=1), encoding='utf-8')

@@ -129,7 +129,8 @@ class GlanceCallback(Callback):
     def before_train(self): self.open(self.learn.dls.train)
     def before_validate(self):
         if self.is_in_fit: self.open(self.learn.dl)
-    def after_train(self): self.close(self.fits[-1].train)
+    def after_train(self):
+        if self.loader is not None: self.close(self.fits[-1].train)
     def after_validate(self):
         if self.is_in_fit: self.close(self.fits[-1].valid)
     def after_epoch(self):

@@ -136,14 +136,14 @@ def remedies(learn)->list[Remedy]:
     if type(dl) is TfmdDL and len(dl)>=8: found.append(
         Remedy(f'batch {2*dl.bs} instead of {dl.bs}', double_batches, 'hand',
                f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch'))
-    for name in [type(o).__name__ for o in own if can_copy(o, learn)]:
+    for name in dict.fromkeys(type(o).__name__ for o in own if can_copy(o, learn)):
         change = partial(without, names=[name])
         found.append(Remedy(f'without {name}', change, 'hand', f'leave {name} out'))
     found.append(Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2))
     if not on_gpu: return found
     in_bf16 = partial(sped_up, precision='bf16')
     found.append(Remedy("speed_up(learn, 'bf16')", in_bf16, 'all', n_epochs=2))
-    if names := [type(o).__name__ for o in own if hinders(o)]:
+    if names := [*dict.fromkeys(type(o).__name__ for o in own if hinders(o))]:
         text = ' and '.join(names)
         found.append(Remedy(
             f"speed_up(learn, 'bf16') without {text}", partial(in_bf16, leave_out=names),

@@ -9,7 +9,7 @@ __all__ = ['Gain', 'gain']
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
 
@@ -39,7 +39,7 @@ from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, gpu
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from .report import machine_table, render
-from .wording import PARTS, TOO_NOISY, fmt_bound, is_noisy
+from .wording import PARTS, TOO_NOISY, fmt_bound, fmt_list, is_noisy
 
 # %% ../../nbs/show/10_gain.ipynb #71904193
 @dataclass
@@ -128,7 +128,7 @@ class Gain:
         return self.times(way).lo
     def most(self, *kinds): # A `Way`, or None
         "The simplest that surely brings enough, of these kinds of remedies"
-        found = [o for o in self.ways if o.remedy.kind in kinds and self.least(o)>1]
+        found = [o for o in self.ways if o.remedy.kind in kinds and self.least(o)>=MIN_TIMES]
         most = max(map(self.least, found), default=math.nan)
         return next((o for o in found if self.least(o)>=ENOUGH_FRAC*most), None)
     @property
@@ -146,6 +146,7 @@ class Gain:
 
 # %% ../../nbs/show/10_gain.ipynb #bd49ab2c
 NO_DIFFERENCE = 'no difference that this minute can show'
+MIN_TIMES = 1.01 # that a change makes a training as fast, at least, to be named
 MIN_FEWER = 1.6  # half as many batches: times as fast, at least, where most costs are those of a batch
 
 def _fmt(i, unit=''):
@@ -220,20 +221,22 @@ def headline(self:Gain)->str:
     "The answer in a sentence or two"
     n, now = self.n_epochs, _fmt(predicted(self.stock, self.noise), ' s')
     if self.got:
-        missed = f' Of {len(self.fits)} fits, {self.n_missed} came outside of what was predicted.' if self.n_missed else ''
+        what = 'It' if len(self.fits)==1 else f'Of {len(self.fits)} fits, {self.n_missed}'
+        missed = f' {what} came outside of what was predicted.' if self.n_missed else ''
         return f"The last fit took {self.got[1]:.3g} s, and {_fmt(self.got[0], ' s')} were predicted.{missed}"
     what = f"fine_tune({n}) takes" if self.fit=='fine_tune' else f"{n} epoch{'s'*(n!=1)} take{'s'*(n==1)}"
     text = f'{what} {now} here. '
     if self.best:
         best = _fmt(predicted(self.best, self.noise), ' s')
         return f'{text}With `apply()` ({self.best.remedy.name}): {best}, {times_text(self.times(self.best))} times as fast.'
-    is_slower = all(self.times(o).hi<1 for o in self.ways if o.remedy.kind=='all')
-    if is_slower: return f'{text}speed_up would make it slower, and `apply()` does nothing.'
+    whole = [self.times(o).hi<1 for o in self.ways if o.remedy.kind=='all']
+    if whole and all(whole): return f'{text}speed_up would make it slower, and `apply()` does nothing.'
     return f'{text}speed_up would bring {NO_DIFFERENCE}.'
 @patch
 def why(self:Gain)->str:
     "What takes the time, and what `gain` couldn't see, in sentences"
-    lost = f" {' and '.join(self.not_copied)} can't be copied, so this is without." if self.not_copied else ''
+    names = fmt_list(dict.fromkeys(self.not_copied))
+    lost = f" {names} can't be copied, so this is without." if names else ''
     return f'{self.reason()}{self.refusal()}{lost}'
 @patch
 def sentence(self:Gain)->str:
@@ -273,12 +276,21 @@ def _release(twin): # Graphs and what was decoded
     for o in [*twin.cbs]:
         if hasattr(o, 'release'): o.release()
 
+def _untouched(f):
+    "A method that trains twins, after which random numbers and autocast are what they were"
+    @wraps(f)
+    def inner(*args, **kwargs):
+        with random_states_kept(gpus_in_use()), autocast_kept(): return f(*args, **kwargs)
+    return inner
+
 @patch
+@_untouched
 def memory(self:Gain):
     "What takes the memory of a step, by kind: a `MemoryByKind`"
     free_memory() # of other twins
     return memory_by_kind(self.make())
 @patch
+@_untouched
 def largest_batch(self:Gain, on_8gb=False): # 'on_8gb': on a card of 8 GB instead of in what is free here
     "The largest batch that fits: a `LargestBatch`"
     if not self._line: self._line = memory_line(self.make)
@@ -292,6 +304,7 @@ def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev, which works offline once visited, or chrome://tracing"
     return write_trace(self._profile(ops=True), path)
 @patch
+@_untouched
 def _profile(self:Gain, **kwargs):
     twin = self.make()
     try:
@@ -303,9 +316,11 @@ def _table(df): # for the template
     def text(x): return f'{x:.3g}' if isinstance(x, float) else '' if x is None else str(x)
     return dict(head=[str(o).replace('_', ' ') for o in df], rows=[[*map(text, o)] for o in df.itertuples(index=False)])
 
-def _said(f, *args): # On a GPU nearly full, or with kernels that take no larger batch
-    try: return str(f(*args))
-    except RuntimeError as e: return str(e).splitlines()[0]
+def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
+    "What it returns as a frame, or why it can't"
+    try: found = f(*args)
+    except RuntimeError as e: found = str(e).splitlines()[0]
+    return found if isinstance(found, pd.DataFrame) else pd.DataFrame(dict(found=[str(found)]))
 
 @patch
 def to_html(self:Gain, path='gain.html')->Path:
@@ -313,9 +328,9 @@ def to_html(self:Gain, path='gain.html')->Path:
     costs = {'Transforms, ms for each item': self.items, 'Transforms, ms for each batch': self.batches}
     more = {"Where an epoch's time goes": self.now.drop(columns='share')}
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
-    more |= {'Where a step is idle': self.idle(), 'What takes the memory': self.memory().to_df()}
+    more |= {'Where a step is idle': _tried(self.idle), 'What takes the memory': _tried(lambda: self.memory().to_df())}
     if self.device.type=='cuda':
-        found = [_said(self.largest_batch, o) for o in (False, True)]
+        found = [_tried(self.largest_batch, o).iloc[0, 0] for o in (False, True)]
         more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=found))}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.why(),
@@ -341,9 +356,14 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         device = torch.device(twin.dls.device or 'cpu')
         if device.type=='cuda': way.peak_bytes = torch.cuda.max_memory_allocated(device)
     except Exception as e:
-        if way.remedy.kind=='stock' or not is_out_of_memory(e): raise
-        way.failed = 'It takes more memory than is free.'
-    else: way.add(found, done, noted)
+        if way.remedy.kind in ('stock', 'limit'): raise
+        way.failed = ('It takes more memory than is free.' if is_out_of_memory(e) else
+                      f'It fails here: {type(e).__name__}: {e}'.splitlines()[0])
+    else:
+        if not all(o.train for o in found): raise RuntimeError(
+            "The fit ended before an epoch had trained, so there is nothing to predict from. "
+            "Look for a callback that cancels the training or the fit.")
+        way.add(found, done, noted)
     finally:
         _release(twin)
         del twin
@@ -411,7 +431,7 @@ def gain(
     epochs:int=5,   # Of the fit that is predicted
     fit='fit_one_cycle', # 'fit', 'fit_one_cycle', 'fine_tune', or a function of the Learner
 )->Gain:
-    """Predict what each remedy would bring to a fit of this Learner, in about a minute on a GPU and two on a CPU
+    """Predict what each remedy would bring to a fit of this Learner, in about a minute on a GPU and two or three on a CPU
 
     Twins of the Learner train for a few seconds each, with its own callbacks; those of fastai's that write files or
     show something are left out. The times are those of this process, without its start and imports."""

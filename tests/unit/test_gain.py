@@ -6,10 +6,11 @@ from multiprocessing.process import BaseProcess
 from time import sleep
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.layers import ConvLayer
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -86,6 +87,27 @@ def test_an_error_of_the_users_code_comes_through():
     class RaisesCallback(Callback):
         def after_loss(self): raise KeyError('of the user')
     with pytest.raises(KeyError, match='of the user'): gain(synth_learner(cbs=RaisesCallback()), 1, 'fit')
+
+def test_a_remedy_that_fails_is_a_row_of_the_table():
+    class TeacherCallback(Callback): pass
+    class AsksCallback(Callback):
+        def before_batch(self): self.learn.teacher
+    found = gain(synth_learner(cbs=[TeacherCallback(), AsksCallback()]), 1, 'fit').to_df().set_index('what')
+    assert found.how['without TeacherCallback'].startswith('It fails here: AttributeError')
+    assert found.epoch_s['without TeacherCallback']=='' and found.epoch_s['without AsksCallback']
+
+@pytest.mark.parametrize('event', ['before_train', 'before_batch'])
+def test_a_fit_that_trains_no_epoch_predicts_nothing(event):
+    class EndsCallback(Callback): pass
+    def end(self): raise CancelTrainException() if event=='before_train' else CancelFitException()
+    setattr(EndsCallback, event, end)
+    with pytest.raises(RuntimeError, match='cancels the training or the fit'): gain(synth_learner(cbs=EndsCallback()), 1, 'fit')
+
+def test_what_is_measured_later_draws_no_random_numbers(tmp_path):
+    found = gain(synth_learner(), 1, 'fit')
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    found.to_html(tmp_path/'gain.html')
+    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1]==before[1]).all()
 
 def test_a_function_that_makes_learners():
     found = gain(synth_learner, 1, 'fit')
