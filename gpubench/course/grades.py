@@ -287,6 +287,7 @@ _RUBRIC = """\
 | The run | 2 | executed to the end, with the student's own records; states the machine and the settings |
 | "What limits it now?" | 2 | names the limiting part, with the student's own number and its interval |
 | An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |
+| The report of lab 12 | 8 | 2 each: the question and the machine; each recommendation with its ratio and interval; why, with the limiting part; what wasn't measured, and what would change the decision |
 """
 
 def _shown(x):
@@ -321,6 +322,7 @@ def teacher_key(folder=None)->str: # Markdown
             lines += [f'* `{name}` {texts[name]}',
                       f'  Answer: {_right(name, lab)} {q.why}'.rstrip(),
                       *(f'  {_shown(k)} is wrong: {v}' for k,v in q.hints.items()), '']
-        exercises = EXERCISE_ANSWERS.get(lab.name[:2], ()) if lab.path.parent.name!='deeper' else ()
+        is_deeper = lab.path.parent.name=='deeper'
+        exercises = EXERCISE_ANSWERS.get(lab.name if is_deeper else lab.name[:2], ())
         if exercises: lines += ['Exercises:', *(f'{i}. {o}' for i,o in enumerate(exercises, 1)), '']
     return '\n'.join(lines)

@@ -527,3 +527,106 @@ EXERCISE_ANSWERS = { # lab's number → an answer to each of its exercises
         "With one epoch, the start and the first decoding are a larger share, and what is paid "
         "back later (compiling, decoding once) brings less."),
 }
+
+# %% ../../nbs/course/03_lab_questions.ipynb #ex000030
+EXERCISE_ANSWERS |= { # those that go deeper, by the notebook's name
+    '02_crossover': (
+        "Those of your own curves. The reports' and the recorded visits' stay as they are. "
+        "`all_known` often stays False: more visits reduce the noise, but a part that no batch "
+        "size shows, such as the overhead, needs other sizes.",
+        "To smaller ones: more work per image makes the CPU's line steeper, while the GPU's "
+        "overhead only grows with the number of operations. The GPU may then win at every size, "
+        "and there is no crossover."),
+    '02_transfer': (
+        "`accuracy`, with `lowest` and `highest`, comes down toward `after_frozen`, because the "
+        "unfrozen body hardly moves at a fiftieth of its rate. `after_frozen` and `body_steps` "
+        "don't change: `lr_mult` doesn't affect the frozen epoch or the number of steps.",
+        "Much less: the larger batches lacked steps. What remains may be chance with three "
+        "seeds, or the rate, which doesn't suit every batch, or the steps still missing: at "
+        "batch 256 there are 32, at batch 16 there are 60.",
+        "The head, to use features that are already good: with enough steps, `after_frozen` "
+        "should be well above chance, and the body hardly has to move. With few steps, as at "
+        "batch 256, it may still teach little. If it does, say so."),
+    '03_counting': (
+        "A handful, whatever the network: one operation updates all tensors, and torch's "
+        "`zero_grad` drops the gradients instead of filling them with zeros. With fastai's Adam "
+        "it takes 110 to 620, tensor by tensor.",
+        "One of the first, usually a batch norm or ReLU after the first convolution: what is "
+        "kept grows with pixels times channels, and there the images are largest. Most "
+        "parameters are in late layers, whose images are small."),
+}
+
+# %% ../../nbs/course/03_lab_questions.ipynb #ex000031
+EXERCISE_ANSWERS |= {
+    '04_copies': (
+        "It can gain at most the copy's share of a step. At 256 that is about as in the lab; at "
+        "8 it is usually smaller, as the step waits for launches. The answer compares "
+        "`pageable` with `next_batch_meanwhile`, several times.",
+        "On a GPU the copies: bytes grow with the pixels, so from 224 px they fall to about a "
+        "fifth. Training falls less while launches set its pace, and decoding less where a file "
+        "costs its full size. Without a GPU, training usually falls fastest."),
+    '05_memory': (
+        "The activations grow fourfold, with the pixels. The peak at batch 256 only grows from "
+        "624 to 1,956 MiB, about threefold, because weights, gradients and Adam's means stay as "
+        "they are.",
+        "In the last part, a small linear layer, the activations at batch 256, but both bars "
+        "are hardly visible. In the last convolution it is weights and Adam: many channels, "
+        "small images.",
+        "85 MiB at both, Adam's two means, whatever the batch. At batch 16 that is two fifths "
+        "of 207 MiB, at 1,024 it is 4 % of 1,956 MiB."),
+    '05_throttling': (
+        "None down to 0: a pause is shorter than the driver's window of a sixth of a second. "
+        "Utilization is around .12/.22, or 55 %, and varies with how much of a pause is in a "
+        "window. Only the phase `other` shows the pauses.",
+        "Both, if the laptop then lowers its clock: the core needs more of its own time for a "
+        "product. That distinguishes it from a neighbor. If neither rises, the clock wasn't "
+        "lowered.",
+        "Usually not much, since a core is left. If both clocks rise, the core was slower: a "
+        "lower clock because the others are busy, or two threads on one physical core. If only "
+        "`by_clock_ms` rises, something else wanted a core, too."),
+}
+
+# %% ../../nbs/course/03_lab_questions.ipynb #ex000032
+EXERCISE_ANSWERS |= {
+    '06_fits_own_cost': (
+        "Calls and operations of a normal step don't depend on the batch. The share of `fit` in "
+        "the time falls, since its calls cost the same while the arithmetic grows. With 2,400 "
+        "images few steps remain, so the medians contain the start: use more images.",
+        "Several dozen, the same number at each of a step's eight events, although it does "
+        "nothing: fastai looks it up and asks it every time. `loss.backward()` spans three "
+        "events, so there it is three times as many. Operations: none.",
+        "`opt.step()` and `opt.zero_grad()`, which now drops the gradients instead of zeroing "
+        "them: fewer calls and operations in both. On a CPU the step still goes tensor by "
+        "tensor; on a GPU it handles many at once, with far fewer operations."),
+    '07_int8': (
+        "Those of the times, at both batch sizes: twice the rounds make them about 30 % "
+        "narrower (a factor of √2) or a bit more, if rounds vary as before. That of the "
+        "accuracy stays, because it depends on the images.",
+        "One batch hardly changes it. Random numbers may or may not: with normal ones, spread "
+        "like the normalized images, it stays near 1; with uniform ones from 0 to 1 it can fall "
+        "to chance, because the scales cut off what lies outside.",
+        "Usually, and the interval has to show it: its convolutions are large, so fixed costs "
+        "of a call count less, and for one image the weights, now a quarter of the bytes, take "
+        "much of the time. Without int8 instructions the gain is limited."),
+}
+
+# %% ../../nbs/course/03_lab_questions.ipynb #ex000033
+EXERCISE_ANSWERS |= {
+    '07_waits': (
+        "About seven, as in `tried`, one after the other at the start: each halves the scale "
+        "until no gradient overflows any more. After that there are hardly any, since the scale "
+        "only grows after 2,000 good steps.",
+        "It falls from 1 to 0: the optimizer gets the flag as a tensor and skips the step on "
+        "the device, so Python needn't know. `asked_by_get_scale` stays 1, and bad steps still "
+        "don't move the weights.",
+        "In float32 .426 · 16 · 256 = 1,745 MiB, with four times 43 MiB of weights 1,917; the "
+        "H200 took 2,240. In bfloat16 about 1,130 against 1,449. Gradients of activations, "
+        "workspace and the images themselves come on top."),
+    '10_gradient_noise': (
+        "Both results come from differences of two squared lengths, and those of 128 and 256 "
+        "images are nearly equal. Their own noise stays, and the formula multiplies it by more: "
+        "1/128-1/256 is far smaller than 1/16-1/256.",
+        "At that last moment it is usually larger: the mean gradient gets shorter, while single "
+        "images still disagree. So it predicts more steps for small batches. More of these may "
+        "miss the goal, so the fit has fewer sizes and a wider interval."),
+}
