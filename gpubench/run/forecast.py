@@ -129,8 +129,7 @@ class GlanceCallback(Callback):
     def before_train(self): self.open(self.learn.dls.train)
     def before_validate(self):
         if self.is_in_fit: self.open(self.learn.dl)
-    def after_train(self):
-        if self.loader is not None: self.close(self.fits[-1].train)
+    def after_train(self): self.close(self.fits[-1].train)
     def after_validate(self):
         if self.is_in_fit: self.close(self.fits[-1].valid)
     def after_epoch(self):
@@ -172,6 +171,7 @@ def after_batch(self:GlanceCallback):
 @patch
 def close(self:GlanceCallback, parts):
     "The part has ended, and so have its workers"
+    if self.loader is None: return      # a callback canceled it before it began
     end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
     is_whole = self.n>=n_all
     n_end, read_end, end_s = end if is_whole or not self.stop else self.stop

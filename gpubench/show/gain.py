@@ -8,8 +8,9 @@ __all__ = ['Gain', 'gain']
 # %% ../../nbs/show/10_gain.ipynb #c2bbb143
 import math
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -124,11 +125,12 @@ class Gain:
         if way is self.best: return 'apply()'
         if not (way.remedy.about=='batch' and way.peak_bytes): return way.remedy.how
         return f'{way.remedy.how}; {size_text(way.peak_bytes)} of GPU memory instead of {size_text(self.stock.peak_bytes)}'
-    def least(self, way): # Times as fast that a way is at least; above 1, it's a finding
+    def least(self, way): # Times as fast that a way is at least
         return self.times(way).lo
+    def surely_helps(self, way): return self.least(way)>=MIN_TIMES
     def most(self, *kinds): # A `Way`, or None
         "The simplest that surely brings enough, of these kinds of remedies"
-        found = [o for o in self.ways if o.remedy.kind in kinds and self.least(o)>=MIN_TIMES]
+        found = [o for o in self.ways if o.remedy.kind in kinds and self.surely_helps(o)]
         most = max(map(self.least, found), default=math.nan)
         return next((o for o in found if self.least(o)>=ENOUGH_FRAC*most), None)
     @property
@@ -146,7 +148,7 @@ class Gain:
 
 # %% ../../nbs/show/10_gain.ipynb #bd49ab2c
 NO_DIFFERENCE = 'no difference that this minute can show'
-MIN_TIMES = 1.01 # that a change makes a training as fast, at least, to be named
+MIN_TIMES = 1.01 # as fast, at least: a change that brings less isn't named
 MIN_FEWER = 1.6  # half as many batches: times as fast, at least, where most costs are those of a batch
 
 def _fmt(i, unit=''):
@@ -183,7 +185,7 @@ def reason(self:Gain)->str:
     way = self.most('limit', 'part', 'hand', 'together')
     if way is None: return 'No single change brings more than this minute can show.'
     times = self.times(way)
-    fewer = next((o for o in self.ways if o.remedy.about=='batch' and self.least(o)>1 and self.times(o).mid>=MIN_FEWER), None)
+    fewer = next((o for o in self.ways if o.remedy.about=='batch' and self.surely_helps(o) and self.times(o).mid>=MIN_FEWER), None)
     if fewer and (way is fewer or way.remedy.kind=='limit'): return (
         f'The time goes with the number of batches, not with that of images: '
         f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
@@ -276,21 +278,19 @@ def _release(twin): # Graphs and what was decoded
     for o in [*twin.cbs]:
         if hasattr(o, 'release'): o.release()
 
-def _untouched(f):
-    "A method that trains twins, after which random numbers and autocast are what they were"
-    @wraps(f)
-    def inner(*args, **kwargs):
-        with random_states_kept(gpus_in_use()), autocast_kept(): return f(*args, **kwargs)
-    return inner
+@contextmanager
+def _untouched(): # Also decorates methods that train twins
+    "Afterwards, random numbers and autocast are what they were"
+    with random_states_kept(gpus_in_use()), autocast_kept(): yield
 
 @patch
-@_untouched
+@_untouched()
 def memory(self:Gain):
     "What takes the memory of a step, by kind: a `MemoryByKind`"
     free_memory() # of other twins
     return memory_by_kind(self.make())
 @patch
-@_untouched
+@_untouched()
 def largest_batch(self:Gain, on_8gb=False): # 'on_8gb': on a card of 8 GB instead of in what is free here
     "The largest batch that fits: a `LargestBatch`"
     if not self._line: self._line = memory_line(self.make)
@@ -304,7 +304,7 @@ def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev, which works offline once visited, or chrome://tracing"
     return write_trace(self._profile(ops=True), path)
 @patch
-@_untouched
+@_untouched()
 def _profile(self:Gain, **kwargs):
     twin = self.make()
     try:
@@ -312,15 +312,15 @@ def _profile(self:Gain, **kwargs):
     finally: _release(twin)
 
 # %% ../../nbs/show/10_gain.ipynb #078ba7c5
-def _table(df): # for the template
+def _table(df): # for the template; a sentence may stand for the frame
+    if isinstance(df, str): df = pd.DataFrame(dict(found=[df]))
     def text(x): return f'{x:.3g}' if isinstance(x, float) else '' if x is None else str(x)
     return dict(head=[str(o).replace('_', ' ') for o in df], rows=[[*map(text, o)] for o in df.itertuples(index=False)])
 
 def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
-    "What it returns as a frame, or why it can't"
-    try: found = f(*args)
-    except RuntimeError as e: found = str(e).splitlines()[0]
-    return found if isinstance(found, pd.DataFrame) else pd.DataFrame(dict(found=[str(found)]))
+    "What it returns, or a sentence why it can't"
+    try: return f(*args)
+    except RuntimeError as e: return str(e).splitlines()[0]
 
 @patch
 def to_html(self:Gain, path='gain.html')->Path:
@@ -330,7 +330,7 @@ def to_html(self:Gain, path='gain.html')->Path:
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
     more |= {'Where a step is idle': _tried(self.idle), 'What takes the memory': _tried(lambda: self.memory().to_df())}
     if self.device.type=='cuda':
-        found = [_tried(self.largest_batch, o).iloc[0, 0] for o in (False, True)]
+        found = [str(_tried(self.largest_batch, o)) for o in (False, True)]
         more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=found))}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.why(),
@@ -418,7 +418,7 @@ def worth_trying(stock, limit, others):
 def _together(ways):
     "The best of `speed_up` with all changes by hand that alone bring something and leave what is learned alone; as a list"
     so_far = Gain(None, None, None, ways)
-    by_hand = [o.remedy for o in so_far.ways if o.remedy.kind=='hand' and o.remedy.changes_only_time and so_far.least(o)>1]
+    by_hand = [o.remedy for o in so_far.ways if o.remedy.kind=='hand' and o.remedy.changes_only_time and so_far.surely_helps(o)]
     if not (by_hand and so_far.best) or any(o.remedy.kind=='together' for o in ways): return []
     def change(twin):
         for o in by_hand: o.change(twin)
@@ -444,7 +444,7 @@ def gain(
     check_batches(first.dls.train)
     make = make or partial(twin_of, learn)
     bar = tqdm(leave=False, disable=not can_redraw(sys.stderr))
-    with random_states_kept(gpus_in_use()), autocast_kept(), bar:
+    with _untouched(), bar:
         try: return _measure(make, first, fit, epochs, None if first is not learn else learn, bar)
         except Exception as e:
             if not is_out_of_memory(e): raise

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
+from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
 from fastai.layers import ConvLayer
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -102,6 +102,12 @@ def test_a_fit_that_trains_no_epoch_predicts_nothing(event):
     def end(self): raise CancelTrainException() if event=='before_train' else CancelFitException()
     setattr(EndsCallback, event, end)
     with pytest.raises(RuntimeError, match='cancels the training or the fit'): gain(synth_learner(cbs=EndsCallback()), 1, 'fit')
+
+def test_a_validation_that_is_canceled_takes_no_time():
+    class SkipsCallback(Callback):
+        def before_validate(self): raise CancelValidException()
+    found = gain(synth_learner(cbs=SkipsCallback()), 2, 'fit')
+    assert found.now.set_index('what').s['validation']==0
 
 def test_what_is_measured_later_draws_no_random_numbers(tmp_path):
     found = gain(synth_learner(), 1, 'fit')
