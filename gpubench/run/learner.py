@@ -71,6 +71,11 @@ def autocast_kept():
         torch.clear_autocast_cache()
         for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
 
+@contextmanager
+def states_kept(): # Around a twin's training; also decorates functions
+    "Afterwards, random numbers and autocast are as before"
+    with random_states_kept(gpus_in_use()), autocast_kept(): yield
+
 # %% ../../nbs/run/04_learner.ipynb #5d0c27e1
 SHAPES_STEPS = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
     f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
@@ -155,7 +160,7 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
-    with random_states_kept(gpus_in_use()), autocast_kept():
+    with states_kept():
         try:
             others = [o for o in learn.cbs if type(o).__module__ not in SHAPES_STEPS]
             copied = copy_learner(learn, others, {id(learn.metrics): L()})

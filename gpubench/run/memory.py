@@ -30,7 +30,7 @@ from ..ground.core import check_value, free_memory, memory_bytes, open_nvml
 from ..data.item_tfms import random_states_kept
 from ..watch.nvml import ask_gpu, find_gpu
 from ..step.kept import modules_in
-from .learner import autocast_kept, gpus_in_use, twin_of
+from .learner import gpus_in_use, states_kept, twin_of
 from .sweep import is_out_of_memory
 
 # %% ../../nbs/run/09_memory.ipynb #403cc70c
@@ -370,8 +370,8 @@ def memory_by_kind(
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     batch = real_batch(learn) if batch is None else to_device(batch, device_of(learn))
     watch = WatchMemoryCallback(batch, N_WARM_UP_MOST+1)
-    with (random_states_kept(gpus_in_use()), autocast_kept(), watch.watch_stack,
-          learn.no_bar(), learn.no_logging(), batch_repeated(learn, batch, watch.n_most_batches)):
+    with (states_kept(), watch.watch_stack, learn.no_bar(), learn.no_logging(),
+          batch_repeated(learn, batch, watch.n_most_batches)):
         learn.fit(1, cbs=watch)
     step = watch.step_memory
     if step is None or step.total_bytes is None: raise RuntimeError(

@@ -8,7 +8,6 @@ __all__ = ['Gain', 'gain']
 # %% ../../nbs/show/10_gain.ipynb #c2bbb143
 import math
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from ..ground.core import check_value, check_whole, describe_machine, free_memor
 from ..ground.record import PHASE_NAMES
 from ..ground.series import ENOUGH_FRAC
 from ..ground.stats import Interval
-from ..data.item_tfms import random_states_kept
 from ..step.fast import SpeedUp
 from ..watch.timing import StepTimerCallback
 from ..run.sweep import is_out_of_memory
@@ -36,7 +34,7 @@ from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
-from ..run.learner import autocast_kept, can_copy, check_batches, check_fit, gpus_in_use, own_callbacks, twin_of
+from ..run.learner import can_copy, check_batches, check_fit, own_callbacks, states_kept, twin_of
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from .report import machine_table, render
@@ -278,19 +276,14 @@ def _release(twin): # Graphs and what was decoded
     for o in [*twin.cbs]:
         if hasattr(o, 'release'): o.release()
 
-@contextmanager
-def _untouched(): # Also decorates methods that train twins
-    "Afterwards, random numbers and autocast are what they were"
-    with random_states_kept(gpus_in_use()), autocast_kept(): yield
-
 @patch
-@_untouched()
+@states_kept()
 def memory(self:Gain):
     "What takes the memory of a step, by kind: a `MemoryByKind`"
     free_memory() # of other twins
     return memory_by_kind(self.make())
 @patch
-@_untouched()
+@states_kept()
 def largest_batch(self:Gain, on_8gb=False): # 'on_8gb': on a card of 8 GB instead of in what is free here
     "The largest batch that fits: a `LargestBatch`"
     if not self._line: self._line = memory_line(self.make)
@@ -304,7 +297,7 @@ def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev, which works offline once visited, or chrome://tracing"
     return write_trace(self._profile(ops=True), path)
 @patch
-@_untouched()
+@states_kept()
 def _profile(self:Gain, **kwargs):
     twin = self.make()
     try:
@@ -444,7 +437,7 @@ def gain(
     check_batches(first.dls.train)
     make = make or partial(twin_of, learn)
     bar = tqdm(leave=False, disable=not can_redraw(sys.stderr))
-    with _untouched(), bar:
+    with states_kept(), bar:
         try: return _measure(make, first, fit, epochs, None if first is not learn else learn, bar)
         except Exception as e:
             if not is_out_of_memory(e): raise
