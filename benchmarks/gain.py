@@ -2,20 +2,22 @@
 
     gain.py --out gain.json [--rows photos_4 sleeping] [--device cuda] [--quick]
 
-For each Learner, in a process of its own: `gain`, then a stock fit, `apply()` and the fit after it. Prints the
-predicted and the real seconds of both, if the sign of the advice was right, and what was named first; then how many
-predictions came true."""
+For each Learner, in a process of its own: `gain`, then twice in turn a stock fit and one of a new Learner with what
+`apply()` does. Prints the predicted and the real seconds of both (means), if the sign of the advice was right, and what
+was named first; then how many predictions came true, and how much two fits of the same Learner differ."""
 import json, re, subprocess, sys, tempfile
 from datetime import date
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 
+import numpy as np
 import pandas as pd
 from fastai.callback.core import Callback
 from fastai.torch_core import default_device, set_seed
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.data import ImageDataLoaders
+from gpubench.data.loaders import get_dls
 from gpubench.ground.core import wait_for
 from gpubench.show.gain import gain, predicted
 
@@ -41,8 +43,10 @@ def with_cb(learner, cb, dls):
     learn.add_cb(cb())
     return learn
 
-def reading_loss(dls):
-    learn = resnet_18(dls)
+def tiny_resident(path, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=64)
+
+def reading_loss(dls): # where no step waits for images, so that the loss matters
+    learn = small_cnn(dls)
     inner = learn.loss_func
     def loss(pred, *targets):
         found = inner(pred, *targets)
@@ -62,7 +66,7 @@ FAULTS = dict( # row, what the first sentence has to name
     zero_workers=(Row('0 workers', *FEW, photos, resnet_18, 3, loaders=dict(num_workers=0)), 'workers'),
     loss_read=(Row('a callback that reads each gradient', *FEW, photos, partial(with_cb, resnet_18, ReadingCallback), 4), 'ReadingCallback'),
     tiny_batch=(Row('batches of 4', *FEW, partial(tiny, bs=4), small_cnn, 3), 'batch 8'),
-    item_in_loss=(Row('a loss that is read', *FEW, photos, reading_loss, 4), '.item('))
+    item_in_loss=(Row('a loss that is read', *FEW, tiny_resident, reading_loss, 20), '.item('))
 
 def run_row(name, device, quick):
     "Predicted and got, of one Learner in this process"
@@ -73,15 +77,21 @@ def run_row(name, device, quick):
     make = lambda: row.learner(row.dls(folder, **row.loaders))
     learn, start_s = make(), perf_counter()
     found = gain(learn, epochs, row.fit)
-    out = dict(row=name, gain_s=perf_counter()-start_s, reason=found.reason()+found.refusal(), named=named)
+    out = dict(row=name, gain_s=perf_counter()-start_s, reason=found.reason(), named=named)
     def timed(learn):
         start_s = perf_counter()
         with learn.no_bar(), learn.no_logging(): getattr(learn, row.fit)(epochs)
         wait_for(device)
         return perf_counter()-start_s
-    out['stock_got_s'] = timed(make())
     found.apply(learn)
-    out |= dict(applied_got_s=timed(learn), applied=found.applied and found.applied.remedy.name)
+    got = dict(stock=[], applied=[])
+    for i in range(2):
+        got['stock'].append(timed(make()))
+        if i:
+            learn = make()
+            if found.applied: found.applied.remedy.change(learn)
+        got['applied'].append(timed(learn))
+    out |= {f'{k}_got_s': o for k,o in got.items()} | dict(applied=found.applied and found.applied.remedy.name)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
         i = predicted(o, found.noise)
         out |= {f'{k}_s': i.mid, f'{k}_lo': i.lo, f'{k}_hi': i.hi}
@@ -93,20 +103,27 @@ def is_first(row): # Is the planted fault in the first sentence? True if none wa
 def table(rows):
     "Predicted against got, and what `gain` named first"
     df = pd.DataFrame(rows)
-    for k in ('stock', 'applied'): df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
-    df['sign_right'] = [o['applied_got_s']<o['stock_got_s'] if o['applied'] else None for o in rows]  # None: no advice
+    for k in ('stock', 'applied'):
+        df[f'{k}_got_s'] = df[f'{k}_got_s'].map(np.mean)
+        df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
+    df['sign_right'] = (df.applied_got_s<df.stock_got_s).where(df.applied.notna())  # None: no advice
     df['holds'] = [o.applied_lo<=o.applied_got_s<=o.applied_hi for o in df.itertuples()]
     df['named_first'] = [is_first(o) for o in rows]
     return df[['row', 'gain_s', 'stock_s', 'stock_got_s', 'stock_off', 'applied_s', 'applied_got_s', 'applied_off', 'holds',
                'sign_right', 'named_first']]
 
+def apart(rows, k):
+    "How much a fit differs from another of the same Learner: the standard deviation, as a fraction"
+    return np.sqrt(np.mean([np.var(np.log(o[f'{k}_got_s']), ddof=1) for o in rows]))
+
 def came_true(rows):
-    "How many predictions did, as a sentence"
+    "How many predictions did, as sentences"
     df, named = table(rows), [is_first(o) for o in rows if o['named']]
     def near(k, frac): return f"{(df[f'{k}_off'].abs()<=frac).sum()} within {frac:.0%}"
     return (f"Of {len(df)} Learners, stock: {near('stock', .1)}, {near('stock', .25)}; applied: {near('applied', .1)}, "
             f"{near('applied', .25)}, {df.holds.sum()} within the interval; the sign was right in {df.sign_right.sum()} "
-            f"of {df.sign_right.count()}, the fault named first in {sum(named)} of {len(named)}.")
+            f"of {df.sign_right.count()}, the fault named first in {sum(named)} of {len(named)}. Fits of the same Learner "
+            f"differ by {apart(rows, 'stock'):.0%} (stock) and {apart(rows, 'applied'):.0%} (applied), one standard deviation.")
 
 def main():
     p = device_parser(__doc__)

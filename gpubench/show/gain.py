@@ -178,21 +178,27 @@ def to_df(self:Gain)->pd.DataFrame:
     return pd.concat([df, untried], ignore_index=True).fillna('')
 
 @patch
+def refusal(self:Gain)->str:
+    "Why `speed_up` can't capture steps, if that is up to the user"
+    return next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
+@patch
 def reason(self:Gain)->str:
-    "What takes the time: the remedy that alone brings most"
+    "What takes the time: the remedy that alone brings most; and why steps can't be captured"
     way = self.most('limit', 'part', 'hand', 'together')
-    if way is None: return 'No single change brings more than this minute can show.'
+    refusal = self.refusal()
+    if way is None: return refusal or 'No single change brings more than this minute can show.'
     times = self.times(way)
     fewer = next((o for o in self.ways if o.remedy.about=='batch' and self.surely_helps(o) and self.times(o).mid>=MIN_FEWER), None)
-    if fewer and (way is fewer or way.remedy.kind=='limit'): return (
-        f'The time goes with the number of batches, not with that of images: '
-        f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
+    if fewer and (way is fewer or way.remedy.kind=='limit'):
+        many = (f'The time goes with the number of batches, not with that of images: '
+                f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
+        return f'{refusal} {many}' if refusal else many     # captured steps would take the same from each batch
     done = self.most('part', 'hand', 'together')    # it is named, unless a limit is shown to be more
     if done and not times_as_fast(done, way, self.noise).lo>1: way, times = done, self.times(done)
     share = f'At least {1-1/times.lo:.0%}' if is_noisy(times) else f'{1-1/times.mid:.0%}'
-    if way.remedy.kind=='limit':
-        return f'{share} of the time goes into batches before they are trained, most of it into {self.bringing()}'
-    return f'{share} of the time is saved by: {way.remedy.name}.'
+    what = (f'goes into batches before they are trained, most of it into {self.bringing()}' if way.remedy.kind=='limit'
+            else f'is saved by: {way.remedy.name}.')
+    return f'{share} of the time {what} {refusal}'.strip()
 
 # %% ../../nbs/show/10_gain.ipynb #0c5b62de
 # rows of `epoch_table` -> the phase whose remedy serves
@@ -211,11 +217,6 @@ def bringing(self:Gain)->str:
     remedy = next(o.remedy for o in PARTS if BRINGING[what] in o.phases)(about)
     return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'
 
-@patch
-def refusal(self:Gain)->str:
-    "Why `speed_up` can't capture steps, if that is up to the user"
-    why = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
-    return f' {why}' if why else ''
 @patch
 def headline(self:Gain)->str:
     "The answer in a sentence or two"
@@ -237,7 +238,7 @@ def why(self:Gain)->str:
     "What takes the time, and what `gain` couldn't see, in sentences"
     names = fmt_list(dict.fromkeys(self.not_copied))
     lost = f" {names} can't be copied, so this is without." if names else ''
-    return f'{self.reason()}{self.refusal()}{lost}'
+    return f'{self.reason()}{lost}'
 @patch
 def sentence(self:Gain)->str:
     return f'{self.headline()} {self.why()}'
@@ -464,13 +465,17 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     timer.learn = None                                      # the twin may go
     look(stock, limit, limit, stock)
     tried = worth_trying(stock, limit, others)
-    bar.total = 5+sum(3 if o.remedy.kind=='all' else 1 for o in tried)
+    whole = [o for o in tried if o.remedy.kind=='all']
+    bar.total = 7+len(tried)+2*len(whole)
     for o in tried:
-        if o.remedy.kind!='all': look(o)
-        else: warm_up(o), look(o, o)
+        if o in whole: warm_up(o)
+        look(o)
+    look(*whole[::-1])
     ways = [stock, limit, *tried, *(o for o in others if o not in tried)]
     ways += (together := _together(ways))
     look(*together, *together)
+    best = Gain(None, None, None, ways).best
+    look(*([best] if best else []), stock)                  # once more, when the machine may have become slower
     ways += compiled(ways)+second_gpu(stock, limit, learn)
     now = epoch_table(stock.visits[-1][-1], timer.to_df(), spent_s[0], n_clocked)
     return Gain(make, own, fit, ways, now, learn.dls.train)
