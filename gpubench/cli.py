@@ -580,8 +580,8 @@ gpubench gain my_module:make_learner --html gain.html --json gain.json --trace s
 @click.option('--fit', default='fit_one_cycle', show_default=True,
               help="'fit', 'fit_one_cycle' or 'fine_tune'.")
 @click.option('--html', metavar='FILE',
-              help='Write a page with more: memory by kind, idle time by cause.')
-@click.option('--json', 'record', metavar='FILE', help='Write a record.')
+              help='Write a page, also with memory by kind and idle time by cause.')
+@click.option('--json', 'record', metavar='FILE', help='Write a record of all that the page has.')
 @click.option('--trace', metavar='FILE', help='Write 20 steps for https://ui.perfetto.dev.')
 def gain_command(learner, epochs, fit, html, record, trace):
     """Predict what each remedy would bring to a training.
@@ -597,7 +597,7 @@ def gain_command(learner, epochs, fit, html, record, trace):
     for o in filter(None, (record, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
     if html: _print(f'Page: {found.to_html(html)}')
     if trace: _print(f'Trace: {found.trace(trace)}')
-    if record: Path(record).write_text(json.dumps(found.as_dict(), indent=1), encoding='utf-8')
+    if record: Path(record).write_text(json.dumps(found.as_dict(details=True), indent=1), encoding='utf-8')
 
 # %% ../nbs/00_cli.ipynb #4e3bbf55
 @cli.group('records', cls=Verbs)

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastai.learner import Learner
-from fastcore.basics import patch
+from fastcore.basics import listify, patch
 from scipy import stats as sps
 from tqdm.auto import tqdm
 
@@ -112,7 +112,7 @@ class Gain:
             self.items, self.batches = item_costs(dl), batch_costs(dl)
             self.device, self.n_workers = torch.device(dl.device or 'cpu'), n_workers_of(dl)
         self.not_copied = [type(o).__name__ for o in own_callbacks(learn) if not can_copy(o, learn)] if isinstance(learn, Learner) else []
-        self.noise, self.got_cb, self.applied, self._line = pooled(self.ways), None, None, None
+        self.noise, self.got_cb, self.applied, self._line, self._details = pooled(self.ways), None, None, None, None
     @property
     def stock(self): return self.ways[0]
     @property
@@ -147,7 +147,7 @@ class Gain:
 # %% ../../nbs/show/10_gain.ipynb #bd49ab2c
 NO_DIFFERENCE = 'no difference that this minute can show'
 MIN_TIMES = 1.01 # as fast, at least: a change that brings less isn't named
-MIN_FEWER = 1.6  # half as many batches: times as fast, at least, where most costs are those of a batch
+MIN_FEWER = 1.5  # half as many batches: times as fast, at least, where two thirds of the time go with their number
 
 def _fmt(i, unit=''):
     if math.isnan(i.lo): return f'{i.mid:.3g}{unit}'
@@ -262,7 +262,9 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     return done
 
 @patch
-def as_dict(self:Gain)->dict:
+def as_dict(self:Gain,
+    details=False, # With idle time and memory (`Gain.details`)
+)->dict:
     "A record: the machine, each visit's prediction, where the time goes, what came"
     found = dict(machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit), sentence=self.sentence(),
                  ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))], took_s=o.took_s,
@@ -270,7 +272,8 @@ def as_dict(self:Gain)->dict:
                  items_ms=self.items, batches_ms=self.batches)
     fits = [dict(predicted_s=[i.mid, i.lo, i.hi], got_s=s, holds=i.holds(s)) for i,s in self.fits]
     applied = self.applied.remedy.name if self.applied else None
-    return found | dict(applied=applied, fits=fits, n_missed=self.n_missed)
+    more = {k: o if isinstance(o, str) else o.to_dict('records') for k,o in self.details().items()} if details else {}
+    return found | dict(applied=applied, fits=fits, n_missed=self.n_missed) | more
 
 # %% ../../nbs/show/10_gain.ipynb #6f7ead7e
 def _release(twin): # Graphs and what was decoded
@@ -316,18 +319,32 @@ def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each b
     try: return f(*args)
     except RuntimeError as e: return str(e).splitlines()[0]
 
+DETAILS = dict(idle='Where a step is idle', memory='What takes the memory', largest_batch='The largest batch')
+
 @patch
-def to_html(self:Gain, path='gain.html')->Path:
-    "Write one self-contained page, with memory and idle time, which are measured now"
+def details(self:Gain)->dict:
+    "Key of `DETAILS` -> frame, or a sentence why there is none; measured when first asked for"
+    if self._details: return self._details
+    found = dict(idle=_tried(self.idle), memory=_tried(lambda: self.memory().to_df()))
+    if self.device.type=='cuda':
+        largest = [str(_tried(self.largest_batch, o)) for o in (False, True)]
+        found['largest_batch'] = pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=largest))
+    self._details = found
+    return found
+
+@patch
+def to_html(self:Gain,
+    path='gain.html',
+    also=(), # Sentences below the headline, such as what several fits came to
+)->Path:
+    "Write one self-contained page, with `details`"
     costs = {'Transforms, ms for each item': self.items, 'Transforms, ms for each batch': self.batches}
     more = {"Where an epoch's time goes": self.now.drop(columns='share')}
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
-    more |= {'Where a step is idle': _tried(self.idle), 'What takes the memory': _tried(lambda: self.memory().to_df())}
-    if self.device.type=='cuda':
-        found = [str(_tried(self.largest_batch, o)) for o in (False, True)]
-        more |= {'The largest batch': pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=found))}
+    more |= {DETAILS[k]: o for k,o in self.details().items()}
     machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.why(),
+                  also=[o for o in listify(also) if o],
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},
                   machine=machine,
                   n_visits=sum(len(o.took_s) for o in self.ways))

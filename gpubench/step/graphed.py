@@ -165,7 +165,7 @@ def own_is_fastest(self:GraphedStepCallback): return ''
 
 @patch
 def give_up(self:GraphedStepCallback, why):
-    FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph. {why}')
+    FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
     if why: self._let_mix()
 
 @patch

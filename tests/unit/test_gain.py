@@ -23,10 +23,11 @@ from torch import nn
 from torchvision.models import resnet18
 import gpubench.show.gain
 from gpubench import gain
+from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
 from gpubench.run.forecast import FitTimes, PartTimes
 from gpubench.run.memory import GPU_8GB_BYTES
-from gpubench.run.remedies import Remedy, parts, sped_up
+from gpubench.run.remedies import Remedy, parts, remedies, sped_up
 from gpubench.show.gain import Gain, Way, predicted, visit
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
@@ -87,6 +88,12 @@ def test_an_error_of_the_users_code_comes_through():
     class RaisesCallback(Callback):
         def after_loss(self): raise KeyError('of the user')
     with pytest.raises(KeyError, match='of the user'): gain(synth_learner(cbs=RaisesCallback()), 1, 'fit')
+
+def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
+    monkeypatch.setattr('gpubench.run.remedies.n_cores', lambda: 8)
+    def about_data(dls): return [o.name for o in remedies(small_cnn(dls)) if o.about=='data']
+    assert about_data(photos())==['8 workers instead of 0', 'images decoded once']
+    assert not about_data(get_dls('digits', max_images=64, bs=8, loader='resident', device='cpu'))
 
 def test_a_remedy_that_fails_is_a_row_of_the_table():
     class TeacherCallback(Callback): pass

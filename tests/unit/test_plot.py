@@ -99,6 +99,15 @@ def test_every_visit_is_a_dot_in_each_phase():
     ax.figure.canvas.draw()
 
 
+@pytest.mark.parametrize('longest_ms', [.8, 15., 1234., 98_765.])
+def test_tick_labels_of_phases_do_not_overlap(longest_ms):
+    scale = longest_ms/PARTS['wait_ms']
+    ax = plot.plot_phases(pd.DataFrame(visits((64,), n=4, **{k: scale*v for k,v in PARTS.items()})))
+    ax.figure.canvas.draw()
+    boxes = [o.get_window_extent() for o in ax.get_xticklabels() if ax.get_xlim()[0]<=o.get_position()[0]<=ax.get_xlim()[1]]
+    assert len(boxes)>2 and all(a.x1<b.x0 for a,b in zip(boxes, boxes[1:]))
+
+
 def test_phases_of_steps_and_of_real_records(real):
     steps = pd.DataFrame([PARTS | dict(fit=0, epoch=0, step=i, step_ms=15., transform_ms=np.nan) for i in range(30)])
     ax = plot.plot_phases(steps)

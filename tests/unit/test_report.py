@@ -295,7 +295,7 @@ def test_nothing_sticks_out_of_the_screen(tmp_path, width):
 @needs_chrome
 def test_the_page_of_gain_fits_a_phone(tmp_path, monkeypatch):
     monkeypatch.setattr('gpubench.show.gain.TIMES_S', dict(cpu=(.2, .1)))
-    found = on_screen(gain(synth_learner(), 2, 'fit').to_html(tmp_path/'gain.html'), 360, tmp_path)
+    found = on_screen(gain(synth_learner(), 2, 'fit').to_html(tmp_path/'gain.html', ['a sentence', 'x'*300]), 360, tmp_path)
     assert found['wide']<=360 and found['small']>=12
 
 
