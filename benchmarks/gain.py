@@ -2,9 +2,10 @@
 
     gain.py --out gain.json [--rows photos_4 sleeping] [--device cuda] [--quick]
 
-For each Learner, in a process of its own: `gain`, then twice in turn a stock fit and one of a new Learner with what
-`apply()` does. Prints the predicted and the real seconds of both (means), if the sign of the advice was right, and what
-was named first; then how many predictions came true, and how much two fits of the same Learner differ."""
+For each Learner, in a process of its own: `gain`, then twice in turn a stock fit and one with what `apply()` does.
+Prints the predicted and the real seconds, if the sign of the advice was right, and what was named first; then how many
+predictions came true, and how much two fits of the same Learner differ. What came is the mean of the stock fits, and the
+fit that follows `apply()`, as in `gain`'s third column."""
 import json, re, subprocess, sys, tempfile
 from datetime import date
 from functools import partial
@@ -83,14 +84,14 @@ def run_row(name, device, quick):
         with learn.no_bar(), learn.no_logging(): getattr(learn, row.fit)(epochs)
         wait_for(device)
         return perf_counter()-start_s
-    found.apply(learn)
-    got = dict(stock=[], applied=[])
+    got, done = dict(stock=[], applied=[]), found.apply(learn)
     for i in range(2):
         got['stock'].append(timed(make()))
         if i:
             learn = make()
-            if found.applied: found.applied.remedy.change(learn)
+            if found.applied: done = found.applied.remedy.change(learn)
         got['applied'].append(timed(learn))
+        if done: done.undo()                        # what it keeps would be in the next one's way
     out |= {f'{k}_got_s': o for k,o in got.items()} | dict(applied=found.applied and found.applied.remedy.name)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
         i = predicted(o, found.noise)
@@ -103,9 +104,8 @@ def is_first(row): # Is the planted fault in the first sentence? True if none wa
 def table(rows):
     "Predicted against got, and what `gain` named first"
     df = pd.DataFrame(rows)
-    for k in ('stock', 'applied'):
-        df[f'{k}_got_s'] = df[f'{k}_got_s'].map(np.mean)
-        df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
+    df['stock_got_s'], df['applied_got_s'] = df.stock_got_s.map(np.mean), df.applied_got_s.str[0]
+    for k in ('stock', 'applied'): df[f'{k}_off'] = df[f'{k}_s']/df[f'{k}_got_s']-1
     df['sign_right'] = (df.applied_got_s<df.stock_got_s).where(df.applied.notna())  # None: no advice
     df['holds'] = [o.applied_lo<=o.applied_got_s<=o.applied_hi for o in df.itertuples()]
     df['named_first'] = [is_first(o) for o in rows]
