@@ -52,11 +52,12 @@ def make_loaders(row, variant, folder):
 
 def images(dls): return dict(n_train=len(dls.train)*dls.train.bs, n_valid=len(dls.valid.dataset))
 
-def train(row, variant, folder, device, epochs, found):
+def train(row, variant, seed, folder, device, epochs, found):
     "The training; `found` gets what is known of it, also if it raises"
     laps, clock = Laps(found), EpochClockCallback(device)
     found.update(clock.seconds)
     dls = make_loaders(row, variant, folder)
+    set_seed(seed)                      # fastai's splitter has set torch's to its own
     laps.lap('loaders_s')
     learn = row.learner(dls)
     laps.lap('learner_s')
@@ -87,6 +88,6 @@ def run_once(name, variant, seed, device, quick=False, memory_gb=None, compiler_
     with compiler_cache(compiler_folder):
         try:
             if variant=='torchvision': torchvision_loop(folder, epochs, device, found)
-            else: train(row, variant, folder, device, epochs, found)
+            else: train(row, variant, seed, folder, device, epochs, found)
         except Exception: found['raised'] = traceback.format_exc()
     return found | peak_mib(device)
