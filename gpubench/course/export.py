@@ -6,6 +6,7 @@
 __all__ = ['export_labs']
 
 # %% ../../nbs/course/07_export.ipynb #expo0003
+import ast
 import re
 from pathlib import Path
 
@@ -34,8 +35,27 @@ def _split(cell, source):
     cell.source = source[:start.start()].rstrip() if start else source
     return [cell, _skipped(new_code_cell(start[0]))] if start else [cell]
 
+def _apart(source):
+    "The imports of a cell, and what is left of it"
+    try: body = ast.parse(source).body
+    except SyntaxError: return '', source  # a magic
+    n = {o.lineno: o.end_lineno for o in body if isinstance(o, (ast.Import, ast.ImportFrom))}
+    ours = {i for first,last in n.items() for i in range(first, last+1)}
+    lines = [*enumerate(source.splitlines(), 1)]
+    parts = [o for i,o in lines if i in ours], [o for i,o in lines if i not in ours]
+    return tuple('\n'.join(o).strip('\n') for o in parts)
+
+def _imports_first(cell, is_setup):
+    "A cell of the set-up, or one that measures, after its imports"
+    imports, rest = _apart(cell.source)
+    if not rest: return [cell]
+    cell.source = rest
+    if is_setup: cell.source = f'{imports}\n{rest}'.strip('\n')
+    else: _skipped(cell)
+    return [new_code_cell(imports), cell] if imports and not is_setup else [cell]
+
 # %% ../../nbs/course/07_export.ipynb #expo0009
-_IMPORT = 'from gpubench.course.grades import is_late, passes'
+_IMPORT = 'from gpubench.course.grades import is_guessed, passes'
 _BY_HAND = { # graded by hand: points, and what the student writes
     'limits': (4, "**What limits it now?** Your machine and its settings; the part that limits a "
                   "step now, with your own number and its interval. Hand in your folder `runs`, "
@@ -45,8 +65,7 @@ _BY_HAND = { # graded by hand: points, and what the student writes
 
 def _test_of(name, variable, lab):
     "A line of code that is True if a guess or an answer gets its point"
-    if name.startswith('my_guess'):
-        return f"{name} is not None and not is_late('{name}', lab='{lab}', but=lab.folder)"
+    if name.startswith('my_guess'): return f"is_guessed('{name}', globals(), lab='{lab}')"
     return f"bool(passes('{name}', {variable}, globals(), lab='{lab}'))"
 
 def lab_with_tests(
@@ -62,7 +81,9 @@ def lab_with_tests(
         names, tags = asked_names(cell.source), cell.metadata.get('tags', [])
         is_setup = 'LabSession(' in cell.source or n_setup==1
         n_setup += is_setup
-        if not (names or is_setup or {'parameters', 'install'} & {*tags}): _skipped(cell)
+        if not names and not {'parameters', 'install'} & {*tags}:
+            found += [(o, '', None) for o in _imports_first(cell, is_setup)]
+            continue
         variables, source = {}, cell.source
         for o in names:
             if o.startswith('my_guess'): variables[o] = o

@@ -6,6 +6,7 @@
 __all__ = ['FUNCTIONS', 'LabFunction']
 
 # %% ../../nbs/course/02_lab_functions.ipynb #fn000003
+import ast
 import inspect
 import math
 from collections.abc import Callable
@@ -19,6 +20,17 @@ from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000002
+def _imports_of(f):
+    "Lines that import what a function uses"
+    tree = ast.parse(dedent(inspect.getsource(f)))
+    found = [o for o in ast.walk(tree) if isinstance(o, ast.Name)]
+    own = {o.id for o in found if isinstance(o.ctx, ast.Store)} | {*inspect.signature(f).parameters}
+    for name in sorted(({o.id for o in found} - own) & {*f.__globals__}):
+        x = f.__globals__[name]
+        module = getattr(x, '__module__', '').partition('._')[0]  # the public one
+        if inspect.ismodule(x): yield f'import {name}'
+        elif module!=f.__module__: yield f'from {module} import {name}'
+
 @dataclass(frozen=True)
 class LabFunction:
     "A function that the student writes, and how to check it"
@@ -36,7 +48,10 @@ class LabFunction:
         return drawn + [(o(rng) if callable(o) else deepcopy(o), True) for o in self.hidden]
 
     @property
-    def solution(self)->str: return dedent(inspect.getsource(self.reference)).rstrip()
+    def solution(self)->str: # With the imports that it needs
+        code = dedent(inspect.getsource(self.reference)).rstrip()
+        imports = '\n'.join(_imports_of(self.reference))
+        return f'{imports}\n\n{code}' if imports else code
 
 # %% ../../nbs/course/02_lab_functions.ipynb #fn000007
 FUNCTIONS = {} # question's name → its function; filled below

@@ -189,11 +189,11 @@ QUESTIONS = { # name → question
         hint='Joules per second, images per second.',
         hints={20: 'That is images per joule, the other way round.',
                50: 'That is in mJ; give joules.'}),
-    '05.at_most': Question(
-        25, unit='%',
-        why='A kernel can run only in the other 15 ms.',
-        hint='What is the GPU doing while it waits?',
-        hints={75: 'That is the share of waiting.', .25: 'Give it in %.'}),
+    '05.longest': Question(
+        lambda work_ms: max(work_ms.values()), unit='ms',
+        why='If it took no time at all, the steps would be shorter by this much at most.',
+        hint='Add up all slices of the same name, over the whole trace. '
+             'A long slice may be rare, and short ones many.'),
     '06.steps': Question(
         18_740, tolerance=0, unit='steps',
         why='937 whole batches per epoch, 20 times.',

@@ -1,12 +1,14 @@
 "Labs exported for nbgrader and otter-grader, tried with the real packages where they are installed"
-import csv, json, os, re, subprocess, sys, zipfile
+import csv, json, os, re, shutil, subprocess, sys, zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from gpubench.course.export import export_labs, lab_with_tests
-from gpubench.course.grades import lab_questions
+from gpubench.course.grades import grade, grade_points, lab_questions
+from gpubench.course.lab_functions import FUNCTIONS
+from gpubench.course.lab_questions import QUESTIONS
 from gpubench.ground.record import append_record
 
 LAB = '02_batch_size'
@@ -69,9 +71,58 @@ def test_every_question_of_every_lab_is_graded():
         assert all(o is None or o.cell_type!='code' or not o.outputs for o,_,_ in found)
 
 def test_an_exported_notebook_is_graded_by_the_command_too(tmp_path):
-    from gpubench.course.grades import grade, grade_points
     export_labs('otter', tmp_path/'course', ['02'])
     for who,(answers,guess,_) in SUBMISSIONS.items(): hand_in(tmp_path/'course'/LAB/f'{LAB}.ipynb', tmp_path/'in'/who, answers, guess)
     found = grade_points(grade(tmp_path/'in'))
     assert dict(zip(found.student, found.points))=={'ada': 5, 'bob': 0, 'cy': 3}                       # a function isn't run
     assert [*found.max_points]==[6]*3 and 'to read: 02.n_trained 02.plateau' in found.remark[2]
+
+MEASURED = {'02.plateau': 64, '03.per_param': ['cnn_small', 'cnn_medium', 'cnn_large'], '05.longest': 30.}       # of the records below
+
+def all_right(source, folder, out=''):
+    "A lab with a guess everywhere and the key's answers, and what it takes for them"
+    nb, name = nbformat.read(source, 4), source.stem
+    codes = [o for o in nb.cells if o.cell_type=='code']
+    asked = {variable: k for o in codes for k,variable in re.findall(r"^check\('(\d\d[.]\w+)', (\w+)", o.source, re.M)}
+    assert 'answer' not in asked and {*MEASURED}<={*QUESTIONS}
+    for o in codes:
+        o.source = re.sub('^(my_guess_\\w+) = None', r'\1 = 3', o.source, flags=re.M).replace("out: str = ''", f'out: str = {out!r}')
+        for variable,k in asked.items():
+            answer = MEASURED[k] if k in MEASURED else getattr(QUESTIONS[k], 'correct', None)
+            if k in FUNCTIONS: o.source = re.sub(rf'^def {variable}[(].*\n    [.]{{3}}$', lambda m: FUNCTIONS[k].solution, o.source, flags=re.M)
+            else: o.source = re.sub(f'^{variable} = None', lambda m: f'{variable} = {answer!r}', o.source, flags=re.M)
+    folder.mkdir(parents=True)
+    nbformat.write(nb, folder/f'{name}.ipynb')
+    runs = folder/'runs'/f'1-{name}'
+    for bs,rate in {16: 400, 64: 990, 1024: 1000}.items():
+        for v in range(3): append_record(runs, dict(status='ok', model='lenet', bs=bs, images_per_s=rate+3*v))
+    append_record(runs/'05_parts.jsonl', dict(part='trace', work_ms=dict(a=30., b=12.)))
+
+def points(tests):
+    "Of the notebook here, by a grader that goes on after a failed cell: which tests pass, and the errors of cells"
+    space, errors = {}, []
+    def run(code, how=exec):
+        try: return how(code, space)
+        except Exception as e: errors.append(f'{type(e).__name__}: {e}')
+    for o in nbformat.read(next(Path().glob('*.ipynb')), 4).cells:
+        if o.cell_type=='code' and 'skip-execution' not in o.metadata.get('tags', []): run(o.source)
+    run('from gpubench.course.grades import is_guessed, passes')
+    return {k for k,test in tests.items() if run(test, eval)}, errors
+
+@pytest.mark.parametrize('lab', lab_questions(), ids=lambda o: o.name)
+def test_right_answers_and_none_get_their_points(lab, tmp_path, monkeypatch):
+    "Also if the set-up fails, because the parameters name a folder, a device or files that a grader doesn't have"
+    export_labs('otter', tmp_path/'course', [lab.path])
+    source, tests = tmp_path/'course'/lab.name/f'{lab.name}.ipynb', {k: o for c,k,o in lab_with_tests(lab) if c is None}
+    (tmp_path/'file').touch()
+    (tmp_path/'none').mkdir()
+    shutil.copy(source, tmp_path/'none')
+    monkeypatch.chdir(tmp_path/'none')
+    assert points(tests)==(set(), [])
+    for who,out in dict(ada='', bob=str(tmp_path/'file'/'runs')).items():
+        all_right(source, tmp_path/'in'/who, out)
+        monkeypatch.chdir(tmp_path/'in'/who)
+        passed, errors = points(tests)
+        assert passed=={*tests} and any('Cannot write to the output folder' in o for o in errors)==bool(errors)==bool(out), errors
+    found = grade_points(grade(tmp_path/'in'))
+    assert [*zip(found.points, found.max_points)]==[(len({*tests}-{*FUNCTIONS}), len(tests))]*2            # a function isn't run

@@ -17,7 +17,8 @@ ask = re.compile(r"check\('(\d\d\.\w+)', \w+(?:, \w+=\w+)*\)")
 to_write = re.compile(r"(?:# .+\n)+def (\w+)\(.*\):(?: *#.+)?\n    \.\.\.\n\ncheck\('\d\d\.\w+', \1\)")
 # what a lab measured, for answers that depend on it; a wrong answer
 found = {'02.plateau': (dict(plateau=[256, 1024]), 1024),
-         '03.per_param': (dict(nets=pd.DataFrame(dict(flop_per_param=[3., 1., 2.]), index=['lenet', 'cnn', 'resnet'])), ['cnn'])}
+         '03.per_param': (dict(nets=pd.DataFrame(dict(flop_per_param=[3., 1., 2.]), index=['lenet', 'cnn', 'resnet'])), ['cnn']),
+         '05.longest': (dict(work_ms={'convolution': 30., 'relu': 12.}), 12)}
 
 def asked(path):
     "The cells of a lab that ask a question: its name, the cell's lines"

@@ -3,7 +3,7 @@ from pytest import approx
 from replay import again, planted
 theirs = {o['part'] for o in lab.recorded('05_parts.jsonl', with_cpu=True)}
 mine = {o['part']: o for o in lab.mine}
-assert theirs-{'refill', 'phases', 'fit on the CPU'}==set(mine)-{'nothing'} and len(mine)==len(lab.mine)
+assert theirs-{'refill', 'phases', 'fit on the CPU'}==set(mine)-{'nothing', 'trace'} and len(mine)==len(lab.mine)
 recorded = {o['part']: o for o in lab.recorded('05_parts.jsonl', with_cpu=True)}
 for part,row in mine.items():
     lacks = {*recorded.get(part, {})} - {*row} - {'schema', 'fed_from'}
@@ -61,7 +61,32 @@ try:
     assert list(table(['one_row', 'nothing'], 'gpu_util_mean_frac', 'cpu_mean_frac'))==['cpu_mean_frac']
 finally: lab.theirs = had
 
-# %% A trace that Perfetto opens, and the causes of a step's time
-import gzip, json
-with gzip.open(lab.folder/'05_steps.json.gz', 'rt') as f: assert json.load(f)['traceEvents']
-assert len(g.idle())
+# %% The trace of a CPU: its longest gap lies in a phase, and the operations fill most of the steps
+assert len(g.idle()) and set(work.cat)=={'op'} and 0<gap.ms<=in_phase_ms*len(steps) and in_phase_ms<steps.dur.mean()/1e3
+assert gap.ts<=gap.middle and not work.eval('ts<@gap.since+1e3*@gap.ms-1e-3 and ts+dur>@gap.since+1e-3').any()
+assert check('05.longest', 1e-3*work.groupby('name').dur.sum().max(), work_ms=mine['trace']['work_ms']).ok
+assert not check('05.longest', 1e-3*work.dur.max(), work_ms=work_ms).ok
+
+# %% The trace of a GPU, from a file of PyTorch's profiler: kernels and copies count, whatever the host does
+from gpubench.run.idle import Profile, Span, read_spans
+from gpubench.run.trace import write_trace
+def event(cat, name, ts, dur, tid=1, **args): return dict(ph='X', cat=cat, name=name, ts=ts, dur=dur, pid=0, tid=tid, args=args)
+events, loop = [], []
+for i in range(3): # a step of 60 ms: 45 of them wait for data, and the device works for 10
+    t = 60_000*i
+    loop += [Span('step', f'step {i+5}', t, t+60_000), Span('phase', 'wait', t, t+45_000+1000*i), Span('phase', 'forward', t+48_000, t+52_000),
+             Span('callback', 'Recorder', t+58_000, t+59_000, event='after_batch')]
+    events += [event('cpu_op', 'aten::conv2d', t+48_000, 3000), event('cuda_runtime', 'cudaLaunchKernel', t+48_010, 5, correlation=9*i+1),
+               event('gpu_memcpy', 'Memcpy HtoD (Pinned -> Device)', t+47_000, 1000, 7, device=0, stream=7, correlation=9*i+2),
+               event('kernel', 'void cudnn::conv<float, 4>(float*)', t+49_000, 4000, 7, device=0, stream=7, correlation=9*i+1),
+               event('kernel', 'void at::native::relu<float>(int)', t+53_000, 3000, 7, device=0, stream=7, correlation=9*i+3),
+               event('kernel', 'of_another_card', t, 60_000, 9, device=1, stream=9), event('gpu_memset', 'Memset (Device)', t+56_000, 10, 7, device=0, stream=7)]
+made = Profile([*loop, *read_spans(dict(traceEvents=events), 0, 0)], 'cuda:0')
+def noted(part, **found): seen.append(found)
+seen = []
+with planted(trace=write_trace(made, lab.folder/'made.json.gz'), lab=type('Lab', (), dict(note=staticmethod(noted)))), planted(
+        **{o: None for o in 'slices kinds work since gaps phases gap steps in_phase_ms work_ms'.split()}):
+    again('with gzip.open(trace)')
+    seen[0] |= dict(gap_ms=round(gap.ms, 2), in_phase_ms=round(in_phase_ms, 2))
+(lab.folder/'made.json.gz').unlink()
+assert seen==[dict(work_ms={'conv': 12., 'relu': 9., 'Memcpy HtoD (Pinned -> Device)': 3.}, gap_ms=50.99, phase='wait', in_phase_ms=49.66)], seen
