@@ -1,5 +1,5 @@
 "A teacher's key and grades, by the command"
-import csv, io, json
+import csv, io, json, re
 
 import nbformat
 import pytest
@@ -80,10 +80,48 @@ def test_key():
     assert "**cnn_small, cnn_medium, cnn_large** with the lab's own parameters" in said
     assert "follows from the student's own records" in said and '**hardly anything**' in said
 
-def test_each_lab_of_the_new_form_asks_for_a_guess_and_answers():
+def test_each_lab_asks_for_a_guess_and_answers():
     for lab,names in lab_questions().items():
-        if any(o in QUESTIONS for o in names) and lab.path.parent.name!='deeper':
-            assert any(o.startswith('my_guess') for o in names), lab.name
+        assert any(o in QUESTIONS for o in names) and any(o.startswith('my_guess') for o in names), lab.name
+
+def unlocked(path):
+    "Guesses that a lab doesn't write down before the part that it notes when it measures, or doesn't compare with it"
+    codes = [o.source for o in nbformat.read(path, 4).cells if o.cell_type=='code']
+    def places(pattern): return [i for i,o in enumerate(codes) if re.search(pattern, o)]
+    for i,source in enumerate(codes):
+        for name in re.findall(r'^my_guess_(\w+) = None', source, re.M):
+            part = re.search(rf"^lab\.guess\('(.+?)',.*\b{name}=my_guess_{name}\b", source, re.M)
+            noted = part and sorted({*places(r'\blab\.(note|append)\(')} & {*places(rf'\b{re.escape(part[1])}\b')})
+            if not noted or noted[0]<=i: yield f'{name}: not locked'
+            elif not [o for o in places(rf'check_guess\(my_guess_{name}\b') if o>=noted[0]]: yield f'{name}: not compared'
+
+@pytest.mark.parametrize('lab', lab_questions(), ids=lambda o: o.name)
+def test_guesses_are_locked_by_the_measurement(lab): assert [*unlocked(lab.path)]==[]
+
+def test_a_guess_that_is_not_locked_is_found(tmp_path):
+    def lab(*sources):
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(o) for o in sources]), tmp_path/'a.ipynb')
+        return [*unlocked(tmp_path/'a.ipynb')]
+    asks, measures, compares = "my_guess_s = None   # s\nlab.guess('epoch', s=my_guess_s)", "lab.note('epoch', s=1)", 'check_guess(my_guess_s, 1)'
+    assert lab(asks, measures, compares)==lab(asks, f'{measures}\n{compares}')==[]
+    for bad in ((measures, asks, compares), (asks, measures.replace('epoch', 'x'), compares), (asks.splitlines()[0], measures, compares)):
+        assert lab(*bad)==['s: not locked']
+    assert lab(asks, measures)==lab(asks, compares, measures)==['s: not compared']
+
+@pytest.mark.parametrize('measured,result', [('2026-03-01T09:30:00.000+00:00', 'late'), ('2026-03-01T11:30:00.000+00:00', 'guessed')])
+def test_a_guess_of_a_deeper_lab_is_locked(measured, result, tmp_path):
+    "By its own records: those of lab 05, whose parts have the same file name, don't count"
+    ada = tmp_path/'class'/'ada'
+    (ada/'deeper').mkdir(parents=True)
+    nb = nbformat.read(root/'nbs'/'labs'/'deeper'/'05_memory.ipynb', 4)
+    for o in nb.cells: o.source = o.source.replace('my_guess_mib = None', 'my_guess_mib = 900')
+    nbformat.write(nb, ada/'deeper'/'05_memory.ipynb')
+    runs = ada/'deeper'/'runs'/'2026-03-01-090000-05_memory', ada/'runs'/'2026-03-01-080000-05_watch_the_gpu'
+    for folder,time_utc in zip(runs, (measured, '2026-03-01T08:00:00.000+00:00')):
+        append_record(folder/'05_parts.jsonl', dict(part='parts', time_utc=time_utc))
+    append_record(runs[0]/'guesses.jsonl', dict(guess='my_guess_mib', value=900, about='parts', time_utc='2026-03-01T10:30:00.000+00:00'))
+    said = json.loads(gpubench('labs', '--grade', tmp_path/'class', '--json').stdout)
+    assert [o['result'] for o in said if o['question']=='my_guess_mib' and o['lab']=='05_memory']==[result]
 
 def test_deeper(tmp_path):
     write_lab(tmp_path/'labs', '01_a', 'print(1)')

@@ -20,3 +20,19 @@ with planted(on_gpu=False, perf_counter=lambda: next(now)): assert measure(.01)[
 with planted(copy_ms=lambda mib, **ends: pd.Series(dict(there_ms=.02 if mib<1 else 5.))):
     assert link('host to GPU, pinned', pinned=True)==dict(link='host to GPU, pinned', us=20., gb_per_s=51.2)
     assert link('GPU memory')['gb_per_s']==102.4
+
+# %% Links are named by what they go over, where the driver knows it
+known = dict(pcie_lanes=16, nvlinks=18)
+links = 'host to GPU, pinned', 'GPU to host, pageable', 'GPU to GPU', 'GPU memory', 'all-reduce of 4 GPUs'
+assert [named(o, known) for o in links]==['PCIe, host to GPU, pinned', 'PCIe, GPU to host, pageable', 'NVLink, GPU to GPU', *links[3:]]
+assert [named(o, dict(pcie_lanes=16, nvlinks=0)) for o in links[1:3]]==['PCIe, GPU to host, pageable', 'GPU to GPU']
+assert [named(o, {}) for o in links]==[*links]
+
+# %% What joins a GPU comes from its driver; without one, nothing is known
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+def state(gpu, i): return [1, 0][i]                              # a link that works, one that doesn't, and no more
+nvml = dict(nvmlInit=lambda: None, nvmlDeviceGetHandleByIndex=lambda i: 'gpu', nvmlDeviceGetMaxPcieLinkWidth=lambda gpu: 8, nvmlDeviceGetNvLinkState=state)
+with patch.dict(sys.modules, pynvml=SimpleNamespace(**nvml)): assert bus()==dict(pcie_lanes=8, nvlinks=1)
+with patch.dict(sys.modules, pynvml=None): assert bus()==dict(pcie_lanes=None, nvlinks=0)
