@@ -196,10 +196,10 @@ def lab_text(lab, with_parameters=False)->str:
         *(f'    {text:{width}}  {o.meaning}'.rstrip() for text,o in zip(left, params))])
 
 # %% ../../nbs/course/00_lab_format.ipynb #fd96e4b0
-NAMED = 'device dataset loader runs model models larger'.split()  # parameters that name something
+NAMED = 'device dataset photos loader runs model models larger'.split()  # parameters that name something
 LIMITS = [ # names of parameters that are numbers → which numbers make sense → in words
-    (r'bs|\w+_bs|batch_sizes|max_images|n_images|size', lambda x: x>=1, '1 or more'),
-    (r'n_epoch|n_steps|n_seeds|repeats|rounds|draws', lambda x: x>=1, '1 or more'),
+    (r'bs|\w+_bs|batch_sizes|max_images|n_images|n_photos|size', lambda x: x>=1, '1 or more'),
+    (r'n_epoch|epochs|n_steps|n_seeds|repeats|rounds|draws', lambda x: x>=1, '1 or more'),
     (r'n_workers', lambda x: x>=0, '0 or more'),
     (r'n_devices', lambda x: x>=2, '2 or more'),
     (r'seed', lambda x: 0<=x<=2**31, f'from 0 to {2**31}'),  # as of a `Trial`
@@ -214,6 +214,7 @@ def lab_device(name):
 
 def _check_named(name, x):
     "A ValueError if `x`, the value of the parameter `name`, names something that doesn't exist"
+    from gpubench.data.folders import scan
     from gpubench.data.loaders import LOADERS, check_dataset, find_folder, is_path
     from gpubench.run.models import MODELS
     if not isinstance(x, str): raise ValueError("It must be text in quotes.")
@@ -222,6 +223,10 @@ def _check_named(name, x):
     elif name=='dataset':
         check_dataset(x)
         if is_path(x): find_folder(x)
+    elif name=='photos':
+        root = Path(x).expanduser()
+        if not root.is_dir() or sum(map(bool, scan(root).values()))<2: raise ValueError(
+            "It must be a folder that has a folder with images for each class, two or more.")
     elif name=='runs':
         if not records_path(x).is_file(): raise ValueError(
             f"There are no records in {x!r}. Give the folder of a run, which contains "

@@ -1,7 +1,7 @@
 # %% Every training is there, with the same seeds, and all of it is counted
 from pytest import approx
 from replay import again, planted
-assert [*by]==['as it was', 'speed_up', 'and batch × 2'] and all([*o.index]==[*range(seed, seed+n_seeds)] for o in by.values())
+assert [*by]==['as it was', 'speed_up', 'speed_up and batch × 2'] and all([*o.index]==[*range(seed, seed+n_seeds)] for o in by.values())
 noted = {o['part']: o for o in lab.mine}
 assert 0<noted['wall']['network_frac']<1 and len(pd.read_csv(lab.folder/'13_trainings.csv'))==3*n_seeds
 assert 12<chance<20                                              # eight kinds, about as many of each
@@ -9,13 +9,21 @@ assert 12<chance<20                                              # eight kinds, 
 # %% What `gain` predicted for the fit stands beside what came
 assert noted['fit']['predicted_s']==g.got[0].mid and noted['fit']['got_s']==g.got[1] and 'got_s' in g.to_df()
 assert {'as it is', 'no wait for images', 'images decoded once', 'speed_up(learn)'}<={*g.to_df().what}
-assert 'were predicted' in page.read_text(encoding='utf-8')
+
+# %% The page has every sentence that the lab printed, and the student's own
+import html
+text = html.unescape(page.read_text(encoding='utf-8')).replace('\xa0', ' ')
+assert 'were predicted' in text and all(o in text for o in (*ways_said, *costs_said, one_said, said)) and text.count('<li>')==2+3+2
+assert len(ways_said)==2 and len(costs_said)==3 and [o.endswith('equally accurate.') for o in costs_said]==[False, True, True]
+again('my_words = None', my_words='I changed <nothing>.')
+assert '<li>I changed &lt;nothing&gt;.</li>' in page.read_text(encoding='utf-8')
+
 
 # %% One change by itself, beside its prediction
 assert noted['one change']['change'] in {*g.to_df().what}-{'as it is', 'speed_up(learn)'} and noted['one change']['got_s']==one_s>0
 
 # %% What was learned is counted on birds that no training has seen
-assert len(unseen)==1000==sum(len(y) for _,y in tests) and not unseen & {*one.dls.train.items, *one.dls.valid.items}
+assert len(aside)==1000==sum(len(y) for _,y in tests) and not {*aside} & {*one.dls.train.items, *one.dls.valid.items}
 
 # %% A difference of accuracies with its interval: 1, 2 and 3 points, t = 4.303, a standard deviation of 1
 found = difference(pd.Series([50., 60., 70.]), pd.Series([51., 62., 73.]))
