@@ -7,6 +7,7 @@ __all__ = ['COLUMNS', 'Span', 'Profile', 'idle_by_cause', 'profile_steps']
 
 # %% ../../nbs/run/10_idle.ipynb #ac487b1d
 import json
+import os
 import sys
 import tempfile
 import time
@@ -330,6 +331,7 @@ class ProfilerCallback(Callback):
         is_gpu = self.place.type=='cuda'
         self.notes = self.stack.enter_context(waits_noted(is_gpu, self.timer.clock))
         kinds = [ProfilerActivity.CPU]*self.ops + [ProfilerActivity.CUDA]*is_gpu
+        os.environ.setdefault('KINETO_LOG_LEVEL', '99')     # else it prints its stages, and an error without a GPU
         if kinds: self.prof = profile(activities=kinds)
         if is_gpu:
             with profile(activities=kinds): pass  # CUPTI has to be there before a graph is captured

@@ -2,6 +2,8 @@
 import inspect
 import json
 import random
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -380,3 +382,11 @@ def test_the_file_of_a_gpu(tmp_path):
         slices = [o for o in found['traceEvents'] if o['ph']=='X']
         assert [o for t in names for o in overlaps([s for s in slices if s['tid']==t])]==[] and path.stat().st_size<10e6
         assert ('aten::add' in {o['name'] for o in slices})==ops and found['otherData']['n_steps']==20
+
+
+def test_the_profiler_prints_nothing_of_its_own():
+    code = ("import fastai.callback.progress; from fastai.test_utils import synth_learner; from gpubench.run.idle import profile_steps\n"
+            "learn = synth_learner()\n"
+            "with learn.no_bar(), learn.no_logging(): profile_steps(learn, ops=True)")
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr)==(0, '', '')
