@@ -4,7 +4,7 @@
 
 For each Learner, in a process of its own: `gain`, then twice in turn a stock fit and one with what `apply()` does.
 Prints the predicted and the real seconds, if the sign of the advice was right, and what was named first; then how many
-predictions came true, and how much two fits of the same Learner differ. What came is the mean of the stock fits, and the
+predictions came true, and how much fits of the same Learner vary. What came is the mean of the stock fits, and the
 fit that follows `apply()`, as in `gain`'s third column."""
 import json, re, subprocess, sys, tempfile
 from datetime import date
@@ -113,7 +113,7 @@ def table(rows):
                'sign_right', 'named_first']]
 
 def apart(rows, k):
-    "How much a fit differs from another of the same Learner: the standard deviation, as a fraction"
+    "How much fits of the same Learner vary: the standard deviation of one, as a fraction"
     return np.sqrt(np.mean([np.var(np.log(o[f'{k}_got_s']), ddof=1) for o in rows]))
 
 def came_true(rows):
@@ -123,7 +123,7 @@ def came_true(rows):
     return (f"Of {len(df)} Learners, stock: {near('stock', .1)}, {near('stock', .25)}; applied: {near('applied', .1)}, "
             f"{near('applied', .25)}, {df.holds.sum()} within the interval; the sign was right in {df.sign_right.sum()} "
             f"of {df.sign_right.count()}, the fault named first in {sum(named)} of {len(named)}. Fits of the same Learner "
-            f"differ by {apart(rows, 'stock'):.0%} (stock) and {apart(rows, 'applied'):.0%} (applied), one standard deviation.")
+            f"vary by {apart(rows, 'stock'):.0%} (stock) and {apart(rows, 'applied'):.0%} (applied), one standard deviation.")
 
 def main():
     p = device_parser(__doc__)

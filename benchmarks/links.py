@@ -146,13 +146,6 @@ def bus():
     return dict(pcie_generation=ask('nvmlDeviceGetMaxPcieLinkGeneration'), pcie_lanes=ask('nvmlDeviceGetMaxPcieLinkWidth'),
                 nvlinks=sum(ask('nvmlDeviceGetNvLinkState', i)==1 for i in range(nvml.NVML_NVLINK_MAX_LINKS)))
 
-def named(link, bus):
-    "'PCIe, host to GPU, pinned': with what it goes over, where the driver knows it"
-    ends, over = link.partition(',')[0], {}
-    if bus.get('pcie_lanes'): over |= {'host to GPU': 'PCIe', 'GPU to host': 'PCIe'}
-    if bus.get('nvlinks'): over |= {'GPU to GPU': 'NVLink'}
-    return f'{over[ends]}, {link}' if ends in over else link
-
 def main():
     p = device_parser(__doc__)
     p.add_argument('--rounds', type=int, default=12)
@@ -161,7 +154,7 @@ def main():
     n_gpus = torch.cuda.device_count() if device.type=='cuda' else 0
     runs = measure(device, n_gpus, args.rounds)
     links, joined = [row(k, *o) for k,o in runs.items()], bus() if n_gpus else {}
-    table = {named(o['link'], joined): {'4 bytes, µs': shown(o, 'us'), 'many bytes, GB/s': shown(o, 'gb_per_s')} for o in links}
+    table = {o['link']: {'4 bytes, µs': shown(o, 'us'), 'many bytes, GB/s': shown(o, 'gb_per_s')} for o in links}
     print(pd.DataFrame(table).T.to_string(), *[f'{k}: {v}' for k,v in joined.items()], sep='\n')
     write_json(args.out, str(device), device=str(device), rounds=args.rounds, bus=joined,
                took_s=round(perf_counter()-start_s, 1), links=links,

@@ -572,6 +572,8 @@ def report_command(folder, price_per_h, out, form):
     show_report(Path(folder), price_per_h, form, out)
 
 # %% ../nbs/00_cli.ipynb #gaincli2
+FILE = click.Path(dir_okay=False, writable=True)     # refused before anything is measured
+
 @verb(cli, 'gain', """gpubench gain my_module:make_learner
 gpubench gain my_module:make_learner --epochs 20 --fit fine_tune
 gpubench gain my_module:make_learner --html gain.html --json gain.json --trace steps.json.gz""")
@@ -579,10 +581,10 @@ gpubench gain my_module:make_learner --html gain.html --json gain.json --trace s
 @click.option('--epochs', default=5, show_default=True, help='Of the fit that is predicted.')
 @click.option('--fit', default='fit_one_cycle', show_default=True,
               help="'fit', 'fit_one_cycle' or 'fine_tune'.")
-@click.option('--html', metavar='FILE',
-              help='Write a page, also with memory by kind and idle time by cause.')
-@click.option('--json', 'record', metavar='FILE', help='Write a record of all that the page has.')
-@click.option('--trace', metavar='FILE', help='Write 20 steps for https://ui.perfetto.dev.')
+@click.option('--html', metavar='FILE', type=FILE,
+              help='Write a page, with memory by kind and idle time by cause.')
+@click.option('--json', 'record', metavar='FILE', type=FILE, help='Write all that the page has as JSON.')
+@click.option('--trace', metavar='FILE', type=FILE, help='Write 20 steps for https://ui.perfetto.dev.')
 def gain_command(learner, epochs, fit, html, record, trace):
     """Predict what each remedy would bring to a training.
 

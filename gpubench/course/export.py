@@ -49,10 +49,9 @@ def _imports_first(cell, is_setup):
     "A cell of the set-up, or one that measures, after its imports"
     imports, rest = _apart(cell.source)
     if not rest: return [cell]
-    cell.source = rest
-    if is_setup: cell.source = f'{imports}\n{rest}'.strip('\n')
-    else: _skipped(cell)
-    return [new_code_cell(imports), cell] if imports and not is_setup else [cell]
+    cell.source = f'{imports}\n{rest}'.strip('\n') if is_setup else rest
+    if is_setup: return [cell]
+    return [*([new_code_cell(imports)] if imports else []), _skipped(cell)]
 
 # %% ../../nbs/course/07_export.ipynb #expo0009
 _IMPORT = 'from gpubench.course.grades import is_guessed, passes'

@@ -112,9 +112,9 @@ _FOUND = { # question → what `check` compares the answer with, from parameters
 def _handed(folder, pattern, lab):
     "Files in a folder that was handed in: beside the notebook, or in `runs/…` of this lab"
     for path in sorted(Path(folder).rglob(pattern)):
-        other = re.search(r'\d\d_\w+$', path.parent.name)  # runs/2026-01-31-120000-02_batch_size
+        other = re.fullmatch(r'(?:[\d-]+-)?(\d\d_[a-z]\w*?)(?:-\d+)?', path.parent.name) # 2026-01-31-120000-02_batch_size
         is_ours = not path.is_symlink() and path.stat().st_size<=MAX_BYTES
-        if is_ours and (not other or other[0]==lab): yield path
+        if is_ours and (not other or other[1]==lab): yield path
 
 def handed_records(folder, lab)->list[list[dict]]: # One list for each file
     "The records of a lab and of its parts that were handed in, without failed visits"

@@ -28,7 +28,7 @@ def _imports_of(f):
     for name in sorted(({o.id for o in found} - own) & {*f.__globals__}):
         x = f.__globals__[name]
         module = getattr(x, '__module__', '').partition('._')[0]  # the public one
-        if inspect.ismodule(x): yield f'import {name}'
+        if inspect.ismodule(x): yield f'import {x.__name__}'+f' as {name}'*(x.__name__!=name)
         elif module!=f.__module__: yield f'from {module} import {name}'
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ QUESTIONS = { # name → question
                50: 'That is in mJ; give joules.'}),
     '05.longest': Question(
         lambda work_ms: max(work_ms.values()), unit='ms',
-        why='If it took no time at all, the steps would be shorter by this much at most.',
+        why='If this took no time at all, the 20 steps would be shorter by this much at most.',
         hint='Add up all slices of the same name, over the whole trace. '
              'A long slice may be rare, and short ones many.'),
     '06.steps': Question(

@@ -33,7 +33,7 @@ KNOWN_WARNINGS = { # start of the text -> its cause
     '`torch.jit.script` is deprecated': 'fastai.vision.augment, since torch deprecated scripting',
     "The 'mode.chained_assignment' option is deprecated": 'fastai.tabular.core, since pandas 3',
     'The given NumPy array is not writable': 'fastai.tabular.core, since pandas 3',
-    'Palette images with Transparency expressed in bytes': 'Pillow, of which fastai wants RGB',
+    'Palette images with Transparency expressed in bytes': 'Pillow, when fastai makes it RGB',
     'IProgress not found': 'tqdm.auto in a notebook without ipywidgets, which draws text'}
 
 # %% ../../nbs/ground/00_core.ipynb #042e8242

@@ -107,14 +107,13 @@ def hinders(cb):
 
 def _of_loaders(dl):
     "Remedies for a training that waits for its images"
-    if isinstance(getattr(dl.dataset, 'x', None), torch.Tensor): return []  # they are in memory, maybe the GPU's
+    if isinstance(getattr(dl.dataset, 'x', None), torch.Tensor): return []  # in memory, or on the GPU
     found, n, now = [], n_cores(), n_workers_of(dl)
     if now is not None and now<n and n>=MIN_CORES:
         n = min(n, 16)
         found.append(Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand',
                             f'num_workers={n}', about='data'))
-    once = Remedy('images decoded once', partial(parts, names=['feed']), 'part', about='data', n_epochs=2)
-    return [*found, once]
+    return [*found, Remedy('images decoded once', partial(parts, names=['feed']), 'part', about='data', n_epochs=2)]
 
 # %% ../../nbs/run/13_remedies.ipynb #fc3c8a49
 def remedies(learn)->list[Remedy]:

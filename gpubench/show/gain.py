@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from time import perf_counter
 
 import numpy as np
@@ -23,7 +24,7 @@ from scipy import stats as sps
 from tqdm.auto import tqdm
 
 from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
-from ..ground.record import PHASE_NAMES
+from ..ground.record import PHASE_NAMES, plain_record
 from ..ground.series import ENOUGH_FRAC
 from ..ground.stats import Interval
 from ..step.fast import SpeedUp
@@ -186,17 +187,17 @@ def reason(self:Gain)->str:
     "What takes the time: the remedy that alone brings most; and why steps can't be captured"
     way = self.most('limit', 'part', 'hand', 'together')
     refusal = self.refusal()
-    if way is None: return refusal or 'No single change brings more than this minute can show.'
+    if way is None: return f'{refusal} No single change brings more than this minute can show.'.strip()
     times = self.times(way)
     fewer = next((o for o in self.ways if o.remedy.about=='batch' and self.surely_helps(o) and self.times(o).mid>=MIN_FEWER), None)
     if fewer and (way is fewer or way.remedy.kind=='limit'):
         many = (f'The time goes with the number of batches, not with that of images: '
                 f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
-        return f'{refusal} {many}' if refusal else many     # captured steps would take the same from each batch
+        return f'{refusal} {many}'.strip()      # a graph would make each batch cheaper, too
     done = self.most('part', 'hand', 'together')    # it is named, unless a limit is shown to be more
     if done and not times_as_fast(done, way, self.noise).lo>1: way, times = done, self.times(done)
     share = f'At least {1-1/times.lo:.0%}' if is_noisy(times) else f'{1-1/times.mid:.0%}'
-    what = (f'goes into batches before they are trained, most of it into {self.bringing()}' if way.remedy.kind=='limit'
+    what = (f'goes into batches before they are trained, the largest part of it into {self.bringing()}' if way.remedy.kind=='limit'
             else f'is saved by: {way.remedy.name}.')
     return f'{share} of the time {what} {refusal}'.strip()
 
@@ -231,7 +232,8 @@ def headline(self:Gain)->str:
         best = _fmt(predicted(self.best, self.noise), ' s')
         return f'{text}With `apply()` ({self.best.remedy.name}): {best}, {times_text(self.times(self.best))} times as fast.'
     whole = [self.times(o).hi<1 for o in self.ways if o.remedy.kind=='all']
-    if whole and all(whole): return f'{text}speed_up would make it slower, and `apply()` does nothing.'
+    if not whole: return f"{text}speed_up couldn't be tried; the table says why."
+    if all(whole): return f'{text}speed_up would make it slower, and `apply()` does nothing.'
     return f'{text}speed_up would bring {NO_DIFFERENCE}.'
 @patch
 def why(self:Gain)->str:
@@ -266,14 +268,16 @@ def as_dict(self:Gain,
     details=False, # With idle time and memory (`Gain.details`)
 )->dict:
     "A record: the machine, each visit's prediction, where the time goes, what came"
+    def interval(i): return [i.mid, i.lo, i.hi]
     found = dict(machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit), sentence=self.sentence(),
-                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))], took_s=o.took_s,
+                 ways=[dict(what=o.remedy.name, kind=o.remedy.kind, fit_s=[o.seconds(i) for i in range(len(o.visits))],
+                            predicted_s=interval(predicted(o, self.noise)), times_as_fast=interval(self.times(o)), took_s=o.took_s,
                             peak_bytes=o.peak_bytes) for o in self.ways], failed=self.failed, epoch=self.now.to_dict('records'),
                  items_ms=self.items, batches_ms=self.batches)
-    fits = [dict(predicted_s=[i.mid, i.lo, i.hi], got_s=s, holds=i.holds(s)) for i,s in self.fits]
+    fits = [dict(predicted_s=interval(i), got_s=s, holds=i.holds(s)) for i,s in self.fits]
     applied = self.applied.remedy.name if self.applied else None
     more = {k: o if isinstance(o, str) else o.to_dict('records') for k,o in self.details().items()} if details else {}
-    return found | dict(applied=applied, fits=fits, n_missed=self.n_missed) | more
+    return plain_record(found | dict(applied=applied, fits=fits, n_missed=self.n_missed) | more)
 
 # %% ../../nbs/show/10_gain.ipynb #6f7ead7e
 def _release(twin): # Graphs and what was decoded
@@ -311,19 +315,19 @@ def _profile(self:Gain, **kwargs):
 # %% ../../nbs/show/10_gain.ipynb #078ba7c5
 def _table(df): # for the template; a sentence may stand for the frame
     if isinstance(df, str): df = pd.DataFrame(dict(found=[df]))
-    def text(x): return f'{x:.3g}' if isinstance(x, float) else '' if x is None else str(x)
+    def text(x): return '' if x is None or x!=x else f'{x:.3g}' if isinstance(x, float) else str(x)
     return dict(head=[str(o).replace('_', ' ') for o in df], rows=[[*map(text, o)] for o in df.itertuples(index=False)])
 
 def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
     "What it returns, or a sentence why it can't"
     try: return f(*args)
-    except RuntimeError as e: return str(e).splitlines()[0]
+    except RuntimeError as e: return shorten(str(e), 200, placeholder=' …')
 
 DETAILS = dict(idle='Where a step is idle', memory='What takes the memory', largest_batch='The largest batch')
 
 @patch
 def details(self:Gain)->dict:
-    "Key of `DETAILS` -> frame, or a sentence why there is none; measured when first asked for"
+    "Key of `DETAILS` -> frame, or the error that prevented it; measured when first asked for"
     if self._details: return self._details
     found = dict(idle=_tried(self.idle), memory=_tried(lambda: self.memory().to_df()))
     if self.device.type=='cuda':
@@ -369,7 +373,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
     except Exception as e:
         if way.remedy.kind in ('stock', 'limit'): raise
         way.failed = ('It takes more memory than is free.' if is_out_of_memory(e) else
-                      f'It fails here: {type(e).__name__}: {e}'.splitlines()[0])
+                      shorten(f'It fails here: {type(e).__name__}: {e}', 200, placeholder=' …'))
     else:
         if not all(o.train for o in found): raise RuntimeError(
             "The fit ended before an epoch had trained, so there is nothing to predict from. "
@@ -451,6 +455,9 @@ def gain(
     check_fit(fit)
     first = make() if make else learn
     check_value('learn', first, isinstance(first, Learner), 'a fastai `Learner`, or a function that returns one')
+    if not hasattr(first.dls, 'device'): raise ValueError(
+        "This Learner's loaders are PyTorch's own, which know no device. Build them with fastai, "
+        "such as by `DataLoaders.from_dsets(train_set, valid_set, bs=64)`.")
     if make is None: check_copy(learn)
     check_batches(first.dls.train)
     make = make or partial(twin_of, learn)

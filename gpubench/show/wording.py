@@ -104,6 +104,7 @@ def _transform_remedy(o):
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0013
 def _copy_remedy(o):
+    if not _on_gpu(o): return ''
     if plain_value(o.get('pin_memory')): return _RESIDENT
     return "Pinned memory (`pin_memory=True`) shortens it; `loader='resident'` copies nothing."
 

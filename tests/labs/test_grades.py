@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from gpubench.course.lab_questions import QUESTIONS
 from gpubench.cli import cli
-from gpubench.course.grades import lab_questions, read_answers
+from gpubench.course.grades import handed_records, lab_questions, read_answers
 from gpubench.ground.record import append_record
 
 from helpers import root
@@ -130,3 +130,11 @@ def test_deeper(tmp_path):
     assert '01_b' not in gpubench('labs', '--labs', tmp_path/'labs').output
     said = gpubench('run', '--deeper', '--labs', tmp_path/'labs', '--device', 'cpu', '--out', tmp_path/'out', '--no-progress')
     assert said.exit_code==0 and (tmp_path/'out'/'seen').is_file(), said.output
+
+
+@pytest.mark.parametrize('name,counts', [('Anna Schmidt_1234567_assignsubmission_file_', True), ('2026_anna', True),
+    ('2026-01-31-120000-02_batch_size', True), ('2026-01-31-120000-02_batch_size-2', True), ('02_batch_size', True),
+    ('2026-01-31-120000-03_model_size', False), ('03_model_size', False)])
+def test_the_folder_of_another_lab_does_not_count(tmp_path, name, counts):
+    append_record(tmp_path/name/'02_parts.jsonl', dict(part='x'))
+    assert bool(handed_records(tmp_path, '02_batch_size'))==counts

@@ -583,3 +583,9 @@ def test_side_by_side_without_gpus(tmp_path, call):
 
 @pytest.mark.parametrize('verb, on', [('run', 'slurm'), ('run', 'local'), ('sweep', 'slurm'), ('sweep', 'local')])
 def test_jobs_need_no_wait(call, verb, on): refused(call(verb, '--device', 'cpu', '--wait', '--on', on), 'Leave it out')
+
+
+@pytest.mark.parametrize('option', ['--html', '--json', '--trace'])
+def test_gain_refuses_a_folder_for_a_file_before_it_measures(call, tmp_path, option):
+    done = call('gain', 'no_module:f', option, tmp_path)
+    assert done.exit_code==2 and option in done.output and 'is a directory' in done.output
