@@ -3,7 +3,7 @@ from pytest import approx
 from replay import again, planted
 theirs = {o['part'] for o in lab.recorded('05_parts.jsonl', with_cpu=True)}
 mine = {o['part']: o for o in lab.mine}
-assert theirs-{'refill', 'phases', 'fit on the CPU'}==set(mine)-{'nothing', 'trace'} and len(mine)==len(lab.mine)
+assert theirs-{'refill', 'phases', '8 GB', 'fit on the CPU'}==set(mine)-{'nothing', 'trace'} and len(mine)==len(lab.mine)
 recorded = {o['part']: o for o in lab.recorded('05_parts.jsonl', with_cpu=True)}
 for part,row in mine.items():
     lacks = {*recorded.get(part, {})} - {*row} - {'schema', 'fed_from'}
