@@ -18,12 +18,11 @@ from fastai.callback.core import Callback
 from fastai.torch_core import default_device, set_seed
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.data import ImageDataLoaders
-from gpubench.data.loaders import get_dls
 from gpubench.ground.core import wait_for
 from gpubench.show.gain import gain, predicted
 
 from common import device_of, device_parser, write_json
-from whole_fit_rows import ROWS, Row, photos, resnet_18, small_cnn, tiny
+from whole_fit_rows import ROWS, Row, photos, resident, resnet_18, small_cnn, tiny
 
 class SleepingCallback(Callback):
     "Sleeps for 30 ms after each batch"
@@ -43,8 +42,6 @@ def with_cb(learner, cb, dls):
     learn = learner(dls)
     learn.add_cb(cb())
     return learn
-
-def tiny_resident(path, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=64)
 
 def reading_loss(dls): # where no step waits for images, so that the loss matters
     learn = small_cnn(dls)
@@ -67,7 +64,7 @@ FAULTS = dict( # row, what the first sentence has to name
     zero_workers=(Row('0 workers', *FEW, photos, resnet_18, 3, loaders=dict(num_workers=0)), 'workers'),
     loss_read=(Row('a callback that reads each gradient', *FEW, photos, partial(with_cb, resnet_18, ReadingCallback), 4), 'ReadingCallback'),
     tiny_batch=(Row('batches of 4', *FEW, partial(tiny, bs=4), small_cnn, 3), 'batch 8'),
-    item_in_loss=(Row('a loss that is read', *FEW, tiny_resident, reading_loss, 20), '.item('))
+    item_in_loss=(Row('a loss that is read', *FEW, partial(resident, size=64, augment=False), reading_loss, 20), '.item('))
 
 def run_row(name, device, quick):
     "Predicted and got, of one Learner in this process"

@@ -86,7 +86,8 @@ def texts(path, **kwargs):
     return TextDataLoaders.from_csv(path, 'csv/all.csv', **SPLIT, text_col='text', label_col='label',
                                     tok_tfm=BaseTokenizer(), bs=64, **kwargs)
 
-def resident(path, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=224, augment=True)
+def resident(path, size=224, augment=True, **kwargs):
+    return get_dls(str(path), bs=64, loader='resident', size=size, augment=augment)
 
 # learners: DataLoaders -> Learner
 def resnet_18(dls, **kwargs): return vision_learner(dls, resnet18, pretrained=False, metrics=accuracy, **kwargs)

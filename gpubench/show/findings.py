@@ -518,7 +518,7 @@ def _part_sentence(part, steps): # `steps`: visits of a configuration, and their
     rows, o = max(large, key=lambda x: x[1].share_frac)
     first, share = rows.iloc[0], fmt(o.share_frac, '%', 100)
     text = (f"On {device_phrase(first.series)} at batch {fmt_bs(first.bs)}, {share} of a step is "
-            f"{part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}")
+            f"{part.words} ({fmt(o.ms, 'ms')}). {part.remedy(first.to_dict())}".rstrip())
     if len(large)==1: return text
     return (f'{text} It is {100*part.least_frac:.0f} % or more in {len(large)} of {len(found)} '
             'configurations.')

@@ -185,21 +185,21 @@ def refusal(self:Gain)->str:
 @patch
 def reason(self:Gain)->str:
     "What takes the time: the remedy that alone brings most; and why steps can't be captured"
-    way = self.most('limit', 'part', 'hand', 'together')
-    refusal = self.refusal()
-    if way is None: return f'{refusal} No single change brings more than this minute can show.'.strip()
+    def say(*sentences): return ' '.join(filter(None, sentences))
+    way, refusal = self.most('limit', 'part', 'hand', 'together'), self.refusal()
+    if way is None: return say(refusal, 'No single change brings more than this minute can show.')
     times = self.times(way)
     fewer = next((o for o in self.ways if o.remedy.about=='batch' and self.surely_helps(o) and self.times(o).mid>=MIN_FEWER), None)
-    if fewer and (way is fewer or way.remedy.kind=='limit'):
-        many = (f'The time goes with the number of batches, not with that of images: '
-                f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
-        return f'{refusal} {many}'.strip()      # a graph would make each batch cheaper, too
+    if fewer and (way is fewer or way.remedy.kind=='limit'): return say(
+        refusal, # a graph would make each batch cheaper, too
+        f'The time goes with the number of batches, not with that of images: '
+        f'{fewer.remedy.name} is {times_text(self.times(fewer))} times as fast.')
     done = self.most('part', 'hand', 'together')    # it is named, unless a limit is shown to be more
     if done and not times_as_fast(done, way, self.noise).lo>1: way, times = done, self.times(done)
     share = f'At least {1-1/times.lo:.0%}' if is_noisy(times) else f'{1-1/times.mid:.0%}'
     what = (f'goes into batches before they are trained, the largest part of it into {self.bringing()}' if way.remedy.kind=='limit'
             else f'is saved by: {way.remedy.name}.')
-    return f'{share} of the time {what} {refusal}'.strip()
+    return say(f'{share} of the time {what}', refusal)
 
 # %% ../../nbs/show/10_gain.ipynb #0c5b62de
 # rows of `epoch_table` -> the phase whose remedy serves
@@ -216,7 +216,7 @@ def bringing(self:Gain)->str:
     more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
     about = dict(device=self.device.type, n_cores=n_cores(), n_workers=self.n_workers, slowest=slowest)
     remedy = next(o.remedy for o in PARTS if BRINGING[what] in o.phases)(about)
-    return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'
+    return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'.rstrip()
 
 @patch
 def headline(self:Gain)->str:
@@ -280,6 +280,8 @@ def as_dict(self:Gain,
     return plain_record(found | dict(applied=applied, fits=fits, n_missed=self.n_missed) | more)
 
 # %% ../../nbs/show/10_gain.ipynb #6f7ead7e
+def _short(error): return shorten(str(error), 200, placeholder=' …') # fastai's name the cause in their second line
+
 def _release(twin): # Graphs and what was decoded
     for o in [*twin.cbs]:
         if hasattr(o, 'release'): o.release()
@@ -321,7 +323,7 @@ def _table(df): # for the template; a sentence may stand for the frame
 def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
     "What it returns, or a sentence why it can't"
     try: return f(*args)
-    except RuntimeError as e: return shorten(str(e), 200, placeholder=' …')
+    except RuntimeError as e: return _short(e)
 
 DETAILS = dict(idle='Where a step is idle', memory='What takes the memory', largest_batch='The largest batch')
 
@@ -329,11 +331,10 @@ DETAILS = dict(idle='Where a step is idle', memory='What takes the memory', larg
 def details(self:Gain)->dict:
     "Key of `DETAILS` -> frame, or the error that prevented it; measured when first asked for"
     if self._details: return self._details
-    found = dict(idle=_tried(self.idle), memory=_tried(lambda: self.memory().to_df()))
+    self._details = found = dict(idle=_tried(self.idle), memory=_tried(lambda: self.memory().to_df()))
     if self.device.type=='cuda':
         largest = [str(_tried(self.largest_batch, o)) for o in (False, True)]
         found['largest_batch'] = pd.DataFrame(dict(memory=['free here', 'of a GPU of 8 GB'], found=largest))
-    self._details = found
     return found
 
 @patch
@@ -373,7 +374,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
     except Exception as e:
         if way.remedy.kind in ('stock', 'limit'): raise
         way.failed = ('It takes more memory than is free.' if is_out_of_memory(e) else
-                      shorten(f'It fails here: {type(e).__name__}: {e}', 200, placeholder=' …'))
+                      _short(f'It fails here: {type(e).__name__}: {e}'))
     else:
         if not all(o.train for o in found): raise RuntimeError(
             "The fit ended before an epoch had trained, so there is nothing to predict from. "
