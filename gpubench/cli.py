@@ -241,40 +241,33 @@ gpubench labs 02_batch_size
 gpubench labs --copy ~/labs
 gpubench labs 02_batch_size --copy ~/labs
 gpubench labs --copy ~/course --for nbgrader
-gpubench labs --key > key.md
-gpubench labs --grade handed_in --csv > grades.csv""")
+gpubench labs --key > key.md""")
 @lab_names
 @click.option('--copy', 'to', metavar='FOLDER', help=
               'Copy the labs to FOLDER, preferably outside the checkout. Files that you changed '
               'are kept.')
 @flag('--with-outputs', 'Copy the outputs, too.')
-@click.option('--for', 'kind', type=click.Choice(['nbgrader', 'otter']), help=
-              'With --copy: labs for this grader, with graded cells and hidden tests. Existing '
-              'ones are overwritten.')
+@click.option('--for', 'kind', type=click.Choice(['nbgrader']), help=
+              'With --copy: labs with graded cells and hidden tests. Existing ones are '
+              'overwritten.')
 @flag('--key', "Print a teacher's key and a grading rubric, as Markdown.")
-@click.option('--grade', 'handed_in', metavar='FOLDER',
-              help='Grade the answers in the notebooks in FOLDER, without running them.')
 @labs_option
 @deeper
-@as_data
-def labs_command(names, to, with_outputs, kind, key, handed_in, folder, deeper, form):
-    """List, copy or grade the labs.
+def labs_command(names, to, with_outputs, kind, key, folder, deeper):
+    """List or copy the labs.
 
     With LAB, show its parameters.
     """
     from gpubench.course.lab_format import lab_text, labs_folder, pick_labs
     from gpubench.course.labs import copied_text, copy_labs
-    if key or handed_in is not None:
-        from gpubench.course.grades import grade, grade_text, points_csv, teacher_key
-        if key: return _print(teacher_key(folder))
-        df = grade(handed_in, folder)
-        if form=='json': return print_frame(df, form)
-        return _print(points_csv(df).rstrip() if form else grade_text(df))
+    if key:
+        from gpubench.course.grades import teacher_key
+        return _print(teacher_key(folder))
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     if kind:
         if not to: raise OurError(f'--for {kind} needs --copy FOLDER.')
         from gpubench.course.export import export_labs
-        return _print(f"For {kind}, in {to}: {', '.join(export_labs(kind, to, names, folder))}")
+        return _print(f"For nbgrader, in {to}: {', '.join(export_labs(to, names, folder))}")
     if to: return _print(copied_text(to, copy_labs(to, folder, names, with_outputs)))
     for lab in pick_labs(names, folder): _print(lab_text(lab, bool(names)))
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from gpubench.course import checks
 from gpubench.course.checks import check, check_function, mine_or_ours
 from gpubench.course.lab_functions import LabFunction
-from gpubench.course.lab_questions import EXERCISE_ANSWERS, QUESTIONS
+from gpubench.course.lab_questions import QUESTIONS
 
 from helpers import root
 
@@ -136,20 +136,18 @@ def test_no_lab_holds_a_solution():
         assert all(f'  {o}' in key for o in ex.solution.splitlines()), name
         assert f"mine_or_ours('{name}'" in '\n'.join(texts.values()), name
 
-def exercise_numbers(path):
-    "The numbers of the exercises at the end of a lab"
-    [text] = [o.source for o in nbformat.read(path, 4).cells if '## Exercises' in o.source]
-    return [int(o) for o in re.findall(r'^(\d+)\. ', text.split('## Exercises')[1].split('\n## ')[0], re.M)]
+def numbers(text): return [int(o) for o in re.findall(r'^(\d+)\. ', text, re.M)]
 
-def test_exercises_have_answers_in_the_key():
-    "In the core, the first of them is about a Learner of the student's own"
+def test_exercises_have_answers():
+    "On the teachers' page, in the order of the labs; in the core, the first exercise is about a Learner of the student's own"
+    page = nbformat.read(root/'nbs'/'labs'/'answers.ipynb', 4).cells
+    answers = {o.source.partition('\n')[0].removeprefix('## '): numbers(o.source) for o in page[1:]}
+    assert {*answers}=={o.stem for o in labs}
     for path in labs:
-        is_deeper = path.parent.name=='deeper'
-        answers = EXERCISE_ANSWERS[path.stem if is_deeper else path.stem[:2]]
-        assert exercise_numbers(path)==[*range(1, len(answers)+1)], path.stem
-        if is_deeper: continue
-        text = '\n'.join(o.source for o in nbformat.read(path, 4).cells if '## Exercises' in o.source)
-        assert 'Learner` of your own' in text.split('## Exercises')[1].split('\n2. ')[0], path.stem
+        [text] = [o.source for o in nbformat.read(path, 4).cells if '## Exercises' in o.source]
+        exercises = text.split('## Exercises')[1].split('\n## ')[0]
+        assert numbers(exercises)==answers[path.stem], path.stem
+        if path.parent.name!='deeper': assert 'Learner` of your own' in exercises.split('\n2. ')[0], path.stem
 
 # ---- the mechanism, broken
 

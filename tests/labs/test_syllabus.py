@@ -68,11 +68,11 @@ def test_students_copies_have_nothing_for_teachers(tmp_path):
     copy_labs(tmp_path)
     for o in tmp_path.rglob('*.ipynb'):
         text = markdown(o)
-        assert not re.search('For teachers|--key|--grade', text), o
+        assert not re.search('For teachers|--key', text), o
         for link in re.findall(r'\]\(([^)#:\s]+)\)', text):
             target = (o.parent/link).resolve()
             assert target.is_file() and target.is_relative_to(tmp_path), (o, link)
-    assert not (tmp_path/'teachers.ipynb').exists()
+    assert not any((tmp_path/f'{o}.ipynb').exists() for o in ('teachers', 'answers'))
 
 def test_what_a_lab_assumes_comes_before_it(): assert list(wrong_order(markdown(page)))==[]
 
