@@ -9,7 +9,7 @@ set_up = python=$$(sh tools/find-python) && "$$python" tools/set_up.py
 # a plain `jupyter lab` refuses to run as root, the user in most containers
 as_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help bench lab test test-notebooks test-newest export lock readme site clean distclean set-up-plain set-up-lab set-up-int8 \
+.PHONY: help bench lab test test-all test-notebooks test-newest export lock readme site clean distclean set-up-plain set-up-lab set-up-int8 \
 	set-up-site set-up-dev
 .NOTPARALLEL:
 
@@ -17,7 +17,8 @@ help:
 	@echo 'make bench        measure this machine: labs 01 and 02, then a report (about 3 minutes, after the first set-up)'
 	@echo 'make lab          work through the labs in JupyterLab, in your own copy: runs/labs'
 	@echo 'make set-up-int8  install what deeper/07_int8 needs: ONNX Runtime and two other packages, about 40 MB'
-	@echo 'make test         all tests: notebooks, then pytest'
+	@echo 'make test         notebooks, then pytest, without what takes long: about 5 minutes on two cores'
+	@echo 'make test-all     all tests, with every lab: about 35 minutes on two cores'
 	@echo 'make test-newest  only the notebooks, with the newest version of everything'
 	@echo 'make export       write the modules and README.md from the notebooks, and clean the notebooks'
 	@echo 'make site         build the web site: build/site/index.html'
@@ -33,13 +34,21 @@ lab: set-up-lab
 	@$(bin)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/runs/labs $(as_root) $(ARGS)
 
 # tests share the cores: if waiting threads spin, everything takes several times as long
-test test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE
+test test-all test-notebooks test-newest: export OMP_WAIT_POLICY = PASSIVE
 
-test: test-notebooks
-	$(bin)/python -m pytest -n 2 --dist worksteal $(ARGS)
+# $(1) is for nbdev-test, $(2) for pytest, which also runs after a notebook failed
+run_tests = @notebooks=ok; $(bin)/nbdev-test --n-workers 2 --timing $(1) || notebooks=failed; \
+	$(bin)/python -m pytest -n 2 --dist loadgroup $(2) $(ARGS) || exit; \
+	if [ $$notebooks = failed ]; then echo "A notebook failed: see what nbdev-test printed, before pytest's lines."; exit 1; fi
+
+test: set-up-dev
+	$(call run_tests)
+
+test-all: set-up-dev
+	$(call run_tests,--flags slow,-m "slow or not slow" -rs)
 
 test-notebooks: set-up-dev
-	$(bin)/nbdev-test --n-workers 2
+	$(bin)/nbdev-test --n-workers 2 --timing
 
 test-newest:
 	@$(set_up) newest --venv "$(VENV)-newest"

@@ -16,6 +16,32 @@ for o in signal.SIGINT, getattr(signal, 'SIGHUP', signal.SIGINT):               
     if signal.getsignal(o)==signal.SIG_IGN: signal.signal(o, signal.default_int_handler if o==signal.SIGINT else signal.SIG_DFL)
 root = Path(__file__).resolve().parent.parent
 
+# ---- what takes long is marked
+
+slow_fixtures = {'browser', 'tree', 'shared_tree', 'wheel', 'slurm'}         # they start a browser, a build, a scheduler
+max_cpu_s = float(os.environ.get('GPUBENCH_MAX_TEST_S', 'inf'))              # .ci/run sets it: what a test without the marker may take
+
+def cpu_s():
+    "Seconds of CPU time of this process and of those that it started and that ended; other programs' load doesn't count"
+    return sum(os.times()[:4])
+
+@pytest.hookimpl(tryfirst=True)                      # before pytest selects by marker
+def pytest_collection_modifyitems(items):
+    for o in items:
+        if slow_fixtures & {*o.fixturenames}: o.add_marker('slow')
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    start_s = cpu_s()
+    res = yield
+    took_s = cpu_s()-start_s
+    if took_s>max_cpu_s and not item.get_closest_marker('slow'):
+        pytest.fail(f'It took {took_s:.1f} s of CPU time, more than {max_cpu_s:g} s. Make it shorter, or mark it as slow.', pytrace=False)
+    return res
+
+
+# ---- fixtures
+
 @pytest.fixture(autouse=True)
 def forget_kept_pages():
     "A trial refuses a process whose pages another test had kept; no test compares times"

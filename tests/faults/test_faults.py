@@ -58,6 +58,7 @@ def hungry(bs):
     if bs==32: raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     return dict(n_images=bs)
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_record_at_that_size():
     df = quiet(dict(bs=[8, 16, 32, 64]), run=hungry, repeats=2)
     assert by(df, 'bs')=={8: 'ok', 16: 'oom', 32: 'oom', 64: 'ok'} and len(df)==8
@@ -112,6 +113,7 @@ def hangs(x, folder):
     Path(folder, 'pids').write_text(f'{os.getpid()} {worker.pid}')
     time.sleep(300)
 
+@pytest.mark.slow
 @linux
 def test_a_hang_is_ended_with_all_it_started(tmp_path):
     quiet(dict(x=1, folder=str(tmp_path)), run=hangs)                          # the server is loaded from here on
@@ -121,6 +123,7 @@ def test_a_hang_is_ended_with_all_it_started(tmp_path):
     assert len(pids)==2
     soon(lambda: not any(map(running, pids)))
 
+@pytest.mark.slow
 def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
     plan = dict(how=['killed', 'refuses', 'fine'])
     quiet(plan, run=ends_badly, out=tmp_path)
@@ -140,11 +143,13 @@ def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
     (tmp_path/'records.jsonl').write_text(''.join(json.dumps({k: v for k,v in o.items() if k!='measure'})+'\n' for o in older))
     assert len(go())==2 and 'nothing is left to run' in capsys.readouterr().out          # before there was the field: the defaults
 
+@pytest.mark.slow
 def test_nan_loss():
     df = quiet(dict(device='cpu', lr=[1e-3, 1e25], max_images=300))
     assert dict(zip(df.lr, df.status))=={1e-3: 'ok', 1e25: 'error'}
     assert 'smaller learning rate' in df[df.lr>1].error.item()
 
+@pytest.mark.slow
 def test_batch_larger_than_the_data():
     df = quiet(dict(device='cpu', bs=[64, 4000], max_images=300))
     assert by(df, 'bs')=={64: 'ok', 4000: 'skipped'}
@@ -171,6 +176,7 @@ def with_worker(bs):
     for _ in torch.utils.data.DataLoader(Deadly(), batch_size=bs, num_workers=1): pass
     return {}
 
+@pytest.mark.slow
 def test_a_worker_dies():
     df = quiet(dict(bs=2), run=with_worker)
     assert df.status.tolist()==['error']
@@ -185,6 +191,7 @@ def test_a_workers_death_is_reported_while_its_error_is_read():
     fault = run_point(reset, dict(bs=2), {})
     assert fault['status']=='error' and 'killed by signal' in fault['error'] and 'n_workers=0' in fault['error']
 
+@pytest.mark.slow
 def test_a_truncated_image_is_one_sentence(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(40):
@@ -216,6 +223,7 @@ print(sweep([dict(x=x, device='toy') for x in plan], repeats=1, twin=None, out=h
             seed=int(sys.argv[2]), start_method=sys.argv[3] if len(sys.argv)>3 else None).y.tolist())
 '''
 
+@pytest.mark.slow
 @linux
 def test_ctrl_c_in_a_visit_and_the_same_call_again(tmp_path):
     p = start_script(tmp_path, SCRIPT, tmp_path, 0, PROBE='1')
@@ -265,6 +273,7 @@ def test_ctrl_c_at_the_last_visit_and_without_a_folder(isolate):
 
 # ---- the sweeping process dies
 
+@pytest.mark.slow
 @linux
 def test_kill_9_leaves_no_visit_and_no_lock(tmp_path):
     p = start_script(tmp_path, SCRIPT.replace('[1, 2, 3]', '[3]'),
@@ -299,10 +308,12 @@ class Suspended(StopSignals):
         if self.n==2: time.sleep(10)
         return super().listening()
 
+@pytest.mark.slow
 def test_a_finished_visit_counts_though_its_sweep_was_suspended_beyond_the_time_limit():
     quiet(dict(x=1), run=same)                           # the server is loaded from here on
     assert run_fresh(pack(lambda: dict(y=1)), timeout_s=9., signals=Suspended()).value==dict(y=1)
 
+@pytest.mark.slow
 @linux
 def test_ctrl_c_while_the_server_loads(tmp_path):
     p = start_script(tmp_path, 'import sys\nfrom gpubench.run.sweep import sweep\nprint("now", flush=True)\n'
@@ -350,6 +361,7 @@ def test_a_folder_of_locks_that_is_a_link_is_not_ours(tmp_path, monkeypatch):
 
 NET = 'import torch\ndef make(n_classes, n_in): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(n_classes)) # {}\n'
 
+@pytest.mark.slow
 def test_an_edited_network_is_another_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     def go(text):
@@ -360,6 +372,7 @@ def test_an_edited_network_is_another_one(tmp_path, monkeypatch, capsys):
     assert first.trial_id.item()==again.trial_id.item()!=edited.trial_id.item()
     assert '1 visit of chg:make in runs was measured with another version of its source. It stays there' in capsys.readouterr().out
 
+@pytest.mark.slow
 def test_an_error_in_a_users_network_names_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path('deep').mkdir()
@@ -376,6 +389,7 @@ def test_a_module_that_cannot_be_imported_stops_the_sweep_at_its_start(tmp_path,
     with pytest.raises(ValueError, match=r"no luck.*torn.py:2"): quiet(dict(model='torn:net', device='cpu', bs=[16, 32]), out='runs')
     assert not Path('runs').exists()
 
+@pytest.mark.slow
 @linux
 def test_a_users_file_named_as_a_module_of_python(tmp_path):
     for o in ('random', 'queue', 'signal'): (tmp_path/f'{o}.py').write_text('raise RuntimeError("a game of dice")')
@@ -385,6 +399,7 @@ def test_a_users_file_named_as_a_module_of_python(tmp_path):
         p = subprocess.run([sys.executable, '-c', text, how], cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(root)), capture_output=True, text=True)
         assert p.stdout=="['ok']\n", p.stderr
 
+@pytest.mark.slow
 def test_a_torch_that_is_broken(tmp_path):
     (tmp_path/'torch').mkdir()
     (tmp_path/'torch'/'__init__.py').write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
@@ -516,6 +531,7 @@ said['shm'] = dict(zip(map(str, df.n_workers), zip(df.status, df.error)))
 print(json.dumps(said))
 '''
 
+@pytest.mark.slow
 @linux
 def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
     command = unshare()
@@ -536,6 +552,7 @@ def test_full_disk_read_only_folder_and_little_shared_memory(tmp_path):
 
 # ---- what no visit could find
 
+@pytest.mark.slow
 def test_what_is_not_there_stops_a_sweep_before_its_first_visit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path('minenet.py').write_text('def net(n_classes, n_in): raise RuntimeError("no luck")')
@@ -552,6 +569,7 @@ def test_a_noise_floor_needs_records():
 
 # ---- a process as the caller's
 
+@pytest.mark.slow
 def test_how_to_measure_reaches_the_function():
     def run(x, half_width=.01): return dict(found=half_width)
     assert quiet(dict(x=1), run=run, half_width=.05).found.tolist()==[.05]

@@ -9,6 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from helpers import find_browser, lab_server
 
+pytestmark = pytest.mark.slow
+
 shots = Path(__file__).resolve().parents[2]/'runs'/'browser'
 cell_s = 120                                         # a cell's own promise is two minutes
 look_s = 5                                           # until what has arrived is painted

@@ -39,6 +39,7 @@ def hand_in(source, folder, answers, guess):
     for bs,rate in {16: 400, 32: 700, 64: 990, 256: 1000, 1024: 800}.items():
         for v in range(3): append_record(folder/'runs'/f'a-{LAB}', dict(status='ok', model='lenet', bs=bs, images_per_s=rate*(1+.01*v)))
 
+@pytest.mark.slow
 def test_nbgrader(tmp_path):
     nbgrader = command('nbgrader')
     export_labs(tmp_path, ['02'])
@@ -91,6 +92,7 @@ def points():
         else: passed |= {name}-{None}
     return passed, errors
 
+@pytest.mark.slow
 @pytest.mark.parametrize('lab', lab_questions(), ids=lambda o: o.name)
 def test_right_answers_and_none_get_their_points(lab, tmp_path, monkeypatch):
     "Also if the set-up fails, because the parameters name a folder, a device or files that a grader doesn't have"

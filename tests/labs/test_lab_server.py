@@ -1,8 +1,10 @@
 """`make lab` for real: JupyterLab answers on 127.0.0.1 alone, opens the labs, and only to whoever has its token"""
 import psutil
+import pytest
 
 from helpers import lab_server, status
 
+pytestmark = pytest.mark.slow
 
 def test_make_lab(repo, tmp_path):
     with lab_server(repo, tmp_path) as server:

@@ -97,6 +97,7 @@ def records(folder):
     "Every record that a lab left"
     return [json.loads(line) for file in sorted(folder.rglob('records.jsonl')) for line in file.read_text(encoding='utf-8').splitlines()]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('lab,route', plan(labs, os.environ.get('GPUBENCH_ROUTES')=='all'), ids=lambda o: getattr(o, 'stem', None) or o.__name__)
 def test_lab(lab, route, tmp_path):
     assert list(faults(route(with_claims(lab, tmp_path), tmp_path)))==[]
@@ -122,12 +123,14 @@ def fake_lab(path, *sources):
     nbformat.write(new_notebook(cells=cells, metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3'))), path)
     return path
 
+@pytest.mark.slow
 @pytest.mark.parametrize('route', [by_papermill, by_hand])
 def test_routes(route, tmp_path):
     lab = fake_lab(tmp_path/'01_x.ipynb', record, 'import sys; print("a bar", file=sys.stderr)')
     assert list(faults(route(lab, tmp_path)))==[]
     assert records(tmp_path/'out')==[dict(status='ok', device='cpu', epoch_s=1.5)]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('route', [by_papermill, by_hand])
 def test_routes_fault(route, tmp_path):
     with pytest.raises(Exception, match='must not need nbdev'): route(fake_lab(tmp_path/'02_x.ipynb', 'import nbdev'), tmp_path)
@@ -140,6 +143,7 @@ def test_plan():
     assert names()==[('01_a', 'by_papermill'), ('02_b', 'by_gpubench'), ('04_d', 'by_papermill')]
     assert len(names(every=True))==9
 
+@pytest.mark.slow
 @pytest.mark.parametrize('route', routes)
 def test_a_claim_that_fails_is_shown(route, tmp_path):
     (tmp_path/'claims').mkdir()

@@ -57,6 +57,7 @@ def leads_to(path):
 
 # planted failures
 
+@pytest.mark.slow
 def test_a_failing_cell_is_told_and_stops_only_its_lab(labs, tmp_path):
     write_lab(labs, '01_bad', 'print("before")', 'raise KeyError("no such key")', 'print("after")')
     write_lab(labs, '02_good', 'print("fine")')
@@ -88,6 +89,7 @@ def alive(path):
     return [o for o in pids if runs(o)]
 
 
+@pytest.mark.slow
 def test_a_dead_kernel_is_no_success(labs, tmp_path):
     "Nor does it leave a process behind"
     write_lab(labs, '01_dies', stubborn(tmp_path/'pids'), 'os._exit(9)', 'print("after")')
@@ -101,6 +103,7 @@ def test_a_dead_kernel_is_no_success(labs, tmp_path):
     if os.name!='nt': assert alive(tmp_path/'pids')==[]
 
 
+@pytest.mark.slow
 def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
     write_lab(labs, '01_crash', 'import os', 'os.abort()')
     [o] = run(labs, tmp_path)
@@ -108,6 +111,7 @@ def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
     assert 'Fatal Python error' in (tmp_path/'out'/'01_crash.log').read_text()
 
 
+@pytest.mark.slow
 def test_a_cell_that_takes_too_long(labs, tmp_path):
     write_lab(labs, '01_slow', 'import time', 'time.sleep(300)', 'print("after")')
     write_lab(labs, '02_good', 'print("fine")')
@@ -120,12 +124,14 @@ def test_a_cell_that_takes_too_long(labs, tmp_path):
     assert time.monotonic()-start < 120
 
 
+@pytest.mark.slow
 def test_leaving_with_exit_code_0_is_no_success(labs, tmp_path):
     write_lab(labs, '01_leaves', 'import sys', 'sys.exit(0)', 'print("after")')
     [o] = run(labs, tmp_path)
     assert (o.status, 'sys.exit' in o.error) == ('error', True)
 
 
+@pytest.mark.slow
 def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
     path = write_lab(labs, '01_bad', '1/0', 'print("never")')
     nb = nbformat.read(path, 4)
@@ -137,6 +143,7 @@ def test_old_outputs_do_not_survive_a_failure(labs, tmp_path):
 
 # going on
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_failed(labs, tmp_path):
     "In the same folder, with the same code and parameters; whatever differs is executed again"
     notes, mended = tmp_path/'notes', tmp_path/'mended'
@@ -151,6 +158,7 @@ def test_a_run_goes_on_with_what_failed(labs, tmp_path):
     assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('other,says', [
     (dict(torch='1.0'), 'torch (1.0 then, 2.0 now)'), (dict(gpubench='0.0.9'), 'gpubench (0.0.9 then, 0.1.0 now)'),
     (dict(cpu='Old CPU', n_cores=4), 'CPU (Old CPU then, New CPU now), cores (4 then, 2 now)'), (dict(gpu='H200'), 'GPU (H200 then, None now)'),
@@ -170,6 +178,7 @@ def test_another_machine_or_version_runs_again(labs, tmp_path, monkeypatch, othe
 
 # what a run may write over
 
+@pytest.mark.slow
 def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
     "Also a copy with answers, of a lab that is elsewhere; what a run wrote may be written again"
     write_lab(labs, '01_good', 'print(1)')
@@ -194,6 +203,7 @@ def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
 
 # one run at a time on a device
 
+@pytest.mark.slow
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
     write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
               'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
@@ -204,6 +214,7 @@ def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
 
 # what a lab prints
 
+@pytest.mark.slow
 def test_a_very_long_line(labs, tmp_path):
     "nbclient's own merging of streams takes .7 s for a line of 20,000 letters, and half an hour for this one, whatever the timeout"
     write_lab(labs, '01_long', 'print("x"*1_000_000)', 'for i in range(3): print(f"\\r{i} %", end="", flush=True)')
@@ -216,6 +227,7 @@ def test_a_very_long_line(labs, tmp_path):
 
 # what reaches a lab
 
+@pytest.mark.slow
 def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkeypatch):
     spec = tmp_path/'jupyter'/'kernels'/'python3'
     spec.mkdir(parents=True)
@@ -230,6 +242,7 @@ def test_the_kernel_is_this_python_whatever_is_registered(labs, tmp_path, monkey
     assert printed(o.notebook).split() == [sys.executable, 'module://matplotlib_inline.backend_inline']
 
 
+@pytest.mark.slow
 def test_parameters_arrive_as_they_are(labs, tmp_path):
     extra = '\n'.join(["sizes: tuple[int, ...] = (1, 2)", "limit: int | None = 3", "note: str = 'a # b = c'",
                        "rate: float = 1", "wild: bool = False"])
@@ -242,6 +255,7 @@ def test_parameters_arrive_as_they_are(labs, tmp_path):
     assert eval(printed(o.notebook)) == ([16, 64], None, note, 1., True, 7, 'cpu')
 
 
+@pytest.mark.slow
 def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
     (tmp_path/'mine').mkdir()
     (tmp_path/'mine'/'my_network.py').write_text('name = "mine"')
@@ -253,6 +267,7 @@ def test_a_lab_works_where_the_run_was_started(labs, tmp_path, monkeypatch):
     assert o.notebook.parent.parent == tmp_path/'mine'/'runs'
 
 
+@pytest.mark.slow
 def test_one_device_labs_run_once_for_each(labs, tmp_path):
     write_lab(labs, '01_each', 'print(device)', measures=ONE_DEVICE)
     write_lab(labs, '02_all', 'print(device)')
@@ -262,6 +277,7 @@ def test_one_device_labs_run_once_for_each(labs, tmp_path):
         for d in devices]+[('02_all.ipynb', 'auto')]
 
 
+@pytest.mark.slow
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
     write_lab(labs, '01_clean', 'from gpubench.ground.core import pick_device\nfrom fastai.vision.all import *', 'print(1)')
     code = ('from gpubench.course.labs import run_labs; import sys\n'
@@ -360,6 +376,7 @@ def start_long_run(labs, tmp_path, **kwargs):
     return p
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
 @pytest.mark.parametrize('numbers,code,word', [
     ([signal.SIGINT], 130, 'INTERRUPTED'), ([signal.SIGTERM], 143, 'TERMINATED'),
@@ -384,6 +401,7 @@ def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, number
     assert [o.split()[:2] for o in p.stdout.splitlines() if o.startswith('  ok ')]==[['ok', 'before'], ['ok', '01_long'], ['ok', '02_next']]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no such terminals')
 def test_a_terminal_that_is_closed(labs, tmp_path):
     "There is nowhere to print to any more, which is no error of the run"
@@ -397,6 +415,7 @@ def test_a_terminal_that_is_closed(labs, tmp_path):
     assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no process groups')
 def test_a_signal_while_the_kernel_starts(labs, tmp_path, monkeypatch):
     "nbclient clears up only after a kernel that has started"

@@ -47,11 +47,13 @@ def dev(request): return read_jsonc(text(request.param))
 
 # ---- schemas, linter and variants
 
+@pytest.mark.slow
 @pytest.mark.parametrize('schema,names', [('compose-spec', compose_files), ('github-workflows', [f'.github/workflows/{o}.yml' for o in ('test', 'newest', 'site')])])
 def test_schema(schema, names):
     "check-jsonschema brings its own copies of schemas"
     run(tool('check-jsonschema'), '--builtin-schema', f'vendor.{schema}', *[root/o for o in names])
 
+@pytest.mark.slow
 def test_two_machines_meet_at_one_of_them():
     run(tool('check-jsonschema'), '--builtin-schema', 'vendor.compose-spec', root/'docker-compose.two.yml')
     a, b = yaml.safe_load(text('docker-compose.two.yml'))['services'].values()
@@ -159,6 +161,7 @@ def get(url, host):
     try: return urlopen(Request(url, headers=dict(Host=host)), timeout=wait_s).status
     except HTTPError as e: return e.code
 
+@pytest.mark.slow
 def test_compose_server_refuses(tmp_path):
     "JupyterLab by the command of the compose file"
     port = free_port()

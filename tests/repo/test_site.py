@@ -8,6 +8,8 @@ import pytest
 
 from helpers import as_module, root, run
 
+pytestmark = pytest.mark.slow
+
 for o in ('sphinx', 'myst_nb', 'furo', 'latex2mathml'):
     pytest.importorskip(o, reason=f'The site was not built: {o} is missing. It is in the extra `site`.')
 pages = as_module(root/'tools'/'site'/'pages.py')

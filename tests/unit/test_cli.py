@@ -113,6 +113,7 @@ def test_every_verb_shows_examples_and_exit_codes(verb, call):
     assert re.search(rf'Examples:\n +gpubench {verb}', p.stdout) and 'Exit codes:' in p.stdout
 
 
+@pytest.mark.slow
 def test_version_and_unknown_verb():
     assert gpubench_command('--version').stdout == f'gpubench {gpubench.__version__}\n'
     p = gpubench_command('bench')
@@ -124,6 +125,7 @@ def test_version_and_unknown_verb():
 SIGNAL_IN_REPORT = 'import gpubench.cli as c, os, time; c.show_report = lambda *o: (os.kill(os.getpid(), 15), time.sleep(9))'
 RECORD_ONE = 'from gpubench.ground.record import append_record', f'append_record(out, {made_up_visit()!r})'       # cells of a lab
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
     write_lab(labs, '01_small', 'from gpubench.ground.record import append_record',
               f'for v in range(n): append_record(out, {made_up_visit()!r} | dict(visit=v, seed=seed))',
@@ -136,6 +138,7 @@ def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
     assert 'lenet on digits' in p.stdout and (out/'report.html').as_uri() in p.stdout
 
 
+@pytest.mark.slow
 def test_progress_is_shown_with_what_is_left(labs, tmp_path):
     write_lab(labs, '01_small', 'print(1)')
     p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out')
@@ -189,6 +192,7 @@ def test_cuda_where_there_is_none(labs, tmp_path, call):
     assert not (tmp_path/'runs').exists()
 
 
+@pytest.mark.slow
 def test_debug_brings_the_traceback_back(labs, tmp_path, call):
     write_lab(labs, '01_small', 'print(1)')
     args = ['run', '--labs', labs, '-p', 'sed=1']
@@ -199,6 +203,7 @@ def test_debug_brings_the_traceback_back(labs, tmp_path, call):
     assert p[0].stderr.count('\n')==1
 
 
+@pytest.mark.slow
 def test_parameters_from_a_file(labs, tmp_path):
     write_lab(labs, '01_small', 'print(seed, n)', extra='n: int = 1')
     (tmp_path/'p.yaml').write_text('seed: 3\n01_small:\n  n: 4\n')
@@ -232,6 +237,7 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     assert (tmp_path/'mine').is_dir() and not (tmp_path/'new').exists()
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_its_device(labs, tmp_path):
     from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
@@ -259,6 +265,7 @@ def test_a_busy_machine_is_told_at_the_start(labs, call, monkeypatch, load, warn
         assert 'Results go to' in said.stdout
 
 
+@pytest.mark.slow
 def test_a_lab_that_runs_again_says_why(labs, tmp_path):
     write_lab(labs, '01_small', 'print(1)')
     args = 'run', '--labs', labs, '--out', tmp_path/'out', '--device', 'cpu', '--no-progress'
@@ -271,6 +278,7 @@ def test_a_lab_that_runs_again_says_why(labs, tmp_path):
     assert 'will run again' not in p.stdout and re.search('ok before +01_small', p.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
 def test_a_signal_while_the_report_is_made(labs, tmp_path):
     write_lab(labs, '01_small', *RECORD_ONE)
@@ -279,6 +287,7 @@ def test_a_signal_while_the_report_is_made(labs, tmp_path):
     assert f"To make one: gpubench report {tmp_path/'out'}" in p.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no such pipes')
 def test_whoever_reads_may_go(labs, tmp_path):
     "`| head -1`: all labs run, and the report is there"
@@ -297,6 +306,7 @@ def test_whoever_reads_may_go(labs, tmp_path):
         assert 'print(2)' in (tmp_path/'out'/'01_small.ipynb').read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
 def test_progress_keeps_to_stderr(labs, tmp_path):
     "stdout has the outcomes alone, also where stderr is closed"
@@ -306,6 +316,7 @@ def test_progress_keeps_to_stderr(labs, tmp_path):
     assert p.returncode==0 and 'ok           01_small' in out and '1 of 1' not in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no such descriptors')
 def test_without_stdout_and_stderr(labs, tmp_path):
     "As a daemon starts it"
@@ -349,6 +360,7 @@ def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
 
 # sweep
 
+@pytest.mark.slow
 def test_what_a_folder_was_taken_for_is_printed_once(tmp_path):
     from PIL import Image
     for k in ('pets/train', 'pets/test1'):
@@ -393,6 +405,7 @@ def test_a_sweep_that_fills_the_disk_shows_what_it_has(call, tmp_path, monkeypat
     refused(said, 'the disk is full')
     assert 'lenet on digits' in said.stdout and len(read_records(tmp_path/'mine'))==6
 
+@pytest.mark.slow
 def test_a_sweep_writes_records_and_a_report(tmp_path):
     p = gpubench_command('sweep', '--bs', '128,256', '--max-images', 400, '--repeats', 2, '--device', 'cpu',
                          '--no-progress', '--out', 'mine', cwd=tmp_path)
@@ -410,6 +423,7 @@ def test_a_sweep_writes_records_and_a_report(tmp_path):
     assert len(read_records(tmp_path/'mine'))==6
 
 
+@pytest.mark.slow
 def test_a_sweep_of_loaders(tmp_path):
     p = gpubench_command('sweep', '--loader', 'files,cached', '--max-images', 400, '--repeats', 1, '--device', 'cpu',
                          '--no-progress', '--out', 'mine', cwd=tmp_path)
@@ -440,6 +454,7 @@ def test_every_option_reaches_the_sweep(tmp_path, call, monkeypatch):
     assert given==dict(seeds={3}, seed=3, repeats=4, timeout_s=60, retry_failed=True, monitor=True, wait=True, progress=False)
 
 
+@pytest.mark.slow
 def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
     p = gpubench_command('sweep', '--bs', '4000', '--repeats', 1, '--device', 'cpu', '--no-progress', '--out', 'mine',
                          cwd=tmp_path)
@@ -447,6 +462,7 @@ def test_a_visit_that_cannot_be_is_told_with_both_numbers(tmp_path):
     assert read_records(tmp_path/'mine').status.tolist()==['skipped']
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own(tmp_path):
     (tmp_path/'my_helper.py').write_text('def half(x): return x/2')
     (tmp_path/'my_network.py').write_text('''from torch import nn
@@ -514,6 +530,7 @@ def test_nothing_to_compare_or_report(tmp_path, call):
                       (['compare'], 'Missing argument')]: refused(call(*args), says)
 
 
+@pytest.mark.slow
 def test_report_makes_the_page_anew(tmp_path):
     folder = write_run(tmp_path/'both')
     p = gpubench_command('report', folder)
@@ -523,6 +540,7 @@ def test_report_makes_the_page_anew(tmp_path):
 
 # for scripts
 
+@pytest.mark.slow
 def test_a_sweep_for_scripts_prints_nothing_but_its_table(tmp_path):
     p = gpubench_command('sweep', '--bs', '16,64', '--max-images', 200, '--repeats', 1, '--json', '--out', tmp_path/'mine', '--no-progress')
     assert (p.returncode, [(o['bs'], o['n_visits']) for o in json.loads(p.stdout)]) == (0, [(16, 1), (64, 1)])

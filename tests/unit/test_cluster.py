@@ -11,8 +11,8 @@ from helpers import free_port, root
 
 PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'squeue', 'scontrol', 'scancel'
 os.environ['PATH'] += ':/usr/sbin'
-pytestmark = pytest.mark.skipif(sys.platform!='linux' or not all(map(shutil.which, PROGRAMS)) or os.getuid()!=0, reason=
-    'a Slurm of its own needs root and Debian\'s packages: apt-get install slurmctld slurmd slurm-client munge')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform!='linux' or not all(map(shutil.which, PROGRAMS)) or os.getuid()!=0, reason=
+    'a Slurm of its own needs root and Debian\'s packages: apt-get install slurmctld slurmd slurm-client munge')]
 
 CONF = '''ClusterName=test
 SlurmctldHost={host}

@@ -150,6 +150,7 @@ def hostile_class(tmp_path):
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 def test_a_browser_runs_no_script_of_a_class_page(tmp_path, tab):
     folders = [*hostile_class(tmp_path)]
@@ -161,6 +162,7 @@ def test_a_browser_runs_no_script_of_a_class_page(tmp_path, tab):
     assert 'Not the same work' in shown and shown.count('parameters')>=3       # names in warnings, too
 
 
+@pytest.mark.slow
 def test_a_browser_shows_hostile_titles_names_and_prices_as_text(tmp_path, tab):
     runs = {HOSTILE: visits((64,), ['cuda'], **PARTS), HOSTILE+'2': visits((64,), ['cuda'], n_params=3, **PARTS), 'third': visits((64,), **PARTS)}
     found = Comparison(runs, prices={HOSTILE: 1., HOSTILE+'2': 2.})
@@ -168,6 +170,7 @@ def test_a_browser_shows_hostile_titles_names_and_prices_as_text(tmp_path, tab):
     assert active==[] and len(images)==2 and all(images) and HOSTILE in shown
 
 
+@pytest.mark.slow
 def test_the_browser_test_finds_what_runs(tmp_path, tab):
     "A page of which every part is active"
     (tmp_path/'x.html').write_text('<script>alert(1)</script><img src=x onerror=alert(2)><a href="javascript:alert(3)">a</a><iframe></iframe>')

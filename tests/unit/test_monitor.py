@@ -231,6 +231,7 @@ def test_a_query_that_hangs_in_a_fit():
     assert took_s[1]<10 and cb.fits[1].n>=1 and not cb.fits[1].left
     assert set(cb.to_df().query('fit==1').device)=={'cpu'} and cb.summary()['power_mean_w'] is None
 
+@pytest.mark.slow
 def test_python_ends_although_a_query_hangs():
     "nvitop would wait for it, two minutes"
     code = """import fake_nvml, time
@@ -312,6 +313,7 @@ def test_a_slow_driver_is_asked_less_often():
     with FakeNVML([FakeGPU(**BUSY)], query_s=.03).installed(), Monitor(devices=0) as m: time.sleep(3)
     assert m.fits[0].period_s>=2*7*.03 and m.fits[0].n<=3/.42+3     # of eight queries one is a counter, and put off
 
+@pytest.mark.slow
 def test_an_interrupt_and_the_end_of_python():
     "Ctrl-C in a fit, with nothing after it: Python ends at once, with no word from the thread"
     code = """import gpubench.watch.monitor as m, fastai.callback.progress, os, signal
@@ -326,6 +328,7 @@ with learn.no_bar(), learn.no_logging(): learn.fit(1)"""
     p = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=120)
     assert p.stderr.strip().endswith('KeyboardInterrupt') and 'Exception in thread' not in p.stderr and 'Fatal' not in p.stderr, p.stderr
 
+@pytest.mark.slow
 def test_an_exported_learner_loads_without_gpubench(tmp_path):
     learn = synth_learner(cbs=MonitorCallback(devices=[]))
     with learn.no_bar(), learn.no_logging(): learn.fit(1)

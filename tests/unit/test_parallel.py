@@ -38,7 +38,7 @@ from gpubench.ground.record import record_rows
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import Trial, resolve, run_trial
 
-pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')]
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
 
 def ranks_alive():

@@ -282,6 +282,7 @@ def on_screen(page, width, tmp_path):
                          capture_output=True, text=True, timeout=120).stdout
     return json.loads(re.search(r'<pre id="seen">(.*?)</pre>', out)[1])
 
+@pytest.mark.slow
 @needs_chrome
 @pytest.mark.parametrize('width', [360, 390, 768, 1280])
 def test_nothing_sticks_out_of_the_screen(tmp_path, width):
@@ -292,6 +293,7 @@ def test_nothing_sticks_out_of_the_screen(tmp_path, width):
     assert found['broken']==0 and found['n']>=4
     assert found['small']>=12
 
+@pytest.mark.slow
 @needs_chrome
 def test_the_page_of_gain_fits_a_phone(tmp_path, monkeypatch):
     monkeypatch.setattr('gpubench.show.gain.TIMES_S', dict(cpu=(.2, .1)))

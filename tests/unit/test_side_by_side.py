@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, 'sched_setaffinity') or len(os.sched_getaffinity(0))<2, reason='needs Linux and two CPUs')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, 'sched_setaffinity') or len(os.sched_getaffinity(0))<2, reason='needs Linux and two CPUs')]
 from fake_nvml import FakeGPU, FakeNVML
 from gpubench.run.cluster import sweep_side_by_side
 from gpubench.ground.record import record_rows

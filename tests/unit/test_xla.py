@@ -65,6 +65,7 @@ def test_names_of_xla():
     assert where_labels(visits).tolist()==['AMD EPYC, 2 cores', 'XLA on AMD EPYC, 2 cores']
     assert where_labels(visits[1:]).tolist()==['XLA']
 
+@pytest.mark.slow
 def test_waiting_runs_the_work_and_waits_for_it(xla):
     x = torch.randn(1000, 1000).to('xla')
     def seconds(work):
@@ -77,6 +78,7 @@ def test_waiting_runs_the_work_and_waits_for_it(xla):
         wait_s, fetch_s = seconds(lambda: wait_for('xla')), seconds(y.cpu)
     assert fetch_s<wait_s/5
 
+@pytest.mark.slow
 def test_a_trial_trains_as_on_the_cpu(xla):
     a, b = (run_trial(device=o, **small, max_s=1.) for o in ('cpu', 'xla'))
     assert b['status']=='ok' and b['xla'].startswith('PJRT ') and a['xla'] is None and a['machine']!=b['machine']
@@ -85,6 +87,7 @@ def test_a_trial_trains_as_on_the_cpu(xla):
     assert a['graph_ms'] is None and b['graph_ms']>b['forward_ms']+b['backward_ms']    # the work is where it is waited for
     assert b['peak_allocated_mib'] is None and b['dtype_seen']=='float32'
 
+@pytest.mark.slow
 def test_nothing_is_compiled_once_it_is_timed(xla):
     from torch_xla.debug.metrics import counter_value
     trial = resolve(Trial(device='xla', max_images=600, bs=96))          # shapes that no other test has compiled
@@ -95,6 +98,7 @@ def test_nothing_is_compiled_once_it_is_timed(xla):
         learn.fit(2, lr=trial.lr, cbs=StepTimerCallback())
     assert before and counter_value('UncachedCompile')==before
 
+@pytest.mark.slow
 def test_bf16_and_fresh_processes(xla, tmp_path):
     trials = [Trial(device='xla', precision=o, **small) for o in ('fp32', 'bf16')]
     df = sweep(trials, repeats=1, out=tmp_path, twin=None, max_s=.5)
