@@ -593,29 +593,3 @@ def gain_command(learner, epochs, fit, html, record, trace):
     if html: _print(f'Page: {found.to_html(html)}')
     if trace: _print(f'Trace: {found.trace(trace)}')
     if record: Path(record).write_text(json.dumps(found.as_dict(details=True), indent=1), encoding='utf-8')
-
-# %% ../nbs/00_cli.ipynb #4e3bbf55
-@cli.group('records', cls=Verbs)
-@debugging
-def records():
-    "Do something with records."
-
-@verb(records, 'share', """gpubench records share
-gpubench records share runs/mine --out mine.jsonl
-gpubench records share --machine 24cc8b33""")
-@click.argument('folder', default='runs')
-@click.option('--out', default='', metavar='FILE',
-              help='The file to write. Default: NAME-OF-THE-GPU-MACHINE.jsonl.')
-@click.option('--machine', default='', metavar='DIGITS',
-              help='Of which machine, if FOLDER has records of several.')
-def share_command(folder, out, machine):
-    """Pack one machine's records into a file for others.
-
-    Takes all records below FOLDER, without paths, names, serial numbers and times of day, prints
-    what is in the file and what was left out, and where to send it. Nothing is sent.
-    """
-    from gpubench.show.share import WHERE, pick_shared
-    found = pick_shared(folder, machine)
-    path = found.write(out)
-    _print(f'{found}\n\nFile: {path}\nNothing was sent. Read it, it is text; to share it, {WHERE}')
-

@@ -19,13 +19,7 @@ from gpubench.ground.core import find_devices
 
 PACKAGE = Path(gpubench.__file__).parent
 
-def verbs(group, *names):
-    "Every command, also those of a group: 'records share'"
-    for name,o in group.commands.items():
-        if hasattr(o, 'commands'): yield from verbs(o, *names, name)
-        else: yield ' '.join((*names, name))
-
-VERBS = [*verbs(cli)]
+VERBS = [*cli.commands]
 HEAVY = 'torch torchvision fastai fastcore pandas numpy matplotlib papermill nbformat jupyter_client IPython'.split()
 
 
