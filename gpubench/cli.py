@@ -27,12 +27,7 @@ OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 
 EXIT_CODES = """\b
 Exit codes: 0 success; 1 something failed, or this machine has limits;
-2 the request is invalid or this machine can't run it; 3 a lab's kernel died;
-4 a lab's cell timed out; 130 stopped by Ctrl-C, 143 by SIGTERM,
-129 by SIGHUP, as when the terminal is closed."""
-STATUS_CODES = { # of a lab; from 129 on: 128 and the signal's number
-    'ok': OK, 'error': FAILED, 'not run': FAILED, 'died': 3, 'timeout': 4,
-    'interrupted': INTERRUPTED, 'terminated': 143, 'hung up': 129}
+2 the request is invalid or this machine can't run it; 130 stopped by Ctrl-C."""
 
 def _print(words, err=False):
     "Print a line; once the reader has closed the pipe, discard it and all later ones"
@@ -301,7 +296,7 @@ def report_run(done, folder):
     for o in done: _print(o.text(folder))
     if any(o.status!='ok' for o in done):
         _print(f'To run the rest, repeat the command with --out {shlex.quote(str(folder))}')
-    is_stopped = any(o.stopped for o in done)
+    is_stopped = any(o.status=='interrupted' for o in done)
     later = ('The run stopped before it made a report. To make one: gpubench report '
              f'{shlex.quote(str(folder))}')
     if not records_path(folder).is_file():
@@ -316,14 +311,13 @@ def report_run(done, folder):
 # %% ../nbs/00_cli.ipynb #458e5e13
 def run_here(jobs, out, timeout_s, no_progress, wait):
     "Run labs on this machine and show how far they are"
-    from gpubench.course.labs import RunProgress, earlier_run, run_jobs
+    from gpubench.course.labs import earlier_run, run_jobs
     minutes = sum(o.lab.minutes for o in jobs)
     _print(f'{len(jobs)} notebook(s) to run, about {minutes:g} min with the quick profile. '
            f'Results go to {out}')
     for o in jobs:
         if why := earlier_run(o, out): _print(f'{o.notebook} will run again. Changed: {why}')
-    with nullcontext() if no_progress else RunProgress(jobs) as progress:
-        return run_jobs(jobs, out, timeout_s, progress, wait)
+    return run_jobs(jobs, out, timeout_s, not no_progress, wait)
 
 run_options = combined(  # which labs, with which values, where
     lab_names,
@@ -383,7 +377,8 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
             done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
         else: done = run_here(jobs, out, timeout_s, no_progress, wait)
         report_run(done, out)
-    ctx.exit(max(STATUS_CODES[o.status] for o in done))
+    statuses = {o.status for o in done}
+    ctx.exit(INTERRUPTED if 'interrupted' in statuses else OK if statuses=={'ok'} else FAILED)
 
 # %% ../nbs/00_cli.ipynb #14b18fba
 def fetch_images(trials, dry_run):

@@ -11,9 +11,7 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,15 +20,11 @@ from pathlib import Path
 from time import perf_counter
 
 import nbformat
-from fastcore.basics import patch
-
 from ..ground.core import check_value, describe_machine, end_process, find_devices, is_number
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, lab_device, labs_folder, pick_labs, profile_parameters,
     read_notebook, spread_parameters)
-from ..run.process import (
-    HOLDER, StopSignals, can_redraw, device_locks, print_line, repeating, this_process,
-    time_left, time_left_s, times_as_long)
+from ..run.process import HOLDER, device_locks, this_process
 from ..ground.record import check_place
 
 # %% ../../nbs/course/01_labs.ipynb #f4ed1dc3
@@ -93,7 +87,7 @@ def plan_jobs(labs, device=(), params:dict=None)->list[Job]:  # by lab's name
     return jobs
 
 # %% ../../nbs/course/01_labs.ipynb #4bee757b
-def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will have
+def own_kernel(lab='')->type: # `lab`: its name, which records will have
     "A kernel manager class that starts this very Python, whatever kernels are registered"
     import zmq
     from jupyter_client import AsyncKernelManager
@@ -115,12 +109,12 @@ def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will ha
             self.started.append(self)
             inline = 'module://matplotlib_inline.backend_inline'
             env = os.environ | {'MPLBACKEND': inline, HOLDER: this_process(), 'GPUBENCH_LAB': lab}
-            quiet = dict(stdout=subprocess.DEVNULL, stderr=log)  # ours may be closed
+            quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return super().start_kernel(env=env, **quiet, **kwargs)
 
         @classmethod
         def end_all(cls):
-            "End children of a kernel that died, and kernels that were starting when a signal came"
+            "End children of a kernel that died, and kernels that were starting at a Ctrl-C"
             for o in cls.started:
                 pid = getattr(o.provisioner, 'pid', None)
                 process = getattr(o.provisioner, 'process', None)
@@ -131,29 +125,15 @@ def own_kernel(log=None, lab='')->type: # `lab`: its name, which records will ha
     return OwnKernelManager
 
 # %% ../../nbs/course/01_labs.ipynb #90e2ed56
-_STOPS = dict( # signal → status of a lab that it stopped, and in words
-    SIGINT=('interrupted', 'stopped by Ctrl-C'),
-    SIGTERM=('terminated', 'stopped by SIGTERM, as when a job is cancelled'),
-    SIGHUP=('hung up', 'stopped by SIGHUP, as when the terminal is closed'))
-
-def _stopped_by(e):
-    "Status and words for a KeyboardInterrupt; a plain one has no name"
-    return _STOPS.get(str(e), _STOPS['SIGINT'])
-
 @dataclass(frozen=True)
 class Outcome:
     "How one execution ended"
     job: Job
-    status: str         # 'ok', 'error', 'died', 'timeout', one of `_STOPS`, or 'not run'
+    status: str         # 'ok', 'error', 'died', 'timeout', 'interrupted' or 'not run'
     duration_s: float
     notebook: Path      # As far as it got
     error: str = ''     # What went wrong, in one line
     before: bool = False # Had it succeeded in this folder before, so that it didn't run again?
-
-    @property
-    def stopped(self):
-        "Did a signal stop it?"
-        return self.status in dict(_STOPS.values())
 
     def text(self, folder)->str: # The run's
         "A line for people"
@@ -177,21 +157,19 @@ def merge_streams(cell, **_):
             merged.append(pieces[0])
     cell.outputs = merged
 
-_SHOW_FAULTS = 'import faulthandler, sys; faulthandler.enable(sys.stderr.fileno())'  # in the log
-
-def _papermill(job, target, timeout_s, on_cell, log):
+def _papermill(job, target, timeout_s, on_cell, progress):
     import papermill
     def literally(path): # papermill formats paths
         return str(path).replace('{', '{{').replace('}', '}}')
-    manager, logger = own_kernel(log, job.lab.path.stem), logging.getLogger('papermill')
+    manager, logger = own_kernel(job.lab.path.stem), logging.getLogger('papermill')
     level = logger.level
     logger.setLevel(logging.CRITICAL+1)  # our own messages are better
     try: return papermill.execute_notebook(
         literally(job.lab.path), literally(target),
         parameters=job.params | dict(device=job.device, out=str(target.parent)),
         kernel_name='python3', language='python', kernel_manager_class=manager,
-        extra_arguments=[f'--IPKernelApp.exec_lines={_SHOW_FAULTS}'],
-        execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60, progress_bar=False,
+        execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60,
+        progress_bar=progress and dict(desc=str(job)),
         on_cell_start=on_cell, on_cell_executed=merge_streams)
     finally:
         logger.setLevel(level)
@@ -211,30 +189,17 @@ def _ending(fault, i, source, timeout_s):
     if isinstance(fault, SystemExit): return 'error', f'{cell} ended the lab with sys.exit'
     if isinstance(fault, CellTimeoutError): return 'timeout', (
         f"{cell} took longer than {timeout_s} s. Allow more with --timeout, or reduce the work.")
-    if isinstance(fault, KeyboardInterrupt):
-        status, words = _stopped_by(fault)
-        return status, f"{words}, in {cell}"
-    return 'died', f"the kernel died in {cell}."
-
-def _last_words(log):
-    "Why a kernel died, from its log"
-    lines = log.read_text(encoding='utf-8', errors='replace').splitlines()
-    lines = [o.strip() for o in lines if o.strip()]
-    why = [o for o in lines if re.search('error|abort|fault|killed|terminate', o, re.I)]
-    if not lines: return 'It left no message; often this means that it ran out of memory.'
-    return f'Its log ({log.name}): {(why or lines[-1:])[0][:200]}'
+    if isinstance(fault, KeyboardInterrupt): return 'interrupted', f"stopped in {cell}"
+    return 'died', (f"the kernel died in {cell}. Often it ran out of memory: try fewer or smaller "
+                    "images.")
 
 # %% ../../nbs/course/01_labs.ipynb #975c1568
-def _mark_stopped(path, error, i):
+def _mark_stopped(path, error):
     "Note in an executed notebook where it stopped, as papermill does for an exception"
     try: nb = nbformat.read(path, as_version=4)
     except (FileNotFoundError, ValueError): return  # a signal may leave half of it
-    words = (f'**This run stopped early: {error}**\n\n[Go to that cell](#papermill-error-cell). '
-             'Cells below it did not run, whatever their status says.')
-    here = ('<span id="papermill-error-cell"></span>\n\n### The run stopped in the next cell\n\n'
-            f'{error}')
-    nb.cells.insert(i, nbformat.v4.new_markdown_cell(here))
-    nb.cells.insert(0, nbformat.v4.new_markdown_cell(words))
+    nb.cells.insert(0, nbformat.v4.new_markdown_cell(
+        f'**This run stopped early: {error}** Later cells did not run, whatever their status is.'))
     nb.metadata.setdefault('papermill', {})['exception'] = True
     nbformat.write(nb, path)
 
@@ -248,27 +213,21 @@ def _mark_ok(path):
     nbformat.write(nb, path)
 
 # %% ../../nbs/course/01_labs.ipynb #27a12724
-def run_job(job:Job, folder, timeout_s=3600, on_cell=None)->Outcome:
-    "Execute a lab once. A failure is an outcome; a signal is raised once the notebook is marked"
+def run_job(job:Job, folder, timeout_s=3600, progress=False)->Outcome:
+    "Execute a lab once. A failure is an outcome; Ctrl-C is raised once the notebook is marked"
     from papermill.exceptions import PapermillExecutionError
     target, start, fault = Path(folder)/job.notebook, perf_counter(), None
-    log = target.with_suffix('.log')  # what the kernel itself writes
     at = [0, '']  # index and source of the current cell
-    def started(cell, cell_index):
-        at[:] = cell_index, cell.source
-        if on_cell: on_cell(cell_index)
+    def started(cell, cell_index): at[:] = cell_index, cell.source
     try:
-        with open(log, 'wb') as f: nb = _papermill(job, target, timeout_s, started, f)
+        nb = _papermill(job, target, timeout_s, started, progress)
         # papermill raises nothing for sys.exit(0)
         if nb.metadata.papermill.get('exception'): fault = SystemExit()
     except (PapermillExecutionError, RuntimeError, TimeoutError, KeyboardInterrupt) as e: fault = e
     duration_s = perf_counter()-start
     status, error = _ending(fault, *at, timeout_s) if fault else ('ok', '')
-    if status=='died': error += f' {_last_words(log)}'
     if status=='ok': _mark_ok(target)
-    elif status!='error': _mark_stopped(target, error, at[0])
-    with suppress(PermissionError, FileNotFoundError):  # Windows locks it while a child runs
-        if status!='died' or not log.stat().st_size: log.unlink()
+    elif status!='error': _mark_stopped(target, error)
     if isinstance(fault, KeyboardInterrupt): raise fault
     return Outcome(job, status, duration_s, target, error)
 
@@ -324,24 +283,21 @@ def job_devices(jobs)->list[str]: # Sorted
     "The devices that these jobs use"
     return sorted({d for o in jobs for d in (find_devices() if o.device=='auto' else [o.device])})
 
-def run_jobs(jobs, folder, timeout_s=3600, progress=None, wait=False)->list[Outcome]: # One per job
-    "Execute jobs in order, except those that succeeded here before. Only a signal stops the rest"
+def run_jobs(jobs, folder, timeout_s=3600, progress=False, wait=False)->list[Outcome]: # One per job
+    "Execute jobs in order, except those that succeeded here before. Only Ctrl-C stops the rest"
     folder, done = Path(folder), []
     _check_targets(jobs, folder)
-    with device_locks(job_devices(jobs), folder, 'series of labs', wait), StopSignals():
+    with device_locks(job_devices(jobs), folder, 'series of labs', wait):
         try:
             for job in jobs:
                 is_done = earlier_run(job, folder)==''
-                n_cells = len(read_notebook(job.lab.path).cells)+1  # papermill adds one
-                if progress: progress.begin(job, n_cells)
                 done.append(Outcome(job, 'ok', 0., folder/job.notebook, before=True) if is_done else
-                            run_job(job, folder, timeout_s, progress and progress.cell))
-                if progress: progress.end(done[-1].status=='ok' and not is_done)
-        except KeyboardInterrupt as e:
+                            run_job(job, folder, timeout_s, progress))
+        except KeyboardInterrupt:
             # nbclient's abandoned tasks complain at exit
             logging.getLogger('asyncio').setLevel(logging.CRITICAL+1)
-            status, words = _stopped_by(e)
-            done += [Outcome(o, status, 0., folder/o.notebook, words) for o in jobs[len(done):][:1]]
+            done += [Outcome(o, 'interrupted', 0., folder/o.notebook, 'stopped by Ctrl-C')
+                     for o in jobs[len(done):][:1]]
     return done + [Outcome(o, 'not run', 0., folder/o.notebook, 'the run had stopped before')
                    for o in jobs[len(done):]]
 
@@ -362,90 +318,6 @@ def run_labs(
     check_value('timeout_s', timeout_s, is_time, 'a number of seconds above 0')
     jobs = prepare_run(labs, device, profile, params, texts, folder)
     with filled_folder(out) as out: return run_jobs(jobs, out, timeout_s, wait=wait)
-
-# %% ../../nbs/course/01_labs.ipynb #75fc8f1a
-QUIET_S = 60 # some CI systems end jobs that print nothing for a long time
-OFFER_S = 300 # from then on, a slow run says what can be done
-
-class RunProgress:
-    "Shows the time left: a bar on a terminal, elsewhere a line per lab and per minute"
-    def __init__(self, jobs, file=None, clock:Callable=perf_counter):  # stderr; returns seconds
-        from tqdm import tqdm
-        self.n, self.done, self.bar = len(jobs), 0, None
-        self.stated_s, self.taken_s = [60*o.lab.minutes for o in jobs], []
-        self.clock, self.start, self.cells, self.file = clock, clock(), (0, 1), file or sys.stderr
-        self.begun_s, self.is_offered = self.start, False
-        if can_redraw(self.file):
-            form = '{desc} |{bar:20}| {elapsed}{postfix}'
-            self.bar = tqdm(total=self.n, bar_format=form, dynamic_ncols=True, file=self.file)
-
-    @property
-    def done_frac(self): return self.cells[0]/self.cells[1]  # of the current lab
-
-    def left(self):
-        "The time left, in words"
-        if self.done==self.n: return 'done'
-        now_s = self.clock()-self.start
-        return time_left(time_left_s(self.stated_s, self.taken_s, now_s, self.done_frac))
-
-    def write(self, words):
-        self.written_s = self.clock()
-        print_line(f'{words}, {self.left()}', self.file)
-
-    def offer(self):
-        "Say once what can be done about a slow run"
-        if self.is_offered or self.done==self.n or self.clock()-self.begun_s<OFFER_S: return
-        now_s = self.clock()-self.start
-        slow = times_as_long(self.stated_s[len(self.taken_s)], now_s, self.done_frac)
-        if slow==1: return
-        self.is_offered = True
-        print_line(f'\nThis lab takes {slow:.0f} times as long as on two idle CPU cores. '
-                   '`gpubench doctor` names other programs that use this machine. Ctrl-C stops; '
-                   'the same command with --out and the folder above goes on later.', self.file)
-
-    def show(self):
-        "Move the bar, or write a line if the last one is old enough"
-        self.offer()
-        if self.bar:
-            self.bar.n = min(self.n, round(self.done+self.done_frac, 2))
-            self.bar.set_postfix_str(self.left())
-        elif self.done_frac and self.clock()-self.written_s>=QUIET_S:
-            self.write('{}, cell {} of {}'.format(self.words, *self.cells))
-
-# %% ../../nbs/course/01_labs.ipynb #cae8d3cd
-@patch
-def __enter__(self:RunProgress):
-    self.repeated = repeating(self.show, 1)
-    self.repeated.__enter__()
-    return self
-
-@patch
-def __exit__(self:RunProgress, *args):
-    self.repeated.__exit__(*args)
-    if self.bar: self.bar.close()
-
-@patch
-def begin(self:RunProgress, job, n_cells):
-    "A lab starts"
-    self.start, self.cells = self.clock(), (0, n_cells)
-    self.words = f'{self.done+1} of {self.n}: {job}'
-    if self.bar: self.bar.set_description_str(self.words, refresh=False)
-    else: self.write(self.words)
-    self.show()
-
-@patch
-def cell(self:RunProgress, i):
-    "Cell `i` of the lab starts"
-    self.cells = (i, self.cells[1])
-    self.show()
-
-@patch
-def end(self:RunProgress, ok=True):
-    "A lab ended; one that failed or was skipped doesn't count for the pace"
-    if ok: self.taken_s.append(self.clock()-self.start)
-    else: del self.stated_s[len(self.taken_s)]
-    self.done, self.start, self.cells = self.done+1, self.clock(), (0, 1)
-    self.show()
 
 # %% ../../nbs/course/01_labs.ipynb #66ab9897
 def _without_outputs(file):

@@ -97,18 +97,8 @@ def test_a_dead_kernel_is_no_success(labs, tmp_path):
     dead, good = run(labs, tmp_path)
     assert (dead.status, good.status) == ('died', 'ok')
     assert 'kernel died in cell 5' in dead.error
-    first = nbformat.read(dead.notebook, 4).cells[0]
-    assert 'stopped early: the kernel died in cell 5 (`os._exit(9)`)' in first.source
-    assert leads_to(dead.notebook)=='os._exit(9)'
+    assert 'stopped early: the kernel died in cell 5 (`os._exit(9)`)' in nbformat.read(dead.notebook, 4).cells[0].source
     if os.name!='nt': assert alive(tmp_path/'pids')==[]
-
-
-@pytest.mark.slow
-def test_a_crashed_kernel_leaves_its_last_words(labs, tmp_path):
-    write_lab(labs, '01_crash', 'import os', 'os.abort()')
-    [o] = run(labs, tmp_path)
-    assert o.status=='died' and 'Fatal Python error: Aborted' in o.error
-    assert 'Fatal Python error' in (tmp_path/'out'/'01_crash.log').read_text()
 
 
 @pytest.mark.slow
@@ -120,7 +110,6 @@ def test_a_cell_that_takes_too_long(labs, tmp_path):
     assert (slow.status, good.status) == ('timeout', 'ok')
     assert 'cell 5 (`time.sleep(300)`) took longer than 3 s' in slow.error and '--timeout' in slow.error
     assert 'stopped early' in nbformat.read(slow.notebook, 4).cells[0].source
-    assert leads_to(slow.notebook)=='time.sleep(300)'
     assert time.monotonic()-start < 120
 
 
@@ -378,55 +367,33 @@ def start_long_run(labs, tmp_path, **kwargs):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no signals')
-@pytest.mark.parametrize('numbers,code,word', [
-    ([signal.SIGINT], 130, 'INTERRUPTED'), ([signal.SIGTERM], 143, 'TERMINATED'),
-    ([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM], 129, 'HUNG UP')] if os.name!='nt' else [])
-def test_a_signal_stops_the_run_and_says_what_did_not_run(labs, tmp_path, numbers, code, word):
-    "Ctrl-C, a cancelled job, and a shell that goes down, which sends more than one"
+def test_ctrl_c_stops_the_run_and_says_what_did_not_run(labs, tmp_path):
+    "And the same command goes on where it was stopped"
     p = start_long_run(labs, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     append_record(tmp_path/'out', dict(status='ok', device='cpu', bs=64))          # as a visit of that lab might
-    for o in numbers: p.send_signal(o), time.sleep(.05)
+    p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=120)
-    assert (p.returncode, 'Traceback' in err)==(code, False), err
+    assert (p.returncode, 'Traceback' in err)==(130, False), err
     assert alive(tmp_path/'pids')==[]
-    assert list((tmp_path/'out').glob('*.log')) == []
-    assert word in out and 'NOT RUN' in out
-    assert f'repeat the command with --out {tmp_path/"out"}' in out
-    assert f'To make one: gpubench report {tmp_path/"out"}\n' in out and not (tmp_path/'out'/'report.html').exists()
+    assert 'INTERRUPTED' in out and 'NOT RUN' in out and f'--out {tmp_path/"out"}' in out
+    assert f'gpubench report {tmp_path/"out"}\n' in out and not (tmp_path/'out'/'report.html').exists()
     assert 'This run stopped early' in nbformat.read(tmp_path/'out'/'01_long.ipynb', 4).cells[0].source
-    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
-    if code!=130: return
     (tmp_path/'mended').touch()
     p = subprocess.run(p.args, capture_output=True, text=True, env=package_env())
     assert [o.split()[:2] for o in p.stdout.splitlines() if o.startswith('  ok ')]==[['ok', 'before'], ['ok', '01_long'], ['ok', '02_next']]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name=='nt', reason='no such terminals')
-def test_a_terminal_that_is_closed(labs, tmp_path):
-    "There is nowhere to print to any more, which is no error of the run"
-    import fcntl, pty, termios
-    ours, theirs = pty.openpty()
-    p = start_long_run(labs, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-                       preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
-    os.close(theirs), os.close(ours)
-    assert p.wait(timeout=120)==129
-    assert alive(tmp_path/'pids')==[]
-    assert leads_to(tmp_path/'out'/'01_long.ipynb').startswith('time.sleep(')
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(os.name=='nt', reason='no process groups')
-def test_a_signal_while_the_kernel_starts(labs, tmp_path, monkeypatch):
+def test_ctrl_c_while_the_kernel_starts(labs, tmp_path, monkeypatch):
     "nbclient clears up only after a kernel that has started"
     from jupyter_client import AsyncKernelClient
-    from gpubench.run.process import Stopped
     started = []
-    async def stop(client, timeout=None): started.append(client.parent.provisioner.pid); raise Stopped(signal.SIGTERM)
+    async def stop(client, timeout=None): started.append(client.parent.provisioner.pid); raise KeyboardInterrupt
     monkeypatch.setattr(AsyncKernelClient, 'wait_for_ready', stop)
     write_lab(labs, '01_good', 'print(1)')
     write_lab(labs, '02_next', 'print(1)')
-    assert [o.status for o in run(labs, tmp_path, device='cpu')]==['terminated', 'not run']
+    assert [o.status for o in run(labs, tmp_path, device='cpu')]==['interrupted', 'not run']
     assert len(started)==1 and not psutil.pid_exists(started[0])
 
 
