@@ -2,6 +2,7 @@
 import os, signal, subprocess, tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpubench.ground.core import hide_known_warnings
@@ -18,24 +19,31 @@ root = Path(__file__).resolve().parent.parent
 
 # ---- what takes long is marked
 
-slow_fixtures = {'browser', 'tree', 'shared_tree', 'wheel', 'slurm'}         # they start a browser, a build, a scheduler
+slow_fixtures = {'browser', 'shared_tree', 'wheel', 'slurm'}                 # they start a browser, a build, a scheduler
 max_cpu_s = float(os.environ.get('GPUBENCH_MAX_TEST_S', 'inf'))              # .ci/run sets it: what a test without the marker may take
 
 def cpu_s():
-    "Seconds of CPU time of this process and of those that it started and that ended; other programs' load doesn't count"
-    return sum(os.times()[:4])
+    "Seconds of CPU time of this process and of those that it started; other programs' load doesn't count"
+    spent = sum(os.times()[:4])
+    for o in psutil.Process().children(recursive=True):
+        try: spent += sum(o.cpu_times()[:4])         # with its own children's; it may end meanwhile
+        except psutil.Error: pass
+    return spent
 
 @pytest.hookimpl(tryfirst=True)                      # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for o in items:
-        if slow_fixtures & {*o.fixturenames}: o.add_marker('slow')
+        if slow_fixtures & {*o.fixturenames}:
+            o.add_marker('slow')
+            o.add_marker(pytest.mark.xdist_group(o.path.stem))               # one worker makes what they share
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    if max_cpu_s==float('inf'): return (yield)
     start_s = cpu_s()
     res = yield
     took_s = cpu_s()-start_s
-    if took_s>max_cpu_s and not item.get_closest_marker('slow'):
+    if took_s>max_cpu_s and not {'slow', 'long'} & {o.name for o in item.iter_markers()}:
         pytest.fail(f'It took {took_s:.1f} s of CPU time, more than {max_cpu_s:g} s. Make it shorter, or mark it as slow.', pytrace=False)
     return res
 
@@ -77,11 +85,6 @@ def copy_checkout(files, to):
         (to/o).write_bytes((root/o).read_bytes())
         (to/o).chmod((root/o).stat().st_mode)
     return to
-
-@pytest.fixture
-def tree(repo_files, tmp_path):
-    "A copy of the checkout to be changed freely"
-    return copy_checkout(repo_files, tmp_path/'tree')
 
 @pytest.fixture(scope='module')
 def shared_tree(repo_files, tmp_path_factory):

@@ -42,13 +42,16 @@ def as_module(path):
 
 def text(name): return (root/name).read_text(encoding='utf-8')
 
-def write_lab(path, *cells, parameters=None):
-    "A small lab to plant faults in; `parameters` are the sources of its `parameters` cells"
-    default = ["device: str = 'auto'  # where\nout: str = ''  # folder\nseed: int = 0  # of the order"]
-    tagged = [new_code_cell(o, metadata=dict(tags=['parameters'])) for o in (default if parameters is None else parameters)]
-    first = new_markdown_cell('# 01 · Why?\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| 1 | any machine | one device |')
-    nbformat.write(new_notebook(cells=[first, *tagged, *[new_code_cell(o) for o in cells]]), path)
-    return path
+PYTHON3 = dict(kernelspec=dict(name='python3', display_name='python3', language='python'))
+STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
+
+def write_lab(folder, name, *code, extra='', measures='every device it finds'):
+    "A small lab with these cells; `extra` are parameters of its own"
+    head = f'# 01 · Is {name} there?\n\nWords.\n\n| Minutes | Needs | Measures |\n|---|---|---|\n| 0.1 | any machine | {measures} |'
+    parameters = new_code_cell('\n'.join(filter(None, (STANDARD, extra))), metadata=dict(tags=['parameters']))
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=[new_markdown_cell(head), parameters, *map(new_code_cell, code)], metadata=PYTHON3), folder/f'{name}.ipynb')
+    return folder/f'{name}.ipynb'
 
 
 # ---- `make lab` as a student starts it

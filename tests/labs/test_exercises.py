@@ -2,7 +2,6 @@
 import math
 import re
 from random import Random
-from unittest.mock import patch
 
 import nbformat
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
-from gpubench.course import checks
 from gpubench.course.checks import check, check_function, mine_or_ours
 from gpubench.course.lab_functions import LabFunction
 from gpubench.course.lab_questions import QUESTIONS
@@ -153,10 +151,6 @@ def test_exercises_have_answers():
 
 def double(x): return 2*x
 ex = LabFunction(double, lambda rng: (rng.randint(2, 99),), hidden=((0,),), hint='Twice.')
-
-def test_a_mechanism_that_accepts_everything_would_be_found():
-    with patch.object(checks, '_agree', lambda *args: True): assert check_function(ex, lambda x: -1).ok is True
-    assert check_function(ex, lambda x: -1).ok is False
 
 def test_a_hidden_case_decides():
     wrong = lambda x: 2*x or 7

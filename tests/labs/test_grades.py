@@ -10,7 +10,7 @@ from gpubench.cli import cli
 from gpubench.course.grades import handed_records, is_late, lab_questions
 from gpubench.ground.record import append_record
 
-from test_labs_machinery import write_lab
+from helpers import write_lab
 
 def gpubench(*args): return CliRunner().invoke(cli, [str(o) for o in args], prog_name='gpubench')
 

@@ -1,40 +1,14 @@
-"The badges and the install cell that every lab has for Colab and Kaggle"
-import importlib.metadata, importlib.util, json, os, shutil, subprocess, sys
+"What the install cell does on Colab and Kaggle, and what pip makes of it"
+import importlib.metadata, importlib.util, json, os, subprocess, sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from helpers import as_module, needed, root
 
-labs = sorted((root/'nbs'/'labs').rglob('[0-9]*.ipynb'))
-
-
 @pytest.fixture(scope='module')
 def hosted(): return as_module(root/'tools'/'hosted.py')
-
-def parts(nb): return [(o.cell_type, o.source, o.metadata.get('tags')) for o in nb.cells]
-
-@pytest.mark.parametrize('path', labs, ids=lambda o: o.stem)
-def test_every_lab_has_both(path, hosted):
-    nb = nbformat.read(path, 4)
-    before = parts(nb)
-    assert parts(hosted.make_hosted(nb, hosted.page_name(path)))==before, 'run `python tools/hosted.py`'
-
-def test_a_lab_without_them_gets_them_once(hosted):
-    cells = [new_markdown_cell('# 01 · Why?\n\nWords.\n\n| a |'), new_code_cell('n: int = 3', metadata=dict(tags=['parameters'])), new_code_cell('import gpubench')]
-    nb = hosted.make_hosted(new_notebook(cells=cells), '01_a')
-    assert [o.metadata.get('tags') for o in nb.cells]==[None, ['parameters'], ['install'], None]
-    lines = nb.cells[0].source.splitlines()
-    assert (lines[0], lines[1], lines[3:])==('# 01 · Why?', '', ['', 'Words.', '', '| a |'])
-    assert '(https://colab.research.google.com/github/gpubench/gpubench/blob/main/nbs/labs/01_a.ipynb)' in lines[2]
-    assert '(https://kaggle.com/kernels/welcome?src=https://github.com/gpubench/gpubench/blob/main/nbs/labs/01_a.ipynb)' in lines[2]
-    once = parts(nb)
-    assert parts(hosted.make_hosted(nb, '01_a'))==once
-    nb.cells[2].source, nb.cells[0].source = '!pip install gpubench', nb.cells[0].source.replace('01_a', '01_b')
-    assert parts(hosted.make_hosted(nb, '01_a'))==once
 
 @pytest.fixture
 def installed(hosted, monkeypatch):
@@ -136,25 +110,3 @@ def test_pip_lets_the_kernel_that_runs_the_cell_stay(installed, pip):
     assert pip(unpinned(cmd))=={'stand_in': '0.1.0', 'nbclient': '0.11.0', 'traitlets': '5.16.1'}   # so the check can fail
 
 # ---- the kernel
-
-KERNEL = dict(display_name='python3', language='python', name='python3')     # the language is what makes VS Code offer the chosen Python
-
-@pytest.mark.parametrize('path', sorted((root/'nbs'/'labs').rglob('*.ipynb')), ids=lambda o: o.stem)
-def test_no_kernel_has_to_be_picked(path, hosted, tmp_path):
-    nb = nbformat.read(path, 4)
-    assert nb.metadata.kernelspec==KERNEL
-    has_parameters = any('parameters' in o.metadata.get('tags', []) for o in nb.cells)
-    if has_parameters: assert hosted.make_hosted(nb, path.stem).metadata.kernelspec==KERNEL
-
-def test_cleaning_keeps_the_kernel_and_the_tags(tmp_path):
-    "`nbdev-clean`, with the settings of this repository"
-    clean = shutil.which('nbdev-clean', path=str(Path(sys.executable).parent))
-    if not clean: pytest.skip('this environment has no nbdev')
-    shutil.copy(root/'pyproject.toml', tmp_path)
-    copy = tmp_path/'nbs'/'labs'/labs[0].name
-    copy.parent.mkdir(parents=True)
-    shutil.copy(labs[0], copy)
-    subprocess.run([clean, '--fname', str(copy)], cwd=tmp_path, check=True)
-    nb = nbformat.read(copy, 4)
-    assert nb.metadata.kernelspec==KERNEL
-    assert [o.metadata.tags for o in nb.cells if o.metadata.get('tags')][:2]==[['parameters'], ['install']]

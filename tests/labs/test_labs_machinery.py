@@ -11,27 +11,15 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_output
 
 from gpubench.ground.record import append_record
 from gpubench.ground.core import find_devices
 from gpubench.course.lab_format import (
-    EVERY_DEVICE, ONE_DEVICE, check_parameters, check_values, find_labs, lab_parameters, pick_labs)
+    ONE_DEVICE, check_parameters, check_values, find_labs, lab_parameters, pick_labs)
 from gpubench.course.labs import copy_labs, earlier_run, prepare_run, run_folder, run_labs
 
-STANDARD = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling"
-
-
-def write_lab(folder, name, *code, extra='', measures=EVERY_DEVICE, cells=None, minutes=.1):
-    table = f'| Minutes | Needs | Measures |\n|---|---|---|\n| {minutes} | any machine | {measures} |'
-    head = f'# 01 · Is {name} there?\n\nWords.\n\n{table}'
-    params = new_code_cell(STANDARD+('\n'+extra if extra else ''), metadata=dict(tags=['parameters']))
-    nb = new_notebook(cells=cells or [new_markdown_cell(head), params, *map(new_code_cell, code)],
-                      metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python')))
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nb, folder/f'{name}.ipynb')
-    return folder/f'{name}.ipynb'
-
+from helpers import write_lab
 
 @pytest.fixture
 def labs(tmp_path): return tmp_path/'labs'

@@ -10,12 +10,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from click.testing import CliRunner
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import gpubench
 from gpubench.cli import cli
 from gpubench.ground.record import append_record, read_records
 from gpubench.ground.core import find_devices
+from helpers import write_lab
 
 PACKAGE = Path(gpubench.__file__).parent
 
@@ -52,19 +52,6 @@ def call(tmp_path, monkeypatch):
 def refused(said, words): # exit code 2, and a message instead of a traceback
     assert (said.exit_code, words in said.stderr, 'Traceback' in said.stderr) == (2, True, False), said.stderr
     assert isinstance(said.exception, SystemExit)
-
-
-def write_lab(folder, name, *code, extra=''):
-    table = '| Minutes | Needs | Measures |\n|---|---|---|\n| 0.1 | any machine | every device it finds |'
-    head = f'# 01 · Is {name} there?\n\nWords.\n\n{table}'
-    params = "device: str = 'auto'  # where\nout: str = ''  # results\nseed: int = 0  # of the shuffling" + ('\n'+extra
-        if extra else '')
-    cells = [new_markdown_cell(head), new_code_cell(params, metadata=dict(tags=['parameters'])),
-             *map(new_code_cell, code)]
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=cells,
-                                metadata=dict(kernelspec=dict(name='python3', display_name='python3',
-                                    language='python'))), folder/f'{name}.ipynb')
 
 
 def made_up_visit(bs=64, device='cpu', visit=0, epoch_s=1., n_images=1408, **kw):

@@ -169,8 +169,7 @@ def test_a_lab_is_a_job(slurm, tmp_path):
     from gpubench.course.lab_jobs import run_labs_on
     from helpers import write_lab
     labs, out = tmp_path/'labs', tmp_path/'shared'
-    labs.mkdir()
-    write_lab(labs/'01_there.ipynb', "import os\nfrom gpubench.ground.record import append_record\n"
+    write_lab(labs, '01_there', "import os\nfrom gpubench.ground.record import append_record\n"
               "append_record(out, dict(trial_id='a', machine='m', visit=0, seed=seed, job=os.environ['SLURM_JOB_ID']))")
     def go(): return run_labs_on('slurm', out=out, device='cpu', texts=dict(seed='5'), folder=labs, options='time=5', poll_s=.5)
     [first], [second] = go(), go()

@@ -168,11 +168,3 @@ def test_a_browser_shows_hostile_titles_names_and_prices_as_text(tmp_path, tab):
     found = Comparison(runs, prices={HOSTILE: 1., HOSTILE+'2': 2.})
     active, images, shown = looks(tab, write_comparison(found, tmp_path/'class.html', title=HOSTILE))
     assert active==[] and len(images)==2 and all(images) and HOSTILE in shown
-
-
-@pytest.mark.slow
-def test_the_browser_test_finds_what_runs(tmp_path, tab):
-    "A page of which every part is active"
-    (tmp_path/'x.html').write_text('<script>alert(1)</script><img src=x onerror=alert(2)><a href="javascript:alert(3)">a</a><iframe></iframe>')
-    active, images, _ = looks(tab, tmp_path/'x.html')
-    assert active[:2]==['1', '2'] and len(active)==6 and images==[False]
