@@ -22,7 +22,7 @@ help:
 	@echo 'make test-newest  only the notebooks, with the newest version of everything'
 	@echo 'make export       write the modules and README.md from the notebooks, and clean the notebooks'
 	@echo 'make site         build the web site: build/site/index.html'
-	@echo 'make lock         renew the versions in constraints.txt, within the bounds of pyproject.toml'
+	@echo 'make lock         renew the versions in constraints.txt, within the bounds of settings.ini'
 	@echo 'make clean        remove build results and caches; make distclean: the environments, too. Neither touches runs/'
 
 bench: set-up-plain
@@ -61,8 +61,8 @@ export: set-up-dev
 
 # torch pins its CUDA packages itself
 lock: set-up-dev
-	@$(bin)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet --no-header --no-annotate --output-file "$(VENV)/lock.txt" --upgrade
-	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from pyproject.toml."; \
+	@$(bin)/uv pip compile setup.py --extra dev --universal --python-version 3.11 --quiet --no-header --no-annotate --output-file "$(VENV)/lock.txt" --upgrade
+	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from settings.ini."; \
 		grep -vE '^(cuda-|triton|nvidia-[^m])' "$(VENV)/lock.txt"; } > constraints.txt
 
 readme: set-up-dev

@@ -1,5 +1,6 @@
 """What several test files use"""
-import os, re, shutil, signal, socket, subprocess, sys, tomllib
+import os, re, shutil, signal, socket, subprocess, sys
+from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,14 +16,21 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 root = Path(__file__).resolve().parent.parent
 
-def project(tree=root):
-    "The table `project` of pyproject.toml"
-    return tomllib.loads((tree/'pyproject.toml').read_text(encoding='utf-8'))['project']
+def read_settings():
+    "What settings.ini says"
+    ini = ConfigParser(interpolation=None)
+    ini.read_string(text('settings.ini'))
+    return ini.defaults()
 
 def needed(extra=''):
     "The requirements of the library, or of an extra"
-    found = project()['optional-dependencies'][extra] if extra else project()['dependencies']
-    return [o for o in map(Requirement, found) if o.name!=project()['name']]
+    settings = read_settings()
+    found = settings[f'{extra}_requirements' if extra else 'requirements'].split()
+    return [o for o in map(Requirement, found) if o.name!=settings['lib_name']]
+
+def pythons():
+    "The versions of Python that are tested, the oldest first"
+    return read_settings()['python_versions'].split()
 
 def run(*cmd, cwd=root, **env):
     "Run a command; its output where it succeeds, an error with its messages where not"

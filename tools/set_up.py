@@ -6,7 +6,8 @@
 
 uv installs the versions in constraints.txt, or pip if uv fails. The stamp is removed first and written last, so that a
 set-up that failed or was interrupted starts over. The library is installed as editable: `git pull` updates it."""
-import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time, tomllib
+import argparse, hashlib, json, os, re, shlex, shutil, subprocess, sys, time
+from configparser import ConfigParser
 from pathlib import Path
 try: import fcntl
 except ImportError: fcntl = None                     # Windows: a second set-up doesn't wait for the first
@@ -17,13 +18,15 @@ order = list(packages)                               # each includes those befor
 version = '%d.%d' % sys.version_info[:2]
 first_import = ("import gpubench, importlib, pkgutil\n"
                 "for o in pkgutil.walk_packages(gpubench.__path__, 'gpubench.'): importlib.import_module(o.name)")
-rebuild = ("The container's image was built from another constraints.txt or pyproject.toml. Build it again: "
+rebuild = ("The container's image was built from another constraints.txt or settings.ini. Build it again: "
            "\"Dev Containers: Rebuild Container\" in VS Code, or on the host `docker compose -f docker-compose.cpu.yml build` (or gpu).")
 
 def sources():
     "A hash of everything that determines which packages and commands are installed"
-    project = tomllib.loads((root/'pyproject.toml').read_text(encoding='utf-8'))['project']
-    own = {k: project[k] for k in ('name', 'dependencies', 'optional-dependencies', 'scripts')}
+    ini = ConfigParser(interpolation=None)
+    ini.read_string((root/'settings.ini').read_text(encoding='utf-8'))
+    decisive = 'lib_name', 'console_scripts', 'requirements'
+    own = {k: v.split() for k,v in ini.defaults().items() if k.endswith(decisive)}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode() + (root/lock).read_bytes()).hexdigest()[:16]
 
 def python(venv): return venv/('Scripts' if os.name=='nt' else 'bin')/'python'

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import as_module, needed, text
+from helpers import as_module, needed, pythons, text
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ class Checkout:
     def __init__(self, repo, folder):
         self.tree, self.fake, self.venv = folder/'tree', folder/'fake', folder/'tree'/'.venv'
         (self.tree/'tools').mkdir(parents=True)
-        for o in ('pyproject.toml', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
+        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
         for o in ('pip', 'uv'):
             (self.fake/'path'/o).mkdir(parents=True)
             (self.fake/'path'/o/'__main__.py').write_text(fake)
@@ -126,10 +126,10 @@ def test_uv_reaches_what_pip_reaches(checkout):
 def test_an_update_keeps_what_is_there(checkout):
     for o in ('lab', 'plain', 'int8', 'dev', 'lab'): checkout.set_up(o)
     assert checkout.installed==['.[lab]', '.[lab,int8]', '.[dev]'] and '--compile-bytecode' in checkout.calls[-1]
-    ini, lock = checkout.tree/'pyproject.toml', checkout.tree/'constraints.txt'
+    ini, lock = checkout.tree/'settings.ini', checkout.tree/'constraints.txt'
     ini.write_text('# only a comment\n'+ini.read_text())
     assert checkout.set_up().stdout==up_to_date
-    ini.write_text(ini.read_text().replace('\ndependencies = [', '\ndependencies = ["another",'))
+    ini.write_text(ini.read_text().replace('\nrequirements =\n', '\nrequirements = another\n'))
     assert 'Updating' in checkout.set_up().stdout
     lock.write_text(lock.read_text()+'another==1.0\n')
     assert 'Updating' in checkout.set_up().stdout
@@ -210,7 +210,7 @@ def pins(python, platform):
     return {o.name: str(o.specifier).removeprefix('==') for o in found}
 
 @pytest.mark.parametrize('platform,own', [('linux', 'uvloop'), ('win32', 'pywinpty'), ('darwin', 'appnope')])
-@pytest.mark.parametrize('python', ['3.11', '3.12'])
+@pytest.mark.parametrize('python', pythons())
 def test_the_lock_serves_every_machine(python, platform, own):
     found = pins(python, platform)
     for extra in ('', 'lab', 'int8', 'dev'):
@@ -257,8 +257,8 @@ def test_find_python(checkout, tools_only):
 def test_the_probe_is_true_of_this_python(checkout):
     res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.stdout.strip()==sys.executable, res.stderr
-    file = checkout.tree/'pyproject.toml'
-    file.write_text(file.read_text().replace('requires-python = ">=3.11"', 'requires-python = ">=9.9"'))
+    file = checkout.tree/'settings.ini'
+    file.write_text(file.read_text().replace('python_versions = 3.11', 'python_versions = 9.9'))
     res = find_python(checkout, os.environ['PATH'], PYTHON=sys.executable)
     assert res.returncode==1 and 'needs Python 9.9 or newer' in res.stderr
 
