@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from conftest import copy_checkout
-from helpers import as_module, needed, read_settings, root, run, text, tool
+from helpers import as_module, needed, read_settings, root, run, tool
 
 heavy = {'torch', 'torchvision', 'fastai', 'pandas', 'matplotlib'}
 torches = {'torch', 'torchvision', 'fastai', 'fastcore.all'}   # what brings torch with it
