@@ -17,6 +17,10 @@ from scipy.stats import ks_2samp
 from gpubench.data.batch_tfms import batch_transforms
 from gpubench.data.loaders import BatchAugment
 
+# float32 samples within 1e-4 of a pixel of the right place: some 50 roundings of 6e-8, times half of 64 pixels. How they add up
+# depends on the CPU. Normalized neighbors differ by at most 1/.22 in each direction; a share of as much lies at a tie.
+MAX_OFF, MAX_TIES = 1e-3, 1e-3
+
 def apply(known, batch):
     for f in known: batch = f(batch)
     return batch
@@ -84,7 +88,7 @@ def test_gray_images_and_half_known_pipelines():
     torch.manual_seed(1); a = f(batch)
     torch.manual_seed(1); b = rest(batch)
     assert [type(o) for o in a]==[type(o) for o in b]==[TensorImageBW, TensorCategory]
-    assert torch.allclose(a[0], b[0], atol=5e-5) and a[1] is batch[1]
+    assert torch.allclose(a[0], b[0], rtol=0, atol=MAX_OFF) and a[1] is batch[1]
     class Own(BatchAugment): pass
     device([*fs[:2], Own(), norm], batch, n_rest=2)
 
@@ -114,4 +118,4 @@ def test_a_loader_as_users_have_it(target, image, item_tfms, kw):
         torch.manual_seed(1); b = stock(dl.after_batch.fs, dl.split_idx)(raw)
         assert [type(o) for o in a]==[type(o) for o in b] and [o.dtype for o in a]==[o.dtype for o in b]
         assert [o.shape for o in a]==[o.shape for o in b]
-        assert (a[0]-b[0]).abs().max()<5e-5 and (a[1]!=b[1]).float().mean()<1e-3
+        assert (a[0]-b[0]).abs().max()<MAX_OFF and (a[1]!=b[1]).float().mean()<MAX_TIES
