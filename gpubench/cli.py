@@ -221,7 +221,7 @@ gpubench doctor --json""")
 def doctor_command(ctx, as_data):
     """Check this machine and suggest fixes.
 
-    Takes about 15 s, because it tests NVML, torch and fastai in separate processes. Exit code 0:
+    Takes about 15 s, because it tries NVML, torch and fastai in a separate process. Exit code 0:
     ready; 1: ready with limits; 2: something is broken.
     """
     print_at_once('Checking this machine, about 15 s …')
@@ -269,12 +269,11 @@ def labs_command(names, to, with_outputs, kind, key, folder, deeper):
 # %% ../nbs/00_cli.ipynb #e97a0bda
 def check_machine(devices, wait):
     "Refuse a busy device unless we wait for it; warn about other programs that use the CPU"
-    from gpubench.watch.doctor import Facts, check_load, cpu_load
+    from gpubench.watch.doctor import other_load
     from gpubench.run.process import device_locks
     if not wait:
         with device_locks(devices): pass
-    for o in check_load(Facts({}, cpu_load())):
-        if o.code=='cpu_busy': _print(f'WARNING: {o.what} {o.remedy}', err=True)
+    if o := other_load(): _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 def show_report(folder, price_per_h=None, form=None, out=None):
     "Write the report on a folder's records, and print its table and where it is"

@@ -5,578 +5,396 @@
 # %% auto #0
 __all__ = ['examine', 'as_text', 'as_json']
 
-# %% ../../nbs/watch/05_doctor.ipynb #642059e4
+# %% ../../nbs/watch/05_doctor.ipynb #doct0003
 import json
 import os
-import platform
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import textwrap
-from configparser import ConfigParser, Error as ConfigError
-from dataclasses import replace
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from ..ground.core import cpu_name, cpu_quota, n_cores, n_visible_cores, package_version
-from .nvml import Answer, throttle_words
-from ..ground.record import FIELDS, OFFLINE, plain_record
-from .facts import STEPS, probe, cpu_load, Facts, watched, gpu_states, LEVELS, phrases, found, exit_code
+from ..ground.core import (
+    cpu_quota, describe_machine, end_process, file_text, in_container, is_wsl2, n_visible_cores,
+    open_nvml, package_version)
+from ..ground.record import FIELDS, plain_record
+from .nvml import Answer, ask_gpu, throttle_words
 
-# %% ../../nbs/watch/05_doctor.ipynb #1c393983
-phrases("""
-packages_ok ok packages
-{n} required packages are installed.
+# %% ../../nbs/watch/05_doctor.ipynb #doct0006
+ASKED = ('name uuid mig processes gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib throttle_bits '
+         'power_limit_w default_limit_w').split()
 
-packages_missing broken packages
-Not installed: {names}.
+def ask_driver():
+    "What the driver reports about each GPU"
+    nvml = open_nvml()
+    def row(i):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(i)
+        return dict(index=i) | {o: ask_gpu(nvml, gpu, o).value for o in ASKED}
+    return dict(gpus=[row(i) for i in range(nvml.nvmlDeviceGetCount())])
 
-packages_wrong limit packages
-Not the version that {dist} requires: {names}.
--> Run `pip install --upgrade {dist}` in this environment.
+def import_version(*names):
+    for o in names: import_module(o)
+    return dict(version=sys.modules[names[0]].__version__)
 
-pynvml_unofficial limit packages
-The unofficial {name} hides NVIDIA's `nvidia-ml-py`. The monitor may fail or misread the GPU.
--> Run `pip uninstall -y pynvml`, then `pip install --force-reinstall nvidia-ml-py`.
-""")
+def import_torch(): return import_version('torch') | dict(cuda=sys.modules['torch'].version.cuda)
 
-def unmet(dist):
-    "Requirements that are missing, those in a wrong version, and how many there are"
-    try: from packaging.requirements import Requirement
-    except ImportError: return ['packaging'], {}, 1
-    try: needed = [Requirement(o) for o in requires(dist) or []]
-    except PackageNotFoundError: needed = []  # a checkout that isn't installed
+def train():
+    "fastai trains a network of two numbers"
+    from fastai.test_utils import synth_learner
+    learn = synth_learner()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    return {}
+
+def compute():
+    "torch computes on each GPU that it lists"
+    import torch
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for i in range(n):
+        x, w = (torch.ones(1, 1, side, side, device=f'cuda:{i}') for side in (8, 3))
+        torch.nn.functional.conv2d(x, w).sum().item()
+    cards = [torch.cuda.get_device_properties(i) for i in range(n)]
+    return dict(gpus=[dict(name=o.name, uuid=str(getattr(o, 'uuid', ''))) for o in cards])
+
+# %% ../../nbs/watch/05_doctor.ipynb #doct0007
+STEPS = dict(
+    nvml=ask_driver, torch=import_torch, torchvision=lambda: import_version('torchvision'),
+    fastai=lambda: import_version('fastai', 'fastai.vision.all'), training=train, cuda=compute,
+    machine=describe_machine)
+
+def attempt(step)->dict:
+    "What a step returns, or its `error` and what to do; CUDA complains by warnings, too"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        try: found = step()
+        except Exception as e:
+            answer = Answer.of_error(e)
+            found = dict(error=answer.words, advice=answer.advice)
+    said = [str(o.message).splitlines()[0] for o in seen if issubclass(o.category, UserWarning)]
+    return dict(warnings=said) | found
+
+def print_steps():
+    for name,step in STEPS.items():
+        print('\n'+json.dumps({name: plain_record(attempt(step))}), flush=True)
+
+def look(timeout_s=180)->dict: # Name of a step → what it found
+    "Try in another process what can be imported and used"
+    with tempfile.TemporaryFile() as out:
+        code = 'from gpubench.watch.doctor import print_steps; print_steps()'
+        p = subprocess.Popen([sys.executable, '-c', code], stdout=out, stderr=subprocess.DEVNULL)
+        try: ended = f'it ended the process with exit code {p.wait(timeout_s)}'
+        except subprocess.TimeoutExpired:
+            end_process(p)
+            ended = f'no answer within {timeout_s} s'
+        out.seek(0)
+        lines = out.read().decode('utf-8', 'replace').splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith('{"') and line.endswith('}}'): found |= json.loads(line)
+    missing = [o for o in STEPS if o not in found]
+    for o in missing: found[o] = dict(error=ended if o==missing[0] else 'not tried', warnings=[])
+    return found
+
+# %% ../../nbs/watch/05_doctor.ipynb #doct0008
+@dataclass(frozen=True)
+class Facts:
+    "What is known about a machine, before any conclusion"
+    found: dict                  # As `look` returns it
+    load: tuple|None = None      # As `cpu_load` returns it
+    root: str|Path = '/'         # Where the file system starts; tests pass a folder
+    env: dict = field(default_factory=lambda: os.environ)
+
+    def error(self, step)->str: return self.found[step].get('error', '')
+    @property
+    def used(self)->list: return self.found['cuda'].get('gpus', [])
+    @property
+    def gpus(self)->list: # NVML's rows
+        "The GPUs that torch uses, or all that the driver lists"
+        rows = self.found['nvml'].get('gpus', [])
+        uuids = {f"GPU-{o['uuid']}" for o in self.used}
+        return [o for o in rows if o['uuid'] in uuids] or rows
+    @property
+    def has_nvidia(self)->bool:
+        "Does anything show an NVIDIA GPU or its driver?"
+        root = Path(self.root)
+        cards = [o for o in (root/'sys/bus/pci/devices').glob('*')
+                 if file_text(o/'vendor')=='0x10de' and file_text(o/'class').startswith('0x03')]
+        drivers = [root/'proc/driver/nvidia/version', root/'usr/lib/wsl/lib/nvidia-smi']
+        return bool(self.gpus or cards or any(o.exists() for o in drivers))
+
+def cpu_load(interval_s=.5)->tuple|None: # Fraction of all cores, name of the busiest other process
+    "How busy the CPU is; None where the system hides it"
+    try: import psutil
+    except ImportError: return None
+    def used_s():
+        rows = [o.info for o in psutil.process_iter(['pid', 'name', 'cpu_times'])]
+        return {o['pid']: (sum(o['cpu_times'][:2]), o['name']) for o in rows
+                if o['cpu_times'] and o['pid'] not in (0, os.getpid())} # 0: Windows's idle process
+    try: before, frac, after = used_s(), psutil.cpu_percent(interval_s)/100, used_s()
+    except OSError: return None
+    spent = [(s-before.get(pid, (s, ''))[0], name) for pid,(s,name) in after.items()]
+    return frac, max(spent, default=(0., 'unknown'))[1]
+
+# %% ../../nbs/watch/05_doctor.ipynb #doct0010
+def unmet(facts):
+    "Requirements that aren't installed, or whose version doesn't fit"
+    from packaging.requirements import Requirement
+    try: needed = [Requirement(o) for o in requires('gpubench-kit') or []]
+    except PackageNotFoundError: return # a checkout that isn't installed
     needed = [o for o in needed if not o.marker or o.marker.evaluate(dict(extra=''))]
-    versions = {o: package_version(o.name) for o in needed}
-    wrong = {o.name: f'{o.name} {v} (wanted: {o.specifier})' for o,v in versions.items()
-             if v and not o.specifier.contains(v, prereleases=True)}
-    return [str(o) for o,v in versions.items() if not v], wrong, len(needed)
+    found = {o: package_version(o.name) for o in needed}
+    wrong = [o for o,v in found.items() if not v or not o.specifier.contains(v, prereleases=True)]
+    return ', '.join(f"{o} (installed: {found[o] or 'none'})" for o in wrong)
 
-def check_packages(facts, dist='gpubench-kit'):
-    "Is every required package installed, and is `pynvml` NVIDIA's own?"
-    spec = PathFinder.find_spec('pynvml')  # what an import would find now
-    if spec and spec.submodule_search_locations is not None:
-        yield found('pynvml_unofficial', name=f"pynvml {package_version('pynvml') or ''}".strip())
-    missing, wrong, n = unmet(dist)
-    if missing: yield found('packages_missing', dist=dist, names=', '.join(missing))
-    if wrong: yield found('packages_wrong', dist=dist, names=', '.join(wrong.values()))
-    if n and not missing and not wrong: yield found('packages_ok', n=n)
+def torch_fault(facts): return facts.error('torch') or facts.error('torchvision')
 
-# %% ../../nbs/watch/05_doctor.ipynb #f076476b
-phrases("""
-torch_ok ok torch
-{pair} can be used.
+def fastai_fault(facts):
+    if not facts.error('torch'): return facts.error('fastai') or facts.error('training')
 
-torch_dead broken torch
-torch can't be imported: {error}.
+def no_cuda_build(facts):
+    torch = facts.found['torch']
+    if 'version' in torch and torch['cuda'] is None and facts.has_nvidia: return torch['version']
 
-torchvision_dead broken torchvision
-{pair} don't fit together: {error}.
+def hidden(facts):
+    "CUDA_VISIBLE_DEVICES names no GPU of this machine"
+    value, uuids = facts.env.get('CUDA_VISIBLE_DEVICES'), [o['uuid'] or '' for o in facts.gpus]
+    if value is None or facts.used or not facts.has_nvidia: return
+    first = value.partition(',')[0].strip()
+    if first.isdigit(): is_there = not uuids or int(first)<len(uuids)
+    else: is_there = first.startswith('MIG-') or any(first and o.startswith(first) for o in uuids)
+    if not is_there: return repr(value)
 
-torchvision_build limit torchvision
-{pair} come from different builds.
+def cuda_fault(facts):
+    "What CUDA says, where torch doesn't compute on a GPU that is there"
+    cuda, torch = facts.found['cuda'], facts.found['torch']
+    if facts.used or not torch.get('cuda') or not facts.has_nvidia: return
+    said = [facts.error('cuda'), *cuda['warnings'], facts.error('nvml')]
+    said = '; '.join(filter(None, said)) or 'no reason given'
+    return f"torch {torch['version']}, CUDA {torch['cuda']}: {said}"
 
-torchvision_wants limit torchvision
-{pair} are of different releases: torchvision was made for another torch than {wrong}.
--> Reinstall from the same index in one command: `pip install --force-reinstall torch torchvision`.
-""")
+def no_sensors(facts): return facts.used and facts.found['torch']['cuda'] and facts.error('nvml')
 
-def check_torch(facts):
-    "Can torch and torchvision be imported, and do they fit together?"
-    names = 'torch', 'torchvision'
-    versions = {o: facts.tried[o].get('version') or package_version(o) for o in names}
-    pair = ' and '.join(f'{k} {v}' for k,v in versions.items())
-    tags = [re.search(r'\+(cpu|cu\d|rocm|xpu).*', o or '') for o in versions.values()]
-    wrong = unmet('torchvision')[1].get('torch')
-    error = facts.torch.get('error') or facts.torchvision.get('error')
-    code = ('torch_dead' if not facts.torch['ok'] else 'torchvision_dead' if error else
-            'torchvision_build' if all(tags) and tags[0][0]!=tags[1][0] else
-            'torchvision_wants' if wrong else 'torch_ok')
-    yield found(code, pair=pair, error=error, wrong=wrong)
+def each_gpu(see):
+    "A question about each GPU"
+    def asked(facts):
+        seen = {o['index']: see(o) for o in facts.gpus}
+        return '; '.join(f'GPU {i}: {words}' for i,words in seen.items() if words)
+    return asked
 
-# %% ../../nbs/watch/05_doctor.ipynb #7a90c4d1
-phrases("""
-fastai_ok ok fastai
-{pair} trains.
+LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
-fastai_dead broken fastai
-{pair} can't {verb}: {error}.
--> Install a pair that fits: `pip install --upgrade fastai fastcore` for the newest, or `pip
-install "fastai<2.8.8" "fastcore<2"`.
-""")
-def check_fastai(facts):
-    "Does fastai train?"
-    if not facts.torch['ok']: return  # fix torch first
-    pair = ' with '.join(f'{o} {package_version(o)}' for o in ('fastai', 'fastcore'))
-    verb, step = ('train', facts.fit) if facts.fastai['ok'] else ('be imported', facts.fastai)
-    if step['ok']: yield found('fastai_ok', pair=pair)
-    else: yield found('fastai_dead', pair=pair, verb=verb, error=step['error'])
+@each_gpu
+def little_memory(gpu):
+    free_mib, total_mib = gpu['gpu_mem_free_mib'], gpu['gpu_mem_total_mib']
+    if free_mib is not None and free_mib<LAB_MIB:
+        return f'{free_mib/1024:.1f} GiB of {total_mib/1024:.1f}'
 
-# %% ../../nbs/watch/05_doctor.ipynb #2f7d61d1
-phrases("""
-driver_mismatch limit gpu
-The NVIDIA driver was updated while the machine was running: its kernel module and its library
-have different versions (NVML error 18). Memory isn't the cause, so a smaller batch won't help.
--> {restart}
+@each_gpu
+def others_compute(gpu):
+    "A desktop alone stays below a quarter"
+    if gpu['mig']: return # they compute on other parts of the card
+    if gpu['processes']: return ', '.join(f"process {o['pid']}" for o in gpu['processes'][:4])
+    if (gpu['gpu_util_frac'] or 0)>=.25: return f"{gpu['gpu_util_frac']:.0%} busy"
 
-driver_asleep limit gpu
-The NVIDIA driver is installed, but not loaded (NVML error 9).
--> Run `sudo modprobe nvidia` (with a container: on the host). If that fails, the kernel was
-updated without the driver, or Secure Boot blocks it: reinstall the driver and restart.
+@each_gpu
+def slowed(gpu):
+    limit_w, usual_w = gpu['power_limit_w'], gpu['default_limit_w']
+    is_capped = limit_w and usual_w and limit_w<.98*usual_w
+    cap = is_capped and f'at most {limit_w:.0f} W instead of {usual_w:.0f}'
+    return throttle_words(gpu['throttle_bits']) or cap
 
-driver_missing limit gpu
-The PCI bus has an NVIDIA GPU, but its driver is missing.
--> Install NVIDIA's driver with the system's own tool (Ubuntu: `sudo ubuntu-drivers install`) and
-restart. With a container: on the host, then start it with `docker run --gpus all`.
+def small_quota(facts):
+    n, quota = n_visible_cores(), cpu_quota(facts.root)
+    threads = facts.env.get('OMP_NUM_THREADS', '')
+    if quota is None or quota>=n or threads.isdigit() and 0<int(threads)<=max(1, quota): return
+    return f'{n} cores are visible, and {quota:g} may be used at a time'
 
-torch_for_cpu limit gpu
-{there_is} this torch ({torch}) was built for the CPU only.
--> Install a CUDA build of both torch and torchvision in one command: on Linux `pip install
---force-reinstall torch torchvision`, on Windows the one that pytorch.org gives.
+def busy_cpu(facts):
+    frac, busiest = facts.load or (0., '')
+    if frac>=.1: return f'{frac:.0%} of the CPU now, most of all {busiest}' # a browser stays below
 
-gpu_hidden limit gpu
-CUDA_VISIBLE_DEVICES={value!r} hides the GPU: it names none of this machine's.
--> Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find the file
-that sets it, such as ~/.bashrc.
-
-gpu_invisible limit gpu
-The machine has an NVIDIA driver, but no GPU is visible from here.
--> Start the container with GPU access: `docker run --gpus all`, or `gpus: all` in a compose file.
-
-driver_dead limit gpu
-There is an NVIDIA driver, but {who} reports: {error}.
--> {restart} If that doesn't help, reinstall it. A container needs GPU access: `docker run --gpus
-all`.
-
-driver_old limit gpu
-{there_is} {driver}, and torch {torch[version]} (CUDA {torch[cuda]}) requires a newer one.
--> Install a newer NVIDIA driver (with WSL2 in Windows only; with a container on the host). Or
-install torch and torchvision for an older CUDA, both in one command, which pytorch.org lists.
-""")
-
-# %% ../../nbs/watch/05_doctor.ipynb #1b60e2f8
-def there_is(facts):
-    return f"There is an NVIDIA GPU ({', '.join(facts.names) or 'its driver is here'}), but"
-
-def restart(facts):
-    "How to restart the driver"
-    if facts.wsl2: return "Run `wsl --shutdown` in Windows, then open WSL and its containers again."
-    return "Restart the host, then this container." if facts.container else "Restart the machine."
-
-def why_driver(facts):
-    "The driver is missing, not loaded, or half updated"
-    t, code = facts.traces, facts.nvml.get('code')
-    errors = f"{t['complaint']} {facts.cuda_error}"
-    if code==18 or re.search(r'(?i)mismatch|\b803\b|unsupported display driver', errors):
-        yield found('driver_mismatch', restart=restart(facts))
-    if code==9 and not t['kernel']: yield found('driver_asleep')
-    if t['pci'] and not (t['kernel'] or t['nodes'] or facts.nvml['ok'] or t['complaint']):
-        yield found('driver_missing')
-
-def why_torch(facts):
-    "torch can't use any GPU"
-    if facts.torch['cuda'] is None:
-        yield found('torch_for_cpu', there_is=there_is(facts), torch=facts.torch['version'])
-
-def why_hidden(facts):
-    "CUDA_VISIBLE_DEVICES hides it: CUDA ignores a wrong name and what follows it"
-    value = facts.env.get('CUDA_VISIBLE_DEVICES', '0')
-    first, uuids = value.partition(',')[0].strip(), [o['uuid'] or '' for o in facts.rows]
-    if first.isdigit(): right = not facts.names or int(first)<len(facts.names)
-    elif first.startswith('GPU-'): right = not any(uuids) or any(o.startswith(first) for o in uuids)
-    else: right = first.startswith('MIG-')  # wrong: empty, -1, NoDevFiles
-    if not right: yield found('gpu_hidden', value=value)
-
-# %% ../../nbs/watch/05_doctor.ipynb #abc363f8
-def why_no_access(facts):
-    "The driver shows no GPU, or fails"
-    t, complaint = facts.traces, facts.traces['complaint']
-    if not (facts.names or complaint or t['nodes'] or t['wsl_gpu']): yield found('gpu_invisible')
-    if facts.cuda_error: return  # `why_cuda` explains it
-    if facts.nvml['ok'] or t['names'] or facts.no_pynvml and not complaint: return
-    who, error = ('nvidia-smi', complaint) if complaint else ('NVML', facts.nvml['error'])
-    yield found('driver_dead', who=who, error=error.rstrip('.'), restart=restart(facts))
-
-def why_old_driver(facts):
-    "The driver supports an older major version of CUDA than torch's. Within one, newer builds run"
-    newest, cuda = facts.nvml.get('cuda'), facts.torch['cuda']
-    older = newest and int(newest.partition('.')[0])<int(cuda.partition('.')[0])
-    if not older and not re.search('too old|insufficient', facts.cuda_error): return
-    driver = 'its driver is too old'
-    if newest: driver = f"its driver {facts.nvml['driver']} supports CUDA up to {newest}"
-    yield found('driver_old', there_is=there_is(facts), driver=driver, torch=facts.torch)
-
-# %% ../../nbs/watch/05_doctor.ipynb #680eadcc
-phrases("""
-gpu_too_old limit gpu
-{start} has no code for a card of this generation. {quote}
--> For an old card, install torch and torchvision for an older CUDA; for a very new one, the
-newest of both. pytorch.org lists the commands.
-
-gpu_full limit gpu
-{start} finds no free memory on it: other programs hold all of it. {quote}
--> End them: notebooks whose kernel still runs, games, other training runs. `nvidia-smi` lists them.
-
-cudnn_dead limit gpu
-{start} can't use cuDNN. Often another copy of cuDNN is found first. {quote}
--> Try again with `unset LD_LIBRARY_PATH`. If that doesn't help, reinstall torch.
-
-cuda_dead limit gpu
-{start} can't use it. {quote}
--> {restart} On a shared machine, ask its administrator. After standby it is often enough to
-reload one part: `sudo modprobe -r nvidia_uvm`, then `sudo modprobe nvidia_uvm`. If nothing
-helps, install the newest driver (with WSL2 in Windows only; with a container on the host).
-""")
-_CUDA_ERRORS = { # what CUDA's message contains -> code
-    'no kernel image|not compatible with the current': 'gpu_too_old',
-    'out of memory': 'gpu_full', '(?i)cudnn': 'cudnn_dead', '': 'cuda_dead'}
-
-def why_cuda(facts, error=None):
-    "CUDA's own message, with an explanation if it's a known one"
-    error = error or facts.cuda_error
-    code = next(code for words,code in _CUDA_ERRORS.items() if re.search(words, error))
-    quote = f"The error: {error.rstrip('.')}." if error else "It gives no reason."
-    if code=='cuda_dead' and any(o['ok'] for o in facts.rows):
-        quote = f"NVML sees it, so the driver is there, but CUDA doesn't work. {quote}"
-    start = f"{there_is(facts)} torch {facts.torch['version']} (CUDA {facts.torch['cuda']})"
-    yield found(code, start=start, quote=quote, restart=restart(facts))
-
-# %% ../../nbs/watch/05_doctor.ipynb #90ab63e2
-phrases("""
-gpu_ok ok gpu
-torch computes on {n} GPU(s): {cards}.{hides}
-
-gpu_none ok gpu
-No NVIDIA GPU was found. Labs measure the CPU and explain the GPU's part with recorded results.
-
-gpu_unnamed ok gpu
-WSL2 has a GPU, but doesn't identify it as NVIDIA's. Labs measure the CPU.
--> If it is, install its current driver in Windows (never inside WSL2), then run `wsl --shutdown`.
-
-gpu_unknown ok gpu
-NVML can't be queried ({error}), and nothing else shows an NVIDIA GPU. Labs measure the CPU.
--> If there is one: {remedy}
-""")
-_WHYS = why_driver, why_torch, why_hidden, why_no_access, why_old_driver, why_cuda
-
-def check_gpu(facts):
-    "Is there a GPU, and does torch compute on it?"
-    if facts.used: yield from gpus_used(facts)
-    elif facts.any_gpu:
-        whys = _WHYS if facts.torch['ok'] else [why_driver]  # otherwise fix torch first
-        first = next((o for why in whys for o in why(facts)), None)
-        if first: yield replace(first, what=f'{first.what} Labs measure the CPU.')
-    elif facts.nvml.get('code') is None:
-        yield found('gpu_unknown', error=facts.nvml['error'], remedy=nvml_remedy(facts, facts.nvml))
-    else: yield found('gpu_unnamed' if facts.traces['wsl_gpu'] else 'gpu_none')
-
-def gpus_used(facts):
-    "torch computes on some GPU, and perhaps not on others"
-    cards = ', '.join(f"{o['name']} ({o['total_mib']/1024:.1f} GiB)" for o in facts.used)
-    value, others = facts.env.get('CUDA_VISIBLE_DEVICES'), len(facts.rows)-len(facts.used)
-    hides = f" CUDA_VISIBLE_DEVICES={value!r} hides {others} other(s)."
-    if value is None or others<1: hides = ''
-    yield found('gpu_ok', n=len(facts.used), cards=cards, hides=hides)
-    for o in facts.listed:
-        if not o['ok']: yield from why_cuda(facts, f"GPU {o['index']}: {o['error']}")
-
-# %% ../../nbs/watch/05_doctor.ipynb #8e9caea8
-phrases("""
-nvml_dead limit nvml
-{what}: {error}. {effect}
--> {remedy}
-""")
-
-def nvml_remedy(facts, failed):
-    "What to do about NVML's error, or about a query that ended its process or hung in it"
-    if not facts.no_pynvml and failed['code'] is None: return restart(facts)
-    return Answer(None, failed['code'], failed['error']).advice
-
-def check_nvml(facts):
-    "Can the GPU be monitored?"
-    nvml, used = facts.nvml, facts.used
-    effect = 'Times are measured; utilization, power, temperature and energy are not.'
-    def dead(what, failed): return found(
-        'nvml_dead', what=what, error=failed['error'], remedy=nvml_remedy(facts, failed),
-        effect=effect if used else 'No sensor can be read.')
-    if used and all(watched(facts, o) for o in used): return  # others' GPUs may be closed to us
-    for o in facts.rows:
-        if not o['ok']: yield dead(f"NVML can't read GPU {o['index']}", o)
-    if nvml['ok']: return
-    if used and facts.torch['cuda']: yield dead("torch uses the GPU, but NVML doesn't answer", nvml)
-    elif not used and facts.no_pynvml and facts.any_gpu: yield dead("NVML can't be queried", nvml)
-
-# %% ../../nbs/watch/05_doctor.ipynb #249eeacb
-phrases("""
-gpu_memory_ok ok gpu_memory
-GPU {index} has {free} of {total} GiB free.{unseen}
-
-gpu_memory_low limit gpu_memory
-GPU {index} has {free} of {total} GiB free, but the labs need up to 2 GiB: large batches would
-run out of memory.
--> End other programs that use the GPU: notebooks whose kernel is still running, games, browsers.
-`nvidia-smi` lists them. On a small card, use smaller batches.
-""")
-_LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
-
-def gpu_memory(facts, g):
-    "Is enough memory free?"
-    if g['free_mib'] is not None:
-        hidden = facts.container and not g.get('processes')
-        unseen = " Other users can't be seen from inside a container." if hidden else ''
-        free, total = (f"{g[o]/1024:.1f}" for o in ('free_mib', 'total_mib'))
-        code = 'gpu_memory_ok' if g['free_mib']>=_LAB_MIB else 'gpu_memory_low'
-        yield found(code, index=g['index'], free=free, total=total, unseen=unseen)
-
-# %% ../../nbs/watch/05_doctor.ipynb #64f0ad13
-phrases("""
-gpu_shared limit gpu_shared
-Other programs compute on GPU {index}: {others}. Your times would include their work.
--> Wait for them or end them. Your own notebooks count too: shut down their kernels.
-
-gpu_busy limit gpu_shared
-GPU {index} was {busy:.0%} busy a moment ago, but not with our work. No compute process is listed
-(inside a container, other users' can't be seen). Your times would include that work.
--> Close games, videos and other programs that draw, ask who shares the GPU, and check again.
-""")
-
-def process_words(process, facts):
-    "A process on the GPU: its name and PID, unless a container hides them, and its memory"
-    words = 'a process'
-    if not facts.container:  # its PIDs mean nothing here
-        try: words = import_module('psutil').Process(process['pid']).name()
-        except Exception: pass  # gone, or psutil itself is broken
-        words += f" (process {process['pid']})"
-    return words + (f" with {process['used_mib']:.0f} MiB" if process['used_mib'] else '')
-
-def gpu_processes(facts, g):
-    "Do others compute on it? Windows lists programs with a window as computing and as drawing"
-    if g.get('mig'): return  # they compute on other parts
-    drawing, busy = g.get('drawing') or [], g.get('gpu_util_frac') or 0
-    others = [process_words(o, facts) for o in g.get('processes') or [] if o['pid'] not in drawing]
-    if len(others)>4: others[4:] = [f'{len(others)-4} more']
-    if others: yield found('gpu_shared', index=g['index'], others=', '.join(others))
-    elif busy>=.25: yield found('gpu_busy', index=g['index'], busy=busy)  # a desktop stays below
-
-# %% ../../nbs/watch/05_doctor.ipynb #c65d20f7
-phrases("""
-gpu_throttled limit gpu_throttled
-GPU {index} is being slowed down now: {why}. Times measured now are longer than usual for this card.
--> Let it cool, clear its vents, plug in a laptop, and run `gpubench doctor` again. If it persists,
-`nvidia-smi -q -d PERFORMANCE` shows more.
-
-power_limited limit gpu_power
-GPU {index} is limited to {power_limit_w:.0f} W; the default is {default_limit_w:.0f} W. It is
-slower than other cards of its model.
--> Plug in a laptop. On another machine, ask the administrator, or run `sudo nvidia-smi -i
-{nvml_index} -pl {default_limit_w:.0f}` (with a container: on the host). If the limit stays, report
-it with your times.
-""")
-
-def gpu_sensors(facts, g):
-    "Is it being throttled, and is its power limited?"
-    limit_w, usual_w = g.get('power_limit_w'), g.get('default_limit_w')
-    slowed = throttle_words(g.get('throttle_bits'))
-    if slowed: yield found('gpu_throttled', **g, why=slowed)
-    if limit_w and usual_w and limit_w<.98*usual_w: yield found('power_limited', **g)
-
-def check_gpu_states(facts):
-    "Is anything wrong with the GPUs' state that would spoil a measurement?"
-    if not (facts.torch['ok'] and facts.torch['cuda']): return  # fix torch first
-    for g in gpu_states(facts):
-        for check in (gpu_memory, gpu_processes, gpu_sensors): yield from check(facts, g)
-
-# %% ../../nbs/watch/05_doctor.ipynb #bc71eff5
-phrases("""
-cpu_ok ok cpu
-{seen}.
-
-cpu_quota limit cpu
-{seen}. torch starts too many threads, and CPU times vary a lot.
--> Set OMP_NUM_THREADS={m} before Python starts, or grant more: `docker run --cpus={n}` (compose:
-`cpus: {n}`).
-
-cpu_calm ok cpu_load
-Other programs use {frac:.0%} of the CPU now.
-
-cpu_busy limit cpu_load
-Other programs use {frac:.0%} of the CPU now{who}. Times measured now are too long, perhaps
-several times too long, and vary from visit to visit.
--> End them or wait for them (another user, container or virtual machine may share the CPU), and
-run `gpubench doctor` again.
-""")
-_BUSY_FRAC = .1  # of all cores; an idle browser stays below that
-
-def check_cpu(facts, n=None):
-    "Is there a quota that is smaller than the core count?"
-    n, quota = n or n_visible_cores(), cpu_quota(facts.root)
-    if quota is None or quota>=n:
-        return (yield found('cpu_ok', seen=f'{n} CPU core(s), not limited by a quota'))
-    m, threads = max(1, int(quota)), facts.env.get('OMP_NUM_THREADS', '')
-    seen = f"{n} cores are visible, but a control group's quota allows only {quota:g} at a time"
-    if threads.isdigit() and 0<int(threads)<=m:
-        yield found('cpu_ok', seen=f'{seen}; OMP_NUM_THREADS={threads} stays within it')
-    else: yield found('cpu_quota', seen=seen, m=m, n=n)
-
-def check_load(facts):
-    "Do other programs use the CPU?"
-    if isinstance(facts.load, Exception): raise facts.load
-    if facts.load is None: return
-    frac, by = facts.load
-    who = ', most of all {1} (process {0}, {2:.1f} cores)'.format(*by) if by and by[2]>=.1 else ''
-    yield found('cpu_calm' if frac<_BUSY_FRAC else 'cpu_busy', frac=frac, who=who)
-
-# %% ../../nbs/watch/05_doctor.ipynb #0c7be941
-phrases("""
-shared_memory_ok ok shared_memory
-{total:.1f} GiB of shared memory for loader workers.
-
-shared_memory_small limit shared_memory
-Shared memory ({path}) has only {total_mib:.0f} MiB: loader workers may die with a bus error.
--> Use n_workers=0, or {more}
-
-shared_memory_full limit shared_memory
-Shared memory ({path}) is nearly full ({free_mib:.0f} MiB of {total:.1f} GiB free): loader
-workers may die with a bus error.
--> List its contents with `ls -lh {path}`. You can delete what a crashed program left.
-""")
-
-def check_shared_memory(facts):
-    "Is there room for loader workers?"
+def small_shared_memory(facts):
     path = Path(facts.root)/'dev/shm'
     if not path.is_dir(): return
     total, _, free = (o/2**20 for o in shutil.disk_usage(path))
-    more = f"enlarge it until the next reboot: `sudo mount -o remount,size=2G {path}`."
-    if facts.container: more = ("start the container with more: `docker run --shm-size=8g`, or "
-                                "`shm_size: 8g` in a compose file.")
-    code = 'small' if total<1024 else 'full' if free<512 else 'ok'
-    yield found(f'shared_memory_{code}', path=path, total_mib=total, total=total/1024,
-                free_mib=free, more=more)
+    if total<1024 or free<512: return f'{free:.0f} MiB of {total:.0f} are free in {path}'
 
-# %% ../../nbs/watch/05_doctor.ipynb #4014791e
-phrases("""
-kernel_ok ok kernel
-The kernel python3 is this Python.
-
-kernel_missing limit kernel
-No usable Jupyter kernel named python3 is registered.
-
-kernel_other limit kernel
-The kernel python3 starts {which} Python: {first}. {effect}
--> Run `{python} -m ipykernel install --sys-prefix`, or choose this Python as the kernel in your
-editor. `gpubench run` isn't affected.
-
-jupyter_missing broken kernel
-jupyter_client is missing, so notebooks can't run.
--> Run `pip install ipykernel`.
-""")
-
-def check_kernel(facts):
-    "Does the Jupyter kernel named python3 start this Python?"
+def other_kernel(facts):
+    "Does the Jupyter kernel named python3 start another Python?"
     def places(o): return os.path.realpath(Path(o).parent), os.path.realpath(o)  # a venv links
-    try: kernels = import_module('jupyter_client.kernelspec').KernelSpecManager()
-    except ImportError: return (yield found('jupyter_missing'))
-    try: first = kernels.get_kernel_spec('python3').argv[0]
-    except (LookupError, OSError, ValueError):  # there is none, or its file is damaged
-        return (yield found('kernel_missing', python=sys.executable))
-    if re.fullmatch(r'python(3(\.\d+)?)?', first) or places(first)==places(sys.executable):
-        return (yield found('kernel_ok'))
-    which, effect = 'another', "Notebooks opened by hand wouldn't see the packages installed here."
-    if os.path.isabs(first) and not os.path.exists(first):
-        which, effect = 'a missing', "Notebooks won't start."
-    yield found('kernel_other', which=which, first=first, effect=effect, python=sys.executable)
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager
+        first = KernelSpecManager().get_kernel_spec('python3').argv[0]
+    except Exception as e: return f'none can be used ({type(e).__name__})'
+    is_any = re.fullmatch(r'python(3(\.\d+)?)?', first)
+    if not is_any and places(first)!=places(sys.executable): return first
 
-# %% ../../nbs/watch/05_doctor.ipynb #e1d29f04
-phrases("""
-data_ok ok data
-Available offline: {sets}.{more}
-
-data_readonly limit data
-Data sets can't be saved: {why}. These still work: {sets}.
--> Set the environment variable FASTAI_HOME to a folder that you can write to.
-""")
-
-def check_data(facts):
-    "Which data sets are available offline, and can others be saved?"
+def unwritable_data(facts):
+    "Permissions prove nothing, so a folder is made there"
     home = Path(facts.env.get('FASTAI_HOME') or '~/.fastai').expanduser()
-    cfg = ConfigParser(interpolation=None)
-    try: cfg.read(home/'config.ini', encoding='utf-8')
-    except (ConfigError, UnicodeDecodeError): pass  # fastai itself complains
-    folder, archives = (home/cfg.get('DEFAULT', o, fallback=o) for o in ('data', 'archive'))
-    names = dict(mnist='mnist_png', cifar10='cifar10', imagenette='imagenette2-160')  # fastai's
-    here = [k for k,v in names.items() if (folder/v).is_dir() or (archives/f'{v}.tgz').is_file()]
-    missing = ', '.join(o for o in names if o not in here)
-    there = next(o for o in (folder, *folder.parents) if os.path.exists(o))
-    try: os.rmdir(tempfile.mkdtemp(prefix='.gpubench-', dir=there))  # permissions don't prove it
-    except OSError as e:
-        why = f"{there} isn't a folder"
-        if there.is_dir(): why = f"you can't write to {there} ({e.strerror})"
-        unwritten = [o for o,writes in OFFLINE.items() if not writes]
-        yield found('data_readonly', why=why, sets=', '.join([*unwritten, *here]))
-    else: yield found('data_ok', sets=', '.join([*OFFLINE, *here]), more=
-        f" Downloaded on first use: {missing}." if missing else '')
+    there = next(o for o in (home, *home.parents) if o.exists())
+    try: os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError as e: return f'{there} ({e.strerror})'
 
-# %% ../../nbs/watch/05_doctor.ipynb #3fd1c09e
-CHECKS = (check_packages, check_torch, check_fastai, check_gpu, check_nvml, check_gpu_states,
-          check_cpu, check_load, check_shared_memory, check_kernel, check_data)
-phrases("""
-check_failed limit doctor
-The doctor's `{name}` failed: {error}. Its result is unknown.
--> Fix the cause named in the error, and run `gpubench doctor` again.
-""")
-_HOME = ("Set the environment variable HOME to a folder that you can write to, such as /tmp. This "
-         "user has no home folder, as in a container that was started with another user ID.")
+# %% ../../nbs/watch/05_doctor.ipynb #doct0012
+LEVELS = 'ok', 'limit', 'broken'   # exit codes 0, 1, 2
+REINSTALL = ("Reinstall torch and torchvision in one command: on Linux `pip install "
+             "--force-reinstall torch torchvision`, on Windows the one that pytorch.org gives.")
+CUDA_REMEDIES = { # what CUDA or NVML says → what to do
+    r'(?i)mismatch|\b803\b|unsupported display driver|NVML error 18':
+        "The driver was updated while the machine was running, and its two halves differ; memory "
+        "isn't the cause. Restart the machine: with WSL2 by `wsl --shutdown` in Windows, with a "
+        "container its host.",
+    'too old|insufficient':
+        "Install a newer NVIDIA driver (with WSL2 in Windows only, with a container on the host), "
+        "or torch and torchvision for an older CUDA in one command, which pytorch.org lists.",
+    'no kernel image|not compatible with the current':
+        "This torch has no code for a card of this generation. For an old card, install torch and "
+        "torchvision for an older CUDA; for a very new one, the newest of both.",
+    'out of memory':
+        "Other programs hold all of its memory: end notebooks whose kernel still runs, games, "
+        "other training runs. `nvidia-smi` lists them.",
+    '(?i)cudnn':
+        "Often another copy of cuDNN is found first: try `unset LD_LIBRARY_PATH`, else reinstall "
+        "torch.",
+    'NVML error 9':
+        "The driver isn't loaded: run `sudo modprobe nvidia` (with a container: on the host). If "
+        "that fails, the kernel was updated without the driver, or Secure Boot blocks it: "
+        "reinstall the driver and restart.",
+    '':
+        "Install NVIDIA's driver if it's missing (with WSL2 in Windows only), and restart. A "
+        "container needs access to the GPU: `docker run --gpus all`, or `gpus: all` in a compose "
+        "file. After standby, `sudo modprobe -r nvidia_uvm`, then `sudo modprobe nvidia_uvm` is "
+        "often enough."}
 
-def bare_machine(facts):
-    "What `describe_machine` returns and can be found without torch"
-    versions = {o: package_version(o) for o in 'torch torchvision fastai fastcore gpubench'.split()}
-    return versions | dict(cpu=cpu_name(facts.root), n_cores=n_cores(facts.root), wsl2=facts.wsl2,
-                           container=facts.container, python=platform.python_version(),
-                           os=f'{platform.system()} {platform.release()}')
+def cuda_remedy(said): return next(v for k,v in CUDA_REMEDIES.items() if re.search(k, said))
 
-# %% ../../nbs/watch/05_doctor.ipynb #a7f509b4
-def examine(root='/')->dict: # `machine` as by `describe_machine`, `nvml`, `findings`, worst first
-    "Examine this machine, whose file system starts at `root`"
-    try: load = cpu_load()  # first, while none of our own processes compute
-    except Exception as e: load = e                        # `check_load` reports it
-    facts = Facts(probe(['nvml'], timeout_s=30) | probe([*STEPS][1:]), load, root)
-    findings = []
-    for check in CHECKS:
-        try: findings += check(facts)
-        except Exception as e:
-            findings += [found('check_failed', name=check.__name__, error=Answer.of_error(e).text)]
-    findings = [replace(o, remedy=_HOME) if 'home directory' in o.what else o for o in findings]
-    machine = facts.machine if facts.machine['ok'] else bare_machine(facts)
-    return dict(machine={k: v for k,v in machine.items() if k not in ('ok', 'warnings')},
-                nvml={k: v for k,v in facts.nvml.items() if k!='warnings'},
-                findings=sorted(findings, key=lambda o: -LEVELS.index(o.level)))
+@dataclass(frozen=True)
+class Question:
+    code: str
+    level: str           # Of a fault: one of `LEVELS`
+    see: Callable        # From `Facts` to what fills the sentence, or nothing
+    what: str            # The sentence
+    remedy: str|Callable # What to do; a function of what was seen
 
-# %% ../../nbs/watch/05_doctor.ipynb #ed516f7a
-def as_text(exam:dict)->str: # Lines of 110 characters at most, except where a command is longer
+QUESTIONS = [
+    Question('packages', 'limit', unmet, "Required packages are missing or don't fit: {}.",
+             "Run `pip install --upgrade gpubench-kit` in this environment."),
+    Question('torch', 'broken', torch_fault, "torch and torchvision can't be imported: {}.",
+             REINSTALL),
+    Question('fastai', 'broken', fastai_fault, "fastai can't be imported or can't train: {}.",
+             "Install versions that fit: `pip install --upgrade fastai fastcore`."),
+    Question('cuda_build', 'limit', no_cuda_build,
+             "There is an NVIDIA GPU, but torch {} was built for the CPU only.", REINSTALL),
+    Question('gpu_hidden', 'limit', hidden,
+             "CUDA_VISIBLE_DEVICES={} names none of this machine's GPUs.",
+             "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find "
+             "the file that sets it, such as ~/.bashrc."),
+    Question('cuda', 'limit', cuda_fault, "There is an NVIDIA GPU, but torch can't use it ({}).",
+             cuda_remedy),
+    Question('nvml', 'limit', no_sensors, "The GPU's sensors can't be read ({}).",
+             "Times are measured. For power, energy and temperature, run `pip install "
+             "--force-reinstall nvidia-ml-py`; in a container, set "
+             "NVIDIA_DRIVER_CAPABILITIES=compute,utility."),
+    Question('gpu_memory', 'limit', little_memory,
+             "Little GPU memory is free ({}); the labs need up to 2 GiB.",
+             "End other programs that use the GPU: notebooks whose kernel is still running, games, "
+             "browsers. On a small card, use smaller batches."),
+    Question('gpu_shared', 'limit', others_compute,
+             "Other programs use the GPU ({}), and your times would include their work.",
+             "Wait for them or end them; your own notebooks count, too. `nvidia-smi` lists them."),
+    Question('gpu_slowed', 'limit', slowed, "The GPU is slower now than others of its model ({}).",
+             "Let it cool, clear its vents, plug in a laptop. If it persists, `nvidia-smi -q -d "
+             "PERFORMANCE` shows more; report it with your times."),
+    Question('cpu_quota', 'limit', small_quota,
+             "{}: torch starts too many threads, and CPU times vary a lot.",
+             "Set OMP_NUM_THREADS to the smaller number before Python starts, or grant more: "
+             "`docker run --cpus`."),
+    Question('cpu_busy', 'limit', busy_cpu,
+             "Other programs use {}. Times measured now are too long, perhaps several times.",
+             "End them or wait for them, and run `gpubench doctor` again."),
+    Question('shared_memory', 'limit', small_shared_memory,
+             "Shared memory is small ({}): loader workers may die with a bus error.",
+             "Use n_workers=0, or give a container more: `docker run --shm-size=8g`, or `shm_size: "
+             "8g` in a compose file."),
+    Question('kernel', 'limit', other_kernel, "The Jupyter kernel python3 isn't this Python: {}.",
+             f"Run `{sys.executable} -m ipykernel install --sys-prefix`, or choose this Python in "
+             "your editor. `gpubench run` isn't affected."),
+    Question('data', 'limit', unwritable_data, "Data sets can't be saved in {}.",
+             "Set the environment variable FASTAI_HOME to a folder that you can write to.")]
+UNUSED = 'cuda_build', 'gpu_hidden', 'cuda'   # why a GPU isn't used: the first explains the others
+
+# %% ../../nbs/watch/05_doctor.ipynb #doct0013
+@dataclass(frozen=True)
+class Finding:
+    "One fault of this machine"
+    code: str        # Of its `Question`
+    level: str       # 'limit' or 'broken'
+    what: str        # What was found, and what it means
+    remedy: str      # What to do about it
+
+def ask(question, facts)->Finding|None:
+    try: seen = question.see(facts)
+    except Exception as e: return Finding( # such as a package that is itself broken
+        question.code, 'limit', f"'{question.code}' couldn't be checked ({type(e).__name__}: {e}).",
+        "Fix the cause named there, and run `gpubench doctor` again.")
+    if not seen: return
+    remedy = question.remedy(seen) if callable(question.remedy) else question.remedy
+    return Finding(question.code, question.level, question.what.format(seen), remedy)
+
+def findings(facts:Facts)->list[Finding]:
+    "The faults, the worst first"
+    found = [o for o in (ask(q, facts) for q in QUESTIONS) if o]
+    unused = [o for o in found if o.code in UNUSED][1:]
+    return sorted((o for o in found if o not in unused), key=lambda o: -LEVELS.index(o.level))
+
+def exit_code(found)->int: # 0: all is well; 1: a limit; 2: something is broken
+    "For scripts"
+    return max((LEVELS.index(o.level) for o in found), default=0)
+
+def other_load()->Finding|None:
+    "Do other programs use the CPU now?"
+    question = next(o for o in QUESTIONS if o.code=='cpu_busy')
+    return ask(question, Facts({}, cpu_load()))
+
+# %% ../../nbs/watch/05_doctor.ipynb #doct0018
+def examine(root='/')->dict: # Keys: machine, gpu, findings
+    "Examine this machine, whose file system starts at `root`; the worst finding comes first"
+    load = cpu_load()  # first, while none of our own processes compute
+    facts = Facts(look(), load, root)
+    cards = ', '.join(o['name'] for o in facts.used)
+    gpu = (f'torch computes on {len(facts.used)} GPU(s): {cards}.' if cards else
+           'Labs measure the CPU and explain the GPU\'s part with recorded results.')
+    machine = {k: v for k,v in facts.found['machine'].items() if k in FIELDS}
+    return dict(machine=machine, gpu=gpu, findings=findings(facts))
+
+def as_text(exam:dict)->str: # Lines of 100 characters at most, except where a command is longer
     "The result of `examine` for people"
     def show(x): return 'yes' if x is True else 'no' if x is False else '-' if x is None else str(x)
     def fold(text, start):
         whole = re.sub('`[^`]*`', lambda o: o[0].replace(' ', '\0'), text)  # commands stay whole
-        return textwrap.fill(whole, 110, initial_indent=start, subsequent_indent=' '*len(start),
+        return textwrap.fill(whole, 100, initial_indent=start, subsequent_indent=' '*len(start),
                              break_long_words=False, break_on_hyphens=False).replace('\0', ' ')
     rows = {FIELDS[k].words(long=False): show(v) for k,v in exam['machine'].items()
-            if k in FIELDS and FIELDS[k].heading}
-    width = max(map(len, rows))
-    lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', 'Findings']
+            if FIELDS[k].heading}
+    width = max(map(len, rows), default=0)
+    lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', exam['gpu'], '']
     for o in exam['findings']:
-        lines.append(fold(o.what, f"  {'ok' if o.level=='ok' else o.level.upper():7}"))
-        if o.remedy: lines.append(fold(o.remedy, ' '*9+'What to do: '))
+        lines += [fold(o.what, f'  {o.level.upper():7}'), fold(o.remedy, ' '*9+'What to do: ')]
     end = ('All is well: this machine is ready for `gpubench run`.',
            'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
-    return '\n'.join([*lines, '', end]).encode('utf-8', 'backslashreplace').decode()  # odd paths
+    return '\n'.join([*lines, end]).encode('utf-8', 'backslashreplace').decode()  # odd paths
 
-def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, nvml, findings
+def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, gpu, findings
     "The result of `examine` for scripts"
     code = exit_code(exam['findings'])
-    whole = dict(schema=2, level=LEVELS[code], exit_code=code) | exam
-    whole['findings'] = [o.as_dict() for o in exam['findings']]
+    whole = dict(schema=3, level=LEVELS[code], exit_code=code) | exam
+    whole['findings'] = [asdict(o) for o in exam['findings']]
     return json.dumps(plain_record(whole), indent=2, allow_nan=False)
