@@ -1,6 +1,5 @@
 "What the install cell does on Colab and Kaggle, and what pip makes of it"
 import importlib.metadata, importlib.util, json, os, subprocess, sys
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest

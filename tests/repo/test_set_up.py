@@ -270,8 +270,3 @@ def test_make_bench_runs_the_main_job(checkout):
     res = subprocess.run(['make', 'bench', 'ARGS=--profile quick'], cwd=checkout.tree, env=checkout.env, capture_output=True, text=True)
     assert res.stdout.strip()==up_to_date+'ran: run --wait 01_cpu_vs_gpu 02_batch_size --profile quick', res.stderr
     assert checkout.installed==['.']
-
-def test_the_commands_without_make(repo):
-    extras = as_module(repo/'tools'/'set_up.py').packages
-    named = [o for name in ('README.md', 'CONTRIBUTING.md', '.devcontainer/cpu/devcontainer.json') for o in re.findall(r'tools/set_up\.py (\w+)', text(name))]
-    assert named and set(named) <= extras.keys()
