@@ -133,6 +133,7 @@ def test_failed_visits_are_tried_again_only_on_demand(tmp_path, capsys):
     assert len(again)==3 and len(read_records(tmp_path))==5
     assert sorted(zip(again.how, again.visit))==[('fine', 0), ('killed', 1), ('refuses', 1)]
 
+@pytest.mark.slow
 def test_visits_measured_otherwise_stay_and_do_not_count(tmp_path, capsys):
     def go(**measure): return here(dict(device='cpu', max_images=300), out=tmp_path, **measure)
     go(max_s=.1, whole_epoch=False)

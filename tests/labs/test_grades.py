@@ -57,6 +57,7 @@ def test_a_guess_of_a_deeper_lab_is_locked(measured, late, tmp_path):
     append_record(runs[0]/'guesses.jsonl', dict(guess='my_guess_mib', value=900, about='parts', time_utc='2026-03-01T10:30:00.000+00:00'))
     assert is_late('my_guess_mib', tmp_path, '05_memory')==late
 
+@pytest.mark.slow
 def test_deeper(tmp_path):
     write_lab(tmp_path/'labs', '01_a', 'print(1)')
     write_lab(tmp_path/'labs'/'deeper', '01_b', "from pathlib import Path; Path(out, 'seen').touch()")

@@ -39,6 +39,7 @@ def drawn(f, batch, measure, n=400, seed=0): # (n, number of measures)
 def assert_alike(a, b):
     for x,y in zip(a.T, b.T): assert ks_2samp(x, y).pvalue>1e-3, (x.mean(), y.mean(), x.std(), y.std())
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hw,size,kw', [((40, 60), 16, {}), ((50, 50), (20, 16), dict(min_scale=.5, max_scale=.8)),
                                         ((20, 90), 16, dict(min_scale=.15)),       # ten tries are often not enough
                                         ((33, 31), 8, dict(ratio=(1, 1), min_scale=.75))])
@@ -68,6 +69,7 @@ def test_two_inputs_lose_different_rectangles_at_the_same_time():
     counts = drawn(f, batch, lambda b: [(o!=9).sum().item() for o in b], 100)
     assert ((counts[:, 0]==0)==(counts[:, 1]==0)).all() and (counts[:, 0]!=counts[:, 1]).any()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fs', [
     lambda: aug_transforms(batch=True), lambda: aug_transforms(mult=2, flip_vert=True, batch=True),
     lambda: [Rotate(40, p=.6, batch=True)], lambda: [Zoom(.5, 2., p=.6, batch=True)], lambda: [Warp(.3, p=.6, batch=True)],

@@ -485,6 +485,7 @@ def test_compare_two_runs_and_the_devices_of_one(tmp_path, call):
     assert 'Every ratio is against cpu · CPU' in call('compare', cpu, gpu, both).stdout
 
 
+@pytest.mark.slow
 def test_compare_warns_where_the_work_differs(tmp_path, call):
     cpu, gpu = write_run(tmp_path/'cpu', device='cpu'), write_run(tmp_path/'gpu', device='cuda', n_images=640,
         n_steps=10)

@@ -131,6 +131,7 @@ def test_learner_export_predict(loader, tmp_path):
             label, number, probs = again.predict(item)
             assert (label, int(number))==('0', 0) and torch.allclose(probs, want)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('loader', LOADERS)
 def test_vision_learner_and_show(loader, animals):
     dls = get_dls(animals, bs=4, loader=loader, size=32, device='cpu')
@@ -218,6 +219,7 @@ def small_cnn():
     return nn.Sequential(*stage(3,16,2), *stage(16,32), nn.MaxPool2d(2), *stage(32,64), nn.MaxPool2d(2), *stage(64,64),
                          nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 2))
 
+@pytest.mark.slow
 def test_birds_need_more_than_colour():
     "The mean colour tells nothing; a small network that sees shapes tells a lot"
     from sklearn.linear_model import LogisticRegression
@@ -256,6 +258,7 @@ def test_cache_is_reused_and_mended(home):
     assert all(o.exists() for o in write_out(before).files)
     assert files[0].stat().st_mtime_ns!=stamp
 
+@pytest.mark.slow
 def test_killed_while_writing(home):
     "A process killed in the middle leaves nothing that is taken for the set"
     code = ("from gpubench.data.sets import get_images, write_out\n"

@@ -41,6 +41,7 @@ def test_what_a_gpu_says_at_the_start(gpu, start):
 def test_no_nvml_is_no_error(nvml):
     with FakeNVML(**nvml).installed(): assert look_at_start('cuda:0')==dict(temperature_start_c=None, sm_clock_start_mhz=None)
 
+@pytest.mark.slow
 def test_the_visit_looks_before_its_warm_up(monkeypatch):
     from gpubench.run import trial as library
     order = []
@@ -73,6 +74,7 @@ def test_energy_of_a_monitored_stretch():
     assert seen['power_mean_w']==pytest.approx(250) and seen['monitor_temperature_start_c']==60 and 'temperature_start_c' not in seen
     assert all(o is None or isinstance(o, (str, bool, int, float)) for o in seen.values())               # flat, as a record is
 
+@pytest.mark.slow
 def test_energy_that_cannot_be_read_is_none():
     for gpu in (wsl2(errors=wsl2().errors | dict(nvmlDeviceGetPowerUsage=NOT_SUPPORTED)), FakeGPU(lost_after=12)):
         seen, _ = on_fake_gpu(gpu)
@@ -82,6 +84,7 @@ def test_a_driver_that_never_fills_the_windows_costs_its_time_and_no_more():
     seen, _ = on_fake_gpu(FakeGPU(), max_s=.5)
     assert .3<seen['monitored_s']<30 and seen['energy_epoch_j'] is None and 'too short for three windows' in seen['monitor_note']
 
+@pytest.mark.slow
 def test_what_was_timed_and_learned_is_as_without_the_monitor():
     plain, seen = (run_trial(SMALL, **QUICK, monitor=o) for o in (False, True))
     for o in 'loss valid_loss accuracy n_opt_steps n_timed_steps n_timed_epochs n_rounds n_images n_dropped status'.split():
@@ -100,6 +103,7 @@ def test_a_setting_that_turns_back_in_the_stretch_is_an_error():
 
 # ---- a sweep
 
+@pytest.mark.slow
 def test_a_monitored_sweep_and_records_that_say_nothing_of_a_monitor(tmp_path, capsys):
     def go(**measure): return sweep(dict(device='cpu', max_images=300), repeats=1, twin=None, progress=False, isolate=False, out=tmp_path, **QUICK, **measure)
     go()
