@@ -192,16 +192,16 @@ def left_out_frac(self:_Sizes, shape, lo, hi):
 # %% ../../nbs/ground/03_curves.ipynb #8f881c36
 def _spread(bs): return (float(bs.min()), float(bs.max())) if len(bs) else (math.nan, math.nan)
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False) # NaN equals nothing, so no two fits are equal
 class _Fit:
     "What both fits report and how they predict; `names`, `_times`, `_parameters` are a curve's own"
-    intervals:dict = field(hash=False) # Name -> `Interval`; NaN, maybe with bounds, if not shown
+    intervals:dict                # Name -> `Interval`; NaN, maybe with bounds, if not shown
     identifiable:bool             # Are all three parameters known well enough?
     reason:str                    # What the data doesn't show, in words
     rms_frac:float = math.nan     # How far visits lie from the curve: root mean square, relative
     check_frac:float = math.nan   # The same for a size that the curve was not fitted to
     measured_range:tuple = (math.nan, math.nan)  # Smallest and largest batch size (images)
-    plausible:np.ndarray|None = field(default=None, repr=False, compare=False) # (n, 3) what fits
+    plausible:np.ndarray|None = field(default=None, repr=False) # (n, 3) what fits
 
     @property
     def parameters(self)->tuple: return tuple(getattr(self, o) for o in self.names)
@@ -236,7 +236,7 @@ class _Fit:
 # where the shape is searched; the ends stand for all beyond them
 _ALPHA, _ODDS = (.02, 4.), (-12., 12.)
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TimeCurve(_Fit):
     "T(b) = c/b^alpha + t_min_s, as far as the data shows it"
     c:float                       # The time above the floor with batches of one image (s)
@@ -344,7 +344,7 @@ def fit_time_curve(
 # %% ../../nbs/ground/03_curves.ipynb #c6fad973
 TOLERANCE_FRAC = .02 # how far below the fastest still counts as fast
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepTime(_Fit):
     "t(b) = max(overhead_ms, fixed_ms + per_image_ms*b), NaN for a part that the data doesn't show"
     overhead_ms:float             # No step is shorter, however small the batch (ms)
