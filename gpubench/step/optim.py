@@ -11,7 +11,6 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
-from threading import current_thread
 from typing import NamedTuple
 import numpy as np
 import torch
@@ -405,12 +404,10 @@ def _kernel_flags(recipe): return dict(
     BLOCK=BLOCK)
 
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
-_BUILDER, _builds = 'gpubench build', [] # the name of the thread; `Future`s
+_builds = [] # `Future`s
 
-def _wait_for_builds(): # whoever forks, but for a builder itself
-    if not current_thread().name.startswith(_BUILDER): wait(_builds)
-
-if hasattr(os, 'register_at_fork'): os.register_at_fork(before=_wait_for_builds) # not on Windows
+if hasattr(os, 'register_at_fork'): # not on Windows; Triton's subprocesses don't run such hooks
+    os.register_at_fork(before=lambda: wait(_builds))
 
 @lru_cache
 def _build(device, *flags): # A `Future`
@@ -419,7 +416,7 @@ def _build(device, *flags): # A `Future`
         n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
         with torch.cuda.device(device):
             _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
-    _builds.append(ThreadPoolExecutor(1, _BUILDER).submit(build))
+    _builds.append(ThreadPoolExecutor(1, 'gpubench build').submit(build))
     return _builds[-1]
 
 def begin_build(opt): # A `Future`; None where the kernel has no such step, and on a CPU
