@@ -13,19 +13,20 @@ from time import perf_counter
 import numpy as np
 
 from ..ground.core import file_text
+from .nvml import Impossible, Steps
 
 # %% ../../nbs/watch/02_energy.ipynb #bcb7dd4a
+MOST_PACKAGE_W = 2000  # several times what the largest draws
+
 class CpuEnergy:
     "Energy of the CPU's packages since the first reading (Linux's powercap), with a `note`"
-    max_w = 2000       # of one package, several times what the largest draws; more is a fault
-    still_s = 1.       # RAPL changes every millisecond; one that stands still isn't used
-
     def __init__(self, folder='/sys/class/powercap', clock=perf_counter):
-        self.clock, self.total_j, self.note = clock, 0., ''
-        self.last = self.moved_s = None
+        self.note, self.last_uj = '', None
         found = sorted(Path(folder).glob('intel-rapl:*'))
         self.zones = [o for o in found if file_text(o/'name').startswith('package')]
-        self.max_uj = self._numbers('max_energy_range_uj')
+        self.joules = [0.]*len(self.zones)
+        self.steps = [Steps(MOST_PACKAGE_W, clock) for _ in self.zones]
+        self.wraps_uj = self._numbers('max_energy_range_uj')
         if not self.zones: self._stop(
             'is missing, as is usual in virtual machines and outside Linux')
         elif None in self._numbers('energy_uj'): self._stop(
@@ -42,18 +43,14 @@ class CpuEnergy:
 
     def read(self)->float|None:
         "Joules of all packages; None if any of them can't be read or trusted"
-        now_s, now_uj = self.clock(), self._numbers('energy_uj')
+        now_uj = self._numbers('energy_uj')
         if not now_uj or None in now_uj: return None
-        last_s, last_uj = self.last or (now_s, now_uj)
-        gone = [b-a if b>=a else b-a+(most or 0) for a,b,most in zip(last_uj, now_uj, self.max_uj)]
-        self.last, self.total_j = (now_s, now_uj), self.total_j+1e-6*sum(gone)
-        if all(gone) or self.moved_s is None: self.moved_s = now_s
-        most_j = self.max_w*(now_s-last_s+1)  # 1 s: the thread may have waited
-        if not 0<=min(gone)<=max(gone)<=1e6*most_j:
-            self._stop('was reset or jumped, as after a suspend. Measure again')
-        elif now_s-self.moved_s>=self.still_s:
-            self._stop('stood still, as in some virtual machines')
-        return self.total_j if self.zones else None
+        for i,(last,now,end) in enumerate(zip(self.last_uj or now_uj, now_uj, self.wraps_uj)):
+            self.joules[i] += 1e-6*((now-last)%(end or 2**63))
+        self.last_uj = now_uj
+        try: return sum(step(j) for step,j in zip(self.steps, self.joules))
+        except Impossible as e:
+            self._stop(f'made {e}, as after a suspend or in some virtual machines')
 
 # %% ../../nbs/watch/02_energy.ipynb #e4e70007
 WINDOW_S = 1. # over which drivers average utilization and power, at most
@@ -63,7 +60,6 @@ def hole_s(t): # seconds; samples further apart leave a hole that nothing is kno
 
 # %% ../../nbs/watch/02_energy.ipynb #401f54d4
 _TICK_S = .1
-_MAX_RATIO = 2  # of counter and power in a long fit; GPUs average their power in different ways
 
 def _power_j(t, power, at):
     "Joules until each of `at`, by the power at times `t`; its first and last value hold beyond"
@@ -77,10 +73,9 @@ def _covers(t, length_s):
     return np.diff([min(t[0], 0.), *t, max(t[-1], length_s)]).max()<=hole_s(t)
 
 def _by_counter(t, counter, power_j, length_s):
-    """A function from times to joules; None if the counter stood still, fell, has a hole or
-    contradicts the power. `power_j` is such a function; None if the power isn't known"""
-    if not _covers(t, length_s) or t[-1]-t[0]<_TICK_S: return
-    if counter[-1]==counter[0] or (np.diff(counter)<0).any(): return
+    """A function from times to joules; None if the counter stood still or has a hole. `power_j` is
+    such a function; None if the power isn't known"""
+    if not _covers(t, length_s) or t[-1]-t[0]<_TICK_S or counter[-1]==counter[0]: return
     mean_w = (counter[-1]-counter[0])/(t[-1]-t[0])
     weight = power_j or (lambda at: mean_w*at)
     x, end = t-_TICK_S/2, max(length_s, t[-1])  # each reading is half a tick old
@@ -88,9 +83,7 @@ def _by_counter(t, counter, power_j, length_s):
     first = counter[0]+weight(0.)-weight(x[0])
     last = counter[-1]+weight(end)-weight(x[-1])
     joules = np.maximum.accumulate([first, *counter[x>0], last])
-    ratio = (joules[-1]-joules[0])/(weight(end)-weight(0.))
-    most = _MAX_RATIO*(1+WINDOW_S/end)  # power may lag by a window
-    if 1/most<=ratio<=most: return lambda s: np.interp(weight(s), weight(at), joules)
+    return lambda s: np.interp(weight(s), weight(at), joules)
 
 # %% ../../nbs/watch/02_energy.ipynb #d1fcde9e
 ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'

@@ -16,13 +16,45 @@ from typing import NamedTuple
 from ..ground.core import is_number, nearest, open_nvml
 
 # %% ../../nbs/watch/01_nvml.ipynb #008c66a7
-def nvml_number(n:int)->int|None:
-    "NVML's answer; None if it is filled with ones, 32 or 64 of them"
-    return n if 0<=n<2**63 and n!=2**32-1 else None
+POSSIBLE = { # column -> the least and the most that can be
+    **dict.fromkeys(['gpu_util_frac', 'mem_util_frac'], (0, 1)),
+    'gpu_mem_mib': (0, 1e8), 'gpu_mem_total_mib': (1, 1e8),
+    **dict.fromkeys(['power_w', 'power_limit_w', 'default_limit_w'], (.001, 1e5)),
+    'temperature_c': (1, 150),
+    **dict.fromkeys(['sm_clock_mhz', 'mem_clock_mhz'], (1, 1e5)),
+    'throttle_bits': (0, 2**31),
+    'energy_counter_j': (.001, 1e15)}
 
-def _sensor(n, per=1): return n/per if nvml_number(n) else None
-def _share(percent): return percent/100 if percent<=100 else None
-def _mib(o, n): return n/2**20 if nvml_number(o.total) and n<=o.total else None
+class Impossible(Exception):
+    "A sensor gives a value that can't be"
+
+def checked(column:str, value, most=math.inf): # `most`: of this card
+    "`value` if the sensor can have it, else an `Impossible`"
+    least, usual = POSSIBLE[column]
+    if least<=value<=min(usual, most): return value
+    raise Impossible(f'{value:.4g}')
+
+class Steps:
+    "Checks that a counter of joules moves, and no faster than `most_w` watts explain"
+    still_s = 1.  # after which a counter that stands still isn't counting
+    def __init__(self, most_w, clock=perf_counter):
+        self.most_w, self.clock, self.last, self.fault = most_w, clock, None, ''
+    def __call__(self, joules):
+        "`joules`; after an impossible step, always an `Impossible`"
+        now_s = self.clock()
+        moved_s, last_j = self.last or (now_s, joules)
+        step_s, step_j = now_s-moved_s, joules-last_j
+        if step_j or not self.last: self.last = now_s, joules
+        most_j = self.most_w*(step_s+1)  # 1 s: the thread may have waited
+        if not 0<=step_j<=most_j or not step_j and step_s>=self.still_s:
+            self.fault = self.fault or f'a step of {step_j:.4g} J in {step_s:.2g} s'
+        if self.fault: raise Impossible(self.fault)
+        return joules
+
+def _of_total(o, n):
+    "MiB of the card's memory, which is known and no less"
+    return checked('gpu_mem_mib', n/2**20, checked('gpu_mem_total_mib', o.total/2**20))
+
 def _processes(found):
     return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
 
@@ -79,6 +111,8 @@ class Answer(NamedTuple):
         return self.text if self.code is None else f"NVML error {self.code}, {self.text}"
     @property
     def advice(self)->str:
+        if self.text.startswith(Impossible.__name__):
+            return "The sensor or its driver was wrong there; all other values count."
         if self.code is None and 'pynvml' in self.text:
             return ("Run `pip install --force-reinstall nvidia-ml-py`, after removing the package "
                     "pynvml if it is there.")
@@ -95,6 +129,7 @@ def ask_nvml(nvml, functions:str, *args, read:Callable=lambda o: o)->Answer:
     failed = []
     for name in functions.split():
         try: return Answer(read(getattr(nvml, name)(*args)))
+        except Impossible as e: return Answer.of_error(e)
         except AttributeError as e: failed.append(Answer(None, _NO_FUNCTION, str(e)))
         except Exception as e: failed.append(Answer.of_error(e))
     return min(failed, key=lambda o: o.code==_NO_FUNCTION)  # a better reason, if any
@@ -107,22 +142,21 @@ _UTILIZATION, _MEMORY = 'nvmlDeviceGetUtilizationRates', 'nvmlDeviceGetMemoryInf
 _CLOCK = 'nvmlDeviceGetClockInfo'
 _TEMPERATURE = 'nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV'
 _REASONS = 'nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons'
-def _from_milli(n): return _sensor(n, 1e3)
-def _limit_w(mw): return mw/1e3 if 0<mw<1e8 else None  # above 100 kW means no limit
+def _from_milli(n): return n/1e3
 
 GPU_QUERIES = { # column -> functions, how to read their answer, and further arguments
-    'gpu_util_frac': (_UTILIZATION, lambda o: _share(o.gpu)),
-    'mem_util_frac': (_UTILIZATION, lambda o: _share(o.memory)),
-    'gpu_mem_mib': (_MEMORY, lambda o: _mib(o, o.used)),
-    'gpu_mem_free_mib': (_MEMORY, lambda o: _mib(o, o.free)),
-    'gpu_mem_total_mib': (_MEMORY, lambda o: _mib(o, o.total)),
+    'gpu_util_frac': (_UTILIZATION, lambda o: o.gpu/100),
+    'mem_util_frac': (_UTILIZATION, lambda o: o.memory/100),
+    'gpu_mem_mib': (_MEMORY, lambda o: _of_total(o, o.used)),
+    'gpu_mem_free_mib': (_MEMORY, lambda o: _of_total(o, o.free)),
+    'gpu_mem_total_mib': (_MEMORY, lambda o: _of_total(o, o.total)),
     'power_w': ('nvmlDeviceGetPowerUsage', _from_milli),
-    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _limit_w),
-    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _limit_w),
-    'temperature_c': (_TEMPERATURE, _sensor, 0),      # of the chip
-    'sm_clock_mhz': (_CLOCK, _sensor, 1),             # of the multiprocessors
-    'mem_clock_mhz': (_CLOCK, _sensor, 2),            # of the memory
-    'throttle_bits': (_REASONS, nvml_number),
+    'power_limit_w': ('nvmlDeviceGetEnforcedPowerLimit', _from_milli),
+    'default_limit_w': ('nvmlDeviceGetPowerManagementDefaultLimit', _from_milli),
+    'temperature_c': (_TEMPERATURE, int, 0),      # of the chip
+    'sm_clock_mhz': (_CLOCK, int, 1),             # of the multiprocessors
+    'mem_clock_mhz': (_CLOCK, int, 2),            # of the memory
+    'throttle_bits': (_REASONS, int),
     'energy_counter_j': ('nvmlDeviceGetTotalEnergyConsumption', _from_milli),
     'name': ('nvmlDeviceGetName', str),
     'uuid': ('nvmlDeviceGetUUID', str),
@@ -130,10 +164,15 @@ GPU_QUERIES = { # column -> functions, how to read their answer, and further arg
     'processes': ('nvmlDeviceGetComputeRunningProcesses', _processes),
     'drawing': ('nvmlDeviceGetGraphicsRunningProcesses', lambda found: [o.pid for o in found])}
 
-def ask_gpu(nvml, gpu, column:str)->Answer:
-    "The value of one of `GPU_QUERIES`, given NVML's handle of the GPU; never raises"
+def ask_gpu(
+    nvml, gpu,                  # pynvml, and its handle of the GPU
+    column:str,                 # One of `GPU_QUERIES`
+    check:Callable=lambda o: o, # Returns a value that this card can have, or raises `Impossible`
+)->Answer:
+    "What NVML answers for a column; never raises"
     functions, read, *args = GPU_QUERIES[column]
-    return ask_nvml(nvml, functions, gpu, *args, read=read)
+    def value(o): return check(checked(column, read(o)) if column in POSSIBLE else read(o))
+    return ask_nvml(nvml, functions, gpu, *args, read=value)
 
 # %% ../../nbs/watch/01_nvml.ipynb #6dd11f2d
 def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without CPUs
@@ -171,7 +210,7 @@ def find_gpu(nvml, name:str):
 
 # %% ../../nbs/watch/01_nvml.ipynb #37ff06e0
 def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
-    "The whole GPUs that this process may use; a `RuntimeError` if NVML doesn't work"
+    "The whole GPUs that this process may use, each once; a `RuntimeError` if NVML doesn't work"
     visible, nvml = os.environ.get('CUDA_VISIBLE_DEVICES'), None
     try:
         nvml = open_nvml()
@@ -183,25 +222,50 @@ def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
     except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
     finally:
         if nvml: nvml.nvmlShutdown()
-    return [o for o in uuids if o.startswith('GPU-')]
+    return [o for o in dict.fromkeys(uuids) if o.startswith('GPU-')]
 
-# %% ../../nbs/watch/01_nvml.ipynb #7857b13c
-class Failures:
-    "The columns that a GPU did not answer, and when it was lost"
-    def __init__(self, device): self.device, self.rows, self.lost = device, {}, None
+# %% ../../nbs/watch/01_nvml.ipynb #b132575d
+_COUNTER = 'energy_counter_j'
 
-    def add(self, column, answer, time_s, later): # `later`: it had answered before
-        *_, columns = self.rows.setdefault((answer.code, later), (answer, time_s, []))
-        if column not in columns: columns.append(column)
+class GpuSource:
+    "One GPU. A column that NVML refuses in the first sample isn't asked for again"
+    counter_s = 4.  # between readings of the energy counter
 
-    def to_notes(self)->list: # Sentences
+    def __init__(self, device, ask, close=lambda: None): # `ask(column)->Answer`
+        self.device, self.ask, self.close = device, ask, close
+        self.columns = [o for o in GPU_COLUMNS if o!='throttle_words']
+        self.begun, self.lost, self.due_s = False, None, 0.
+        self.faults = {}  # column -> its first failed answer
+
+    @property
+    def alive(self): return self.lost is None
+    @property
+    def windowed(self): return bool({'gpu_util_frac', 'power_w'} & set(self.columns))
+
+    def read(self, time_s):
+        "The columns of a row; None if the GPU is lost"
+        row = dict.fromkeys(GPU_COLUMNS)
+        for o in [*self.columns]:
+            if o==_COUNTER and time_s<self.due_s: continue
+            if o==_COUNTER: self.due_s = time_s+self.counter_s
+            answer = self.ask(o)
+            if answer.code in LOST:
+                self.lost = answer, time_s
+                return
+            if answer.failed: self.faults.setdefault(o, answer)
+            if answer.code and not self.begun: self.columns.remove(o)
+            row[o] = answer.value
+        self.begun = True
+        return row | dict(throttle_words=throttle_words(row['throttle_bits']))
+
+    @property
+    def notes(self)->list: # Sentences
         "What could not be measured, and what to do"
-        found = []
-        for (_, later),(answer, time_s, columns) in self.rows.items():
-            what, end = 'does not answer', 'these columns stay empty'
-            if later: what, end = 'stopped answering', f'they have gaps after {time_s:.1f} s of the fit'
-            found.append(f"{self.device} {what} for {', '.join(columns)}: {end} ({answer.words}). "
-                         f"{answer.advice}")
+        reasons, found = {}, []
+        for column,answer in self.faults.items(): reasons.setdefault(answer, []).append(column)
+        for answer,columns in reasons.items(): found.append(
+            f"{self.device} did not give {', '.join(columns)} in some or all samples "
+            f"({answer.words}). {answer.advice}")
         if self.lost:
             answer, time_s = self.lost
             found.append(f"{self.device} was lost {time_s:.1f} s into the fit ({answer.words}): "
@@ -209,60 +273,28 @@ class Failures:
                          f"{answer.advice}")
         return found
 
-# %% ../../nbs/watch/01_nvml.ipynb #b132575d
-class GpuSource:
-    "One GPU. A column that fails at the first sample isn't asked for again; a later one is"
-    slow_s = slow_share = .001  # a slower counter is read so rarely that it costs this share,
-    longest_s = 5.              # but at least this often: its first answer may be slow
-
-    def __init__(self, device, ask, close=lambda: None, clock=perf_counter): # `ask(column)->Answer`
-        self.device, self.ask, self.close, self.clock = device, ask, close, clock
-        self.columns = [o for o in GPU_COLUMNS if o!='throttle_words']
-        self.failures = Failures(device)
-        self.begun, self.least_s, self.due_s = False, math.inf, 0.
-
-    @property
-    def alive(self): return self.failures.lost is None
-    @property
-    def windowed(self): return bool({'gpu_util_frac', 'power_w'} & set(self.columns))
-
-    def read(self, time_s):
-        "The columns of a row; None if the GPU is lost"
-        row = dict.fromkeys(GPU_COLUMNS)
-        for o in list(self.columns):
-            if o=='energy_counter_j' and time_s<self.due_s: continue
-            start_s, answer = self.clock(), self.ask(o)
-            if answer.code in LOST:
-                self.failures.lost = answer, time_s
-                return
-            if answer.failed: self.failures.add(o, answer, time_s, later=self.begun)
-            if answer.failed and not self.begun: self.columns.remove(o)
-            row[o] = answer.value
-            if o=='energy_counter_j': self._put_off(time_s, self.clock()-start_s)
-        self.begun = True
-        return row | dict(throttle_words=throttle_words(row['throttle_bits']))
-
-    def _put_off(self, time_s, took_s):
-        self.least_s = min(self.least_s, took_s)
-        if self.least_s>self.slow_s:
-            self.due_s = time_s+min(self.least_s/self.slow_share, self.longest_s)
-
-    @property
-    def notes(self)->list: return self.failures.to_notes()
-
 # %% ../../nbs/watch/01_nvml.ipynb #1e3812a8
+def _source(nvml, name, gpu):
+    "A source that knows this card's limits: at most ten times the power that it may draw"
+    most_w = 10*(ask_gpu(nvml, gpu, 'power_limit_w').value or 1000)
+    checks = dict(power_w=partial(checked, 'power_w', most=most_w), energy_counter_j=Steps(most_w))
+    def ask(column): return ask_gpu(nvml, gpu, column, checks.get(column, lambda o: o))
+    return GpuSource(name, ask, nvml.nvmlShutdown)
+
 def gpu_sources(names)->tuple[list, list]: # Sources, and sentences about missing GPUs
-    "A source for each GPU that NVML knows, named as by `device_names`; never raises"
-    sources, notes = [], []
+    "A source for each GPU that NVML knows, named as by `device_names`, once; never raises"
+    sources, notes = {}, []
     for o in names:
         try: nvml = open_nvml()
         except Exception as e: return [], [f"No GPU was sampled: {nvml_trouble(e)}"]
         try:
             gpu = find_gpu(nvml, o)
-            sources.append(GpuSource(o, partial(ask_gpu, nvml, gpu), nvml.nvmlShutdown))
+            uuid = ask_gpu(nvml, gpu, 'uuid').value or o
+            if uuid in sources: nvml.nvmlShutdown()
+            else: sources[uuid] = _source(nvml, o, gpu)
         except Exception as e:
             nvml.nvmlShutdown()
             notes.append(f"{o} was not found by NVML ({type(e).__name__}: {e}), so it was not "
                          "sampled. Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and unset it "
                          "if in doubt.")
-    return sources, notes
+    return [*sources.values()], notes

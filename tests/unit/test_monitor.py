@@ -12,7 +12,8 @@ from fastai.test_utils import synth_learner
 
 from fake_nvml import (DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, NOT_SUPPORTED, TIMEOUT, UNKNOWN,
                        FakeGPU, FakeMig, FakeNVML, wsl2)
-from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling
+from gpubench.watch.monitor import GPU_COLUMNS, Monitor, MonitorCallback, Sampling, gpu_sources
+from gpubench.watch.nvml import Steps
 
 from helpers import root
 
@@ -103,6 +104,16 @@ def test_a_gpu_by_its_uuid():
         assert set(cb.to_df().power_w.dropna())=={222.} and set(cb.to_df().device)=={'cpu', gpus[1].uuid}
         assert 'GPU-none was not found' in ' '.join(fitted(devices=['GPU-none']).notes)
 
+@pytest.mark.parametrize('visible, devices', [(None, ['cuda:0', 'cuda', 0]), (None, [0, 'GPU-00000000-1111-2222-3333-444444444444']),
+                                              ('0,0', [0, 1]), ('GPU-00000000-1111-2222-3333-444444444444,0', [0, 1])])
+def test_a_gpu_named_twice_is_one(monkeypatch, visible, devices):
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    if visible: monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+    with FakeNVML([FakeGPU(power_w=100, **BUSY), FakeGPU(power_w=222, **BUSY)]).installed() as nvml:
+        cb, n = fitted(devices=devices), nvml.n_inits
+    assert cb.to_df().device.value_counts().to_dict().keys()=={'cpu', 'cuda:0'} and cb.summary()['power_max_w']==100
+    assert n==0 or torch.cuda.is_available()
+
 
 # ---- NVML as a whole does not work
 
@@ -160,6 +171,55 @@ def test_impossible_values_are_not_measured():
     with FakeNVML([FakeGPU(**BUSY, power_w=0, temperature_c=0, sm_clock_mhz=0, energy_j=0, memory_total_mib=0, memory_used_mib=0)]).installed(): cb = fitted()
     assert measured(cb)==['gpu_util_frac', 'mem_util_frac', 'mem_clock_mhz', 'throttle_bits', 'throttle_words'] and zeros(cb)==[]
 
+GLITCHES = dict( # column -> what the sensor gives for a moment
+    power_w=dict(power_w=4_294_967.2), temperature_c=dict(temperature_c=255), sm_clock_mhz=dict(sm_clock_mhz=0),
+    mem_clock_mhz=dict(mem_clock_mhz=2**32-1), gpu_mem_mib=dict(memory_used_mib=143_772), gpu_util_frac=dict(util_gpu_percent=101),
+    throttle_bits=dict(throttle_reasons=2**64-1))
+
+def sampled_by(monkeypatch, gpu, change, missing=(), n=17, every_s=.25):
+    "A monitor that sampled a fake GPU without waiting; `change(i)` comes before sample `i`"
+    fake_clock = [0.]
+    monkeypatch.setattr(Steps.__init__, '__defaults__', (lambda: fake_clock[0],))
+    monitor, fit = Monitor(), Sampling(None, clock=lambda: fake_clock[0], cpu_clock=lambda: 0.)
+    with FakeNVML([gpu], missing=missing, clock=lambda: fake_clock[0]).installed():
+        fit.sources, _ = gpu_sources(['cuda:0'])
+        for i in range(n):
+            fake_clock[0] = i*every_s
+            change(i)
+            if i==n-1: fit.sources[0].due_s = 0.            # as at the end of a fit
+            fit.take()
+        fit.sources[0].close()
+    fit.end_s = fake_clock[0]
+    monitor.fits.append(fit)
+    return monitor
+
+@pytest.mark.parametrize('column, glitch', [*GLITCHES.items(), ('power_w', dict(power_w=7001)), ('power_w', dict(power_w=4e5))])
+def test_a_glitch_costs_its_row_and_one_note(monkeypatch, column, glitch):
+    "More than ten times the limit of 700 W, too: no mean, maximum or energy has it"
+    gpu = FakeGPU(**BUSY | dict(power_w=600))
+    usual = {k: getattr(gpu, k) for k in glitch}
+    def change(i):
+        for k,v in (glitch if i in (4, 5, 9) else usual).items(): setattr(gpu, k, v)
+    m = sampled_by(monkeypatch, gpu, change, missing=['nvmlDeviceGetTotalEnergyConsumption'])
+    x, s = m.to_df()[column], m.summary()
+    assert x.isna().to_numpy().nonzero()[0].tolist()==[4, 5, 9] and x.nunique()==1
+    assert [column in o for o in m.notes if 'Impossible' in o]==[True]
+    assert s['power_max_w']==600 and s['temperature_max_c']==55 and s['gpu_mem_max_mib']==2048 and s['sm_clock_mean_mhz']==pytest.approx(1980)
+    assert (s['energy_source'], s['energy_j'])==('power', pytest.approx(600*4))
+
+@pytest.mark.parametrize('at', [3, 16])
+@pytest.mark.parametrize('jump_j', [1e12, 1e5, -5e5])
+def test_a_counter_that_jumps_leaves_the_energy_to_the_power(monkeypatch, jump_j, at):
+    gpu = FakeGPU(**BUSY | dict(power_w=100, power_limit_w=300))
+    def change(i):
+        if i==at: gpu.energy_j += jump_j
+    m = sampled_by(monkeypatch, gpu, change)
+    s = m.summary()
+    assert (s['energy_source'], s['energy_j'])==('power', pytest.approx(100*4))
+    assert sum('give energy_counter_j' in o for o in m.notes)==1
+    usual = sampled_by(monkeypatch, gpu, lambda i: None)
+    assert usual.summary()['energy_source']=='counter' and usual.summary()['energy_j']==pytest.approx(100*4, rel=.03) and usual.notes==[]
+
 def test_throttle_reasons_of_all_ones_are_not_measured():
     with FakeNVML([FakeGPU(throttle_reasons=2**64-1)]).installed(): cb = fitted()
     s = cb.summary()
@@ -176,7 +236,7 @@ def test_a_query_that_fails_later():
         with learn.no_bar(), learn.no_logging(): learn.fit(10**6)
     power = cb.to_df().query("device=='cuda:0'").power_w
     assert power.notna().iloc[0] and power.isna().iloc[-1] and (power.dropna()==300).all() and zeros(cb)==[]
-    assert sum('stopped answering for power_w' in o for o in cb.notes)==1
+    assert sum('did not give power_w' in o for o in cb.notes)==1
 
 
 # ---- GPUs that are lost
