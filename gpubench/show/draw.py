@@ -37,7 +37,7 @@ STYLE = {'font.size': 11, 'axes.titlesize': 11.5, 'axes.titlelocation': 'left',
          'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True,
          'axes.axisbelow': True, 'grid.alpha': .35, 'grid.linewidth': .6, 'lines.linewidth': 1.7,
          'lines.markersize': 6.5, 'legend.fontsize': 10, 'figure.figsize': (5.4, 3.7),
-         'figure.dpi': 100, 'figure.constrained_layout.use': True}
+         'figure.dpi': 100, 'figure.constrained_layout.use': True, 'svg.hashsalt': 'gpubench'}
 # after Okabe & Ito (2008); purple, yellow and gray darkened
 ON_LIGHT = ['#0072B2', '#D55E00', '#009E73', '#AA4499', '#8C6D00', '#5B5B5B']
 ON_DARK = ['#56B4E9', '#E69F00', '#2FCFA0', '#E79FC7', '#F0E442', '#C8C8C8']
@@ -45,10 +45,14 @@ MARKERS = 'osD^vPhX'
 
 # %% ../../nbs/show/00_draw.ipynb #ebd80f34
 @contextmanager
-def drawing():
-    "Our style while a figure is made; the reader's own settings afterwards"
-    plt.draw_if_interactive()       # loads the backend: what that sets has to outlast the style
-    with mpl.rc_context(STYLE): yield
+def drawing(
+    page:dict|None=None, # matplotlib's parameters for a page; its figures keep them
+):
+    "matplotlib's defaults and our style while a figure is made; the reader's settings afterwards"
+    if mpl.rcParams['svg.hashsalt']==STYLE['svg.hashsalt']: return (yield)  # within a page
+    look = ['dark_background'] if is_dark() and not page else []
+    if not page: plt.draw_if_interactive()  # loads the backend, whose settings outlast the style
+    with plt.style.context([*look, STYLE | (page or {})], after_reset=True): yield
 
 # %% ../../nbs/show/00_draw.ipynb #b190bae2
 def ink(): return mpl.rcParams['text.color']

@@ -20,7 +20,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
-import matplotlib as mpl
 import pandas as pd
 from fastcore.basics import patch
 from matplotlib.figure import Figure
@@ -31,7 +30,7 @@ from ..ground.core import write_fault
 from .findings import (AllVisits, Workload, add_labels, configuration_columns, findings,
                                     summary_table)
 from .headline import Headline, headline
-from .draw import ON_DARK, ON_LIGHT, STYLE, as_is
+from .draw import ON_DARK, ON_LIGHT, as_is, drawing
 from .plot import (MEMORY, phase_shares, plot_batch_sizes, plot_images_per_s,
                                 plot_memory, plot_phases, plot_speedup, plot_visits)
 from ..ground.record import FIELDS, PHASE_NAMES, records_path
@@ -46,7 +45,7 @@ _INK, _GRID = '#1c1e21', '#b4bac1'
 _ON_PAPER = dict.fromkeys(['text.color', 'axes.edgecolor', 'axes.labelcolor', 'axes.titlecolor',
                            'xtick.color', 'ytick.color'], _INK) | {
     'grid.color': _GRID, 'figure.facecolor': 'none', 'axes.facecolor': 'none',
-    'svg.fonttype': 'path', 'svg.hashsalt': 'gpubench', 'font.family': 'DejaVu Sans',
+    'svg.fonttype': 'path', 'font.family': 'DejaVu Sans',
     # it would lay out and draw the figure again for each file
     'figure.constrained_layout.use': False}
 # color of a figure -> color on a dark page
@@ -64,7 +63,7 @@ class Picture:
     def drawn(self)->tuple[bytes, str]: # PNG and SVG
         "The figure as files"
         png, svg = io.BytesIO(), io.BytesIO()
-        with mpl.rc_context(STYLE | _ON_PAPER):
+        with drawing(_ON_PAPER):
             fig = Figure(figsize=(5.4, self.height_in))
             self.plot(ax=fig.subplots())
             ConstrainedLayoutEngine().execute(fig)

@@ -162,6 +162,24 @@ def test_figures_leave_the_style_alone():
     assert dict(matplotlib.rcParams)==before
 
 
+MATPLOTLIBRC = [ # what people write there
+    {'text.usetex': True}, {'text.usetex': True, 'text.latex.preamble': 'nonsense', 'font.family': 'serif'},
+    {'axes.prop_cycle': matplotlib.cycler(linestyle=['-', ':']), 'lines.linestyle': '--', 'figure.figsize': (20, 1), 'axes.facecolor': 'red'},
+    {'axes.formatter.use_locale': True, 'axes.formatter.limits': (0, 0), 'axes.grid': True, 'figure.autolayout': True},
+    {'font.family': 'No Such Font', 'axes.labelcolor': 'none', 'xtick.bottom': False, 'legend.loc': 'center'}]
+
+@pytest.mark.parametrize('settings', MATPLOTLIBRC)
+def test_a_figure_has_the_same_look_whatever_the_matplotlibrc_says(settings, caplog):
+    df = pd.DataFrame(visits())
+    def pixels():
+        fig = plot.plot_batch_sizes(df).figure
+        fig.canvas.draw()
+        return np.asarray(fig.canvas.buffer_rgba())
+    usual = pixels()
+    with matplotlib.rc_context(settings): found = pixels()
+    assert found.shape==usual.shape and (found==usual).all() and caplog.records==[]
+
+
 def test_a_given_axes_is_used():
     fig, axs = plt.subplots(1, 3, figsize=(15, 4))
     df = pd.DataFrame(visits())

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import matplotlib
 import matplotlib.image as mpimg
 import pytest
 from fastai.test_utils import synth_learner
@@ -51,6 +52,16 @@ def test_what_the_new_fields_say_stands_on_the_page(tmp_path):
         assert o in page.text, o
     assert len(page.all('details'))==5 and not any('open' in o for o in page.all('details'))             # folded
     assert page.balanced and 'optimizer (ms)' in page.text and any('Parts of a step on the GPU' in o['alt'] for o in page.all('img'))
+
+
+def test_the_page_is_the_same_whatever_the_matplotlibrc_says(tmp_path):
+    def images(): return [o['src'] for o in page_of(tmp_path/'run', []).all('img')]
+    folder_of(tmp_path/'run', visits())
+    usual = images()
+    for settings in ({'text.usetex': True}, {'text.color': 'white', 'axes.facecolor': 'black', 'lines.color': 'white', 'patch.edgecolor': 'white'},
+                     {'svg.fonttype': 'none', 'savefig.transparent': True, 'savefig.bbox': 'tight', 'path.sketch': (1, 100, 2)}, {'backend': 'TkAgg'}):
+        with matplotlib.rc_context(settings): assert images()==usual, settings
+    assert len(usual)>2
 
 
 @pytest.mark.parametrize('seed', range(12))
