@@ -11,8 +11,8 @@ from importlib import import_module
 __version__ = '0.1.0'
 
 _NAMES = { # of each module, in the order of the rooms
-    'ground.core': ('describe_machine file_text free_memory hide_known_warnings machine_title n_cores '
-        'pick_device wait_for'),
+    'ground.core': ('describe_machine file_text free_memory has_bf16 hide_known_warnings machine_title '
+        'n_cores pick_device wait_for'),
     'ground.record': 'FIELDS PHASE_NAMES append_record read_records',
     'ground.stats': 'Interval compare_words is_steady median_ci ratio_ci',
     'ground.curves': 'crossover_bs fit_step_time fit_time_curve',

@@ -16,7 +16,7 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import TfmdDL
 
-from ..ground.core import MIN_CORES, n_cores, wait_for
+from ..ground.core import MIN_CORES, has_bf16, n_cores, wait_for
 from ..data.feed import FeedCallback
 from ..watch.timing import acts
 from ..step.fast import SpeedUp, speed_up
@@ -119,11 +119,13 @@ def _of_loaders(dl):
 def remedies(learn)->list[Remedy]:
     "What can be tried on this Learner"
     dl, has, own = learn.dls.train, {type(o) for o in learn.cbs}, own_callbacks(learn)
-    on_gpu = torch.device(learn.dls.device or 'cpu').type=='cuda'
+    device = torch.device(learn.dls.device or 'cpu')
+    on_gpu = device.type=='cuda'
+    in_bf16 = on_gpu and has_bf16(device)
     found = [Remedy('as it is', lambda learn: None, 'stock'),
              Remedy('no wait for images', same_batch, 'limit')]
     if FeedCallback not in has: found += _of_loaders(dl)
-    if on_gpu and MixedPrecision not in has:
+    if in_bf16 and MixedPrecision not in has:
         change = partial(parts, names=['mix', 'order_channels'])
         found.append(Remedy('bf16, channels_last', change, 'part', about='step'))
     if GraphedStepCallback not in has:
@@ -139,11 +141,13 @@ def remedies(learn)->list[Remedy]:
         found.append(Remedy(f'without {name}', change, 'hand', f'leave {name} out'))
     found.append(Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2))
     if not on_gpu: return found
-    in_bf16 = partial(sped_up, precision='bf16')
-    found.append(Remedy("speed_up(learn, 'bf16')", in_bf16, 'all', n_epochs=2))
+    fastest, name = sped_up, 'speed_up(learn)'
+    if in_bf16:
+        fastest, name = partial(sped_up, precision='bf16'), "speed_up(learn, 'bf16')"
+        found.append(Remedy(name, fastest, 'all', n_epochs=2))
     if names := [*dict.fromkeys(type(o).__name__ for o in own if hinders(o))]:
         text = ' and '.join(names)
         found.append(Remedy(
-            f"speed_up(learn, 'bf16') without {text}", partial(in_bf16, leave_out=names),
+            f"{name} without {text}", partial(fastest, leave_out=names),
             'together', f'leave {text} out, or declare it graph_safe', n_epochs=2))
     return found

@@ -31,8 +31,8 @@ from fastai.torch_core import set_seed
 from fastcore.basics import patch
 
 from ..ground.core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of,
-    pick_device, wait_for)
+    NO_BF16, check_value, check_whole, describe_machine, free_memory, has_bf16, is_number, nearest,
+    one_of, pick_device, wait_for)
 from ..ground.record import SETTINGS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
@@ -184,6 +184,8 @@ def _check_device(trial):
             f"{name}={asked[name]!r} isn't supported with device='xla'. "
             f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
     if trial.n_devices>1 or trial.n_nodes>1: check_group(trial.n_devices, device, trial.n_nodes)
+    if trial.precision=='bf16' and not has_bf16(device):
+        raise ValueError(f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
     for (name,value),why in _NOT_ON_CPU.items() if device=='cpu' else ():
         if asked[name]==value: raise ValueError(f'{name}={value!r} {why}')
     for name,why in _ON_CPU_ONLY.items() if device!='cpu' else ():

@@ -15,7 +15,7 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.learner import Learner, Recorder
 from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
-from ..ground.core import allows_tf32, check_value, one_of
+from ..ground.core import NO_BF16, allows_tf32, check_value, has_bf16, one_of
 from .average import EMACallback
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.feed import FeedCallback
@@ -27,8 +27,7 @@ _all_ = ['DeferredRecorder', 'EMACallback', 'FusedStepCallback', 'GraphedStepCal
 
 # %% ../../nbs/step/10_fast.ipynb #8f5e4a15
 def _uses_tf32(device): # for convolutions
-    is_allowed = allows_tf32(torch.backends.cudnn)
-    return is_allowed and torch.cuda.get_device_capability(device)>=(8, 0)
+    return allows_tf32(torch.backends.cudnn) and has_bf16(device)  # which came together
 
 ON_GPUS_ONLY = dict(bf16='fastai always trains in fp32 on a CPU.',
                     graph='It is for GPUs, and so is `compile`.')
@@ -41,7 +40,9 @@ def why_not(
 )->str: # Empty: it is
     "Why a part of the fast path isn't for a network on a device"
     on_gpu, cudnn, is_last = device.type=='cuda', torch.backends.cudnn, part=='channels_last'
-    if part in ON_GPUS_ONLY: return '' if on_gpu else ON_GPUS_ONLY[part]
+    if part in ON_GPUS_ONLY and not on_gpu: return ON_GPUS_ONLY[part]
+    if part=='graph': return ''
+    if part=='bf16': return '' if has_bf16(device) else NO_BF16
     if part=='kernels': return 'Deterministic kernels are required.' if cudnn.deterministic else ''
     weights = list(model.parameters())
     if is_last and any(map(is_lazy, weights)): return "Some weights don't exist yet."
@@ -133,11 +134,10 @@ def _repr_html_(self:SpeedUp): return self.to_df().to_html(index=False)
 # %% ../../nbs/step/10_fast.ipynb #190bca40
 @patch
 def mix(self:SpeedUp):
-    if self.refuses('bf16'): return
     mixed = [o for o in self.learn.cbs if isinstance(o, MixedPrecision)]
-    if mixed and AMPMode(mixed[0].amp_mode)==AMPMode.FP16:
+    if self.on_gpu and mixed and AMPMode(mixed[0].amp_mode)==AMPMode.FP16:
         self.add('bf16', 'The Learner trains in fp16.', False)
-    elif not self.has('bf16', MixedPrecision):
+    elif not (self.refuses('bf16') or self.has('bf16', MixedPrecision)):
         self.add('bf16', 'matrix products in 16 bits', cb=MixedPrecision(amp_mode='bf16'))
 
 @patch
