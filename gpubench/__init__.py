@@ -14,9 +14,8 @@ _NAMES = { # of each module, in the order of the rooms
     'ground.core': ('describe_machine file_text free_memory has_bf16 hide_known_warnings machine_title '
         'n_cores pick_device wait_for'),
     'ground.record': 'FIELDS PHASE_NAMES append_record read_records',
-    'ground.stats': 'Interval compare_words is_steady median_ci ratio_ci',
+    'ground.stats': 'Interval choose compare_words enough is_steady median_ci ratio_ci ratios',
     'ground.curves': 'crossover_bs fit_step_time fit_time_curve',
-    'ground.series': 'enough ratios',
     'data.made': 'draw_bird_kinds',
     'data.sets': 'DATASETS',
     'data.loaders': 'as_tensors get_dls',

@@ -34,8 +34,7 @@ from .process import HOLDER, device_locks, pack, this_process
 from ..ground.record import (
     append_record, check_writable, plain_record, record_rows, records_path)
 from ..ground.curves import NO_INTERVAL
-from ..ground.series import is_known, ratios
-from ..ground.stats import Interval
+from ..ground.stats import Interval, is_known, ratios
 from .sweep import (
     FAILED, forecast, labels, pick_twin, plan, point_fields, point_id, print_failed, sweep, why_stop)
 from .trial import Trial, resolve, run_trial

@@ -43,8 +43,7 @@ from .process import (
     start_server, time_left, time_left_s)
 from ..ground.record import (
     FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path)
-from ..ground.stats import Interval
-from ..ground.series import aa_pairs
+from ..ground.stats import Interval, aa_pairs, value_text
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../../nbs/run/06_sweep.ipynb #262fdf37
@@ -68,7 +67,7 @@ def devices_of(points)->set: # Their names
 
 def labels(rows:list)->list: # `rows`: as `point_fields` returns them
     "What tells points apart, such as 'bs=16'"
-    varied = [k for k in rows[0] if any(o.get(k)!=rows[0][k] for o in rows)]
+    varied = [k for k in rows[0] if len({value_text(o.get(k)) for o in rows})>1]
     return [' '.join(f'{k}={o.get(k)}' for k in varied) for o in rows]
 
 def count_visits(n): return '1 visit' if n==1 else f'{n} visits'

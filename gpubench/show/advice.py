@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from .compare import accuracy_differs, group_by_settings, load_records, run_name
+from .compare import accuracy_differs, load_records, run_name
 from ..ground.curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
 from .plot import Axes, plot_speedup
 from ..ground.record import FIELDS, record_rows
-from .wording import (NO_LARGER, choose, choose_batch, fmt_bs, fmt_known, fmt_list,
-                                   fmt_ratio, is_usual, what_to_do)
+from .wording import (
+    choose_batch, fmt_bs, fmt_known, fmt_list, fmt_ratio, is_usual, what_to_do)
 from .report import lab_name, machine_table
-from ..ground.series import (SETTINGS, is_known, is_open, leaves_out,
-                             plain_value, ratios, setting_label, succeeded, way_labels)
-from ..ground.stats import Interval
+from ..ground.series import SETTINGS, leaves_out, setting_label, succeeded, way_labels
+from ..ground.stats import (
+    Choice, Interval, choose, groups, is_known, is_open, plain_value, ratios, value_text)
 
 # %% ../../nbs/show/09_advice.ipynb #7173e624
 _OF_A_TRIAL = {'trial_id', 'loader', 'precision', 'n_workers'}   # fields that a lab's notes lack
@@ -58,7 +58,7 @@ class Advice:
     decision:str             # 'workers'
     work:str                 # 'lenet on digits, batch 64, on the GPU'; empty if not measured
     do:str                   # 'Load with 4 workers.'
-    kind:str                 # 'recommended', 'measure again', 'one visit' or 'not measured'
+    kind:str                 # As of `what_to_do`, or 'not measured'
     ratio:Interval=NO_INTERVAL # How many times as fast as `than`
     than:str=''              # '0 workers'
     visits:tuple=()          # How many, of what is advised and of `than`
@@ -79,12 +79,12 @@ class Advice:
         return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
 
 # %% ../../nbs/show/09_advice.ipynb #245f011c
-def advise_pair(decision, work, words, visits, pick, than, is_sure, **about): # As for `what_to_do`
-    "Advice to take `pick`, unless its visits don't decide between it and `than`"
-    found = ratios(visits, 'option', base=than).loc[pick]
-    kind, do = what_to_do(words, pick, than, found.ratio, is_sure)
+def advise_pair(decision, work, words, visits, choice, edge='', **about): # As for `what_to_do`
+    "Advice to take an option, unless its visits don't decide or it is at the edge of what was tried"
+    found = ratios(visits, 'option', base=choice.than).loc[choice.option]
+    kind, do = what_to_do(words, choice, found.ratio, edge=edge)
     n = found.n, found.n_base
-    return Advice(decision, work, do, kind, found.ratio, than, n, measured=visits, **about)
+    return Advice(decision, work, do, kind, found.ratio, choice.than, n, measured=visits, **about)
 
 # %% ../../nbs/show/09_advice.ipynb #d6ef2787
 @dataclass(frozen=True)
@@ -92,10 +92,16 @@ class _Options:
     "What was tried for one decision, with nothing else changed"
     parts:dict     # Option -> its visits; the simplest first
     work:str=''    # More about the workload
-    pair:tuple=()  # As `choose` returns it, which decides by default
+    choice:Choice|None=None # That of `choose` by default
+    edge:str=''    # What to say if it's at the edge of what was compared
     notes:dict=field(default_factory=dict)   # Option -> what to add to the advice if it's taken
+    settings:dict=field(default_factory=dict) # Option -> its values, if some are numbers
 
-    def visits(self)->pd.DataFrame: # As `choose` takes them
+    def chosen(self)->Choice:
+        settings = [self.settings.get(o, {}) for o in self.parts]
+        return self.choice or choose(ratios(self.visits(), 'option'), settings)
+
+    def visits(self)->pd.DataFrame: # As `ratios` takes them
         options = pd.CategoricalDtype([*self.parts], ordered=True)
         parts = [o[['images_per_s', 'round_id']].assign(option=k) for k,o in self.parts.items()]
         return pd.concat(parts, ignore_index=True).astype(dict(option=options))
@@ -104,8 +110,8 @@ def _off_first(values): return [o or 0 for o in values]
 
 def _option_parts(rows, names, label, key=_off_first): # Both take the values of `names`
     "The visits of each option, sorted by `key`"
-    groups = {tuple(map(plain_value, k)): o for k,o in rows.groupby([*names], dropna=False)}
-    return {label(*k): groups[k] for k in sorted(groups, key=key)}
+    found = sorted(groups(rows, names), key=lambda o: key(o[0]))
+    return {label(*values): o for values,o in found}
 
 _ON = dict(cpu='the CPU', cuda='the GPU')
 
@@ -123,41 +129,40 @@ def _learned_less(rows, usual):
     return [bs for bs,o in rows.groupby('bs')
             if o.accuracy.median()<than.accuracy.median() and _learned(o, than)]
 
-def _size_notes(best, than, rows, aside, less):
+_LESS = 'after as many epochs, they had learned less'
+
+def _size_notes(best, than, less):
     "What else is known of the sizes"
     perhaps = [bs for bs,r in best.sizes.items()
                if bs<best.bs and bs!=than and is_known(r.lo) and is_open(r)]
     if perhaps: yield f'Perhaps batch {perhaps[0]} is as fast.'
-    whys = {'too many images are left out': aside, 'after as many epochs, they had learned less': less}
+    whys = {'too many images are left out': best.aside, _LESS: less}
     for why,sizes in whys.items():
+        sizes = [o for o in sizes if o not in best.choice.left_out]
         if sizes: yield f'Not batch {fmt_list(map(fmt_bs, sizes))}: {why}.'
-    if best.bs<max([*best.sizes, *aside, *less]): return
-    failed = rows[~succeeded(rows)]
-    bs = failed.bs[failed.bs>best.bs].min()
-    how = 'ran out of memory' if failed.status[failed.bs==bs].eq('oom').any() else 'failed'
-    yield f'Batch {fmt_bs(bs)} {how}.' if is_known(bs) else NO_LARGER
 
 _SOLVED_FRAC = .99 # accuracy from which a set no longer shows which batch size learns more
 
 def _batches(rows):
-    ok = rows[succeeded(rows)]
-    aside, ok = sorted({*ok.bs[leaves_out(ok)]}), ok[~leaves_out(ok)]
+    ok = rows[succeeded(rows) & ~leaves_out(rows)]
     usual = 64 if 64 in {*ok.bs} else ok.bs.min()                   # fastai's own
     if ok.accuracy[ok.bs==usual].median()>=_SOLVED_FRAC: return
     less = _learned_less(ok, usual)
-    ok = ok[~ok.bs.isin(less)]
-    if not (best := choose_batch(ok)): return
-    fastest = max({*best.sizes}-{best.bs}, key=lambda o: best.sizes[o].mid)
-    than = best.than if not best.is_sure else fastest if best.bs==usual else int(usual)
-    parts, pick = {f'batch {int(bs)}': o for bs,o in ok.groupby('bs')}, f'batch {best.bs}'
-    notes = ' '.join(_size_notes(best, than, rows, aside, less))
-    yield _Options(parts, pair=(pick, f'batch {than}', best.is_sure), notes={pick: notes})
+    best, ok = choose_batch(rows, dict.fromkeys(less, 'had learned less')), ok[~ok.bs.isin(less)]
+    if not best: return
+    fastest, than = max({*best.sizes}-{best.bs}, key=lambda o: best.sizes[o].mid), best.choice.than
+    if best.choice.missing!='rounds': than = fastest if best.bs==usual else int(usual)
+    parts = {f'batch {int(bs)}': o for bs,o in ok.groupby('bs')}
+    choice, notes = replace(best.named, than=f'batch {than}'), ' '.join(_size_notes(best, than, less))
+    yield _Options(parts, choice=choice, edge=best.text(), notes={choice.option: notes})
 
 # %% ../../nbs/show/09_advice.ipynb #19e60735
 def _workers(rows):
     def label(n, pinned): return _with(setting_label('n_workers', n), pinned, ', pinned')
-    files = rows[rows.loader=='files']
-    yield _Options(_option_parts(files, ['n_workers', 'pin_memory'], label))
+    names = ['n_workers', 'pin_memory']
+    parts = _option_parts(rows[rows.loader=='files'], names, label)
+    def values(rows): return {o: plain_value(rows[o].iloc[0]) for o in names}
+    yield _Options(parts, settings={k: values(o) for k,o in parts.items()})
 
 _LOADERS = dict(cached='files that threads decode once', memory='decoded images in memory',
                 resident='images on the device')
@@ -166,7 +171,7 @@ def _loader_options(rows):
     "Files with the best number of workers, then the loaders that need none"
     [files] = _workers(rows)
     if not files.parts: return
-    best = choose(files.visits())[0]
+    best = files.chosen().option
     def label(o, pinned): return _with(_LOADERS.get(o, o), pinned, ', pinned')
     rest = _option_parts(rows[rows.loader!='files'], ['loader', 'pin_memory'], label)
     yield _Options({f'files with {best}': files.parts[best]} | rest)
@@ -259,19 +264,18 @@ def _decide(name, d, df):
     names = [o for o in fixed if o not in d.varied]
     def label(k, rows): return setting_label(k, rows[k].iloc[0])
     several = df.machine.nunique(dropna=False)>1
-    groups = group_by_settings(df, names).values()
     found = [(_work_name(rows, d, several, o.work), rows, o)
-             for rows in groups for o in d.options(rows) if len(o.parts)>1]
+             for _,rows in groups(df, names) for o in d.options(rows) if len(o.parts)>1]
     for work,rows,o in found:
         alike = [r for w,r,_ in found if w==work]
         differing = [k for k in names
                      if k in (*SETTINGS, 'measure') and len({label(k, r) for r in alike})>1]
         work = ', '.join([work, *(label(k, rows) for k in differing)])
-        visits = o.visits()
-        pick, than, is_sure = o.pair or choose(visits)
-        advice = advise_pair(name, work, d.words, visits, pick, than, is_sure,
-                             session=rows.session.iloc[0])
-        notes = filter(None, [advice.do, o.notes.get(pick), _learned(o.parts[pick], o.parts[than])])
+        visits, choice = o.visits(), o.chosen()
+        session, pick = rows.session.iloc[0], choice.option
+        advice = advise_pair(name, work, d.words, visits, choice, o.edge, session=session)
+        notes = filter(None, [advice.do, o.notes.get(pick),
+                              _learned(o.parts[pick], o.parts[choice.than])])
         rank = len(o.parts), len(visits), str(rows.time_utc.max())
         yield rows.n_params.max(), rank, replace(advice, do=' '.join(notes))
 
@@ -296,7 +300,8 @@ def advise(
     df, out = df.assign(measure=way_labels(df).tolist()), []
     # failed visits lack the counts
     counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]
-    df[counts] = df[counts].fillna(df.groupby(same, dropna=False)[counts].transform('first'))
+    alike = df.groupby([df[o].map(value_text) for o in same])
+    df[counts] = df[counts].fillna(alike[counts].transform('first'))
     for name,d in _DECISIONS.items():
         rows = _of_labs(df if name=='batch size' else df[succeeded(df)], d.labs)
         if name=='second GPU': rows = rows[rows.device.ne('cpu')]
@@ -314,7 +319,8 @@ def _cheapest(comparison, work, rows, session):
     rates = {k: o.assign(images_per_s=3600*o.images_per_s/o.price_per_h) for k,o in priced.items()}
     tried = _Options(rates).visits()
     tried['round_id'] = [*map(str, tried.index)] # machines are compared outside of rounds
-    advice = advise_pair('cost', work, 'Train on', tried, *choose(tried), session=session,
+    choice = choose(ratios(tried, 'option'))
+    advice = advise_pair('cost', work, 'Train on', tried, choice, session=session,
                          unit='times as many images for the money', rate='images for a price of 1')
     at = fmt_list(f'{k} {o.price_per_h.iloc[0]:g}' for k,o in priced.items())
     return replace(advice, do=f'{advice.do} An hour costs: {at}.')

@@ -6,7 +6,6 @@
 __all__ = ['run_name', 'load_records', 'add_prices', 'compare', 'comparison_text', 'batch_plateau']
 
 # %% ../../nbs/show/04_compare.ipynb #8e34ceb4
-import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +21,11 @@ from ..ground.core import is_number, machine_title, nearest
 from ..ground.curves import NO_INTERVAL
 from ..ground.record import FIELDS, record_rows, records_path
 from ..ground.series import (
-    ENOUGH_FRAC, SETTINGS, is_known, is_open, own_settings, plain_value, ratios, rounds_of,
-    setting_label, speed_ratio, succeeded, varied_settings, way_labels, where_labels)
+    SETTINGS, setting_label, succeeded, varied_settings, way_labels, where_labels)
 from .wording import RUN_AGAIN, TOO_NOISY, fmt, fmt_list, verdict
-from ..ground.stats import Interval
+from ..ground.stats import (
+    ENOUGH_FRAC, Interval, groups, is_known, is_open, own_settings, plain_value, ratios, rounds_of,
+    speed_ratio, value_text)
 
 # %% ../../nbs/show/04_compare.ipynb #fbc679f5
 def _rows(records):
@@ -232,8 +232,8 @@ class Side:
     def kind(self)->str: return device_kind(self.visits.device.iloc[0])
 
     def seen(self, name)->list: # Each value once
-        values = {*self.ok[name].tolist()} if name in self.ok else ()
-        return sorted({*map(plain_value, filter(is_known, values))}, key=str)
+        values = filter(is_known, self.ok[name]) if name in self.ok else ()
+        return sorted({value_text(o): plain_value(o) for o in values}.values(), key=str)
     def median(self, name): # None if nothing was measured
         return plain_value(self.ok[name].median())
     def knows(self, name)->bool: return self.median(name) is not None
@@ -385,20 +385,15 @@ def row(self:Pair)->dict: # As `compare` returns it
     return sides | time | same | self.energy() | self.money(time)
 
 # %% ../../nbs/show/04_compare.ipynb #c2b78425
-def group_by_settings(df:pd.DataFrame, names:list)->dict: # The settings' values as JSON -> rows
-    "The visits of each configuration; None and NaN are one value, and so are 4 and 4.0"
-    which = df.groupby([pd.factorize(df[o])[0] for o in names], sort=False).ngroup()
-    firsts = df.loc[~which.duplicated().to_numpy(), names].to_numpy(object)
-    keys = [json.dumps([*map(plain_value, o)], default=str) for o in firsts]
-    return dict(zip(keys, (rows for _,rows in df.groupby(which, sort=False))))
-
 def match_sides(a, b, names)->tuple[list, list]: # Settings with a `Pair`; with who ran them alone
     "Every pair of devices that ran the same configuration; `names`: columns that have to match"
-    in_a, in_b, found, alone = group_by_settings(a, names), group_by_settings(b, names), [], []
+    in_a, in_b = ({value_text(k): (k, rows) for k,rows in groups(o, names)} for o in (a, b))
+    found, alone = [], []
     def sides(groups, key):
-        return [Side(o, rows) for o,rows in groups[key].groupby('where')] if key in groups else []
-    for key in dict.fromkeys([*in_a, *in_b]):
-        xs, ys, asked = sides(in_a, key), sides(in_b, key), dict(zip(names, json.loads(key)))
+        if key not in groups: return []
+        return [Side(o, rows) for o,rows in groups[key][1].groupby('where')]
+    for key,(values,_) in (in_a | in_b).items():
+        xs, ys, asked = sides(in_a, key), sides(in_b, key), dict(zip(names, values))
         both = {o.kind for o in xs} & {o.kind for o in ys}
         pairs = [(x, y) for x in xs for y in ys if x.kind==y.kind or not {x.kind, y.kind}<=both]
         pairs = sorted(pairs, key=lambda o: o[0].kind!=o[1].kind) # the same kind comes first
@@ -409,14 +404,14 @@ def match_sides(a, b, names)->tuple[list, list]: # Settings with a `Pair`; with 
 # %% ../../nbs/show/04_compare.ipynb #071f3fce
 def _differences(a, b, names):
     "The settings in which two sides have no value in common"
-    def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o].unique()}))
-    apart = [o for o in names if not {*map(plain_value, a[o])} & {*map(plain_value, b[o])}]
+    def values(df, o): return fmt_list(sorted({setting_label(o, v) for v in df[o]}))
+    apart = [o for o in names if not {*map(value_text, a[o])} & {*map(value_text, b[o])}]
     words = [f'{o}: {values(a, o)} against {values(b, o)}' for o in apart]
     return '; '.join(words) or 'the combination of settings'
 
 def _columns_to_match(a, b, known, by): # `known`: columns that both sides recorded
     "The columns in which two sides have to agree"
-    def varies(o): return any(df[o].map(plain_value).nunique(dropna=False)>1 for df in (a, b))
+    def varies(o): return any(df[o].map(value_text).nunique()>1 for df in (a, b))
     own = own_settings(pd.concat([a, b]))
     names = dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
     names = [o for o in names if o in a and (o in known or varies(o))]
@@ -531,8 +526,10 @@ def batch_plateau(
     df:pd.DataFrame, # Visits, with `status`, `bs` and `images_per_s`
 )->tuple[list[int], pd.DataFrame]: # The sizes, none if too noisy to tell; each one's ratio
     "The fastest batch size and those next to it that are enough"
-    visits = df.assign(round_id=rounds_of(df))[df.status.eq('ok')].dropna(subset='bs')
-    visits = visits.astype(dict(bs=int))
+    timed = succeeded(df) & df.bs.gt(0) & df.images_per_s.gt(0)
+    visits = df.assign(round_id=rounds_of(df))[timed].astype(dict(bs=int))
+    if visits.empty: raise ValueError("No visit has both a batch size and images per second, so "
+                                      "there is no plateau. Give visits that succeeded.")
     fastest = ratios(visits, 'bs').is_best.idxmax()
     ratio = ratios(visits, 'bs', base=fastest).ratio.drop(fastest)
     words = {k: _enough_words(o) for k,o in ratio.items()}

@@ -16,20 +16,21 @@ import pandas as pd
 from fastcore.basics import patch
 
 from .compare import (
-    Side, accuracy_differs, cost_words, device_kind, group_by_settings, load_records, match_sides,
+    Side, accuracy_differs, cost_words, device_kind, load_records, match_sides,
     noise_warning, spread)
 from ..ground.curves import crossover_bs, fit_step_time
 from .draw import by_number
 from .plot import phase_shares
 from ..ground.record import FIELDS, PHASE_NAMES
 from .wording import (
-    NO_LARGER, PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose, choose_batch, fit_sentence,
-    fmt, fmt_bs, fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual, verdict, what_to_do)
+    PARTS, RUN_AGAIN, TOO_NOISY, bs_range, changed, choose_batch, fit_sentence, fmt, fmt_bs,
+    fmt_count, fmt_ends, fmt_interval, fmt_list, fmt_ratio, is_usual, verdict, what_to_do)
 from ..ground.series import (
-    ENOUGH_FRAC, LEFT_OUT_FRAC, SETTINGS, aa_pairs, device_phrase, is_known, leaves_out, map_values,
-    plain_value, ratios, setting_label, start_sentence, succeeded, varied_settings, way_labels,
-    what_ran, where_labels)
-from ..ground.stats import Interval, compare_words, median_ci
+    LEFT_OUT_FRAC, SETTINGS, device_phrase, leaves_out, setting_label, start_sentence,
+    succeeded, varied_settings, way_labels, what_ran, where_labels)
+from ..ground.stats import (
+    ENOUGH_FRAC, Interval, aa_pairs, choose, compare_words, groups, is_known, map_values,
+    median_ci, plain_value, ratios)
 
 # %% ../../nbs/show/05_findings.ipynb #62be6681
 # what is trained, on what, and for how long; the other settings are about how
@@ -95,7 +96,7 @@ def summary_table(records)->pd.DataFrame: # Medians of visits; intervals of `epo
     names = configuration_columns(df)
     shown = [o.name for o in FIELDS.values()
              if o.kind=='measured' and o.heading and o.dtype in (int, float)]
-    for o in group_by_settings(df, names).values():
+    for _,o in groups(df, names):
         side, first = Side('', o), o.iloc[0]
         row = {k: plain_value(first[k]) for k in ('workload', 'where', 'how', *names)}
         row |= {k: side.median(k) for k in (*shown, 'n_train')}
@@ -150,7 +151,7 @@ class Workload(AllVisits):
 
     @cached_property
     def best(self)->dict: # Series -> `BatchChoice`
-        found = {series: choose_batch(rows) for series,rows in self.ok.groupby('series')}
+        found = {series: choose_batch(rows) for series,rows in self.df.groupby('series')}
         return {series: o for series,o in found.items() if o}
 
 def _batch_phrase(sizes)->str:
@@ -162,27 +163,27 @@ _FEW = 2 # series or pairs that get a paragraph each; of more, each gets a claus
 _GOAL = f'the smallest batch within {100*(1-ENOUGH_FRAC):.0f} % of the fastest'
 
 def _first_words(series, best):
-    "The batch size to take, or that the visits don't decide"
-    among, on = '', f'on {device_phrase(series)}'
+    "The batch size to take, or why there is none"
+    among, on = '', f' on {device_phrase(series)}'
     if best.aside:
         among = f', among those that leave out at most {100*LEFT_OUT_FRAC:.0f} % of the images'
-    if best.is_sure: return f'{start_sentence(_GOAL)} {on}{among}: {best.bs}.'
-    r = best.sizes[best.than]
-    _, again = what_to_do('Use', f'batch {best.bs}', f'batch {best.than}', r, False, f' {on}')
-    ends = f"; {best.than} is {fmt_ends(r, 'times as fast')}" if is_known(r.lo) else ''
+    if best.is_sure: return f'{start_sentence(_GOAL)}{on}{among}: {best.bs}.'
+    if best.choice.missing!='rounds': return best.text(on)
+    than = best.choice.than
+    r = best.sizes[than]
+    ends = f"; {than} is {fmt_ends(r, 'times as fast')}" if is_known(r.lo) else ''
+    _, again = what_to_do('Use', best.named, r, on)
     return f"{again} By the medians, the fastest{among} is {best.bs}{ends}."
 
-
 # %% ../../nbs/show/05_findings.ipynb #f1d00002
-def _best_paragraph(series, best, largest):
+def _best_paragraph(series, best):
     "The best batch size, how larger and smaller ones compare, and what is not ranked"
-    out = [_first_words(series, best)]
-    if largest==best.bs: out.append(NO_LARGER)
-    over = best.sizes | best.aside
+    out, over = [_first_words(series, best)], best.sizes | best.aside
     words = {o: compare_words(r) for o,r in over.items()}
     def compared(o): return f'{verdict(over[o], with_level=True)} as batch {best.bs}'
     larger, smaller = [o for o in best.sizes if o>best.bs], [o for o in best.sizes if o<best.bs]
-    same = [o for o in over if best.is_sure and words[o]=='not distinguishable']
+    is_decided = best.choice.missing!='rounds'
+    same = [o for o in over if is_decided and words[o]=='not distinguishable']
     idle = [o for o in larger if words[o]=='slower' or o in same]
     if idle:
         gain = 'gains' if len(idle)==1 else 'gain'
@@ -191,26 +192,28 @@ def _best_paragraph(series, best, largest):
     told += [o for o in smaller[-1:] if words[o]=='slower']
     out += [f"Batch {o} is {compared(o)}." for o in told]
     perhaps = [o for o in smaller if o in same]
-    if perhaps: out.append(f'Perhaps {_batch_phrase(perhaps)} is enough, too.')
+    if perhaps: out.append(f'Perhaps {_batch_phrase(perhaps)} is as fast.')
     beyond = [o for o,r in best.aside.items() if words[o]=='faster' and r.mid>1/ENOUGH_FRAC]
     out += [f"In images per second, batch {o} is {compared(o)}, but it leaves out too many images "
-            "of this set; try it on a larger one." for o in beyond[-1:]]
+            "of this set." for o in beyond[-1:]]
     return ' '.join(out)
 
 @patch
 def best_batches(self:Workload)->list[str]:
     "A paragraph for each series, or one sentence for many"
-    largest = self.df.groupby('series').bs.max() # that was tried, even if it failed
-    if len(self.best)<=_FEW: return [_best_paragraph(k, o, largest[k]) for k,o in self.best.items()]
+    if len(self.best)<=_FEW: return [_best_paragraph(*o) for o in self.best.items()]
     sure = {device_phrase(k): o.bs for k,o in self.best.items() if o.is_sure}
     clauses = [f'{bs} on {fmt_list(k for k,o in sure.items() if o==bs)}'
                for bs in sorted({*sure.values()})]
-    unsure = [device_phrase(k) for k,o in self.best.items() if not o.is_sure]
     found = [f"{start_sentence(_GOAL)}: {'; '.join(clauses)}."] if sure else []
-    if unsure: found.append(
-        f'Measure the batch sizes again on {fmt_list(unsure)}: the visits do not decide.')
+    texts = dict(
+        rounds='Measure the batch sizes again on {}: the visits do not decide.',
+        larger='The fastest batch on {} is the largest that was compared. Try larger ones.',
+        smaller='The fastest batch on {} is the smallest that was compared. Try smaller ones.')
+    for missing,text in texts.items():
+        where = [device_phrase(k) for k,o in self.best.items() if o.choice.missing==missing]
+        if where: found.append(text.format(fmt_list(where)))
     return [' '.join(found)]
-
 
 # %% ../../nbs/show/05_findings.ipynb #38f951f2
 def compare_devices(records)->pd.DataFrame: # As `compare` returns it; matched rows, if any
@@ -225,7 +228,7 @@ def compare_devices(records)->pd.DataFrame: # As `compare` returns it; matched r
         for where in sorted({*df['where'].unique()}-{base}):
             pairs, _ = match_sides(ours, df[df['where']==where], names)
             found += [asked | pair.row() for asked,pair in pairs]
-        done = [o for o in group_by_settings(df, names).values() if (o['where']==base).any()]
+        done = [o for _,o in groups(df, names) if (o['where']==base).any()]
         df = df.drop([i for o in done for i in o.index]) # the rest has the next one for a baseline
     if not found: return pd.DataFrame(columns=['workload', 'speedup', 'warning', *PAIR])
     return pd.DataFrame(found).sort_values(['workload', 'where_b', 'how', 'bs'], ignore_index=True)
@@ -289,31 +292,36 @@ def speedups(self:Workload)->list[str]:
 _NEVER_FASTER = 'lr', 'pretrained' # settings that change what is learned, not the speed
 
 @patch
-def choices(self:Workload): # Device, visits, what `choose` returns, and the row of `ratios`
+def choices(self:Workload): # Device, visits, `Choice`, and its row of `ratios`
     "What to choose from the settings that vary, for each device"
-    ok = self.ok[self.ok.images_per_s.notna() & self.ok.bs.notna()]
-    fixed = [o for o in varied_settings(ok) if o in _NEVER_FASTER]
-    for (where,*_),rows in ok.groupby(['where', *fixed], dropna=False):
-        sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs))
-        if rows.how.nunique()<2 or not sizes: continue
+    df = self.df[self.df.bs.notna()]
+    df = df.assign(images_per_s=df.images_per_s.where(succeeded(df)))
+    names = [o for o in varied_settings(df) if o not in (*_WORKLOAD_SETTINGS, 'measure')]
+    for (where,*_),rows in groups(df, ['where', *(o for o in names if o in _NEVER_FASTER)]):
+        timed = rows[rows.images_per_s.notna()]
+        if timed.how.nunique()<2: continue
+        sizes = set.intersection(*(set(o) for _,o in timed.groupby('how').bs))
+        if not sizes: continue
         rows = rows[rows.bs==max(sizes)]
         def n_changed(how): return len(changed(rows[rows.how==how]))
         options = sorted(rows.how.unique(), key=lambda o: (n_changed(o), by_number(o)))
         visits = rows.assign(option=rows.how.astype(pd.CategoricalDtype(options, ordered=True)))
-        pick, than, is_sure = choose(visits)
-        yield where, visits, pick, than, is_sure, ratios(visits, 'option', base=than).loc[pick]
+        firsts = visits.drop_duplicates('how').set_index('how').loc[options, names]
+        settings = [{k: plain_value(x) for k,x in o.items()} for o in firsts.to_dict('records')]
+        choice = choose(ratios(visits, 'option'), settings)
+        yield where, visits, choice, ratios(visits, 'option', choice.than).loc[choice.option]
 
 @patch
 def settings_to_take(self:Workload)->list[str]:
     "The simplest of the settings that vary that is enough, for each device"
     out = []
-    for where,visits,pick,than,is_sure,found in self.choices():
+    for where,visits,choice,found in self.choices():
         at = f' on {device_phrase(where)} at batch {fmt_bs(visits.bs.iloc[0])}'
-        kind, do = what_to_do('Take', pick, than, found.ratio, is_sure, at)
+        kind, do = what_to_do('Take', choice, found.ratio, at)
         if kind=='recommended' and found.ratio.is_distinct():
-            do = f'{do[:-1]}: {verdict(found.ratio, with_level=True)} as {than}.'
-        elif kind=='recommended':
-            do += f" No gain from {than} is shown ({fmt_ends(found.ratio, 'times as fast')})."
+            do = f'{do[:-1]}: {verdict(found.ratio, with_level=True)} as {choice.than}.'
+        elif kind=='recommended': do += (
+            f" No gain from {choice.than} is shown ({fmt_ends(found.ratio, 'times as fast')}).")
         out.append(do)
     return out
 

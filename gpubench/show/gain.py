@@ -25,8 +25,7 @@ from tqdm.auto import tqdm
 
 from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
 from ..ground.record import PHASE_NAMES, plain_record
-from ..ground.series import ENOUGH_FRAC
-from ..ground.stats import Interval
+from ..ground.stats import ENOUGH_FRAC, Interval
 from ..step.fast import SpeedUp
 from ..watch.timing import StepTimerCallback
 from ..run.sweep import is_out_of_memory

@@ -12,8 +12,8 @@ import pandas as pd
 
 from .findings import PAIR, AllVisits, Workload, row_ratio
 from .wording import TOO_NOISY, fmt, fmt_ends, fmt_range, verdict
-from ..ground.series import device_phrase, is_known, start_sentence
-from ..ground.stats import median_ci
+from ..ground.series import device_phrase, start_sentence
+from ..ground.stats import is_known, median_ci
 
 # %% ../../nbs/show/06_headline.ipynb #f1d00011
 _MAX_HEADLINE_WORDS = 15
@@ -52,24 +52,32 @@ def speed_headline(work:Workload)->Headline|None:
         return Headline(_first_fitting(*texts, short), work.name, 'speedups', visits, 'where')
 
 # %% ../../nbs/show/06_headline.ipynb #f1d00012
+def _edge_words(choice):
+    "What was compared, if the choice is at its edge"
+    a, *_, b = choice.among or ('all', 'all')
+    beyond = f'{choice.missing} ones could not be' if choice.left_out else f'nothing {choice.missing} was'
+    return f'The fastest of {a} to {b} is {choice.option}; {beyond} compared.'
+
 def settings_headline(work:Workload)->Headline|None:
     "The settings to take on the first device that has a choice"
-    for _,visits,pick,than,is_sure,found in work.choices():
-        r, ends = found.ratio, fmt_ends(found.ratio)
+    for _,visits,choice,found in work.choices():
+        r, ends, pick, than = found.ratio, fmt_ends(found.ratio), choice.option, choice.than
         words = _verdict_words(r, (found.n, found.n_base))
         if r.holds(1) and words!=TOO_NOISY: words = f'no gain from {than} ({ends})'
         texts = [f'Measure again: {pick} or {than} ({ends}).',
                  f'Measure again: no settings are shown to be enough ({ends}).']
-        if is_sure: texts = [f'Take {pick}: {words}.',
-                             f'The settings to take are {words} as those with the fewest changes.']
-        if is_sure and r.is_distinct(): texts.insert(0, f'Take {pick}: {words} as {than}.')
+        if not choice.missing: texts = [
+            f'Take {pick}: {words}.',
+            f'The settings to take are {words} as those with the fewest changes.']
+        elif choice.missing!='rounds': texts = [_edge_words(choice), 'Try more values of the settings.']
+        if not choice.missing and r.is_distinct(): texts.insert(0, f'Take {pick}: {words} as {than}.')
         return Headline(_first_fitting(*texts), work.name, 'settings_to_take', visits, 'how')
 
 # %% ../../nbs/show/06_headline.ipynb #ead00008
 def batch_headline(work:Workload)->Headline|None:
     "The best batch size on the first device that has several"
     for series,best in work.best.items():
-        other, rows = best.than, work.ok[work.ok.series==series]
+        other, rows = best.choice.than, work.ok[work.ok.series==series]
         def is_far(o): return o>best.bs, abs(o-best.bs)
         if best.is_sure: other = min({*best.sizes}-{best.bs}, key=is_far)
         r = best.sizes[other]
@@ -78,6 +86,7 @@ def batch_headline(work:Workload)->Headline|None:
         if words=='not distinguishable': words += f' ({fmt_ends(r)})'
         text = f'Measure again: batch {best.bs} and {other} are not decided ({fmt_ends(r)}).'
         if best.is_sure: text = f'Batch {best.bs} is enough; batch {other} is {words}.'
+        elif best.choice.missing!='rounds': text = _edge_words(best.named)
         on = f'On {device_phrase(series)}, {text[0].lower()}{text[1:]}'
         return Headline(_first_fitting(on, text), work.name, 'best_batches', rows, 'bs')
 

@@ -26,9 +26,8 @@ from ..ground.core import nearest, write_fault
 from .plot import phase_shares, plot_phases, plot_price_speed
 from ..ground.record import PHASE_NAMES, records_path
 from .report import Picture, machine_table, render
-from ..ground.series import (is_known, plain_value, setting_label, varied_settings, what_ran,
-                                    where_labels)
-from ..ground.stats import Interval
+from ..ground.series import setting_label, varied_settings, what_ran, where_labels
+from ..ground.stats import Interval, is_known, plain_value
 
 # %% ../../nbs/show/08_machines.ipynb #7133f24f
 def read_runs(

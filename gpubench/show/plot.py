@@ -21,8 +21,10 @@ from .draw import (BESIDE, MARKERS, as_is, by_number, caption, drawing,
                            series_styles, top_of, wrapped)
 from .timeline import plot_monitor
 from ..ground.record import PHASE_NAMES, field
-from ..ground.series import (LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, map_values, series_labels,
-                             setting_label, succeeded, varied_settings, where_labels)
+from ..ground.series import (
+    LEFT_OUT_FRAC, SETTINGS, leaves_out, series_labels, setting_label, succeeded,
+    varied_settings, where_labels)
+from ..ground.stats import is_known, map_values, own_settings
 
 _all_ = ['caption', 'drawing', 'plot_monitor']
 
@@ -400,19 +402,19 @@ def plot_visits(
 )->Axes:
     "A row per name, every visit a dot, the median a dash; from 0, except for accuracy"
     need_columns(df, y, by)
-    df = numeric(df, y)
-    names = [*df[by].dropna().unique()]
-    on_gpu = df.get('device', df[by]).astype(str).str.startswith('cuda')
+    is_setting = by in (*SETTINGS, *own_settings(df)) # of which None is a value
+    df = numeric(df if is_setting else df[df[by].notna()], y).reset_index(drop=True)
+    labels = map_values(df[by], partial(setting_label, by) if is_setting else str)
+    names, on_gpu = labels.unique(), df.get('device', labels).astype(str).str.startswith('cuda')
     ax, ok = new_axes(ax, figsize=(5.4, 1.5+.34*len(names))), df[succeeded(df) & df[y].notna()]
     for i,name in enumerate(names):
-        values, style = ok[y][ok[by]==name], series_style(int(on_gpu[df[by]==name].any()))
+        values, style = ok[y][labels[ok.index]==name], series_style(int(on_gpu[labels==name].any()))
         if not len(values): ax.annotate('no visit gave a value', (.02, i), va='center', fontsize=9,
                                         xycoords=ax.get_yaxis_transform())
         ax.plot(values, [i]*len(values), ls='none', **style, alpha=.75, zorder=3, gid='visits')
         median, color = values.median(), style['color']
         ax.plot([median]*2, [i-.28, i+.28], color=color, lw=2, zorder=2, gid='median')
-    words = [setting_label(by, o) if by in SETTINGS else str(o) for o in names]
-    ax.set_yticks(range(len(names)), labels=[as_is(textwrap.fill(o, 30)) for o in words])
+    ax.set_yticks(range(len(names)), labels=[as_is(textwrap.fill(o, 30)) for o in names])
     ax.set(ylim=(len(names)-.4, -.6), xlim=_limits(y, ok[y]), xlabel=field(y).words())
     plain_numbers(ax.xaxis)
     ax.locator_params(axis='x', nbins=6)
@@ -459,10 +461,11 @@ def plot_curves(
     "Progress of trainings: the median of each series a line, its range a band, `y` from 0"
     need_columns(df, x, y, by, 'seed')
     df, notes, ax = numeric(df, y), [] if ax is not None else [caption(df)], new_axes(ax)
-    for i,name in enumerate(df[by].unique()):
-        at = df[df[by]==name].groupby(x)[y]
+    labels = _labels(df, by)
+    for i,name in enumerate(labels.unique()):
+        at = df[labels==name].groupby(x)[y]
         color = series_style(i+2)['color']                   # the first two are devices'
-        ax.plot(at.median(), color=color, label=as_is(setting_label(by, name)))
+        ax.plot(at.median(), color=color, label=as_is(name))
         ax.fill_between(at.min().index, at.min(), at.max(), color=color, alpha=.2, lw=0)
     ax.set(xscale='log', xlabel=field(x).words(), ylabel=field(y).words(),
            ylim=(0, top_of(df[y].dropna(), 1.05)))

@@ -36,9 +36,9 @@ from .plot import (MEMORY, phase_shares, plot_batch_sizes, plot_images_per_s,
 from ..ground.record import FIELDS, PHASE_NAMES, records_path
 from .wording import (changed, fmt, fmt_bs, fmt_count, fmt_interval, text_table,
                                    without_empty)
-from ..ground.series import (device_phrase, is_known, map_values, plain_value,
-                             setting_label, start_sentence, succeeded, varied_settings)
-from ..ground.stats import Interval
+from ..ground.series import (
+    device_phrase, setting_label, start_sentence, succeeded, varied_settings)
+from ..ground.stats import Interval, groups, is_known, map_values, plain_value
 
 # %% ../../nbs/show/07_report.ipynb #9d28e7da
 _INK, _GRID = '#1c1e21', '#b4bac1'
@@ -345,7 +345,7 @@ def failures_table(df)->dict: # `head` and `blocks`
 def what_text(df:pd.DataFrame)->str: # '36 visits of 12 configurations · 1 January 2000, 10:55 UTC'
     "What was run, and when"
     def counted(n, what): return f'{fmt_count(n)} {what}' if n==1 else f'{fmt_count(n)} {what}s'
-    n_failed, configurations = (~succeeded(df)).sum(), df[configuration_columns(df)].drop_duplicates()
+    n_failed, configurations = (~succeeded(df)).sum(), groups(df, configuration_columns(df))
     text = f"{counted(len(df), 'visit')} of {counted(len(configurations), 'configuration')}"
     if n_failed: text += f', {n_failed} of them failed'
     times = pd.to_datetime(df.time_utc, utc=True, errors='coerce', format='ISO8601').dropna()

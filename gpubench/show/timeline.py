@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from ..ground.core import machine_title
 from .draw import (BESIDE, by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns,
                            plain_numbers, series_style)
-from ..ground.series import is_known
+from ..ground.stats import is_known
 
 # %% ../../nbs/show/01_timeline.ipynb #369bf5ba
 MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names

@@ -7,54 +7,76 @@ __all__ = ['is_too_wide', 'fmt_bound', 'fmt_ratio']
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0003
 import math
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pandas as pd
 
 from ..ground.core import MIN_CORES
 from ..ground.record import FIELDS
-from ..ground.series import (SETTINGS, device_phrase, enough, is_known, is_open, leaves_out,
-                                    plain_value, ratios, speed_ratio)
-from ..ground.stats import Interval, compare_words
+from ..ground.series import SETTINGS, device_phrase, leaves_out, succeeded
+from ..ground.stats import (
+    Choice, Interval, choose, compare_words, is_known, plain_value, ratios, speed_ratio)
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0006
-def choose(
-    visits:pd.DataFrame, # With `option` (ordered, the simplest first), `round_id` and `images_per_s`
-)->tuple: # The option to take, the one to compare it with, and whether the visits decide
-    "The simplest option that is enough, against the first; if none is, the best against an open one"
-    found = ratios(visits, 'option')
-    pick, first = enough(found), found.index[0]
-    if pick is not None: return pick, (first if pick!=first else found.base[pick]), True
-    best = found.is_best.idxmax()
-    rivals = [k for k,o in found.ratio.items() if k!=best and is_open(o)]
-    return best, (rivals or [found.base[best]])[0], False
+def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
+    "A list as part of a sentence"
+    items = [*map(str, items)]
+    return ' and '.join(filter(None, [', '.join(items[:-1]), *items[-1:]]))
 
 @dataclass(frozen=True)
 class BatchChoice:
-    "What the visits of a series show about its batch size, by the rule of `choose`"
-    bs:int       # The size to take; if the visits don't decide, the fastest by medians
-    than:int     # The size that it was compared with
-    is_sure:bool # Do the visits decide?
-    sizes:dict   # Size -> `Interval` of its images/s over those of `bs`; those to choose from
-    aside:dict   # The same for sizes that leave out too many images
+    "What the visits of a series show about its batch size"
+    choice:Choice
+    sizes:dict    # Size -> `Interval` of its images/s over those of `bs`; those to choose from
+    aside:dict    # The same for sizes that leave out too many images
+    why:str       # Why sizes beside them can't be compared: 'Batch 256 left out …'
+    remedy:str    # What to do about that
 
-def choose_batch(visits:pd.DataFrame)->BatchChoice|None: # None without two sizes to choose from
+    @property
+    def bs(self)->int: return self.choice.option
+    @property
+    def is_sure(self)->bool: return not self.choice.missing
+    @property
+    def named(self)->Choice: # Of 'batch 64' and 'batch 16'
+        return replace(self.choice, option=f'batch {self.bs}', than=f'batch {self.choice.than}')
+    def text(self, at='')->str: # ' on the GPU'
+        "What was chosen, or what was compared, what wasn't and why, and what to try"
+        return self.named.text(str, at, self.why, self.remedy)
+
+_LEFT_OUT = 'left out too many images'
+
+def choose_batch(
+    visits:pd.DataFrame, # Of a series, failed ones too
+    out:dict={},         # Size -> why it isn't to be chosen: 'learned less'
+)->BatchChoice|None: # None without two sizes to choose from
     "The smallest batch size of a series that is enough; never one that leaves out many images"
-    visits = visits[visits.bs.notna() & visits.images_per_s.gt(0)]
-    visits, short = visits.copy().assign(option=visits.bs.astype(int)), leaves_out(visits)
-    if visits.option[~short].nunique()<2: return None
-    bs, than, is_sure = choose(visits[~short])
-    over = ratios(visits, 'option', base=bs).ratio.to_dict()
-    aside = {o: over.pop(o) for o in sorted({*visits.option[short]})}
-    return BatchChoice(bs, than, is_sure, over, aside)
+    visits = visits[visits.bs.notna()]
+    timed = visits.images_per_s.where(succeeded(visits)).gt(0)
+    is_fair = timed & ~leaves_out(visits) & ~visits.bs.isin([*out])
+    if visits.bs[is_fair].nunique()<2: return None
+    choice = choose(ratios(visits.assign(images_per_s=visits.images_per_s.where(is_fair)), 'bs'))
+    over = ratios(visits[timed], 'bs', base=choice.option).ratio.to_dict()
+    short, fair = {*visits.bs[leaves_out(visits)]}, {*visits.bs[is_fair]}
+    memory, whys = {*visits.bs[visits.status.eq('oom')]}, defaultdict(list)
+    def why(bs):
+        if bs in out: return out[bs]
+        return _LEFT_OUT if bs in short else 'ran out of memory' if bs in memory else 'failed'
+    for bs in choice.left_out: whys[why(bs)].append(bs)
+    words = '. '.join(f'Batch {fmt_list(sizes)} {why}' for why,sizes in whys.items())
+    return BatchChoice(choice, {k: r for k,r in over.items() if k in fair},
+                       {k: r for k,r in over.items() if k in short}, words,
+                       'Try a larger data set.' if _LEFT_OUT in whys else '')
 
-def what_to_do(words, pick, than, ratio, is_sure, at=''): # 'Load with', …, ' on the GPU'
-    "What to do about two options: 'recommended', 'measure again' or 'one visit', and a sentence"
+def what_to_do(words, choice, ratio, at='', edge=''): # 'Load with', …, of the two, ' on the GPU'
+    "What to do about options, and a sentence: 'recommended', 'measure again', 'one visit' or 'edge'"
+    pick, than = choice.option, choice.than
     if not is_known(ratio.lo):
         return 'one visit', f'Visit {pick} and {than} again{at}: a single visit has no interval.'
-    if is_sure: return 'recommended', f'{words} {pick}{at}.'
+    if not choice.missing: return 'recommended', f'{words} {pick}{at}.'
+    if choice.missing!='rounds': return 'edge', edge or choice.text(at=at)
     between = f'the visits do not decide between {pick} and {than}'
     return 'measure again', f'Measure again{at}: {between}.'
 
@@ -69,7 +91,7 @@ def is_usual(name:str, x)->bool:
 def changed(rows:pd.DataFrame)->list: # Names
     "The settings of which some visit has another value than a trial by default"
     names = [o for o in (*SETTINGS, 'seed') if o in rows and o not in _WORK]
-    return [o for o in names if not all(is_usual(o, x) for x in rows[o].unique())]
+    return [o for o in names if not all(is_usual(o, x) for x in rows[o])]
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0012
 @dataclass(frozen=True)
@@ -132,7 +154,6 @@ PARTS = (
 
 # %% ../../nbs/show/03_wording.ipynb #7e0d0016
 RUN_AGAIN = 'Close other programs (`gpubench doctor` names them) and run again.'
-NO_LARGER = 'No larger batch was tried, and one may be faster still.'
 TOO_NOISY = 'too noisy to tell'
 
 # %% ../../nbs/show/03_wording.ipynb #a8c870eb
@@ -163,11 +184,6 @@ def fmt_range(i:Interval, times=1, level=True)->str: # '0.405 to 0.43, 75 %'
 def fmt_interval(i:Interval, unit='')->str: # '0.412 s (0.405 to 0.43, 75 %)'
     "A middle with its interval and the level reached"
     return fmt(i.mid, unit) + (f' ({fmt_range(i)})' if is_known(i.lo) else '')
-
-def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
-    "A list as part of a sentence"
-    items = [*map(str, items)]
-    return ' and '.join(filter(None, [', '.join(items[:-1]), *items[-1:]]))
 
 def without_empty(columns:dict)->dict: # Heading -> texts
     "The columns that hold more than dashes"

@@ -203,5 +203,6 @@ def test_sides_are_paired_within_the_rounds_of_one_sweep():
     other = compare(cpu, [o | dict(machine='madeup02') for o in gpu]).iloc[0]
     r = ratio_ci([o['epoch_s'] for o in cpu], [o['epoch_s'] for o in gpu], paired=True)
     assert [one.speedup, one.lo, one.hi]==pytest.approx([r.mid, r.lo, r.hi]) and other.hi/other.lo>3*one.hi/one.lo
-    later = [o | dict(time_utc=o['time_utc'].replace('2000', '2001')) for o in gpu]      # a sweep of its own
-    assert compare(cpu, later).hi[0]==pytest.approx(other.hi)
+    def swept(rows, sweep_id): return [o | dict(sweep_id=sweep_id, round=o['visit']) for o in rows]
+    set_back = [o | dict(time_utc='1999-01-01') for o in swept(gpu, 'a')][::-1]           # a clock decides nothing
+    assert [compare(swept(cpu, 'a'), o).hi[0] for o in (set_back, swept(gpu, 'b'))]==pytest.approx([one.hi, other.hi])

@@ -10,7 +10,7 @@ from made_up_records import PARTS, failed, visit, visits
 from gpubench.show.compare import compare, comparison_text, load_records
 from gpubench.show.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table
 from gpubench.show.report import summary_text
-from gpubench.ground.series import ratios
+from gpubench.ground.stats import ratios
 from gpubench.ground.stats import Interval
 from gpubench.show.wording import fit_sentence, fmt_ratio
 from gpubench.run.sweep import noise_floor, sweep
@@ -29,7 +29,7 @@ def test_the_smallest_batch_that_is_enough():
 
 
 def test_a_larger_batch_that_does_gain_is_named():
-    rows = rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
+    rows = rates(64, 50., 50.1, 49.9) + rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
     assert 'on the GPU: 128.' in said(rows) and 'Batch 256 is 1.01 times as fast (' in said(rows)
 
 
@@ -49,7 +49,7 @@ def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
         df = add_labels(load_records(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], **other)))
         assert df.workload.nunique()==2
         for _,rows in df.groupby('workload'): assert ratios(rows, 'bs').n.tolist()==[3, 3]
-    assert said(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], max_images=500)).count('mallest batch within')==2
+    assert said(visits((16, 64), ['cuda']) + visits((16, 64), ['cuda'], max_images=500)).count('The fastest of 16 to 64')==2
 
 
 def pair(ratio, n=3):
@@ -74,7 +74,9 @@ def test_the_noise_floor_of_real_records():
 
 def test_left_out_images_disqualify_an_epoch_time():
     text = said(visits((64, 128, 1024), ['cuda']))
-    assert 'fastest on the GPU, among those that leave out at most 5 % of the images: 128' in text
+    assert 'The fastest of 64 to 128 on the GPU is batch 128, but nothing larger was compared. Batch 1024 left out too many images.' in text
+    assert 'among those that leave out at most 5 % of the images: 64' in said(rates(16, 50, 51, 52) + rates(64, 99, 100, 101) + rates(128, 90, 91, 92)
+                                                                             + visits((1024,), ['cuda']))
     assert 'Batch 1024 leaves out 413 of the 1,437 training images in each epoch: its time is not comparable.' in text
 
 
@@ -110,7 +112,7 @@ def test_epochs_are_no_knob_of_speed():
     "Three times the epochs at nine times the speed: neither a ranking nor one median"
     rows = timed(1, n_epoch=1) + [o | dict(images_per_s=9*o['images_per_s'], epoch_s=o['epoch_s']/9) for o in timed(1, n_epoch=3)]
     text = said(rows)
-    assert 'Take ' not in text and '9 times' not in text and text.count('mallest batch within 5 %')==2
+    assert 'Take ' not in text and '9 times' not in text and text.count('The fastest of 16 to 64')==2
     table = summary_table(rows)
     assert table.n_visits.tolist()==[3]*4 and [*table.series.unique()]==['GPU']
     assert [*table.workload.unique()]==[f'made-up net on made-up images, {o}' for o in ('1 epoch', '3 epochs')]
@@ -177,7 +179,7 @@ def test_a_range_of_batch_sizes_that_is_too_wide_is_no_range(ends, shown):
 
 def test_sizes_that_only_failed_were_tried():
     text = ' '.join(recommend(visits((64, 128), ['cuda'])+[failed(bs=256, n=i) for i in range(3)]))
-    assert 'Batch 256 ran out of memory' in text and 'No larger batch was tried' not in text
+    assert 'Batch 256 ran out of memory' in text and 'nothing larger was compared. Batch 256 ran out of memory.' in text and 'Try larger' not in text
 
 def test_accuracies_of_two_ways_are_not_pooled():
     rows = visits((16, 64), ['cpu'], accuracy=.95)+visits((16, 64), ['cpu'], precision='bf16', accuracy=.55)

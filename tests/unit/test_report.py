@@ -131,7 +131,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 def test_recommendations_come_first(tmp_path):
     text = page_of(tmp_path/'run', visits((16, 64, 256))).text
-    parts = ('times as fast', 'smallest batch within', 'images trained', 'The machine', 'How to read')
+    parts = ('times as fast', 'The fastest of 16 to 64', 'images trained', 'The machine', 'How to read')
     places = [text.index(o) for o in parts]
     assert places==sorted(places)
 
@@ -251,7 +251,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 @pytest.mark.parametrize('rows, says', [
     ([visit()], 'Only one run exists'), (visits(devices=['cpu']), 'Only a CPU was measured'),
     ([failed(error='CUDA out of memory.')], 'CUDA out of memory.'), (visits(n=1), 'Each configuration has one visit'),
-    (visits(accuracy=None, epoch_s=float('nan')), 'smallest batch'), (visits(devices=['cuda']), 'of the GPU'),
+    (visits(accuracy=None, epoch_s=float('nan')), 'The fastest of 16 to 64'), (visits(devices=['cuda']), 'of the GPU'),
     ([dict(status='ok')], 'this machine'), ([dict(bs=8, y=3.)], 'this run')])
 def test_every_kind_of_run_has_a_page(tmp_path, rows, says):
     page = page_of(tmp_path/'run', rows)
@@ -267,7 +267,7 @@ def test_two_machines_on_one_page(tmp_path):
 
 def test_several_models_are_told_apart(tmp_path):
     text = page_of(tmp_path/'run', visits() + visits(model='second made-up net')).text
-    assert text.count('mallest batch within')>=2 and 'second made-up net on made-up images' in text
+    assert text.count('The fastest of 16 to 64')>=2 and 'second made-up net on made-up images' in text
 
 
 # ---- in a browser, where there is one

@@ -60,10 +60,11 @@ assert table.predicted.tolist()==approx([8/.024, 8/.006]) and table.measured_ove
 
 # %% Every number of workers is compared with the best of the others, and other loaders aren't
 made = pd.DataFrame([dict(device='cpu', loader=o, n_workers=n, visit=i, steady_images_per_s=v*f)
-                     for o,n,v in (('files', 0, 50), ('files', 2, 100), ('memory', 0, 999)) for i,f in enumerate((1., 1.01, .99))])
+                     for o,n,v in (('files', 0, 50), ('files', 2, 100), ('files', 4, 80), ('memory', 0, 999)) for i,f in enumerate((1., 1.01, .99))])
 table = against_best(made)
-assert list(table.index)==[0, 2] and list(table.base)==[2, 0] and shown_enough(table)==2
-assert abs(table.ratio[0].mid/.5-1)<.05 and list(table.verdict)==['slower', 'faster']
+assert list(table.index)==[0, 2, 4] and list(table.base)==[2, 4, 2] and str(choose(table))=='2 is enough.'
+assert abs(table.ratio[0].mid/.5-1)<.05 and list(table.verdict)==['slower', 'faster', 'slower']
+assert choose(against_best(made[made.n_workers<4])).missing=='larger'              # at the edge of what was tried
 
 # %% Files with the best number of workers beside the ways that need none
 import io

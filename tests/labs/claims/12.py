@@ -14,7 +14,7 @@ assert each.shape==(7, 3) and each.notna().all(axis=None) and each.idxmax().nuni
 
 # %% By hand and in one line
 [line] = [o for o in recorded if o.decision=='workers']
-assert n_enough is None and line.kind=='measure again' and line.do=='Measure again: the visits do not decide between 4 workers and 2 workers.'
+assert choice.missing=='rounds' and line.kind=='measure again' and line.do=='Measure again: the visits do not decide between 4 workers and 2 workers.'
 assert line.ratio==ratios(files, 'n_workers', base=2).ratio[4] and line.than=='2 workers' and line.session.startswith('04_data_loading')
 
 # %% What visits don't show to be enough is never recommended, and what nobody measured names its lab
