@@ -83,6 +83,7 @@ def graphed(files, *cbs, **kwargs):
 def numbers(learn): return [o for row in learn.recorder.values for o in row], [o.item() for o in learn.recorder.losses]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('train_metrics', [False, True])
 def test_losses_and_metrics_are_those_without_a_graph(files, kind, train_metrics):

@@ -52,6 +52,7 @@ def small_cnn(dls, **kwargs):
 @pytest.fixture(autouse=True)
 def short(monkeypatch): monkeypatch.setattr(gpubench.show.gain, 'TIMES_S', dict(cpu=(.5, .3), cuda=(.5, .3)))
 
+@pytest.mark.slow
 def test_a_slow_transform_is_named():
     found = gain(small_cnn(photos([slow_tfm])), 2)
     assert 'wait for data' in found.reason() and 'slow_tfm' in found.reason()
@@ -67,6 +68,7 @@ def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
     assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random_state)
 
+@pytest.mark.slow
 def test_both_fits_of_fine_tune_count():
     learn = vision_learner(photos(), resnet18, pretrained=False, metrics=accuracy)
     found = gain(learn, 2, 'fine_tune')
@@ -96,6 +98,7 @@ def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
     assert about_data(photos())==['8 workers instead of 0', 'images decoded once']
     assert not about_data(get_dls('digits', max_images=64, bs=8, loader='resident', device='cpu'))
 
+@pytest.mark.slow
 def test_a_remedy_that_fails_is_a_row_of_the_table():
     class TeacherCallback(Callback): pass
     class AsksCallback(Callback):
