@@ -4,9 +4,10 @@ import re, shutil
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
-from helpers import lab_server
+from helpers import lab_server, status
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ done = r'/^\[\d+\]:$/.test(o.prompt)'
 # ---- the server and its page
 
 @pytest.fixture(scope='module')
-def server(browser, shared_tree, tmp_path_factory):
+def server(shared_tree, tmp_path_factory):
     "`make lab` in a copy of the checkout, whose library its kernels import"
     with lab_server(shared_tree, tmp_path_factory.mktemp('jupyter'), PYTHONPATH=str(shared_tree)) as o: yield o
 
@@ -123,6 +124,14 @@ def shots_folder(browser):
 
 
 # ---- the tests
+
+def test_make_lab(server):
+    "JupyterLab answers on 127.0.0.1 alone, opens the labs, and only to whoever has its token"
+    labs = f'{server.base}/api/contents/runs/labs'
+    assert server.said_port==server.port
+    assert [status(f'{labs}{o}') for o in ('', '?token=wrong', f'?token={server.token}')]==[403, 403, 200]
+    pids = {server.pid, *(o.pid for o in psutil.Process(server.pid).children(recursive=True))}   # some end meanwhile
+    assert {o.laddr.ip for o in psutil.net_connections('inet') if o.pid in pids and o.status==psutil.CONN_LISTEN}=={'127.0.0.1'}
 
 smaller = dict(larger="['cnn_medium']", repeats='1', max_s='.2')
 

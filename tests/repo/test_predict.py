@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from gpubench.show.draw import ON_DARK, ON_LIGHT
 from helpers import as_module, root
 from made_up_records import HOSTILE, failed, folder_of, visit
 
@@ -51,14 +50,6 @@ def test_launches(tmp_path):
 def test_waiting_for_data(tmp_path):
     why = reasons(tmp_path, three(640, loader='files', n_workers=2, shares=dict(wait_ms=.6, forward_ms=.4)))[64]
     assert why.startswith('60 % of a step is waiting for data (60 ms). `speed_up` or ') and why.endswith('More workers may help, too.')
-
-def test_no_part_stands_out_and_averaging(tmp_path):
-    parts = dict(forward_ms=.7, other_ms=.15, optimizer_ms=.15)
-    assert reasons(tmp_path, three(640, n_devices=2, sync_frac=.301, shares=parts))[64]==(
-        'No part stands out: 70 % of a step is the network (70 ms). Averaging the gradients takes 30.1 % of a step.')
-
-def test_no_phases(tmp_path):
-    assert reasons(tmp_path, three(640, shares={}))[64]=='The parts of its steps were not recorded.'
 
 def test_no_records(tmp_path): assert predict.render(tmp_path) is None
 
@@ -269,17 +260,3 @@ def test_on_a_phone(page):
     assert not too_wide(page) and page.locator('#machines text.guess').text_content()=='▶'
     small = page.locator('select:visible, button:visible, input:visible').evaluate_all('all => all.filter(o => o.offsetHeight<44).map(o => o.id)')
     assert small==[]
-
-@pytest.mark.parametrize('scheme,colors', [('light', ON_LIGHT), ('dark', ON_DARK)])
-def test_dark_and_light(page, scheme, colors):
-    "The library's colors of CPU and GPU, on a page of that kind"
-    page.emulate_media(color_scheme=scheme)
-    start(page)
-    lock(page, 1000)
-    def color(selector, name='color'):
-        return page.locator(selector).first.evaluate(f'o => getComputedStyle(o).{name}')
-    def rgb(o): return 'rgb({}, {}, {})'.format(*(int(o[i:i+2], 16) for i in (1, 3, 5)))
-    assert [color(f'#machines svg.{o}') for o in ('cpu', 'gpu')]==[rgb(o) for o in colors[:2]]
-    assert color('#machines .guess')==rgb(colors[2])
-    paper, ink = (sum(map(int, color('body', o)[4:-1].split(', '))) for o in ('backgroundColor', 'color'))
-    assert (paper>700 and ink<150) if scheme=='light' else (paper<150 and ink>600)

@@ -6,13 +6,12 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from helpers import as_module, root, run
+from helpers import root, run
 
 pytestmark = pytest.mark.slow
 
 for o in ('sphinx', 'myst_nb', 'furo', 'latex2mathml'):
     pytest.importorskip(o, reason=f'The site was not built: {o} is missing. It is in the extra `site`.')
-pages = as_module(root/'tools'/'site'/'pages.py')
 lab = 'nbs/labs/01_cpu_vs_gpu.html'
 phone, desk = dict(width=360, height=740), dict(width=1280, height=1000)
 search_s = 20
@@ -74,70 +73,6 @@ def test_the_library(site):
     page = (site/'nbs'/'run'/'03_trial.html').read_text(encoding='utf-8')
     assert all(f'<h3>{o}<a' in page for o in ('Trial', 'run_trial')) and 'exporti' not in page and 'nbdev_export' not in page
 
-
-# ---- the reference
-
-source = '''import os
-def both(
-    a:int, # The one
-    b=2,   # The other
-)->int: # Their sum
-    "Adds"
-    return a+b
-def _hidden(): "Nobody's business"
-def silent(): pass
-@patch
-def after(self:Kind): "Acts"
-@dataclass
-class Kind(Base):
-    "One of a kind"
-    name:str='' # What it is called
-    made = 3
-    def __init__(self, n): self.n = n
-    def go(self,
-        far=1, # Metres
-    ): 
-        "Moves"
-        return far
-    def _inner(self): "Hidden"
-'''
-meant = ['''### both
-
-Adds
-
-```python
-def both(
-    a:int, # The one
-    b=2,   # The other
-)->int: # Their sum
-```
-''', '''### Kind.after
-
-Acts
-
-```python
-@patch
-def after(self:Kind): "Acts"
-```
-''', '''### Kind
-
-One of a kind
-
-```python
-@dataclass
-class Kind(Base):
-    name:str='' # What it is called
-    def __init__(self, n): self.n = n
-    def go(self,
-        far=1, # Metres
-    ): 
-        "Moves"
-```
-''']
-
-def test_reference(): assert [*pages.reference(source)]==meant
-
-
 # ---- in a browser
 
 def visit(browser, site, name, **kw):
@@ -180,15 +115,6 @@ def test_search(browser, site):
     page.wait_for_url('**/nbs/labs/02_batch_size.html*')
     assert [o for o in asked if not o.startswith(('file:', 'data:'))]==[]
     page.close()
-
-def test_dark_and_light(browser, site):
-    shown = {}
-    for scheme in ('light', 'dark'):
-        page, _ = visit(browser, site, lab, viewport=desk, color_scheme=scheme)
-        rgb = re.findall(r'\d+', page.evaluate('getComputedStyle(document.body).backgroundColor'))
-        shown[scheme] = sum(map(int, rgb[:3]))/3
-        page.close()
-    assert shown['light']>200 and shown['dark']<60
 
 def too_wide(page): return page.evaluate('document.documentElement.scrollWidth > document.documentElement.clientWidth')
 
