@@ -31,7 +31,6 @@ _NAMES = { # of each module, in the order of the rooms
     'run.trial': 'Trial make_learner run_trial',
     'run.sweep': 'noise_floor plan sweep',
     'run.race': 'find_best_bs',
-    'run.cluster': 'sweep_on',
     'run.idle': 'Profile idle_by_cause profile_steps',
     'run.trace': 'write_trace',
     'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
@@ -45,7 +44,6 @@ _NAMES = { # of each module, in the order of the rooms
     'show.advice': 'advice_table advise plot_advice read_lab_records write_advice',
     'show.gain': 'gain',
     'course.checks': 'LabSession check check_guess lab_records mine_or_ours',
-    'course.lab_jobs': 'run_labs_on',
 }
 _module = {name: module for module,names in _NAMES.items() for name in names.split()}
 __all__ = [*_module]

@@ -170,20 +170,6 @@ def _place(ctx, param, value):
 out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
                           help='Folder for the results. Default: a new folder runs/<time>.')
 wait_option = flag('--wait', 'Wait in a queue if the device is busy.')
-slurm = click.option('--slurm', 'options', default='', metavar='NAME=VALUE,…', help=
-                     'Slurm options, such as partition=gpu,time=60,exclusive; time is in minutes '
-                     '(default: 60).')
-
-def check_jobs(where, options, wait):
-    "Refuse Slurm's options without jobs, and --wait with them"
-    is_jobs = where in ('slurm', 'local')
-    if options and not is_jobs:
-        raise OurError('--slurm has options for jobs. Add --on slurm, or leave it out.')
-    if wait and is_jobs: raise OurError(
-        '--wait is for this machine; with --on, Slurm or submitit starts the jobs. Leave it out.')
-    if options:
-        from gpubench.run.cluster import slurm_options
-        slurm_options(options)
 
 # %% ../nbs/00_cli.ipynb #34fb7507
 def print_at_once(words):
@@ -334,23 +320,18 @@ run_options = combined(  # which labs, with which values, where
     labs_option,
     deeper,
     wait_option,
-    no_progress,
-    click.option('--on', 'where', type=click.Choice(['slurm', 'local']), help=
-                 "Run each lab as a job, on Slurm or with submitit's local executor. All nodes "
-                 'must share the FOLDER of --out.'),
-    slurm)
+    no_progress)
 
 # %% ../nbs/00_cli.ipynb #4e308a70
 @verb(cli, 'run', """gpubench run
 gpubench run 02_batch_size --device cpu --out runs/mine
 gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
 gpubench run 01 02 -p 02_batch_size.seed=3
-gpubench run --profile full -f params.yaml --timeout 7200
-gpubench run --device cpu,cuda --on slurm --slurm partition=gpu,time=60 --out runs/shared""")
+gpubench run --profile full -f params.yaml --timeout 7200""")
 @run_options
 @click.pass_context
 def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder, deeper, wait,
-                no_progress, where, options):
+                no_progress):
     """Run labs on every device and write a report.
 
     LAB is a lab's name or number, or a notebook; the default is all labs. Names, types and values
@@ -364,17 +345,12 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     from gpubench.course.lab_format import labs_folder, read_parameters
     from gpubench.course.labs import filled_folder, job_devices, prepare_run
     from gpubench.run.process import StopSignals
-    check_jobs(where, options, wait)
     if deeper: folder = Path(folder or labs_folder())/'deeper'
-    asked = device, profile, read_parameters(file) if file is not None else None, texts
-    if not where:
-        jobs = prepare_run(names, *asked, folder)
-        check_machine(job_devices(jobs), wait)
+    params = read_parameters(file) if file is not None else None
+    jobs = prepare_run(names, device, profile, params, texts, folder)
+    check_machine(job_devices(jobs), wait)
     with StopSignals(), filled_folder(out) as out:  # a signal also ends the report cleanly
-        if where:
-            from gpubench.course.lab_jobs import run_labs_on
-            done = run_labs_on(where, names, out, *asked, timeout_s, folder, options)
-        else: done = run_here(jobs, out, timeout_s, no_progress, wait)
+        done = run_here(jobs, out, timeout_s, no_progress, wait)
         report_run(done, out)
     statuses = {o.status for o in done}
     ctx.exit(INTERRUPTED if 'interrupted' in statuses else OK if statuses=={'ok'} else FAILED)
@@ -390,14 +366,6 @@ def fetch_images(trials, dry_run):
         if dry_run and writes: continue
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
-
-def pick_sweep(where, options, wait, progress):
-    "The function of the library that sweeps there"
-    from gpubench.run import cluster
-    from gpubench.run.sweep import sweep
-    if where is None: return partial(sweep, progress=progress, wait=wait)
-    if where=='gpus': return partial(cluster.sweep_side_by_side, wait=wait)
-    return partial(cluster.sweep_on, where, options=options)
 
 def print_plan(n, repeats, out):
     "Print what a sweep of `n` trials visits"
@@ -434,6 +402,11 @@ trial_options = combined(  # fields of a `Trial`
     click.option('--epochs', 'n_epoch', type=int, help='Timed epochs per visit.'))
 
 # %% ../nbs/00_cli.ipynb #d400dd5f
+def _slurm(ctx, param, values):
+    "`_pairs` with numbers as such; 'true' is for an option of `sbatch` without a value"
+    found = _pairs(ctx, param, values)
+    return {k: int(v) if v.isdigit() else dict(true=True).get(v, v) for k,v in found.items()}
+
 visit_options = combined(  # how often, where and how long
     click.option('--repeats', type=click.IntRange(1), default=3, show_default=True,
                  help='Visits of each combination: measurements, each in a fresh process.'),
@@ -449,11 +422,10 @@ visit_options = combined(  # how often, where and how long
     wait_option,
     flag('--dry-run', 'Print what would run and how long it would take.'),
     no_progress,
-    click.option('--on', 'where', type=click.Choice(['slurm', 'local', 'gpus']), help=
-                 "Run each round as a job, on Slurm or with submitit's local executor. All nodes "
-                 'must share the FOLDER of --out. gpus: run side by side on all GPUs of this '
-                 'machine, and measure how much neighbors slow a visit down.'),
-    slurm,
+    click.option('--on', type=click.Choice(['slurm', 'gpus']), help=
+                 'Make rounds as jobs: of Slurm, or one at a time on each GPU of this machine.'),
+    click.option('--slurm', multiple=True, callback=_slurm, metavar='NAME=VALUE', help=
+                 'An option of sbatch, such as partition=gpu; time is in minutes. May be repeated.'),
     as_data)
 
 # %% ../nbs/00_cli.ipynb #2182c918
@@ -462,12 +434,12 @@ gpubench sweep --dataset cifar10 --model resnet18_cifar --bs 16,64,256,1024 --de
 gpubench sweep --dataset birds --loader files --n-workers 0,2,4 --size 224
 gpubench sweep --model mynet:make --precision fp32,bf16 --repeats 5 --out runs/mine
 gpubench sweep --bs 64,1024 --monitor
-gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu,time=30 --out runs/shared
+gpubench sweep --bs 64,1024 --device cuda --on slurm --slurm partition=gpu --slurm time=30 --out runs/shared
 gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @trial_options
 @visit_options
 @click.pass_context
-def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, seed, repeats,
+def sweep_command(ctx, on, slurm, out, wait, dry_run, no_progress, form, seed, repeats,
                   timeout_s, retry_failed, monitor, **given):
     """Train every combination and write a report.
 
@@ -476,19 +448,19 @@ def sweep_command(ctx, where, options, out, wait, dry_run, no_progress, form, se
     """
     if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
-    check_jobs(where, options, wait)
-    from gpubench.run.sweep import devices_of, plan
+    from gpubench.run.sweep import devices_of, plan, sweep
     from gpubench.course.labs import filled_folder
     sys.path.append(os.getcwd())  # for what a user's own network imports
     points = {k: v for k,v in given.items() if v is not None} | dict(seed=seed)
-    todo = plan(points, here=where!='slurm')
-    if not where and not dry_run: check_machine(devices_of(todo), wait)
+    todo = plan(points, here=on!='slurm')
+    if not on and not dry_run: check_machine(devices_of(todo), wait)
     with for_people(form): fetch_images(todo, dry_run)
-    go = partial(pick_sweep(where, options, wait, not no_progress), todo, seed=seed,
-                 repeats=repeats, timeout_s=timeout_s, retry_failed=retry_failed, monitor=monitor)
+    go = partial(sweep, todo, seed=seed, repeats=repeats, timeout_s=timeout_s, wait=wait,
+                 retry_failed=retry_failed, monitor=monitor, progress=not no_progress, on=on,
+                 slurm=slurm)
     if dry_run: return go(out=out or None, dry_run=True)
     with filled_folder(out) as out, for_people(form):
-        if where!='gpus': print_plan(len(todo), repeats, out)
+        print_plan(len(todo), repeats, out)
         try: df = go(out=out)
         except RuntimeError as e:
             if isinstance(e.__cause__, OSError):  # a full disk: show what there is

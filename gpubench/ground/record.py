@@ -51,9 +51,9 @@ class Field:
 def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o in names.split()]
 
 ABOUT = [ # which visit this is and how it ended
-    *_fields('about', 'trial_id status error time_utc lab model_source unverified gpu_uuid', str),
+    *_fields('about', 'trial_id status error time_utc lab model_source unverified', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
-    *_fields('about', 'visit schema', int), Field('twin', 'about', dtype=bool),
+    *_fields('about', 'visit round schema', int), Field('twin', 'about', dtype=bool),
     Field('measure', 'about', wording='measured with {}', dtype=dict),
     Field('settings', 'about', dtype=list),
     Field('visit_s', 'about', 'a visit with everything around it'),

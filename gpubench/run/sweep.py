@@ -34,8 +34,8 @@ from fastai.learner import Learner
 from tqdm.auto import tqdm
 
 from ..ground.core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, pick_device,
-    user_place, write_fault)
+    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of,
+    pick_device, user_place, write_fault)
 from ..data.loaders import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import (
@@ -245,22 +245,25 @@ class Visit:
     fault:str=''     # The error that it would end with, if known beforehand
     fit:object='fit' # As for `sweep`
     twin:bool=False  # The second of the A/A pair
+    round:int=0      # Which of the sweep's rounds it is in
 
-    def is_like(self, row):
+    def is_like(self, row, anywhere=False): # If so, also one of another machine
         "Is this record one of such a visit?"
-        return (_key(row)==_key(self.about) and row['measure']==self.measure
-                and bool(row.get('twin'))==self.twin)
+        is_here = anywhere or row['machine']==self.about['machine']
+        return (is_here and row['trial_id']==self.about['trial_id']
+                and row['measure']==self.measure and bool(row.get('twin'))==self.twin
+                and row.get('round', self.round)==self.round) # older records have none
 
     def record(self, result, **times):
         "The record of its result, or of an error if that would overwrite other fields"
-        written = 'visit', 'twin', 'visit_s', 'process_s', 'measure', 'schema'
+        written = 'visit', 'twin', 'round', 'visit_s', 'process_s', 'measure', 'schema'
         lost = sorted(k for k,v in result.items()
                       if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
             f"The function returned {', '.join(lost)}, but a record has something else there. "
             "Rename what it returns.")
         kept = {k: self.about[k] for k in ('trial_id', 'machine')}
-        kept |= dict(measure=self.measure, twin=self.twin)
+        kept |= dict(measure=self.measure, twin=self.twin, round=self.round)
         if lab := os.environ.get('GPUBENCH_LAB'): kept['lab'] = lab     # set by `gpubench run`
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
 
@@ -300,7 +303,7 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit, faults): # as of 
     each = [visit(*o) for o in zip(count(), points, rows, labels(rows))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
-    return [o for _ in range(repeats) for o in rng.sample(each, len(each))]
+    return [replace(o, round=i) for i in range(repeats) for o in rng.sample(each, len(each))]
 
 # %% ../../nbs/run/06_sweep.ipynb #b841e141
 _IDENTITY = dict( # of a visit in its record -> types
@@ -353,8 +356,10 @@ FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 
 
 class Records:
     "The visits of a sweep, including those in `out`; each is saved before the next one begins"
-    def __init__(self, out, visits, retry_failed=False): # if so, failed visits don't count
-        self.out, self.visits, self.file = out, visits, None if out is None else _File(out)
+    def __init__(self, out, visits, retry_failed=False, anywhere=False):
+        # `retry_failed`: failed visits don't count; `anywhere`: those of any machine do
+        self.out, self.visits, self.anywhere = out, visits, anywhere
+        self.file = None if out is None else _File(out)
         rows = self.file.visits() if self.file else []
         usual = {_key(o.about): o.usual for o in visits}
         self.n = Counter() # the next visit's number
@@ -367,13 +372,15 @@ class Records:
         "The visits that have no record yet"
         left, todo = list(self.rows), []
         for o in self.visits:
-            i = next((i for i,row in enumerate(left) if o.is_like(row)), None)
+            i = next((i for i,row in enumerate(left)
+                      if o.is_like(row, self.anywhere)), None)
             if i is None: todo.append(o)
             else: del left[i]
         return todo
 
     def frame(self):
-        return pd.DataFrame([o for o in self.rows if any(v.is_like(o) for v in self.visits)])
+        return pd.DataFrame([o for o in self.rows
+                             if any(v.is_like(o, self.anywhere) for v in self.visits)])
 
     def add(self, row):
         "Number a record and save it"
@@ -591,24 +598,39 @@ def sweep(
     start_method=None,       # How fresh processes are made, as `pick_start_method` takes it
     wait:bool=False,         # Wait in a queue for a busy device
     dry_run:bool=False,      # Only print what would run and how long it would take
+    on:str|None=None,        # 'slurm' or 'gpus': rounds as jobs, there or on each GPU of this host
+    slurm:dict|None=None,    # Options of `sbatch`, such as dict(partition='gpu', time=60): minutes
+    rounds:list|None=None,   # Only these of the rounds, from 0, as a job does
     **measure,               # How to measure, such as half_width=.01; for `run` and the records
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit all trials `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
     repeats, seed, twin, timeout_s = map(plain_number, (repeats, seed, twin, timeout_s))
     # a forecast may be for a cluster
-    points, faults = (_resolved if dry_run else _resolve_here)(_points(trials, run))
+    points, faults = _points(trials, run), {}
+    if on is not None: one_of('on', on, ['slurm', 'gpus'])
+    if slurm and on!='slurm': raise ValueError(
+        "slurm= (--slurm) has options for on='slurm'. Set that, too, or leave them out.")
+    if on!='slurm': points, faults = (_resolved if dry_run else _resolve_here)(points)
     _check_how(run, points, measure, fit, repeats, seed, timeout_s)
     twin = pick_twin(twin, len(points), repeats)
-    planned = points, run, repeats, seed, twin, measure, fit, faults
+    visits = _planned(points, run, repeats, seed, twin, measure, fit, faults)
+    if rounds is not None: visits = [o for o in visits if o.round in rounds]
     if dry_run:
         if out is not None: check_place(out)
-        return _print_forecast(Records(out, _planned(*planned), retry_failed), run, measure)
+        return _print_forecast(Records(out, visits, retry_failed), run, measure)
+    if on is not None:
+        from .cluster import check_on, visit_on
+        check_on(on, points, out, slurm)
+        return visit_on(
+            on, points, visits, out, slurm, progress, retry_failed, repeats=repeats, run=run,
+            fit=fit, seed=seed, twin=twin, isolate=isolate, timeout_s=timeout_s,
+            start_method=start_method, wait=wait, **measure)
     if isolate:
-        start_server(start_method) # which loads while the visits are planned
+        start_server(start_method)
         pack(run, points, measure, fit) # an error now if it can't travel
     if out is not None: check_writable(out)
     with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
-        records = Records(out, _planned(*planned), retry_failed)
+        records = Records(out, visits, retry_failed)
         print_resumed(records)
         fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method,
                         signals=signals, warned=[])

@@ -208,22 +208,6 @@ def find_gpu(nvml, name:str):
         except nvml.NVMLError as e: error = e
     raise error
 
-# %% ../../nbs/watch/01_nvml.ipynb #37ff06e0
-def gpu_uuids()->list[str]: # As CUDA counts, without GPUs that are split (MIG)
-    "The whole GPUs that this process may use, each once; a `RuntimeError` if NVML doesn't work"
-    visible, nvml = os.environ.get('CUDA_VISIBLE_DEVICES'), None
-    try:
-        nvml = open_nvml()
-        n = nvml.nvmlDeviceGetCount()
-        if visible is not None: n = len([o for o in visible.split(',') if o.strip()])
-        gpus = [find_gpu(nvml, f'cuda:{i}') for i in range(n)]
-        whole = [o for o in gpus if not ask_gpu(nvml, o, 'mig').value]
-        uuids = [ask_gpu(nvml, o, 'uuid').value or '' for o in whole]
-    except Exception as e: raise RuntimeError(f"GPUs cannot be listed: {nvml_trouble(e)}") from None
-    finally:
-        if nvml: nvml.nvmlShutdown()
-    return [o for o in dict.fromkeys(uuids) if o.startswith('GPU-')]
-
 # %% ../../nbs/watch/01_nvml.ipynb #b132575d
 _COUNTER = 'energy_counter_j'
 
