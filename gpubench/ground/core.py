@@ -24,6 +24,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from subprocess import TimeoutExpired
 from .. import __version__
@@ -326,11 +327,27 @@ def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
     "A machine's short name: a hash of what speed depends on and what stays the same day to day"
     return hashlib.sha1(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:8]
 
+# %% ../../nbs/ground/00_core.ipynb #5a7c0002
+_READ_BY_LIBRARIES = ( # environment variables; OMP_NUM_THREADS and the like show in `torch_threads`
+    r'(ATEN|CUBLAS|DNNL|GOMP|KMP|MALLOC|MKL|NCCL|OMP|ONEDNN|PYTORCH|TORCH|XLA)_(?!.*(NUM_THREADS|VERSION|HOME)$).*'
+    '|CUDA_(LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS)|LD_PRELOAD|NVIDIA_TF32_OVERRIDE')
+
+def inherited(env=os.environ)->dict: # Name of a field in `INHERITED` -> value
+    "What a visit takes over from the process that asks for it, as far as its speed depends on it"
+    import torch
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    start = get_start_method(allow_none=True) or get_all_start_methods()[0]
+    variables = [f'{k}={v}' for k,v in sorted(env.items()) if re.fullmatch(_READ_BY_LIBRARIES, k)]
+    return dict(
+        torch_threads=torch.get_num_threads(), worker_start=start, env_vars=' '.join(variables),
+        tf32_matmul=allows_tf32(cuda.matmul), tf32_cudnn=allows_tf32(cudnn),
+        cudnn_benchmark=cudnn.benchmark, cudnn_deterministic=cudnn.deterministic)
+
 # %% ../../nbs/ground/00_core.ipynb #3154d87e
 def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
     "What this machine's numbers depend on: hardware (of `device`), system, versions, switches"
     import torch
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    cudnn = torch.backends.cudnn
     python, system, xla = platform.python_version(), platform.system(), _describe_xla(device)
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(),
                    container=in_container(), torch=torch.__version__,
@@ -339,12 +356,11 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
     if xla: hashed['xla'] = xla
     return dict(fingerprint=fingerprint(hashed)) | lasting | dict(
         ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
-        driver=driver_version(), cuda=torch.version.cuda,
+        driver=driver_version(), cuda=torch.version.cuda, **inherited(),
         cudnn=cudnn_text(cudnn.version() if cudnn.is_available() else None),
         python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
-        tf32_matmul=allows_tf32(cuda.matmul), tf32_cudnn=allows_tf32(cudnn),
-        cudnn_benchmark=cudnn.benchmark, omp_wait_policy=_WAIT_POLICY, xla=xla)
+        omp_wait_policy=_WAIT_POLICY, xla=xla)
 
 # %% ../../nbs/ground/00_core.ipynb #8a566c17
 def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys, perhaps `device`

@@ -53,6 +53,7 @@ def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o
 ABOUT = [ # which visit this is and how it ended
     *_fields('about', 'trial_id status error time_utc lab model_source unverified', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
+    Field('sweep_id', 'about', dtype=str), # that numbered the rounds
     *_fields('about', 'visit round schema', int), Field('twin', 'about', dtype=bool),
     Field('measure', 'about', wording='measured with {}', dtype=dict),
     Field('settings', 'about', dtype=list),
@@ -130,6 +131,15 @@ OFFLINE = dict(digits=False, digits60k=True, synthetic=False, birds=True) # name
 # %% ../../nbs/ground/01_record.ipynb #c2b19872
 def _machine(name, heading, dtype=str): return Field(name, 'machine', heading=heading, dtype=dtype)
 
+INHERITED = [ # from the process that asked for a visit, as `core.inherited` returns it
+    Field('torch_threads', 'machine', heading='compute threads', wording='{} threads', dtype=int),
+    Field('worker_start', 'machine', heading='workers start by', wording='workers by {}', dtype=str),
+    Field('env_vars', 'machine', heading='environment', wording='environment {}', dtype=str),
+    _machine('tf32_matmul', 'TF32 in matrix products', bool),
+    _machine('tf32_cudnn', 'TF32 in convolutions', bool),
+    _machine('cudnn_benchmark', "cuDNN's autotuner", bool),
+    _machine('cudnn_deterministic', 'cuDNN deterministic', bool)]
+
 MACHINE = [
     _machine('cpu', 'CPU'), _machine('n_cores', 'cores', int), _machine('ram_gib', 'memory', float),
     _machine('gpu', 'GPU'), _machine('gpu_memory_gib', 'GPU memory', float),
@@ -138,10 +148,7 @@ MACHINE = [
     *[_machine(o, o) for o in 'torch torchvision fastai fastcore gpubench'.split()],
     _machine('os', 'system'), _machine('wsl2', 'WSL2', bool),
     _machine('container', 'container', bool),
-    _machine('tf32_matmul', 'TF32 in matrix products', bool),
-    _machine('tf32_cudnn', 'TF32 in convolutions', bool),
-    _machine('cudnn_benchmark', "cuDNN's autotuner", bool),
-    _machine('omp_wait_policy', 'OMP_WAIT_POLICY'), _machine('xla', 'XLA')]
+    *INHERITED, _machine('omp_wait_policy', 'OMP_WAIT_POLICY'), _machine('xla', 'XLA')]
 
 # %% ../../nbs/ground/01_record.ipynb #1f9827af
 def _measured(*args, **words): return Field(args[0], 'measured', *args[1:], **words)

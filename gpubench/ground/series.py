@@ -13,7 +13,8 @@ import pandas as pd
 
 from .core import machine_title
 from .record import FIELDS, field
-from .stats import is_known, map_values, own_settings, plain_value, value_text
+from .stats import (
+    is_known, map_values, own_settings, plain_value, value_text, varied_inherited)
 
 # %% ../../nbs/ground/04_series.ipynb #28020e03
 LEFT_OUT_FRAC = .05 # of its images; an epoch that leaves out more doesn't stand for the whole set
@@ -81,13 +82,13 @@ def way_labels(df:pd.DataFrame)->pd.Series: # Texts, one per row: 'max_s=2'; emp
 
 # %% ../../nbs/ground/04_series.ipynb #02b855d8
 def varied_settings(df:pd.DataFrame)->list[str]: # A user's own too, and 'measure' if the ways differ
-    "What was varied besides batch size, device and seed"
+    "What was varied besides batch size, device and seed, or inherited otherwise"
     def varies(name):
         if name not in df: return False
         if name=='lr' and 'bs' in df: # a rate that follows the batch size makes one series
             return df.lr.map(value_text).groupby(df.bs.map(value_text)).nunique().max()>1
         return df[name].map(value_text).nunique()>1
-    names = [o for o in (*SETTINGS, *own_settings(df)) if varies(o)]
+    names = [o for o in (*SETTINGS, *own_settings(df)) if varies(o)] + varied_inherited(df)
     return names + ['measure']*(way_labels(df).nunique()>1)
 
 def series_labels(

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from .core import check_value, is_number, nearest
-from .record import FIELDS
+from .record import FIELDS, INHERITED
 import numpy as np
 import pandas as pd
 from scipy import stats as sps
@@ -174,6 +174,13 @@ def own_settings(df:pd.DataFrame)->list: # Names, each once
     given = [o for o in df.get('settings', ()) if isinstance(o, (list, tuple))]
     return [*dict.fromkeys(o for names in given for o in names if o not in FIELDS)]
 
+def varied_inherited(df:pd.DataFrame)->list: # Names; older records don't have these fields
+    "What some visits on a machine inherited otherwise than others there"
+    names = [o.name for o in INHERITED if o.name in df]
+    machines = [rows for _,rows in groups(df, ['machine'])] if 'machine' in df else [df]
+    def known(column): return {value_text(o) for o in column if is_known(o)}
+    return [o for o in names if any(len(known(rows[o]))>1 for rows in machines)]
+
 _KIND = ['machine', 'trial_id', 'measure', *(o.name for o in FIELDS.values() if o.kind=='setting')]
 
 def rounds_of(df:pd.DataFrame)->list: # A label for each row
@@ -264,10 +271,8 @@ def aa_pairs(df)->list: # Of each pair, its rows and its `Interval`; None if a s
             found = ratios(rows, rows.twin.eq(True), True, time).ratio.get(False)
             return found if found and is_known(found.mid) else None
     df = df[df.trial_id.notna() & df.machine.notna()]
-    alike = ['trial_id', 'machine']
-    def key(o): return json.dumps(o, sort_keys=True) if isinstance(o, dict) else o
-    if 'measure' in df: alike.append(df.measure.map(key))
-    return [(o, ratio(o)) for _,o in df.groupby(alike, dropna=False) if o.twin.eq(True).any()]
+    alike = ['trial_id', 'machine', *(['measure'] if 'measure' in df else []), *varied_inherited(df)]
+    return [(o, ratio(o)) for _,o in groups(df, alike) if o.twin.eq(True).any()]
 
 # %% ../../nbs/ground/02_stats.ipynb #5e79a11b
 ENOUGH_FRAC = .95 # of the best: where the lower end of an option's interval has to be

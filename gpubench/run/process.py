@@ -25,32 +25,29 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from ..ground.core import allows_tf32, end_process, one_of, pick_device, signal_name
+from ..ground.core import end_process, inherited, one_of, pick_device, signal_name
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
 class Surroundings:
     "What a measurement depends on and a fresh process doesn't inherit"
     def __init__(self):
-        import torch
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         self.env, self.cwd, self.path = dict(os.environ), os.getcwd(), list(sys.path)
         self.start_method = get_start_method(allow_none=True)
-        self.n_threads = torch.get_num_threads()
-        self.cudnn = cudnn.benchmark, cudnn.deterministic, allows_tf32(cudnn)
-        self.tf32 = allows_tf32(matmul)
+        self.state = inherited()
 
     def adopt(self):
         "Give them to this process"
         import torch
-        cudnn = torch.backends.cudnn
+        cudnn, state = torch.backends.cudnn, self.state
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.cwd)
         sys.path[:] = self.path
-        torch.set_num_threads(self.n_threads)
-        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = self.cudnn
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        torch.set_num_threads(state['torch_threads'])
+        cudnn.benchmark, cudnn.deterministic = state['cudnn_benchmark'], state['cudnn_deterministic']
+        cudnn.allow_tf32 = state['tf32_cudnn']
+        torch.backends.cuda.matmul.allow_tf32 = state['tf32_matmul']
         set_start_method(self.start_method, force=True) # of a loader's workers
 
 # %% ../../nbs/run/05_process.ipynb #0581c2c0

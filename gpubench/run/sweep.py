@@ -23,6 +23,7 @@ from functools import partial
 from itertools import count, product
 from pathlib import Path
 from time import perf_counter
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -41,8 +42,9 @@ from .learner import check_fit, time_learner
 from .process import (
     USER_ID, StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh,
     start_server, time_left, time_left_s)
-from ..ground.record import (
-    FIELDS, append_record, check_place, check_writable, plain_record, record_rows, records_path)
+from gpubench.ground.record import (
+    FIELDS, INHERITED, append_record, check_place, check_writable, plain_record, record_rows,
+    records_path)
 from ..ground.stats import Interval, aa_pairs, value_text
 from .trial import Trial, about, check_measure, resolve, run_trial
 
@@ -247,22 +249,25 @@ class Visit:
     twin:bool=False  # The second of the A/A pair
     round:int=0      # Which of the sweep's rounds it is in
 
-    def is_like(self, row, anywhere=False): # If so, also one of another machine
-        "Is this record one of such a visit?"
-        is_here = anywhere or row['machine']==self.about['machine']
-        return (is_here and row['trial_id']==self.about['trial_id']
-                and row['measure']==self.measure and bool(row.get('twin'))==self.twin
-                and row.get('round', self.round)==self.round) # older records have none
+    @property
+    def inherited(self)->dict: return {o.name: self.about[o.name] for o in INHERITED}
+
+    def differences(self, row, anywhere=False)->list: # If so, jobs may inherit something else
+        "How a record of this trial was measured otherwise; an older one lacks what it inherited"
+        asked = {} if anywhere else {k: x for k,x in self.inherited.items() if k in row}
+        now, was = self.measure | asked, row['measure'] | {k: row[k] for k in asked}
+        return [f'{k}={was.get(k)} instead of {now.get(k)}'
+                for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
 
     def record(self, result, **times):
         "The record of its result, or of an error if that would overwrite other fields"
-        written = 'visit', 'twin', 'round', 'visit_s', 'process_s', 'measure', 'schema'
+        written = 'visit round sweep_id twin visit_s process_s measure schema'.split()
         lost = sorted(k for k,v in result.items()
                       if k in written or k in self.about and v!=self.about[k])
         if lost and self.run is not run_trial: result = dict(status='error', error=
             f"The function returned {', '.join(lost)}, but a record has something else there. "
             "Rename what it returns.")
-        kept = {k: self.about[k] for k in ('trial_id', 'machine')}
+        kept = {k: self.about[k] for k in ('trial_id', 'machine')} | self.inherited
         kept |= dict(measure=self.measure, twin=self.twin, round=self.round)
         if lab := os.environ.get('GPUBENCH_LAB'): kept['lab'] = lab     # set by `gpubench run`
         return plain_record(self.about | dict(status='ok', error=None) | result | times | kept)
@@ -360,31 +365,47 @@ class Records:
         # `retry_failed`: failed visits don't count; `anywhere`: those of any machine do
         self.out, self.visits, self.anywhere = out, visits, anywhere
         self.file = None if out is None else _File(out)
+        self.asked = {self._trial(o.about): o for o in visits}
         rows = self.file.visits() if self.file else []
-        usual = {_key(o.about): o.usual for o in visits}
-        self.n = Counter() # the next visit's number
-        for o in rows: # older ones lack some options
-            o['measure'] = usual.get(_key(o), {}) | (o.get('measure') or {})
+        self.n, seen = Counter(), Counter() # the next visit's number
+        each = Counter(self._planned_kind(o) for o in visits if o.round==visits[0].round)
+        for o in rows: # older ones lack some options, or the round
+            asked = self.asked.get(self._trial(o))
+            o['measure'] = (asked.usual if asked else {}) | (o.get('measure') or {})
             self.n[_key(o)] = max(self.n[_key(o)], o['visit']+1)
+            kind = self.kind_of(o)
+            o.setdefault('round', seen[kind]//max(1, each[kind]))
+            seen[kind] += 1
+        ids = [o['sweep_id'] for o in rows if self.kind_of(o) and 'sweep_id' in o]
+        self.sweep_id = ids[-1] if ids else uuid4().hex[:8] # the same if it is resumed
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
+
+    def _trial(self, row): return row['trial_id'] if self.anywhere else _key(row)
+    def _planned_kind(self, o): return self._trial(o.about), o.twin
+
+    def differences(self, row)->list|None: # None: no such trial is planned
+        "How a record was measured otherwise than is planned now"
+        asked = self.asked.get(self._trial(row))
+        return asked and asked.differences(row, self.anywhere)
+
+    def kind_of(self, row):
+        "Which of the planned visits this record is like, whatever its round; None: none"
+        if self.differences(row)==[]: return self._trial(row), bool(row.get('twin'))
 
     def missing(self):
         "The visits that have no record yet"
-        left, todo = list(self.rows), []
+        there, todo = Counter((self.kind_of(o), o['round']) for o in self.rows), []
         for o in self.visits:
-            i = next((i for i,row in enumerate(left)
-                      if o.is_like(row, self.anywhere)), None)
-            if i is None: todo.append(o)
-            else: del left[i]
+            place = self._planned_kind(o), o.round
+            if there[place]: there[place] -= 1
+            else: todo.append(o)
         return todo
 
-    def frame(self):
-        return pd.DataFrame([o for o in self.rows
-                             if any(v.is_like(o, self.anywhere) for v in self.visits)])
+    def frame(self): return pd.DataFrame([o for o in self.rows if self.kind_of(o)])
 
     def add(self, row):
         "Number a record and save it"
-        row['visit'] = self.n[_key(row)]
+        row['visit'], row['sweep_id'] = self.n[_key(row)], self.sweep_id
         self.n[_key(row)] += 1
         self.rows.append(row)
         if not self.file: return
@@ -399,14 +420,10 @@ def print_resumed(records):
     n, n_all, other, out = len(records.missing()), len(records.visits), Counter(), records.out
     to_go = f'{n} to go' if n else 'nothing is left to run'
     if n<n_all: print(f"{n_all-n} of {n_all} visits are in {out} already; {to_go}.")
-    asked = {_key(o.about): o.measure for o in records.visits}
     sources = {o.about['model']: o.about['model_source']
                for o in records.visits if o.run is run_trial}
     for row in records.rows:
-        was, model = row['measure'], row.get('model')
-        now = asked.get(_key(row), was)
-        how = [f'{k}={was.get(k)} instead of {now.get(k)}'
-               for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
+        model, how = row.get('model'), records.differences(row)
         if how: other['these trials', ', '.join(how)] += 1
         elif sources.get(model) not in (None, row.get('model_source')):
             other[model, 'another version of its source'] += 1

@@ -19,13 +19,13 @@ from fastcore.basics import patch
 
 from ..ground.core import is_number, machine_title, nearest
 from ..ground.curves import NO_INTERVAL
-from ..ground.record import FIELDS, record_rows, records_path
+from ..ground.record import FIELDS, INHERITED, field, record_rows, records_path
 from ..ground.series import (
     SETTINGS, setting_label, succeeded, varied_settings, way_labels, where_labels)
 from .wording import RUN_AGAIN, TOO_NOISY, fmt, fmt_list, verdict
 from ..ground.stats import (
     ENOUGH_FRAC, Interval, groups, is_known, is_open, own_settings, plain_value, ratios, rounds_of,
-    speed_ratio, value_text)
+    speed_ratio, value_text, varied_inherited)
 
 # %% ../../nbs/show/04_compare.ipynb #fbc679f5
 def _rows(records):
@@ -261,8 +261,8 @@ _SAME_WORK = dict( # what has to be equal -> the warning if it isn't
     n_images="An epoch trained {} and {} images",
     dtype_seen="The forward pass computed in {} and {}",
     model_source="The source code that was run differs: {} and {}")
-_SOFTWARE = ('python torch torchvision fastai fastcore gpubench cuda cudnn driver tf32_matmul '
-             'tf32_cudnn cudnn_benchmark').split()
+_SOFTWARE = ['python', 'torch', 'torchvision', 'fastai', 'fastcore', 'gpubench', 'cuda', 'cudnn',
+             'driver', *(o.name for o in INHERITED)]
 
 def accuracy_differs(a:float, b:float, n:int)->bool: # Fractions right of `n` held-out images
     "Is the difference more than three standard errors of both, and two percentage points?"
@@ -297,7 +297,8 @@ def work_notes(a:Side, b:Side)->list[str]: # Sentences
     "What else differs: versions, switches, seeds"
     def differing(names):
         seen = [(o, a.seen(o), b.seen(o)) for o in names]
-        return ', '.join(f'{o} {fmt_list(x)} and {fmt_list(y)}'
+        def words(values): return fmt_list('none' if o=='' else o for o in values)
+        return ', '.join(f'{field(o).heading or o} {words(x)} and {words(y)}'
                          for o,x,y in seen if x and y and x!=y)
     found = {f'Versions and switches differ ({a.name} and {b.name})': differing(_SOFTWARE),
              'The seeds differ': differing(['seed'])}
@@ -415,6 +416,7 @@ def _columns_to_match(a, b, known, by): # `known`: columns that both sides recor
     own = own_settings(pd.concat([a, b]))
     names = dict.fromkeys(['bs', *SETTINGS, 'measure', *by, *own])
     names = [o for o in names if o in a and (o in known or varies(o))]
+    names += dict.fromkeys([*varied_inherited(a), *varied_inherited(b)])
     def is_edited(df): # versions are not pooled
         return df.groupby(df.model.astype(object).fillna('')).model_source.nunique().max()>1
     if is_edited(a) or is_edited(b): names.append('model_source')
