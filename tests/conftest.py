@@ -19,7 +19,8 @@ root = Path(__file__).resolve().parent.parent
 
 # ---- what takes long is marked
 
-slow_fixtures = {'browser', 'shared_tree', 'wheel', 'slurm'}                 # they start a browser, a build, a scheduler
+slow_fixtures = {'browser', 'shared_tree', 'slurm'}                          # they start a browser, a server or a build, a scheduler
+shared_fixtures = slow_fixtures | {'wheel', 'changed'}                       # one worker makes what they share
 max_cpu_s = float(os.environ.get('GPUBENCH_MAX_TEST_S', 'inf'))              # .ci/run sets it: what a test without the marker may take
 
 def cpu_s():
@@ -33,9 +34,8 @@ def cpu_s():
 @pytest.hookimpl(tryfirst=True)                      # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for o in items:
-        if slow_fixtures & {*o.fixturenames}:
-            o.add_marker('slow')
-            o.add_marker(pytest.mark.xdist_group(o.path.stem))               # one worker makes what they share
+        if slow_fixtures & {*o.fixturenames}: o.add_marker('slow')
+        if shared_fixtures & {*o.fixturenames}: o.add_marker(pytest.mark.xdist_group(o.path.stem))
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):

@@ -7,8 +7,6 @@ from packaging.requirements import Requirement
 
 from helpers import as_module, needed, pythons, text
 
-pytestmark = pytest.mark.slow
-
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
 fake = '''

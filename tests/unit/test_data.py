@@ -80,8 +80,8 @@ def quiet_fit(learn, n=1, lr=1e-3):
 
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('kwargs', [
-    dict(), dict(size=8, n_channels=3), dict(dataset='synthetic', size=17, n_channels=3, max_images=150),
-    dict(dataset='birds', size=48, bs=32), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
+    dict(), dict(dataset='synthetic', size=17, n_channels=3, max_images=150), pytest.param(dict(size=8, n_channels=3), marks=pytest.mark.slow),
+    pytest.param(dict(dataset='birds', size=48, bs=32), marks=pytest.mark.slow), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
 def test_loaders_agree(kwargs, device):
     "Batch by batch: the same images, split, order, types and normalisation"
     expected = two_epochs(get_dls(**kwargs, loader='files', device=device, seed=3))
@@ -112,7 +112,7 @@ def can_export():
     try: return bool(cloudpickle.dumps(Transform(str)))
     except TypeError: return False
 
-@pytest.mark.parametrize('loader', LOADERS)
+@pytest.mark.parametrize('loader', [o if o=='memory' else pytest.param(o, marks=pytest.mark.slow) for o in LOADERS])
 def test_learner_export_predict(loader, tmp_path):
     "A Learner trains, is exported without its images, comes back and predicts a picture from a file or an array"
     if loader=='files' and not can_export(): pytest.skip('plum-dispatch and fasttransform here cannot pickle')

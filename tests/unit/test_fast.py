@@ -180,6 +180,7 @@ class TopLoss(nn.Module):
     "A loss of mixed targets that fastai can't stack"
     def forward(self, pred, y): return (pred-y.view(-1, 1)).square().mean()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', ['cpu'])
 @pytest.mark.parametrize('compile', [False, True])
 @pytest.mark.parametrize('gathered', [False, True])
@@ -533,6 +534,7 @@ def compare_compiled(case, gathered, device, path, plant=lambda: None):
         assert (a-b).float().norm()<=(.05 if case=='bf16' else .005)*(a-o).float().norm()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('case, gathered', [*((o, g) for o in COMPILED for g in (False, True)),

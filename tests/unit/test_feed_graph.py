@@ -101,6 +101,7 @@ class Feeds(Callback):
         gc.collect()
         self.alive.append([o() is not None for o in self.refs[:-1]])
 
+@pytest.mark.slow
 def test_a_graph_keeps_what_its_batch_transforms_read(files):
     "They have tensors on the device, such as the mean that is subtracted"
     assert graphed(files, Feeds(), n=3).feeds.alive==[[], [True], [True, False]]
@@ -111,6 +112,7 @@ class Last(Callback):
     def __init__(self): self.seen = []
     def after_train(self): self.seen += [(o.dtype, o.shape, o.float().mean().item()) for o in (*self.xb, *self.yb)]
 
+@pytest.mark.slow
 def test_at_the_end_of_an_epoch_the_last_batch_is_there(files):
     ours, without = (f(files, Last(), kind='masks').last.seen for f in (graphed, fitted))
     assert [o[:2] for o in ours]==[o[:2] for o in without]

@@ -114,18 +114,21 @@ def test_a_fit_that_trains_no_epoch_predicts_nothing(event):
     setattr(EndsCallback, event, end)
     with pytest.raises(RuntimeError, match='cancels the training or the fit'): gain(synth_learner(cbs=EndsCallback()), 1, 'fit')
 
+@pytest.mark.slow
 def test_a_validation_that_is_canceled_takes_no_time():
     class SkipsCallback(Callback):
         def before_validate(self): raise CancelValidException()
     found = gain(synth_learner(cbs=SkipsCallback()), 2, 'fit')
     assert found.now.set_index('what').s['validation']==0
 
+@pytest.mark.slow
 def test_what_is_measured_later_draws_no_random_numbers(tmp_path):
     found = gain(synth_learner(), 1, 'fit')
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     found.to_html(tmp_path/'gain.html')
     assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1]==before[1]).all()
 
+@pytest.mark.slow
 def test_a_function_that_makes_learners():
     found = gain(synth_learner, 1, 'fit')
     with pytest.raises(ValueError, match='Name yours'): found.apply()

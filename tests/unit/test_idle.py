@@ -384,6 +384,7 @@ def test_the_file_of_a_gpu(tmp_path):
         assert ('aten::add' in {o['name'] for o in slices})==ops and found['otherData']['n_steps']==20
 
 
+@pytest.mark.slow
 def test_the_profiler_prints_nothing_of_its_own():
     code = ("import fastai.callback.progress; from fastai.test_utils import synth_learner; from gpubench.run.idle import profile_steps\n"
             "learn = synth_learner()\n"

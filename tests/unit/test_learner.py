@@ -96,6 +96,7 @@ def masks_of(bs, size):
                    loss_func=CrossEntropyLossFlat(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('run,point,n_images,unverified', [(texts_of, dict(bs=16, n_hidden=6), 96, 'n_hidden'),
                                                            (masks_of, dict(bs=8, size=16), 32, 'size')], ids=['text', 'segmentation'])
 def test_text_and_segmentation(run, point, n_images, unverified, capsys):
@@ -147,6 +148,7 @@ print(found.status.to_dict(), found.n_images[16], calls)      # called elsewhere
 """.strip()
 
 
+@pytest.mark.slow
 def test_a_function_of_a_notebook_runs_in_fresh_processes(tmp_path):
     cells = [new_code_cell(o) for o in (IN_A_NOTEBOOK.split('df = ')[0], 'df = '+IN_A_NOTEBOOK.split('df = ')[1])]
     nb = new_notebook(cells=cells, metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3')))

@@ -24,6 +24,7 @@ def class_of(tmp_path, n=20, **kw):
                                                         images_per_s=1408/(1+.1*i), **PARTS | kw)) for i in range(n)]
 
 
+@pytest.mark.slow
 def test_a_class_of_twenty_is_one_table_and_nobody_is_pooled(tmp_path):
     folders = class_of(tmp_path)
     said = CliRunner().invoke(cli, ['compare', *map(str, folders), '--json', '--base', 'student03', '--out', str(tmp_path/'class.html')])
