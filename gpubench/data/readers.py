@@ -291,7 +291,11 @@ def _end_with_parent():
     multiprocessing.parent_process().join()
     os._exit(1)
 def _in_reader(task, pickled, ref, *args):
-    return task(_InReader.readers[pickled], ref and _InReader.rooms.tensors(*ref), *args)
+    try: return task(_InReader.readers[pickled], ref and _InReader.rooms.tensors(*ref), *args)
+    except BaseException as e: # of a user's function; one that can't travel would end the pool
+        with suppress(Exception): travels = isinstance(pickle.loads(pickle.dumps(e)), type(e))
+        if 'travels' in locals(): raise
+        raise RuntimeError(f'{type(e).__name__}: {e}') from None
 
 # %% ../../nbs/data/08_readers.ipynb #read0031
 def can_fork(): # On a Mac, libraries don't survive it, and daemons may have no children

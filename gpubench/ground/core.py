@@ -43,7 +43,7 @@ def hide_known_warnings():
     for o in KNOWN_WARNINGS: warnings.filterwarnings('ignore', message=re.escape(o))
     there = os.environ.get('PYTHONWARNINGS', '')
     ours = [f'ignore:{o}' for o in KNOWN_WARNINGS if o not in there]
-    os.environ['PYTHONWARNINGS'] = ','.join([*ours, there]).strip(',')  # the user's come last
+    os.environ['PYTHONWARNINGS'] = ','.join([there, *ours]).strip(',')  # the last one wins
 
 # %% ../../nbs/ground/00_core.ipynb #4be94b2a
 def nearest(name, names)->str: # `"Did you mean 'lenet'? "`, or '' if no name is close

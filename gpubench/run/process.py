@@ -25,7 +25,8 @@ from pathlib import Path
 from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
-from ..ground.core import end_process, inherited, one_of, pick_device, signal_name
+from ..ground.core import (
+    end_process, inherited, one_of, pick_device, signal_name, user_place)
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
@@ -75,13 +76,18 @@ def _child(line, surroundings, job, warned):
     def send(**words):
         try: line.send_bytes(json.dumps(words).encode())
         except BrokenPipeError: sys.exit() # who asked was stopped by Ctrl-C
-    try: function, args = cloudpickle.loads(job)
+    try: function, args, filters = cloudpickle.loads(job)
     except Exception as e: return send(refused=f'{type(e).__name__}: {e}') # of an object's own code
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)
     gc.freeze() # else collecting the packages' objects takes .5 s amid the timing
     send(begins=True)
-    value = function(*args)
+    try: found = dict(value=plain_record(function(*args)), warned=warned)
+    except BaseException as e: # also a KeyboardInterrupt: signals don't come here
+        error = f'{type(e).__name__}: {e}{user_place(e)}'
+        found = dict(fault=dict(status='error', error=error), warned=warned)
     sys.stdout.flush(), sys.stderr.flush()
-    send(value=plain_record(value), warned=warned)
+    send(**found)
 
 # %% ../../nbs/run/05_process.ipynb #3f80d585
 def pick_start_method(name=None)->str:
@@ -91,16 +97,21 @@ def pick_start_method(name=None)->str:
 
 @contextmanager
 def _own_start():
-    "Within `with`, a new Python doesn't rerun the caller's script or import from its folder"
-    script, safe = vars(sys.modules['__main__']), os.environ.get('PYTHONSAFEPATH')
+    """Within `with`, a new Python doesn't rerun the caller's script, import from its folder, or
+    raise what the packages that it loads only warn of"""
+    script, options = vars(sys.modules['__main__']), sys.warnoptions[:]
     kept = {o: script[o] for o in ('__spec__', '__file__') if o in script}
+    ours = dict(PYTHONSAFEPATH='1', PYTHONWARNINGS='ignore')
+    before = {o: os.environ[o] for o in ours if o in os.environ}
     script.pop('__file__', None)
-    script['__spec__'], os.environ['PYTHONSAFEPATH'] = None, '1'
+    script['__spec__'], sys.warnoptions[:] = None, []
+    os.environ.update(ours)
     try: yield
     finally:
         script.update(kept)
-        if safe is None: del os.environ['PYTHONSAFEPATH']
-        else: os.environ['PYTHONSAFEPATH'] = safe
+        sys.warnoptions[:] = options
+        for o in ours: del os.environ[o]
+        os.environ.update(before)
 
 # %% ../../nbs/run/05_process.ipynb #82cd3aae
 def start_server(start_method=None):
@@ -120,13 +131,13 @@ def start_server(start_method=None):
 class Fresh:
     "The outcome of a call in a fresh process"
     value:dict|None     # What the function returned, as JSON holds it; None if it didn't return
-    fault:dict|None     # `status` ('killed' or 'timeout') and `error`, or None
+    fault:dict|None     # `status` ('error', 'killed' or 'timeout') and `error`, or None
     process_s:float     # Seconds from the request until the call began; NaN if it never did
 
 def pack(function:Callable, *args)->bytes:
-    "A call as bytes, even of a notebook's function; a `ValueError` if it can't be sent"
+    "A call and this process's filters of warnings as bytes; a `ValueError` if it can't be sent"
     import cloudpickle
-    try: return cloudpickle.dumps((function, args))
+    try: return cloudpickle.dumps((function, args, warnings.filters[:]))
     except Exception as e: raise ValueError( # an object's own code may raise anything
         f"This can't be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, "
         "generators and the like out of the function and its values, or use isolate=False to run "

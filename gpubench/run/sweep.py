@@ -226,7 +226,8 @@ def run_point(run:Callable, point, measure:dict, fit='fit')->dict: # Else `statu
     try:
         result = run(point, **measure) if run is run_trial else run(**point, **measure)
         return _checked_result(result, point, fit)
-    except (Exception, SystemExit) as e:
+    except KeyboardInterrupt: raise
+    except BaseException as e: # also pytest's, or a user's own
         try: fault = _how_it_ended(e)
         except RuntimeError as late: fault = _how_it_ended(late) # of a dead worker
     free_memory() # outside `except`, whose traceback would keep everything alive

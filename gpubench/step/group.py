@@ -144,9 +144,9 @@ def _run_rank(): # in a separate process
         function, args, device = cloudpickle.loads((Path(sys.argv[1])/'job').read_bytes())
         with join_group(device) as mine:
             try: save(value=function(mine, *args))
-            except Exception as e: fail(e) # within the group, before the others notice
+            except BaseException as e: fail(e) # within the group, before the others notice
             threading.Timer(_LEAVE_S, os._exit, [0]).start()
-    except Exception as e: fail(e)
+    except BaseException as e: fail(e)
     os._exit(0)
 
 # %% ../../nbs/step/11_group.ipynb #1ec8570b

@@ -93,6 +93,44 @@ def ends_badly(how):
     if how=='nan': return dict(y=float('nan'))
     return dict(y=1)
 
+class OwnEnd(BaseException): pass
+ENDS = dict(interrupt=KeyboardInterrupt, leaves=SystemExit, generator=GeneratorExit, pytest=pytest.exit.Exception, skip=pytest.skip.Exception,
+            own=OwnEnd, stops=StopIteration, torch=torch.OutOfMemoryError)
+def says(how): raise ENDS[how]('its own words')
+
+@pytest.mark.parametrize('sweeps', [quiet, here])
+def test_whatever_a_function_raises_keeps_its_text(sweeps):
+    "An interrupt in this process ends the sweep, as Ctrl-C does"
+    df = sweeps(dict(how=[o for o in ENDS if sweeps is quiet or o!='interrupt']), run=says)
+    for o in df.itertuples():
+        assert o.status==('oom' if o.how=='torch' else 'error') and re.match(rf'{ENDS[o.how].__name__}: its own words \(.*test_faults.py:\d+\)', o.error)
+    if sweeps is here:
+        with pytest.raises(SweepStopped, match='its own words'): here(dict(how='interrupt'), run=says)
+
+def test_whatever_a_rank_raises_keeps_its_text():
+    from gpubench import launch
+    def work(device, error): raise error
+    with pytest.raises(RuntimeError, match='KeyboardInterrupt: its own words'): launch(work, KeyboardInterrupt('its own words'), n_devices=1)
+
+WARNS = """import sys, warnings
+with warnings.catch_warnings(action='ignore'):
+    from gpubench.run.sweep import sweep
+if sys.argv[1]: warnings.simplefilter(sys.argv[1])
+def warns(how):
+    if how!='fine': warnings.warn('its own words', how=='ours' and UserWarning or DeprecationWarning)
+    return dict(n=1)
+df = sweep(dict(how=['fine', 'ours', 'deprecated']), run=warns, repeats=1, twin=None, progress=False, start_method=sys.argv[2])
+print({k: v.partition(' (')[0] if isinstance(v, str) else None for k,v in sorted(zip(df.how, df.error))})"""
+RAISED = dict(deprecated='DeprecationWarning: its own words', fine=None, ours='UserWarning: its own words')
+
+@pytest.mark.parametrize('env, own, start_method, right', [
+    ('error', '', 'forkserver', RAISED), ('error::UserWarning', '', 'spawn', RAISED | dict(deprecated=None)),
+    ('error', 'ignore', 'forkserver', dict.fromkeys(RAISED))])
+def test_warnings_as_errors_stop_no_process_and_are_those_of_the_function(tmp_path, env, own, start_method, right):
+    "From the environment, which Python takes for its options, too, and the caller's own filters"
+    out, err = wait_for_end(start_script(tmp_path, WARNS, own, start_method, PYTHONWARNINGS=env), 300)
+    assert out.strip().endswith(str(right)), (out, err)
+
 def test_a_bad_end_is_a_record_and_the_sweep_goes_on(tmp_path):
     df = quiet(dict(how='killed exits leaves raises list nan fine'.split()), run=ends_badly, out=tmp_path)
     assert by(df, 'how')==dict(killed='killed', exits='killed', leaves='error', raises='error', list='error', nan='ok', fine='ok')
