@@ -25,6 +25,7 @@ from PIL import Image
 from torch import nn
 
 has_cuda = torch.cuda.is_available()
+pytestmark = pytest.mark.xdist_group('data')         # one worker draws the birds
 devices = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not has_cuda, reason='no GPU'))]
 
 
