@@ -37,7 +37,7 @@ from gpubench.ground.record import record_rows
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import Trial, resolve, run_trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')]
+pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
 
 def ranks_alive():
@@ -80,6 +80,7 @@ def test_what_cannot_be_shared_is_refused(change, words, monkeypatch):
     with pytest.raises(ValueError) as e: resolve(Trial(**quick | change))
     assert words in str(e.value)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, onednn=True), dict(loader='cached'),
                                  dict(all_reduce='flat', loader='resident', fused=True, defer_losses=True)], ids=str)
 def test_two_devices_train_as_one_does(how):
@@ -116,6 +117,7 @@ def other_layers(device):
     layers[rank()](torch.ones(4)).sum().backward()
     average_gradients(layers.parameters())
 
+@pytest.mark.slow
 def test_gradients_of_different_layers_are_never_averaged():
     with pytest.raises(RuntimeError, match='gradients of different parameters'): launch(other_layers, n_devices=2, device='cpu')
 
@@ -164,6 +166,7 @@ def several_ways(device=None): # the weights after each
                              for how,n in (('flat', 1), ('flat', 2), ('bf16', 1)) for kind in ('graph', 'eager')}
     return {k: [o.detach().numpy() for o in m.parameters()] for k,m in ways.items()}
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_one_device():
     one, (first, second) = several_ways(), launch(several_ways)
     for way in first:
@@ -186,6 +189,7 @@ def shared_wrongly(device):
         said.append(str(e.value))
     return said
 
+@pytest.mark.slow
 def test_a_training_that_is_shared_wrongly_is_no_record():
     for same_images,not_split,not_averaged in launch(shared_wrongly):
         assert 'trained more than once' in same_images and 'trained more than once' in not_split
@@ -209,6 +213,7 @@ def dies(how):
 
 def in_a_visit(how): return dict(found=len(launch(dies(how))))
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
     def visits(*how, **kwargs): return sweep(dict(how=how), run=in_a_visit, out=tmp_path, repeats=1, twin=None, progress=False,
                                              **kwargs).set_index('how')
@@ -220,10 +225,12 @@ def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
 
+@pytest.mark.slow
 def test_a_rank_without_a_result():
     def work(device): return sys.exit(0) if rank()==1 else rank()
     with pytest.raises(RuntimeError, match='one ended its process with exit code 0'): launch(work)
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_nothing_behind():
     code = "from gpubench.step.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
     launcher, end = subprocess.Popen([sys.executable, '-c', code]), perf_counter()+90
@@ -233,6 +240,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind():
     launcher.wait()
     assert all_gone(30)
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_left_keeps_its_results():
     def work(device):
         from gpubench.step import group
@@ -245,6 +253,7 @@ def free_port():
         s.bind(('localhost', 0))
         return s.getsockname()[1]
 
+@pytest.mark.slow
 def test_two_machines_meet(monkeypatch):
     monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{free_port()}')
     with ThreadPoolExecutor(2) as pool:
@@ -252,12 +261,14 @@ def test_two_machines_meet(monkeypatch):
         a, b = (o.result() for o in jobs)
     assert a==b and (a['n_devices'], a['n_nodes'], a['process_bs'], a['status'])==(2, 2, 32, 'ok')
 
+@pytest.mark.slow
 def test_machines_that_run_different_trials(monkeypatch):
     monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{free_port()}')
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(run_trial, **quick, loader=o, n_devices=2, n_nodes=2, max_s=.2) for o in ('memory', 'resident')]
         assert all('different trials' in str(o.exception()) for o in jobs)
 
+@pytest.mark.slow
 def test_a_place_to_meet_that_another_program_uses(monkeypatch):
     with socket.create_server(('localhost', 0)) as s:
         monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{s.getsockname()[1]}')
@@ -284,6 +295,7 @@ def fit_from_files(device, folder):
     sped_up.undo()
     return files, n_decoded, learn.recorder.values[-1][1:], weights
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_two_gpus)])
 def test_each_rank_decodes_its_share_of_the_files_once(device, tmp_path):
     for i in range(32):
@@ -312,6 +324,7 @@ def with_batch_norm(device, *cbs, dtype=torch.float32, synced=False, **kwargs):
 def in_float64(device, synced):
     return with_batch_norm(device, ParallelCallback(), dtype=torch.float64, synced=synced, opt_func=SGD)
 
+@pytest.mark.slow
 @needs_two_gpus
 def test_batch_norm_over_all_devices_trains_as_one_device_does():
     one, (two, _), (apart, _) = in_float64('cuda:0', False), *(launch(in_float64, o, device='cuda') for o in (True, False))
@@ -321,6 +334,7 @@ def test_batch_norm_over_all_devices_trains_as_one_device_does():
 def captured_or_not(device, all_reduce, graph):
     return with_batch_norm(device, ParallelCallback(all_reduce), GraphedStepCallback() if graph else CapturableCallback())
 
+@pytest.mark.slow
 @needs_two_gpus
 @pytest.mark.parametrize('all_reduce', ['buckets', 'flat', 'bf16'])
 def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
@@ -329,6 +343,7 @@ def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
         assert torch.equal(o, other[k]), f'{k} differs between ranks'
         assert torch.equal(o, eager[k]), k
 
+@pytest.mark.slow
 @needs_two_gpus
 @pytest.mark.parametrize('how', [
     {}, dict(sync_bn=True), dict(all_reduce='flat', precision='bf16', channels_last=True), dict(graph=True, defer_losses=True),
@@ -340,6 +355,7 @@ def test_a_visit_on_two_gpus(how):
     assert row['all_reduce_mib']>40 and -.5<row['sync_frac']<1 and row['skew_frac']>=0
     assert all_gone()
 
+@pytest.mark.slow
 @needs_two_gpus
 def test_a_sweep_side_by_side_on_two_gpus(tmp_path):
     pytest.importorskip('submitit')
