@@ -107,6 +107,7 @@ def test_whatever_a_function_raises_keeps_its_text(sweeps):
     if sweeps is here:
         with pytest.raises(SweepStopped, match='its own words'): here(dict(how='interrupt'), run=says)
 
+@pytest.mark.slow
 def test_whatever_a_rank_raises_keeps_its_text():
     from gpubench import launch
     def work(device, error): raise error
@@ -123,6 +124,7 @@ df = sweep(dict(how=['fine', 'ours', 'deprecated']), run=warns, repeats=1, twin=
 print({k: v.partition(' (')[0] if isinstance(v, str) else None for k,v in sorted(zip(df.how, df.error))})"""
 RAISED = dict(deprecated='DeprecationWarning: its own words', fine=None, ours='UserWarning: its own words')
 
+@pytest.mark.slow
 @pytest.mark.parametrize('env, own, start_method, right', [
     ('error', '', 'forkserver', RAISED), ('error::UserWarning', '', 'spawn', RAISED | dict(deprecated=None)),
     ('error', 'ignore', 'forkserver', dict.fromkeys(RAISED))])
