@@ -166,6 +166,7 @@ class KeepingDL:
         self.batches = iter(self.dl)
         return self.batches
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fails', [False, True])
 def test_a_glance_that_ends_early_waits_for_no_worker(fails, monkeypatch):
     killed = []                                                 # PyTorch does so after 5 s

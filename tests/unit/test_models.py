@@ -133,6 +133,7 @@ def test_find_factory(here):
         Path(f'{here}_{name}.py').write_text(text)
         with pytest.raises(ValueError, match=match): find_factory(f'{here}_{name}:net')
 
+@pytest.mark.slow
 def test_own_model_from_an_installed_command(here):
     "A command's sys.path has no current folder"
     code = f"""import sys

@@ -246,6 +246,7 @@ def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypat
     assert_close(a, b, 2e-6)
     assert losses==[*range(8)] and at==8
 
+@pytest.mark.slow
 def test_the_kernel_in_tritons_interpreter():
     if not optim.triton: pytest.skip('There is no Triton here.')
     done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__, '-k', 'kernel_computes and cpu'],
@@ -298,7 +299,7 @@ def undoing(learn):
     learn.fit_one_cycle(1, 1e-3)
 ACTS = dict(unfreezing=unfreezing, freezing=freezing, saving=saving, undoing=undoing)
 CASES = [*[(o, 'unfreezing') for o in MAKES if o!='torch_fused'],
-         *[(o, act) for act in ('freezing', 'saving', 'undoing') for o in ('ranger_4', 'lamb', 'torch_adamw', 'torch_sgd_mom')]]
+         *[pytest.param(o, act, marks=pytest.mark.slow) for act in ('freezing', 'saving', 'undoing') for o in ('ranger_4', 'lamb', 'torch_adamw', 'torch_sgd_mom')]]
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name, act', CASES)

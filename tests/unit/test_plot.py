@@ -42,6 +42,7 @@ def real():
     return sweep(trials, repeats=2, isolate=False, progress=False, max_s=0.)
 
 
+@pytest.mark.slow
 def test_nothing_measured_is_taken_for_a_setting(real):
     "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
     settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}

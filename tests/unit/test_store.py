@@ -70,6 +70,7 @@ with open_store(Path(sys.argv[1])) as store:
     print(store.why_full, n_right(store, files), flush=True)
 '''
 
+@pytest.mark.slow
 def test_killed_while_writing(tmp_path, files):
     for i in range(3):
         process = start(putting.format(rounds=10**6), tmp_path/'cache', *files)
@@ -88,6 +89,7 @@ def size_of(store): # in bytes, with what its log has
     [(size,)] = store._read('select page_count*page_size from pragma_page_count, pragma_page_size')
     return size
 
+@pytest.mark.slow
 def test_two_processes_write_while_a_third_reads(tmp_path, files):
     processes = [start(putting.format(rounds=2), tmp_path/'cache', *files) for _ in range(2)]
     for o in processes: o.stdout.readline()

@@ -51,6 +51,7 @@ def test_options_that_cannot_be_are_refused_before_anything_runs():
         with pytest.raises(ValueError, match=f'^{next(iter(kwargs))} is'): sweep(dict(bs=8, device='cpu'), **kwargs)
 
 
+@pytest.mark.slow
 def test_where_cached_can_run_the_workers_that_it_does_not_take_become_records():
     df = sweep(dict(loader=['files', 'cached'], n_workers=[0, 2], device='cpu', max_images=200, bs=32), repeats=1, twin=None,
                isolate=False, progress=False, half_width=.9, max_s=0., whole_epoch=False)

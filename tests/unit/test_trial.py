@@ -162,6 +162,7 @@ def test_a_fast_trial_trains_the_same_and_says_what_ran():
 
 def unsupported(n_classes, n_in): return torch.nn.Sequential(torch.nn.Conv2d(n_in, 4, 3), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, n_classes))
 
+@pytest.mark.slow
 def test_the_layout_of_onednn(monkeypatch):
     base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
     a, b = (run_trial(base.but(onednn=o), half_width=.9, max_s=0.) for o in (False, True))
