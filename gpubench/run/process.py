@@ -30,6 +30,14 @@ from ..ground.core import (
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
+def adopt_switches(state:dict): # As `core.inherited` returns it
+    "Give another process's switches of torch to this one"
+    import torch
+    cudnn = torch.backends.cudnn
+    cudnn.benchmark, cudnn.deterministic = state['cudnn_benchmark'], state['cudnn_deterministic']
+    cudnn.allow_tf32 = state['tf32_cudnn']
+    torch.backends.cuda.matmul.allow_tf32 = state['tf32_matmul']
+
 class Surroundings:
     "What a measurement depends on and a fresh process doesn't inherit"
     def __init__(self):
@@ -40,15 +48,12 @@ class Surroundings:
     def adopt(self):
         "Give them to this process"
         import torch
-        cudnn, state = torch.backends.cudnn, self.state
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.cwd)
         sys.path[:] = self.path
-        torch.set_num_threads(state['torch_threads'])
-        cudnn.benchmark, cudnn.deterministic = state['cudnn_benchmark'], state['cudnn_deterministic']
-        cudnn.allow_tf32 = state['tf32_cudnn']
-        torch.backends.cuda.matmul.allow_tf32 = state['tf32_matmul']
+        torch.set_num_threads(self.state['torch_threads'])
+        adopt_switches(self.state)
         set_start_method(self.start_method, force=True) # of a loader's workers
 
 # %% ../../nbs/run/05_process.ipynb #0581c2c0

@@ -260,6 +260,14 @@ class Visit:
         return [f'{k}={was.get(k)} instead of {now.get(k)}'
                 for k in sorted({*was, *now}) if was.get(k)!=now.get(k)]
 
+    def here(self):
+        "The same visit, on this machine"
+        [point], faults = _resolved([self.point])
+        machine = describe_machine(getattr(point, 'device', None))
+        about = self.about | machine | dict(machine=machine['fingerprint'])
+        fault = f'ValueError: {faults[0]}' if faults else ''
+        return replace(self, point=point, about=plain_record(about), fault=fault)
+
     def record(self, result, **times):
         "The record of its result, or of an error if that would overwrite other fields"
         written = 'visit round sweep_id twin visit_s process_s measure schema'.split()
@@ -362,7 +370,7 @@ FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 
 
 class Records:
     "The visits of a sweep, including those in `out`; each is saved before the next one begins"
-    def __init__(self, out, visits, retry_failed=False, anywhere=False):
+    def __init__(self, out, visits, retry_failed=False, anywhere=False, sweep_id=None):
         # `retry_failed`: failed visits don't count; `anywhere`: those of any machine do
         self.out, self.visits, self.anywhere = out, visits, anywhere
         self.file = None if out is None else _File(out)
@@ -378,7 +386,7 @@ class Records:
             o.setdefault('round', seen[kind]//max(1, each[kind]))
             seen[kind] += 1
         ids = [o['sweep_id'] for o in rows if self.kind_of(o) and 'sweep_id' in o]
-        self.sweep_id = ids[-1] if ids else uuid4().hex[:8] # the same if it is resumed
+        self.sweep_id = sweep_id or (ids[-1] if ids else uuid4().hex[:8]) # as before if resumed
         self.rows = [o for o in rows if not (retry_failed and o['status'] in FAILED)]
 
     def _trial(self, row): return row['trial_id'] if self.anywhere else _key(row)
@@ -600,6 +608,22 @@ def _visit_all(records, measure, progress, signals, fresh):
     except KeyboardInterrupt as e: raise SweepStopped(records, e) from None
     finally: visits.close()
 
+def visit_here(
+    visits, measure, out, retry_failed, progress, isolate, timeout_s, start_method, wait,
+    sweep_id=None,
+)->pd.DataFrame:
+    "Make the visits that `out` lacks on this machine, while nothing else measures on their devices"
+    if isolate: start_server(start_method) # which loads meanwhile
+    if out is not None: check_writable(out)
+    devices = devices_of([o.point for o in visits])
+    with device_locks(devices, out, wait=wait), StopSignals(anywhere=False) as signals:
+        records = Records(out, visits, retry_failed, sweep_id=sweep_id)
+        print_resumed(records)
+        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method,
+                        signals=signals, warned=[])
+        _visit_all(records, measure, progress, signals, fresh if isolate else None)
+    return records.frame()
+
 # %% ../../nbs/run/06_sweep.ipynb #0474cf28
 def sweep(
     trials,                  # As `plan` takes them: `Trial`s, dicts, or a dict of lists
@@ -618,7 +642,6 @@ def sweep(
     dry_run:bool=False,      # Only print what would run and how long it would take
     on:str|None=None,        # 'slurm' or 'gpus': rounds as jobs, there or on each GPU of this host
     slurm:dict|None=None,    # Options of `sbatch`, such as dict(partition='gpu', time=60): minutes
-    rounds:list|None=None,   # Only these of the rounds, from 0, as a job does
     **measure,               # How to measure, such as half_width=.01; for `run` and the records
 )->pd.DataFrame: # One row a visit: those that `out` had already, then the new ones in their order
     "Visit all trials `repeats` times in shuffled rounds; the same call again runs what `out` lacks"
@@ -632,28 +655,15 @@ def sweep(
     _check_how(run, points, measure, fit, repeats, seed, timeout_s)
     twin = pick_twin(twin, len(points), repeats)
     visits = _planned(points, run, repeats, seed, twin, measure, fit, faults)
-    if rounds is not None: visits = [o for o in visits if o.round in rounds]
     if dry_run:
         if out is not None: check_place(out)
         return _print_forecast(Records(out, visits, retry_failed), run, measure)
-    if on is not None:
-        from .cluster import check_on, visit_on
-        check_on(on, points, out, slurm)
-        return visit_on(
-            on, points, visits, out, slurm, progress, retry_failed, repeats=repeats, run=run,
-            fit=fit, seed=seed, twin=twin, isolate=isolate, timeout_s=timeout_s,
-            start_method=start_method, wait=wait, **measure)
-    if isolate:
-        start_server(start_method)
-        pack(run, points, measure, fit) # an error now if it can't travel
-    if out is not None: check_writable(out)
-    with device_locks(devices_of(points), out, wait=wait), StopSignals(anywhere=False) as signals:
-        records = Records(out, visits, retry_failed)
-        print_resumed(records)
-        fresh = partial(run_fresh, timeout_s=timeout_s, start_method=start_method,
-                        signals=signals, warned=[])
-        _visit_all(records, measure, progress, signals, fresh if isolate else None)
-    found = records.frame()
+    if isolate: pack(run, points, measure, fit) # an error now if it can't travel
+    how = dict(isolate=isolate, timeout_s=timeout_s, start_method=start_method, wait=wait)
+    if on is None: found = visit_here(visits, measure, out, retry_failed, progress, **how)
+    else:
+        from .cluster import visit_on
+        found = visit_on(on, slurm, visits, measure, out, retry_failed, progress, **how)
     print_outcome(found, is_saved=out is not None)
     return found
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip('submitit', reason='submitit is not installed: pip install submitit')
+from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
 from gpubench import read_records, sweep
 from helpers import free_port
 
@@ -41,7 +43,7 @@ SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=300
 KillWait=2
-MinJobAge=60
+MinJobAge=600
 SchedulerParameters=sched_interval=2
 StateSaveLocation={dir}/state
 SlurmdSpoolDir={dir}/spool
@@ -117,10 +119,11 @@ def visits(out):
     df = read_records(out)
     return sorted(zip(df['round'], df.x, df.status))
 
-def test_jobs_preempted_and_cancelled(slurm, tmp_path):
+def test_jobs_preempted_and_cancelled(slurm, tmp_path, monkeypatch):
     """A job that Slurm starts anew goes on after its last visit; one that it ends is named, and the same call runs what is missing
 
     A visit that Slurm ended is no result: it has no record."""
+    monkeypatch.setattr(SlurmJob, 'watcher', SlurmInfoWatcher(delay_s=5)) # else it asks ever more seldom
     out, notes, fault = tmp_path/'shared', tmp_path/'notes', []
     notes.mkdir()
     def beginning():

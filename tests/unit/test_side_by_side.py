@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip('submitit', reason='submitit is not installed: pip install submitit')
 has_cpus = hasattr(os, 'sched_getaffinity') and len(os.sched_getaffinity(0))>1
@@ -33,13 +34,15 @@ def go(out, notes, repeats=3, **kwargs):
     return sweep(points, repeats, out, run=witness, twin=None, isolate=False, progress=False, on='gpus')
 
 
-def test_each_gpu_makes_whole_rounds_on_its_own_cpus_at_the_same_time(two_gpus, tmp_path):
+def test_each_gpu_makes_whole_rounds_on_its_own_cpus_at_the_same_time(two_gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', True)
     df = go(tmp_path/'run', two_gpus, n_beside=2)
     assert (df.status.tolist(), len(df)) == (['ok']*6, 6)
     assert sorted(zip(df['round'], df.x))==[(r, x) for r in range(3) for x in (1, 2)]
     assert df.groupby('round').gpu_seen.agg(lambda o: ','.join({*o})).tolist()==['0', '1', '0']
     first, second = ({*map(tuple, o.cpus)} for _,o in df.groupby('gpu_seen'))
     assert len(first)==len(second)==1 and not {*first.pop()} & {*second.pop()}
+    assert df.sweep_id.nunique()==1 and df.cudnn_benchmark.all()                     # torch's switches are this process's
     assert {*df.n_gpus}=={1} and df.machine.nunique()==1       # not pooled with visits that have both GPUs
     pids = [o.name.split('_')[1] for o in sorted(two_gpus.iterdir())]
     assert len({*pids[:2]})==2                                 # neither GPU's first visit waited for the other's end
