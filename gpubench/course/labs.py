@@ -75,7 +75,7 @@ def plan_jobs(labs, device=(), params:dict=None)->list[Job]:  # by lab's name
     """The executions that a run needs on these devices, or on every one found; a ValueError if a
     device isn't there"""
     asked = device if isinstance(device, (list, tuple)) else [device] if device else []
-    asked = list(dict.fromkeys(str(lab_device(o)) for o in asked))
+    asked = list(dict.fromkeys(str(lab_device(o)).removesuffix(':0') for o in asked))
     found, jobs = find_devices(), []
     for lab in labs:
         is_whole = lab.measures==EVERY_DEVICE and (not asked or set(asked)==set(found))

@@ -162,13 +162,14 @@ def no_cuda_build(facts):
     if 'version' in torch and torch['cuda'] is None and facts.has_nvidia: return torch['version']
 
 def hidden(facts):
-    "CUDA_VISIBLE_DEVICES names no GPU of this machine"
+    "CUDA_VISIBLE_DEVICES names no GPU of this machine, or one twice, which CUDA refuses"
     value, uuids = facts.env.get('CUDA_VISIBLE_DEVICES'), [o['uuid'] or '' for o in facts.gpus]
     if value is None or facts.used or not facts.has_nvidia: return
-    first = value.partition(',')[0].strip()
+    names = [o.strip() for o in value.split(',')]
+    first, is_twice = names[0], len({*names})<len(names)
     if first.isdigit(): is_there = not uuids or int(first)<len(uuids)
     else: is_there = first.startswith('MIG-') or any(first and o.startswith(first) for o in uuids)
-    if not is_there: return repr(value)
+    if is_twice or not is_there: return repr(value)
 
 def cuda_fault(facts):
     "What CUDA says, where torch doesn't compute on a GPU that is there"
@@ -293,7 +294,7 @@ QUESTIONS = [
     Question('cuda_build', 'limit', no_cuda_build,
              "There is an NVIDIA GPU, but torch {} was built for the CPU only.", REINSTALL),
     Question('gpu_hidden', 'limit', hidden,
-             "CUDA_VISIBLE_DEVICES={} names none of this machine's GPUs.",
+             "CUDA_VISIBLE_DEVICES={} names none of this machine's GPUs, or one twice.",
              "Run `unset CUDA_VISIBLE_DEVICES` (Windows: `set CUDA_VISIBLE_DEVICES=`), and find "
              "the file that sets it, such as ~/.bashrc."),
     Question('cuda', 'limit', cuda_fault, "There is an NVIDIA GPU, but torch can't use it ({}).",

@@ -56,7 +56,8 @@ def test_a_torch_for_the_cpu_alone(driver):
     assert codes(machine(driver, torch=dict(version='2.11.0+cpu', cuda=None), env=dict(CUDA_VISIBLE_DEVICES='')), *UNUSED)==['cuda_build']
 
 @pytest.mark.parametrize('value,is_hidden', [('', True), ('-1', True), ('7', True), ('GPU-9', True), ('NoDevFiles', True),
-                                             ('0', False), ('GPU-7', False), ('MIG-4', False), (None, False)])
+                                             ('0', False), ('GPU-7', False), ('MIG-4', False), (None, False),
+                                             ('0,0', True), ('GPU-7, GPU-7', True), ('0,1,1', True), ('0,1', False)])
 def test_a_gpu_that_a_variable_hides(value, is_hidden, driver):
     env = {} if value is None else dict(CUDA_VISIBLE_DEVICES=value)
     found = codes(machine(driver, torch=TORCH, nvml=dict(gpus=[CARD]), env=env), *UNUSED)
