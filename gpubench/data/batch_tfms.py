@@ -6,9 +6,14 @@
 __all__ = ['batch_transforms']
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500003
+import inspect
 import math
 from copy import copy
 from functools import partial, reduce
+from pathlib import Path
+import fastai
+import fasttransform
+import PIL
 import torch
 from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage, TensorImageBase, TensorImageBW, TensorMask, logit
@@ -323,10 +328,29 @@ class Erase:
         return (rows[:, :, None] & columns[:, None]).any(0)
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500032
+_FOLDERS = tuple(str(Path(inspect.getfile(o)).parent)
+                 for o in (fastai, fasttransform, PIL, BatchAugment))
+
+def functions_of(v): # of a method, a property, a transform, or a function that Plum dispatches
+    v = getattr(v, 'encodes', v)
+    if hasattr(v, 'methods'): return [o.implementation for o in v.methods]
+    v = v.fget if isinstance(v, property) else getattr(v, '__func__', v)
+    return [v] if callable(v) else []
+
+def is_fastais(v):
+    "Is its code fastai's, or of the libraries that fastai calls or that this notebook is in?"
+    def is_theirs(f):
+        f = f if inspect.isroutine(f) or inspect.isclass(f) else type(f)
+        try: return inspect.getfile(f).startswith(_FOLDERS)
+        except TypeError: return False # of Python, such as a partial: it may call anything
+    return all(map(is_theirs, functions_of(v)))
+
 def is_untouched(o):
-    "Are all its methods those of its class?"
+    "Are all its methods those of its class, and is all that it calls fastai's?"
     def is_own(v, k): return getattr(v, '__func__', None) is getattr(type(o), k) and v.__self__ is o
-    return all(is_own(v, k) for k,v in vars(o).items() if callable(getattr(type(o), k, None)))
+    attributes = [v for part in (o, *type(o).__mro__[:-1]) for v in vars(part).values()]
+    return all(map(is_fastais, attributes)) and all(
+        is_own(v, k) for k,v in vars(o).items() if callable(getattr(type(o), k, None)))
 
 def _draws_itself(attrs): return all(v is None for k,v in attrs.items() if k.startswith('draw'))
 

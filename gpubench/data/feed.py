@@ -8,30 +8,26 @@ __all__ = ['FeedCallback']
 # %% ../../nbs/data/10_feed.ipynb #feed0002
 import os
 import pickle
-import random
 from collections import deque
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import filterfalse, islice
+from itertools import chain, filterfalse, islice
 from math import prod
-from pathlib import Path
 from time import perf_counter
-import numpy as np
 import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets
 from fastai.data.load import DataLoader
-from fastai.torch_core import (TensorCategory, TensorImage, TensorMask, TensorMultiCategory,
-                               to_device)
+from fastai.torch_core import to_device
 from fastcore.basics import chunked, noop, patch
 from .batch_tfms import batch_transforms
 from ..ground.core import memory_bytes, n_cores
-from .item_tfms import as_tensor, random_states_kept
-from .readers import (N_ROOMS, OwnMemory, Reader, decode_items, make_items, open_stores,
+from .item_tfms import as_tensor, is_file
+from .readers import (N_ROOMS, Reader, decode_items, make_items, open_stores,
                               start_readers, switching_often)
-from .stages import ItemStages, NotTaken, Row, check_loader, tfm_name
+from .stages import ItemStages, NotTaken, Row, check_loader, no_file
 from .store import open_folder
 
 # %% ../../nbs/data/10_feed.ipynb #feed0033
@@ -66,28 +62,33 @@ class Decoded:
         memory=None, # The readers'
     ):
         self.folder, self.memory = folder, memory
-        self.types, self.shapes = (), [] # of an item's parts, once it was checked; of its images
+        self.stages, self.shapes = None, [] # `shapes` of an item's images, once one was made
         self.kept, self.n_decoded, self.n_found = {}, 0, 0 # a `Kept` for each item's paths
         self.tasks, self.unused = deque(), [] # on their way; what they may still read
         self.asked, self.early = set(), [] # paths; parts for a pass that hasn't begun
         self.is_full = False # is there no room for more?
         self.n_read = 0 # items that readers have decoded, also before anyone needs them
+        self.why_not = '' # a sentence, once it was found out
         self.writer = FolderWriter(stages.recipe, folder)
         self.take_stages(stages)
 
     def count_read(self, n, part): self.n_read += 0 if part.cancelled() else n
     def take_stages(self, stages):
-        self.stages, self.reader = stages, None
+        if self.stages and self.stages.recipe.summary!=stages.recipe.summary: self.shapes = []
+        self.stages = stages
         self.pickled = pickle.dumps((stages.recipe, self.folder))
-    def take_memory(self, memory):
-        if memory is not self.memory: self.memory, self.reader = memory, None
-    def reader_of(self, memory):
-        return Reader(self.stages.recipe, self.folder, memory, self.writer.stores)
+    def look(self, row): # Shapes of its images
+        "Make a first item, unless it was done for these transforms or this one isn't from files"
+        if not self.shapes and row.has_files:
+            recipe = self.stages.recipe
+            images = recipe.finish(recipe.decode(row.paths), 0)
+            self.shapes = [tuple(as_tensor(o).shape) for o in images]
+        return self.shapes
 
     def arrays(self, paths): # of an item's images, as bytes
         "Without the readers"
-        if self.reader is None: self.reader = self.reader_of(self.memory)
-        arrays, new = self.reader.arrays(paths, self.kept.get(paths))
+        reader = Reader(self.stages.recipe, self.folder, self.memory, self.writer.stores)
+        arrays, new = reader.arrays(paths, self.kept.get(paths))
         self.take(paths, new)
         return arrays
 
@@ -144,62 +145,6 @@ def release(self:Decoded):
     self.free_unused()
     self.writer.close()
 
-# %% ../../nbs/data/10_feed.ipynb #feed0058
-MAX_LEVELS_OFF = 2  # of 255, by which PyTorch's resize may differ from Pillow's; nearly always 1
-# what known item transforms leave alone
-_VALUES = TensorCategory, TensorMultiCategory, torch.Tensor, int, float
-
-def _seed():
-    random.seed(0)
-    np.random.seed(0)
-    torch.default_generator.manual_seed(0)
-
-def _by_fastai(dl, stages, i):
-    "An item of fastai's, but for what isn't known, which is fastai's in any case"
-    _seed()
-    item = dl.create_item(i)
-    _seed()
-    for o in dl.after_item.fs:
-        if o not in stages.rest: item = o(item, split_idx=stages.split_idx)
-    return item
-
-def _by_us(stages, i, reader): # (an item, its images)
-    _seed()
-    [row] = stages.rows([i])
-    for o in row.paths:
-        if not isinstance(o, (str, Path)):
-            raise NotTaken(f"Its images don't come from files, but from {type(o).__name__}.")
-    for o in row.values:
-        if type(o) not in _VALUES:
-            raise NotTaken(f'It is not known what the transforms do to {type(o).__name__}.')
-    images = [*map(as_tensor, stages.recipe.finish(reader.arrays(row.paths)[0], 0))]
-    return stages.in_order(images, row.values), images
-
-def _compare(theirs, ours, i, max_off): # levels of 255 that an image may differ by
-    for a,b in zip(theirs, ours, strict=True):
-        kind = type(b).__name__
-        max_off_b = max_off if isinstance(b, (TensorImage, TensorMask)) else 0
-        # NumPy waits for no other core beside busy readers
-        a, b = (np.asarray(torch.as_tensor(o).as_subclass(torch.Tensor)) for o in (a, b))
-        is_same = a.shape==b.shape and a.dtype==b.dtype
-        if not is_same or a.size and np.abs(a.astype(float)-b.astype(float)).max()>max_off_b:
-            raise NotTaken(f"Part {kind} of item {i} would not be the same as fastai's.")
-
-# %% ../../nbs/data/10_feed.ipynb #feed0060
-def check_items(dl, decoded):
-    "Raise `NotTaken` if items aren't those that fastai makes; note what an item consists of"
-    stages = decoded.stages
-    with random_states_kept():
-        dl.before_iter()
-        reader = decoded.reader_of(OwnMemory(0))
-        for i in {0, len(dl.dataset)//2, len(dl.dataset)-1}:
-            theirs = _by_fastai(dl, stages, i)
-            ours, images = _by_us(stages, i, reader)
-            types = [type(o) for o in ours]
-            decoded.types = tuple(o if issubclass(o, torch.Tensor) else torch.Tensor for o in types)
-            decoded.shapes = [tuple(o.shape) for o in images]
-            _compare(theirs, ours, i, MAX_LEVELS_OFF if stages.recipe.drawing else 0)
-
 # %% ../../nbs/data/10_feed.ipynb #feed0043
 ITEMS_PER_TASK  = 16    # of a batch, for one reader at once
 N_ITEMS_AHEAD   = 4096  # whose images are decoded before a batch needs them
@@ -214,10 +159,10 @@ def _while_readers_live():
 
 class Requests:
     "What a pass asks its readers for, in parts: paths, and a future for what comes of them"
-    def __init__(self, decoded, readers):
+    def __init__(self, decoded, readers, when_idle=noop): # called once they've nothing to decode
         self.decoded, self.readers, self.stages = decoded, readers, decoded.stages
-        self.when_idle = noop # called once readers have nothing to decode
-        decoded.take_memory(readers.memory)
+        self.when_idle = when_idle
+        decoded.memory = readers.memory
     def submit(self, submit, task, room, rows, *args): # A part
         paths = [o.paths for o in rows]
         items = [(o, self.decoded.kept.get(o)) for o in paths]
@@ -235,7 +180,8 @@ class Requests:
     def ask(self, rows): # Parts
         kept, asked, later = self.decoded.kept, self.decoded.asked, self.readers.later
         if self.decoded.is_full: return []
-        new = {o.paths: o for o in rows if o.paths not in kept and o.paths not in asked}
+        files = [o for o in rows if o.has_files]
+        new = {o.paths: o for o in files if o.paths not in kept and o.paths not in asked}
         asked.update(new)
         tasks = chunked(new.values(), ITEMS_PER_TASK)
         parts = [self.submit(later, decode_items, None, o) for o in tasks]
@@ -305,40 +251,27 @@ class _Batch:
 
 class HostBatches:
     "The batches of a pass, on the host, each with the room that its images are in or None"
-    def __init__(self, dl, requests):
-        self.dl, self.requests, self.readers = dl, requests, requests.readers
-        self.decoded, self.stages = requests.decoded, requests.stages
-        self.is_for_gpu = torch.device(dl.device or 'cpu').type=='cuda'
+    def __init__(self, feed): # A `FeedDL`
+        self.feed, self.dl, self.decoded, self.stages = feed, feed.dl, feed.decoded, feed.stages
+        self.is_for_gpu = feed.device.type=='cuda'
 
     def of(self, order, seed): # positions of the items
-        rows = (o for positions in chunked(order, self.dl.bs) for o in self.stages.rows(positions))
-        if self.stages.rest: return ((o, None) for o in self._by_fastai(rows, seed))
-        return self._ahead(self.requests.once_decoded(self.dl.chunkify(rows), n_unasked=1), seed)
-
-    def _by_fastai(self, rows, seed):
-        "Where some of the stages aren't known"
-        def items():
-            for k,chunk in enumerate(self.requests.once_decoded(chunked(rows, self.dl.bs))):
-                images = self._finished_here(chunk, seed+k*self.dl.bs)
-                yield from map(self.stages.finish_unknown, images, chunk)
-        return map(self.dl.do_batch, self.dl.chunkify(o for o in items() if o is not None))
-
-    def _finished_here(self, rows, seed): # Images that have `pixels`, of each row
-        finish = self.stages.recipe.finish
-        return [finish(self.decoded.arrays(o.paths), seed+j) for j,o in enumerate(rows)]
+        chunks = self.dl.chunkify(self.stages.rows(order))
+        first = next(chunks, None)
+        if first is None: return
+        self.readers = self.feed.start(self.decoded.look(first[0]))
+        self.requests = Requests(self.decoded, self.readers, self.feed.when_idle)
+        chunks = self.requests.once_decoded(chain([first], chunks), n_unasked=1)
+        yield from self._ahead(chunks, seed)
 
 # %% ../../nbs/data/10_feed.ipynb #feed0082
 @patch
 def _stacked(self:HostBatches, batch):
     "Its images, made by this process"
-    items = self._finished_here(batch.rows, batch.seed)
-    columns = [[as_tensor(o).as_subclass(torch.Tensor) for o in images] for images in zip(*items)]
-    for shapes in ({tuple(o.shape) for o in column} for column in columns):
-        if len(shapes)>1:
-            found = ' and '.join(map(str, sorted(shapes)))
-            raise RuntimeError(f'A batch has items of the shapes {found}. '
-                               'End item_tfms with a Resize to one size.')
-    return [torch.stack(o) for o in columns]
+    recipe, arrays = self.stages.recipe, self.decoded.arrays
+    found = [(arrays if o.has_files else recipe.decode)(o.paths) for o in batch.rows]
+    items = [recipe.finish(o, batch.seed+j) for j,o in enumerate(found)]
+    return self.dl.create_batch([tuple(map(as_tensor, o)) for o in items])
 
 # %% ../../nbs/data/10_feed.ipynb #feed0062
 @patch
@@ -360,7 +293,10 @@ def _ahead(self:HostBatches, chunks, seed):
 @patch
 def _start(self:HostBatches, rows, seed, is_behind): # Is it behind others?
     n, readers = len(rows), self.readers
-    room = readers.room(n, self.decoded.shapes, self.is_for_gpu)
+    strange = [p for o in rows if not o.has_files for p in o.paths if not is_file(p)]
+    if strange: self.decoded.why_not = no_file(strange[0]) # readers would get its whole content
+    is_ready = self.decoded.shapes and not strange
+    room = readers.room(n, self.decoded.shapes, self.is_for_gpu) if is_ready else None
     # nobody waits for the first one longer than necessary
     size = ITEMS_PER_TASK if is_behind else -(-n//readers.n)
     submit = partial(self.requests.submit, readers.submit, make_items, room)
@@ -376,7 +312,7 @@ def _finished(self:HostBatches, waiting):
     values = self.dl.retain(self.dl.create_batch(values), values[:1])
     if self.is_for_gpu: values = [o.pin_memory() for o in values]
     waiting.popleft()
-    types = [t for t,o in zip(self.decoded.types, self.stages.columns) if o.image_class]
+    types = [o.kind for o in self.stages.columns if o.image_class]
     images = map(torch.Tensor.as_subclass, images, types)
     return self.stages.in_order(images, values), batch.room
 
@@ -417,14 +353,11 @@ def _copied(b, room, device, at):
 # %% ../../nbs/data/10_feed.ipynb #feed0067
 class FeedDL:
     "Takes a loader's place for a pass: the same order and transforms, from decoded images"
-    def __init__(self, dl, decoded, readers):
-        self.dl, self.decoded, self.stages = dl, decoded, decoded.stages
-        self.requests = Requests(decoded, readers)
-        self.device = torch.device(dl.device or 'cpu')
-        self.is_bare, self.known, self.rest = False, [], [*dl.after_batch.fs]
-        split_idx = self.stages.split_idx
-        if not self.stages.rest:
-            self.known, self.rest = batch_transforms(self.rest, split_idx, decoded.types)
+    def __init__(self, dl, decoded, start): # `start(shapes of an item's images)`: readers
+        self.dl, self.decoded, self.stages, self.start = dl, decoded, decoded.stages, start
+        self.when_idle, self.device = noop, torch.device(dl.device or 'cpu')
+        self.is_bare, self.types, split_idx = False, self.stages.types, self.stages.split_idx
+        self.known, self.rest = batch_transforms([*dl.after_batch.fs], split_idx, self.types)
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
@@ -437,7 +370,7 @@ class FeedDL:
         dl.before_iter()
         order = list(dl.get_idxs())
         seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
-        batches = HostBatches(dl, self.requests).of(order, seed)
+        batches = HostBatches(self).of(order, seed)
         if self.device.type=='cuda': batches = _copied_ahead(batches, self.device, at)
         else: batches = (_copied(*o, self.device, at) for o in batches)
         for b in batches:
@@ -451,7 +384,7 @@ class FeedDL:
         return not self.rest
     def make(self, b): # A batch on its device
         "The batch transforms: gpubench's, and from the first that isn't known on fastai's"
-        if self.known: b = tuple(o.as_subclass(t) for o,t in zip(b, self.decoded.types))
+        if self.known: b = tuple(o.as_subclass(t) for o,t in zip(b, self.types))
         for f in self.known: b = f(b)
         for f in self.rest: b = f(b, split_idx=self.stages.split_idx)
         return b
@@ -459,33 +392,22 @@ class FeedDL:
 # %% ../../nbs/data/10_feed.ipynb #feed0068
 class DecodedSets(dict):
     "The `Decoded` of each data set of a Learner, by its ID and split"
-    def __init__(self, folder): self.folder, self.checked = folder, {}
+    def __init__(self, folder): self.folder = folder
     def of(self, dl):
         "That of a loader's data set, or `NotTaken`"
         check_loader(dl)
-        stages = ItemStages(dl)
-        key = id(stages.dataset), stages.split_idx
-        if key not in self.checked or self.checked[key][0]!=stages.summary:
-            self.checked[key] = stages.summary, self._why_not(dl, stages, key)
-        why_not = self.checked[key][1]
-        if why_not: raise why_not
-        return self[key]
-    def _why_not(self, dl, stages, key):
+        key = id(dl.dataset), dl.dataset.split_idx
         old = self.get(key)
+        stages = ItemStages(dl, old and old.stages)
         if old and old.stages.recipe.key==stages.recipe.key: old.take_stages(stages)
         else:
             if old: old.release()
             self[key] = Decoded(stages, self.folder)
-        try: check_items(dl, self[key])
-        except NotTaken as e: return e
-        except Exception as e:
-            return NotTaken(f'An item could not be made ({type(e).__name__}: {e}).')
-    def begin_fit(self, dataset_ids):
-        "Anything may have happened since the last fit"
-        self.checked = {}
+        if self[key].why_not: raise NotTaken(self[key].why_not)
+        return self[key]
+    def keep(self, dataset_ids):
+        "Those of these data sets; others are released"
         for k in [o for o in self if o[0] not in dataset_ids]: self.pop(k).release()
-    def release(self):
-        self.begin_fit(())
 
 # %% ../../nbs/data/10_feed.ipynb #feed0071
 MAX_READERS = 16
@@ -510,12 +432,12 @@ class FeedCallback(Callback):
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
     def before_fit(self):
         self.n_done, self.why_not = 0, ''
-        self.decoded.begin_fit(self._dataset_ids())
+        self.decoded.keep(self._dataset_ids())
     def _dataset_ids(self):
         return {id(getattr(o, 'dataset', None)) for o in getattr(self.learn.dls, 'loaders', [])}
     def before_train(self):
         self.take_over()
-        if isinstance(self.learn.dl, FeedDL): self.learn.dl.requests.when_idle = self._ask_early
+        if isinstance(self.learn.dl, FeedDL): self.learn.dl.when_idle = self._ask_early
     def before_validate(self): self.take_over()
     def take_over(self):
         dl = self.learn.dl
@@ -534,13 +456,19 @@ class FeedCallback(Callback):
 # %% ../../nbs/data/10_feed.ipynb #feed0073
 @patch
 def _feed(self:FeedCallback, dl):
-    decoded = self.decoded.of(dl)
-    room_bytes = min(dl.bs, len(dl.dataset))*sum(map(prod, decoded.shapes))
+    decoded, start = self.decoded.of(dl), partial(self._start, dl)
+    row = decoded.stages.first_row
+    if row: start(decoded.look(row)) # a build of Triton's, which begins next, would hold a fork up
+    return FeedDL(dl, decoded, start)
+
+@patch
+def _start(self:FeedCallback, dl, shapes): # Readers for batches of such images
+    room_bytes = min(dl.bs, len(dl.dataset))*sum(map(prod, shapes))
     if self.readers: self.readers = self.readers.fitting(room_bytes)
     else:
         n_bytes = memory_bytes()[1]//2//n_here()-N_ROOMS*room_bytes # half of what is free
         self.readers = start_readers(self.n_readers, max(0, n_bytes), room_bytes)
-    return FeedDL(dl, decoded, self.readers)
+    return self.readers
 
 @patch
 def _ask_early(self:FeedCallback):
@@ -554,9 +482,10 @@ def decode_all(self:FeedCallback):
     """Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit,
     `NotTaken` if they are left to fastai"""
     for dl in filterfalse(_is_empty, self.learn.dls.loaders):
-        feed = self._feed(dl)
-        rows, kept = feed.stages.rows(range(len(dl.dataset))), feed.decoded.kept
-        for _ in feed.requests.once_decoded(chunked(rows, dl.bs)): pass
+        decoded = self.decoded.of(dl)
+        rows, kept = [*decoded.stages.rows(range(len(dl.dataset)))], decoded.kept
+        requests = Requests(decoded, self._start(dl, decoded.look(rows[0])))
+        for _ in requests.once_decoded(chunked(rows, dl.bs)): pass
         n = sum(o.paths in kept and not self.memory.in_file(kept[o.paths].refs) for o in rows)
         if n<len(rows):
             raise RuntimeError(f'Only {n} of {len(rows)} decoded images fit in half of the free '
@@ -579,13 +508,13 @@ def notes(self:FeedCallback): # Sentences for `speed_up`'s table
     gib = self.memory.used/2**30 if self.memory else 0
     counts = (f'{n_decoded:,} images were decoded, {n_found:,} came from the cache, '
               f'{gib:.1f} GiB are in memory')
-    stays = [f"{tfm_name(t)} stays fastai's" for o in found for t in o.stages.rest]
     full = [store.why_full for o in found for store in o.writer.stores if store.why_full]
-    return [counts, *dict.fromkeys(stays+full)] # each once
+    own = [o.why_not for o in found if o.why_not not in ('', self.why_not)]
+    return [counts, *dict.fromkeys(own+full)] # each once
 
 @patch
 def release(self:FeedCallback):
     "Give the memory back, and let the readers end, after the pass that they may work for"
     self.put_back()
-    self.decoded.release()
+    self.decoded.keep(())
     self.readers = None

@@ -6,11 +6,12 @@
 __all__ = []
 
 # %% ../../nbs/data/06_item_tfms.ipynb #item0002
-import pickle
 import random
+import sys
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
+from hashlib import sha1
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -25,10 +26,6 @@ from PIL import Image
 from .loaders import NamedImage, NamedImageBW
 
 # %% ../../nbs/data/06_item_tfms.ipynb #item0005
-def random_states()->bytes: # of the shared generators on the host; comparable
-    "What the next draws depend on"
-    return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
-
 @contextmanager
 def random_states_kept(gpus=()): # `gpus`: whose generators are kept, too
     "Afterwards, Python, NumPy and PyTorch draw what they would have drawn"
@@ -120,7 +117,22 @@ class _Mask(_Bytes, PILMask): pil_class = PILMask
 BYTES_CLASSES = { # the same, with bytes as pixels
     PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
 
+# %% ../../nbs/data/06_item_tfms.ipynb #item0028
+_MODULES = '.Image', '.ImageFile', 'Plugin' # of Pillow, with switches
+
+def opening()->str: # comparable, also with that of another process
+    "The settings by which fastai and Pillow open a file"
+    Image.init() # all formats, once, before processes are forked and threads ask for them together
+    args = {o.__name__: o._open_args for o in (PILImage, PILImageBW, PILMask)}
+    modules = [m for k,m in sys.modules.items() if k.startswith('PIL.') and k.endswith(_MODULES)]
+    switches = {f'{m.__name__}.{k}': v for m in modules for k,v in vars(m).items()
+                if k.isupper() and isinstance(v, (int, float, str, type(None)))}
+    known = PIL.__version__, args, sorted(Image.OPEN), sorted(switches.items())
+    return sha1(repr(known).encode()).hexdigest()[:12]
+
 # %% ../../nbs/data/06_item_tfms.ipynb #item0023
+def is_file(o): return isinstance(o, (str, Path))
+
 @cache
 def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
     "torchvision's, which needs half of Pillow's time, if it gives the same pixels"
@@ -135,8 +147,9 @@ def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
 
 def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
     "The pixels of a color JPEG"
-    decode, is_jpeg = jpeg_decoder(), Path(path).suffix.lower() in ('.jpg', '.jpeg')
-    if decode is None or not is_jpeg or cls._open_args.get('mode')!='RGB': return
+    is_jpeg = is_file(path) and Path(path).suffix.lower() in ('.jpg', '.jpeg')
+    decode = jpeg_decoder() if is_jpeg and cls._open_args==dict(mode='RGB') else None
+    if decode is None: return
     try:
         with Image.open(path) as image: is_plain = (image.format, image.mode)==('JPEG', 'RGB')
         data = torch.from_numpy(np.fromfile(path, np.uint8))
@@ -154,7 +167,7 @@ def _describe(tfm):
 def _open(cls, path):
     try: return cls.create(path)
     except Exception as e:
-        e.add_note(f'The image: {path}. Delete or replace it.')
+        e.add_note(f'The image: {str(path):.999}. Delete or replace it.')
         raise
 
 def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
@@ -169,7 +182,7 @@ class Recipe:
         drawing,   # and those that follow, which draw
         split_idx, # 0 for training, 1 for validation
     ):
-        self.classes, self.split_idx = classes, split_idx
+        self.classes, self.split_idx, self.opening = classes, split_idx, opening()
         # copies, which nobody changes within a pass
         self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
@@ -181,7 +194,7 @@ class Recipe:
     def key(self): # of the bytes
         "What `decode` does, in words"
         stages = '; '.join([*(o.__name__ for o in self.classes), *map(_describe, self.fixed)])
-        return f"Pillow {PIL.__version__}: {stages}; narrowed to {self.narrow_to}"
+        return f'opened by {self.opening}: {stages}; narrowed to {self.narrow_to}'
 
     @property
     def summary(self): # comparable

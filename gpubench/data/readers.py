@@ -30,8 +30,7 @@ from time import perf_counter
 from typing import NamedTuple
 import numpy as np
 from fastcore.basics import noop
-from PIL import Image, ImageFile
-from .item_tfms import as_tensor, jpeg_decoder
+from .item_tfms import as_tensor, jpeg_decoder, opening
 from .store import MIN_FREE_MIB, ImageStore, check_space, stamp_of, temp_folder
 
 # %% ../../nbs/data/08_readers.ipynb #read0011
@@ -318,8 +317,8 @@ def _forking():
     finally:
         if was_on: gc.enable()
 
-def _what_readers_see(): # and keep: the folder of relative paths, and Pillow's switches
-    return os.getcwd(), ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
+def _what_readers_see(): # and keep: the folder of relative paths, and how files are opened
+    return os.getcwd(), opening()
 
 # %% ../../nbs/data/08_readers.ipynb #read0057
 class Processes(ReaderPool):
@@ -333,7 +332,6 @@ class Processes(ReaderPool):
         super().__init__(n)
         self.rooms, self.forked_with = Rooms(room_bytes), _what_readers_see()
         self.memory, context = SharedMemory(n, n_bytes, older and older.memory), _fork_context()
-        Image.init() # once, for all
         jpeg_decoder()
         shared = self.memory, self.rooms, context.Value('i', 0)
         self.executor = ProcessPoolExecutor(n, context, _begin, shared)
@@ -374,7 +372,6 @@ def _use_one_core():
 
 def start_threads(n): # A `ThreadPoolExecutor`, whose threads end when nobody refers to it any more
     "Threads whose PyTorch functions run on one core each"
-    Image.init() # Pillow's list of formats isn't ready for threads that fill it together
     n_of_torch, together = torch.get_num_threads(), Barrier(n+1)
     pool = ThreadPoolExecutor(n, 'gpubench', _use_one_core)
     try:

@@ -23,7 +23,7 @@ from fastai.torch_core import set_seed
 from fastai.vision.augment import RandomResizedCrop, Resize
 from fastai.vision.core import PILImage
 from fastai.vision.data import ImageBlock
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.data.feed import Decoded, FeedCallback
@@ -356,7 +356,7 @@ def test_passes_within_passes(files):
 
 @pytest.mark.parametrize('forked', [pytest.param(True, marks=only_forked), False])
 def test_images_of_several_shapes(files, monkeypatch, forked):
-    "One by one as in fastai; together they raise an error that names the shapes"
+    "One by one as in fastai; together they raise its error, which names the shapes"
     monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: forked)
     learn = learner(make_dls(files, [], bs=1), feed := FeedCallback(2))
     check_same(fit(learn), fit(learner(learn.dls)))
@@ -364,7 +364,7 @@ def test_images_of_several_shapes(files, monkeypatch, forked):
     fit(learn)
     assert (feed.n_done, feed.why_not, n_decoded(feed), feed.memory.used)==(4, '', N, used)
     learn.dls = DataLoaders(*(o.new(bs=2) for o in learn.dls.loaders))
-    with pytest.raises(RuntimeError, match=r'items of the shapes \(3, .*\) and \(3, .*End item_tfms with a Resize'): fit(learn)
+    with pytest.raises(RuntimeError, match=r'(?s)Item at index 1 has shape: torch.Size\(\[3, '): fit(learn)
     learn.dls = DataLoaders(*(o.new(bs=1) for o in learn.dls.loaders))
     check_same(fit(learn), fit(learner(learn.dls)))
     feed.release()
@@ -380,6 +380,26 @@ def test_a_switch_of_pillows_reaches_the_readers(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
     check_same(fit(learn), fit(learner(learn.dls)))
     assert feed.why_not==''
+    feed.release()
+
+
+class Plain(ImageFile.ImageFile):
+    "Of our own format: SIZE by SIZE pixels"
+    format = 'PLAIN'
+    def _open(self): self._mode, self._size, self.tile = 'RGB', (SIZE, SIZE), [ImageFile._Tile('raw', (0, 0, SIZE, SIZE), 5, ('RGB', 0, 1))]
+@only_forked
+def test_an_opener_that_is_registered_after_a_failed_fit(tmp_path, monkeypatch):
+    for i in range(N): (tmp_path/f'{i:02d}.plain').write_bytes(b'PLAIN'+bytes(range(i, i+48))*16)
+    dls = make_dls(save(tmp_path, [(SIZE, SIZE)]*N))
+    for o in dls.loaders: o.dataset.tls[0].items[:] = [f.with_suffix('.plain') for f in o.dataset.items]
+    learn = learner(dls, feed := FeedCallback(2))
+    with pytest.raises(UnidentifiedImageError): fit(learn)
+    Image.init()
+    monkeypatch.setattr(Image, 'ID', [*Image.ID])
+    monkeypatch.setattr(Image, 'OPEN', {**Image.OPEN})
+    Image.register_open('PLAIN', Plain, lambda start: start.startswith(b'PLAIN'))
+    check_same(fit(learn), fit(learner(learn.dls)))
+    assert (feed.n_done, feed.why_not)==(0, 'It has its own opener of PLAIN files.')
     feed.release()
 
 
