@@ -18,7 +18,7 @@ from fastcore.foundation import L
 from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
 from ..data.stages import tfm_name
-from .learner import own_callbacks
+from .remedies import own_callbacks
 
 # %% ../../nbs/run/14_breakdown.ipynb #c58fcf3a
 def clock_callbacks(learn)->dict: # name -> s, while it trains and validates
@@ -49,7 +49,7 @@ def _timed(fs, x, split_idx, spent_s, wait=noop):
 
 def item_costs(dl, n=16)->dict: # name -> ms per item; empty for other data sets
     "What each transform of a loader takes for an item"
-    sets, spent_s = dl.dataset, defaultdict(float)
+    sets, spent_s = getattr(dl, 'dataset', None), defaultdict(float)
     lists = getattr(sets, 'tls', None) if isinstance(sets, Datasets) else None
     if not lists or not all(isinstance(o, TfmdLists) for o in lists): return {}
     some = range(0, len(sets), max(1, len(sets)//n))
@@ -58,9 +58,11 @@ def item_costs(dl, n=16)->dict: # name -> ms per item; empty for other data sets
         _timed(dl.after_item.fs, item, dl.split_idx, spent_s)
     return {k: 1e3*v/len(some) for k,v in spent_s.items()}
 
-def batch_costs(dl)->dict: # name -> ms per batch
+def batch_costs(dl)->dict: # name -> ms per batch; empty for loaders without a `Pipeline`
     "What each batch transform takes on the device, in the last of three batches"
-    after_batch, dl.after_batch = dl.after_batch, type(dl.after_batch)([])
+    after_batch = getattr(dl, 'after_batch', None)
+    if not hasattr(after_batch, 'fs'): return {}
+    dl.after_batch = type(after_batch)([])
     try: b = dl.one_batch()
     finally: dl.after_batch = after_batch
     for _ in range(3):

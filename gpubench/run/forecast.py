@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
-import torch
 from fastai.callback.core import (Callback, CancelFitException, CancelTrainException,
                                   CancelValidException)
 from fastcore.basics import patch
@@ -19,6 +18,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..ground.core import wait_for
 from ..data.feed import FeedCallback
+from ..step.fast import device_of
 from .learner import train
 
 # %% ../../nbs/run/12_forecast.ipynb #de1b2ad5
@@ -71,8 +71,8 @@ def n_batches_of(dl): # The last one may be a fraction
     return n/bs if n and bs and -(-n//bs)==len(dl) else len(dl)
 
 def n_workers_of(dl):
-    "A loader's worker processes; None if it isn't fastai's"
-    return getattr(getattr(dl, 'fake_l', None), 'num_workers', None)
+    "A loader's worker processes; None if it is neither fastai's nor PyTorch's"
+    return getattr(getattr(dl, 'fake_l', dl), 'num_workers', None)
 
 def decoded_of(learn, dl): # A `Decoded` or None
     "What a feed has decoded of this loader's images"
@@ -93,9 +93,11 @@ class KeptOrder:
 def end_workers(dl): # None: there are none
     "End the workers of an epoch that stops early"
     if not n_workers_of(dl): return
+    fake, order = getattr(dl, 'fake_l', None), getattr(dl, '_index_sampler', None)
     for o in gc.get_objects():
-        if type(o) is _MultiProcessingDataLoaderIter and o._dataset is dl.fake_l:
-            o._shutdown_workers()
+        if type(o) is not _MultiProcessingDataLoaderIter: continue
+        if o._dataset is fake or o._index_sampler is order: o._shutdown_workers()
+    if getattr(dl, '_iterator', None): dl._iterator = None  # else it would be used again
 
 # %% ../../nbs/run/12_forecast.ipynb #d3e8238c
 LOOK_FROM = .4    # of a part's time: its first look comes after that
@@ -173,6 +175,7 @@ def close(self:GlanceCallback, parts):
     "The part has ended, and so have its workers"
     if self.loader is None: return      # a callback canceled it before it began
     end, dl, n_all = self.look_now(), self.loader, n_batches_of(self.loader)
+    if not self.stop: n_all = min(n_all, self.n)    # another callback ended it, or it was shorter
     is_whole = self.n>=n_all
     n_end, read_end, end_s = end if is_whole or not self.stop else self.stop
     n, read, s = next((o for o in self.looks[::-1] if n_end-o[0]>=self.n_between), self.looks[0])
@@ -189,7 +192,7 @@ def close(self:GlanceCallback, parts):
 # %% ../../nbs/run/12_forecast.ipynb #122a2252
 def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2)->list[FitTimes]:
     "Times of each fit of a throw-away Learner, from `n_seen` epochs; 'fine_tune' has two fits"
-    cb = GlanceCallback(first_s, later_s, n_seen, torch.device(learn.dls.device or 'cpu'))
+    cb = GlanceCallback(first_s, later_s, n_seen, device_of(learn))
     learn.add_cb(cb)
     with learn.no_bar(), learn.no_logging():
         cb.begin(cb.now())

@@ -7,31 +7,28 @@ __all__ = ['time_learner']
 
 # %% ../../nbs/run/04_learner.ipynb #9b843db9
 import math
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
 from operator import length_hint
 from time import perf_counter
-from types import CellType, FunctionType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
-from fastcore.basics import noop
-from fastcore.foundation import L
 
 from ..ground.core import check_value, check_whole, free_memory, is_number, pick_device
 from ..data.feed import FeedCallback, batches_ahead
 from ..data.item_tfms import random_states_kept
-from ..step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp
-from ..step.layout import ChannelsLastCallback, OneDNNCallback
 from .models import count_params
 from .rounds import epoch_times
 from .observed import PRECISIONS, WatchFitCallback, refuse_wrong
 from ..ground.stats import is_steady
 from ..watch.timing import StepTimerCallback
 from .trial import WARM_UP_MS, WARM_UP_STEPS
+from .twins import copy_training
 
 # %% ../../nbs/run/04_learner.ipynb #304576bb
 FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
@@ -45,10 +42,13 @@ def train(learn, fit, n_epoch):
     if callable(fit): fit(learn)
     else: getattr(learn, fit)(n_epoch)
 
+def batch_size_of(dl): # None: it has none, as far as can be seen
+    return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+
 def check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
     if length_hint(dl, 1): return # a stream doesn't know its length
-    n, bs = len(dl.dataset), getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+    n, bs = len(dl.dataset), batch_size_of(dl)
     if not n: raise ValueError("The Learner has no training images, so no step would run.")
     raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would "
                      f"run. Use bs={n} or less, or a larger data set.")
@@ -76,74 +76,19 @@ def states_kept(): # Around a twin's training; also decorates functions
     "Afterwards, random numbers and autocast are as before"
     with random_states_kept(gpus_in_use()), autocast_kept(): yield
 
-# %% ../../nbs/run/04_learner.ipynb #5d0c27e1
-SHAPES_STEPS = {'fastai.learner'} | { # modules whose callbacks shape a step, and keep nothing
-    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training')}
+# %% ../../nbs/run/04_learner.ipynb #cc231d38
+_SHAPE_STEPS = 'fastai.learner', 'gpubench.step.', *( # modules of callbacks that keep nothing
+    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training'))
 
-def _with_own_cells(function, memo): # `memo`: of the `deepcopy` that it belongs to
-    "A copy of a function, its closure and its defaults; `deepcopy` alone shares all of it"
-    if not isinstance(function, FunctionType): return deepcopy(function, memo)
-    cells = tuple(CellType(deepcopy(o.cell_contents, memo)) for o in function.__closure__ or ())
-    defaults, keywords = deepcopy((function.__defaults__, function.__kwdefaults__), memo)
-    copied = FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
-                          cells)
-    copied.__kwdefaults__ = keywords
-    return copied
-
-def _drop_hooks(model):
-    "Remove the hooks that are functions, since a copy shares them with the original"
-    for m in model.modules():
+def keep_step(copied):
+    "Leave a copy only what shapes its steps"
+    copied.remove_cbs([o for o in copied.cbs if not type(o).__module__.startswith(_SHAPE_STEPS)])
+    copied.metrics = []
+    for m in copied.model.modules():
         for hooks in (m._forward_pre_hooks, m._forward_hooks,
                       m._backward_pre_hooks, m._backward_hooks):
             for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
 
-def _speed_up_like(learn, copied):
-    "Give a copy the parts of `speed_up` that its original has"
-    parts, has = SpeedUp(copied), {type(o): o for o in learn.cbs}
-    if ChannelsLastCallback in has: parts.order_channels()
-    if OneDNNCallback in has: parts.use_onednn()
-    if FusedStepCallback in has: parts.fuse_step()
-    if GraphedStepCallback in has: parts.capture(has[GraphedStepCallback].compile)
-
-def _computed(model): # id -> a copy, since `deepcopy` refuses them
-    "The tensors that modules computed from weights, such as an LSTM's under dropout"
-    found = [o for m in model.modules() for o in vars(m).values() if isinstance(o, torch.Tensor)]
-    return {id(o): o.detach().clone() for o in found if not o.is_leaf}
-
-def copy_learner(learn, left_out, memo): # Callbacks; `memo`: what else isn't copied, of `deepcopy`
-    "A copy that trains alike, but for the callbacks left out and what `speed_up` fed"
-    memo = memo | {id(o): Callback() for o in left_out} | {id(learn.logger): noop}
-    copied = deepcopy(learn, memo | _computed(learn.model))
-    copied.loss_func = _with_own_cells(learn.loss_func, memo)
-    _drop_hooks(copied.model)
-    _speed_up_like(learn, copied)
-    return copied
-
-# %% ../../nbs/run/04_learner.ipynb #twin0002
-def writes(cb):
-    "Is this a callback of fastai's that keeps or shows something, or one of gpubench's?"
-    module = type(cb).__module__
-    return module.startswith(('fastai.callback.', 'gpubench.')) and module not in SHAPES_STEPS
-
-def own_callbacks(learn):
-    "Callbacks that are neither fastai's nor gpubench's"
-    return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
-
-def can_copy(cb, learn):
-    "Not if it holds a file or a lock, for example"
-    try: deepcopy(cb, {id(learn): learn})
-    except Exception: return False
-    return True
-
-def twin_of(learn):
-    "A throw-away copy of a Learner, fed if its original is"
-    sets = {id(o.dataset): o.dataset for o in learn.dls.loaders}
-    left_out = [o for o in learn.cbs if writes(o) or not can_copy(o, learn)]
-    twin = copy_learner(learn, left_out, sets)
-    if any(isinstance(o, FeedCallback) for o in learn.cbs): SpeedUp(twin).feed()
-    return twin
-
-# %% ../../nbs/run/04_learner.ipynb #cc231d38
 class _UntilSteadyCallback(Callback):
     "Ends each fit when its steps are steady, at the warm-up's limits, or after an epoch"
     order, graph_safe, is_steady = StepTimerCallback.order, 'counts', False
@@ -160,10 +105,10 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
     "Train a copy until its steps are steady; what can't be copied isn't warmed up"
     start_s, timer = perf_counter(), StepTimerCallback()
     until_steady = _UntilSteadyCallback(timer)
-    with states_kept():
+    with states_kept(), tempfile.TemporaryDirectory() as folder:
         try:
-            others = [o for o in learn.cbs if type(o).__module__ not in SHAPES_STEPS]
-            copied = copy_learner(learn, others, {id(learn.metrics): L()})
+            copied, _ = copy_training(learn, folder)
+            keep_step(copied)
             copied.add_cbs([timer, until_steady])
             train(copied, 'fit' if callable(fit) else fit, 1)
         except Exception: pass # of the user's code; if it matters, the training meets it
@@ -278,13 +223,13 @@ def time_learner(
 )->dict: # The measured part of a record, and `unverified`
     """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
 
-    A deep copy warms up first, so `learn` trains as it would by itself. While the copy lives, data
-    and network take memory twice. Both see what is outside of them, such as a module's globals.
+    A copy warms up first, so `learn` trains as it would by itself. While it lives, the network
+    takes memory twice. Both see what is outside of them, such as a module's globals.
 
     Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of
     'fine_tune'. If there were several, `fits` lists epochs, steps and median `epoch_whole_s` (s)
     of each."""
-    if str(learn.dls.device).startswith('xla'): raise ValueError(
+    if str(getattr(learn.dls, 'device', None)).startswith('xla'): raise ValueError(
         "Your own Learner can't be timed on XLA. Name its network instead: "
         "Trial(model='module:function', device='xla').")
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()

@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pandas as pd
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
-from fastai.torch_core import apply, default_device, find_bs, to_device
+from fastai.torch_core import apply, find_bs, to_device
 from fastcore.basics import GetAttr, patch
 from fastcore.foundation import L
 from torch.autograd.graph import saved_tensors_hooks
@@ -29,9 +28,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..ground.core import check_value, free_memory, memory_bytes, open_nvml
 from ..data.item_tfms import random_states_kept
 from ..watch.nvml import ask_gpu, find_gpu
+from ..step.fast import device_of
 from ..step.kept import modules_in
-from .learner import gpus_in_use, states_kept, twin_of
+from .learner import gpus_in_use, states_kept
 from .sweep import is_out_of_memory
+from .twins import Twins
 
 # %% ../../nbs/run/09_memory.ipynb #403cc70c
 OF_TENSORS = { # kind -> what it is called
@@ -337,11 +338,9 @@ class RepeatDL(GetAttr):
     def __len__(self): return self.n
     def __iter__(self): return iter([self.batch]*self.n)
 
-def device_of(learn): return torch.device(getattr(learn.dls, 'device', None) or default_device())
-
-def real_batch(learn): # On the Learner's device
+def real_batch(learn, i=0): # On the Learner's device; `i`: of its loaders
     "A batch of the training images, as the loader makes them"
-    dl = learn.dls.train
+    dl = learn.dls[i]
     with random_states_kept(gpus_in_use()):
         batch = dl.one_batch() if hasattr(dl, 'one_batch') else next(iter(dl))
     return to_device(batch, device_of(learn))
@@ -454,8 +453,9 @@ def size_and_bs(make_twin): # Of its training set and its batches
     except Exception as e:
         if not is_out_of_memory(e): raise
         raise RuntimeError(
-            "Not even a copy of the network fits into the memory that is free now. End other programs "
-            "that use the GPU, or delete other networks in this process.") from e
+            "There is no room for a copy of this Learner. Delete other networks in this process or end "
+            "other programs that use the GPU; or delete this Learner, and name a function that returns "
+            "a new one.") from e
 
 def dataset_size(learn): # 2**20 where it has no length
     try: return max(1, len(learn.dls.train.dataset))
@@ -597,8 +597,8 @@ def explain_oom(
 )->OutOfMemory:
     "What took the memory when a fit ran out of it, and which batch would fit"
     let_go(learn, error)
-    make_twin = make_twin or partial(twin_of, learn)
-    bs = find_bs(real_batch(learn))
+    make_twin = make_twin or Twins(learn)
+    _, bs = size_and_bs(make_twin)
     twins = memory_line(make_twin, (max(1, bs//4), max(2, bs//2)))
     device = torch.device(twins.large.device)
     has = sum(n for o in held(learn, device).values() for n in o.values()) if twins.is_gpu else 0

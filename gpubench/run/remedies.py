@@ -15,22 +15,24 @@ import torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import TfmdDL
+from fastai.data.load import DataLoader
+from torch.utils.data import IterableDataset
 
 from ..ground.core import MIN_CORES, has_bf16, n_cores, wait_for
 from ..data.feed import FeedCallback
 from ..watch.timing import acts
-from ..step.fast import SpeedUp, speed_up
+from ..step.fast import SpeedUp, device_of, speed_up
 from ..step.graphed import GraphedStepCallback
 from ..step.turns import BATCH_EVENTS, declares
-from .learner import can_copy, own_callbacks
 from .forecast import n_workers_of
-from .memory import RepeatDL
+from .learner import batch_size_of
+from .memory import RepeatDL, real_batch
 
 # %% ../../nbs/run/13_remedies.ipynb #545f1321
 class SameBatchCallback(Callback):
     "Trains and validates with the same batch again and again"
     order, graph_safe = -900, True
-    def __init__(self, dls): self.batches = [o.one_batch() for o in dls.loaders[:2] if len(o)]
+    def __init__(self, batches): self.batches = batches # of training, and of validation
     def before_train(self): self.repeat(self.batches[0])
     def before_validate(self): self.repeat(self.batches[-1])
     def repeat(self, batch): self.learn.dl = RepeatDL(self.learn.dl, batch, len(self.learn.dl))
@@ -82,10 +84,18 @@ class Remedy:
     about:str=''    # 'data', 'step' or 'batch' (their number), if it is about one of these
     n_epochs:int=1  # To look at: 2 where the first epoch is unlike the later ones
 
-def same_batch(learn): learn.add_cb(SameBatchCallback(learn.dls))
+def same_batch(learn):
+    n = sum(len(o)>0 for o in learn.dls.loaders[:2])
+    learn.add_cb(SameBatchCallback([real_batch(learn, i) for i in range(n)]))
 def more_workers(learn, n):
-    for o in learn.dls.loaders: o.fake_l.num_workers = n
-def double_batches(learn): learn.dls.train.bs *= 2
+    for o in learn.dls.loaders:
+        dl = getattr(o, 'fake_l', o)
+        dl.num_workers, dl.prefetch_factor = n, dl.prefetch_factor or 2
+def double_batches(learn):
+    dl = learn.dls.train
+    if type(dl) not in (TfmdDL, DataLoader): raise TypeError(
+        f"gpubench can't change the batch size of a {type(dl).__module__}.{type(dl).__name__}.")
+    dl.bs *= 2
 def without(learn, names):
     learn.remove_cbs([o for o in learn.cbs if type(o).__name__ in names])
 def parts(learn, names): # of `speed_up`
@@ -101,15 +111,21 @@ def sped_up(learn, precision=None, leave_out=()):
     return speed_up(learn, precision)
 
 # %% ../../nbs/run/13_remedies.ipynb #4225c3cd
+def own_callbacks(learn):
+    "Callbacks that are neither fastai's nor gpubench's"
+    return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
+
 def hinders(cb):
     "Does a callback keep steps from being captured?"
     return not declares(cb) and acts(cb, BATCH_EVENTS)
 
 def _of_loaders(dl):
     "Remedies for a training that waits for its images"
-    if isinstance(getattr(dl.dataset, 'x', None), torch.Tensor): return []  # in memory, or on the GPU
+    data = getattr(dl, 'dataset', None)
+    if isinstance(getattr(data, 'x', None), torch.Tensor): return []  # in memory, or on the GPU
     found, n, now = [], n_cores(), n_workers_of(dl)
-    if now is not None and now<n and n>=MIN_CORES:
+    is_stream = isinstance(data, IterableDataset)   # which each worker would read whole
+    if now is not None and now<n and n>=MIN_CORES and not is_stream:
         n = min(n, 16)
         found.append(Remedy(f'{n} workers instead of {now}', partial(more_workers, n=n), 'hand',
                             f'num_workers={n}', about='data'))
@@ -119,7 +135,7 @@ def _of_loaders(dl):
 def remedies(learn)->list[Remedy]:
     "What can be tried on this Learner"
     dl, has, own = learn.dls.train, {type(o) for o in learn.cbs}, own_callbacks(learn)
-    device = torch.device(learn.dls.device or 'cpu')
+    device, bs = device_of(learn), batch_size_of(dl)
     on_gpu = device.type=='cuda'
     in_bf16 = on_gpu and has_bf16(device)
     found = [Remedy('as it is', lambda learn: None, 'stock'),
@@ -133,10 +149,10 @@ def remedies(learn)->list[Remedy]:
         found.append(
             Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2)
             if on_gpu else Remedy('layout and fused step', change, 'part', about='step'))
-    if type(dl) is TfmdDL and len(dl)>=8: found.append(
-        Remedy(f'batch {2*dl.bs} instead of {dl.bs}', double_batches, 'hand',
-               f'bs={2*dl.bs}: half as many steps, so compare what is learned', False, 'batch'))
-    for name in dict.fromkeys(type(o).__name__ for o in own if can_copy(o, learn)):
+    if bs and len(dl)>=8: found.append(
+        Remedy(f'batch {2*bs} instead of {bs}', double_batches, 'hand',
+               f'bs={2*bs}: half as many steps, so compare what is learned', False, 'batch'))
+    for name in dict.fromkeys(type(o).__name__ for o in own):
         change = partial(without, names=[name])
         found.append(Remedy(f'without {name}', change, 'hand', f'leave {name} out'))
     found.append(Remedy('speed_up(learn)', sped_up, 'all', n_epochs=2))

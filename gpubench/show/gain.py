@@ -9,7 +9,6 @@ __all__ = ['Gain', 'gain']
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from time import perf_counter
@@ -26,7 +25,7 @@ from tqdm.auto import tqdm
 from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
 from ..ground.record import PHASE_NAMES, plain_record
 from ..ground.stats import ENOUGH_FRAC, Interval
-from ..step.fast import SpeedUp
+from ..step.fast import SpeedUp, device_of
 from ..watch.timing import StepTimerCallback
 from ..run.sweep import is_out_of_memory
 from ..run.memory import GPU_8GB_BYTES, explain_oom, largest_batch, memory_by_kind, memory_line, size_text
@@ -34,11 +33,12 @@ from ..run.idle import idle_by_cause, profile_steps
 from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
-from ..run.learner import can_copy, check_batches, check_fit, own_callbacks, states_kept, twin_of
+from ..run.learner import check_batches, check_fit, states_kept
 from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
+from ..run.twins import Twins
 from .report import machine_table, render
-from .wording import PARTS, TOO_NOISY, fmt_bound, fmt_list, is_noisy
+from .wording import PARTS, TOO_NOISY, fmt_bound, is_noisy
 
 # %% ../../nbs/show/10_gain.ipynb #71904193
 @dataclass
@@ -103,15 +103,15 @@ class GotCallback(Callback):
 # %% ../../nbs/show/10_gain.ipynb #a705e4e1
 class Gain:
     "What a Learner would gain: a table and a sentence when shown"
-    def __init__(self, make, learn, fit, ways, now=None, dl=None):
+    def __init__(self, make, learn, fit, ways, now=None, twin=None):
         self.make, self.learn, self.fit = make, learn, fit     # `make()` returns a new twin
         self.ways = [o for o in ways if o.visits]
         self.failed = {o.remedy.name: o.failed for o in ways if o.failed}
         self.now = now                                         # `epoch_table`
-        if dl is not None:
-            self.items, self.batches = item_costs(dl), batch_costs(dl)
-            self.device, self.n_workers = torch.device(dl.device or 'cpu'), n_workers_of(dl)
-        self.not_copied = [type(o).__name__ for o in own_callbacks(learn) if not can_copy(o, learn)] if isinstance(learn, Learner) else []
+        if twin is not None:
+            dl, self.device = twin.dls.train, device_of(twin)
+            self.items, self.batches, self.n_workers = item_costs(dl), batch_costs(dl), n_workers_of(dl)
+        self.left_out = getattr(make, 'left_out', {})          # name of a callback -> why
         self.noise, self.got_cb, self.applied, self._line, self._details = pooled(self.ways), None, None, None, None
     @property
     def stock(self): return self.ways[0]
@@ -237,9 +237,7 @@ def headline(self:Gain)->str:
 @patch
 def why(self:Gain)->str:
     "What takes the time, and what `gain` couldn't see, in sentences"
-    names = fmt_list(dict.fromkeys(self.not_copied))
-    lost = f" {names} can't be copied, so this is without." if names else ''
-    return f'{self.reason()}{lost}'
+    return ' '.join([self.reason(), *(f'This is without {k}: {v}.' for k,v in self.left_out.items())])
 @patch
 def sentence(self:Gain)->str:
     return f'{self.headline()} {self.why()}'
@@ -258,7 +256,7 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     self.applied = self.best
     if not self.applied: print(f'Nothing was applied. {self.headline()}')
     done = self.applied.remedy.change(learn) if self.applied else None
-    self.got_cb = GotCallback(torch.device(learn.dls.device or 'cpu'))
+    self.got_cb = GotCallback(device_of(learn))
     learn.add_cb(self.got_cb)
     return done
 
@@ -368,12 +366,12 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         done, noted = way.remedy.change(twin), note_compiling(twin)
         if watch: watch(twin)
         found = glance(twin, fit, n_epochs, *times_s, way.remedy.n_epochs)
-        device = torch.device(twin.dls.device or 'cpu')
+        device = device_of(twin)
         if device.type=='cuda': way.peak_bytes = torch.cuda.max_memory_allocated(device)
     except Exception as e:
-        if way.remedy.kind in ('stock', 'limit'): raise
+        if way.remedy.kind=='stock': raise
         way.failed = ('It takes more memory than is free.' if is_out_of_memory(e) else
-                      _short(f'It fails here: {type(e).__name__}: {e}'))
+                      _short(f"It couldn't be tried: {type(e).__name__}: {e}"))
     else:
         if not all(o.train for o in found): raise RuntimeError(
             "The fit ended before an epoch had trained, so there is nothing to predict from. "
@@ -399,7 +397,7 @@ def compiled(ways):
 
 def second_gpu(stock, limit, learn, n_there=torch.cuda.device_count, exchange=exchange_s):
     "Half as many steps of twice the batch, with the same wait for images; as a list"
-    if torch.device(learn.dls.device or 'cpu').type!='cuda' or n_there()<2: return []
+    if device_of(learn).type!='cuda' or n_there()<2 or not limit.visits: return []
     step_s = exchange(sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad))
     def halved(stock_s, limit_s, fit):
         n = fit.n_epochs*fit.train[0].n_batches/2
@@ -410,20 +408,9 @@ def second_gpu(stock, limit, learn, n_there=torch.cuda.device_count, exchange=ex
     return [Way(Remedy('2 GPUs', None, 'model', how), visits, [None]*len(visits))]
 
 # %% ../../nbs/show/10_gain.ipynb #90731f1f
-def check_copy(learn):
-    "A `RuntimeError` if there can be no twin of this Learner"
-    try: twin_of(learn)
-    except Exception as e:
-        if is_out_of_memory(e): raise RuntimeError(
-            "There is no room for a copy of this Learner, with which `gain` measures. Delete other networks in this "
-            "process or end other programs that use the GPU; or delete this Learner, and give `gain` a function that "
-            "returns a new one.") from e
-        raise RuntimeError(f"This Learner can't be copied ({type(e).__name__}: {e}). Give `gain` a function "
-                           "that returns a new one.") from e
-
 def worth_trying(stock, limit, others):
     "Remedies about images where some wait for images, those about steps where most don't; `speed_up` comes last"
-    waits = math.exp(np.mean(stock.logs())-np.mean(limit.logs()))
+    waits = math.exp(np.mean(stock.logs())-np.mean(limit.logs())) if limit.visits else math.nan
     skipped = 'data' if waits<MIN_WAITING else 'step' if waits>MAX_WAITING else None
     why = dict(data='not tried: no step waits for images', step='not tried alone: steps mostly wait for images')
     for o in others:
@@ -448,28 +435,24 @@ def gain(
 )->Gain:
     """Predict what each remedy would bring to a fit of this Learner, in about a minute on a GPU and two or three on a CPU
 
-    Twins of the Learner train for a few seconds each, with its own callbacks; those of fastai's that write files or
-    show something are left out. The times are those of this process, without its start and imports."""
-    make = learn if callable(learn) and not isinstance(learn, Learner) else None
+    Twins of the Learner train for a few seconds each, without trackers and progress bars, and save into a folder
+    that is deleted. The times are those of this process, without its start and imports."""
+    own = learn if isinstance(learn, Learner) else None
+    check_value('learn', learn, own or callable(learn), 'a fastai `Learner`, or a function that returns one')
     check_whole('epochs', epochs, 1)
     check_fit(fit)
-    first = make() if make else learn
-    check_value('learn', first, isinstance(first, Learner), 'a fastai `Learner`, or a function that returns one')
-    if not hasattr(first.dls, 'device'): raise ValueError(
-        "This Learner's loaders are PyTorch's own, which know no device. Build them with fastai, "
-        "such as by `DataLoaders.from_dsets(train_set, valid_set, bs=64)`.")
-    if make is None: check_copy(learn)
+    make = Twins(learn)
+    first = own or make()
     check_batches(first.dls.train)
-    make = make or partial(twin_of, learn)
     bar = tqdm(leave=False, disable=not can_redraw(sys.stderr))
     with states_kept(), bar:
-        try: return _measure(make, first, fit, epochs, None if first is not learn else learn, bar)
+        try: return _measure(make, first, fit, epochs, own, bar)
         except Exception as e:
             if not is_out_of_memory(e): raise
             raise RuntimeError(str(explain_oom(first, e, make))) from e
 
 def _measure(make, learn, fit, n_epochs, own, bar):
-    times_s = TIMES_S[torch.device(learn.dls.device or 'cpu').type]
+    times_s = TIMES_S[device_of(learn).type]
     spent_s, timer = [], StepTimerCallback()
     def look(*ways, watch=None):
         for o in ways:
@@ -484,7 +467,7 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     def with_timers(twin):
         twin.add_cb(timer)
         spent_s.append(clock_callbacks(twin))
-    stock, limit, *others = map(Way, remedies(learn))
+    stock, limit, *others = map(Way, remedies(make()))
     n_clocked = warm_up(stock, with_timers)
     timer.learn = None                                      # the twin may go
     look(stock, limit, limit, stock)
@@ -502,4 +485,4 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     look(*([best] if best else []), stock)                  # once more, when the machine may have become slower
     ways += compiled(ways)+second_gpu(stock, limit, learn)
     now = epoch_table(stock.visits[-1][-1], timer.to_df(), spent_s[0], n_clocked)
-    return Gain(make, own, fit, ways, now, learn.dls.train)
+    return Gain(make, own, fit, ways, now, make())

@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+from fastai.callback.tracker import SaveModelCallback
 from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
 from fastai.layers import ConvLayer
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -84,7 +86,7 @@ def test_after_too_little_memory_it_explains(monkeypatch):
     def out_of_memory(*args, **kwargs): raise torch.cuda.OutOfMemoryError('CUDA out of memory.')
     monkeypatch.setattr(gpubench.show.gain, 'glance', out_of_memory)
     with pytest.raises(RuntimeError, match='^A training step with a batch of 8 needs about'): gain(small_cnn(photos()), 1)
-    monkeypatch.setattr(gpubench.show.gain, 'twin_of', out_of_memory)
+    monkeypatch.setattr('gpubench.run.twins.copy_training', out_of_memory)
     with pytest.raises(RuntimeError, match='^There is no room for a copy'): gain(small_cnn(photos()), 1)
 
 def test_an_error_of_the_users_code_comes_through():
@@ -104,7 +106,7 @@ def test_a_remedy_that_fails_is_a_row_of_the_table():
     class AsksCallback(Callback):
         def before_batch(self): self.learn.teacher
     found = gain(synth_learner(cbs=[TeacherCallback(), AsksCallback()]), 1, 'fit').to_df().set_index('what')
-    assert found.how['without TeacherCallback'].startswith('It fails here: AttributeError')
+    assert found.how['without TeacherCallback'].startswith("It couldn't be tried: AttributeError")
     assert found.epoch_s['without TeacherCallback']=='' and found.epoch_s['without AsksCallback']
 
 @pytest.mark.parametrize('event', ['before_train', 'before_batch'])
@@ -195,9 +197,39 @@ def test_what_could_not_be_tried_is_not_said_to_bring_no_difference():
     found = Gain(None, synth_learner(), 'fit', ways)
     assert "speed_up couldn't be tried" in found.headline() and failed.failed in found.to_df().how.tolist()
 
-def test_loaders_of_pytorch_are_refused_with_a_remedy():
-    dl = torch.utils.data.DataLoader([(torch.ones(1),)*2]*8, batch_size=2)
-    with pytest.raises(ValueError, match='DataLoaders.from_dsets'): gain(Learner(DataLoaders(dl, dl), nn.Linear(1, 1), loss_func=nn.MSELoss()))
+class OwnDL:
+    "A loader of the user's"
+    def __len__(self): return 12
+    def __iter__(self): return iter([(torch.ones(8, 1),)*2]*12)
+
+@pytest.mark.parametrize('loader,untried', [
+    (DataLoader([(torch.ones(1),)*2]*96, bs=8), {'images decoded once'}),
+    (torch.utils.data.DataLoader([(torch.ones(1),)*2]*96, batch_size=8, num_workers=1, persistent_workers=True), {'batch 16 instead of 8', 'images decoded once'}),
+    (OwnDL(), {'images decoded once'})], ids=['fastai', 'torch', 'own'])
+def test_loaders_that_it_does_not_know(loader, untried, monkeypatch):
+    monkeypatch.setattr('gpubench.run.remedies.n_cores', lambda: 2)
+    monkeypatch.setattr('gpubench.run.remedies.MIN_CORES', 2)
+    learn = Learner(DataLoaders(loader, loader), nn.Linear(1, 1), loss_func=nn.MSELoss())
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    found = gain(learn, 1, 'fit')
+    assert untried<=found.failed.keys() and found.stock.epoch_s>0
+    if 'batch 16 instead of 8' in untried: assert found.failed['batch 16 instead of 8'].startswith("It couldn't be tried: TypeError: gpubench")
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)                   # with its own workers
+
+def test_after_everyday_calls_with_callbacks_that_write(tmp_path):
+    class SavesCallback(Callback):
+        def after_epoch(self): self.learn.save('last')
+    class LogCallback(Callback):
+        def __init__(self): self.file = (tmp_path/'log.txt').open('w')
+    learn = synth_learner(n_trn=20, path=tmp_path, cbs=[SavesCallback(), LogCallback(), SaveModelCallback()])
+    with learn.no_bar():
+        learn.lr_find(num_it=6, show_plot=False)
+        learn.fit(1)
+    files = {o: o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
+    found = gain(learn, 2, 'fit')
+    assert 'without SavesCallback' in [o.remedy.name for o in found.ways]
+    assert found.why().endswith(f"This is without LogCallback: {tmp_path/'log.txt'} is open.")
+    assert found.memory().kinds['weights'] and {o: o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}==files
 
 def test_apply_does_what_is_said_to_bring_most():
     stock = made_way('as it is', 'stock', 4., 4.4)
@@ -240,7 +272,7 @@ def test_a_gpus_page_has_the_largest_batch(fails, monkeypatch, tmp_path):
     monkeypatch.setattr(Gain, 'idle', lambda self: pd.DataFrame(dict(cause=['data'], ms=[1.])))
     monkeypatch.setattr(Gain, 'memory', lambda self: SimpleNamespace(to_df=lambda: pd.DataFrame(dict(kind=['weights'], mib=[1.]))))
     learn = synth_learner()
-    found = Gain(None, learn, 'fit', [made_way('as it is', 'stock', 4., 4.4)], pd.DataFrame(dict(what=['forward'], s=[1.], share=[1.])), learn.dls.train)
+    found = Gain(None, learn, 'fit', [made_way('as it is', 'stock', 4., 4.4)], pd.DataFrame(dict(what=['forward'], s=[1.], share=[1.])), learn)
     found.device = torch.device('cuda')
     page = found.to_html(tmp_path/'gain.html').read_text()
     assert limits==[(None, 'a line'), (GPU_8GB_BYTES, 'a line')]

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from gpubench.run.memory import (OF_TENSORS, STEPS_DOWN, WatchMemoryCallback, explain_oom, largest_batch, memory_by_kind, memory_line,
-                                 real_batch, resize_batch, room_bytes, tensor_bytes, twin_of)
+                                 real_batch, resize_batch, room_bytes, tensor_bytes)
+from gpubench.run.twins import Twins, copy_training
 from gpubench.step.fast import speed_up
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
@@ -55,20 +56,10 @@ def test_callbacks_of_a_step(cbs):
     assert (m.kinds['weights'], m.kinds['gradients'], m.kinds['optimizer'])==(4*n, 4*n, 2*4*n*has_state)
     assert m.kinds['activations']>2*16*8*16*16*4 and n_hooks(learn.model)==0
 
-def test_twin_leaves_the_original_alone():
-    learn = make_learner()
-    with learn.no_bar(), learn.no_logging(): learn.fit(1)
-    before = {k: v.clone() for k,v in learn.model.state_dict().items()}
-    twin = twin_of(learn)
-    assert twin.dls.train.dataset is learn.dls.train.dataset and twin.model is not learn.model
-    memory_by_kind(twin)
-    assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
-    assert not any(isinstance(o, WatchMemoryCallback) for o in (*learn.cbs, *twin.cbs))
-
-def test_sped_up():
+def test_sped_up(tmp_path):
     learn, plain = make_learner(), memory_by_kind(make_learner())
     speed_up(learn)
-    m = memory_by_kind(twin_of(learn))
+    m = memory_by_kind(copy_training(learn, tmp_path)[0])
     for o in ('weights', 'gradients', 'optimizer', 'activations'): assert m.kinds[o]==pytest.approx(plain.kinds[o], rel=.2), o
 
 def test_no_step_runs():
@@ -187,5 +178,5 @@ def test_gpu_out_of_memory_is_explained():
     assert found.needed.bs==512 and 0<found.largest.verified<512
     assert 'activations for the backward pass' in found.text and 'GradientAccumulation(512)' in found.text
     assert tensor_bytes(found.needed.kinds)>2048*MIB and set(OF_TENSORS)<=set(found.needed.kinds)
-    measured = memory_by_kind(twin_of(learn))                 # now it fits
+    measured = memory_by_kind(Twins(learn)())                 # now it fits
     assert found.needed.kinds['activations']==pytest.approx(measured.kinds['activations'], rel=.1)
