@@ -87,13 +87,6 @@ def test_help_imports_nothing_heavy():
     assert len(VERBS)>6 and all(f'  {o.split()[0]} ' in p.stdout for o in VERBS)
 
 
-@pytest.mark.parametrize('verb', VERBS)
-def test_every_verb_shows_examples_and_exit_codes(verb, call):
-    p = call(*verb.split(), '--help')
-    assert (p.exit_code, p.stderr) == (0, '')
-    assert re.search(rf'Examples:\n +gpubench {verb}', p.stdout) and 'Exit codes:' in p.stdout
-
-
 @pytest.mark.slow
 def test_version_and_unknown_verb():
     assert gpubench_command('--version').stdout == f'gpubench {gpubench.__version__}\n'
@@ -117,15 +110,6 @@ def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
     assert (out/'01_small.ipynb').is_file() and (out/'report.html').is_file()
     assert read_records(out)[['visit', 'seed']].values.tolist() == [[0, 5], [1, 5], [2, 5]]
     assert 'lenet on digits' in p.stdout and (out/'report.html').as_uri() in p.stdout
-
-
-@pytest.mark.slow
-def test_progress_is_shown_with_what_is_left(labs, tmp_path):
-    write_lab(labs, '01_small', 'print(1)')
-    p = gpubench_command('run', '--labs', labs, '--out', tmp_path/'out')
-    assert p.returncode==0
-    assert '01_small on every device: 100%' in p.stderr
-    assert 'No records in' in p.stderr
 
 
 @pytest.mark.parametrize('status,code', [
@@ -340,24 +324,6 @@ def test_labs_are_listed_shown_and_copied(labs, tmp_path, call):
 
 
 # sweep
-
-@pytest.mark.slow
-def test_what_a_folder_was_taken_for_is_printed_once(tmp_path):
-    from PIL import Image
-    for k in ('pets/train', 'pets/test1'):
-        (tmp_path/k).mkdir(parents=True)
-        for i in range(8): Image.new('RGB', (16, 16), (9*i, 0, 0)).save(tmp_path/k/f'{"cat" if i%2 else "dog"}_{i}.png')
-    asked = ('sweep', '--dataset', 'pets', '--labels', '^train/(cat|dog)_', '--bs', 4, '--size', 16, '--repeats', 1, '--device', 'cpu', '--no-progress')
-    p = gpubench_command(*asked, '--out', 'mine', cwd=tmp_path)
-    classes = '8 images of 2 classes (cat 4, dog 4)'
-    split = 'split by gpubench: 6 to train, 2 held out (20 % of each class); left out: 8 in test1 (no labels)'
-    assert (p.returncode, p.stdout.count(f'pets: {classes}; {split}\n'))==(0, 1), p.stderr
-    row = read_records(tmp_path/'mine').iloc[0]
-    assert [row[o] for o in ('status', 'labels', 'classes', 'split')]==['ok', '^train/(cat|dog)_', classes, split]
-    p = gpubench_command(*asked, '--out', 'mine', '--json', cwd=tmp_path)
-    assert len(json.loads(p.stdout))==1 and p.stderr.count('pets: ')==1
-    p = gpubench_command('sweep', '--dataset', 'digits', '--labels', 'a', '--device', 'cpu', cwd=tmp_path)
-    assert p.returncode==2 and "labels='a' is for a folder of your own" in p.stderr
 
 @pytest.mark.parametrize('number, words', [(errno.ENOSPC, 'the disk is full'), (errno.EDQUOT, 'your share of the disk is used up'),
                                            (errno.EACCES, 'Permission denied. Make the folder writable')])

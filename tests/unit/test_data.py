@@ -397,7 +397,7 @@ def test_failed_download_leaves_nothing(reply, home, monkeypatch):
     assert what_is_left(home)==[] and not (fastai_path('data')/'mnist_png').exists()
 
 def test_silent_server(home, monkeypatch):
-    with server(lambda h: time.sleep(3)) as url:
+    with server(lambda h: time.sleep(1)) as url:
         use(monkeypatch, url)
         with pytest.raises(RuntimeError, match='timed out'): download('mnist', patience_s=.3)
     assert what_is_left(home)==[]
@@ -697,10 +697,6 @@ def test_the_remedies_for_classes_in_several_folders_work(tmp_path, counts):
     assert get_images(tmp_path, 9, labels=inner).vocab==['1', '2']
     images = get_images(tmp_path, 9, labels=outer)
     assert images.vocab==['cat', 'dog'] and len(images)==sum(counts.values())
-
-def test_what_is_left_out_ends_in_dots_if_it_is_much(tmp_path):
-    images = get_images(put(tmp_path, train__a=2, train__b=2, **{f'extra{i}': 1 for i in range(7)}), 9)
-    assert images.remarks.startswith('left out: 1 in extra0 (outside the split), ') and images.remarks.endswith('1 in extra4 (outside the split) …')
 
 def test_what_a_folder_was_taken_for_is_printed_once(tmp_path, capsys):
     put(tmp_path/'pets', train__cat=4, train__dog=4, valid__cat=1, valid__dog=1, test=2)

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from made_up_records import PARTS, failed, visit, visits
 
-from gpubench.show.compare import compare, comparison_text, load_records
+from gpubench.show.compare import compare, load_records
 from gpubench.show.findings import Workload, add_labels, compare_devices, findings, recommend, summary_table
-from gpubench.show.report import summary_text
 from gpubench.ground.stats import ratios
 from gpubench.ground.stats import Interval
 from gpubench.show.wording import fit_sentence, fmt_ratio
@@ -31,13 +30,6 @@ def test_the_smallest_batch_that_is_enough():
 def test_a_larger_batch_that_does_gain_is_named():
     rows = rates(64, 50., 50.1, 49.9) + rates(128, 99.0, 99.01, 98.99) + rates(256, 100., 100.01, 99.99)
     assert 'on the GPU: 128.' in said(rows) and 'Batch 256 is 1.01 times as fast (' in said(rows)
-
-
-def test_a_batch_size_that_the_visits_do_not_tell_is_not_recommended_as_if():
-    rows = rates(64, 80, 100, 120) + rates(128, 82, 101, 118) + rates(256, 40, 41, 42)
-    text = said(rows)
-    assert 'Measure again on the GPU: the visits do not decide between batch 128 and batch 64. By the medians, the fastest is 128; 64 is ' in text
-    assert 'The smallest batch within' not in text and 'Batch 128 gains nothing' not in text and 'Batch 256 gains nothing' in text
 
 
 def test_one_trial_of_two_labs_is_pooled_and_other_images_are_not():
@@ -72,25 +64,11 @@ def test_the_noise_floor_of_real_records():
     assert 'the same configuration was visited twice in each round (batch 128 on the CPU)' in said(real)
 
 
-def test_left_out_images_disqualify_an_epoch_time():
-    text = said(visits((64, 128, 1024), ['cuda']))
-    assert 'The fastest of 64 to 128 on the GPU is batch 128, but nothing larger was compared. Batch 1024 left out too many images.' in text
-    assert 'among those that leave out at most 5 % of the images: 64' in said(rates(16, 50, 51, 52) + rates(64, 99, 100, 101) + rates(128, 90, 91, 92)
-                                                                             + visits((1024,), ['cuda']))
-    assert 'Batch 1024 leaves out 413 of the 1,437 training images in each epoch: its time is not comparable.' in text
-
-
 def test_where_the_gpu_loses():
     rows = visits((8, 16, 64), ['cpu'], epoch_s=1., images_per_s=100.)
     for bs,s in ((8, 2.), (16, 1.5), (64, .5)):
         rows += [visit(bs, 'cuda', n, epoch_s=s+n/100, images_per_s=100/(s+n/100)) for n in range(3)]
     assert 'The GPU is slower than the CPU below batch 64.' in said(rows)
-
-
-def test_one_run_says_so():
-    assert said([visit()]).startswith('Only one run exists')
-    assert 'Each configuration has one visit' in said(visits(n=1))
-    assert '1 of 3 configurations have a single visit' in said(visits((16,)) + [visit(64)])
 
 
 def test_nothing_is_said_of_numbers_that_are_not_there():
@@ -156,19 +134,6 @@ def test_the_most_important_comes_first_and_nothing_is_lost():
     assert len({o.text for o in found})==len(found) and recommend(rows)==[o.text for o in found]
 
 
-def restless(**kw): return [o | dict(epoch_s=o['epoch_s']*(3 if o['visit']==2 else 1)) | kw for o in visits((16, 64))]
-
-
-def test_the_warning_of_noise_comes_once_with_what_it_is_of():
-    rows = restless() + restless(model='b') + visits((16, 64), model='quiet')
-    for o in (said(rows), summary_text(rows)):
-        assert o.count('busy with something else')==1 and 'In 8 of 12 configurations' in o and '(b on made-up images)' in o and 'and 4 more' in o
-    text = comparison_text(compare([o for o in rows if o['device']=='cpu'], [o for o in rows if o['device']=='cuda']))
-    assert text.count('WARNING')==1 and text.splitlines()[-1].startswith('WARNING: In')
-    quiet = visits((16, 64))
-    assert 'WARNING' not in summary_text(quiet) + comparison_text(compare(quiet, quiet))
-
-
 @pytest.mark.parametrize('ends,shown', [((77, 61_932), 'too noisy to tell.'), ((77, np.inf), 'too noisy to tell.'), ((77, 150), '300 (77 to 150), beyond')])
 def test_a_range_of_batch_sizes_that_is_too_wide_is_no_range(ends, shown):
     intervals = {o: Interval(1., .9, 1.1, .95) for o in ('overhead_ms', 'fixed_ms', 'per_image_ms')}
@@ -176,10 +141,6 @@ def test_a_range_of_batch_sizes_that_is_too_wide_is_no_range(ends, shown):
                           best_bs_ci=lambda: Interval(300., *ends, .95))
     assert f'images per second: {shown}' in fit_sentence('GPU', fit)
 
-
-def test_sizes_that_only_failed_were_tried():
-    text = ' '.join(recommend(visits((64, 128), ['cuda'])+[failed(bs=256, n=i) for i in range(3)]))
-    assert 'Batch 256 ran out of memory' in text and 'nothing larger was compared. Batch 256 ran out of memory.' in text and 'Try larger' not in text
 
 def test_accuracies_of_two_ways_are_not_pooled():
     rows = visits((16, 64), ['cpu'], accuracy=.95)+visits((16, 64), ['cpu'], precision='bf16', accuracy=.55)

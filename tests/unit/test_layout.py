@@ -95,10 +95,6 @@ def test_training_in_layouts_is_a_stock_training(model):
     assert all('; 8 times in the last fit' in table.why[o] for o in ('channels_last', 'oneDNN'))
     assert_close(stock, fast)
 
-def test_the_table_before_a_fit_says_what_is_meant():
-    table = rows(speed_up(learner()))
-    assert all(table.on[o] and table.why[o].endswith('from the next fit on') for o in ('channels_last', 'oneDNN'))
-
 def test_validation_is_no_fit():
     learn, done = fitted(speed_up)
     learn.validate()

@@ -266,6 +266,7 @@ def test_one_of_two_is_lost():
 
 # ---- a query that hangs while the others answer
 
+@pytest.mark.slow
 def test_a_query_that_hangs_in_a_fit():
     "The fit ends two seconds after its end; what was sampled in part has no mean; the next fit neither waits nor asks again"
     gpu = FakeGPU(**BUSY)
@@ -369,6 +370,7 @@ def test_gone_within_a_second_of_an_error():
         took_s = time.monotonic()-(end-20)
     assert not cb.running and kept.value is not None and took_s<10       # at once, as a rule
 
+@pytest.mark.slow
 def test_a_slow_driver_is_asked_less_often():
     with FakeNVML([FakeGPU(**BUSY)], query_s=.03).installed(), Monitor(devices=0) as m: time.sleep(3)
     assert m.fits[0].period_s>=2*7*.03 and m.fits[0].n<=3/.42+3     # of eight queries one is a counter, and put off

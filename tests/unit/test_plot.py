@@ -14,7 +14,7 @@ from gpubench.show import plot
 from gpubench.ground import series
 from gpubench.watch import timing
 from gpubench.show.compare import compare
-from gpubench.ground.curves import fit_step_time, fit_time_curve
+from gpubench.ground.curves import fit_step_time
 from gpubench.ground.record import FIELDS, PHASE_NAMES
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import Trial
@@ -87,8 +87,6 @@ def test_lines_are_medians():
     ax = plot.plot_batch_sizes(pd.DataFrame([visit(bs, n=i, epoch_s=t) for bs in (16, 64) for i,t in enumerate(times)]))
     line = next(o for o in ax.lines if o.get_linestyle()=='-' and len(o.get_xdata()))
     assert list(line.get_ydata())==[2., 2.]
-
-
 
 
 def test_every_visit_is_a_dot_in_each_phase():
@@ -240,14 +238,6 @@ def test_price_against_speed_shows_what_has_both():
     points = [(o.get_xdata()[0], o.get_ydata()[0]) for o in ax.lines if o.get_gid()=='machine']
     assert points==[(1., 100.), (10., 3000.)] and ax.get_xlim()[0]==ax.get_ylim()[0]==0
     assert len(ax.get_legend().get_texts())==2
-
-
-def test_a_caption_of_a_fit_says_off_by_in_one_meaning_and_doubts_what_is_shown():
-    times = [42.8, 34.5, 29.0, 24.2, 23.8]                       # every parameter has an interval with two ends, and the fit is in doubt
-    df = pd.DataFrame(dict(bs=[16, 32, 64, 128, 256], epoch_s=times))
-    text = ' '.join(plot.plot_fit(df, fit_time_curve(df.bs, df.epoch_s)).texts[-1].get_text().split())
-    assert 'Doubtful: alpha and T_min' in text and 'Not shown by the data' not in text
-    assert 'off by' not in text.split('Doubtful')[0]
 
 
 @pytest.mark.parametrize('f', [plot.plot_batch_sizes, plot.plot_phases, plot.plot_memory])
