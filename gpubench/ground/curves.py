@@ -14,6 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 from scipy import optimize, special
 from scipy import stats as sps
+from .core import InputError
 from .stats import LEVEL, Interval
 
 # %% ../../nbs/ground/03_curves.ipynb #ce7f3280
@@ -74,7 +75,7 @@ def _visits(bs, times, rounds, name):
     kth = [int((bs[:i]==o).sum()) for i,o in enumerate(bs)]
     rounds = kth if rounds is None else [*map(str, rounds)]
     for what,x in ((name, times), ('rounds', rounds)):
-        if len(bs)!=len(x): raise ValueError(
+        if len(bs)!=len(x): raise InputError(
             f"`bs` holds {len(bs)} values and `{what}` {len(x)}. Give one for each batch size, and "
             "repeat the size for each visit.")
     known = np.isfinite(bs) & np.isfinite(times)
@@ -506,7 +507,7 @@ def _crossing(slow, fast):
 def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no crossing shows
     "From which size on `fast` is faster; within the interval, the fits can't be told apart"
     for o in (slow, fast):
-        if not isinstance(o, StepTime): raise ValueError(
+        if not isinstance(o, StepTime): raise InputError(
             "crossover_bs compares the times of a step, so it takes what "
             f"`fit_step_time` returns, not a {type(o).__name__}.")
     mid = float(_crossing(slow, fast))

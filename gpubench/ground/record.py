@@ -15,7 +15,7 @@ import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .core import write_fault
+from .core import InputError, StateError, write_fault
 
 # %% ../../nbs/ground/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
@@ -269,7 +269,7 @@ def records_path(path)->Path:
     "`records.jsonl` in a run's folder, or `path` itself if it ends in .jsonl"
     if not isinstance(path, (str, os.PathLike)):
         shown = repr(path) if len(repr(path))<=60 else f'A {type(path).__name__}'
-        raise ValueError(f"{shown} is no place for records. Use a folder, or a file that ends in "
+        raise InputError(f"{shown} is no place for records. Use a folder, or a file that ends in "
                          ".jsonl.")
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
@@ -321,7 +321,7 @@ def check_place(path)->Path: # The file of the records
     elif path.is_dir(): why = "it is a folder with a file's name"
     elif is_other: why = 'it is the wrong kind of file'
     else: return path
-    raise ValueError(f"Records cannot go to {str(asked)!r}: {why}. "
+    raise InputError(f"Records cannot go to {str(asked)!r}: {why}. "
                      "Use a folder, which need not exist yet, or a file that ends in .jsonl.")
 
 def check_writable(path)->Path: # The file of the records; its folder exists
@@ -333,7 +333,7 @@ def check_writable(path)->Path: # The file of the records; its folder exists
         if path.exists(): open(path, 'ab').close()
     except OSError as e:
         why, remedy = write_fault(e)
-        raise RuntimeError(f"Records cannot be written to {path}: {why}. {remedy}, or name another "
+        raise StateError(f"Records cannot be written to {path}: {why}. {remedy}, or name another "
                            "folder; nothing was measured yet.") from None
     return path
 
@@ -348,7 +348,7 @@ def _json_number(text):
 
 def _printable(x, level=0):
     "With half a surrogate pair as its code; a `ValueError` if it is nested too deeply for a record"
-    if level>_MAX_DEPTH: raise ValueError('no record is that deep')
+    if level>_MAX_DEPTH: raise InputError('no record is that deep')
     if isinstance(x, dict): return {_printable(k): _printable(v, level+1) for k,v in x.items()}
     if isinstance(x, list): return [_printable(o, level+1) for o in x]
     return x.encode('utf-8', 'backslashreplace').decode() if isinstance(x, str) else x
@@ -389,7 +389,7 @@ def _check_schema(path, rows):
     is_version = all(o.isdigit() for o in odd)
     todo = "They are damaged or another program's; move them away"
     if is_version: todo = 'Use the gpubench that wrote them'
-    raise RuntimeError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
+    raise StateError(f"{path} holds records of schema {', '.join(odd)}, not {SCHEMA_VERSION}. {todo}.")
 
 # %% ../../nbs/ground/01_record.ipynb #80f172a4
 def record_rows(path)->list[dict]: # One per visit, in the order written
@@ -398,15 +398,15 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
     if not path.is_file():
         why = ("it doesn't exist" if not asked.exists() else 'it has no records.jsonl' if asked.is_dir() else
                'it is neither a folder nor a .jsonl file')
-        raise RuntimeError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
+        raise StateError(f"There are no records in {str(asked)!r}: {why}. Give the folder of a `gpubench run` or a "
                            "sweep (its --out, or out=…).")
     mib = path.stat().st_size/2**20
-    if mib>_MAX_MIB: raise RuntimeError(
+    if mib>_MAX_MIB: raise StateError(
         f"{path} has {mib:,.0f} MiB, but records may take at most {_MAX_MIB}, which is enough for "
         "100,000 visits. Check that it is a file of records; if it holds several runs, split it.")
     found = [_parse(o) for o in path.read_bytes().split(b'\n') if o.strip()]
     rows = [o for o in found if o is not None]
-    if not rows and len(found)>1: raise RuntimeError(
+    if not rows and len(found)>1: raise StateError(
         f"No line of {path} is a record, so it was left as it is. Records are JSON, one per line.")
     if len(rows)<len(found):
         where = f'set aside in {path.name}.torn'

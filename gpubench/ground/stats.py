@@ -12,7 +12,7 @@ import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from .core import check_value, is_number, nearest
+from .core import InputError, check_value, is_number, nearest
 from .record import FIELDS, INHERITED
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ LEVEL = .95 # the coverage wanted
 
 def _finite(x, name='x'):
     try: x = np.asarray(x, float).ravel()
-    except (TypeError, ValueError) as e: raise ValueError(
+    except (TypeError, ValueError) as e: raise InputError(
         f"{name} is {reprlib.repr(x)}, but it has to be numbers ({e}).") from None
     return x[np.isfinite(x)]
 
@@ -92,13 +92,13 @@ def ratio_ci(
 )->Interval: # Of a/b; no interval with fewer than two visits on a side
     "a/b with an interval: Welch's t (1947) on logarithms (Kalibera & Jones, ISMM 2013)"
     def logs(x, name):
-        if not len(x): raise ValueError(
+        if not len(x): raise InputError(
             f"`{name}` holds no finite value. Give the medians of its visits.")
-        if min(x)<=0: raise ValueError(
+        if min(x)<=0: raise InputError(
             f"`{name}` holds {min(x):g}; a ratio of times needs values above 0.")
         return np.log(x)
     if paired:
-        if len(a)!=len(b): raise ValueError(
+        if len(a)!=len(b): raise InputError(
             f"`a` has {len(a)} values and `b` has {len(b)}; pairs need equally many.")
         pairs = np.column_stack([a, b]).astype(float)
         a, b = pairs[np.isfinite(pairs).all(1)].T
@@ -236,7 +236,7 @@ def ratios(
     "How many times better each option is than another, within the rounds that they share"
     if not isinstance(by, str): records, by = records.assign(option=[*by]), 'option'
     for o in (by, of):
-        if o not in records: raise ValueError(
+        if o not in records: raise InputError(
             f"The records have no {o!r}. {nearest(o, [*map(str, records)])}Give one of their "
             f"columns: {', '.join(map(str, records))}.")
     if 'round_id' not in records: records = records.assign(round_id=rounds_of(records))
@@ -249,7 +249,7 @@ def ratios(
     medians = [o.median() for o in values]
     timed = [i for i,o in enumerate(values) if len(o)]
     ranked = sorted(timed, key=medians.__getitem__, reverse=is_rate)
-    if base is not _BEST and value_text(base) not in texts: raise ValueError(
+    if base is not _BEST and value_text(base) not in texts: raise InputError(
         f"There is no option {base!r} of {by!r} to compare with. Give one of: {', '.join(texts)}.")
     def row(i):
         j = next((o for o in ranked if o!=i), i) if base is _BEST else texts.index(value_text(base))
