@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
-from ..ground.core import is_number, nearest, open_nvml
+from ..ground.core import InputError, is_number, nearest, open_nvml
 
 # %% ../../nbs/watch/01_nvml.ipynb #008c66a7
 POSSIBLE = { # column -> the least and the most that can be
@@ -180,7 +180,7 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
     names = {}
     for o in devices if isinstance(devices, (list, tuple, set)) else [devices]:
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
-        if not re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name): raise ValueError(
+        if not re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name): raise InputError(
             f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as "
             "CUDA counts, 'cuda:1' or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); "
             "[] watches the CPU alone.")

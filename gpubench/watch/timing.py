@@ -12,7 +12,7 @@ from copy import deepcopy
 from time import perf_counter
 from weakref import finalize
 
-from ..ground.core import check_value, is_number, wait_for
+from ..ground.core import StateError, check_value, is_number, wait_for
 from ..ground.record import PHASE_NAMES
 import numpy as np
 import pandas as pd
@@ -329,7 +329,7 @@ def _begin_training(self:StepTimerCallback):
 @patch
 def _marks(self:StepTimerCallback):
     device = next((o.device for o in self.learn.model.parameters()), torch.device('cpu'))
-    if device.type=='xla' and not hasattr(self.learn, 'sync_step'): raise RuntimeError(
+    if device.type=='xla' and not hasattr(self.learn, 'sync_step'): raise StateError(
         "On XLA a step only runs when it is synced, so these times would be Python's. "
         "Add SyncStepCallback() to the Learner.")
     if device.type!='cuda': return HostMarks(self.clock)
@@ -362,7 +362,7 @@ class SyncStepCallback(Callback):
     def before_fit(self):
         held = {id(o) for o in self.model.parameters()}
         if all(id(o) in held for o,*_ in self.opt.all_params()): return
-        raise RuntimeError("The optimizer holds weights that the model no longer has, since the model "
+        raise StateError("The optimizer holds weights that the model no longer has, since the model "
             "moved to XLA later. Call model.to('xla') before you make the Learner.")
     def after_batch(self):
         timers = [o for o in self.learn.cbs if isinstance(o, StepTimerCallback)]
