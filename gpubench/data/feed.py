@@ -154,7 +154,7 @@ ASKING_S        = .5    # how long a pass may ask for them before its first batc
 def _while_readers_live():
     try: yield
     except BrokenExecutor as e:
-        raise RuntimeError('A process that decodes images has ended, perhaps because memory '
+        raise StateError('A process that decodes images has ended, perhaps because memory '
                            'ran out. Free some memory, and train again.') from e
 
 class Requests:
@@ -488,7 +488,7 @@ def decode_all(self:FeedCallback):
         for _ in requests.once_decoded(chunked(rows, dl.bs)): pass
         n = sum(o.paths in kept and not self.memory.in_file(kept[o.paths].refs) for o in rows)
         if n<len(rows):
-            raise RuntimeError(f'Only {n} of {len(rows)} decoded images fit in half of the free '
+            raise StateError(f'Only {n} of {len(rows)} decoded images fit in half of the free '
                                'memory. Use fewer or smaller images.')
 
 # %% ../../nbs/data/10_feed.ipynb #feed0074

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from PIL import Image
+from ..ground.core import InputError
 
 # %% ../../nbs/data/02_folders.ipynb #29584f04
 _WORDS = dict( # meaning -> words; `rest` may stand beside one
@@ -116,13 +117,13 @@ def file_sizes(files)->set: # (width, height) in px
     if not bad: return set(seen.values())
     named = first_few(f'{o} ({why})' for o,why in bad.items())
     remedies = dict.fromkeys(_REMEDIES.get(o, 'Delete or replace them') for o in bad.values())
-    raise ValueError(f"{len(bad)} of {len(seen)} image files cannot be read: {named}. "
+    raise InputError(f"{len(bad)} of {len(seen)} image files cannot be read: {named}. "
                      f"{'. '.join(remedies)}{THEN}.")
 
 # %% ../../nbs/data/02_folders.ipynb #77b1cc86
 def _csv_rows(path):
     try: text = path.read_text(encoding='utf-8-sig')
-    except (OSError, UnicodeDecodeError) as e: raise ValueError(
+    except (OSError, UnicodeDecodeError) as e: raise InputError(
         f"The labels in {path} cannot be read ({e}). Give a CSV file in UTF-8 with columns file "
         "and label.") from e
     first = text.partition('\n')[0]
@@ -159,32 +160,32 @@ def _csv_columns(path, rows, find):
     def n_found(i): return sum(len(o)>i and bool(find(o[i])) for o in rows[:100])
     def sure(i): return -_FILE_COLUMNS.index(heads[i]) if heads[i] in _FILE_COLUMNS else -99
     i = max(range(len(heads)), key=lambda i: (n_found(i)>0, sure(i), n_found(i)))
-    if not n_found(i): raise ValueError(
+    if not n_found(i): raise InputError(
         f"No row of {path} names an image, with {columns}. Write paths below the data set's "
         "folder, with or without suffix.")
     others = [j for j in range(len(heads)) if j!=i]
     named = [j for j in others if heads[j] in _LABEL_COLUMNS] or others
-    if len(named)!=1: raise ValueError(
+    if len(named)!=1: raise InputError(
         f"{path} has {columns}: which one has the labels? Keep two, file and label.")
     return i, named[0], rows[not find(rows[0][i]):]
 
 def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> class
     "The labels in a table; a `ValueError` where it isn't clear which file has which label"
     find, rows = _find_files(root, files), _csv_rows(path)
-    if not rows: raise ValueError(f"{path} is empty. It needs columns file and label.")
+    if not rows: raise InputError(f"{path} is empty. It needs columns file and label.")
     i, j, rows = _csv_columns(path, rows, find)
     cells = [(o[i], o[j].strip()) for o in rows if len(o)>max(i, j) and o[j].strip()]
     found = {cell: find(cell) for cell,_ in cells}
-    if lost := [o for o,f in found.items() if not f]: raise ValueError(
+    if lost := [o for o,f in found.items() if not f]: raise InputError(
         f"{len(lost)} of {len(cells)} rows of {path} name images that aren't in {root}: "
         f"{first_few(lost)}. Add those files, or take out the rows.")
     if many := [o for o,f in found.items() if len(f)>1]:
         meant = first_few(o.relative_to(root) for o in found[many[0]])
-        raise ValueError(f"{many[0]!r} in {path} could be {meant}. Write the path.")
+        raise InputError(f"{many[0]!r} in {path} could be {meant}. Write the path.")
     labels = {}
     for cell,label in cells:
         before = labels.setdefault(found[cell][0], label)
-        if before!=label: raise ValueError(
+        if before!=label: raise InputError(
             f"{path} labels {cell} as {before!r} and as {label!r}. Keep one.")
     return labels
 
@@ -296,18 +297,18 @@ def _check_classes(root, train, valid, empty, out):
         found += " Its annotations are boxes or masks; a classifier needs one class for each image."
     parts = {o.part for o in train}
     if 'train' in empty and parts & {'valid', 'test'}:
-        raise ValueError(f"{root} has held-out images but none to train on. {remedy}")
+        raise InputError(f"{root} has held-out images but none to train on. {remedy}")
     known, held_out = ({k for o in part for k in o.labels} - {None} for part in (train, valid))
     if not known:
-        raise ValueError(f"There are no images in class folders below {root}.{found} {remedy}")
+        raise InputError(f"There are no images in class folders below {root}.{found} {remedy}")
     unlabelled, no_held_out = any('(no labels)' in o for o in out), empty & {'valid', 'test'}
-    if 'train' in parts and not valid and not unlabelled and no_held_out: raise ValueError(
+    if 'train' in parts and not valid and not unlabelled and no_held_out: raise InputError(
         f"The folder for held-out images in {root} has no images in class folders. "
         "Fill it or remove it.")
     if len(known)<2:
         rename = ' If one of these folders is a class, give it another name.' if out else ''
-        raise ValueError(f"{root} has only one class, {min(known)!r}.{found}{rename} {remedy}")
-    if only := sorted(held_out-known): raise ValueError(
+        raise InputError(f"{root} has only one class, {min(known)!r}.{found}{rename} {remedy}")
+    if only := sorted(held_out-known): raise InputError(
         f"{root} has held-out images of {only}, but no training images of that class. If the names "
         "only differ in spelling, rename the folder; otherwise add training images.")
 
@@ -322,7 +323,7 @@ def _check_keys(root, places, pattern):
     """A `ValueError` if classes lie in another, at several depths or in several folders;
     `pattern` finds the outer ones"""
     keys = {o.key: o.path for o in places if o.key}
-    if inner := next((o for o in keys if o[:-1] in keys), None): raise ValueError(
+    if inner := next((o for o in keys if o[:-1] in keys), None): raise InputError(
         f"The folder {keys[inner]} is inside another class's folder. "
         "Move it up, or its images into that folder.")
     def above(key): # the folders above the class, without words for a split
@@ -338,7 +339,7 @@ def _check_keys(root, places, pattern):
         why = (f"{first_few(twice)} in several folders: {where}. "
                "They may be variants of the same images")
     else: return
-    raise ValueError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set "
+    raise InputError(f"{root} has {why}, so they aren't mixed. Give one of these folders; or set "
                      "labels='([^/]+)/[^/]+$' if each folder with images is a class, or "
                      f"labels={pattern!r} if the outer ones are.")
 
@@ -364,7 +365,7 @@ def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` 
     """By one rule: an image's class is the last folder on its path whose name is no word for a
     split, annotations or just images; its part is the word for a split"""
     try: places, empty = read_places(root, by_name=not labels)
-    except OSError as e: raise ValueError(
+    except OSError as e: raise InputError(
         f"{e.filename} in the data set {root} cannot be read ({e.strerror}). "
         f"Make it readable, or take it out{THEN}.") from e
     images = [f for o in places if o.part!='annotation' for f in o.files]
@@ -378,7 +379,7 @@ def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` 
         for o in (train, valid): _check_keys(root, o, outer_pattern(root, train, valid))
     label = {f: k for o in [*train, *valid] for f,k in zip(o.files, o.labels)}
     bare = [f.relative_to(root) for f,k in label.items() if k is None] if labels else []
-    if bare: raise ValueError(
+    if bare: raise InputError(
         f"{len(bare)} of {len(label)} images have no label by labels={labels!r}: "
         f"{first_few(bare)}. Label them or take them out.")
     files = [[f for o in part for f in o.files] for part in (train, valid)]

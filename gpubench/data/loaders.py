@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from ..ground.core import check_value, check_whole, memory_bytes, n_cores, one_of, pick_device
+from ..ground.core import (
+    InputError, StateError, check_value, check_whole, memory_bytes, n_cores, one_of, pick_device)
 from .folders import IMAGE_SUFFIXES, THEN, allow_heic, scan
 from .sets import (DATASETS, ImageSet, check_dataset, check_labels, find_folder, get_images,
                            is_path, print_once, write_out)
@@ -63,7 +64,7 @@ def _open_named(cls, source, kwargs):
         if isinstance(source, (str, Path)): allow_heic(source)
         return cls.create(source, **kwargs)
     except Exception as e:                       # Pillow raises half a dozen kinds
-        raise ValueError(f"The image {source} cannot be decoded ({type(e).__name__}: {e}). "
+        raise InputError(f"The image {source} cannot be decoded ({type(e).__name__}: {e}). "
                          f"Delete or replace it{THEN}.") from e
 
 class NamedImage(PILImage):
@@ -128,7 +129,7 @@ def _decode(source, n_in, size):
 
 def _check_fits(images, free, where, instead):
     n_bytes = len(images)*images.n_in*float(images.size)**2
-    if n_bytes>.9*free: raise RuntimeError(
+    if n_bytes>.9*free: raise StateError(
         f"The images take {n_bytes/2**30:.1f} GiB of {where} and {free/2**30:.1f} "
         f"GiB are free. Use loader={instead!r}, a smaller size or max_images.")
 
@@ -234,16 +235,16 @@ def _check_knobs(bs, loader, n_workers, pin_memory, device, seed):
     check_whole('bs', bs, 1)
     check_whole('n_workers', n_workers, 0)
     check_whole('seed', seed, 0, hint='It orders the training images.')
-    if loader=='cached': raise ValueError(
+    if loader=='cached': raise InputError(
         "loader='cached' needs a Learner, which decodes each image once while it trains. "
         "Use loader='files' and `speed_up(learn)`, or Trial(loader='cached').")
     one_of('loader', loader, LOADERS)
-    if loader=='resident' and n_workers: raise ValueError(
+    if loader=='resident' and n_workers: raise InputError(
         f"loader='resident' takes its batches on the device, so n_workers={n_workers} would start "
         "processes with nothing to do. Use n_workers=0, or loader='memory'.")
-    if pin_memory and loader=='resident': raise ValueError(
+    if pin_memory and loader=='resident': raise InputError(
         "loader='resident' copies no batches, so pin_memory=True changes nothing. Leave it False.")
-    if pin_memory and device.type=='cpu': raise ValueError(
+    if pin_memory and device.type=='cpu': raise InputError(
         "pin_memory=True speeds up copies to a GPU, but the device is the CPU. Leave it False.")
 
 # %% ../../nbs/data/04_loaders.ipynb #14a7cc25
@@ -272,7 +273,7 @@ def get_dls(
     if is_path(dataset) and is_main:
         print_once(images.name, images.classes_text(), images.split_text())
     n = len(images.split()[0])
-    if bs>n: raise ValueError(
+    if bs>n: raise InputError(
         f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
         f"would run. Use bs={n} or less, or a larger data set.")
     if augment is True: augment = BatchAugment()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from .birds import BIRD_CLASSES, BIRD_KINDS, draw_wood
-from ..ground.core import n_cores
+from ..ground.core import StateError, n_cores
 import numpy as np
 from fastai.data.external import fastai_cfg
 from filelock import FileLock
@@ -67,7 +67,7 @@ def make_once(
             if message: print(message, flush=True)
             _write_once(place, write)
         return place
-    except OSError as e: raise RuntimeError(
+    except OSError as e: raise StateError(
         f"The data set '{name.partition('_')[0]}' cannot be written to the cache: {e}. Set the "
         "environment variable FASTAI_HOME to a writable folder with enough space before starting "
         "Python.") from e

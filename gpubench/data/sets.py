@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import getitem
 from pathlib import Path
-from ..ground.core import check_value, check_whole, n_cores, nearest
+from ..ground.core import InputError, StateError, check_value, check_whole, n_cores, nearest
 from ..ground.record import OFFLINE
 from .folders import file_sizes, is_table, read_folder, scan
 from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
@@ -88,7 +88,7 @@ def sample(self, n): # At most `n` images
     if n>=len(self): return self
     groups = self.labels if self.is_valid is None else self.labels*2+self.is_valid
     least = 2*len(np.unique(groups))
-    if n<least: raise ValueError(
+    if n<least: raise InputError(
         f"max_images={n} is too few for '{self.name}': with {len(self.vocab)} classes, "
         f"training and held-out images of each need {least} or more.")
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(self))
@@ -189,9 +189,9 @@ def _class_files(part):
 def find_folder(path)->Path:
     "The folder of a user's own data set, or a `ValueError` if there is none"
     root, remedy = Path(path).expanduser(), "Give a folder with one folder for each class"
-    if not root.is_dir(): raise ValueError(
+    if not root.is_dir(): raise InputError(
         f"There is no folder {str(path)!r}. {remedy}, or one of: {', '.join(DATASETS)}.")
-    if len(root.resolve().parts)==1: raise ValueError(f"{str(path)!r} is a whole disk. {remedy}.")
+    if len(root.resolve().parts)==1: raise InputError(f"{str(path)!r} is a whole disk. {remedy}.")
     return root
 
 def _folder_set(path, size, n_in, labels=None):
@@ -248,7 +248,7 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
             if o.is_dir(): shutil.rmtree(o, ignore_errors=True)
             else: o.unlink(missing_ok=True)
         if not isinstance(e, Exception): raise
-        raise RuntimeError(
+        raise StateError(
             f"The data set '{name}' is not on this machine and could not be downloaded "
             f"({type(e).__name__}: {e}). Try again with a network connection. Offline use "
             f"{', '.join(map(repr, OFFLINE))} or a folder of your own.") from e
@@ -256,7 +256,7 @@ def download(name:str, patience_s=30)->Path: # The folder with its parts
 def _official_set(name, size, n_in):
     official, root = OFFICIAL[name], download(name)
     parts = [_class_files(root/part) for part in official.parts]
-    if (found := tuple(map(len, parts)))!=official.counts: raise RuntimeError(
+    if (found := tuple(map(len, parts)))!=official.counts: raise StateError(
         "'{}' is not complete: {} holds {:,} training and {:,} held-out images instead of {:,} and "
         "{:,}. Delete that folder to download it again.".format(name, root, *found, *official.counts))
     squish = official.squish or size!=official.size
@@ -279,7 +279,7 @@ def check_dataset(dataset):
     "Raise a `ValueError` unless it is a name in `DATASETS` or meant as a folder"
     if is_path(dataset) or isinstance(dataset, str) and dataset in DATASETS: return
     folder = dataset if isinstance(dataset, str) else 'photos'
-    raise ValueError(
+    raise InputError(
         f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: "
         f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, "
         f"such as './{folder}'.")
@@ -287,7 +287,7 @@ def check_dataset(dataset):
 def check_labels(labels, dataset):
     "A `ValueError` unless `labels` can be what `get_images` takes for this set"
     if labels is None: return
-    if not is_path(dataset): raise ValueError(
+    if not is_path(dataset): raise InputError(
         f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
     is_valid = callable(labels) or isinstance(labels, (str, Path)) and labels!=''
     check_value('labels', labels, is_valid, "the path of a CSV file, a pattern of the file's name "
@@ -295,7 +295,7 @@ def check_labels(labels, dataset):
     if callable(labels) or is_table(labels, Path(dataset).expanduser()): return
     try: re.compile(labels)
     except re.error as e:
-        raise ValueError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
+        raise InputError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
 
 # %% ../../nbs/data/03_sets.ipynb #e1db6682
 # size (px) and channels that suit a set; (224, 3) suits all others
@@ -315,7 +315,7 @@ def get_images(
     hint = 'It is the side of the square images in px.'
     if size is not None: check_whole('size', size, 8, 4096, hint)
     if n_channels not in (None, 1, 3):
-        raise ValueError(f"n_channels must be 1 (gray) or 3 (color), not {n_channels!r}.")
+        raise InputError(f"n_channels must be 1 (gray) or 3 (color), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
     usual = SHAPES.get(dataset, (224, 3))
     shape = size or usual[0], n_channels or usual[1]
@@ -331,7 +331,7 @@ def get_images(
     else: images = _folder_set(dataset, *shape, labels)
     counts = np.bincount(images.labels, minlength=len(images.vocab))
     few = [o for o,n in zip(images.vocab, counts) if n<2]
-    if few and images.is_valid is None: raise ValueError(
+    if few and images.is_valid is None: raise InputError(
         f"'{images.name}' has a single image of {', '.join(few[:5])}: none would be left to hold out "
         "or to train on. Each class needs two or more.")
     return images if max_images is None else images.sample(max_images)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from fastcore.basics import patch
+from ..ground.core import InputError, StateError
 
 # %% ../../nbs/data/07_store.ipynb #e75a8678
 def file_key(path)->bytes: # `path`: str or Path
@@ -114,10 +115,10 @@ def open_folder(folder)->Path:
     "The folder, made if there is none"
     folder = Path(folder).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file. Choose a folder for the cache.")
+        raise InputError(f"{folder} is a file. Choose a folder for the cache.")
     try: folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise RuntimeError(f"Can't make the folder {folder}: {e.strerror}. "
+        raise StateError(f"Can't make the folder {folder}: {e.strerror}. "
                            "Choose another one for the cache.") from e
     return folder
 
@@ -151,7 +152,7 @@ class ImageStore:
         self._reset()
         try: self._connection()
         except sqlite3.Error as e:
-            raise RuntimeError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
+            raise StateError(f"Can't open the image cache {self.file}: {e}. {remedy(e)}.") from e
         _watch_forks(self)
 
     def _reset(self):
