@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Work
 from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from ..ground.core import free_memory, user_line
+from ..ground.core import StateError, free_memory, user_line
 from .kept import Kept, buffers_in, held_tensors, modules_in
 from .optim import make_update
 
@@ -423,7 +423,7 @@ def capture(self:Step, is_last, capture, loss):
         self.replays[is_last] = (*capture.record(step), plan, update, batch)
         reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
         if list(map(id, reached))!=list(map(id, plan.params)):
-            raise RuntimeError("Its steps don't always reach the same parameters.")
+            raise StateError("Its steps don't always reach the same parameters.")
     except Exception:
         self.replays.pop(is_last, None)
         for p,g in zip(plan.params, before): p.grad = g
@@ -558,7 +558,7 @@ class ValidStep(OwnBatch):
         try: self.replay, self.out = capture.record(step)
         finally: learn.xb, learn.yb = given
         if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)):
-            raise RuntimeError('A prediction holds more than tensors.')
+            raise StateError('A prediction holds more than tensors.')
         self.relied_on = self.relies_on()
     def found(self): # prediction and loss, if there are targets, of the batch that the Learner has
         return (self.learn.pred, self.learn.loss) if len(self.yb) else (self.learn.pred,)

@@ -16,7 +16,7 @@ from fastai.learner import Learner, Recorder
 from fastai.torch_core import default_device
 from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
-from ..ground.core import NO_BF16, allows_tf32, check_value, has_bf16, one_of
+from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf16, one_of
 from .average import EMACallback
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.feed import FeedCallback
@@ -229,7 +229,7 @@ def speed_up(
     if precision is not None: one_of('precision', precision, ('bf16',))
     check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
-        raise ValueError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
+        raise InputError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
     out.feed(cache)
     if precision: out.mix()

@@ -19,7 +19,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.torch_core import find_bs
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
-from ..ground.core import check_value, free_memory
+from ..ground.core import InputError, check_value, free_memory
 from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
                               make_batch, why_failed)
 from ..data.loaders import PixelDL
@@ -54,7 +54,7 @@ class FusedStepCallback(JoiningCallback):
         self.why_not = self.own_is_fastest()
         if self.why_not: return
         try: self.ours = fuse(opt)
-        except ValueError as e: self.give_up(str(e))
+        except InputError as e: self.give_up(str(e))
     def own_is_fastest(self):
         recipe, device = find_recipe(self.learn.opt), next(self.learn.model.parameters()).device
         if recipe is None or device.type!='cpu' or NativeUpdate.takes(recipe): return ''

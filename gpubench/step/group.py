@@ -24,7 +24,8 @@ from time import monotonic_ns, sleep
 import torch
 import torch.distributed as dist
 
-from ..ground.core import end_process, n_cores, pick_device, user_place
+from ..ground.core import (
+    InputError, StateError, end_process, n_cores, pick_device, user_place)
 
 # %% ../../nbs/step/11_group.ipynb #8ea30bdb
 _TIMEOUT_S = 300 # after which a rank gives up waiting for another
@@ -44,7 +45,7 @@ def join_group(
     device='auto', # 'cpu', 'cuda', or 'auto', GPUs where there are some
 ):                 # Yields this rank's own device
     "Within `with`, this process belongs to the group that torchrun started"
-    if 'LOCAL_RANK' not in os.environ: raise RuntimeError(
+    if 'LOCAL_RANK' not in os.environ: raise StateError(
         'This process has no rank, since torchrun did not start it. Use `launch`, or in a shell '
         '`torchrun --nproc-per-node 2 script.py`.')
     local, kind = int(os.environ['LOCAL_RANK']), pick_device(device).type
@@ -71,19 +72,19 @@ _RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet:
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
     kind, n_local = pick_device(device).type, n_devices//n_nodes
-    if ':' in str(device): raise ValueError(
+    if ':' in str(device): raise InputError(
         f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first "
         f"{n_local}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
-    if n_devices%n_nodes: raise ValueError(
+    if n_devices%n_nodes: raise InputError(
         f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a "
         f"multiple of {n_nodes}.")
     n_there = torch.cuda.device_count() if kind=='cuda' else n_cores()
     what = 'GPUs' if kind=='cuda' else 'CPU cores'
-    if n_local>n_there: raise ValueError(
+    if n_local>n_there: raise InputError(
         f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
         f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}"
         + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
-    if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise ValueError(
+    if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise InputError(
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
         "machine, where host is one of them, and start the same command on each.")
 
@@ -138,7 +139,7 @@ def _run_rank(): # in a separate process
         file.replace(file.with_suffix('.rank'))
         sys.stdout.flush(), sys.stderr.flush()
     def fail(e):
-        save(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, ValueError), at=monotonic_ns())
+        save(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, InputError), at=monotonic_ns())
         os._exit(1) # without waiting for any library's threads
     try:
         function, args, device = cloudpickle.loads((Path(sys.argv[1])/'job').read_bytes())
@@ -165,7 +166,7 @@ def _failure(folder, n, code):
     failed = sorted((o['at'], k) for k,o in found.items() if 'error' in o)
     if failed:
         k = failed[0][1]
-        return (ValueError if found[k]['is_bad'] else RuntimeError)(f"Rank {k} of {n} failed. {found[k]['error']}")
+        return (InputError if found[k]['is_bad'] else RuntimeError)(f"Rank {k} of {n} failed. {found[k]['error']}")
     if code==0: return RuntimeError(f'Of {n} ranks, not all have a result: one ended its process with exit code 0.')
     if code<0: return RuntimeError(f'The process that started the {n} ranks was ended by signal {-code}.')
     lines = [o for o in (folder/'err').read_text(errors='replace').splitlines() if o.strip()]
@@ -210,7 +211,7 @@ def _check_agreed(parameters):
     code = zlib.crc32(known)
     ends = torch.tensor([code, -code], device=parameters[0].device)
     dist.all_reduce(ends, dist.ReduceOp.MAX)
-    if ends.sum(): raise RuntimeError("The ranks have gradients of different parameters, so an average would mix layers. "
+    if ends.sum(): raise StateError("The ranks have gradients of different parameters, so an average would mix layers. "
                                       "In each step, let every rank train the same layers.")
     _agreed.add(known)
 

@@ -20,6 +20,7 @@ from fastai.optimizer import (
     weight_decay)
 from fastcore.basics import patch
 from torch.optim import optimizer as torch_optimizer
+from ..ground.core import InputError
 
 try: import triton, triton.language as tl
 except ImportError: triton = tl = None                 # CPU builds of torch, Windows
@@ -42,7 +43,7 @@ class Recipe(NamedTuple):
 
 CAN = ("These can: fastai's Adam, SGD, RAdam, RMSProp, QHAdam, Lamb and ranger, and OptimWrapper "
        "over torch's AdamW, Adam and SGD; use one of them as opt_func.")
-def _refuse(why): raise ValueError(f"The step of this optimizer cannot be fused: {why}. {CAN}")
+def _refuse(why): raise InputError(f"The step of this optimizer cannot be fused: {why}. {CAN}")
 
 _AVERAGES = average_grad, average_sqr_grad
 _BEFORE = { # a step of fastai's -> the functions that may come before it
@@ -101,7 +102,7 @@ def read_recipe(opt)->Recipe:
 def find_recipe(opt):
     "What an optimizer's steps do; None where they can't be fused"
     try: return read_recipe(opt)
-    except ValueError: return None
+    except InputError: return None
 
 # %% ../../nbs/step/01_optim.ipynb #700cec89
 COEFS = ('decay', 'l2', 'mom', 'damp', 'sqr_mom', 'sqr_damp', 'avg_size', 'grad_size', 'sqr_size',
@@ -499,7 +500,7 @@ def make_update(
 class FusedOptimizer:
     "What steps in one launch; `fuse` makes an optimizer one"
     capturable, _plan, _update, _made_for = False, None, None, None   # will its steps be captured?
-    def __init__(self, *args, **kwargs): raise ValueError(
+    def __init__(self, *args, **kwargs): raise InputError(
         "FusedOptimizer can't be used as an opt_func. "
         "Use opt_func=Adam, then call `speed_up(learn)` or `fuse(opt)`.")
     def step_plan(self):
@@ -581,9 +582,9 @@ def fuse(
     params = [p for ps in opt.param_lists for p in ps]
     cannot = "The step of this optimizer cannot be fused:"
     if len(set(params))<len(params):
-        raise ValueError(f"{cannot} a parameter is in two of its groups, and is stepped twice.")
+        raise InputError(f"{cannot} a parameter is in two of its groups, and is stepped twice.")
     odd = {str(o.dtype) for o in params} - {'torch.float32', 'torch.bfloat16'}
-    if odd: raise ValueError(f"{cannot} its numbers are in float32, and there are "
+    if odd: raise InputError(f"{cannot} its numbers are in float32, and there are "
                              f"parameters in {', '.join(sorted(odd)).replace('torch.', '')}.")
     if not isinstance(opt, FusedOptimizer):
         opt.__class__ = next(o for o in FusedOptimizer.__subclasses__() if o.stock is type(opt))

@@ -15,7 +15,7 @@ from fastai.data.core import Datasets
 from torch.nn.parallel import DistributedDataParallel
 
 from .capture import capture_stream
-from ..ground.core import one_of, wait_for
+from ..ground.core import InputError, one_of, wait_for
 from .group import average_gradients, gather, n_ranks, rank
 
 # %% ../../nbs/step/12_parallel.ipynb #197bc4e2
@@ -23,7 +23,7 @@ def _share_of(dataset): # a `Datasets`
     "Every n-th item, as many for each rank"
     items = dataset.tls[0].items
     names = items.index if hasattr(items, 'iloc') else items # of a table's rows
-    if len({*gather(zlib.crc32('\n'.join(map(str, names)).encode()))})>1: raise ValueError(
+    if len({*gather(zlib.crc32('\n'.join(map(str, names)).encode()))})>1: raise InputError(
         'The ranks have different training sets, so one would train on what another validates on. '
         'Give the splitter a seed, such as `RandomSplitter(seed=42)` or `seed=42`.')
     mine = range(rank(), len(dataset)//n_ranks()*n_ranks(), n_ranks())
@@ -34,7 +34,7 @@ def split(dls):
     dataset = dls.train.dataset
     if hasattr(dls.train, 'part'): dls.train.part = rank(), n_ranks()
     elif isinstance(dataset, Datasets): dls.loaders[0] = dls.train.new(_share_of(dataset))
-    else: raise ValueError(
+    else: raise InputError(
         f"A {type(dls.train).__name__} over {type(dataset).__name__} can't be split here, but a "
         "DataBlock's loaders can. Use fastai's `learn.distrib_ctx()` for yours.")
     return dls
