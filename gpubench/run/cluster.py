@@ -60,13 +60,13 @@ def cpu_shares(n:int)->list: # Of CPU numbers, all of one size
         return int(re.match(r'\d+', siblings)[0]) if siblings else cpu
     cpus = sorted(os.sched_getaffinity(0), key=lambda o: (core(o), o))
     size = len(cpus)//n
-    if not size: raise RuntimeError(f"{n} GPUs need a CPU each, but this process has {len(cpus)}.")
+    if not size: raise StateError(f"{n} GPUs need a CPU each, but this process has {len(cpus)}.")
     return [cpus[i*size:(i+1)*size] for i in range(n)]
 
 def gpu_executors(folder)->list:
     "An executor for each visible GPU"
     n = torch.cuda.device_count()
-    if not n or not hasattr(os, 'sched_getaffinity'): raise RuntimeError(
+    if not n or not hasattr(os, 'sched_getaffinity'): raise StateError(
         f"on='gpus' needs Linux and GPUs; here are {n}. `gpubench doctor` shows what is wrong.")
     from submitit import LocalExecutor
     gpus, found = os.environ.get('CUDA_VISIBLE_DEVICES') or ','.join(map(str, range(n))), []
@@ -80,10 +80,10 @@ def gpu_executors(folder)->list:
 def check_on(on, devices, out, slurm): # `devices`: names
     "Refuse what jobs can't do"
     try: import submitit
-    except ImportError: raise RuntimeError(
+    except ImportError: raise StateError(
         f"on={on!r} needs the package submitit, which isn't installed. Run `pip install "
         "submitit`.") from None
-    if out is None: raise ValueError(
+    if out is None: raise InputError(
         f"on={on!r} needs out=, a folder for the records that all jobs share.")
     if on=='gpus' and devices!={'cuda'}: raise ValueError(
         "on='gpus' is for trials on one GPU, device='cuda', not "

@@ -28,7 +28,8 @@ import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from torch.profiler import ProfilerActivity, profile
 
-from ..ground.core import check_whole, describe_machine, is_library, line_of, wait_for
+from ..ground.core import (
+    StateError, check_whole, describe_machine, is_library, line_of, wait_for)
 from ..watch.timing import (PHASES, HostMarks, StepTimerCallback, StepTimerEdgeCallback, _Steps,
                                    acts)
 
@@ -405,7 +406,7 @@ def _as_profile(cb, turns, n_steps, us, origin_ns):
     loop = step_spans(cb.timer, us)+turn_spans(turns, us)
     steps = [o for o in loop if o.kind=='step']
     seen = steps[cb.n_unseen:] if cb.n_unseen is not None else []
-    if len(seen)<=N_LEAD: raise RuntimeError(f"The Learner trained {len(steps)} steps, which is "
+    if len(seen)<=N_LEAD: raise StateError(f"The Learner trained {len(steps)} steps, which is "
         "too few to profile. Look for a callback that cancels batches or ends the fit.")
     marks = [*((name, us(t)) for name,t in cb.marks), ('', us(cb.timer.clock()))]
     epochs = [Span('epoch', name, a, b) for (name,a),(_,b) in pairwise(marks)]

@@ -19,7 +19,8 @@ import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastai.learner import Learner
 
-from ..ground.core import check_value, check_whole, free_memory, is_number, pick_device
+from ..ground.core import (
+    InputError, StateError, check_value, check_whole, free_memory, is_number, pick_device)
 from ..data.feed import FeedCallback, batches_ahead
 from ..data.item_tfms import random_states_kept
 from .models import count_params
@@ -175,7 +176,7 @@ def _last_fit(timer, n_epoch): # Steps, epochs
     df, epochs = timer.to_df(), timer.epochs_df()
     df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
     if len(df) and n_epoch: return df, epochs
-    raise RuntimeError(
+    raise StateError(
         f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
         "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
 

@@ -25,7 +25,7 @@ from fastcore.basics import GetAttr, patch
 from fastcore.foundation import L
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..ground.core import check_value, free_memory, memory_bytes, open_nvml
+from ..ground.core import StateError, check_value, free_memory, memory_bytes, open_nvml
 from ..data.item_tfms import random_states_kept
 from ..watch.nvml import ask_gpu, find_gpu
 from ..step.fast import device_of
@@ -373,7 +373,7 @@ def memory_by_kind(
           batch_repeated(learn, batch, watch.n_most_batches)):
         learn.fit(1, cbs=watch)
     step = watch.step_memory
-    if step is None or step.total_bytes is None: raise RuntimeError(
+    if step is None or step.total_bytes is None: raise StateError(
         "No training step ran, so no memory was measured. Look for a callback that cancels "
         "batches or epochs.")
     layers = {k: n for k,n in step.layers.most_common() if k and n}
@@ -477,7 +477,7 @@ def memory_line(
         if lower: return MemoryLine(
             lower, upper, before.get(torch.device(upper.device).index, 0), n_most)
         small, large = small//2, max(2, large//2) if small>1 else 0
-    raise RuntimeError(
+    raise StateError(
         "Not even a training step with two items fits into the memory that is free now. End other "
         "programs that use the GPU, or delete other networks in this process.")
 

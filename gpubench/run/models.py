@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter
-from ..ground.core import (
-    allows_tf32, check_value, check_whole, nearest, one_of, user_place, wait_for)
+from gpubench.ground.core import (
+    InputError, StateError, allows_tf32, check_value, check_whole, nearest, one_of, user_place,
+    wait_for)
 import torch
 import torchvision.models as zoo
 from torch import nn
@@ -73,15 +74,15 @@ PRETRAINED = dict(resnet18=zoo.ResNet18_Weights.DEFAULT, resnet50=zoo.ResNet50_W
 
 def _pretrained(name, n_classes, n_in):
     "A network pretrained on color images, with a new head and a stem for 1 or 3 channels"
-    if name not in PRETRAINED: raise ValueError(
+    if name not in PRETRAINED: raise InputError(
         f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}. "
         "Use pretrained=False.")
-    if n_in not in (1, 3): raise ValueError(
+    if n_in not in (1, 3): raise InputError(
         f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
     weights, m = PRETRAINED[name], getattr(zoo, name)()
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e:     # no network, or a broken file
-        raise RuntimeError(
+        raise StateError(
             f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try "
             f"again with a network connection, or put a complete copy of {weights.url} into the "
             f"folder {torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
@@ -104,30 +105,30 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
     "Import what makes a user's network; `ValueError` if it isn't there or its module fails"
     module, _, function = name.partition(':')
     if not (module and function):
-        raise ValueError(f"{name!r} isn't a model. For your own, write 'module:function'.")
+        raise InputError(f"{name!r} isn't a model. For your own, write 'module:function'.")
     try:
         with _current_folder_first(): found = importlib.import_module(module)
     except (Exception, SystemExit) as e:
         absent = e.name if isinstance(e, ModuleNotFoundError) else None
-        if absent and f'{module}.'.startswith(f'{absent}.'): raise ValueError(
+        if absent and f'{module}.'.startswith(f'{absent}.'): raise InputError(
             f"There is no module {module!r} for the model {name!r}: neither "
             f"{module.replace('.', '/')}.py in the current folder ({os.getcwd()}) nor an installed "
             "one.") from e
-        raise ValueError(f"The module {module!r} for the model {name!r} fails when it is imported: "
+        raise InputError(f"The module {module!r} for the model {name!r} fails when it is imported: "
                          f"{type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
     hint = nearest(function, [k for k,o in vars(found).items() if callable(o) and k[0]!='_'])
-    raise ValueError(f"The module {module!r} has no function {function!r}. {hint}".rstrip())
+    raise InputError(f"The module {module!r} has no function {function!r}. {hint}".rstrip())
 
 def _own_model(name, n_classes, n_in):
     make = find_factory(name)
     try: inspect.signature(make).bind(n_classes=n_classes, n_in=n_in)
-    except TypeError as e: raise ValueError(
+    except TypeError as e: raise InputError(
         f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
-    raise ValueError(
+    raise InputError(
         f"{name!r} returned a {type(m).__name__}, not an nn.Module. Let it return the network; a "
         "sweep then repeats the visit with retry_failed=True (--retry-failed).")
 
@@ -175,7 +176,7 @@ def train_flops(
     _check_network(m)
     is_shape = isinstance(shape, (tuple, list)) and len(shape)==3
     check_value('shape', shape, is_shape, '(channels, height, width)')
-    if not any(o.requires_grad for o in m.parameters()): raise ValueError(
+    if not any(o.requires_grad for o in m.parameters()): raise InputError(
         "The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
     m = copy.deepcopy(m).train()
     def count(m):

@@ -16,7 +16,7 @@ from fastai.callback.fp16 import MixedPrecision
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..step.capture import network_batch
-from ..ground.core import allows_tf32, one_of
+from ..ground.core import StateError, allows_tf32, one_of
 from ..step.layout import NextPass, untouched
 from ..data.readers import READER
 
@@ -119,5 +119,5 @@ class WatchFitCallback(Callback):
 
 def refuse_wrong(wrong): # A phrase for each setting that didn't happen
     "A `RuntimeError` if there are any"
-    if wrong := '; '.join(wrong): raise RuntimeError(
+    if wrong := '; '.join(wrong): raise StateError(
         f"Some settings had no effect: {wrong}. The times would be mislabeled, so none are given.")

@@ -26,7 +26,7 @@ from stat import S_ISCHR, S_ISDIR, S_ISVTX
 from time import perf_counter, sleep, time_ns
 
 from ..ground.core import (
-    end_process, inherited, one_of, pick_device, signal_name, user_place)
+    InputError, StateError, end_process, inherited, one_of, pick_device, signal_name, user_place)
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
@@ -143,7 +143,7 @@ def pack(function:Callable, *args)->bytes:
     "A call and this process's filters of warnings as bytes; a `ValueError` if it can't be sent"
     import cloudpickle
     try: return cloudpickle.dumps((function, args, warnings.filters[:]))
-    except Exception as e: raise ValueError( # an object's own code may raise anything
+    except Exception as e: raise InputError( # an object's own code may raise anything
         f"This can't be sent to a fresh process ({type(e).__name__}: {e}). Take open files, locks, "
         "generators and the like out of the function and its values, or use isolate=False to run "
         "in this process.") from None
@@ -293,7 +293,7 @@ def run_fresh(
         shadows = sorted(o.name for o in Path().glob('*.py') if o.stem in sys.stdlib_module_names)
         why = (f" {shadows[0]} in the current folder hides a standard module of Python; rename it."
                if shadows else '')
-        raise RuntimeError(
+        raise StateError(
             f"No fresh process could be started ({type(e).__name__}: {e}).{why} `gpubench doctor` "
             "checks this machine. In Python, isolate=False runs the visits in this "
             "process.") from None
@@ -303,7 +303,7 @@ def run_fresh(
             process.join(.05)
             end_process(process)
             process.join(10)
-    if 'refused' in said: raise RuntimeError(
+    if 'refused' in said: raise StateError(
         f"A fresh process couldn't load the function ({said['refused']}). Define it in a module "
         "that can be imported, or use isolate=False to run in this process.")
     warned[:] = said.get('warned', warned)
@@ -317,7 +317,7 @@ def lock_name(device:str)->str: # For a file
     "The name of a device's lock, whatever number CUDA_VISIBLE_DEVICES gives it"
     if str(device).startswith('GPU-'): return 'gpu-'+str(device)[4:] # a UUID of NVML's
     try: device = pick_device(device)
-    except ValueError: return ''.join(o if o.isalnum() else '-' for o in str(device))
+    except InputError: return ''.join(o if o.isalnum() else '-' for o in str(device))
     if device.type!='cuda': return device.type
     import torch
     uuid = getattr(torch.cuda.get_device_properties(device), 'uuid', None)
@@ -338,7 +338,7 @@ def locks_folder(root=None)->Path: # In `root`, by default the system's folder f
             if ours and not asked: path.chmod(0o1777) # it may lack the sticky bit
             is_safe = asked or ours or there.st_mode & S_ISVTX
             if is_safe and os.access(path, os.W_OK | os.X_OK): return path
-    raise RuntimeError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder "
+    raise StateError(f"No lock can be made in {asked or root}. Set GPUBENCH_LOCKS to a folder "
                        "that you can write to.")
 
 # %% ../../nbs/run/05_process.ipynb #73c5753f
@@ -429,10 +429,10 @@ def device_locks(
                 holder = _holder(folder, name)
                 who = f"{holder.get('pid')} on {holder.get('host')}"
                 if who==os.environ.get(HOLDER): continue # it holds the lock for us
-                if not wait: raise RuntimeError(_refusal(device, holder)) from None
+                if not wait: raise StateError(_refusal(device, holder)) from None
                 _wait_for(lock, folder, name, device, every_s)
             except OSError as e:
-                raise RuntimeError(
+                raise StateError(
                     f"The lock {folder/name}.lock can't be used ({e.strerror or e}). Remove it, or "
                     "set GPUBENCH_LOCKS to your own folder.") from None
             held.callback(lock.release)

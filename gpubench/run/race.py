@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..ground.core import check_value, check_whole, is_number
+from ..ground.core import InputError, StateError, check_value, check_whole, is_number
 from ..ground.record import records_path
 from ..ground.stats import Interval
 from ..ground.curves import TOLERANCE_FRAC, best_batch
@@ -49,7 +49,7 @@ class _Race:
         self.n_train = len(self.images.split()[0])
         self.sizes = sorted({o for o in sizes if o<=self.n_train})
         self.too_large = sorted({*sizes}-{*self.sizes})
-        if not self.sizes: raise ValueError(
+        if not self.sizes: raise InputError(
             f"All of the sizes {sizes} are larger than the {self.n_train} training images. Use "
             "smaller ones.")
 
@@ -141,7 +141,7 @@ def _answer(race, df, finalists):
     rates = df[~is_coarse].pivot_table(index=rounds, columns='bs', values='rate', dropna=False)
     screened = df[is_coarse].set_index('bs').rate.to_dict()
     best = best_batch(rates.to_dict('list'), screened=screened)
-    if best is None: raise RuntimeError(
+    if best is None: raise StateError(
         f"No finalist of {finalists} gave a time in the fine rounds.{_left_out(race, df)}")
     n_steps, n_left = divmod(n_train, best.bs)
     steps = '1 step' if n_steps==1 else f'{n_steps} steps'
@@ -172,7 +172,7 @@ def find_best_bs(
     df = race.visits('coarse', race.sizes, 1, run, out, COARSE | options)
     rates = df.groupby('bs').rate.median().dropna().to_dict()
     chosen = pick_finalists(rates)
-    if not chosen: raise RuntimeError(f"No batch size gave a time.{_left_out(race, df)}")
+    if not chosen: raise StateError(f"No batch size gave a time.{_left_out(race, df)}")
     def closely(df, stage, sizes):
         found = race.visits(stage, sizes, fine_rounds, run, out, FINE | options)
         return pd.concat([df, found], ignore_index=True)

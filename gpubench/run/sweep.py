@@ -35,8 +35,8 @@ from fastai.learner import Learner
 from tqdm.auto import tqdm
 
 from ..ground.core import (
-    check_value, check_whole, describe_machine, free_memory, is_number, nearest, one_of,
-    pick_device, user_place, write_fault)
+    InputError, StateError, UserError, check_value, check_whole, describe_machine, free_memory,
+    is_number, nearest, one_of, pick_device, user_place, write_fault)
 from ..data.loaders import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import (
@@ -92,14 +92,14 @@ def _points(trials, run):
                 "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
     points = [{k: plain_number(v) for k,v in o.items()} if isinstance(o, Mapping) else o
               for o in points]
-    if not points: raise ValueError("There is nothing to run: the list of trials is empty.")
+    if not points: raise InputError("There is nothing to run: the list of trials is empty.")
     for o in points:
         if isinstance(o, dict) or run is run_trial and isinstance(o, Trial): continue
-        raise ValueError(
+        raise InputError(
             f"A trial is a dict of its fields, or for `run_trial` a `Trial`, not {o!r}.")
     if run is run_trial: return [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
     taken = sorted(_RESERVED & set().union(*points))
-    if taken: raise ValueError(
+    if taken: raise InputError(
         f"Every record has these fields already: {', '.join(taken)}. Rename the arguments of your "
         "function.")
     return points
@@ -109,7 +109,7 @@ def _resolved(points):
     points, faults = list(points), {}
     for i,o in enumerate(points):
         try: points[i] = resolve(o) if isinstance(o, Trial) else o
-        except ValueError as e: faults[i] = e
+        except InputError as e: faults[i] = e
     return points, faults
 
 def _resolve_here(points):
@@ -190,22 +190,23 @@ def is_out_of_memory(e)->bool:
     return is_kind or any(o in str(e) for o in _OUT_OF_MEMORY)
 
 def _message(e):
-    "An exception's type and text, without frames of C++ or a worker's traceback"
+    "An exception's type and text, without frames of C++ or a worker's traceback; a sentence alone"
     text = str(e).split('\nException raised from')[0].rstrip()
     if 'Traceback (most recent call last)' in text:
         lines = text.split('\n')
         frames = [i for i,o in enumerate(lines) if o.startswith((' ', 'Traceback'))]
         text = '\n'.join(lines[frames[-1]+1:]) or lines[-1]
     kind, text = type(e).__name__, text.strip()
-    return text if text.startswith(kind) else f'{kind}: {text}'.removesuffix(': ')
+    if isinstance(e, UserError) or text.startswith(kind): return text
+    return f'{kind}: {text}'.removesuffix(': ')
 
-def _how_it_ended(e):
+def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial was refused
     "An exception as a status and a short message: type, hint, place in the user's code"
     text = _message(e)
     hint = next((v for k,v in _ERROR_HINTS.items() if k in text), '')
     if hint: hint = f' {hint}' if text.endswith('.') else f'. {hint}'
     if len(text)>1000: text = text[:1000]+' …'
-    status = 'skipped' if isinstance(e, ValueError) else 'error'
+    status = 'skipped' if isinstance(e, impossible) else 'error'
     if is_out_of_memory(e): status = 'oom'
     return dict(status=status, error=text+hint+user_place(e))
 
@@ -228,7 +229,8 @@ def run_point(run:Callable, point, measure:dict, fit='fit')->dict: # Else `statu
         return _checked_result(result, point, fit)
     except KeyboardInterrupt: raise
     except BaseException as e: # also pytest's, or a user's own
-        try: fault = _how_it_ended(e)
+        # an own function refuses by a ValueError; one from inside a trial is a fault of ours
+        try: fault = _how_it_ended(e, InputError if run is run_trial else ValueError)
         except RuntimeError as late: fault = _how_it_ended(late) # of a dead worker
     free_memory() # outside `except`, whose traceback would keep everything alive
     return fault
@@ -313,7 +315,7 @@ def _planned(points, run, repeats, seed, i_twin, measure, fit, faults): # as of 
         known = about(point) if run is run_trial else _about_own(run, point, fit)
         usual = plain_record({k: v for k,v in defaults.items() if k not in row})
         return Visit(run, point, plain_record(known), label, usual | plain_record(measure), usual,
-                     f'ValueError: {faults[i]}' if i in faults else '', fit)
+                     _message(faults[i]) if i in faults else '', fit)
     each = [visit(*o) for o in zip(count(), points, rows, labels(rows))]
     if i_twin is not None: each.append(replace(each[i_twin], twin=True))
     rng = random.Random(seed)
@@ -360,9 +362,9 @@ class _File:
         try:
             if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
             append_record(self.spare, rows[-1])
-        except OSError: raise RuntimeError(
+        except OSError: raise StateError(
             f"{state}, but not the last one, which is: {json.dumps(rows[-1])}") from cause
-        raise RuntimeError(f"{state}; the last one is in {self.spare}. {remedy} and call the same "
+        raise StateError(f"{state}; the last one is in {self.spare}. {remedy} and call the same "
                            "sweep again: it fetches that record and goes on.") from cause
 
 # %% ../../nbs/run/06_sweep.ipynb #e7ada6fd
@@ -497,14 +499,14 @@ def _check_measure(run, points, measure):
     fields = Trial.__dataclass_fields__ if run is run_trial else set().union(*points)
     anything = run is not run_trial and any(o.kind==o.VAR_KEYWORD for o in takes.values())
     unknown = next((o for o in measure if o in fields or not anything and o not in takes), None)
-    if unknown: raise ValueError(
+    if unknown: raise InputError(
         f"There is no option {unknown!r}. {nearest(unknown, [*options, *takes])}Fields of a trial "
         "belong in the first argument.")
     if run is run_trial: return check_measure(**measure)
     for o in points:
         try: return signature.bind(**o, **measure) # one point that fits is enough
         except TypeError as e: why = f"{', '.join(o)}: {e}. It takes {signature}."
-    raise ValueError(f"The function that runs the trials can't be called with the fields {why}")
+    raise InputError(f"The function that runs the trials can't be called with the fields {why}")
 
 def _check_how(run, points, measure, fit, repeats, seed, timeout_s):
     "Refuse arguments of `sweep` that can't be used"
@@ -515,10 +517,10 @@ def _check_how(run, points, measure, fit, repeats, seed, timeout_s):
     _check_measure(run, points, measure)
     check_fit(fit)
     if fit=='fit': return
-    if run is run_trial: raise ValueError(
+    if run is run_trial: raise InputError(
         "fit= says how to train a Learner that your own function returns. Pass this function as "
         "`run`.")
-    if any('fit' in o for o in points): raise ValueError(
+    if any('fit' in o for o in points): raise InputError(
         "The trials have a field 'fit', so fit= can't say how to train.")
 
 # %% ../../nbs/run/06_sweep.ipynb #d1d4af7f
@@ -649,7 +651,7 @@ def sweep(
     # a forecast may be for a cluster
     points, faults = _points(trials, run), {}
     if on is not None: one_of('on', on, ['slurm', 'gpus'])
-    if slurm and on!='slurm': raise ValueError(
+    if slurm and on!='slurm': raise InputError(
         "slurm= (--slurm) has options for on='slurm'. Set that, too, or leave them out.")
     if on!='slurm': points, faults = (_resolved if dry_run else _resolve_here)(points)
     _check_how(run, points, measure, fit, repeats, seed, timeout_s)
@@ -670,14 +672,14 @@ def sweep(
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame)->Interval: # Of a ratio that should be 1
     "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
-    if not isinstance(df, pd.DataFrame) or 'status' not in df: raise ValueError(
+    if not isinstance(df, pd.DataFrame) or 'status' not in df: raise InputError(
         "noise_floor takes the records of a sweep, a data frame with one row for each visit.")
-    if 'twin' not in df or not df.twin.eq(True).any(): raise RuntimeError(
+    if 'twin' not in df or not df.twin.eq(True).any(): raise StateError(
         "There is no A/A pair in these records. Sweep two trials or more with repeats=2 or more, "
         "and leave twin='auto'.")
     pairs = aa_pairs(df[df.status.eq('ok')])
-    if len(pairs)>1: raise ValueError(_which_pair([o.iloc[0] for o,_ in pairs]))
-    if not pairs or pairs[0][1] is None: raise RuntimeError(
+    if len(pairs)>1: raise InputError(_which_pair([o.iloc[0] for o,_ in pairs]))
+    if not pairs or pairs[0][1] is None: raise StateError(
         "No visit on one side of the A/A pair has a step_ms or an epoch_s, so there is no ratio.")
     return pairs[0][1]
 

@@ -31,8 +31,8 @@ from fastai.torch_core import set_seed
 from fastcore.basics import patch
 
 from ..ground.core import (
-    NO_BF16, check_value, check_whole, describe_machine, free_memory, has_bf16, is_number, nearest,
-    one_of, pick_device, wait_for)
+    NO_BF16, InputError, StateError, check_value, check_whole, describe_machine, free_memory,
+    has_bf16, is_number, nearest, one_of, pick_device, wait_for)
 from ..ground.record import SETTINGS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
@@ -81,16 +81,16 @@ def _check_names(trial):
 
 def _check_combination(trial):
     "Refuse settings that exclude each other on any machine"
-    if trial.bs%trial.n_devices: raise ValueError(
+    if trial.bs%trial.n_devices: raise InputError(
         f"bs={trial.bs} images a step can't be shared evenly by n_devices={trial.n_devices}. Use "
         f"bs={max(1, trial.bs//trial.n_devices)*trial.n_devices}.")
-    if trial.n_devices>1 and trial.compile and trial.all_reduce=='buckets': raise ValueError(
+    if trial.n_devices>1 and trial.compile and trial.all_reduce=='buckets': raise InputError(
         "compile=True on several devices needs all_reduce='flat': "
         "a compiled backward pass can't send buckets early.")
-    if trial.compile and not trial.graph: raise ValueError(
+    if trial.compile and not trial.graph: raise InputError(
         "compile=True compiles the kernels of a captured step. Set graph=True too, or "
         "compile=False.")
-    if trial.graph and trial.precision=='fp16': raise ValueError(
+    if trial.graph and trial.precision=='fp16': raise InputError(
         "graph=True cannot capture fp16, which looks at the gradients after each step. Use "
         "precision='bf16'.")
 
@@ -98,7 +98,7 @@ def _check_combination(trial):
 def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a source
     "A hash of the file of 'module:function', and of what it imports from its folder"
     try: modules = {name.partition(':')[0], str(find_factory(name).__module__)} # one may import it
-    except ValueError: return None
+    except InputError: return None
     files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
     todo, texts = [Path(o) for o in files if o.endswith('.py')], {}
     while todo:
@@ -128,7 +128,7 @@ def but(self:Trial, **changed)->Trial:
     if not changed: return self
     known = asdict(self)
     for o in changed:
-        if o not in known: raise ValueError(
+        if o not in known: raise InputError(
             f"A trial has no field {o!r}. {nearest(o, known)}There are: {', '.join(known)}.")
     return Trial(**known | changed)
 
@@ -180,16 +180,16 @@ def _check_device(trial):
     "Refuse what the trial's device can't do"
     asked, device = asdict(trial), trial.device
     for name,values in _ON_XLA.items() if device=='xla' else ():
-        if asked[name] not in values: raise ValueError(
+        if asked[name] not in values: raise InputError(
             f"{name}={asked[name]!r} isn't supported with device='xla'. "
             f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
     if trial.n_devices>1 or trial.n_nodes>1: check_group(trial.n_devices, device, trial.n_nodes)
     if trial.precision=='bf16' and not has_bf16(device):
-        raise ValueError(f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
+        raise InputError(f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
     for (name,value),why in _NOT_ON_CPU.items() if device=='cpu' else ():
-        if asked[name]==value: raise ValueError(f'{name}={value!r} {why}')
+        if asked[name]==value: raise InputError(f'{name}={value!r} {why}')
     for name,why in _ON_CPU_ONLY.items() if device!='cpu' else ():
-        if asked[name]: raise ValueError(
+        if asked[name]: raise InputError(
             f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
@@ -198,15 +198,15 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     if trial.is_resolved: return trial
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
-    if trial.loader=='cached' and trial.n_workers: raise ValueError(
+    if trial.loader=='cached' and trial.n_workers: raise InputError(
         f"loader='cached' has its own processes, so n_workers={trial.n_workers} would start "
         "processes with nothing to do. Use n_workers=0, or loader='files'.")
-    if trial.loader=='cached' and trial.pin_memory: raise ValueError(
+    if trial.loader=='cached' and trial.pin_memory: raise InputError(
         "loader='cached' copies from pinned memory in any case, so pin_memory=True changes "
         "nothing. Leave it False.")
-    if trial.onednn and trial.channels_last: raise ValueError(
+    if trial.onednn and trial.channels_last: raise InputError(
         "onednn=True is a layout, and so is channels_last=True. Use one of them.")
-    if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise ValueError(
+    if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise InputError(
         "onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
@@ -327,15 +327,15 @@ def _trial_dls(trial):
     loader = 'files' if trial.loader=='cached' else trial.loader
     asked = {o: getattr(trial, o) for o in names}
     dls = split(get_dls(bs=trial.process_bs, loader=loader, **asked))
-    if not len(dls.train): raise ValueError(
+    if not len(dls.train): raise InputError(
         f"Batch size {trial.bs} is larger than the {dls.train.n} training images of '{dls.name}', "
         "so no step would run. Use a smaller bs.")
     n_workers, n_batches = dls.train.fake_l.num_workers, len(dls.train)*trial.n_epoch
-    if n_workers!=trial.n_workers: raise ValueError(
+    if n_workers!=trial.n_workers: raise InputError(
         f"n_workers={trial.n_workers} became {n_workers}: on macOS, and in a notebook on Windows, "
         f"fastai makes its batches in the main process. Use n_workers={n_workers}, or Linux (WSL2 "
         "on Windows).")
-    if trial.accumulate>n_batches: raise ValueError(
+    if trial.accumulate>n_batches: raise InputError(
         f"accumulate={trial.accumulate} adds up more batches than the {n_batches} of the whole "
         f"training, so the optimizer would never step. Use accumulate={n_batches} or less, a "
         "smaller bs or more epochs.")
@@ -345,16 +345,16 @@ def _check_own(name, model, dls):
     "Give lazy layers their shape by a pass over two empty images, and refuse what can't train"
     with torch.no_grad(): y = model.eval()(torch.zeros(2, dls.n_in, dls.size, dls.size))
     shape = tuple(y.shape) if isinstance(y, torch.Tensor) else f'a {type(y).__name__}'
-    if shape!=(2, dls.c): raise ValueError(
+    if shape!=(2, dls.c): raise InputError(
         f"{name} returned {shape} for two images, but this data set needs a tensor of shape (2, "
         f"{dls.c}): one score for each class.")
-    if not any(o.requires_grad for o in model.parameters()): raise ValueError(
+    if not any(o.requires_grad for o in model.parameters()): raise InputError(
         f"{name} has no parameters that are trained. Unfreeze some: requires_grad_(True).")
 
 def _trial_model(trial, dls):
     model = get_model(trial.model, n_classes=dls.c, n_in=dls.n_in, pretrained=trial.pretrained)
     if ':' in trial.model: _check_own(trial.model, model, dls)
-    if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise ValueError(
+    if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise InputError(
         f"channels_last=True orders the weights of convolutions, and {trial.model} has none. "
         "Use channels_last=False.")
     if trial.device=='xla': model.to('xla') # before an optimizer takes its weights
@@ -485,11 +485,11 @@ def _check_as_one(learn):
     mine = torch.as_tensor(learn.dls.train.mine).tolist()
     positions = [o for each in gather(mine) for o in each]
     n_twice = len(positions)-len(set(positions))
-    if n_twice: raise RuntimeError(
+    if n_twice: raise StateError(
         f"{n_twice} images were trained more than once in an epoch, so no times are given.")
     with torch.no_grad():
         total = float(sum(o.double().abs().sum() for o in learn.model.parameters()))
-    if len({*map(str, gather(total))})>1: raise RuntimeError( # as text, since nan differs from nan
+    if len({*map(str, gather(total))})>1: raise StateError( # as text, since nan differs from nan
         "The weights differ between ranks after the training: gradients were not averaged, so no "
         "times are given.")
 
@@ -528,8 +528,8 @@ def _across_ranks(record, learn, trial):
 def _settle_pages(trial):
     "Keep this process's pages as the trial wants it; a `RuntimeError` if that can't be"
     if trial.keep_pages and (why := keep_pages()):
-        raise RuntimeError(f"keep_pages=True did nothing. {why}")
-    if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise RuntimeError(
+        raise StateError(f"keep_pages=True did nothing. {why}")
+    if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise StateError(
         "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, "
         "which can't be undone. Use `sweep`, which runs each visit in a fresh process, or "
         "keep_pages=True.")
@@ -539,13 +539,13 @@ def _set_up(trial):
     learn = make_learner(trial)
     try:
         if trial.loader=='cached': learn.feed.decode_all()
-    except NotTaken as e: raise RuntimeError(f"loader='cached' did nothing. {e}") from e
+    except NotTaken as e: raise StateError(f"loader='cached' did nothing. {e}") from e
     return learn
 
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     "A visit on `device`; each rank calls this with its own"
     how = trial.trial_id, half_width, max_s, whole_epoch, monitor
-    if len({*gather(how)})>1: raise RuntimeError(
+    if len({*gather(how)})>1: raise StateError(
         "The machines run different trials. Start the same command on each, with a new `out`.")
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()
