@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..ground.core import InputError, StateError
 from .compare import accuracy_differs, load_records, run_name
 from ..ground.curves import NO_INTERVAL
 from .machines import Comparison, price_runs, read_runs
@@ -42,7 +43,7 @@ def read_lab_records(
     found, names = [], []
     for path in dict.fromkeys(p.resolve() for o in folders for p in files_of(Path(o))):
         try: rows = [o for o in record_rows(path) if _OF_A_TRIAL<=set(o)]
-        except RuntimeError as e:
+        except StateError as e:
             warnings.warn(f'{path.parent.name}/{path.name} is left out: {e}', stacklevel=2)
             continue
         names.append(_session_name(path, rows))
@@ -335,7 +336,7 @@ def _costs(records, prices, others):
         runs = dict(here=mine) | rest
         price_runs(runs, known)                                    # refuses wrong prices
         try: found = Comparison(runs, prices=known)
-        except ValueError: continue # only one device, and no other machine ran this
+        except InputError: continue # only one device, and no other machine ran this
         where = f'{session}, beside {fmt_list(rest)}' if rest else session
         groups = found.rows.groupby('workload', sort=False)
         each = [*filter(None, (_cheapest(found, *o, where) for o in groups))]
@@ -358,7 +359,7 @@ def plot_advice(
         return f'{o.decision}, {o.work}: ' + fmt_ratio(o.ratio).replace(' ', '\xa0')
     rows = [dict(label=label(o), speedup=o.ratio.mid, lo=o.ratio.lo, hi=o.ratio.hi, verdict=o.kind)
             for o in found if o.visits]
-    if not rows: raise ValueError(
+    if not rows: raise InputError(
         "None of this advice was measured, so there is nothing to draw. Run a lab first.")
     ax = plot_speedup(pd.DataFrame(rows), title=title)
     ax.set_xlabel('ratio: better (right of 1) or worse (left of 1), log scale')

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from ..ground.core import is_number, machine_title, nearest
+from ..ground.core import InputError, StateError, is_number, machine_title, nearest
 from ..ground.curves import NO_INTERVAL
 from ..ground.record import FIELDS, INHERITED, field, record_rows, records_path
 from ..ground.series import (
@@ -36,7 +36,7 @@ def _rows(records):
     if isinstance(records, Iterable):
         parts = [_rows(o) if isinstance(o, (Path, Iterable)) else [o] for o in records]
         return [row for part in parts for row in part]
-    raise ValueError(
+    raise InputError(
         f"{records!r:.60} holds no records. Pass a frame, a record (a dict), a folder with "
         "records.jsonl, a file of records, or a list of these.")
 
@@ -113,13 +113,13 @@ def load_records(
     rows = _rows(records)
     if not rows:
         where = f' in {records_path(records)}' if isinstance(records, (str, Path)) else ''
-        raise RuntimeError(f'There is no record{where}: no visit has ended yet. Run `gpubench run` '
+        raise StateError(f'There is no record{where}: no visit has ended yet. Run `gpubench run` '
                            'or a sweep first.')
     whys = [*map(_fault, rows)]
     faults = [*filter(None, whys)]
     examples = '; '.join([*dict.fromkeys(faults)][:3])
     damage = f'{len(faults)} of {len(rows)} records are damaged ({examples})'
-    if len(faults)==len(rows): raise RuntimeError(
+    if len(faults)==len(rows): raise StateError(
         f"{damage}, so there is nothing to report. Pass records that gpubench wrote.")
     if faults: warnings.warn(f"{damage}. They are left out.", stacklevel=2)
     return _as_frame([row for row,why in zip(rows, whys) if not why])
@@ -143,7 +143,7 @@ def refuse_unequal(name, price, rows, by, whole=False): # `whole`: with a GPU's 
         host = hardware_name(o | dict(device='cpu'))
         return f"{host} and {o['gpu']}" if is_known(o.get('gpu')) else host
     found = {shown(o).lower(): shown(o) for o in rows}
-    if len(found)>1: raise ValueError(
+    if len(found)>1: raise InputError(
         f"One price, {price} for {name!r}, fits unequal machines: {'; '.join(sorted(found.values()))}. "
         f'Give each its own, {by}.')
 
@@ -161,9 +161,9 @@ def _price_names(row, owner, prices, whole):
 
 def _check_prices(prices, known):
     for o,price in prices.items():
-        if not (is_number(price) and 0<price<math.inf): raise ValueError(
+        if not (is_number(price) and 0<price<math.inf): raise InputError(
             f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
-        if o not in (*_GENERAL, *known): raise ValueError(
+        if o not in (*_GENERAL, *known): raise InputError(
             f"No run has {o!r}, so it cannot have a price. {nearest(o, known)}"
             f"There are: {', '.join(known)}.")
 
@@ -185,7 +185,7 @@ def prices_of(
     _check_prices(prices, known)
     used = [next((o for o in those if o in prices), None) for those in names]
     unused = [o for o in prices if o not in used]
-    if runs and unused: raise ValueError(
+    if runs and unused: raise InputError(
         f"No run uses the price of {unused[0]!r}; there are: {', '.join(known)}.")
     for o,price in prices.items():
         fits = [row for row,owner,name in zip(rows, owners, used)
@@ -425,7 +425,7 @@ def _columns_to_match(a, b, known, by): # `known`: columns that both sides recor
 def find_pairs(records_a, records_b, by=(), price_per_h=None)->tuple[list, list]: # As `match_sides`
     "The pairs of `compare`, by data set, model and batch size"
     if isinstance(by, str) or not isinstance(by, Sequence):
-        raise ValueError(f"by is {by!r}, but it has to be a list of columns, such as ['hidden'].")
+        raise InputError(f"by is {by!r}, but it has to be a list of columns, such as ['hidden'].")
     a, b = load_records(records_a), load_records(records_b)
     both = add_prices(load_records([a, b]), price_per_h)
     # an older gpubench didn't record how it measured
@@ -437,7 +437,7 @@ def find_pairs(records_a, records_b, by=(), price_per_h=None)->tuple[list, list]
     if set(a['where']) & set(b['where']):
         a, b = a.assign(where=a['where']+' (A)'), b.assign(where=b['where']+' (B)')
     found, alone = match_sides(a, b, names)
-    if not found: raise ValueError(
+    if not found: raise InputError(
         "No configuration was run on both sides, so there is nothing to compare. They differ in "
         f"{_differences(a, b, names)}. Run both with the same settings.")
     def place(row):
@@ -530,7 +530,7 @@ def batch_plateau(
     "The fastest batch size and those next to it that are enough"
     timed = succeeded(df) & df.bs.gt(0) & df.images_per_s.gt(0)
     visits = df.assign(round_id=rounds_of(df))[timed].astype(dict(bs=int))
-    if visits.empty: raise ValueError("No visit has both a batch size and images per second, so "
+    if visits.empty: raise InputError("No visit has both a batch size and images per second, so "
                                       "there is no plateau. Give visits that succeeded.")
     fastest = ratios(visits, 'bs').is_best.idxmax()
     ratio = ratios(visits, 'bs', base=fastest).ratio.drop(fastest)

@@ -14,19 +14,19 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from ..ground.core import machine_title
+from ..ground.core import InputError, machine_title
 from ..ground.series import where_labels
 
 # %% ../../nbs/show/00_draw.ipynb #aade5137
 def need_columns(df:pd.DataFrame, *names:str):
     "Raise a `ValueError` if `df` isn't a frame, has no rows or lacks a column"
-    if not isinstance(df, pd.DataFrame): raise ValueError(
+    if not isinstance(df, pd.DataFrame): raise InputError(
         f"{df!r:.60} is not a data frame. Pass what `sweep` or `read_records(folder)` returns.")
-    if df.empty: raise ValueError(
+    if df.empty: raise InputError(
         "The frame has no rows, so there is nothing to draw. "
         "Pass the records of at least one visit.")
     lacking = ', '.join(repr(o) for o in names if o not in df)
-    if lacking: raise ValueError(
+    if lacking: raise InputError(
         f"The frame lacks {lacking}. Its columns are: {', '.join(map(str, df.columns))}.")
 
 def numeric(df, *columns):

@@ -22,7 +22,9 @@ from fastcore.basics import listify, patch
 from scipy import stats as sps
 from tqdm.auto import tqdm
 
-from ..ground.core import check_value, check_whole, describe_machine, free_memory, n_cores, wait_for
+from gpubench.ground.core import (
+    InputError, StateError, check_value, check_whole, describe_machine, free_memory, n_cores,
+    wait_for)
 from ..ground.record import PHASE_NAMES, plain_record
 from ..ground.stats import ENOUGH_FRAC, Interval
 from ..step.fast import SpeedUp, device_of
@@ -251,8 +253,8 @@ def _repr_html_(self:Gain): return f'{self.to_df().to_html(index=False)}<p>{self
 def apply(self:Gain, learn=None): # Another Learner like the one that was measured
     "Do to the Learner what surely brings most: `speed_up` or a part of it, or nothing, which is None"
     learn = self.learn if learn is None else learn
-    if learn is None: raise ValueError("This gain was measured on Learners of a function. Name yours: apply(learn).")
-    if self.got_cb: raise RuntimeError('It was applied already.')
+    if learn is None: raise InputError("This gain was measured on Learners of a function. Name yours: apply(learn).")
+    if self.got_cb: raise StateError('It was applied already.')
     self.applied = self.best
     if not self.applied: print(f'Nothing was applied. {self.headline()}')
     done = self.applied.remedy.change(learn) if self.applied else None
@@ -320,7 +322,7 @@ def _table(df): # for the template; a sentence may stand for the frame
 def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
     "What it returns, or a sentence why it can't"
     try: return f(*args)
-    except RuntimeError as e: return _short(e)
+    except (StateError, torch.OutOfMemoryError) as e: return _short(e)
 
 DETAILS = dict(idle='Where a step is idle', memory='What takes the memory', largest_batch='The largest batch')
 
@@ -373,7 +375,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         way.failed = ('It takes more memory than is free.' if is_out_of_memory(e) else
                       _short(f"It couldn't be tried: {type(e).__name__}: {e}"))
     else:
-        if not all(o.train for o in found): raise RuntimeError(
+        if not all(o.train for o in found): raise StateError(
             "The fit ended before an epoch had trained, so there is nothing to predict from. "
             "Look for a callback that cancels the training or the fit.")
         way.add(found, done, noted)
@@ -449,7 +451,7 @@ def gain(
         try: return _measure(make, first, fit, epochs, own, bar)
         except Exception as e:
             if not is_out_of_memory(e): raise
-            raise RuntimeError(str(explain_oom(first, e, make))) from e
+            raise StateError(str(explain_oom(first, e, make))) from e
 
 def _measure(make, learn, fit, n_epochs, own, bar):
     times_s = TIMES_S[device_of(learn).type]

@@ -22,7 +22,7 @@ from .compare import (KINDS, PRICED, Pair, Side, compare, comparison_text, find_
                                    load_records, noise_warning, prices_of, run_name)
 from .wording import (fmt, fmt_count, fmt_known, fmt_list, fmt_ratio, is_too_wide,
                                    text_table, without_empty)
-from ..ground.core import nearest, write_fault
+from ..ground.core import InputError, StateError, UserError, nearest, write_fault
 from .plot import phase_shares, plot_phases, plot_price_speed
 from ..ground.record import PHASE_NAMES, records_path
 from .report import Picture, machine_table, render
@@ -39,7 +39,7 @@ def read_runs(
     for name,o in runs.items():
         try:
             with warnings.catch_warnings(record=True) as seen: found[str(name)] = load_records(o)
-        except (ValueError, RuntimeError) as e: raise type(e)(f'{name}: {e}') from None
+        except UserError as e: raise type(e)(f'{name}: {e}') from None
         for w in seen: warnings.warn(f'{name}: {w.message}', stacklevel=2)
     return found
 
@@ -56,11 +56,11 @@ def _named(paths):
 def read_prices(path)->dict: # Name -> price of an hour
     "Prices from a YAML file, with a line such as `RTX 4090: 0.4` for each machine"
     try: found = yaml.safe_load(Path(path).read_text(encoding='utf-8'))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e: raise ValueError(
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e: raise InputError(
         f"The prices in {path} cannot be read ({str(e).splitlines()[0]}). Write a line for each "
         "machine: `RTX 4090: 0.4`.") from None
     if isinstance(found, dict): return found
-    raise ValueError(f'{path} holds {found!r:.60}, not prices. Write a line for each machine: '
+    raise InputError(f'{path} holds {found!r:.60}, not prices. Write a line for each machine: '
                      '`RTX 4090: 0.4`.')
 
 def price_runs(
@@ -96,7 +96,7 @@ def pick_base(machines:list, base:str='')->Machine: # By default the first run's
     for o in machines:
         if str(base).lower() in map(str.lower, names(o)): return o
     known = [*dict.fromkeys(o.run for o in machines), *(names(o)[1] for o in machines)]
-    raise ValueError(
+    raise InputError(
         f"There is no base {base!r}. {nearest(base, known)}There are: {', '.join(known)}.")
 
 # %% ../../nbs/show/08_machines.ipynb #b0d7513e
@@ -165,13 +165,13 @@ class Comparison:
         self.base, self.remarks, found = pick_base(self.machines, base), _copies(self.runs), []
         for o in self.machines:
             try: pairs, _ = find_pairs(self.base.visits, o.visits)
-            except ValueError as e:
+            except InputError as e:
                 self.remarks.append(f'{o.name} is left out: {e}')
                 continue
             # the machine's own visits, in the rounds of its run; a pair has the base's visits first
             own = [o.visits.iloc[pair.b.ok.index-len(self.base.visits)] for _,pair in pairs]
             found += [(_row(*pair, o, o is self.base), visits) for pair,visits in zip(pairs, own)]
-        if len({row['machine'] for row,_ in found})<2: raise ValueError(
+        if len({row['machine'] for row,_ in found})<2: raise InputError(
             ' '.join([f"Nothing can be compared with {self.base.name}.", *self.remarks,
                       "Name another run, or another base."]))
         self._set_rows(pd.DataFrame([row for row,_ in found]), [visits for _,visits in found])
@@ -331,7 +331,7 @@ def write_comparison(
         path.write_text(page, encoding='utf-8', errors='backslashreplace')
     except OSError as e:
         why, remedy = write_fault(e)
-        raise RuntimeError(
+        raise StateError(
             f'The page cannot be written to {path}: {why}. {remedy}, or name another place.') from e
     return path
 
@@ -348,7 +348,7 @@ def compare_pairs(
     else:
         kinds = first.device.astype(str).str.partition(':')[0]
         first, *others = (df for _,df in first.groupby(kinds)) # 'cpu' before 'cuda'
-        if not others: raise ValueError(
+        if not others: raise InputError(
             f"{[*runs][0]} has records of one device only ({kinds.iloc[0]}). Give a second folder, "
             "or run the labs on another device, too.")
     for o in others:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from ..ground.core import InputError
 from .draw import (BESIDE, MARKERS, as_is, by_number, caption, drawing,
                            finish, in_the_middle, ink, legend_entry, machine_style, make_room,
                            need_columns, new_axes, numeric, plain_numbers, plt, series_style,
@@ -149,14 +150,14 @@ def plot_fit(
     ax:Axes|None=None, title:str|None=None,
 )->Axes:
     "Visits, medians and the fitted curve with its band, or the reason if the fit was refused"
-    if not hasattr(fit, 'measures'): raise ValueError(
+    if not hasattr(fit, 'measures'): raise InputError(
         f'fit is {fit!r:.60}. Pass what `fit_time_curve` or `fit_step_time` returns for these visits.')
     y = y or fit.measures
     need_columns(df, 'bs', y)
     df = numeric(df, y).reset_index(drop=True)
     labels = series_labels(df, 'device')
     names = sorted(labels.unique())
-    if len(names)>1: raise ValueError(
+    if len(names)>1: raise InputError(
         f"The frame holds {len(names)} series ({'; '.join(names)}). Pass the rows of one.")
     ax, ok = new_axes(ax), df[succeeded(df) & df[y].notna()]
     style = series_styles(labels)[names[0]]
@@ -288,7 +289,7 @@ def plot_workers(
     "Every visit a dot, the median a line, predictions crosses, the axis from 0"
     need_columns(df, 'n_workers', 'loader', y)
     df = numeric(df[succeeded(df)], y).dropna(subset=[y])
-    if df.empty: raise ValueError(
+    if df.empty: raise InputError(
         f"No visit in the frame succeeded with a value of {y!r}, so there is nothing to draw.")
     ax, labels = new_axes(ax), series_labels(df, 'loader', leave_out=['n_workers'])
     for i,name in enumerate(sorted(labels.unique())):
@@ -319,7 +320,7 @@ def plot_memory(
     if 'device' in df: df = df[df.device.ne('cpu')]
     df = numeric(df, *(o for o in MEMORY if o in df)).reset_index(drop=True)
     columns = [o for o in MEMORY if o in df and df[o].notna().any()]
-    if not columns: raise ValueError(
+    if not columns: raise InputError(
         "No GPU memory was measured in these records: on a CPU there is none. "
         "Pass records of device 'cuda'.")
     ax, labels = new_axes(ax), series_labels(df, 'device')

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .compare import add_prices, load_records, run_name
-from ..ground.core import write_fault
+from ..ground.core import StateError, write_fault
 from .findings import (AllVisits, Workload, add_labels, configuration_columns, findings,
                                     summary_table)
 from .headline import Headline, headline
@@ -442,5 +442,5 @@ def write_report(
     except OSError as e:
         why, remedy = write_fault(e)
         with suppress(OSError): new.unlink(missing_ok=True)                # half a page
-        raise RuntimeError(f'The report cannot be written into {path.parent}: {why}. {remedy}, or '
+        raise StateError(f'The report cannot be written into {path.parent}: {why}. {remedy}, or '
                            "name another: out='reports' (--out reports).") from e

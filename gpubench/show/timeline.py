@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..ground.core import machine_title
+from ..ground.core import InputError, machine_title
 from .draw import (BESIDE, by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns,
                            plain_numbers, series_style)
 from ..ground.stats import is_known
@@ -132,7 +132,7 @@ def plot_monitor(
     n_fits, fit = df.fit.nunique(), df.fit.max() if fit is None else fit
     if 'throttle_words' not in df: df = df.assign(throttle_words=None)
     df = df[df.fit==fit]
-    if df.empty: raise ValueError(
+    if df.empty: raise InputError(
         f"There is no fit {fit!r} in the frame, which holds {n_fits}, counted from 0.")
     line = _Timeline(df, epochs, fit)
     n_panels = max(1, len(line.panels))
