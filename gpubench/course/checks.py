@@ -26,8 +26,9 @@ from IPython import get_ipython
 from matplotlib.figure import Figure
 from .lab_functions import LabFunction
 from .lab_questions import QUESTIONS
-from ..ground.core import (
-    describe_machine, find_devices, hide_known_warnings, machine_title, nearest, pick_device)
+from gpubench.ground.core import (
+    InputError, describe_machine, find_devices, hide_known_warnings, machine_title, nearest,
+    pick_device)
 from .lab_format import check_values, labs_folder
 from .labs import run_folder
 from ..run.process import start_server
@@ -42,7 +43,7 @@ def lab_records(
     found = [o for o in tries if o.is_file()]
     if found: return found[0]
     there = sorted({p.name for o in tries for p in o.parent.glob('*.jsonl')})
-    raise ValueError(f"No records {name!r} come with the labs. {nearest(name, there)}"
+    raise InputError(f"No records {name!r} come with the labs. {nearest(name, there)}"
                      f"There are: {', '.join(there) or 'none'}.")
 
 # %% ../../nbs/course/04_checks.ipynb #8a28d102
@@ -99,7 +100,7 @@ class LabSession:
     )->list[dict]: # Empty if this machine has a GPU, or the file is missing
         "What was measured on a GPU elsewhere, without failed visits"
         try: rows = record_rows(lab_records(file)) if not self.on_gpu else []
-        except ValueError: return []
+        except InputError: return []
         rows = [o for o in rows if o.get('status', 'ok')=='ok']
         if not with_cpu: rows = [o for o in rows if o.get('device', 'cpu')!='cpu']
         return [o for o in rows if {k: o.get(k) for k in about}==about]
@@ -360,7 +361,7 @@ def check(
 )->Reply:
     "The reply to a student's answer to a question in `gpubench.course.lab_questions`"
     if name not in QUESTIONS:
-        raise ValueError(f"There is no question {name!r}. {nearest(name, QUESTIONS)}".rstrip())
+        raise InputError(f"There is no question {name!r}. {nearest(name, QUESTIONS)}".rstrip())
     if answer is None: return NOT_YET
     q = QUESTIONS[name]
     if isinstance(q, LabFunction): return check_function(q, answer, **found)

@@ -20,7 +20,7 @@ import nbformat
 import yaml
 from pydantic import TypeAdapter
 
-from ..ground.core import check_value, nearest, one_of, pick_device
+from ..ground.core import InputError, StateError, check_value, nearest, one_of, pick_device
 from ..ground.record import records_path
 
 # %% ../../nbs/course/00_lab_format.ipynb #1eec2087
@@ -41,9 +41,9 @@ def read_notebook(path):
     "The notebook, or an error that names the file"
     try: return nbformat.read(path, as_version=4)
     except (FileNotFoundError, IsADirectoryError):
-        raise ValueError(f"There is no lab {path}. `gpubench labs` lists the labs.") from None
+        raise InputError(f"There is no lab {path}. `gpubench labs` lists the labs.") from None
     except (ValueError, nbformat.ValidationError, AttributeError, RecursionError) as e:
-        raise ValueError(
+        raise InputError(
             f"{path} is not a readable notebook ({type(e).__name__}). Copy it again.") from None
 
 _TITLE = re.compile(r'^# +(?:\d+ *· *)?(.+?) *$', re.M)
@@ -56,7 +56,7 @@ def read_lab(path)->Lab:
     path = Path(path)
     words = ''.join(o.source for o in read_notebook(path).cells[:1] if o.cell_type=='markdown')
     title, row = _TITLE.search(words), _TABLE.search(words)
-    if not (title and row): raise ValueError(
+    if not (title and row): raise InputError(
         f"{path} must begin with a markdown cell that has a `# title` and a table "
         "`| Minutes | Needs | Measures |` with one row: the minutes as a number, what the lab "
         f"needs, and '{EVERY_DEVICE}' or '{ONE_DEVICE}'.")
@@ -74,9 +74,9 @@ def find_labs(folder=None)->list[Lab]: # Sorted by number
     folder, found = labs_folder() if folder is None else Path(folder), []
     for path in sorted(folder.glob('[0-9]*.ipynb')):
         try: found.append(read_lab(path))
-        except ValueError as e:
+        except InputError as e:
             warnings.warn(f"{path.name} is skipped because it isn't a lab: {e}", stacklevel=2)
-    if not found: raise RuntimeError(
+    if not found: raise StateError(
         f"There are no labs in {folder}. Copy them there with `gpubench labs --copy {folder}`, "
         "or choose another folder.")
     return found
@@ -98,7 +98,7 @@ def pick_labs(names=(), folder=None)->list[Lab]: # Each once, in the order of `n
         if str(name).endswith('.ipynb') and Path(name).is_file(): return read_lab(name)
         if same(name) in called: return called[same(name)]
         there = [o.name for o in labs]
-        raise ValueError(
+        raise InputError(
             f"There is no lab {str(name)!r}. {nearest(name, there)}There are: {', '.join(there)}.")
     return list({o.path.resolve(): o for o in map(pick, names)}.values()) or labs
 
@@ -114,7 +114,7 @@ class _YamlLoader(yaml.SafeLoader):
         node, lines = super().compose_mapping_node(anchor), {}
         for key,_ in node.value:
             name, line = (key.tag, str(key.value)), key.start_mark.line+1
-            if name in lines: raise ValueError(
+            if name in lines: raise InputError(
                 f"{key.value!r} twice in one mapping, on lines {lines[name]} and {line}. "
                 "Remove one of them.")
             lines[name] = line
@@ -164,23 +164,23 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
     "The parameters of the lab at this path"
     cells = [o.source for o in read_notebook(path).cells
              if o.cell_type=='code' and 'parameters' in o.metadata.get('tags', [])]
-    if len(cells)!=1: raise ValueError(
+    if len(cells)!=1: raise InputError(
         f"{path} must have one cell tagged `parameters`, and has {len(cells)}.")
     lines, found = cells[0].splitlines(), {}
     try: nodes = ast.parse(cells[0]).body
-    except SyntaxError as e: raise ValueError(
+    except SyntaxError as e: raise InputError(
         f"The parameters cell of {path} isn't Python: {e.msg} in line {e.lineno}.") from None
     for node in nodes:
         try: o = _parameter(node, lines)
-        except Exception: raise ValueError(  # of whatever else a line may be
+        except Exception: raise InputError(  # of whatever else a line may be
             f"Line {node.lineno} of the parameters cell of {path} cannot be used: "
             f"{lines[node.lineno-1].strip()!r}. Each line must be `name: type = value  # meaning` "
             f"with a type made of {', '.join(_TYPES)}, and a literal of that type.") from None
-        if o.name in found: raise ValueError(
+        if o.name in found: raise InputError(
             f"The parameters cell of {path} defines {o.name} twice. Remove one of the lines.")
         found[o.name] = o
     missing = ', '.join(o for o in _REQUIRED if o not in found)
-    if missing: raise ValueError(
+    if missing: raise InputError(
         f"The parameters cell of {path} lacks {missing}: each has {', '.join(_REQUIRED)}.")
     return found
 
@@ -207,7 +207,7 @@ LIMITS = [ # names of parameters that are numbers → which numbers make sense �
     (r'half_width|goal', lambda x: 0<x<1, 'between 0 and 1, such as .05 for 5 %')]
 
 def lab_device(name):
-    if (device := pick_device(name)).type=='xla': raise ValueError(
+    if (device := pick_device(name)).type=='xla': raise InputError(
         "The labs run on 'cpu' and 'cuda'; device='xla' is for trials, as in "
         "`gpubench sweep --device xla`.")
     return device
@@ -217,7 +217,7 @@ def _check_named(name, x):
     from gpubench.data.folders import scan
     from gpubench.data.loaders import LOADERS, check_dataset, find_folder, is_path
     from gpubench.run.models import MODELS
-    if not isinstance(x, str): raise ValueError("It must be text in quotes.")
+    if not isinstance(x, str): raise InputError("It must be text in quotes.")
     if name=='device': lab_device(x)
     elif name=='loader': one_of('loader', x, LOADERS)
     elif name=='dataset':
@@ -225,10 +225,10 @@ def _check_named(name, x):
         if is_path(x): find_folder(x)
     elif name=='photos':
         root = Path(x).expanduser()
-        if not root.is_dir() or sum(map(bool, scan(root).values()))<2: raise ValueError(
+        if not root.is_dir() or sum(map(bool, scan(root).values()))<2: raise InputError(
             "It must be a folder that has a folder with images for each class, two or more.")
     elif name=='runs':
-        if not records_path(x).is_file(): raise ValueError(
+        if not records_path(x).is_file(): raise InputError(
             f"There are no records in {x!r}. Give the folder of a run, which contains "
             "records.jsonl, or a file of records.")
     elif ':' not in x: one_of('model', x, MODELS)  # module:function is a user's own network
@@ -247,7 +247,7 @@ def _fault(name, x, kind=None)->str:
         if fits and not (isinstance(o, (int, float)) and fits(o)):
             return f"It must be a number, {words}."
         try: fits or _check_named(name, o)
-        except ValueError as e: return str(e)
+        except InputError as e: return str(e)
     return ''
 
 def check_values(values:dict): # Name → value; a lab passes its `globals()`
@@ -256,7 +256,7 @@ def check_values(values:dict): # Name → value; a lab passes its `globals()`
     kinds = values.get('__annotations__') or {}
     for name,x in list(values.items()):
         fault = _fault(name, x, kinds.get(name))
-        if fault: raise ValueError(f"Parameter {name} is {x!r}. {fault}")
+        if fault: raise InputError(f"Parameter {name} is {x!r}. {fault}")
 
 # %% ../../nbs/course/00_lab_format.ipynb #cbaa1204
 def check_parameters(path, values:dict, text=False)->dict: # Name → value of the annotated type
@@ -268,12 +268,12 @@ def check_parameters(path, values:dict, text=False)->dict: # Name → value of t
         this = f"Lab {lab}: parameter {name}" + (f" ({p.meaning})" if p.meaning else '')
         fit = _fit_text if text and isinstance(value, str) else _fit
         try: x = checked[name] = fit(value, p.kind)
-        except (TypeError, ValueError): raise ValueError(
+        except (TypeError, ValueError): raise InputError(
             f"{this} must be {p.written}, and {value!r} is not. "
             f"Its default is {p.default!r}.") from None
         fault = _fault(name, x)
         if fault and not _fault(name, p.default):  # else the name means something else here
-            raise ValueError(f"{this} is {x!r}. {fault} Its default is {p.default!r}.")
+            raise InputError(f"{this} is {x!r}. {fault} Its default is {p.default!r}.")
     return checked
 
 # %% ../../nbs/course/00_lab_format.ipynb #d5915cd8
@@ -284,11 +284,11 @@ def _spread(values, known):
         lab, _, name = str(key).rpartition('.')
         if key not in known: found.append((lab, name, value))
         elif isinstance(value, dict): found += [(key, k, v) for k,v in value.items()]
-        elif value is not None: raise ValueError(  # None: only comments below the lab's name
+        elif value is not None: raise InputError(  # None: only comments below the lab's name
             f"{key!r} is a lab, but was given {value!r}. Write {key}.seed=3 in the command, "
             f"{key}: {{seed: 3}} in a file.")
     wrong = next((o for o,_,_ in found if o and o not in known), None)
-    if wrong: raise ValueError(f"{wrong!r} isn't a lab of this run. {nearest(wrong, known)}"
+    if wrong: raise InputError(f"{wrong!r} isn't a lab of this run. {nearest(wrong, known)}"
                                f"There are: {', '.join(known)}.")
     return sorted(found, key=lambda o: o[0]!='')
 
@@ -303,11 +303,11 @@ def spread_parameters(values:dict, labs, text=False)->dict: # Lab's name → che
     known = list(dict.fromkeys([*plan, *beside]))
     for lab,name,value in _spread(values, known):
         asked = [o for o in plan if lab in ('', o)]
-        if asked and name in ('device', 'out'): raise ValueError(
+        if asked and name in ('device', 'out'): raise InputError(
             f"{name!r} is set for the whole run, not as a parameter: use --{name} on the command "
             f"line, {name}=… in Python.")
         there = sorted({k for o in asked for k in owners[o]} - {'device', 'out'})
-        if asked and name not in there: raise ValueError(
+        if asked and name not in there: raise InputError(
             f"No lab of this run ({', '.join(asked)}) has a parameter {name!r}. "
             f"{nearest(name, [*there, *known])}There are: {', '.join(there)}.")
         for o in asked:
@@ -319,11 +319,11 @@ def read_parameters(path)->dict: # Name → value, or lab → {name: value}
     "Parameters from a YAML file"
     try: values = yaml.load(Path(path).read_text(encoding='utf-8'), _YamlLoader)
     except OSError as e:
-        raise ValueError(f"Cannot read the parameters in {path}: {e.strerror}.") from None
+        raise InputError(f"Cannot read the parameters in {path}: {e.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} isn't YAML: {' '.join(str(e).split())}.") from None
-    except ValueError as e: raise ValueError(f"{path} has {e}") from None  # a name twice
-    if not isinstance(values, dict|None): raise ValueError(
+        raise InputError(f"{path} isn't YAML: {' '.join(str(e).split())}.") from None
+    except ValueError as e: raise InputError(f"{path} has {e}") from None  # a name twice
+    if not isinstance(values, dict|None): raise InputError(
         f"{path} must map names to values, as in `seed: 3`, but holds a {type(values).__name__}.")
     return values or {}
 
@@ -331,7 +331,7 @@ def profile_parameters(profile:str, labs:list[Lab])->dict: # Lab's name → para
     """The parameters of 'quick' (the values in the labs' own cells) or of 'full' (those in
     full.yaml beside the labs)"""
     if profile not in ('quick', 'full'):
-        raise ValueError(f"There is no profile {profile!r}. Use 'quick' or 'full'.")
+        raise InputError(f"There is no profile {profile!r}. Use 'quick' or 'full'.")
     plan = {o.name: {} for o in labs}
     for lab in labs if profile=='full' else ():
         file = lab.path.with_name('full.yaml')

@@ -20,7 +20,8 @@ from pathlib import Path
 from time import perf_counter
 
 import nbformat
-from ..ground.core import check_value, describe_machine, end_process, find_devices, is_number
+from ..ground.core import (
+    InputError, check_value, describe_machine, end_process, find_devices, is_number)
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, lab_device, labs_folder, pick_labs, profile_parameters,
     read_notebook, spread_parameters)
@@ -43,7 +44,7 @@ def run_folder(out='', what='')->Path: # Absolute; exists and is writable
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder): pass
-    except OSError as e: raise ValueError(
+    except OSError as e: raise InputError(
         f"Cannot write to the output folder {folder}: {e.strerror or e}. Choose another one."
         ) from None
     return folder
@@ -178,7 +179,7 @@ def _papermill(job, target, timeout_s, on_cell, progress):
 # %% ../../nbs/course/01_labs.ipynb #d177bcbe
 def _ending(fault, i, source, timeout_s):
     "Status and one line for what ended an execution in cell `i`"
-    from nbclient.exceptions import CellTimeoutError
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
     is_error = isinstance(fault, PapermillExecutionError)
     if is_error: i, source = fault.cell_index, fault.source
@@ -190,8 +191,9 @@ def _ending(fault, i, source, timeout_s):
     if isinstance(fault, CellTimeoutError): return 'timeout', (
         f"{cell} took longer than {timeout_s} s. Allow more with --timeout, or reduce the work.")
     if isinstance(fault, KeyboardInterrupt): return 'interrupted', f"stopped in {cell}"
-    return 'died', (f"the kernel died in {cell}. Often it ran out of memory: try fewer or smaller "
-                    "images.")
+    if isinstance(fault, DeadKernelError): return 'died', (
+        f"the kernel died in {cell}. Often it ran out of memory: try fewer or smaller images.")
+    return 'error', f'{cell}: {type(fault).__name__}: {fault}'
 
 # %% ../../nbs/course/01_labs.ipynb #975c1568
 def _mark_stopped(path, error):
@@ -240,7 +242,7 @@ def _code(nb):
 def earlier_run(job, folder)->str|None: # '' if nothing differs; 'torch (2.8.0 then, 2.9.0 now)'
     "What differs from a job's last successful execution in `folder`; None if there is none"
     try: nb = read_notebook(Path(folder)/job.notebook)
-    except ValueError: return None
+    except InputError: return None
     mark, now = nb.metadata.get('gpubench', {}), describe_machine()
     if mark.get('status')!='ok': return None
     params, then = nb.metadata.get('papermill', {}).get('parameters', {}), mark.get('made_with', {})
@@ -268,14 +270,14 @@ def _check_targets(jobs, folder):
     "A ValueError if a run would overwrite a student's work, or its own"
     names = [o.notebook for o in jobs]
     for o in jobs:
-        if names.count(o.notebook)>1: raise ValueError(
+        if names.count(o.notebook)>1: raise InputError(
             f"Several labs of this run are named {o.lab.name}, and one would overwrite the other. "
             "Run them one at a time, each with its own --out.")
         target = folder/o.notebook
         if not target.is_file(): continue
         try: is_ours = 'papermill' in read_notebook(target).metadata
-        except ValueError: is_ours = True  # half written
-        if not is_ours or target.samefile(o.lab.path): raise ValueError(
+        except InputError: is_ours = True  # half written
+        if not is_ours or target.samefile(o.lab.path): raise InputError(
             f"{target} is a lab or a copy of one, perhaps with somebody's answers, and would be "
             "overwritten. Choose another folder with --out FOLDER or out='…'.")
 
