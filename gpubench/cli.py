@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from . import __version__
-from .ground.core import hide_known_warnings
+from .ground.core import UserError, hide_known_warnings
 
 # %% ../nbs/00_cli.ipynb #64ed1cfc
 OK, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -44,26 +44,24 @@ class OurError(click.ClickException):
 
     @classmethod
     def message_of(cls, e):
-        "The message of an error of gpubench, the system or a broken package; None for any other"
-        tb, name = e.__traceback__, getattr(e, 'name', None) or 'A package'
-        while tb and tb.tb_next: tb = tb.tb_next
+        "What an error says that its reader can put right; None for any other"
+        if isinstance(e, UserError) or getattr(e, 'filename', None): return str(e)
+        name = getattr(e, 'name', None) or 'A package'
         is_broken = isinstance(e, OSError) and not e.errno  # as from torch's shared libraries
         if isinstance(e, ImportError) or is_broken: return (
             f"{name} can't be loaded ({e}). Run `gpubench doctor` to find out what is broken and "
             "how to fix it.")
-        is_ours = tb and tb.tb_frame.f_globals.get('__name__', '').startswith('gpubench.')
-        return str(e) if is_ours or isinstance(e, OSError) else None
 
 # %% ../nbs/00_cli.ipynb #0b24efc3
 class Verbs(click.Group):
-    "A group of commands that prints our errors as messages"
+    "A group of commands that prints errors for users as messages"
     def invoke(self, ctx):
         try: return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort, BrokenPipeError): raise  # quietly
         except KeyboardInterrupt as e:
             if str(e): _print(f'\ngpubench: {e}', err=True)  # a sweep lists what it kept
             ctx.exit(getattr(e, 'exit_code', INTERRUPTED))
-        except (ValueError, RuntimeError, OSError, ImportError) as e:
+        except (UserError, OSError, ImportError) as e:
             message = OurError.message_of(e)
             if 'gpubench.debug' in ctx.find_root().meta or message is None: raise
             raise OurError(message) from None
@@ -268,7 +266,7 @@ def show_report(folder, price_per_h=None, form=None, out=None):
     from gpubench.show.report import summary_text, write_report
     fault = None  # the page comes first, because the reader may close the pipe
     try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()
-    except RuntimeError as e: fault = e  # a full disk keeps nobody from the table
+    except UserError as e: fault = e  # a full disk keeps nobody from the table
     df = add_prices(load_records(folder), price_per_h)
     print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
     if fault: raise fault
@@ -462,9 +460,9 @@ def sweep_command(ctx, on, slurm, out, wait, dry_run, no_progress, form, seed, r
     with filled_folder(out) as out, for_people(form):
         print_plan(len(todo), repeats, out)
         try: df = go(out=out)
-        except RuntimeError as e:
+        except UserError as e:
             if isinstance(e.__cause__, OSError):  # a full disk: show what there is
-                with suppress(RuntimeError): show_report(out, form=form)
+                with suppress(UserError): show_report(out, form=form)
             raise
     show_report(out, form=form)
     ctx.exit(FAILED if len(df) and df.status.ne('ok').any() else OK)

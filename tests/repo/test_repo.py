@@ -33,6 +33,14 @@ library = [o for room in (*rooms, '') for o in sorted((root/'nbs'/room).glob('[0
 CONFIGURATION = ('pyproject.toml', 'settings.ini', 'setup.py')
 
 
+# ---- errors
+
+def test_errors_with_a_sentence_are_those_for_users():
+    "The command line shows a sentence for `InputError` and `StateError` alone; a reader's process passes on what a user's function raised"
+    plain = {o.relative_to(package).as_posix() for o in modules if re.search(r'raise (ValueError|RuntimeError)\(', o.read_text(encoding='utf-8'))}
+    assert plain=={'data/readers.py'}
+
+
 # ---- notebooks and what is made from them
 
 @pytest.fixture(scope='module')

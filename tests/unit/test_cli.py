@@ -1,20 +1,24 @@
 "The command line as scripts and students meet it: in a process of its own"
 import errno
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 
 import gpubench
 from gpubench.cli import cli
 from gpubench.ground.record import append_record, read_records
-from gpubench.ground.core import find_devices
+from gpubench.ground.core import InputError, StateError, find_devices
 from helpers import write_lab
 
 PACKAGE = Path(gpubench.__file__).parent
@@ -161,11 +165,33 @@ def test_cuda_where_there_is_none(labs, tmp_path, call):
 def test_debug_brings_the_traceback_back(labs, tmp_path, call):
     write_lab(labs, '01_small', 'print(1)')
     args = ['run', '--labs', labs, '-p', 'sed=1']
-    assert [type(call(*o).exception) for o in ([*args, '--debug'], ['--debug', *args], args)] == [ValueError,
-        ValueError, SystemExit]
+    assert [type(call(*o).exception) for o in ([*args, '--debug'], ['--debug', *args], args)] == [InputError,
+        InputError, SystemExit]
     p = gpubench_command('report', tmp_path/'none'), gpubench_command('report', tmp_path/'none', '--debug')
     assert [(o.returncode, 'Traceback' in o.stderr) for o in p] == [(2, False), (1, True)]
     assert p[0].stderr.count('\n')==1
+
+
+def refuses(*args, **kwargs): raise InputError('Say what to do.')
+def lacks(*args, **kwargs): raise StateError('Say what to do.')
+
+@pytest.mark.parametrize('function, args', [
+    ('show.compare.load_records', ['report', 'run']), ('show.report.write_report', ['report', 'run']),
+    ('show.machines.compare_pairs', ['compare', 'run']), ('run.sweep.plan', ['sweep']), ('course.labs.prepare_run', ['run']),
+    ('run.models.find_factory', ['gain', 'module:function']), ('watch.doctor.examine', ['doctor'])])
+def test_only_an_error_for_users_is_shown_as_one(function, args, call, tmp_path, monkeypatch):
+    "Not what Python, torch or pandas raise where the library calls them, whatever it is called"
+    import gpubench.show.report, gpubench.show.machines, gpubench.course.labs, gpubench.show.gain            # noqa: F401, E401  what they import isn't replaced
+    write_run(tmp_path/'run')
+    for inside in (partial(math.sqrt, -1), partial(int, 'x'), partial(torch.empty, -1), partial(pd.concat, []), partial(os.close, -1)):
+        library = dict(__name__='gpubench.inside', inside=inside)
+        exec('def called(*args, **kwargs): return inside()', library)
+        monkeypatch.setattr(f'gpubench.{function}', library['called'])
+        said = call(*args)
+        assert (said.exit_code, isinstance(said.exception, (ValueError, RuntimeError, OSError))) == (1, True), said.output
+    for ours in (refuses, lacks):
+        monkeypatch.setattr(f'gpubench.{function}', ours)
+        refused(call(*args), 'gpubench: Say what to do.')
 
 
 @pytest.mark.slow
