@@ -23,7 +23,7 @@ from fastai.data.load import DataLoader
 from fastai.torch_core import to_device
 from fastcore.basics import chunked, noop, patch
 from .batch_tfms import batch_transforms
-from ..ground.core import memory_bytes, n_cores
+from ..ground.core import StateError, memory_bytes, n_cores
 from .item_tfms import as_tensor, is_file
 from .readers import (N_ROOMS, Reader, decode_items, make_items, open_stores,
                               start_readers, switching_often)

@@ -18,7 +18,7 @@ from datetime import datetime
 import torch
 from tqdm.auto import tqdm
 
-from ..ground.core import check_whole, file_text, inherited
+from ..ground.core import InputError, StateError, check_whole, file_text, inherited
 from ..ground.record import check_writable
 from .process import adopt_switches
 from .sweep import (
@@ -85,14 +85,14 @@ def check_on(on, devices, out, slurm): # `devices`: names
         "submitit`.") from None
     if out is None: raise InputError(
         f"on={on!r} needs out=, a folder for the records that all jobs share.")
-    if on=='gpus' and devices!={'cuda'}: raise ValueError(
+    if on=='gpus' and devices!={'cuda'}: raise InputError(
         "on='gpus' is for trials on one GPU, device='cuda', not "
         f"{', '.join(sorted(devices-{'cuda'}))}. Sweep others without it.")
     if on=='gpus': return
     check_whole('time', (slurm or {}).get('time', 1), 1, hint='It is in minutes.')
-    if 'auto' in devices: raise ValueError(
+    if 'auto' in devices: raise InputError(
         "This machine's devices aren't those of the jobs. Name one: device='cuda' or 'cpu'.")
-    if not shutil.which('sbatch') or not shutil.which('srun'): raise RuntimeError(
+    if not shutil.which('sbatch') or not shutil.which('srun'): raise StateError(
         "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node.")
 
 def submit(on, slurm, rounds, folder, *args, **how)->list: # A job and its visits each
@@ -112,7 +112,7 @@ def submit(on, slurm, rounds, folder, *args, **how)->list: # A job and its visit
     executor = slurm_executor(folder, slurm_options(slurm or {}, n_gpus))
     try:
         with executor.batch(): return [start(executor, visits) for visits in rounds]
-    except (FailedJobError, FailedSubmissionError) as e: raise RuntimeError(
+    except (FailedJobError, FailedSubmissionError) as e: raise StateError(
         f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
 
 # %% ../../nbs/run/08_cluster.ipynb #queue016
@@ -156,5 +156,5 @@ def visit_on(on, slurm, visits, measure, out, retry_failed, progress, **how): # 
     print_failed(records.frame())
     lost = {o.round for o in missing}
     ends = [job_end(job) for job,share in jobs if lost & {o.round for o in share}]
-    raise RuntimeError(' '.join([f"{len(missing)} of {len(visits)} visits are missing.", *ends,
+    raise StateError(' '.join([f"{len(missing)} of {len(visits)} visits are missing.", *ends,
                                  "The same call again runs them."]))

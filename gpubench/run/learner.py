@@ -50,8 +50,8 @@ def check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
     if length_hint(dl, 1): return # a stream doesn't know its length
     n, bs = len(dl.dataset), batch_size_of(dl)
-    if not n: raise ValueError("The Learner has no training images, so no step would run.")
-    raise ValueError(f"Batch size {bs} is larger than the {n} training images, so no step would "
+    if not n: raise InputError("The Learner has no training images, so no step would run.")
+    raise InputError(f"Batch size {bs} is larger than the {n} training images, so no step would "
                      f"run. Use bs={n} or less, or a larger data set.")
 
 # %% ../../nbs/run/04_learner.ipynb #9c3f0bf9
@@ -230,7 +230,7 @@ def time_learner(
     Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of
     'fine_tune'. If there were several, `fits` lists epochs, steps and median `epoch_whole_s` (s)
     of each."""
-    if str(getattr(learn.dls, 'device', None)).startswith('xla'): raise ValueError(
+    if str(getattr(learn.dls, 'device', None)).startswith('xla'): raise InputError(
         "Your own Learner can't be timed on XLA. Name its network instead: "
         "Trial(model='module:function', device='xla').")
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()

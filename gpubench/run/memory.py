@@ -452,7 +452,7 @@ def size_and_bs(make_twin): # Of its training set and its batches
         return dataset_size(twin), find_bs(real_batch(twin))
     except Exception as e:
         if not is_out_of_memory(e): raise
-        raise RuntimeError(
+        raise StateError(
             "There is no room for a copy of this Learner. Delete other networks in this process or end "
             "other programs that use the GPU; or delete this Learner, and name a function that returns "
             "a new one.") from e

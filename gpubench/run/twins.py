@@ -31,7 +31,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.jit import RecursiveScriptModule
 
-from ..ground.core import check_value
+from ..ground.core import StateError, check_value
 from ..data.feed import FeedCallback
 from ..step.capture import Hook, JoiningCallback
 from ..step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp
@@ -213,7 +213,7 @@ def _copy_attributes(learn, new, memo)->dict:
             except torch.OutOfMemoryError: raise
             except Exception as e:
                 part = failing_part(o, f'learn.{name}', base, str(e))
-                raise RuntimeError(
+                raise StateError(
                     f"This Learner can't be copied because of {part} ({type(e).__name__}: {e}). "
                     "Use a function that returns a new Learner.") from e
     add('model', 'loss_func', 'opt', 'dls')
