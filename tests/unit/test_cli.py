@@ -371,7 +371,7 @@ def test_a_sweep_that_fills_the_disk_shows_what_it_has(call, tmp_path, monkeypat
     import gpubench.run.sweep as library
     def full(trials, out, **kwargs):
         write_run(out)
-        raise RuntimeError("records.jsonl can't be written: the disk is full") from OSError(errno.ENOSPC, 'No space left on device')
+        raise StateError("records.jsonl can't be written: the disk is full") from OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setitem(globals(), '__name__', 'gpubench.made_up')                         # where our own errors come from
     monkeypatch.setattr(library, 'sweep', full)
     said = call('sweep', '--bs', 64, '--device', 'cpu', '--no-progress', '--out', 'mine')

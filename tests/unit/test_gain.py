@@ -31,6 +31,7 @@ from gpubench.data.made import draw_birds
 from gpubench.run.forecast import FitTimes, PartTimes
 from gpubench.run.memory import GPU_8GB_BYTES
 from gpubench.run.remedies import Remedy, parts, remedies, sped_up
+from gpubench.ground.core import StateError
 from gpubench.show.gain import Gain, Way, predicted, visit
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
@@ -265,7 +266,7 @@ def test_a_gpus_page_has_the_largest_batch(fails, monkeypatch, tmp_path):
     limits = []
     def fake_largest(make, limit_bytes, line):
         limits.append((limit_bytes, line))
-        if fails: raise RuntimeError('Not even two items fit.\nmore')
+        if fails: raise StateError('Not even two items fit.\nmore')
         return f'A batch of {len(limits)} fits.'
     monkeypatch.setattr(gpubench.show.gain, 'largest_batch', fake_largest)
     monkeypatch.setattr(gpubench.show.gain, 'memory_line', lambda make: 'a line')
