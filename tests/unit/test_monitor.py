@@ -353,6 +353,7 @@ def open_files(): return len(os.listdir('/proc/self/fd'))
 def test_nothing_leaks():
     with FakeNVML([FakeGPU(**BUSY)]).installed() as nvml:
         fitted()
+        gc.collect()                                 # what earlier tests left, too
         before = threading.active_count(), open_files(), nvml.n_inits
         for _ in range(5): fitted(n=2)
         gc.collect()

@@ -1,5 +1,6 @@
 """What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
 
+import gc
 import mmap
 import multiprocessing
 import time
@@ -263,6 +264,7 @@ def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     assert all(found[o]==pytest.approx(files[o], rel=1e-5) for o in ('loss', 'valid_loss'))     # Normalize rounds differently
     assert (found['status'], found['loader'])==('ok', 'cached')
     until = time.monotonic()+20
+    gc.collect()                                     # of loaders that earlier tests left in cycles
     while multiprocessing.active_children() and time.monotonic()<until: time.sleep(.1)
     assert not multiprocessing.active_children()
 
