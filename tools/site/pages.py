@@ -8,7 +8,7 @@ from latex2mathml.converter import convert
 from nbformat.v4 import new_markdown_cell
 
 chapters = {'For practitioners': ['nbs/practitioner'],
-            'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/teachers', 'nbs/labs/records/README'],
+            'The course': ['nbs/labs/index', 'nbs/labs/[0-9]*', 'nbs/labs/questions', 'nbs/labs/teachers', 'nbs/labs/answers', 'nbs/labs/records/README'],
             'Going deeper': ['nbs/labs/deeper/*'],
             'Results': ['benchmarks/results/README', 'benchmarks/README', 'benchmarks/containers/README'],
             'Set-up': ['CONTAINERS', 'CONTAINERS_MORE', 'CLUSTER'],
