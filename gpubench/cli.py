@@ -160,12 +160,7 @@ labs_option = click.option('--labs', 'folder', metavar='FOLDER',
 no_progress = flag('--no-progress', "Don't show progress.")
 
 # %% ../nbs/00_cli.ipynb #d968193d
-def _place(ctx, param, value):
-    from gpubench.ground.record import check_place
-    if value: check_place(value)
-    return value
-
-out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
+out_folder = click.option('--out', default='', metavar='FOLDER',
                           help='Folder for the results. Default: a new folder runs/<time>.')
 wait_option = flag('--wait', 'Wait in a queue if the device is busy.')
 

@@ -26,7 +26,6 @@ from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, lab_device, labs_folder, pick_labs, profile_parameters,
     read_notebook, spread_parameters)
 from ..run.process import HOLDER, device_locks, this_process
-from ..ground.record import check_place
 
 # %% ../../nbs/course/01_labs.ipynb #f4ed1dc3
 def _folder_path(out, what=''):
@@ -53,7 +52,6 @@ def run_folder(out='', what='')->Path: # Absolute; exists and is writable
 def filled_folder(out=''): # As for `run_folder`
     "The folder of a run. If it was created here and is still empty at the end, it is removed"
     folder = _folder_path(out)
-    if str(out): check_place(out)
     new = [o for o in (folder, *folder.parents) if not o.exists()]
     try: yield run_folder(folder)
     finally:

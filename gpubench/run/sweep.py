@@ -13,7 +13,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,10 +39,10 @@ from ..ground.core import (
 from ..data.loaders import is_path, print_once
 from .learner import check_fit, time_learner
 from .process import (
-    USER_ID, StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh,
+    StopSignals, can_redraw, device_locks, pack, print_line, repeating, run_fresh,
     start_server, time_left, time_left_s)
 from gpubench.ground.record import (
-    FIELDS, INHERITED, append_record, check_place, check_writable, plain_record, record_rows,
+    FIELDS, INHERITED, append_record, check_writable, plain_record, record_rows,
     records_path)
 from ..ground.stats import Interval, aa_pairs, value_text
 from .trial import Trial, about, check_measure, resolve, run_trial
@@ -330,42 +329,25 @@ def _is_visit(row):
     return all(type(row.get(k)) in kinds for k,kinds in _IDENTITY.items()) and row['visit']>=0
 
 class _File:
-    "The file of a sweep's records, and a spare one for what can't be written there"
-    def __init__(self, out):
-        self.path = records_path(out)
-        name = hashlib.sha1(os.path.abspath(self.path).encode()).hexdigest()[:10]
-        self.spare = Path(tempfile.gettempdir())/f"gpubench-{USER_ID}-{name}.jsonl"
-
+    "The file of a sweep's records"
+    def __init__(self, out): self.path = records_path(out)
     def visits(self):
-        "The visits in `out`, and one that an earlier sweep saved elsewhere"
+        "The visits in `out`"
         rows = record_rows(self.path) if self.path.exists() else []
-        is_file = self.spare.is_file() and not self.spare.is_symlink()
-        if is_file and self.spare.stat().st_uid==USER_ID:
-            back = [o for o in record_rows(self.spare) if o not in rows]
-            for o in back: append_record(self.path, o)
-            self.spare.unlink()
-            rows += back
         good = [o for o in rows if _is_visit(o)]
         n_odd = sum('visit' in o for o in rows)-len(good) # a lab has other records
         if n_odd: warnings.warn(f"{n_odd} records in {self.path} don't identify their trial and "
                                 "visit. They don't count.", stacklevel=4)
         return good
-
     def save(self, *rows):
-        "Append records; a `RuntimeError` that names the last one's place if this isn't possible"
+        "Append records; a `RuntimeError` if this isn't possible"
         try:
             for o in rows: append_record(self.path, o)
-            return
-        except OSError as e: cause = e
-        why, remedy = write_fault(cause)
-        state = f"{self.path} can't be written: {why}. It has all earlier visits"
-        try:
-            if self.spare.is_symlink(): raise OSError('somebody else may have put it there')
-            append_record(self.spare, rows[-1])
-        except OSError: raise StateError(
-            f"{state}, but not the last one, which is: {json.dumps(rows[-1])}") from cause
-        raise StateError(f"{state}; the last one is in {self.spare}. {remedy} and call the same "
-                           "sweep again: it fetches that record and goes on.") from cause
+        except OSError as e:
+            why, remedy = write_fault(e)
+            raise StateError(f"{self.path} can't be written: {why}. It has all earlier visits. "
+                             f"{remedy} and call the same sweep again: it goes on.") from e
+
 
 # %% ../../nbs/run/06_sweep.ipynb #e7ada6fd
 FAILED = 'error', 'skipped', 'killed', 'timeout' # what `retry_failed` repeats; 'oom' would recur
@@ -658,7 +640,6 @@ def sweep(
     twin = pick_twin(twin, len(points), repeats)
     visits = _planned(points, run, repeats, seed, twin, measure, fit, faults)
     if dry_run:
-        if out is not None: check_place(out)
         return _print_forecast(Records(out, visits, retry_failed), run, measure)
     if isolate: pack(run, points, measure, fit) # an error now if it can't travel
     how = dict(isolate=isolate, timeout_s=timeout_s, start_method=start_method, wait=wait)

@@ -142,8 +142,8 @@ def test_failures_have_codes_of_their_own(labs, call, monkeypatch, status, code)
     (['-f', 'none.yaml'], 'Cannot read the parameters in none.yaml'),
     (['-f', ''], 'Cannot read the parameters in : '),          # "$FILE" that isn't set
     (['-p', 'dataset=./not_there'], "There is no folder './not_there'"),
-    (['--out', 'file'], "'file' is a file of another kind"),
-    (['--out', 'file/below'], "'file' is a file of another kind"),
+    (['--out', 'file'], 'Cannot write to the output folder'),
+    (['--out', 'file/below'], 'Cannot write to the output folder'),
     (['--labs', 'empty'], 'no labs in empty'),
     (['--timeout', '0'], "Invalid value for '--timeout'")])
 def test_a_wrong_request_is_refused_before_anything_runs(labs, tmp_path, call, args, says):
@@ -460,7 +460,7 @@ def make(n_classes=10, n_in=3): return nn.Sequential(Half(), nn.AdaptiveAvgPool2
     (['--loader', 'cached', '--n-workers', '2'], 'has its own processes, so n_workers=2'),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'),
     (['--epochs', '0'], 'n_epoch must be'), (['--device', 'cpuu'], "Did you mean 'cpu'?"),
-    (['--out', 'file'], 'another kind'), (['--out', 'x.csv'], 'wrong kind of file'), (['--dataset', 'one'], 'one')])
+    (['--out', 'file'], 'Cannot write to'), (['--dataset', 'one'], 'one')])
 def test_a_wrong_sweep_is_refused(tmp_path, call, args, says):
     (tmp_path/'file').write_text('mine')
     (tmp_path/'one'/'cats').mkdir(parents=True)

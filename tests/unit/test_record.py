@@ -1,9 +1,6 @@
 "A new quantity takes one line in one place"
-import json
-
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 
 from gpubench.show.compare import load_records
@@ -40,19 +37,3 @@ def test_arrays_are_lists(tmp_path):
     assert row.losses[0]==2 and row.losses[-1]==1 and len(row.losses)==1500 and row.ids==[0, 1, 2] and row.many.startswith('[0.')
 
 
-def test_a_link_to_records_stays_a_link(tmp_path):
-    real, link = tmp_path/'real.jsonl', tmp_path/'records.jsonl'
-    append_record(real, visit(16, 0))
-    real.write_text(real.read_text()+'{"torn\n')
-    real.chmod(0o660)
-    link.symlink_to(real)
-    with pytest.warns(UserWarning): read_records(link)
-    assert link.is_symlink() and real.stat().st_mode & 0o777==0o660 and len(real.read_text().splitlines())==1
-
-
-def test_a_file_without_any_record_is_left_alone(tmp_path):
-    "Such as records that somebody indented"
-    path = tmp_path/'records.jsonl'
-    path.write_text(before := json.dumps(dict(bs=1), indent=1)+'\n')
-    with pytest.raises(RuntimeError, match='it was left as it is'): read_records(path)
-    assert path.read_text()==before and [o.name for o in tmp_path.iterdir()]==['records.jsonl']
