@@ -161,9 +161,8 @@ TIMES = [ # of an epoch and of a step
     _measured('step_ms', 'one step', 'step', meaning=
         "Median of the steady steps. The first batch of an epoch is kept apart: the loader starts "
         "once an epoch."),
-    *_fields('measured', 'step_lo_ms step_hi_ms step_level step_mean_ms'),
     _measured('half_width_frac', "half width of the step's interval"),
-    *_fields('measured', 'n_rounds n_timed_steps n_timed_epochs n_warmup_steps n_opt_steps', int),
+    *_fields('measured', 'n_rounds n_timed_steps n_warmup_steps n_opt_steps', int),
     *_fields('measured', 'not_steady not_tight', bool),
     _measured('n_images', heading='images trained', dtype=int, meaning=
         "How many training images an epoch really used. fastai drops a last batch that is not "
@@ -171,9 +170,7 @@ TIMES = [ # of an epoch and of a step
         "is shorter because it does less work. Images per second stay comparable."),
     *_fields('measured', 'n_steps n_dropped n_train n_valid n_params', int),
     _measured('process_bs', heading='batch on each device', dtype=int),
-    _measured('slowest_rank', dtype=int),
     _measured('skew_frac', 'slowest over fastest rank, less 1'),
-    _measured('all_reduce_mib', 'gradients averaged in a step'),
     _measured('sync_frac', "share of a step that averaging the gradients takes", 'averaging', meaning=
         'How much shorter a step is if each device trains on its own, as a share of the step.'),
     _measured('fits', dtype=list), # of a user's own Learner, if it trained several times
@@ -198,8 +195,7 @@ LEARNED = [
         'Share of held-out images recognized after the last epoch, the median over visits.'),
     _measured('loss', 'training loss'), _measured('valid_loss', 'loss on held-out images'),
     *_fields('measured', 'classes split', str),          # images of each class; whose split
-    _measured('dtype_seen', dtype=str), _measured('n_workers_seen', dtype=int),
-    _measured('channels_last_seen', dtype=bool)]
+    _measured('dtype_seen', dtype=str), _measured('n_workers_seen', dtype=int)]
 
 # %% ../../nbs/ground/01_record.ipynb #3c3eca24
 COSTS = [ # memory, and what the monitor measured
@@ -210,13 +206,11 @@ COSTS = [ # memory, and what the monitor measured
     _measured('device_used_mib', heading='on device',
               meaning='GPU memory in use as the driver reports it, other programs included.'),
     *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz
-        power_max_w gpu_mem_max_mib temperature_end_c monitor_temperature_start_c
-        monitor_sm_clock_start_mhz energy_j energy_error_j cpu_energy_j mem_util_mean_frac
-        power_capped_frac energy_epoch_j cpu_energy_epoch_j energy_j_per_image
-        cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
+        power_max_w gpu_mem_max_mib temperature_end_c energy_j energy_error_j cpu_energy_j
+        mem_util_mean_frac power_capped_frac energy_j_per_image cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
         process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images
         monitor_cost_frac'''),
-    *_fields('measured', 'monitor_warm_at_start warm_at_start', bool),
+    Field('warm_at_start', 'measured', dtype=bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
         "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "

@@ -52,8 +52,7 @@ def epoch_times(df, epochs, trial, n_steps):
                             steady.wait_ms.median(), trial)
     whole_s = epochs.train_s[epochs.n_steps==n_steps].median()
     return steady.median().to_dict() | times.to_dict() | dict(
-        step_ms=step.mid, step_lo_ms=step.lo, step_hi_ms=step.hi, step_level=step.level,
-        step_mean_ms=df.step_ms.mean(), half_width_frac=step.half_width_frac,
-        n_rounds=len(steady), n_timed_steps=len(df), n_timed_epochs=len(epochs),
+        step_ms=step.mid, half_width_frac=step.half_width_frac,
+        n_rounds=len(steady), n_timed_steps=len(df),
         epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
         n_steps=n_steps, n_images=n_images, images_per_s=n_images/epoch_s)

@@ -413,11 +413,10 @@ def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answer
 def train_monitored(
     learn:Learner,      # After its timing; its `StepTimerCallback` continues
     trial:Trial,        # Resolved
-    n_images:int,       # Of a whole epoch
     max_s:float=20.,    # Seconds at most
     monitor=None,       # A `MonitorCallback`; one for the devices of the model by default
     clock:Callable=perf_counter, # Returns seconds; tests pass their own
-)->dict: # `MonitorCallback.summary()`, and the energy of an epoch
+)->dict: # `MonitorCallback.summary()`
     "Train on as before, with the monitor, until the sensors' windows are full"
     monitor, timer, end_s = monitor or MonitorCallback(), learn.step_timer, None
     def n_next(): # 3.5 s of steps fill the windows, then 1 s at a time
@@ -429,11 +428,7 @@ def train_monitored(
     _ShortEpochsCallback(lambda: monitor.is_enough, n_next).train(learn, trial, monitor)
     learn.seen.verify(trial)
     at_start = *_START, 'warm_at_start' # which a visit notes for itself
-    found = {f'monitor_{k}' if k in at_start else k: v for k,v in monitor.summary().items()}
-    for o in ('energy', 'cpu_energy'):
-        image_j = found[f'{o}_j_per_image']
-        found[f'{o}_epoch_j'] = None if image_j is None else image_j*n_images
-    return found
+    return {k: v for k,v in monitor.summary().items() if k not in at_start}
 
 # %% ../../nbs/run/03_trial.ipynb #ab07d8f4
 def about(trial:Trial)->dict:
@@ -472,9 +467,7 @@ def _timed_results(learn, trial, half_width):
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
-        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
-        channels_last_seen=seen.is_channels_last,
-        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
+        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
         classes=learn.dls.classes_text, split=learn.dls.split_text,
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
@@ -509,7 +502,6 @@ def _across_ranks(record, learn, trial):
     _check_as_one(learn)
     alone_ms, times = _alone_ms(learn, trial), [o['step_ms'] for o in rows]
     slowest = max(range(len(rows)), key=lambda o: (rows[o]['status']!='ok', rows[o]['epoch_s']))
-    n_bytes = sum(o.numel()*o.element_size() for o in learn.model.parameters() if o.requires_grad)
     def over_ranks(how, names): # None if a rank has none
         values = {k: [o.get(k) for o in rows] for k in names.split()}
         return {k: None if None in v else float(how(v)) for k,v in values.items()}
@@ -517,12 +509,11 @@ def _across_ranks(record, learn, trial):
     shared |= over_ranks(np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib')
     if 'energy_j' in record: # each rank watches its own GPU, and all of them the same CPU
         shared |= over_ranks(np.sum, 'energy_j power_mean_w power_max_w')
-        shared |= over_ranks(np.mean, 'energy_j_per_image energy_epoch_j')
-        shared |= over_ranks(lambda v: np.mean(v)/n_ranks(),
-                             'cpu_energy_j_per_image cpu_energy_epoch_j')
+        shared |= over_ranks(np.mean, 'energy_j_per_image')
+        shared |= over_ranks(lambda v: np.mean(v)/n_ranks(), 'cpu_energy_j_per_image')
     return rows[slowest] | shared | dict(
-        process_bs=trial.process_bs, slowest_rank=slowest, skew_frac=max(times)/min(times)-1,
-        all_reduce_mib=n_bytes/2**20, sync_frac=1-alone_ms/rows[slowest]['step_ms'])
+        process_bs=trial.process_bs, skew_frac=max(times)/min(times)-1,
+        sync_frac=1-alone_ms/rows[slowest]['step_ms'])
 
 # %% ../../nbs/run/03_trial.ipynb #7ed1edd1
 def _settle_pages(trial):
@@ -559,7 +550,7 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             learn.add_cb(StepTimerCallback())
             record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
             record |= _timed_results(learn, trial, half_width)
-            if monitor: record |= train_monitored(learn, trial, record['n_images'])
+            if monitor: record |= train_monitored(learn, trial)
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
 

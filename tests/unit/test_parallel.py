@@ -87,8 +87,8 @@ def test_two_devices_train_as_one_does(how):
     one, two = (run_trial(**quick | how, n_devices=n, max_s=.5) for n in (1, 2))
     for o in 'n_steps n_images n_opt_steps n_train n_params bs'.split(): assert one[o]==two[o]
     assert two['loss']==pytest.approx(one['loss'], rel=1e-4) and two['accuracy']==pytest.approx(one['accuracy'], abs=.02)
-    assert (two['process_bs'], two['n_devices'], two['device'])==(32, 2, 'cpu') and two['slowest_rank'] in (0, 1)
-    assert two['all_reduce_mib']==two['n_params']*4/2**20 and two['skew_frac']>=0 and two['sync_frac']<1
+    assert (two['process_bs'], two['n_devices'], two['device'])==(32, 2, 'cpu')
+    assert two['skew_frac']>=0 and two['sync_frac']<1
     assert two['trial_id']==Trial(**quick | how, n_devices=2).trial_id!=one['trial_id'] and 'process_bs' not in one
     assert all_gone()
 
@@ -352,7 +352,7 @@ def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
 def test_a_visit_on_two_gpus(how):
     row = run_trial(**on_gpus | how, n_devices=2)
     assert (row['status'], row['n_devices'], row['process_bs'], row['n_gpus'])==('ok', 2, 32, 2)
-    assert row['all_reduce_mib']>40 and -.5<row['sync_frac']<1 and row['skew_frac']>=0
+    assert -.5<row['sync_frac']<1 and row['skew_frac']>=0
     assert all_gone()
 
 @pytest.mark.slow
