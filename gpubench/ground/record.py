@@ -147,7 +147,7 @@ MACHINE = [
     *[_machine(o, o) for o in 'torch torchvision fastai fastcore gpubench'.split()],
     _machine('os', 'system'), _machine('wsl2', 'WSL2', bool),
     _machine('container', 'container', bool),
-    *INHERITED, _machine('omp_wait_policy', 'OMP_WAIT_POLICY'), _machine('xla', 'XLA')]
+    *INHERITED, _machine('xla', 'XLA')]
 
 # %% ../../nbs/ground/01_record.ipynb #1f9827af
 def _measured(*args, **words): return Field(args[0], 'measured', *args[1:], **words)
