@@ -6,8 +6,8 @@ from pathlib import Path
 
 import nbformat
 
-from gpubench.course.grades import lab_questions
-from gpubench.course.lab_format import find_labs
+from gpubench.course.export import lab_questions
+from gpubench.course.labs import find_labs
 from gpubench.course.lab_functions import LabFunction
 from gpubench.course.lab_questions import QUESTIONS
 

@@ -126,7 +126,7 @@ def test_not_written_yet_is_no_answer(name):
 
 def test_no_lab_holds_a_solution():
     "Nor a key without it"
-    from gpubench.course.grades import teacher_key
+    from gpubench.course.export import teacher_key
     key, texts = teacher_key(), {o: '\n'.join(c.source for c in nbformat.read(o, 4).cells) for o in labs}
     for name,ex in exercises.items():
         body = [o.strip() for o in ex.solution.partition('def ')[2].splitlines()[1:] if len(o.strip())>12 and not o.strip().startswith('"')]

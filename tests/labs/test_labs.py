@@ -12,7 +12,7 @@ import yaml
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from gpubench.course.lab_format import check_parameters
+from gpubench.course.labs import find_labs, spread_parameters
 
 from helpers import root
 
@@ -129,12 +129,11 @@ def test_tiny_lab(name, route, tmp_path):
 
 def test_every_lab_has_a_tiny_profile():
     assert {*tiny}=={o.stem for o in labs}
-    for o in labs: check_parameters(o, tiny[o.stem])
+    spread_parameters(tiny, [*find_labs(root/'nbs'/'labs'), *find_labs(root/'nbs'/'labs'/'deeper')])
 
-def test_lab_11_takes_prices_and_runs_as_typed(tmp_path):
-    lab = root/'nbs'/'labs'/'11_compare.ipynb'
-    (tmp_path/'records.jsonl').touch()
-    found = check_parameters(lab, dict(price_per_h='{cpu: .5, gpu: 4}', runs=f'{tmp_path},{tmp_path}'), text=True)
-    assert found==dict(price_per_h=dict(cpu=.5, gpu=4.), runs=[str(tmp_path)]*2)
-    for wrong in (dict(price_per_h='{gpu: 0}'), dict(price_per_h='4'), dict(runs=str(tmp_path/'gone'))):
-        with pytest.raises(ValueError, match='Lab 11_compare: parameter'): check_parameters(lab, wrong, text=True)
+def test_lab_11_takes_prices_as_typed():
+    [lab] = [o for o in find_labs(root/'nbs'/'labs') if o.name=='11_compare']
+    def given(**values): return spread_parameters(values, [lab])['11_compare']
+    found = given(price_per_h='{cpu: .5, gpu: 4}', runs='a,b')
+    assert found==dict(price_per_h=dict(cpu=.5, gpu=4.), runs=['a', 'b'])
+    with pytest.raises(ValueError, match='price_per_h of 11_compare must be'): given(price_per_h='4')

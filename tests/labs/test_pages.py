@@ -8,11 +8,10 @@ import yaml
 
 from gpubench.cli import cli
 from gpubench.course.checks import check
-from gpubench.course.grades import lab_questions
-from gpubench.course.lab_format import find_labs
+from gpubench.course.export import lab_questions
 from gpubench.course.lab_functions import LabFunction
 from gpubench.course.lab_questions import QUESTIONS
-from gpubench.course.labs import copy_labs, prepare_run
+from gpubench.course.labs import copy_labs, find_labs, prepare_run
 from helpers import as_module, root
 
 folder = root/'nbs'/'labs'
@@ -56,7 +55,7 @@ def test_commands_of_the_teachers_page_can_be_given():
     assert {o[1] for o in found}=={'labs', 'run'}
     for _,verb,*rest in found:
         given = cli.commands[verb].make_context(verb, rest).params
-        if verb=='run': assert prepare_run(given['names'], ['cpu'], given['profile'], texts=given['texts'], folder=folder)
+        if verb=='run': assert prepare_run(given['names'], 'cpu', given['profile'], given['texts'], folder=folder)
 
 
 # ---- questions

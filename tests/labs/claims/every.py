@@ -1,6 +1,6 @@
 # %% The first cell that does anything here refuses parameters that no lab can use
 from pytest import raises
 from replay import again, planted
-for name,value in dict(device='gpu', model='lenett', models=['lenett'], repeats=0).items():
+for name,value in dict(device='gpu', model='lenett', bs=0, seed='3').items():
     if name in globals():
-        with planted(**{name: value}), raises(ValueError, match=f'Parameter {name} is'): again('from gpubench import LabSession')
+        with planted(**{name: value}), raises(ValueError): again('from gpubench import LabSession')
