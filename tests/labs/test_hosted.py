@@ -65,7 +65,7 @@ def pip(tmp_path):
     if not importlib.util.find_spec('pip'): pytest.skip('this environment has no pip')
     wheels, site, report = tmp_path/'wheels', tmp_path/'site', tmp_path/'report.json'
     wheels.mkdir()
-    ours = [str(o) for o in needed() if o.name.startswith(('torch', 'nbclient', *kernel))]
+    ours = [str(o) for o in needed() if o.name.startswith(('torch', *kernel))] + ['nbclient>=0.10']   # as papermill needs it
     put_wheel(wheels, 'stand_in', '0.1.0', ours)                            # since gpubench itself may be installed here
     for torch,vision in (('2.8.0', '0.23.0'), ('2.9.0', '0.24.0')):
         put_wheel(wheels, 'torch', torch)

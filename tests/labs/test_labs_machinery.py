@@ -12,16 +12,17 @@ import psutil
 import pytest
 
 from gpubench.course.labs import (
-    check_values, copy_labs, find_labs, is_done, lab_parameters, made_from, prepare_run, run_labs)
+    check_values, copy_labs, find_labs, is_done, lab_parameters, made_from, prepare_run, run_jobs)
 
 from helpers import root, write_lab
 
 @pytest.fixture
 def labs(tmp_path): return tmp_path/'labs'
 
-def run(labs, tmp_path, *names, **kwargs):
+def run(labs, tmp_path, *names, params=(), timeout_s=3600):
     os.environ.pop('PYTEST_CURRENT_TEST', None)  # ipykernel treats its output in another way then
-    return run_labs(names, tmp_path/'out', 'cpu', folder=labs, **kwargs)
+    jobs = prepare_run(names, 'cpu', 'quick', dict(params), folder=labs)
+    return list(run_jobs(jobs, tmp_path/'out', timeout_s))
 
 def printed(path):
     return ''.join(o.text for c in nbformat.read(path, 4).cells if c.cell_type=='code'
@@ -89,8 +90,8 @@ def test_a_run_leaves_labs_and_copies_alone(labs, tmp_path):
     shutil.copy(labs/'01_good.ipynb', tmp_path/'out')
     for out in (labs, tmp_path/'out'):
         before = (out/'01_good.ipynb').read_bytes()
-        with pytest.raises(ValueError, match='would be overwritten'):
-            run_labs(out=out, device='cpu', folder=labs)
+        jobs = prepare_run(device='cpu', folder=labs)
+        with pytest.raises(ValueError, match='would be overwritten'): next(run_jobs(jobs, out))
         assert (out/'01_good.ipynb').read_bytes()==before
 
 def test_labs_of_one_name_do_not_overwrite_each_other(labs, tmp_path):
@@ -136,18 +137,18 @@ def test_parameters_arrive_as_they_are(labs, tmp_path, monkeypatch):
               'print([sizes, limit, note, rate, wild, seed, device, my_network.name])', extra=extra)
     note = 'say "it\'s\\n",\n{braces} ü'
     given = dict(sizes='16,64', limit=None, note=note, rate=1, wild='true', seed='7')
-    [o] = run_labs(['1'], 'out {of} ü', 'cpu', params=given, folder=labs)
+    [o] = run_jobs(prepare_run(['1'], 'cpu', 'quick', given, folder=labs), 'out {of} ü')
     assert o.notebook==tmp_path/'mine'/'out {of} ü'/'01_say.ipynb'
     assert eval(printed(o.notebook))==[[16, 64], None, note, 1., True, 7, 'cpu', 'mine']
 
 @pytest.mark.slow
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
     write_lab(labs, '01_clean', 'from gpubench import pick_device\nfrom fastai.vision.all import *')
-    code = ('from gpubench.course.labs import run_labs; import sys\n'
-            'print(run_labs((), sys.argv[1], folder=sys.argv[2])[0].status)')
-    p = subprocess.run([sys.executable, '-c', code, tmp_path/'out', labs], capture_output=True,
-                       text=True, env=package_env())
-    assert (p.stdout.strip(), p.stderr)==('ok', '')
+    p = subprocess.run(
+        [sys.executable, '-c', 'from gpubench.cli import main; main()', 'run', '--labs', labs,
+         '--out', tmp_path/'out', '--no-progress'], capture_output=True, text=True, env=package_env())
+    err = [o for o in p.stderr.splitlines() if not o.startswith('WARNING: Other programs')]
+    assert (p.returncode, err)==(0, [f'No records in {tmp_path/"out"}, so no report.'])
     assert printed(tmp_path/'out'/'01_clean.ipynb')==''
 
 @pytest.mark.parametrize('given,first,second', [

@@ -55,7 +55,7 @@ def test_commands_of_the_teachers_page_can_be_given():
     assert {o[1] for o in found}=={'labs', 'run'}
     for _,verb,*rest in found:
         given = cli.commands[verb].make_context(verb, rest).params
-        if verb=='run': assert prepare_run(given['names'], 'cpu', given['profile'], given['texts'], folder=folder)
+        if verb=='run': assert prepare_run(given['names'], 'cpu', given['profile'], dict(given['param']), folder=folder)
 
 
 # ---- questions

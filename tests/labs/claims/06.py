@@ -34,18 +34,19 @@ found = compare_loops(made).set_index('loop')
 assert found.times_as_fast['your loop']==approx(2) and found.lo['your loop']==approx(2) and found.times_as_fast['fit']==1
 assert found.step_ms['fit']==approx(4.4)
 
-# %% 20 epochs are 16 times as many steps at batch 64, which learns more
+# %% The same epochs are 16 times as many steps at batch 64, which learns more; 2 epochs of the tiny profile teach nothing
+is_whole = n_epoch==20
 done = pd.DataFrame(lab.mine)
 epochs = done[done.part=='epochs']
 few_steps, many_steps = (epochs[epochs.bs==o] for o in (1000, 64))
-assert set(few_steps.n_steps)=={40} and set(many_steps.n_steps)=={20*n} and len(epochs)==4
-assert many_steps.accuracy.min()>few_steps.accuracy.max()+.05
+assert set(few_steps.n_steps)=={2*n_epoch} and set(many_steps.n_steps)=={n*n_epoch} and len(epochs)==2*min(2, n_seeds)
+assert not is_whole or many_steps.accuracy.min()>few_steps.accuracy.max()+.05
 
 # %% The high rate fails where it is constant, and a schedule rescues it
 rate = done[done.part=='rate'].set_index('how')
-assert set(rate.n_steps)=={3*n} and len(rate)==9
-assert rate.accuracy['one cycle to 0.03'].min()>rate.accuracy['rate 0.03'].max()
-assert rate.accuracy['one cycle to 0.03'].median()>rate.accuracy['rate 0.001'].median()
+assert set(rate.n_steps)=={few*n} and len(rate)==3*n_seeds
+one, high, low = (rate.loc[[o], 'accuracy'] for o in ('one cycle to 0.03', 'rate 0.03', 'rate 0.001'))
+assert not is_whole or one.min()>high.max() and one.median()>low.median()
 steps = []
 class Opt: param_groups = [dict()]
 for frac in (0., .25, 1.):
@@ -66,9 +67,10 @@ assert max(apart(kept_losses[:16], by_hand[:16]))<1e-5 and max(apart(fitted, by_
 
 # %% Dropout goes before linear layers, helps where the network overfits, and is off in evaluation
 drop = done[done.part=='dropout'].set_index('how')
-assert set(drop.n_steps)=={400} and (drop.trained_on>.95).all()
-assert drop.accuracy['dropout'].median()>drop.accuracy['no dropout'].median() and (drop.accuracy<drop.trained_on-.1).all()
-assert (drop.no_eval['no dropout']==drop.accuracy['no dropout']).all() and (drop.no_eval['dropout']<drop.accuracy['dropout']).all()
+assert set(drop.n_steps)=={400} and (drop.trained_on>.95).all() and (drop.accuracy<drop.trained_on-.1).all()
+with_it, without = (drop.loc[[o]] for o in ('dropout', 'no dropout'))
+assert n_seeds==1 or with_it.accuracy.median()>without.accuracy.median()
+assert (without.no_eval==without.accuracy).all() and (with_it.no_eval<with_it.accuracy).all()
 for name,n in (('lenet', 2), ('resnet18', 1)):
     net = get_model(name, n_in=1)
     add_dropout(net)
