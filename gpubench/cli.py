@@ -167,7 +167,7 @@ def _place(ctx, param, value):
 
 out_folder = click.option('--out', default='', metavar='FOLDER', callback=_place,
                           help='Folder for the results. Default: a new folder runs/<time>.')
-wait_option = flag('--wait', 'Wait in a queue if the device is busy.')
+wait_option = flag('--wait', 'Wait if the device is busy.')
 
 # %% ../nbs/00_cli.ipynb #34fb7507
 def print_at_once(words):
@@ -342,26 +342,22 @@ def run_command(ctx, names, texts, file, profile, device, out, timeout_s, folder
     print_at_once('Loading torch …')
     from gpubench.course.lab_format import labs_folder, read_parameters
     from gpubench.course.labs import filled_folder, job_devices, prepare_run
-    from gpubench.run.process import StopSignals
     if deeper: folder = Path(folder or labs_folder())/'deeper'
     params = read_parameters(file) if file is not None else None
     jobs = prepare_run(names, device, profile, params, texts, folder)
     check_machine(job_devices(jobs), wait)
-    with StopSignals(), filled_folder(out) as out:  # a signal also ends the report cleanly
+    with filled_folder(out) as out:
         done = run_here(jobs, out, timeout_s, no_progress, wait)
         report_run(done, out)
     statuses = {o.status for o in done}
     ctx.exit(INTERRUPTED if 'interrupted' in statuses else OK if statuses=={'ok'} else FAILED)
 
 # %% ../nbs/00_cli.ipynb #14b18fba
-def fetch_images(trials, dry_run):
+def fetch_images(trials):
     "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data.loaders import get_images, is_path, print_once
-    from gpubench.ground.record import OFFLINE
     sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
     for name,*how in dict.fromkeys(sets):
-        writes = OFFLINE.get(name, True) and not is_path(name)
-        if dry_run and writes: continue
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
@@ -418,7 +414,6 @@ visit_options = combined(  # how often, where and how long
     flag('--retry-failed', 'Rerun failed, skipped, killed and timed-out visits, but not those that '
                            'ran out of memory.'),
     wait_option,
-    flag('--dry-run', 'Print what would run and how long it would take.'),
     no_progress,
     click.option('--on', type=click.Choice(['slurm', 'gpus']), help=
                  'Make rounds as jobs: of Slurm, or one at a time on each GPU of this machine.'),
@@ -437,26 +432,24 @@ gpubench sweep --bs 16,64,256,1024 --device cuda --on gpus""")
 @trial_options
 @visit_options
 @click.pass_context
-def sweep_command(ctx, on, slurm, out, wait, dry_run, no_progress, form, seed, repeats,
+def sweep_command(ctx, on, slurm, out, wait, no_progress, form, seed, repeats,
                   timeout_s, retry_failed, monitor, **given):
     """Train every combination and write a report.
 
     Separate values with commas. Defaults: digits, lenet, batch size 64, fp32, data in memory.
     To resume a sweep, repeat the command with the same --out; only missing visits run.
     """
-    if dry_run and form: raise OurError(f'A dry run prints text, no table. Leave out --{form}.')
     print_at_once('Loading torch …')
     from gpubench.run.sweep import devices_of, plan, sweep
     from gpubench.course.labs import filled_folder
     sys.path.append(os.getcwd())  # for what a user's own network imports
     points = {k: v for k,v in given.items() if v is not None} | dict(seed=seed)
     todo = plan(points, here=on!='slurm')
-    if not on and not dry_run: check_machine(devices_of(todo), wait)
-    with for_people(form): fetch_images(todo, dry_run)
+    if not on: check_machine(devices_of(todo), wait)
+    with for_people(form): fetch_images(todo)
     go = partial(sweep, todo, seed=seed, repeats=repeats, timeout_s=timeout_s, wait=wait,
                  retry_failed=retry_failed, monitor=monitor, progress=not no_progress, on=on,
                  slurm=slurm)
-    if dry_run: return go(out=out or None, dry_run=True)
     with filled_folder(out) as out, for_people(form):
         print_plan(len(todo), repeats, out)
         try: df = go(out=out)

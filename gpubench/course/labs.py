@@ -25,7 +25,7 @@ from ..ground.core import (
 from .lab_format import (
     EVERY_DEVICE, ONE_DEVICE, Lab, lab_device, labs_folder, pick_labs, profile_parameters,
     read_notebook, spread_parameters)
-from ..run.process import HOLDER, device_locks, this_process
+from ..run.process import HELD, device_locks
 from ..ground.record import check_place
 
 # %% ../../nbs/course/01_labs.ipynb #f4ed1dc3
@@ -109,7 +109,7 @@ def own_kernel(lab='')->type: # `lab`: its name, which records will have
         def start_kernel(self, **kwargs):
             self.started.append(self)
             inline = 'module://matplotlib_inline.backend_inline'
-            env = os.environ | {'MPLBACKEND': inline, HOLDER: this_process(), 'GPUBENCH_LAB': lab}
+            env = os.environ | {'MPLBACKEND': inline, HELD: '1', 'GPUBENCH_LAB': lab}
             quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return super().start_kernel(env=env, **quiet, **kwargs)
 
@@ -289,7 +289,7 @@ def run_jobs(jobs, folder, timeout_s=3600, progress=False, wait=False)->list[Out
     "Execute jobs in order, except those that succeeded here before. Only Ctrl-C stops the rest"
     folder, done = Path(folder), []
     _check_targets(jobs, folder)
-    with device_locks(job_devices(jobs), folder, 'series of labs', wait):
+    with device_locks(job_devices(jobs), wait):
         try:
             for job in jobs:
                 is_done = earlier_run(job, folder)==''

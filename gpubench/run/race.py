@@ -20,7 +20,6 @@ from ..ground.stats import Interval
 from ..ground.curves import TOLERANCE_FRAC, best_batch
 from ..data.loaders import get_images
 from .rounds import epoch_seconds
-from .process import print_line
 from .trial import Trial, run_trial
 from .sweep import grid, sweep
 
@@ -72,8 +71,8 @@ class _Race:
         points = [self.part(o) if run is run_trial else asdict(self.part(o)) for o in sizes]
         out = None if out is None else Path(out)/f'{stage}.jsonl'
         names = ', '.join(map(str, sizes))
-        if options.get('progress', True): print_line(
-            f"{stage.capitalize()} visits of the batch sizes {names}", sys.stderr)
+        if options.get('progress', True): print(
+            f"{stage.capitalize()} visits of the batch sizes {names}", file=sys.stderr, flush=True)
         df = sweep(points, repeats, out, run, twin=None, whole_epoch=False, **options)
         return df.assign(stage=stage, rate=[self.rate(o) for o in df.to_dict('records')])
 

@@ -182,11 +182,11 @@ def test_labs_of_one_name_do_not_write_over_each_other(labs, tmp_path):
 
 @pytest.mark.slow
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
-    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HOLDER, device_locks\nwith device_locks(["cpu"]): print("we may")',
-              'del os.environ[HOLDER]                   # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
-              'except RuntimeError as e: print(str(e)[:45])')
+    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HELD, device_locks\nwith device_locks(["cpu"]): print("we may")',
+              'del os.environ[HELD]                     # as in any other process\ntry: device_locks(["cpu"]).__enter__()\n'
+              'except RuntimeError as e: print(str(e)[:37])')
     [o] = run(labs, tmp_path, device='cpu')
-    assert printed(o.notebook).splitlines()==['we may', 'A series of labs is already running on device']
+    assert printed(o.notebook).splitlines()==['we may', 'Another measurement is running on cpu']
 
 
 # what a lab prints

@@ -215,9 +215,9 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     "Not even a folder, unless it was there; and it names the device, whatever was asked for"
     from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
-    says = f"A series of labs is already running on device '{find_devices()[-1]}': process "
+    says = 'Another measurement is running on '
     (tmp_path/'mine').mkdir()
-    with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
+    with device_locks(find_devices()[-1:]):
         for device in (['--device', 'auto'], []):
             refused(call('run', '--labs', labs, '--no-progress', *device), says)
             said = call('sweep', '--no-progress', *device)
@@ -232,10 +232,9 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
 def test_a_run_waits_for_its_device(labs, tmp_path):
     from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
-    with device_locks(['cpu'], 'runs/other'):
+    with device_locks(['cpu']):
         p = gpubench_process('run', '--labs', labs, '--device', 'cpu', '--wait', '--no-progress', '--out', tmp_path/'out')
-        said = next(o for o in p.stderr if 'queue' in o)
-        assert "Waiting for device 'cpu', number 1 of 1 in the queue: a sweep runs there since" in said and p.poll() is None
+        assert any('Waiting for another measurement on cpu' in o for o in p.stderr) and p.poll() is None
     out, _ = p.communicate(timeout=120)
     assert p.returncode==0 and 'ok           01_small on cpu' in out
 
@@ -525,31 +524,16 @@ def test_a_sweep_for_scripts_prints_nothing_but_its_table(tmp_path):
     assert again.stdout.startswith('workload,') and again.stdout.count('\n')==3 and '2 of 2 visits are in' in again.stderr
 
 
-def test_a_dry_run_runs_nothing(tmp_path, call):
-    said = call('sweep', '--bs', '16,64', '--device', 'cpu', '--dry-run', '--out', tmp_path/'mine')
-    assert said.exit_code==0 and '9 visits to go, 3 min at most' in said.stdout and not (tmp_path/'mine').exists()
-
-
-def test_a_dry_run_for_a_cluster_needs_no_gpu_here(call, monkeypatch):
-    monkeypatch.setattr('torch.cuda.is_available', lambda: False)
-    args = 'sweep', '--bs', '16,64', '--device', 'cuda', '--dry-run'
-    assert call(*args, '--on', 'slurm').exit_code==0
-    for on in ([], ['--on', 'gpus']): refused(call(*args, *on), 'cuda')
-
-
-@pytest.mark.parametrize('form', ['json', 'csv'])
-def test_a_dry_run_has_no_table(call, form): refused(call('sweep', '--device', 'cpu', '--dry-run', f'--{form}'), f'Leave out --{form}')
-
-
 @pytest.mark.parametrize('args,says', [
     (['--size', '3'], 'size must be'), (['--max-images', '3'], 'max_images=3 is too few'), (['--dataset', 'one'], 'only one class'),
     (['--out', 'file'], 'another kind')])
-def test_a_dry_run_refuses_what_the_sweep_would(tmp_path, call, args, says):
+def test_a_sweep_that_cannot_be_is_refused_before_its_first_visit(tmp_path, call, args, says, monkeypatch):
     from PIL import Image
+    monkeypatch.chdir(tmp_path)
     (tmp_path/'file').write_text('mine')
     (tmp_path/'one'/'cats').mkdir(parents=True)
     Image.new('L', (8, 8)).save(tmp_path/'one'/'cats'/'a.png')
-    refused(call('sweep', '--device', 'cpu', '--dry-run', *args), says)
+    refused(call('sweep', '--device', 'cpu', *args), says)
 
 
 @pytest.mark.parametrize('args, says', [
