@@ -9,12 +9,12 @@ from statistics import median
 from time import perf_counter
 
 import pandas as pd
-from gpubench.run.process import pick_start_method, start_server
+from gpubench.run import process
 from gpubench.run.sweep import sweep
 
 from common import device_of, device_parser, write_json
 
-ways = dict(here=dict(isolate=False), forkserver=dict(start_method='forkserver'), spawn=dict(start_method='spawn'))
+ways = list(dict.fromkeys(['here', 'spawn', process.START_METHOD]))
 columns = 'process_s', 'context_s', 'work_s', 'visit_s'
 
 def first_network(device):
@@ -34,7 +34,8 @@ def times(df):
 
 def measure(way, device, n):
     "n visits of one way, after an unmeasured one, which loads the server, or the files into the page cache"
-    df = sweep([dict(device=device)], repeats=n+1, run=first_network, progress=False, **ways[way])
+    if way!='here': process.START_METHOD = way
+    df = sweep([dict(device=device)], repeats=n+1, run=first_network, progress=False, isolate=way!='here')
     if set(df.status)!={'ok'}: raise RuntimeError(df.error.dropna().iloc[0])
     return times(df[1:])
 
@@ -43,10 +44,10 @@ def main():
     p.add_argument('--n', type=int, default=10, help='visits of each way')
     args = p.parse_args()
     device, start = device_of(args), perf_counter()
-    start_server()
-    measure('forkserver' if pick_start_method()=='forkserver' else 'spawn', device, 1)
+    process.start_server()
+    measure(process.START_METHOD, device, 1)
     server_s = perf_counter()-start
-    runs = {o: measure(o, device, args.n) for o in ways if o in ('here', 'spawn', pick_start_method())}
+    runs = {o: measure(o, device, args.n) for o in ways}
     medians = {k: {o: round(median(v), 4) for o,v in r.items() if v[0] is not None} for k,r in runs.items()}
     print(f'first visit, with the start of the server: {server_s:.1f} s')
     print(f'medians of {args.n} visits on {device}, in seconds')

@@ -37,7 +37,7 @@ from gpubench.watch.timing import StepTimerCallback
 
 from common import device_of, device_parser, listed
 
-BF16 = dict(precision='bf16', channels_last=True)
+BF16 = dict(precision='bf16', speed_up='channels_last')
 SMALL = dict(size=32, n_channels=3, **BF16)
 LARGE = dict(size=224, n_channels=3, max_images=10_240, **BF16)
 WORKLOADS = { # each epoch has eight steps or more on four devices
@@ -48,8 +48,8 @@ WORKLOADS = { # each epoch has eight steps or more on four devices
     'ResNet-50, 224 px, b128, bf16': dict(model='resnet50', bs=128, **LARGE)}
 SEARCHED = {'ResNet-18, 32 px, b64, bf16', 'MNIST CNN, b1000, fp32'} # where cuDNN's search brings something
 # a captured step is `speed_up`'s: channels_last in TF32, too, and cuDNN's search for small batches
-CAPTURED = dict(graph=True, defer_losses=True, channels_last=True)
-COMPILED, FLAT, HALF = CAPTURED | dict(compile=True), dict(all_reduce='flat'), dict(all_reduce='bf16')
+CAPTURED = dict(speed_up='channels_last defer_losses graph')
+COMPILED, FLAT, HALF = dict(speed_up=CAPTURED['speed_up']+' compile'), dict(all_reduce='flat'), dict(all_reduce='bf16')
 STOCK = 'stock, distrib_ctx'
 WAYS = {'eager, DDP': {}, 'captured, DDP': CAPTURED, 'captured, flat': CAPTURED | FLAT, 'compiled, flat': COMPILED | FLAT,
         'compiled, bf16': COMPILED | HALF, STOCK: {}}
@@ -82,7 +82,7 @@ class TrialVisits:
         with self.switches():
             self.learn = make_learner(trial)
             with quiet(self.learn): warm_up(self.learn, trial)
-    def switches(self): return tf32_set(self.trial.precision, self.trial.search_kernels)
+    def switches(self): return tf32_set(self.trial.precision, 'search_kernels' in self.trial.parts)
     def visit(self, max_s):
         timer = StepTimerCallback()
         with self.switches(), quiet(self.learn), self.learn.added_cbs(timer):
@@ -116,8 +116,8 @@ def set_up(device, workload, way, scaling, settings):
     bs, kind = WORKLOADS[workload]['bs']*(n_ranks() if scaling=='weak' else 1), torch.device(device).type
     if way==STOCK or way==alone(STOCK): return StockVisits(device, workload, bs)
     found = dict(dataset='synthetic', loader='resident', device=kind, n_devices=n_ranks(), **WORKLOADS[workload])
-    searches = workload in SEARCHED and settings.get('graph', False)
-    trial = Trial(**found | dict(bs=bs, search_kernels=searches) | settings)
+    trial = Trial(**found | dict(bs=bs) | settings)
+    if workload in SEARCHED and 'graph' in trial.parts: trial = trial.but(speed_up=trial.speed_up+' search_kernels')
     return TrialVisits(resolve(trial).but(device=str(device)))
 
 def timed(f, *args):

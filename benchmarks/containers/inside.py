@@ -33,7 +33,7 @@ def kernels():
 
 def locks():
     "Where `gpubench run` asks whether somebody else measures: in what all containers share"
-    res = said(sys.executable, '-c', 'from gpubench.run.process import device_locks, locks_folder\nwith device_locks(["cpu"]): print(locks_folder())')
+    res = said(sys.executable, '-c', 'import os\nfrom gpubench.run.process import device_locks\nwith device_locks(["cpu"]): print(os.environ["GPUBENCH_LOCKS"])')
     return res.stdout.strip() or res.stderr.strip()[-300:]
 
 def doctor():

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 from ..ground.core import (
     InputError, StateError, check_value, describe_machine, find_devices, one_of, pick_device)
 from ..ground.record import Settings
-from ..run.process import HOLDER, device_locks, this_process
+from ..run.process import HELD, device_locks
 
 # %% ../../nbs/course/01_labs.ipynb #ea15c4d7
 EVERY_DEVICE, ONE_DEVICE = 'every device it finds', 'one device'  # in the column `Measures`
@@ -269,7 +269,7 @@ def own_kernel(lab)->type: # `lab`: its name, which records will have
             return KernelSpecManager(parent=self, kernel_dirs=[])  # ipykernel's own remains
         def start_kernel(self, **kwargs):
             return super().start_kernel(
-                env=os.environ | env | {HOLDER: this_process()}, stdout=subprocess.DEVNULL,
+                env=os.environ | env | {HELD: '1'}, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, **kwargs)
 
     return OwnKernelManager
@@ -356,7 +356,7 @@ def run_jobs(
     "Execute jobs in order, except those that succeeded here before"
     check_targets(jobs, folder)
     folder = run_folder(folder)
-    with device_locks(job_devices(jobs), folder, 'series of labs', wait):
+    with device_locks(job_devices(jobs), wait):
         for job in jobs:
             if is_done(job, folder): yield Outcome(job, folder/job.notebook, 'done before')
             else: yield run_job(job, folder, timeout_s, progress)

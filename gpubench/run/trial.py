@@ -10,8 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
@@ -20,7 +18,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
@@ -33,19 +30,18 @@ from fastcore.basics import patch
 from ..ground.core import (
     NO_BF16, InputError, StateError, check_value, check_whole, describe_machine, free_memory,
     has_bf16, is_number, nearest, one_of, pick_device, wait_for)
-from ..ground.record import SETTINGS, Settings, plain_record
+from ..ground.record import PARTS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
-from ..step.optim import FusedOptimizer
 from ..watch.timing import StepTimerCallback, SyncStepCallback
 from ..watch.nvml import device_names
 from ..data.feed import NotTaken, batches_ahead
 from ..watch.monitor import Monitor, MonitorCallback
 from ..step.group import agree, check_group, gather, launch, n_ranks
 from ..step.parallel import ALL_REDUCES, ParallelCallback, split
-from ..step.fast import SpeedUp
-from ..step.layout import OneDNNCallback, keep_pages
+from ..step.fast import SpeedUp, speed_up
+from ..step.layout import keep_pages
 from .rounds import epoch_times, steady_rounds
 from .observed import (
     PRECISIONS, TF32, AutocastCallback, WatchFitCallback, refuse_wrong, tf32_set)
@@ -79,35 +75,24 @@ def _check_names(trial):
     one_of('precision', trial.precision, PRECISIONS)
     one_of('all_reduce', trial.all_reduce, ALL_REDUCES)
 
-def _check_combination(trial):
-    "Refuse settings that exclude each other on any machine"
+def _part_names(value)->str: # '', 'all', 'all compile', or names from `PARTS` in their order
+    "What `Trial.speed_up` asks for"
+    if value is None or isinstance(value, bool): return 'all' if value else ''
+    check_value('speed_up', value, isinstance(value, str), "True, or names such as 'fused graph'")
+    names = {one_of('part of speed_up', o, ['all', *PARTS]) for o in value.split()}
+    if 'compile' in names and 'all' not in names: names.add('graph') # whose kernels it compiles
+    if 'all' in names and names-{'all', 'compile'}: raise InputError(
+        "speed_up='all' has every part but 'compile'. Name parts, or use 'all' or 'all compile'.")
+    return ' '.join(o for o in ('all', *PARTS) if o in names)
+
+def _check_shares(trial):
+    "Refuse what several devices can't share"
     if trial.bs%trial.n_devices: raise InputError(
         f"bs={trial.bs} images a step can't be shared evenly by n_devices={trial.n_devices}. Use "
         f"bs={max(1, trial.bs//trial.n_devices)*trial.n_devices}.")
-    if trial.n_devices>1 and trial.compile and trial.all_reduce=='buckets': raise InputError(
-        "compile=True on several devices needs all_reduce='flat': "
-        "a compiled backward pass can't send buckets early.")
-    if trial.compile and not trial.graph: raise InputError(
-        "compile=True compiles the kernels of a captured step. Set graph=True too, or "
-        "compile=False.")
-    if trial.graph and trial.precision=='fp16': raise InputError(
-        "graph=True cannot capture fp16, which looks at the gradients after each step. Use "
-        "precision='bf16'.")
-
-# %% ../../nbs/run/03_trial.ipynb #388e41b1
-def source_version(name:str)->str|None: # 10 hexadecimal digits; None without a source
-    "A hash of the file of 'module:function', and of what it imports from its folder"
-    try: modules = {name.partition(':')[0], str(find_factory(name).__module__)} # one may import it
-    except InputError: return None
-    files = [getattr(sys.modules.get(o), '__file__', None) or '' for o in sorted(modules)]
-    todo, texts = [Path(o) for o in files if o.endswith('.py')], {}
-    while todo:
-        path = todo.pop()
-        if path in texts or not path.is_file(): continue
-        texts[path] = path.read_text(encoding='utf-8', errors='replace')
-        imported = re.findall(r'^\s*(?:from|import)\s+(\w+)', texts[path], re.M)
-        todo += [path.with_name(o+'.py') for o in imported]
-    return hashlib.sha1(''.join(texts.values()).encode()).hexdigest()[:10] if texts else None
+    if trial.n_devices>1 and 'compile' in trial.parts and trial.all_reduce=='buckets':
+        raise InputError("speed_up='compile' on several devices needs all_reduce='flat': "
+                         "a compiled backward pass can't send buckets early.")
 
 # %% ../../nbs/run/03_trial.ipynb #19b3fe69
 @dataclass(frozen=True)
@@ -116,10 +101,14 @@ class Trial(Settings):
     is_resolved = False # not a setting: `resolve` sets it
 
     def __post_init__(self):
+        object.__setattr__(self, 'speed_up', _part_names(self.speed_up))
         for o in fields(self):
             object.__setattr__(self, o.name, _checked(o.name, o.type, getattr(self, o.name)))
         _check_names(self)
-        _check_combination(self)
+        _check_shares(self)
+
+    @property
+    def parts(self)->list: return self.speed_up.split()
 
 # %% ../../nbs/run/03_trial.ipynb #62b12562
 @patch
@@ -133,16 +122,10 @@ def but(self:Trial, **changed)->Trial:
     return Trial(**known | changed)
 
 @patch(as_prop=True)
-def model_source(self:Trial)->str|None:
-    "The version of a user's own network; None for gpubench's models"
-    return source_version(self.model) if ':' in self.model else None
-
-@patch(as_prop=True)
 def trial_id(self:Trial)->str: # 10 hexadecimal digits
     "A hash of the fields that differ from their defaults, so that a new field changes no id"
     usual = {o.name: o.default for o in fields(self)}
     changed = {k: v for k,v in asdict(self).items() if v!=usual[k]}
-    if self.model_source: changed['model_source'] = self.model_source
     if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
     return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -162,19 +145,16 @@ def round_length(self:Trial)->int:
 
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
 _ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # setting -> XLA's
-    o.name: [o.usual] for o in SETTINGS if o.dtype is bool and o.name!='pretrained'
-    or o.name in ('n_devices', 'n_nodes', 'accumulate')}
+    o.name: [o.default] for o in fields(Settings) if o.type is bool and o.name!='pretrained'
+    or o.name in ('speed_up', 'n_devices', 'n_nodes', 'accumulate')}
 
 _NOT_ON_CPU = { # field and value -> why a CPU can't, and what to do instead
     ('precision', 'fp16'): "does nothing on a CPU: fastai's to_fp16 leaves everything in float32 "
                            "there. Use 'bf16' or 'fp32', or a GPU.",
     ('precision', 'tf32'): "exists on NVIDIA GPUs only. Use 'fp32' on a CPU.",
-    ('graph', True): "needs an NVIDIA GPU: a CPU has no launches to save. Use fused=True.",
-    ('search_kernels', True): "is for cuDNN, on GPUs. Use search_kernels=False on a CPU.",
     ('sync_bn', True): "needs GPUs: PyTorch has no SyncBatchNorm for CPUs. Use sync_bn=False.",
     ('pin_memory', True): "speeds up copies to a GPU. Use pin_memory=False on a CPU."}
-_ON_CPU_ONLY = dict(keep_pages="a GPU's memory stays with PyTorch anyway",
-                    onednn="a GPU's kernels aren't oneDNN's")
+_FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPUs', onednn='CPUs')
 
 def _check_device(trial):
     "Refuse what the trial's device can't do"
@@ -188,9 +168,10 @@ def _check_device(trial):
         raise InputError(f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
     for (name,value),why in _NOT_ON_CPU.items() if device=='cpu' else ():
         if asked[name]==value: raise InputError(f'{name}={value!r} {why}')
-    for name,why in _ON_CPU_ONLY.items() if device!='cpu' else ():
-        if asked[name]: raise InputError(
-            f'{name}=True is for CPUs: {why}. Use {name}=False on a GPU.')
+    other = 'GPUs' if device=='cpu' else 'CPUs'
+    for o in trial.parts:
+        if _FOR.get(o)==other: raise InputError(
+            f"The part {o!r} of speed_up is for {other}. Leave it out with device={device!r}.")
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
@@ -204,10 +185,8 @@ def resolve(trial:Trial)->Trial: # With a device that exists
     if trial.loader=='cached' and trial.pin_memory: raise InputError(
         "loader='cached' copies from pinned memory in any case, so pin_memory=True changes "
         "nothing. Leave it False.")
-    if trial.onednn and trial.channels_last: raise InputError(
-        "onednn=True is a layout, and so is channels_last=True. Use one of them.")
-    if trial.onednn and trial.precision not in ('fp32', 'ieee'): raise InputError(
-        "onednn=True is a layout for float32. Use precision='fp32', or onednn=False.")
+    if trial.loader=='files' and 'all' in trial.parts: raise InputError(
+        "speed_up decodes files once. Use loader='cached', which does the same.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
     object.__setattr__(trial, 'is_resolved', True)
@@ -215,35 +194,52 @@ def resolve(trial:Trial)->Trial: # With a device that exists
 
 # %% ../../nbs/run/03_trial.ipynb #4be71476
 _DTYPES = dict(fp16='float16', bf16='bfloat16')
+_ROWS = dict(fused='fused step', graph='CUDA graph', defer_losses='recorder', onednn='oneDNN', # part -> its
+             search_kernels='kernels', keep_pages='pages', channels_last='channels_last') # row in `SpeedUp`
 
 class SeenCallback(WatchFitCallback):
     "Compares what a fit did with a `Trial`"
-    graph_safe = 'counts'
+    graph_safe, parts = 'counts', None # a `SpeedUp`
+
+    def rows(self)->dict: # Name of a row -> did it run in the whole last fit, how or why not
+        def outcome(cb, on, why): # a graph may give up on its way
+            refusal = getattr(cb, 'why_not', '')
+            return on and not refusal, refusal or why
+        cbs, shown = [o['cb'] for o in self.parts.rows], self.parts.to_df().to_dict('records')
+        return {o['part']: outcome(cb, o['on'], o['why']) for cb,o in zip(cbs, shown)}
+
+    def parts_on(self, trial)->dict: # Name from `PARTS` -> did it run in the last fit?
+        rows = self.rows()
+        found = {k: rows.get(o, [False])[0] for k,o in _ROWS.items()}
+        if trial.device=='cpu': found['keep_pages'] = keep_pages.is_done # for this process's life
+        found['search_kernels'] |= 'search_kernels' in trial.parts       # `tf32_set` sets it
+        return found | dict(compile=found['graph'] and 'compile' in trial.parts)
+
+    def parts_off(self, trial)->list: # A phrase for each that was asked for by its name
+        on, rows = self.parts_on(trial), self.rows()
+        def why(name): return rows.get(_ROWS.get(name), (False, 'there is no graph'))[1].rstrip('.')
+        return [f"{o} should have been on, but wasn't: {why(o)}"
+                for o in trial.parts if o!='all' and not on[o]]
+
     def verify(self, trial:Trial):
         "A `RuntimeError` that names the settings that didn't happen in the last fit"
-        learn, is_cached = self.learn, trial.loader=='cached'
-        def did(cb, is_done): return bool(cb) and (cb.why_not or is_done(cb)) # or why it couldn't
-        onednn, feed = getattr(learn, 'one_dnn', None), getattr(learn, 'feed', None)
+        learn, feed, is_cached = self.learn, getattr(self.learn, 'feed', None), trial.loader=='cached'
+        is_all, searches = 'all' in trial.parts, 'search_kernels' in trial.parts
         pinned = learn.step_timer.epochs_df().pinned.dropna()
         devices = {o.device.type for o in (*self.model.parameters(), *self.model.buffers())}
         modules = self.model.modules()
         table = { # what -> as asked for, as it ran; None where that could not be seen
             'the type in the forward pass': (_DTYPES.get(trial.precision, 'float32'), self.dtype),
             'TF32 in products and convolutions, and the search for kernels':
-                ((*TF32[trial.precision], trial.search_kernels), self.switches),
-            'channels_last': (trial.channels_last, self.is_channels_last),
-            'the layout of oneDNN':
-                (trial.onednn, did(onednn, lambda cb: cb.n_done>=self.n_batches)),
-            'the fused optimizer':
-                (trial.fused or trial.graph, isinstance(learn.opt, FusedOptimizer)),
-            'the CUDA graph': (trial.graph, did(self.graph, lambda cb: cb.n_replays>self.n_before)),
-            'the deferred losses':
-                (trial.defer_losses, getattr(learn.recorder, 'is_late', False)),
+                ((*TF32[trial.precision], searches),
+                 self.switches and (*self.switches[:2], searches if is_all else self.switches[2])),
+            'channels_last': (self.is_channels_last if is_all else 'channels_last' in trial.parts,
+                              self.is_channels_last),
             'the number of workers': (trial.n_workers, self.n_workers),
             'pinned memory': (trial.pin_memory or is_cached and trial.device!='cpu',
                               pinned.iloc[0] if len(pinned) else None),
             'the feed of decoded images':
-                (is_cached, did(feed, lambda cb: cb.n_done==self.n_passes)),
+                (is_cached, bool(feed) and (feed.why_not or feed.n_done==self.n_passes)),
             'the device of the weights':
                 (torch.device(trial.device).type, ', '.join(sorted(devices))),
             'the number of devices': (trial.n_devices, n_ranks()),
@@ -256,8 +252,9 @@ class SeenCallback(WatchFitCallback):
         def is_wrong(asked, ran): # None is accepted, except for these
             return asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))
         def words(ran): return 'could not be seen at work' if ran is None else f'was {ran}'
-        refuse_wrong(f"{what} should have been {asked}, but {words(ran)}"
-                     for what,(asked,ran) in table.items() if is_wrong(asked, ran))
+        refuse_wrong([f"{what} should have been {asked}, but {words(ran)}"
+                      for what,(asked,ran) in table.items() if is_wrong(asked, ran)]
+                     + self.parts_off(trial))
 
 # %% ../../nbs/run/03_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
@@ -354,13 +351,22 @@ def _check_own(name, model, dls):
 def _trial_model(trial, dls):
     model = get_model(trial.model, n_classes=dls.c, n_in=dls.n_in, pretrained=trial.pretrained)
     if ':' in trial.model: _check_own(trial.model, model, dls)
-    if trial.channels_last and not any(o.ndim==4 for o in model.parameters()): raise InputError(
-        f"channels_last=True orders the weights of convolutions, and {trial.model} has none. "
-        "Use channels_last=False.")
     if trial.device=='xla': model.to('xla') # before an optimizer takes its weights
     return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if trial.sync_bn else model
 
 # %% ../../nbs/run/03_trial.ipynb #ea291ee0
+def _add_parts(learn, trial)->SpeedUp:
+    "Add the parts of `speed_up` that the trial asks for"
+    if 'all' in trial.parts: return speed_up(learn, compile='compile' in trial.parts)
+    found = SpeedUp(learn)
+    if 'channels_last' in trial.parts: found.order_channels()
+    if 'onednn' in trial.parts: found.use_onednn()
+    if 'graph' in trial.parts: found.capture('compile' in trial.parts, alone=True)
+    if 'fused' in trial.parts: found.fuse_step() # unless the graph brings it
+    if 'defer_losses' in trial.parts: found.defer_losses()
+    if 'keep_pages' in trial.parts: found.keep_pages()
+    return found
+
 def make_learner(trial:Trial)->Learner:
     "The `Learner` of a resolved trial; a `ValueError` if it can't train"
     set_seed(trial.seed)
@@ -368,18 +374,13 @@ def make_learner(trial:Trial)->Learner:
     model, cbs = _trial_model(trial, dls), [SeenCallback()]
     if trial.device=='xla': cbs.append(SyncStepCallback())
     if trial.n_devices>1: cbs.append(ParallelCallback(trial.all_reduce))
-    if trial.channels_last: cbs.append(ChannelsLast())
-    if trial.onednn: cbs.append(OneDNNCallback())
     if trial.precision in ('fp16', 'bf16'):
         on_gpu = trial.device not in ('cpu', 'xla')
         cbs.append(MixedPrecision(amp_mode=trial.precision) if on_gpu else AutocastCallback())
     if trial.accumulate>1: cbs.append(GradientAccumulation(trial.accumulate*trial.process_bs))
     learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=cbs)
-    parts = SpeedUp(learn)
-    if trial.loader=='cached': parts.feed()
-    if trial.graph: parts.capture(trial.compile, alone=True)
-    if trial.fused: parts.fuse_step() # unless the graph brings it
-    if trial.defer_losses: parts.defer_losses()
+    if trial.loader=='cached': SpeedUp(learn).feed()
+    learn.seen.parts = _add_parts(learn, trial)
     return learn
 
 # %% ../../nbs/run/03_trial.ipynb #e5f31c59
@@ -434,11 +435,13 @@ def train_monitored(
 def about(trial:Trial)->dict:
     "The part of a record that is known before anything runs: trial, machine, time"
     machine = describe_machine(trial.device)
+    settings = asdict(trial)
+    names = settings.pop('speed_up').split()
+    parts = {o: None if 'all' in names else o in names for o in PARTS} # until they have run
     return dict(
-        trial_id=trial.trial_id, model_source=trial.model_source,
-        machine=machine.pop('fingerprint'), status='ok', error=None,
+        trial_id=trial.trial_id, machine=machine.pop('fingerprint'), status='ok', error=None,
         time_utc=datetime.now(timezone.utc).isoformat(timespec='seconds')
-    ) | asdict(trial) | machine
+    ) | settings | parts | machine
 
 def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
     "Train, time, and verify after both; returns what whole epochs learned, else None for each"
@@ -467,7 +470,8 @@ def _timed_results(learn, trial, half_width):
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
-        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
+        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, **seen.parts_on(trial),
+        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
         classes=learn.dls.classes_text, split=learn.dls.split_text,
         not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
@@ -493,7 +497,8 @@ def _alone_ms(learn, trial):
     learn.remove_cb(learn.step_timer)
     warm_up(learn, trial, timer)
     learn.parallel.is_on = True
-    ms = [o['step_ms'] for o in timer.steps[-20:] if (o['graph_ms'] is not None)==trial.graph]
+    has_graph = hasattr(learn, 'graphed_step')
+    ms = [o['step_ms'] for o in timer.steps[-20:] if (o['graph_ms'] is not None)==has_graph]
     return max(gather(float(np.median(ms))))
 
 def _across_ranks(record, learn, trial):
@@ -516,15 +521,6 @@ def _across_ranks(record, learn, trial):
         sync_frac=1-alone_ms/rows[slowest]['step_ms'])
 
 # %% ../../nbs/run/03_trial.ipynb #7ed1edd1
-def _settle_pages(trial):
-    "Keep this process's pages as the trial wants it; a `RuntimeError` if that can't be"
-    if trial.keep_pages and (why := keep_pages()):
-        raise StateError(f"keep_pages=True did nothing. {why}")
-    if keep_pages.is_done and trial.device=='cpu' and not trial.keep_pages: raise StateError(
-        "keep_pages=False, but an earlier `speed_up` or trial made this process keep its pages, "
-        "which can't be undone. Use `sweep`, which runs each visit in a fresh process, or "
-        "keep_pages=True.")
-
 def _set_up(trial):
     "The Learner, with all images decoded where the trial keeps them"
     learn = make_learner(trial)
@@ -540,8 +536,7 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
         "The machines run different trials. Start the same command on each, with a new `out`.")
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()
-    _settle_pages(trial)
-    with tf32_set(trial.precision, trial.search_kernels):
+    with tf32_set(trial.precision, 'search_kernels' in trial.parts):
         learn = _set_up(trial)
         record['setup_s'] = perf_counter()-start_s
         with learn.no_bar(), learn.no_logging():

@@ -36,7 +36,6 @@ from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
 from ..run.learner import check_batches, check_fit, states_kept
-from ..run.process import can_redraw
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from ..run.twins import Twins
 from .report import machine_table, render
@@ -446,7 +445,7 @@ def gain(
     make = Twins(learn)
     first = own or make()
     check_batches(first.dls.train)
-    bar = tqdm(leave=False, disable=not can_redraw(sys.stderr))
+    bar = tqdm(leave=False, disable=None)  # not in a log
     with states_kept(), bar:
         try: return _measure(make, first, fit, epochs, own, bar)
         except Exception as e:

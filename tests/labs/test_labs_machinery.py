@@ -106,9 +106,9 @@ def test_labs_of_one_name_do_not_overwrite_each_other(labs, tmp_path):
 
 @pytest.mark.slow
 def test_the_labs_of_a_run_may_sweep_and_nobody_else_may(labs, tmp_path):
-    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HOLDER, device_locks\n'
+    write_lab(labs, '01_sweeps', 'import os\nfrom gpubench.run.process import HELD, device_locks\n'
               'with device_locks(["cpu"]): print("we may")\n'
-              'del os.environ[HOLDER]                   # as in any other process\n'
+              'del os.environ[HELD]                     # as in any other process\n'
               'try: device_locks(["cpu"]).__enter__()\nexcept RuntimeError as e: print("refused")')
     [o] = run(labs, tmp_path)
     assert printed(o.notebook).split()==['we', 'may', 'refused']

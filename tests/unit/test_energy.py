@@ -1,6 +1,6 @@
 """Monitored visits above a faked NVML, from the trial to the page. What was timed and learned is as without the monitor,
 what was not read is nowhere a number, and throttling is reported"""
-import json, math
+import math
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, 
 from gpubench.ground import series
 from gpubench.show.compare import add_prices, load_records
 from gpubench.show.findings import add_labels, compare_devices, recommend, summary_table
-from gpubench.ground.record import append_record, plain_record, read_records
+from gpubench.ground.record import INHERITED, append_record, plain_record, read_records
 from gpubench.show.report import render_page, summary_text, write_report
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
@@ -103,18 +103,13 @@ def test_a_setting_that_turns_back_in_the_stretch_is_an_error():
 # ---- a sweep
 
 @pytest.mark.slow
-def test_a_monitored_sweep_and_records_that_say_nothing_of_a_monitor(tmp_path, capsys):
+def test_a_monitored_sweep_and_records_without_a_monitor(tmp_path, capsys):
     def go(**measure): return sweep(dict(device='cpu', max_images=300), repeats=1, twin=None, progress=False, isolate=False, out=tmp_path, **QUICK, **measure)
     go()
-    file = tmp_path/'records.jsonl'
-    record = json.loads(file.read_text())
-    assert record['measure']==dict(half_width=.9, max_s=0, whole_epoch=True, monitor=False)
-    before = record | dict(measure={k: v for k,v in record['measure'].items() if k!='monitor'})
-    file.write_text(json.dumps(before)+'\n')
     assert len(go(monitor=False))==1 and len(read_records(tmp_path))==1 and 'nothing is left to run' in capsys.readouterr().out
     df = go(monitor=True)
     assert df.visit.tolist()==[1] and df.monitored_s.item()>0 and df.measure.item()['monitor'] is True
-    assert 'monitor=False instead of True' in capsys.readouterr().out
+    assert '1 other visits of these trials' in capsys.readouterr().out
     assert go(monitor=True).monitored_s.item()==df.monitored_s.item() and go().visit.tolist()==[0] and len(read_records(tmp_path))==2
 
 def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
@@ -125,7 +120,7 @@ def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
 def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     "Two visits of trials that the settings cannot tell apart, with other measurements"
     seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
     assert series.varied_settings(pd.DataFrame(rows))==[]
 

@@ -72,7 +72,7 @@ def test_batches_of_all_ranks_are_those_of_one_device(loader, n):
 @pytest.mark.parametrize('change, words', [
     (dict(bs=65, n_devices=2), 'Use bs=64'), (dict(bs=1, n_devices=2), 'Use bs=2'), (dict(n_devices=0), 'at least 1'),
     (dict(all_reduce='ring'), 'buckets'),
-    (dict(n_devices=2, graph=True, compile=True), "needs all_reduce='flat'"),
+    (dict(n_devices=2, speed_up='compile'), "needs all_reduce='flat'"),
     (dict(sync_bn=True), 'no SyncBatchNorm for CPUs'), (dict(n_devices=4096, bs=4096), 'CPU cores on this machine'),
     (dict(n_devices=2, n_nodes=2), 'PET_RDZV_ENDPOINT=host:29500'), (dict(n_devices=3, bs=63, n_nodes=2), 'evenly')])
 def test_what_cannot_be_shared_is_refused(change, words, monkeypatch):
@@ -81,8 +81,8 @@ def test_what_cannot_be_shared_is_refused(change, words, monkeypatch):
     assert words in str(e.value)
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, onednn=True), dict(loader='cached'),
-                                 dict(all_reduce='flat', loader='resident', fused=True, defer_losses=True)], ids=str)
+@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, speed_up='onednn'), dict(loader='cached'),
+                                 dict(all_reduce='flat', loader='resident', speed_up='fused defer_losses')], ids=str)
 def test_two_devices_train_as_one_does(how):
     one, two = (run_trial(**quick | how, n_devices=n, max_s=.5) for n in (1, 2))
     for o in 'n_steps n_images n_opt_steps n_train n_params bs'.split(): assert one[o]==two[o]
@@ -346,9 +346,9 @@ def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
 @pytest.mark.slow
 @needs_two_gpus
 @pytest.mark.parametrize('how', [
-    {}, dict(sync_bn=True), dict(all_reduce='flat', precision='bf16', channels_last=True), dict(graph=True, defer_losses=True),
-    dict(graph=True, sync_bn=True), dict(graph=True, all_reduce='flat', compile=True),
-    dict(graph=True, all_reduce='bf16', compile=True)])
+    {}, dict(sync_bn=True), dict(all_reduce='flat', precision='bf16', speed_up='channels_last'), dict(speed_up='graph defer_losses'),
+    dict(speed_up='graph', sync_bn=True), dict(speed_up='graph compile', all_reduce='flat'),
+    dict(speed_up='graph compile', all_reduce='bf16')])
 def test_a_visit_on_two_gpus(how):
     row = run_trial(**on_gpus | how, n_devices=2)
     assert (row['status'], row['n_devices'], row['process_bs'], row['n_gpus'])==('ok', 2, 32, 2)

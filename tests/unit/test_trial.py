@@ -156,37 +156,35 @@ def test_only_whole_epochs_count_as_such():
 
 def test_a_fast_trial_trains_the_same_and_says_what_ran():
     base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
-    a, b = (run_trial(base.but(**o), half_width=.9, max_s=0.) for o in ({}, dict(fused=True, defer_losses=True)))
+    a, b = (run_trial(base.but(**o), half_width=.9, max_s=0.) for o in ({}, dict(speed_up='fused defer_losses')))
     assert (b['fused'], b['defer_losses'], b['graph'])==(True, True, False)
     assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
 
 
+def flat(n_classes, n_in): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(n_classes))
 def unsupported(n_classes, n_in): return torch.nn.Sequential(torch.nn.Conv2d(n_in, 4, 3), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, n_classes))
 
 @pytest.mark.slow
 def test_the_layout_of_onednn(monkeypatch):
     base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
-    a, b = (run_trial(base.but(onednn=o), half_width=.9, max_s=0.) for o in (False, True))
+    a, b = (run_trial(base.but(speed_up=o), half_width=.9, max_s=0.) for o in ('', 'onednn'))
     assert (a['onednn'], b['onednn'])==(False, True) and abs(a['valid_loss']-b['valid_loss'])<1e-3
-    with pytest.raises(RuntimeError, match="the layout of oneDNN should have been True, but was The network doesn't run in it"):
-        run_trial(base.but(onednn=True, model=f'{__name__}:unsupported'), half_width=.9, max_s=0.)
-    with pytest.raises(ValueError, match='Use one of them'): resolve(base.but(onednn=True, channels_last=True))
-    with pytest.raises(ValueError, match='a layout for float32'): resolve(base.but(onednn=True, precision='bf16'))
+    for wrong,why in (dict(model=f'{__name__}:unsupported'), "The network doesn't run in it"), (dict(precision='bf16'), ''):
+        with pytest.raises(RuntimeError, match=f"onednn should have been on, but wasn't: {why}"):
+            run_trial(base.but(speed_up='onednn', **wrong), half_width=.9, max_s=0.)
     monkeypatch.setattr(layout.OneDNNCallback, 'before_batch', lambda self: None)
-    with pytest.raises(RuntimeError, match='the layout of oneDNN should have been True, but was False'): run_trial(base.but(onednn=True), half_width=.9, max_s=0.)
+    with pytest.raises(RuntimeError, match="onednn should have been on, but wasn't: It did nothing"): run_trial(base.but(speed_up='onednn'), half_width=.9, max_s=0.)
 
 
 @pytest.mark.parametrize('name', ['keep_pages', 'onednn'])
 def test_what_is_for_cpus_is_refused_on_a_gpu(name, monkeypatch):
     monkeypatch.setattr(library, 'pick_device', lambda name: torch.device('cuda'))
-    with pytest.raises(ValueError, match=f"{name}=True is for CPUs: a GPU's .* Use {name}=False on a GPU"): resolve(Trial(**{name: True}))
+    with pytest.raises(ValueError, match=f"'{name}' of speed_up is for CPUs"): resolve(Trial(speed_up=name))
 
 
 def test_pages_are_kept_for_good():
     quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
-    assert run_trial(**quick)['keep_pages'] is False
-    assert run_trial(**quick, keep_pages=True)['keep_pages'] is True
-    with pytest.raises(RuntimeError, match="made this process keep its pages, which can't be undone"): run_trial(**quick)
+    assert [run_trial(**quick, speed_up=o)['keep_pages'] for o in ('', 'keep_pages', '')]==[False, True, True]      # as it ran
 
 
 @pytest.mark.parametrize('n_eager', [3, 11]) # as for one device and for DDP; steady eager steps don't end the warm-up
@@ -194,8 +192,8 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     "On a tape, since a CPU has no graphs: the weights are put back without another capture"
     monkeypatch.setattr(graphed, 'N_WARM_UP', n_eager)
     monkeypatch.setattr(library, 'is_steady', lambda ms: len(ms)>=8)
-    trial = Trial(device='cpu', max_images=500, loader='resident', graph=True, defer_losses=True)
-    plain, learn = make_learner(trial.but(graph=False, fused=True)), make_learner(trial)
+    trial = Trial(device='cpu', max_images=500, loader='resident', speed_up='graph defer_losses')
+    plain, learn = make_learner(trial.but(speed_up='fused')), make_learner(trial)
     learn.graphed_step.capture = TapeCapture()
     for o in (plain, learn):
         with o.no_bar(), o.no_logging():
@@ -211,13 +209,12 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     torch.testing.assert_close(learn.recorder.losses, plain.recorder.losses, rtol=1e-4, atol=1e-5)
     learn.seen.verify(trial)
     learn.graphed_step.why_not = 'The network has hooks.'
-    with pytest.raises(RuntimeError, match='the CUDA graph should have been True, but was The network has hooks'): learn.seen.verify(trial)
-    with pytest.raises(RuntimeError, match='the fused optimizer should have been False'): plain.seen.verify(trial.but(graph=False))
+    with pytest.raises(RuntimeError, match="graph should have been on, but wasn't: The network has hooks"): learn.seen.verify(trial)
 
 
 @pytest.mark.parametrize('says, kwargs', [
-    ('Set graph=True too', dict(compile=True)), ("Use precision='bf16'", dict(graph=True, precision='fp16')),
-    ('needs an NVIDIA GPU', dict(graph=True, device='cpu'))])
+    ("'graph' of speed_up is for GPUs", dict(speed_up='compile', device='cpu')), ("Use loader='cached'", dict(speed_up=True, loader='files', device='cpu')),
+    ("'search_kernels' of speed_up is for GPUs", dict(speed_up='search_kernels', device='cpu'))])
 def test_fast_settings_that_cannot_be(says, kwargs):
     with pytest.raises(ValueError, match=says): resolve(Trial(**kwargs))
 
@@ -230,16 +227,16 @@ def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
         ids.append(Trial(dataset='./data').trial_id)
     assert ids[0]!=ids[1]
 
-def test_what_a_network_imports_from_its_folder_is_part_of_its_version(tmp_path, monkeypatch):
-    (tmp_path/'width_of_it.py').write_text('WIDTH = 8\n')
-    (tmp_path/'net_of_it.py').write_text('import width_of_it\ndef make(n_classes, n_in): pass\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    before = Trial(model='net_of_it:make').model_source
-    (tmp_path/'width_of_it.py').write_text('WIDTH = 512\n')
-    assert before and Trial(model='net_of_it:make').model_source!=before
+def test_all_that_speed_up_does_is_recorded_part_by_part():
+    found = run_trial(device='cpu', max_images=500, loader='cached', bs=16, speed_up=True, half_width=.9, max_s=0.)
+    assert [found[o] for o in ('status', 'fused', 'onednn', 'keep_pages', 'graph', 'compile')]==['ok', True, True, True, False, False]
+
+def test_a_part_that_is_not_for_a_network_is_an_error():
+    with pytest.raises(RuntimeError, match="channels_last should have been on, but wasn't: It is for convolutions"):
+        run_trial(SMALL, model=f'{__name__}:flat', speed_up='channels_last', half_width=.9, max_s=0.)
 
 def test_bf16_on_a_cpu_with_deferred_losses():
-    found = run_trial(device='cpu', max_images=500, loader='resident', precision='bf16', defer_losses=True, half_width=.9, max_s=0.)
+    found = run_trial(device='cpu', max_images=500, loader='resident', precision='bf16', speed_up='defer_losses', half_width=.9, max_s=0.)
     assert found['defer_losses'] and found['dtype_seen']=='bfloat16'
 
 

@@ -44,8 +44,7 @@ def test_without_torch_xla_one_sentence_says_how_to_get_it(ask, monkeypatch):
     assert '. ' not in text and '\n' not in text
 
 @pytest.mark.parametrize('setting', [
-    dict(graph=True), dict(fused=True), dict(channels_last=True), dict(defer_losses=True), dict(search_kernels=True),
-    dict(keep_pages=True), dict(onednn=True), dict(pin_memory=True), dict(sync_bn=True), dict(n_devices=2), dict(accumulate=2),
+    dict(speed_up='all'), dict(speed_up='fused'), dict(pin_memory=True), dict(sync_bn=True), dict(n_devices=2), dict(accumulate=2),
     dict(loader='resident'), dict(precision='tf32'), dict(precision='fp16')], ids=str)
 def test_settings_that_xla_lacks_are_refused(setting, named_xla):
     [(name, value)] = setting.items()

@@ -31,7 +31,7 @@ assert {type(o) for o in fast.cbs}=={type(o) for o in stock.cbs}
 
 # %% The rungs each change one thing and keep the rest
 from dataclasses import asdict
-steps = [{k for k,v in asdict(b).items() if v!=asdict(a)[k]} for a,b in zip(rungs.values(), [*rungs.values()][1:])]
+steps = [{k for k,v in asdict(b).items() if v!=asdict(a)[k]}-{'speed_up'} | {*a.parts} ^ {*b.parts} for a,b in zip(rungs.values(), [*rungs.values()][1:])]
 assert steps==[{'loader'}, {'loader'}, {'fused'}, {'channels_last'}, {'keep_pages'}, {'channels_last', 'onednn'}]
 assert len(df)==len(rungs)*repeats+repeats and list(dict.fromkeys(df.rung))==list(rungs)
 
@@ -54,7 +54,7 @@ def gains(eager_ms, graph_ms={32: 10, 256: 70}): # the batches tried and the lin
     tried, out = [], io.StringIO()
     def made_sweep(trials, **kwargs):
         tried.append(trials[0].bs)
-        return pd.DataFrame([dict(graph=o.graph, status='ok' if o.bs in eager_ms else 'oom', step_ms=(graph_ms if o.graph else eager_ms).get(o.bs))
+        return pd.DataFrame([dict(graph='graph' in o.parts, status='ok' if o.bs in eager_ms else 'oom', step_ms=(graph_ms if 'graph' in o.parts else eager_ms).get(o.bs))
                              for o in trials])
     as_if = dict(rungs=dict(bf16=rungs['fused']), sweep=made_sweep, on_gpu=True, look_inside=lambda o: dict(device_ms=graph_ms[o.bs]))
     with redirect_stdout(out), planted(**as_if), patch.object(lab, 'mine', []), patch.object(lab, 'theirs', []): again('def gain_of_graph')
