@@ -38,7 +38,7 @@ from ..step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback
 from ..step.kept import modules_in
 from ..step.layout import ChannelsLastCallback, OneDNNCallback
 from ..step.payback import KernelSearch
-from ..watch.monitor import EpochWatch
+
 
 # %% ../../nbs/run/03_twins.ipynb #twin1006
 _RANDOM = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
@@ -224,7 +224,7 @@ def _copy_attributes(learn, new, memo)->dict:
         if why or isinstance(cb, _NOT_COPIED): memo[id(cb)] = gone
     rest = {k: v for k,v in vars(learn).items() if k not in REMAINS and k not in vars(new)}
     add(*(k for k,v in rest.items()
-          if memo.get(id(v)) is not gone and not isinstance(v, Hook | EpochWatch)))
+          if memo.get(id(v)) is not gone and not isinstance(v, Hook)))
     new.cbs = L(o for o in new.cbs if o is not gone)
     return left_out
 

@@ -25,7 +25,7 @@ from ..ground.core import (
     cpu_quota, describe_machine, end_process, file_text, in_container, is_wsl2, n_visible_cores,
     open_nvml, package_version)
 from ..ground.record import FIELDS, plain_record
-from .nvml import Answer, ask_gpu, throttle_words
+from .nvml import Gpu, error_words, throttle_words
 
 # %% ../../nbs/watch/05_doctor.ipynb #doct0006
 ASKED = ('name uuid mig processes gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib throttle_bits '
@@ -35,8 +35,8 @@ def ask_driver():
     "What the driver reports about each GPU"
     nvml = open_nvml()
     def row(i):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(i)
-        return dict(index=i) | {o: ask_gpu(nvml, gpu, o).value for o in ASKED}
+        gpu = Gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), str(i))
+        return dict(index=i) | {o: gpu(o) for o in ASKED}
     return dict(gpus=[row(i) for i in range(nvml.nvmlDeviceGetCount())])
 
 def import_version(*names):
@@ -73,9 +73,7 @@ def attempt(step)->dict:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         try: found = step()
-        except Exception as e:
-            answer = Answer.of_error(e)
-            found = dict(error=answer.words, advice=answer.advice)
+        except Exception as e: found = dict(error=error_words(e))
     said = [str(o.message).splitlines()[0] for o in seen if issubclass(o.category, UserWarning)]
     return dict(warnings=said) | found
 

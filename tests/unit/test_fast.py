@@ -37,7 +37,7 @@ from gpubench.ground.core import allows_tf32, describe_machine
 from gpubench.step.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.run.models import get_model
-from gpubench.watch.monitor import CpuSource, MonitorCallback
+from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse, fused_adam, unfuse
 from gpubench.run.process import Surroundings
 from gpubench.step.recorder import loss_readers
@@ -851,7 +851,7 @@ def test_the_timer_reports_the_replay_as_one_phase(device, gathered):
 
 @pytest.mark.parametrize('gathered', [False, True])
 def test_a_monitor_counts_the_images_of_replays(gathered):
-    monitor = MonitorCallback(.01, sources=lambda names: ([CpuSource()], []))
+    monitor = MonitorCallback(.01)
     learn = learner(True, cbs=[monitor], gathered=gathered, drop_last=False)
     learn.fit(3)
     spans = monitor.epochs_df()
