@@ -8,7 +8,7 @@ __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'SHORTE
            'Cpu', 'machine_sources', 'Samples', 'time_mean', 'fit_energy', 'by_sample', 'Monitor', 'is_warm',
            'fit_devices', 'has_left_fit', 'MonitorCallback']
 
-# %% ../../nbs/watch/03_monitor.ipynb #eec0772a
+# %% ../../nbs/watch/03_monitor.ipynb #487f98d7
 import math
 import multiprocessing
 import sys
@@ -27,19 +27,18 @@ from fastcore.basics import patch
 from scipy.integrate import cumulative_trapezoid
 
 from ..ground.core import check_value, file_text, is_number
-from gpubench.watch.nvml import (
-    GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, attempt, device_names, error_words, open_gpu,
-    throttle_words)
+from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, attempt
+from .nvml import device_names, error_words, open_gpu
 from .timing import batch_images
 
-# %% ../../nbs/watch/03_monitor.ipynb #1ed56602
+# %% ../../nbs/watch/03_monitor.ipynb #58e07180
 CPU_COLUMNS = ('cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib '
                'cpu_energy_counter_j').split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
                    *GPU_COLUMNS, *CPU_COLUMNS]
 
-# %% ../../nbs/watch/03_monitor.ipynb #26e2daf9
+# %% ../../nbs/watch/03_monitor.ipynb #a00f7dde
 class CpuEnergy:
     "Joules of the CPU's packages since the first call (Linux's powercap)"
     def __init__(self, folder='/sys/class/powercap'):
@@ -54,7 +53,7 @@ class CpuEnergy:
         self.joules += sum((b-a)%end for a,b,end in zip(was_uj, now_uj, ends_uj))/1e6
         return self.joules
 
-# %% ../../nbs/watch/03_monitor.ipynb #25145416
+# %% ../../nbs/watch/03_monitor.ipynb #bbb37b52
 def worker_pids(): # of daemonic children, as a DataLoader's workers are
     return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
@@ -89,7 +88,7 @@ class Cpu:
         return fmean(found) if found else None
     def close(self): pass
 
-# %% ../../nbs/watch/03_monitor.ipynb #246c968e
+# %% ../../nbs/watch/03_monitor.ipynb #32de2009
 def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs that aren't there
     "The CPU, and each GPU of `device_names` once"
     sources, notes = dict(cpu=Cpu()), []
@@ -102,7 +101,7 @@ def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs t
         if sources.setdefault(gpu('uuid') or o, gpu) is not gpu: gpu.close()
     return [*sources.values()], notes
 
-# %% ../../nbs/watch/03_monitor.ipynb #0ef4a35a
+# %% ../../nbs/watch/03_monitor.ipynb #5d00e31a
 class Samples:
     "The samples of one fit, which a thread takes, and the parts of the fit"
     def __init__(self, find, interval_s:float, is_over=lambda: False): # `find()`: sources, notes
@@ -116,17 +115,15 @@ class Samples:
     @property
     def running(self): return self.end_s is None
     @property
-    def length_s(self):
-        if not self.running: return self.end_s
-        return self.rows[-1]['time_s'] if self.rows else 0.
+    def length_s(self): return self.now_s() if self.running else self.end_s
     @property
     def notes(self):
-        return self.own_notes + [
-            f"{o.device} did not give in some or all samples: "
-            + '; '.join(f'{k} ({v})' for k,v in o.faults.items()) + '.'
-            for o in self.sources if o.faults]
-
+        faults = {o.device: '; '.join(f'{k} ({v})' for k,v in o.faults.items())
+                  for o in self.sources if o.faults}
+        return self.own_notes + [f"{device} did not give in some or all samples: {words}."
+                                 for device,words in faults.items()]
     def now_s(self): return perf_counter()-self.start_s
+
     def begin(self, phase, epoch):
         self.end_part()
         self.part = dict(epoch=epoch, phase=phase, start_s=self.now_s(), end_s=None, n_images=0)
@@ -162,7 +159,7 @@ class Samples:
             for o in self.sources: o.close()
             self.ready.set()
 
-# %% ../../nbs/watch/03_monitor.ipynb #a6e14273
+# %% ../../nbs/watch/03_monitor.ipynb #db9375f7
 WINDOW_S, SHORTEST_WINDOW_S = 1., 1/6   # over which drivers average utilization and power
 WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                          # means of the time before
 SINCE = {'cpu_frac', 'process_cores', 'worker_frac'}                  # since the sample before
@@ -175,7 +172,7 @@ def time_mean(df:pd.DataFrame, column:str)->float|None: # None if not measured
     if column in WINDOWS: known &= df.time_s>=WINDOW_S   # before, they look back before the fit
     return float((x*dt)[known].sum()/dt[known].sum()) if dt[known].sum()>0 else None
 
-# %% ../../nbs/watch/03_monitor.ipynb #3ede5604
+# %% ../../nbs/watch/03_monitor.ipynb #77cd128a
 TICK_S = .1
 ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 
@@ -196,13 +193,14 @@ def fit_energy(df:pd.DataFrame, length_s:float, trained, counter='energy_counter
     return dict(energy_j=total, energy_train_j=total*train, energy_source=source,
                 energy_error_j=TICK_S*total/length_s if source=='counter' else None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #57522f8e
+# %% ../../nbs/watch/03_monitor.ipynb #ddb5cd11
 ADDED = ['power_w', 'energy_counter_j']
 AVERAGED = ['gpu_util_frac', 'mem_util_frac', 'sm_clock_mhz']
 
 def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
     "All devices as one; of a GPU that lacks a value, power and energy aren't known"
-    def has(mask): return [np.nan if pd.isna(o) else float(bool(o & mask)) for o in df.throttle_bits]
+    bits = df.throttle_bits
+    def has(mask): return [np.nan if pd.isna(o) else float(bool(o & mask)) for o in bits]
     df = df.assign(throttled=has(sum(THROTTLE_WORDS)), capped=has(POWER_CAP))
     groups = df.groupby(['fit', 'sample'])
     rows = groups.max(numeric_only=True).astype(float)
@@ -210,7 +208,7 @@ def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
     rows[ADDED] = groups[ADDED].sum(min_count=max(1, df.device[df.device!='cpu'].nunique()))
     return rows.reset_index()
 
-# %% ../../nbs/watch/03_monitor.ipynb #ce388d1c
+# %% ../../nbs/watch/03_monitor.ipynb #ee6ee907
 MEANS = dict(
     gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
     sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
@@ -220,11 +218,11 @@ MAXIMA = dict(
     power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c',
     ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
-# %% ../../nbs/watch/03_monitor.ipynb #df6b0f7b
+# %% ../../nbs/watch/03_monitor.ipynb #25f13403
 class Monitor:
     "Samples the machine while a `with` block runs: the GPUs named, and always the CPU"
     def __init__(self,
-        interval_s:float=.25,        # Seconds between samples; longer if they cost more than 0.4 %
+        interval_s:float=.25,        # Seconds between samples; with a GPU 1/6 s at least
         devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
         sources=machine_sources,     # From names to sources and notes; tests pass their own
     ):
@@ -256,7 +254,7 @@ class Monitor:
         return self
     def __exit__(self, *_): self.stop()
 
-# %% ../../nbs/watch/03_monitor.ipynb #cc2d3da9
+# %% ../../nbs/watch/03_monitor.ipynb #1c35fef5
 @patch(as_prop=True)
 def notes(self:Monitor)->list[str]: # Sentences
     "What couldn't be measured, each once"
@@ -269,7 +267,7 @@ def is_enough(self:Monitor)->bool: # A callback may ask, and then end the fit
     full_s = sum(max(0., o.length_s-WINDOW_S) for o in self.fits)
     return sum(max(0, o.n-1) for o in self.fits)>=3 and (not on_gpu or full_s>=2*WINDOW_S)
 
-# %% ../../nbs/watch/03_monitor.ipynb #f3f90f34
+# %% ../../nbs/watch/03_monitor.ipynb #eae09166
 @patch
 def to_df(self:Monitor)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
     "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
@@ -292,13 +290,14 @@ def to_note(self:Monitor)->dict: # Plain values, ready for JSON; `plot_monitor` 
     def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
     return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
 
-# %% ../../nbs/watch/03_monitor.ipynb #d4908420
+# %% ../../nbs/watch/03_monitor.ipynb #1d50d255
 @patch
 def energy(self:Monitor, df:pd.DataFrame, counter:str)->dict: # As `ENERGY`; and of an image
     "Of all fits together; `df` has one row a sample"
     parts = self.epochs_df().query("phase=='train'")
-    found = [fit_energy(df[df.fit==i], o.length_s, parts.loc[parts.fit==i, ['start_s', 'end_s']]
-                        .to_numpy(), counter) for i,o in enumerate(self.fits) if self.is_enough]
+    ends = parts.set_index('fit')[['start_s', 'end_s']]
+    found = [fit_energy(df[df.fit==i], o.length_s, ends[ends.index==i].to_numpy(), counter)
+             for i,o in enumerate(self.fits) if self.is_enough]
     values = {k: [o[k] for o in found] or [None] for k in ENERGY}   # max: 'power' if any is
     row = {k: None if None in v else max(v) if k=='energy_source' else sum(v)
            for k,v in values.items()}
@@ -337,7 +336,7 @@ def summary(self:Monitor)->dict: # Flat; None where not measured
         monitor_cost_frac=sum(o.cpu_s for o in self.fits)/length_s if length_s>0 else None,
         monitor_note=' '.join(notes) or None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #49579374
+# %% ../../nbs/watch/03_monitor.ipynb #42a22a18
 def fit_devices(learn)->list[str]:
     "The GPUs that a fit will use: the model's, and the loaders', to which fastai moves the model"
     names = {str(o.device) for o in learn.model.parameters()}
@@ -351,7 +350,7 @@ def has_left_fit(ident:int)->bool: # Of a thread
     while frame and frame.f_code is not Learner.fit.__code__: frame = frame.f_back
     return frame is None
 
-# %% ../../nbs/watch/03_monitor.ipynb #3c6f8968
+# %% ../../nbs/watch/03_monitor.ipynb #66f87edb
 class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 

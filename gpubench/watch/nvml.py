@@ -6,13 +6,13 @@
 __all__ = ['POWER_CAP', 'THROTTLE_WORDS', 'SENSORS', 'GPU_COLUMNS', 'throttle_words', 'of_milli', 'process_rows', 'error_words',
            'attempt', 'first_answer', 'Gpu', 'device_names', 'cuda_keys', 'find_gpu', 'open_gpu']
 
-# %% ../../nbs/watch/01_nvml.ipynb #4c246094
+# %% ../../nbs/watch/01_nvml.ipynb #63d38c59
 import os
 import re
 from collections.abc import Callable
 from ..ground.core import InputError, is_number, nearest, open_nvml
 
-# %% ../../nbs/watch/01_nvml.ipynb #2316c962
+# %% ../../nbs/watch/01_nvml.ipynb #b655b805
 POWER_CAP = 0x4
 THROTTLE_WORDS = { # bit -> what slows the GPU
     0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)',
@@ -23,7 +23,7 @@ def throttle_words(bits:int|None)->str|None: # '' if nothing abnormal slows the 
     if bits is None: return None
     return ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
 
-# %% ../../nbs/watch/01_nvml.ipynb #fe7dc443
+# %% ../../nbs/watch/01_nvml.ipynb #7784490a
 def of_milli(n): return n/1e3
 def process_rows(found):
     return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
@@ -47,11 +47,11 @@ SENSORS = { # column -> NVML's functions, how to read them, least and most that 
     'mig': ('MigMode', lambda o: bool(o[0])),                   # is it split?
     'processes': ('ComputeRunningProcesses', process_rows)}
 
-# %% ../../nbs/watch/01_nvml.ipynb #c82c8ff8
+# %% ../../nbs/watch/01_nvml.ipynb #3f355a23
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz '
                'mem_clock_mhz throttle_bits throttle_words energy_counter_j').split()
 
-# %% ../../nbs/watch/01_nvml.ipynb #772b3743
+# %% ../../nbs/watch/01_nvml.ipynb #192cd3f0
 def error_words(e:Exception)->str:
     "An error in one line, NVML's with its number"
     code, text = getattr(e, 'value', None), (str(e).strip().splitlines() or [''])[0]
@@ -63,7 +63,7 @@ def attempt(f:Callable, name:str, faults:dict):
     try: return f()
     except Exception as e: faults.setdefault(name, error_words(e))
 
-# %% ../../nbs/watch/01_nvml.ipynb #4e20894d
+# %% ../../nbs/watch/01_nvml.ipynb #0190e1d7
 def first_answer(nvml, functions, *args):
     "The answer of the first function that has one; else the first one's error"
     errors = []
@@ -72,7 +72,7 @@ def first_answer(nvml, functions, *args):
         except Exception as e: errors.append(e)   # an old driver knows the second name alone
     raise errors[0]
 
-# %% ../../nbs/watch/01_nvml.ipynb #2c22f6b8
+# %% ../../nbs/watch/01_nvml.ipynb #ecb895d1
 class Gpu:
     "A GPU as NVML sees it: `gpu('power_w')`"
     def __init__(self, nvml, handle, device:str): # pynvml, its GPU, and our name for it
@@ -102,20 +102,19 @@ class Gpu:
 
     def close(self): self.nvml.nvmlShutdown()
 
-# %% ../../nbs/watch/01_nvml.ipynb #558747b7
+# %% ../../nbs/watch/01_nvml.ipynb #e19b189a
 def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without CPUs
     "GPUs to watch by name, given one or several of 1, 'cuda:1', a torch device, a UUID"
     names = {}
     for o in devices if isinstance(devices, (list, tuple, set)) else [devices]:
         name = f'cuda:{o}' if is_number(o, whole=True) else str(o)
         if not re.fullmatch(r'cpu|xla|cuda(:\d+)?|((GPU|MIG)-.*)', name): raise InputError(
-            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use a number as "
-            "CUDA counts, 'cuda:1' or a UUID as `nvidia-smi -L` shows it ('GPU-…', 'MIG-…'); "
-            "[] watches the CPU alone.")
+            f"There is no device {o!r} to watch. {nearest(name, ['cuda', 'cpu'])}Use 0, 'cuda:1', "
+            "or a UUID as `nvidia-smi -L` shows it; [] watches the CPU alone.")
         if name not in ('cpu', 'xla'): names['cuda:0' if name=='cuda' else name] = True
     return list(names)
 
-# %% ../../nbs/watch/01_nvml.ipynb #e3482d63
+# %% ../../nbs/watch/01_nvml.ipynb #289fd2bf
 def cuda_keys(i, visible):
     "UUIDs and numbers by which NVML may know CUDA's GPU `i`"
     import torch
