@@ -8,7 +8,7 @@ __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'SHORTE
            'Cpu', 'machine_sources', 'Samples', 'time_mean', 'fit_energy', 'by_sample', 'Monitor', 'is_warm',
            'fit_devices', 'has_left_fit', 'MonitorCallback']
 
-# %% ../../nbs/watch/03_monitor.ipynb #487f98d7
+# %% ../../nbs/watch/03_monitor.ipynb #c7dd3e11
 import math
 import multiprocessing
 import sys
@@ -31,14 +31,14 @@ from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, attempt
 from .nvml import device_names, error_words, open_gpu
 from .timing import batch_images
 
-# %% ../../nbs/watch/03_monitor.ipynb #58e07180
+# %% ../../nbs/watch/03_monitor.ipynb #0c9e1060
 CPU_COLUMNS = ('cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib '
                'cpu_energy_counter_j').split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
                    *GPU_COLUMNS, *CPU_COLUMNS]
 
-# %% ../../nbs/watch/03_monitor.ipynb #a00f7dde
+# %% ../../nbs/watch/03_monitor.ipynb #ae5b8c21
 class CpuEnergy:
     "Joules of the CPU's packages since the first call (Linux's powercap)"
     def __init__(self, folder='/sys/class/powercap'):
@@ -46,14 +46,14 @@ class CpuEnergy:
         self.zones = [o for o in zones if file_text(o/'name').startswith('package')]
         self.joules, self.last_uj = 0., None
     def __call__(self):
-        if not self.zones: raise RuntimeError('this machine shows no counter')
+        if not self.zones: raise FileNotFoundError('no counter')
         now_uj = [int((o/'energy_uj').read_text()) for o in self.zones]
         ends_uj = [int((o/'max_energy_range_uj').read_text()) for o in self.zones]
         was_uj, self.last_uj = self.last_uj or now_uj, now_uj
         self.joules += sum((b-a)%end for a,b,end in zip(was_uj, now_uj, ends_uj))/1e6
         return self.joules
 
-# %% ../../nbs/watch/03_monitor.ipynb #bbb37b52
+# %% ../../nbs/watch/03_monitor.ipynb #3cf159b8
 def worker_pids(): # of daemonic children, as a DataLoader's workers are
     return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
@@ -88,7 +88,7 @@ class Cpu:
         return fmean(found) if found else None
     def close(self): pass
 
-# %% ../../nbs/watch/03_monitor.ipynb #32de2009
+# %% ../../nbs/watch/03_monitor.ipynb #a6d479fd
 def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs that aren't there
     "The CPU, and each GPU of `device_names` once"
     sources, notes = dict(cpu=Cpu()), []
@@ -101,7 +101,7 @@ def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs t
         if sources.setdefault(gpu('uuid') or o, gpu) is not gpu: gpu.close()
     return [*sources.values()], notes
 
-# %% ../../nbs/watch/03_monitor.ipynb #5d00e31a
+# %% ../../nbs/watch/03_monitor.ipynb #4132905d
 class Samples:
     "The samples of one fit, which a thread takes, and the parts of the fit"
     def __init__(self, find, interval_s:float, is_over=lambda: False): # `find()`: sources, notes
@@ -159,7 +159,7 @@ class Samples:
             for o in self.sources: o.close()
             self.ready.set()
 
-# %% ../../nbs/watch/03_monitor.ipynb #db9375f7
+# %% ../../nbs/watch/03_monitor.ipynb #f78024f7
 WINDOW_S, SHORTEST_WINDOW_S = 1., 1/6   # over which drivers average utilization and power
 WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                          # means of the time before
 SINCE = {'cpu_frac', 'process_cores', 'worker_frac'}                  # since the sample before
@@ -172,7 +172,7 @@ def time_mean(df:pd.DataFrame, column:str)->float|None: # None if not measured
     if column in WINDOWS: known &= df.time_s>=WINDOW_S   # before, they look back before the fit
     return float((x*dt)[known].sum()/dt[known].sum()) if dt[known].sum()>0 else None
 
-# %% ../../nbs/watch/03_monitor.ipynb #77cd128a
+# %% ../../nbs/watch/03_monitor.ipynb #356c8ed2
 TICK_S = .1
 ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 
@@ -193,7 +193,7 @@ def fit_energy(df:pd.DataFrame, length_s:float, trained, counter='energy_counter
     return dict(energy_j=total, energy_train_j=total*train, energy_source=source,
                 energy_error_j=TICK_S*total/length_s if source=='counter' else None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #ddb5cd11
+# %% ../../nbs/watch/03_monitor.ipynb #f8af2ccf
 ADDED = ['power_w', 'energy_counter_j']
 AVERAGED = ['gpu_util_frac', 'mem_util_frac', 'sm_clock_mhz']
 
@@ -208,7 +208,7 @@ def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
     rows[ADDED] = groups[ADDED].sum(min_count=max(1, df.device[df.device!='cpu'].nunique()))
     return rows.reset_index()
 
-# %% ../../nbs/watch/03_monitor.ipynb #ee6ee907
+# %% ../../nbs/watch/03_monitor.ipynb #81715d84
 MEANS = dict(
     gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
     sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
@@ -218,7 +218,7 @@ MAXIMA = dict(
     power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c',
     ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
-# %% ../../nbs/watch/03_monitor.ipynb #25f13403
+# %% ../../nbs/watch/03_monitor.ipynb #74415937
 class Monitor:
     "Samples the machine while a `with` block runs: the GPUs named, and always the CPU"
     def __init__(self,
@@ -254,7 +254,7 @@ class Monitor:
         return self
     def __exit__(self, *_): self.stop()
 
-# %% ../../nbs/watch/03_monitor.ipynb #1c35fef5
+# %% ../../nbs/watch/03_monitor.ipynb #e77ce1fe
 @patch(as_prop=True)
 def notes(self:Monitor)->list[str]: # Sentences
     "What couldn't be measured, each once"
@@ -267,7 +267,7 @@ def is_enough(self:Monitor)->bool: # A callback may ask, and then end the fit
     full_s = sum(max(0., o.length_s-WINDOW_S) for o in self.fits)
     return sum(max(0, o.n-1) for o in self.fits)>=3 and (not on_gpu or full_s>=2*WINDOW_S)
 
-# %% ../../nbs/watch/03_monitor.ipynb #eae09166
+# %% ../../nbs/watch/03_monitor.ipynb #ba44ec49
 @patch
 def to_df(self:Monitor)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
     "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
@@ -290,7 +290,7 @@ def to_note(self:Monitor)->dict: # Plain values, ready for JSON; `plot_monitor` 
     def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
     return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
 
-# %% ../../nbs/watch/03_monitor.ipynb #1d50d255
+# %% ../../nbs/watch/03_monitor.ipynb #0adc5525
 @patch
 def energy(self:Monitor, df:pd.DataFrame, counter:str)->dict: # As `ENERGY`; and of an image
     "Of all fits together; `df` has one row a sample"
@@ -336,7 +336,7 @@ def summary(self:Monitor)->dict: # Flat; None where not measured
         monitor_cost_frac=sum(o.cpu_s for o in self.fits)/length_s if length_s>0 else None,
         monitor_note=' '.join(notes) or None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #42a22a18
+# %% ../../nbs/watch/03_monitor.ipynb #d08cf655
 def fit_devices(learn)->list[str]:
     "The GPUs that a fit will use: the model's, and the loaders', to which fastai moves the model"
     names = {str(o.device) for o in learn.model.parameters()}
@@ -350,7 +350,7 @@ def has_left_fit(ident:int)->bool: # Of a thread
     while frame and frame.f_code is not Learner.fit.__code__: frame = frame.f_back
     return frame is None
 
-# %% ../../nbs/watch/03_monitor.ipynb #66f87edb
+# %% ../../nbs/watch/03_monitor.ipynb #50aeea93
 class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 

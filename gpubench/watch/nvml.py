@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['POWER_CAP', 'THROTTLE_WORDS', 'SENSORS', 'GPU_COLUMNS', 'throttle_words', 'of_milli', 'process_rows', 'error_words',
-           'attempt', 'first_answer', 'Gpu', 'device_names', 'cuda_keys', 'find_gpu', 'open_gpu']
+           'attempt', 'first_answer', 'Impossible', 'Gpu', 'device_names', 'cuda_keys', 'find_gpu', 'open_gpu']
 
-# %% ../../nbs/watch/01_nvml.ipynb #63d38c59
+# %% ../../nbs/watch/01_nvml.ipynb #534ba02c
 import os
 import re
 from collections.abc import Callable
 from ..ground.core import InputError, is_number, nearest, open_nvml
 
-# %% ../../nbs/watch/01_nvml.ipynb #b655b805
+# %% ../../nbs/watch/01_nvml.ipynb #cd36abaa
 POWER_CAP = 0x4
 THROTTLE_WORDS = { # bit -> what slows the GPU
     0x8: 'hardware slowdown', 0x20: 'heat (slowed by software)',
@@ -23,7 +23,7 @@ def throttle_words(bits:int|None)->str|None: # '' if nothing abnormal slows the 
     if bits is None: return None
     return ', '.join(words for bit,words in THROTTLE_WORDS.items() if bits & bit)
 
-# %% ../../nbs/watch/01_nvml.ipynb #7784490a
+# %% ../../nbs/watch/01_nvml.ipynb #6a2a20c4
 def of_milli(n): return n/1e3
 def process_rows(found):
     return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
@@ -47,11 +47,11 @@ SENSORS = { # column -> NVML's functions, how to read them, least and most that 
     'mig': ('MigMode', lambda o: bool(o[0])),                   # is it split?
     'processes': ('ComputeRunningProcesses', process_rows)}
 
-# %% ../../nbs/watch/01_nvml.ipynb #3f355a23
+# %% ../../nbs/watch/01_nvml.ipynb #4d25cf1e
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz '
                'mem_clock_mhz throttle_bits throttle_words energy_counter_j').split()
 
-# %% ../../nbs/watch/01_nvml.ipynb #192cd3f0
+# %% ../../nbs/watch/01_nvml.ipynb #6e3e573a
 def error_words(e:Exception)->str:
     "An error in one line, NVML's with its number"
     code, text = getattr(e, 'value', None), (str(e).strip().splitlines() or [''])[0]
@@ -63,7 +63,7 @@ def attempt(f:Callable, name:str, faults:dict):
     try: return f()
     except Exception as e: faults.setdefault(name, error_words(e))
 
-# %% ../../nbs/watch/01_nvml.ipynb #0190e1d7
+# %% ../../nbs/watch/01_nvml.ipynb #88cc55bb
 def first_answer(nvml, functions, *args):
     "The answer of the first function that has one; else the first one's error"
     errors = []
@@ -72,7 +72,10 @@ def first_answer(nvml, functions, *args):
         except Exception as e: errors.append(e)   # an old driver knows the second name alone
     raise errors[0]
 
-# %% ../../nbs/watch/01_nvml.ipynb #ecb895d1
+# %% ../../nbs/watch/01_nvml.ipynb #6cd4c7d3
+class Impossible(Exception):
+    "A sensor gives a value that can't be"
+
 class Gpu:
     "A GPU as NVML sees it: `gpu('power_w')`"
     def __init__(self, nvml, handle, device:str): # pynvml, its GPU, and our name for it
@@ -91,7 +94,7 @@ class Gpu:
         least, most, *args = limits or (None, None)
         value = read(first_answer(self.nvml, functions.split(), self.handle, *args))
         if limits and not least<=value<=min(most, self.most.get(column, most)):
-            raise ValueError(f"{value:.4g} can't be")
+            raise Impossible(f'{value:.4g}')
         return value
 
     def read(self, with_counter:bool): # Of energy: it alone takes 3 to 18 ms of an H200's host
@@ -102,7 +105,7 @@ class Gpu:
 
     def close(self): self.nvml.nvmlShutdown()
 
-# %% ../../nbs/watch/01_nvml.ipynb #e19b189a
+# %% ../../nbs/watch/01_nvml.ipynb #ce0f4605
 def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without CPUs
     "GPUs to watch by name, given one or several of 1, 'cuda:1', a torch device, a UUID"
     names = {}
@@ -114,7 +117,7 @@ def device_names(devices)->list[str]: # 'cuda:1' or the UUID, each once; without
         if name not in ('cpu', 'xla'): names['cuda:0' if name=='cuda' else name] = True
     return list(names)
 
-# %% ../../nbs/watch/01_nvml.ipynb #289fd2bf
+# %% ../../nbs/watch/01_nvml.ipynb #3a4a48a0
 def cuda_keys(i, visible):
     "UUIDs and numbers by which NVML may know CUDA's GPU `i`"
     import torch
