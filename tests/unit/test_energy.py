@@ -12,7 +12,7 @@ from fake_nvml import MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, driver, no_driv
 from gpubench.ground import series
 from gpubench.show.compare import add_prices, load_records
 from gpubench.show.findings import add_labels, compare_devices, recommend, summary_table
-from gpubench.ground.record import append_record, plain_record, read_records
+from gpubench.ground.record import INHERITED, append_record, plain_record, read_records
 from gpubench.show.report import render_page, summary_text, write_report
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
@@ -120,7 +120,7 @@ def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
 def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     "Two visits of trials that the settings cannot tell apart, with other measurements"
     seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
     assert series.varied_settings(pd.DataFrame(rows))==[]
 
