@@ -7,7 +7,7 @@ __all__ = ['ASKED', 'STEPS', 'CUDA_REMEDIES', 'LEVELS', 'REINSTALL', 'BROKEN', '
            'import_version', 'import_torch', 'train', 'compute', 'attempt', 'print_steps', 'look', 'Facts', 'cpu_load',
            'ask', 'findings', 'exit_code', 'other_load', 'examine', 'as_text', 'as_json']
 
-# %% ../../nbs/watch/05_doctor.ipynb #bb3d87e6
+# %% ../../nbs/watch/05_doctor.ipynb #5c8eee4f
 import json
 import os
 import re
@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from ..ground.core import (
 from ..ground.record import FIELDS, plain_record
 from .nvml import Gpu, error_words, throttle_words
 
-# %% ../../nbs/watch/05_doctor.ipynb #354f0eb8
+# %% ../../nbs/watch/05_doctor.ipynb #97801b14
 ASKED = ('name uuid mig processes gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib throttle_bits '
          'power_limit_w default_limit_w').split()
 
@@ -45,7 +44,7 @@ def import_version(*names):
 
 def import_torch(): return import_version('torch') | dict(cuda=sys.modules['torch'].version.cuda)
 
-# %% ../../nbs/watch/05_doctor.ipynb #58a021e6
+# %% ../../nbs/watch/05_doctor.ipynb #f110b6e6
 def train():
     "fastai trains a network of two numbers"
     from fastai.test_utils import synth_learner
@@ -68,7 +67,7 @@ STEPS = dict(
     fastai=lambda: import_version('fastai', 'fastai.vision.all'), training=train, cuda=compute,
     machine=describe_machine)
 
-# %% ../../nbs/watch/05_doctor.ipynb #1f52393b
+# %% ../../nbs/watch/05_doctor.ipynb #b8dba811
 def attempt(step)->dict:
     "What a step returns, or its `error`; and `warnings`, by which CUDA complains, too"
     with warnings.catch_warnings(record=True) as seen:
@@ -97,7 +96,7 @@ def look(timeout_s=180)->dict: # Name of a step → what it found
     for o in missing: found[o] = dict(error=ended if o==missing[0] else 'not tried', warnings=[])
     return found
 
-# %% ../../nbs/watch/05_doctor.ipynb #8eb8f9c9
+# %% ../../nbs/watch/05_doctor.ipynb #f9fce9b8
 @dataclass(frozen=True)
 class Facts:
     "What is known about a machine, before any conclusion"
@@ -122,14 +121,14 @@ class Facts:
         drivers = [root/'proc/driver/nvidia/version', root/'usr/lib/wsl/lib/nvidia-smi']
         return bool(self.gpus or cards or any(o.exists() for o in drivers))
 
-# %% ../../nbs/watch/05_doctor.ipynb #0c6a39cd
+# %% ../../nbs/watch/05_doctor.ipynb #05de053b
 def cpu_load(interval_s=.5)->float|None: # Of all cores; None where the system hides it
     try: import psutil
     except ImportError: return None
     try: return psutil.cpu_percent(interval_s)/100
     except OSError: return None
 
-# %% ../../nbs/watch/05_doctor.ipynb #85d028d8
+# %% ../../nbs/watch/05_doctor.ipynb #72df4e62
 def unmet(facts):
     "Requirements that aren't installed, or whose version doesn't fit"
     from packaging.requirements import Requirement
@@ -153,7 +152,7 @@ def other_kernel(facts):
     here, there = (os.path.realpath(os.path.dirname(o)) for o in (sys.executable, python))
     if os.path.isabs(python) and there!=here: return python
 
-# %% ../../nbs/watch/05_doctor.ipynb #f419e776
+# %% ../../nbs/watch/05_doctor.ipynb #7162b712
 def no_cuda_build(facts):
     torch = facts.found['torch']
     if 'version' in torch and torch['cuda'] is None and facts.has_nvidia: return torch['version']
@@ -176,7 +175,7 @@ def cuda_fault(facts):
 
 def no_sensors(facts): return facts.used and facts.found['torch']['cuda'] and facts.error('nvml')
 
-# %% ../../nbs/watch/05_doctor.ipynb #17c63d03
+# %% ../../nbs/watch/05_doctor.ipynb #30d36e6d
 LAB_MIB = 2048  # the largest visit of the labs used 1,783 MiB of an H200, CUDA's own part included
 
 def each_gpu(see):
@@ -206,7 +205,7 @@ def slowed(gpu):
     cap = is_capped and f'at most {limit_w:.0f} W instead of {usual_w:.0f}'
     return throttle_words(gpu['throttle_bits']) or cap
 
-# %% ../../nbs/watch/05_doctor.ipynb #3fc78ac8
+# %% ../../nbs/watch/05_doctor.ipynb #d042e181
 def small_quota(facts):
     n, quota = n_visible_cores(), cpu_quota(facts.root)
     threads = facts.env.get('OMP_NUM_THREADS', '')
@@ -229,7 +228,7 @@ def unwritable_data(facts):
     try: os.rmdir(tempfile.mkdtemp(dir=there))
     except OSError as e: return f'{there} ({e.strerror})'
 
-# %% ../../nbs/watch/05_doctor.ipynb #3bb598b1
+# %% ../../nbs/watch/05_doctor.ipynb #6204918a
 CUDA_REMEDIES = {
     r'(?i)mismatch|\b803\b|unsupported display driver|NVML error 18':
         "The driver was updated while the machine was running, and its two halves differ; memory "
@@ -254,7 +253,7 @@ CUDA_REMEDIES = {
         "Install NVIDIA's driver if it's missing (with WSL2 in Windows only), and restart. A "
         "container needs `docker run --gpus all`, or `gpus: all` in a compose file."}
 
-# %% ../../nbs/watch/05_doctor.ipynb #377fa963
+# %% ../../nbs/watch/05_doctor.ipynb #17354e1b
 LEVELS = 'ok', 'limit', 'broken'   # exit codes 0, 1, 2
 REINSTALL = ("Reinstall torch and torchvision in one command: on Linux `pip install "
              "--force-reinstall torch torchvision`, on Windows the one that pytorch.org gives.")
@@ -299,7 +298,7 @@ QUESTIONS = { # code -> how to see the fault, the sentence, what to do about it
     'data': (unwritable_data, "Data sets can't be saved in {}.",
         "Set the environment variable FASTAI_HOME to a folder that you can write to.")}
 
-# %% ../../nbs/watch/05_doctor.ipynb #2d52d965
+# %% ../../nbs/watch/05_doctor.ipynb #eeb7e281
 Finding = namedtuple('Finding', 'code level what remedy') # level: 'limit' or 'broken'
 
 def ask(code, facts)->Finding|None:
@@ -325,7 +324,7 @@ def other_load()->Finding|None:
     "Do other programs use the CPU now?"
     return ask('cpu_busy', Facts({}, cpu_load()))
 
-# %% ../../nbs/watch/05_doctor.ipynb #982149cd
+# %% ../../nbs/watch/05_doctor.ipynb #7b488264
 def examine(root='/')->dict: # Keys: machine, gpu, findings
     "Examine this machine, whose file system starts at `root`; the worst finding comes first"
     load = cpu_load()  # first, while none of our own processes compute
@@ -343,10 +342,8 @@ def as_text(exam:dict)->str:
             if FIELDS[k].heading}
     width = max(map(len, rows), default=0)
     lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', exam['gpu'], '']
-    def fold(text, start): return textwrap.fill(text, 100, initial_indent=start,
-                                                subsequent_indent=' '*9, break_on_hyphens=False)
     for o in exam['findings']:
-        lines += [fold(o.what, f'  {o.level.upper():7}'), fold('What to do: '+o.remedy, ' '*9)]
+        lines += [f'  {o.level.upper():7}{o.what}', f"{'':9}What to do: {o.remedy}"]
     end = ('All is well: this machine is ready for `gpubench run`.',
            'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
