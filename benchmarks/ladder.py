@@ -23,11 +23,11 @@ from functools import lru_cache, partial
 from statistics import median
 from time import perf_counter
 
-from gpubench.ground.core import free_memory, open_nvml, wait_for
+from gpubench.ground.core import free_memory, wait_for
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
 from gpubench.run.models import bound_ms, device_rates, get_model
-from gpubench.watch.nvml import ask_gpu, find_gpu
+from gpubench.watch.nvml import open_gpu
 from gpubench.ground.stats import ratio_ci
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
@@ -218,9 +218,8 @@ def look_inside(run, n_steps):
                             for o in sorted(on_gpu, key=lambda o: -o.self_device_time_total)[:12]})
 
 def joules_per_image(run, n_steps, bs, seconds):
-    nvml, n = open_nvml(), 0
-    gpu = find_gpu(nvml, 'cuda:0')
-    def now_j(): return ask_gpu(nvml, gpu, 'energy_counter_j').value
+    gpu, n = open_gpu('cuda:0'), 0
+    def now_j(): return gpu('energy_counter_j')
     run(n_steps)
     start_j, end = now_j(), perf_counter()+seconds
     while perf_counter()<end:

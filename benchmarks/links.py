@@ -20,7 +20,7 @@ import torch
 from fastcore.basics import noop
 from gpubench.ground.core import open_nvml
 from gpubench.ground.stats import median_ci
-from gpubench.watch.nvml import ask_nvml, find_gpu
+from gpubench.watch.nvml import attempt, find_gpu
 from torch import distributed as dist
 
 from common import alternate, device_of, device_parser, write_json
@@ -142,7 +142,7 @@ def bus():
         nvml = open_nvml()
         gpu = find_gpu(nvml, 'cuda:0')
     except Exception: return {}                       # NVML's errors, and whatever a broken package raises
-    def ask(name, *args): return ask_nvml(nvml, name, gpu, *args).value
+    def ask(name, *args): return attempt(lambda: getattr(nvml, name)(gpu, *args), name, {})
     return dict(pcie_generation=ask('nvmlDeviceGetMaxPcieLinkGeneration'), pcie_lanes=ask('nvmlDeviceGetMaxPcieLinkWidth'),
                 nvlinks=sum(ask('nvmlDeviceGetNvLinkState', i)==1 for i in range(nvml.NVML_NVLINK_MAX_LINKS)))
 

@@ -7,7 +7,6 @@ than the monitor costs, a second figure bounds it: the CPU time of its thread wh
 
     monitor_cost.py --device cuda --out monitor_cost.json [--case resnet18_32px] [--rounds 20]"""
 from functools import partial
-from statistics import median
 
 from gpubench.watch.monitor import MonitorCallback
 
@@ -24,7 +23,6 @@ def run(learn, make, seconds):
     fits = cb.fits if cb else []
     return 1e3*steps.took_s/steps.n, dict(cb.summary(), n_samples=fits[0].n,
                                           sample_cpu_ms=1e3*fits[0].cpu_s/max(1, fits[0].n-2),
-                                          sample_wall_ms=1e3*median(o[1] for o in fits[0].costs),
                                           notes=cb.notes) if cb else None
 
 def measure(device, fields, seconds, rounds):
@@ -37,7 +35,7 @@ def measure(device, fields, seconds, rounds):
 def its_own_cost(s):
     "What the monitor said of itself, in words"
     if not s: return ''
-    return (f"   {s['n_samples']} samples, {s['sample_cpu_ms']:.2f} ms CPU and {s['sample_wall_ms']:.2f} ms each, "
+    return (f"   {s['n_samples']} samples, {s['sample_cpu_ms']:.2f} ms CPU each, "
             f"CPU share {100*s['monitor_cost_frac']:.2f} %")
 
 def main():

@@ -309,11 +309,6 @@ def _describe_gpu(device):
     return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1),
                 n_gpus=torch.cuda.device_count())
 
-def _describe_xla(device): # by PJRT: XLA itself would take the TPU from the process that measures
-    if str(device)!='xla': return None
-    from torch_xla.runtime import device_type
-    return f"PJRT {device_type()}, torch_xla {package_version('torch_xla')}"
-
 def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
     "A machine's short name: a hash of what speed depends on and what stays the same day to day"
     return hashlib.sha1(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:8]
@@ -339,24 +334,24 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
     "What this machine's numbers depend on: hardware (of `device`), system, versions, switches"
     import torch
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    python, system, xla = platform.python_version(), platform.system(), _describe_xla(device)
+    python, system = platform.python_version(), platform.system()
     lasting = dict(cpu=cpu_name(), n_cores=n_cores(), **_describe_gpu(device), wsl2=is_wsl2(),
                    container=in_container(), torch=torch.__version__,
                    fastai=package_version('fastai'))
     hashed = lasting | dict(python=python.rpartition('.')[0], os=system)
-    if xla: hashed['xla'] = xla
+    if str(device)=='xla': hashed['xla'] = package_version('torch_xla')
     return dict(fingerprint=fingerprint(hashed)) | lasting | dict(
         ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda, **inherited(),
         cudnn=cudnn and f'{cudnn//10000}.{cudnn%10000//100}.{cudnn%100}', # 92600 is 9.26.0
         python=python, gpubench=__version__,
         torchvision=package_version('torchvision'), fastcore=package_version('fastcore'),
-        xla=xla)
+        xla=hashed.get('xla'))
 
 # %% ../../nbs/ground/00_core.ipynb #8a566c17
 def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys, perhaps `device`
     "One line: the machine, or its `device`, and the versions behind a measurement"
-    names = 'gpu cpu n_cores device wsl2 container torch fastai xla'.split()
+    names = 'gpu cpu n_cores device wsl2 container torch fastai'.split()
     values = {o: machine.get(o) for o in names}
     known = {k: x for k,x in values.items() if x not in (None, '') and x==x}
     device = str(known.get('device', 'cuda'))
@@ -366,4 +361,4 @@ def machine_title(machine)->str: # A dict or row with `describe_machine`'s keys,
     if 'gpu' in known and device.startswith('cuda'): name = known['gpu']
     where = [o for o in ('WSL2', 'container') if known.get(o.lower())]
     versions = [f'{o} {known[o]}' for o in ('torch', 'fastai') if o in known]
-    return ' · '.join(filter(None, [name, *where, *versions, known.get('xla')]))
+    return ' · '.join([name, *where, *versions])

@@ -230,9 +230,6 @@ def time_learner(
     Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of
     'fine_tune'. If there were several, `fits` lists epochs, steps and median `epoch_whole_s` (s)
     of each."""
-    if str(getattr(learn.dls, 'device', None)).startswith('xla'): raise InputError(
-        "Your own Learner can't be timed on XLA. Name its network instead: "
-        "Trial(model='module:function', device='xla').")
     n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
     check_whole('n_epoch', n_epoch, 1)
     if not callable(fit): check_batches(learn.dls.train) # a function may bring its own data

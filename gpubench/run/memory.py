@@ -12,7 +12,7 @@ import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -25,9 +25,9 @@ from fastcore.basics import GetAttr, patch
 from fastcore.foundation import L
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..ground.core import StateError, check_value, free_memory, memory_bytes, open_nvml
+from ..ground.core import StateError, check_value, free_memory, memory_bytes
 from ..data.item_tfms import random_states_kept
-from ..watch.nvml import ask_gpu, find_gpu
+from ..watch.nvml import open_gpu
 from ..step.fast import device_of
 from ..step.kept import modules_in
 from .learner import gpus_in_use, states_kept
@@ -213,11 +213,9 @@ def watching(self:KeptActivations, model, look):
 # %% ../../nbs/run/09_memory.ipynb #d3c97fa3
 def process_bytes(device, least)->int|None: # `least`: what torch has reserved there
     "What the driver counts for this process on a GPU; None where it can't tell"
-    try: nvml = open_nvml()
+    try:
+        with closing(open_gpu(str(device))) as gpu: found = gpu('processes') or []
     except Exception: return None
-    try: found = ask_gpu(nvml, find_gpu(nvml, str(device)), 'processes').value or []
-    except Exception: return None
-    finally: nvml.nvmlShutdown()
     mine = [o for o in found if o['pid']==os.getpid()] or found[:len(found)==1]  # the only one
     used = [o['used_mib'] for o in mine]
     if not used or None in used or sum(used)*2**20<least: return None

@@ -359,11 +359,6 @@ def epochs_df(self:StepTimerCallback)->pd.DataFrame: # One row an epoch, columns
 class SyncStepCallback(Callback):
     "Runs the step that XLA has traced and waits for it, before the loss is read: `graph_ms`"
     order = Recorder.order-1
-    def before_fit(self):
-        held = {id(o) for o in self.model.parameters()}
-        if all(id(o) in held for o,*_ in self.opt.all_params()): return
-        raise StateError("The optimizer holds weights that the model no longer has, since the model "
-            "moved to XLA later. Call model.to('xla') before you make the Learner.")
     def after_batch(self):
         timers = [o for o in self.learn.cbs if isinstance(o, StepTimerCallback)]
         for o in timers: o('before_sync')

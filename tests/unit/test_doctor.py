@@ -36,7 +36,7 @@ SAID = { # what CUDA or NVML says → what the remedy contains
     'CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination': 'Restart',
     'CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)': 'newer NVIDIA driver',
     'RuntimeError: CUDA error: no kernel image is available for execution on the device': 'no code for a card',
-    'RuntimeError: CUDA error: out of memory': 'End|end notebooks',
+    'RuntimeError: CUDA error: out of memory': 'end them',
     'RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED': 'LD_LIBRARY_PATH',
     'CUDA initialization: CUDA unknown error': 'docker run --gpus all'}
 
@@ -44,9 +44,9 @@ SAID = { # what CUDA or NVML says → what the remedy contains
 @pytest.mark.parametrize('how', ['warnings', 'error'])
 def test_cuda_is_quoted_and_has_a_remedy(said, how, driver):
     [o] = [o for o in findings(machine(driver, torch=TORCH, cuda={how: [said] if how=='warnings' else said})) if o.code in UNUSED]
-    assert o.code=='cuda' and said in o.what and any(words in o.remedy for words in SAID[said].split('|'))
+    assert o.code=='cuda' and said in o.what and SAID[said] in o.remedy
 
-@pytest.mark.parametrize('error,remedy', [('NVML error 18, Driver/library version mismatch', 'Restart'), ('NVML error 9, Driver Not Loaded', 'modprobe')])
+@pytest.mark.parametrize('error,remedy', [('NVML error 18: Driver/library version mismatch', 'Restart'), ('NVML error 9: Driver Not Loaded', 'modprobe')])
 def test_nvml_explains_what_cuda_does_not(error, remedy, driver):
     [o] = [o for o in findings(machine(driver, torch=TORCH, nvml=dict(error=error))) if o.code in UNUSED]
     assert error in o.what and remedy in o.remedy
@@ -55,13 +55,12 @@ def test_a_torch_for_the_cpu_alone(driver):
     "Nothing else is said about CUDA then"
     assert codes(machine(driver, torch=dict(version='2.11.0+cpu', cuda=None), env=dict(CUDA_VISIBLE_DEVICES='')), *UNUSED)==['cuda_build']
 
-@pytest.mark.parametrize('value,is_hidden', [('', True), ('-1', True), ('7', True), ('GPU-9', True), ('NoDevFiles', True),
-                                             ('0', False), ('GPU-7', False), ('MIG-4', False), (None, False),
-                                             ('0,0', True), ('GPU-7, GPU-7', True), ('0,1,1', True), ('0,1', False)])
-def test_a_gpu_that_a_variable_hides(value, is_hidden, driver):
+@pytest.mark.parametrize('value,error,code', [('', '', 'gpu_hidden'), ('0,0', '', 'gpu_hidden'), (None, '', 'cuda'), ('0', 'CUDA error 803', 'cuda')])
+def test_a_gpu_that_a_variable_hides(value, error, code, driver):
+    "CUDA itself doesn't complain then"
     env = {} if value is None else dict(CUDA_VISIBLE_DEVICES=value)
-    found = codes(machine(driver, torch=TORCH, nvml=dict(gpus=[CARD]), env=env), *UNUSED)
-    assert found==(['gpu_hidden'] if is_hidden else ['cuda'])
+    cuda = dict(error=error) if error else {}
+    assert codes(machine(driver, torch=TORCH, cuda=cuda, nvml=dict(gpus=[CARD]), env=env), *UNUSED)==[code]
 
 @pytest.mark.parametrize('traces,is_there', [
     ({}, False), ({'sys/bus/pci/devices/0/vendor': '0x10de', 'sys/bus/pci/devices/0/class': '0x030000'}, True),
@@ -91,14 +90,14 @@ def test_only_the_gpu_that_torch_uses_counts(tmp_path):
     assert codes(facts, 'gpu_memory')==[] and facts.gpus==[CARD]
 
 def test_sensors_that_cannot_be_read(tmp_path):
-    facts = machine(tmp_path, torch=TORCH, cuda=USED, nvml=dict(error='NVML error 4, Insufficient Permissions'))
+    facts = machine(tmp_path, torch=TORCH, cuda=USED, nvml=dict(error='NVML error 4: Insufficient Permissions'))
     [o] = [o for o in findings(facts) if o.code=='nvml']
     assert 'error 4' in o.what and 'NVIDIA_DRIVER_CAPABILITIES' in o.remedy
 
 # ---- packages
 
 def test_an_import_error_is_quoted_and_comes_first(tmp_path):
-    facts = machine(tmp_path, (.9, 'game'), torch=dict(error='ImportError: libcudart.so.12: cannot open shared object file'), fastai=dict(error='x'))
+    facts = machine(tmp_path, .9, torch=dict(error='ImportError: libcudart.so.12: cannot open shared object file'), fastai=dict(error='x'))
     assert [(o.code, o.level) for o in findings(facts) if o.code in ('torch', 'fastai', 'cpu_busy')]==[('torch', 'broken'), ('cpu_busy', 'limit')]
     assert 'libcudart.so.12' in findings(facts)[0].what and exit_code(findings(facts))==2
     assert codes(machine(tmp_path, training=dict(error='TypeError: x')), 'fastai')==['fastai']
@@ -119,7 +118,7 @@ def test_a_quota_below_the_cores(quota, threads, is_found, tmp_path, monkeypatch
     (tmp_path/'sys/fs/cgroup/cpu.max').write_text(quota)
     assert codes(machine(tmp_path, env=dict(OMP_NUM_THREADS=threads)), 'cpu_quota')==['cpu_quota']*is_found
 
-@pytest.mark.parametrize('load,is_busy', [(None, False), ((.04, 'browser'), False), ((.6, 'game'), True)])
+@pytest.mark.parametrize('load,is_busy', [(None, False), (.04, False), (.6, True)])
 def test_other_programs(load, is_busy, tmp_path): assert codes(machine(tmp_path, load), 'cpu_busy')==['cpu_busy']*is_busy
 
 @pytest.mark.parametrize('total_mib,free_mib,is_small', [(64, 64, True), (8192, 8000, False), (8192, 100, True)])
@@ -162,7 +161,9 @@ def test_the_doctor_needs_no_package():
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()=='set()'
 
 def test_every_fault_has_a_remedy(tmp_path):
-    for o in QUESTIONS: assert len(o.remedy('') if callable(o.remedy) else o.remedy)>20 and o.what.count('{}')==1, o.code
-    exam = dict(machine={}, gpu='No GPU.', findings=findings(machine(tmp_path, (.6, 'game'))))
+    for code,(_,what,remedy) in QUESTIONS.items():
+        remedies = [*remedy.values()] if isinstance(remedy, dict) else [remedy]
+        assert min(map(len, remedies))>20 and what.count('{}')==1, code
+    exam = dict(machine={}, gpu='No GPU.', findings=findings(machine(tmp_path, .6)))
     assert 'What to do: ' in as_text(exam) and {*json.loads(as_json(exam))}=={'schema', 'level', 'exit_code', 'machine', 'gpu', 'findings'}
-    assert ask(QUESTIONS[0], machine(tmp_path)) is None
+    assert ask('packages', machine(tmp_path)) is None

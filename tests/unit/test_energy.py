@@ -8,8 +8,7 @@ import pytest
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 import pandas as pd
 
-from fake_nvml import (DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, FakeNVML,
-                       wsl2)
+from fake_nvml import MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, driver, no_driver
 from gpubench.ground import series
 from gpubench.show.compare import add_prices, load_records
 from gpubench.show.findings import add_labels, compare_devices, recommend, summary_table
@@ -27,19 +26,14 @@ QUICK = dict(half_width=.9, max_s=0.)
 # ---- the start of a visit
 
 @pytest.mark.parametrize('gpu, start', [
-    (dict(temperature_c=71, sm_clock_mhz=1410), (71., 1410.)),
-    (dict(temperature_c=71, errors=dict(nvmlDeviceGetClockInfo=NOT_SUPPORTED)), (71., None)),
-    (dict(sm_clock_mhz=1410, errors=dict(nvmlDeviceGetTemperature=UNKNOWN)), (None, 1410.)),
+    (dict(temperature_c=71, sm_clock_mhz=1410), (71., 1410.)), (dict(temperature_c=71, errors=dict(ClockInfo=NOT_SUPPORTED)), (71., None)),
     (dict(lost=True), (None, None)), (dict(temperature_c=0, sm_clock_mhz=0), (None, None))])
 def test_what_a_gpu_says_at_the_start(gpu, start):
-    with FakeNVML([FakeGPU(**gpu)]).installed() as nvml:
-        assert tuple(look_at_start('cuda').values())==start
-        assert nvml.calls['nvmlDeviceGetTemperature']<=3                   # probed, read, and read as it stops
+    with driver(FakeGPU(**gpu)): assert tuple(look_at_start('cuda').values())==start
 
-@pytest.mark.parametrize('nvml', [dict(library=False), dict(init_error=LIB_RM_VERSION_MISMATCH), dict(init_error=DRIVER_NOT_LOADED),
-                                  dict(errors=dict(nvmlDeviceGetHandleByIndex=GPU_IS_LOST)), dict()])
-def test_no_nvml_is_no_error(nvml):
-    with FakeNVML(**nvml).installed(): assert look_at_start('cuda:0')==dict(temperature_start_c=None, sm_clock_start_mhz=None)
+@pytest.mark.parametrize('fails', [lambda: no_driver(MISMATCH), lambda: driver()])
+def test_no_nvml_is_no_error(fails):
+    with fails(): assert look_at_start('cuda:0')==dict(temperature_start_c=None, sm_clock_start_mhz=None)
 
 @pytest.mark.slow
 def test_the_visit_looks_before_its_warm_up(monkeypatch):
@@ -59,7 +53,7 @@ def test_the_visit_looks_before_its_warm_up(monkeypatch):
 def on_fake_gpu(*gpus, trial=SMALL, max_s=20.):
     "What a monitored stretch on the CPU says of GPU 0, and the callback"
     learn, monitor = make_learner(resolve(trial)), MonitorCallback(devices=[0])
-    with FakeNVML(gpus).installed(), learn.no_bar(), learn.no_logging():
+    with driver(*gpus), learn.no_bar(), learn.no_logging():
         learn.add_cb(StepTimerCallback())
         learn.fit(1)
         return train_monitored(learn, resolve(trial), max_s, monitor), monitor
@@ -75,7 +69,7 @@ def test_energy_of_a_monitored_stretch():
 
 @pytest.mark.slow
 def test_energy_that_cannot_be_read_is_none():
-    for gpu in (wsl2(errors=wsl2().errors | dict(nvmlDeviceGetPowerUsage=NOT_SUPPORTED)), FakeGPU(lost_after=12)):
+    for gpu in (FakeGPU(errors=dict(TotalEnergyConsumption=NOT_SUPPORTED, PowerUsage=UNKNOWN)), FakeGPU(lost=True)):
         seen, _ = on_fake_gpu(gpu)
         assert (seen['energy_j_per_image'], seen['power_mean_w'])==(None, None) and seen['monitor_note']
 

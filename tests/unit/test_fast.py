@@ -37,7 +37,7 @@ from gpubench.ground.core import allows_tf32, describe_machine
 from gpubench.step.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.run.models import get_model
-from gpubench.watch.monitor import CpuSource, MonitorCallback
+from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse, fused_adam, unfuse
 from gpubench.run.process import Surroundings
 from gpubench.step.recorder import loss_readers
@@ -851,7 +851,7 @@ def test_the_timer_reports_the_replay_as_one_phase(device, gathered):
 
 @pytest.mark.parametrize('gathered', [False, True])
 def test_a_monitor_counts_the_images_of_replays(gathered):
-    monitor = MonitorCallback(.01, sources=lambda names: ([CpuSource()], []))
+    monitor = MonitorCallback(.01)
     learn = learner(True, cbs=[monitor], gathered=gathered, drop_last=False)
     learn.fit(3)
     spans = monitor.epochs_df()
@@ -921,7 +921,7 @@ def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
 def test_our_own_callbacks_declare_themselves():
     modules = [import_module(o.name) for o in pkgutil.walk_packages(gpubench.__path__, 'gpubench.') if not o.name.endswith('__main__')]
     own = {o for m in modules for o in vars(m).values() if isinstance(o, type) and issubclass(o, Callback) and o.__module__==m.__name__}
-    assert len(own)>10 and {o.__name__ for o in own if not vars(o).get('graph_safe')}=={'LayoutCallback', 'PartsCallback', 'SyncStepCallback', 'WatchMemoryCallback'}   # two bases; XLA's; an eager step's
+    assert len(own)>10 and {o.__name__ for o in own if not vars(o).get('graph_safe')}=={'LayoutCallback', 'SyncStepCallback', 'WatchMemoryCallback'}   # a base; XLA's; an eager step's
 
 def test_a_declaration_covers_no_event_that_a_replay_leaves_out():
     learn = learner(True, [LooksWithin()])

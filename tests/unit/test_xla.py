@@ -11,15 +11,14 @@ from fastai.basics import Learner, SGD
 from fastai.losses import CrossEntropyLossFlat
 
 from gpubench.ground import core
-from gpubench.ground.core import describe_machine, machine_title, pick_device, wait_for
+from gpubench.ground.core import machine_title, pick_device, wait_for
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import speed_up
 from gpubench.course.labs import plan_jobs
-from gpubench.run.learner import time_learner
 from gpubench.run.models import get_model
 from gpubench.ground.series import where_labels
 from gpubench.run.sweep import sweep
-from gpubench.watch.timing import StepTimerCallback, SyncStepCallback
+from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import Trial, make_learner, resolve, run_trial, warm_up
 
 small = dict(max_images=600, bs=128)
@@ -55,11 +54,10 @@ def test_other_ways_in_are_refused(named_xla):
     learn = Learner(get_dls(device='cpu'), get_model('lenet', n_in=1))
     learn.dls = SimpleNamespace(device=torch.device('xla'))
     with pytest.raises(ValueError, match='speed_up is for'): speed_up(learn)
-    with pytest.raises(ValueError, match="Your own Learner"): time_learner(learn, {})
 
 def test_names_of_xla():
-    machine = dict(cpu='AMD EPYC', n_cores=2, torch='2.9.0', xla='PJRT CPU, torch_xla 2.9.0')
-    assert machine_title(machine | dict(device='xla'))=='XLA on AMD EPYC, 2 cores · torch 2.9.0 · PJRT CPU, torch_xla 2.9.0'
+    machine = dict(cpu='AMD EPYC', n_cores=2, torch='2.9.0')
+    assert machine_title(machine | dict(device='xla'))=='XLA on AMD EPYC, 2 cores · torch 2.9.0'
     visits = pd.DataFrame([machine | dict(device=o, machine=o) for o in ('cpu', 'xla')])
     assert where_labels(visits).tolist()==['AMD EPYC, 2 cores', 'XLA on AMD EPYC, 2 cores']
     assert where_labels(visits[1:]).tolist()==['XLA']
@@ -80,7 +78,7 @@ def test_waiting_runs_the_work_and_waits_for_it(xla):
 @pytest.mark.slow
 def test_a_trial_trains_as_on_the_cpu(xla):
     a, b = (run_trial(device=o, **small, max_s=1.) for o in ('cpu', 'xla'))
-    assert b['status']=='ok' and b['xla'].startswith('PJRT ') and a['xla'] is None and a['machine']!=b['machine']
+    assert b['status']=='ok' and b['xla']==xla.__version__ and a['xla'] is None and a['machine']!=b['machine']
     for o in ('loss', 'valid_loss'): assert a[o]==pytest.approx(b[o], abs=1e-3)
     assert a['accuracy']==pytest.approx(b['accuracy'], abs=.02)
     assert a['graph_ms'] is None and b['graph_ms']>b['forward_ms']+b['backward_ms']    # the work is where it is waited for
@@ -103,13 +101,8 @@ def test_bf16_and_fresh_processes(xla, tmp_path):
     df = sweep(trials, repeats=1, out=tmp_path, twin=None, max_s=.5)
     assert df.error.isna().all() and sorted(df.dtype_seen)==['bfloat16', 'float32']
 
-def test_lazy_times_and_lost_weights_are_refused(xla):
+def test_lazy_times_are_refused(xla):
     dls = get_dls('digits', device='xla', **small)
     learn = Learner(dls, get_model('lenet', n_in=1), loss_func=CrossEntropyLossFlat(), opt_func=SGD)
     with learn.no_bar(), learn.no_logging():
         with pytest.raises(RuntimeError, match='Add SyncStepCallback'): learn.fit(1, cbs=StepTimerCallback())
-        learn.opt, learn.model = None, get_model('lenet', n_in=1)
-        with pytest.raises(RuntimeError, match='before you make the Learner'): learn.fit(1, cbs=SyncStepCallback())
-
-def test_the_machine_names_what_xla_runs_on(xla):
-    assert describe_machine('xla')['xla'].endswith(f'torch_xla {xla.__version__}')
