@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['asked_names', 'code_sources', 'lab_questions', 'teacher_key', 'is_guessed', 'graded_cells', 'export_labs']
 
-# %% ../../nbs/course/07_export.ipynb #48d7e25a
+# %% ../../nbs/course/07_export.ipynb #bba7b46b
 import ast
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import check, read_guesses
+from .checks import read_guesses
 from .lab_functions import LabFunction
 from .lab_questions import QUESTIONS
 from .labs import find_labs, pick_labs, read_notebook
 
-# %% ../../nbs/course/07_export.ipynb #fa287067
+# %% ../../nbs/course/07_export.ipynb #8a23cfca
 _ASKS = re.compile(r"^(my_guess\w*) *=|\bcheck\(\s*['\"](\d\d\.\w+)['\"]", re.M)
 
 def asked_names(source)->list[str]:
@@ -38,7 +38,7 @@ def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper`
     if deeper.is_dir(): labs += find_labs(deeper)
     return {o: [k for s in code_sources(o.path) for k in asked_names(s)] for o in labs}
 
-# %% ../../nbs/course/07_export.ipynb #fc3dc30a
+# %% ../../nbs/course/07_export.ipynb #2a6f4a42
 _RUBRIC = '''\
 | What | Points | When |
 |---|---|---|
@@ -79,7 +79,7 @@ def teacher_key(folder=None)->str: # Markdown
                       *(f'  {_shown(k)} is wrong: {v}' for k,v in q.hints.items()), '']
     return '\n'.join(lines)
 
-# %% ../../nbs/course/07_export.ipynb #0ac9e55a
+# %% ../../nbs/course/07_export.ipynb #08b34473
 def _own_name(source, name):
     "The cell with `answer` as `answer_left_out`, and the variable that has the answer"
     call = re.search(rf"check\(\s*['\"]{re.escape(name)}['\"]\s*,\s*(\w+)", source)
@@ -110,7 +110,7 @@ def _imports_first(cell, is_setup):
     cell.source = rest
     return [*([new_code_cell(imports)] if imports else []), _skipped(cell)]
 
-# %% ../../nbs/course/07_export.ipynb #aa06db5b
+# %% ../../nbs/course/07_export.ipynb #54de9776
 def is_guessed(
     name,   # Of a guess: 'my_guess_ratio'
     value,  # The student's guess, or None
@@ -122,16 +122,16 @@ def is_guessed(
     rows = [o for f in folders for o in read_guesses(f) if o['guess']==name]
     return value is not None and all(o['in_time'] for o in rows)
 
-# %% ../../nbs/course/07_export.ipynb #eca89465
+# %% ../../nbs/course/07_export.ipynb #8ab8f8be
 def _meta(name, points, **more):
     "nbgrader's metadata of a cell"
     usual = dict(schema_version=3, grade=True, locked=True, solution=False, task=False)
     return dict(nbgrader=usual | dict(grade_id=re.sub(r'\W', '-', name), points=points) | more)
 
-def _hidden_test(name, test):
-    return new_code_cell(
-        f'# Graded: {name}, 1 point\n### BEGIN HIDDEN TESTS\nfrom gpubench.course.export import '
-        f'check, is_guessed\nassert {test}\n### END HIDDEN TESTS', metadata=_meta(name, 1))
+def _hidden_test(name, *lines):
+    code = ['### BEGIN HIDDEN TESTS', *lines, '### END HIDDEN TESTS']
+    return new_code_cell('\n'.join([f'# Graded: {name}, 1 point', *code]),
+                         metadata=_meta(name, 1))
 
 def _by_hand(name):
     return new_markdown_cell(f'Graded by hand, from your records: {name}, 1 point.',
@@ -142,14 +142,17 @@ def _answer_cells(cell, names, lab):
     graded = []
     for o in names:
         if o.startswith('my_guess'):
-            graded.append(_hidden_test(o, f"is_guessed('{o}', {o}, '{lab.name}')"))
+            graded.append(_hidden_test(o, 'from gpubench.course.export import is_guessed',
+                                       f"assert is_guessed('{o}', {o}, '{lab.name}')"))
             continue
         cell.source, variable = _own_name(cell.source, o)
         if getattr(QUESTIONS[o], 'is_computed', False): graded.append(_by_hand(o))
-        else: graded.append(_hidden_test(o, f"check('{o}', {variable}).ok"))
-    return [_skipped(cell) if not any('assert' in o.source for o in graded) else cell, *graded]
+        else: graded.append(_hidden_test(o, 'from gpubench import check',
+                                         f"assert check('{o}', {variable}).ok"))
+    is_run = any(o.cell_type=='code' for o in graded)
+    return [cell if is_run else _skipped(cell), *graded]
 
-# %% ../../nbs/course/07_export.ipynb #0d75a9fa
+# %% ../../nbs/course/07_export.ipynb #dc4b92c8
 _WRITTEN = { # graded by hand: points, and what the student writes
     'limits': (4, "**What limits it now?** Your machine and its settings; the part that limits a "
                   "step now, with your own number and its interval. Hand in your folder `runs`, "
@@ -177,7 +180,7 @@ def graded_cells(lab)->list:
             found += _imports_first(cell, is_setup)
     return found + _written_cells()
 
-# %% ../../nbs/course/07_export.ipynb #b8fb7635
+# %% ../../nbs/course/07_export.ipynb #3844cfce
 _CONFIG = '''\
 c = get_config()
 c.CourseDirectory.course_id = 'gpubench'
