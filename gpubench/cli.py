@@ -433,7 +433,7 @@ def gain_command(
     gpubench gain my_module:make_learner --epochs 20 --fit fine_tune
     gpubench gain my_module:make_learner --html gain.html --json gain.json --trace steps.json.gz
     """
-    print_at_once('Trying each remedy for a few seconds: a minute on a GPU, two or three on a CPU …')
+    print_at_once('Trying each remedy for a few seconds: a minute on a GPU, 2 or 3 on a CPU …')
     from gpubench.run.models import find_factory
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)

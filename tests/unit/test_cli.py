@@ -160,16 +160,16 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
     from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
     (tmp_path/'mine').mkdir()
-    with device_locks(find_devices()[-1:], 'runs/other', 'series of labs'):
+    with device_locks(find_devices()[-1:]):
         for args in (['run', '--labs', labs], ['run', '--labs', labs, '--out', 'new/deep'], ['sweep']):
-            refused(call(*args, '--no-progress'), 'already running')
+            refused(call(*args, '--no-progress'), 'running')
     assert not (tmp_path/'runs').exists() and not (tmp_path/'new').exists()
 
 @pytest.mark.slow
 def test_a_run_waits_for_its_device(labs, tmp_path):
     from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
-    with device_locks(['cpu'], 'runs/other'):
+    with device_locks(['cpu']):
         p = start('run', '--labs', labs, '--device', 'cpu', '--wait', '--no-progress', '--out',
                   tmp_path/'out')
         assert 'Results go to' in p.stdout.readline() and p.poll() is None
