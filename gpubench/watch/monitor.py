@@ -8,7 +8,7 @@ __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'WINDOW
            'machine_sources', 'Samples', 'time_mean', 'fit_energy', 'by_sample', 'Monitor', 'is_warm', 'fit_devices',
            'has_left_fit', 'MonitorCallback']
 
-# %% ../../nbs/watch/03_monitor.ipynb #3433407f
+# %% ../../nbs/watch/03_monitor.ipynb #dff054d1
 import math
 import multiprocessing
 import sys
@@ -31,14 +31,14 @@ from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, attempt
 from .nvml import device_names, error_words, open_gpu
 from .timing import batch_images
 
-# %% ../../nbs/watch/03_monitor.ipynb #59cd3481
+# %% ../../nbs/watch/03_monitor.ipynb #d59a1964
 CPU_COLUMNS = ('cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib '
                'cpu_energy_counter_j').split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
                    *GPU_COLUMNS, *CPU_COLUMNS]
 
-# %% ../../nbs/watch/03_monitor.ipynb #cb2332fc
+# %% ../../nbs/watch/03_monitor.ipynb #699f0083
 class CpuEnergy:
     "Joules of the CPU's packages since the first call (Linux's powercap)"
     def __init__(self, folder='/sys/class/powercap'):
@@ -53,7 +53,7 @@ class CpuEnergy:
         self.joules += sum((b-a)%end for a,b,end in zip(was_uj, now_uj, ends_uj))/1e6
         return self.joules
 
-# %% ../../nbs/watch/03_monitor.ipynb #d8075498
+# %% ../../nbs/watch/03_monitor.ipynb #3e49897c
 def worker_pids(): # of daemonic children, as a DataLoader's workers are
     return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
@@ -88,7 +88,7 @@ class Cpu:
         return fmean(found) if found else None
     def close(self): pass
 
-# %% ../../nbs/watch/03_monitor.ipynb #026cbcd7
+# %% ../../nbs/watch/03_monitor.ipynb #0250a71a
 def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs that aren't there
     "The CPU, and each GPU of `device_names` once"
     sources, notes = dict(cpu=Cpu()), []
@@ -101,7 +101,7 @@ def machine_sources(names)->tuple[list, list]: # Sources, and notes about GPUs t
         if sources.setdefault(gpu('uuid') or o, gpu) is not gpu: gpu.close()
     return [*sources.values()], notes
 
-# %% ../../nbs/watch/03_monitor.ipynb #f5a708b9
+# %% ../../nbs/watch/03_monitor.ipynb #f3d862dd
 class Samples:
     "The samples of one fit, which a thread takes, and the parts of the fit"
     def __init__(self, find, interval_s:float, is_over=lambda: False): # `find()`: sources, notes
@@ -153,7 +153,7 @@ class Samples:
             for o in self.sources: o.close()
             self.ready.set()
 
-# %% ../../nbs/watch/03_monitor.ipynb #d2322ef8
+# %% ../../nbs/watch/03_monitor.ipynb #a888c3af
 WINDOW_S = 1.   # over which drivers average utilization and power, at most
 WINDOWS = {'gpu_util_frac', 'mem_util_frac'}                          # means of the time before
 SINCE = {'cpu_frac', 'process_cores', 'worker_frac'}                  # since the sample before
@@ -166,7 +166,7 @@ def time_mean(df:pd.DataFrame, column:str)->float|None: # None if not measured
     if column in WINDOWS: known &= df.time_s>=WINDOW_S   # before, they look back before the fit
     return float((x*dt)[known].sum()/dt[known].sum()) if dt[known].sum()>0 else None
 
-# %% ../../nbs/watch/03_monitor.ipynb #20589167
+# %% ../../nbs/watch/03_monitor.ipynb #f42f36c6
 TICK_S = .1
 ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 
@@ -187,7 +187,7 @@ def fit_energy(df:pd.DataFrame, length_s:float, trained, counter='energy_counter
     return dict(energy_j=total, energy_train_j=total*train, energy_source=source,
                 energy_error_j=TICK_S*total/length_s if source=='counter' else None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #e502b9d2
+# %% ../../nbs/watch/03_monitor.ipynb #a250513f
 ADDED = ['power_w', 'energy_counter_j']
 AVERAGED = ['gpu_util_frac', 'mem_util_frac', 'sm_clock_mhz']
 
@@ -202,7 +202,7 @@ def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
     rows[ADDED] = groups[ADDED].sum(min_count=max(1, df.device[df.device!='cpu'].nunique()))
     return rows.reset_index()
 
-# %% ../../nbs/watch/03_monitor.ipynb #00640007
+# %% ../../nbs/watch/03_monitor.ipynb #213d817f
 MEANS = dict(
     gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
     sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
@@ -212,13 +212,13 @@ MAXIMA = dict(
     power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c',
     ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
 
-# %% ../../nbs/watch/03_monitor.ipynb #1b1c4d7c
+# %% ../../nbs/watch/03_monitor.ipynb #2587d8e6
 class Monitor:
     "Samples the machine while a `with` block runs: the GPUs named, and always the CPU"
     def __init__(self,
-        interval_s:float=.25,        # Seconds between samples; a GPU has new values every 1/6 to 1 s
-        devices=(),                  # GPUs: 0, 'cuda:1', a UUID, or several in a list
-        sources=machine_sources,     # From names to sources and notes; tests pass their own
+        interval_s:float=.25,     # Seconds between samples; a GPU's values last 1/6 to 1 s
+        devices=(),               # GPUs: 0, 'cuda:1', a UUID, or several in a list
+        sources=machine_sources,  # From names to sources and notes; tests pass their own
     ):
         is_fit = is_number(interval_s) and 0<interval_s<1e9
         check_value('interval_s', interval_s, is_fit, 'above 0, such as .25 s')
@@ -247,7 +247,7 @@ class Monitor:
         return self
     def __exit__(self, *_): self.stop()
 
-# %% ../../nbs/watch/03_monitor.ipynb #c1aebdb1
+# %% ../../nbs/watch/03_monitor.ipynb #8c5deb87
 @patch(as_prop=True)
 def notes(self:Monitor)->list[str]: # Sentences
     "What couldn't be measured, each once"
@@ -263,7 +263,7 @@ def is_enough(self:Monitor)->bool: # A callback may ask, and then end the fit
     full_s = sum(max(0., o.length_s-WINDOW_S) for o in self.fits)
     return sum(max(0, o.n-1) for o in self.fits)>=3 and (not on_gpu or full_s>=2*WINDOW_S)
 
-# %% ../../nbs/watch/03_monitor.ipynb #f1bdd220
+# %% ../../nbs/watch/03_monitor.ipynb #1b5f2292
 @patch
 def to_df(self:Monitor)->pd.DataFrame: # One row a sample and device, columns `MONITOR_COLUMNS`
     "The samples of all fits; NaN where not measured. Only rows of `cpu` have the CPU's values"
@@ -286,7 +286,7 @@ def to_note(self:Monitor)->dict: # Plain values, ready for JSON; `plot_monitor` 
     def columns(df): return df.round(4).astype(object).where(df.notna(), None).to_dict('list')
     return self.summary() | dict(samples=columns(self.to_df()), spans=columns(self.epochs_df()))
 
-# %% ../../nbs/watch/03_monitor.ipynb #f86ba979
+# %% ../../nbs/watch/03_monitor.ipynb #f492ce1d
 @patch
 def energy(self:Monitor, df:pd.DataFrame, counter:str)->dict: # As `ENERGY`; and of an image
     "Of all fits together; `df` has one row a sample"
@@ -332,7 +332,7 @@ def summary(self:Monitor)->dict: # Flat; None where not measured
         monitor_cost_frac=sum(o.cpu_s for o in self.fits)/length_s if length_s>0 else None,
         monitor_note=' '.join(notes) or None)
 
-# %% ../../nbs/watch/03_monitor.ipynb #2f077733
+# %% ../../nbs/watch/03_monitor.ipynb #77cc49d1
 def fit_devices(learn)->list[str]:
     "The GPUs that a fit will use: the model's, and the loaders', to which fastai moves the model"
     names = {str(o.device) for o in learn.model.parameters()}
@@ -346,7 +346,7 @@ def has_left_fit(ident:int)->bool: # Of a thread
     while frame and frame.f_code is not Learner.fit.__code__: frame = frame.f_back
     return frame is None
 
-# %% ../../nbs/watch/03_monitor.ipynb #a4d24cfe
+# %% ../../nbs/watch/03_monitor.ipynb #91a0fd2d
 class MonitorCallback(Monitor, Callback):
     """A `Monitor` of each fit, with its `to_df()`, `epochs_df()`, `summary()` and `notes`
 
