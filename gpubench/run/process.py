@@ -160,13 +160,6 @@ def _listen(line, process, timeout_s)->tuple: # Its last message, and when its c
     error = f'The visit took longer than timeout_s={timeout_s:g} s and was stopped.'
     return dict(result=dict(status='timeout', error=error)), begun_s
 
-def _why_none(e):
-    shadows = sorted(o.name for o in Path().glob('*.py') if o.stem in sys.stdlib_module_names)
-    why = (f" {shadows[0]} in the current folder hides a standard module of Python; rename it."
-           if shadows else '')
-    return (f"No fresh process could be started ({type(e).__name__}: {e}).{why} `gpubench doctor` "
-            "checks this machine. In Python, isolate=False runs the visits in this process.")
-
 # %% ../../nbs/run/05_process.ipynb #c6c37a2f
 def run_fresh(
     job:bytes,               # As `pack` makes it; the function returns a dict
@@ -184,7 +177,9 @@ def run_fresh(
         with _own_start(): process.start()
         theirs.close()
         found, begun_s = _listen(line, process, timeout_s)
-    except (OSError, EOFError) as e: raise StateError(_why_none(e)) from None
+    except (OSError, EOFError) as e: raise StateError(
+        f"No fresh process could be started ({type(e).__name__}: {e}). `gpubench doctor` checks "
+        "this machine. In Python, isolate=False runs the visits in this process.") from None
     finally:
         line.close() # anything that did start now ends itself
         if process.pid is not None:

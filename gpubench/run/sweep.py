@@ -193,7 +193,7 @@ class Visit:
         there = machine | dict(machine=machine.pop('fingerprint'))
         return replace(self, row=self.row | plain_record(there))
 
-    def make(self, isolate:bool=True, timeout_s:float=1800., warned:list=())->dict: # Its record
+    def make(self, isolate:bool=True, timeout_s:float=1800., warned:list|None=None)->dict: # Its record
         "Run its point, in a fresh process if `isolate`"
         start_s, process_s = perf_counter(), None
         time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')

@@ -445,7 +445,7 @@ def gain(
     make = Twins(learn)
     first = own or make()
     check_batches(first.dls.train)
-    bar = tqdm(leave=False, disable=None)  # not in a log
+    bar = tqdm(leave=False)
     with states_kept(), bar:
         try: return _measure(make, first, fit, epochs, own, bar)
         except Exception as e:
