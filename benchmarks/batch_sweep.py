@@ -6,8 +6,8 @@ device asked for
 The images are random, since CIFAR-10 cannot be downloaded everywhere: the same shape and file format, so the time is
 that of CIFAR-10 and the accuracy means nothing. A fifth is held out: 12,500 images train 10,000, and 62,500 train
 50,000 as CIFAR-10 does."""
-from gpubench.show.findings import recommend, summary_table
-from gpubench.show.report import write_report
+from gpubench.show.findings import findings, summary
+from gpubench.show.report import report
 from gpubench.run.sweep import sweep
 
 from common import listed, out_parser
@@ -27,8 +27,8 @@ def main():
     out, repeats = args.pop('out'), args.pop('repeats')
     plan = dict(dataset='synthetic', size=32, n_channels=3, loader='files', **args)
     df = sweep(plan, repeats=repeats, out=out)
-    print(summary_table(df).to_string())
-    for line in recommend(df): print('*', line)
-    print('report:', write_report(out))
+    print(summary(df).to_string())
+    for line in findings(df): print('*', line)
+    print('report:', report(out))
 
 if __name__=='__main__': main()

@@ -36,11 +36,10 @@ _NAMES = { # of each module, in the order of the rooms
     'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
         'plot_phases plot_price_speed plot_roofline plot_speedup plot_visits plot_workers '
         'series_style'),
-    'show.compare': 'batch_plateau compare load_records',
+    'show.compare': 'compare load_records read_runs',
     'show.wording': 'fmt_ratio',
-    'show.findings': 'recommend',
-    'show.report': 'machine_table write_report',
-    'show.machines': 'Comparison price_runs read_runs write_comparison',
+    'show.findings': 'findings',
+    'show.report': 'machine_table report',
     'show.advice': 'advice_table advise plot_advice read_lab_records write_advice',
     'show.gain': 'gain',
     'course.checks': 'LabSession check check_guess lab_records mine_or_ours',

@@ -110,7 +110,7 @@ def lab_parameters(path)->dict[str, Parameter]: # By name, in the order of the c
     source, found = '\n'.join(cells), {}
     try:
         for o in ast.parse(source).body:
-            rest = source.splitlines()[o.lineno-1].encode()[o.end_col_offset:].decode()
+            rest = source.splitlines()[o.end_lineno-1].encode()[o.end_col_offset:].decode()
             kind = eval(ast.unparse(o.annotation), dict(_TYPES, __builtins__={}))
             found[o.target.id] = Parameter(o.target.id, kind, ast.literal_eval(o.value),
                                            rest.strip(' #'))
@@ -208,6 +208,7 @@ def run_path(out='', what='')->Path: # Absolute
 def run_folder(out='', what='')->Path:
     "That folder, which is there and can be written to"
     folder = run_path(out, what)
+    check_value('out', str(out), folder.suffix!='.jsonl', 'a folder, not a file of records')
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder): return folder
@@ -247,7 +248,7 @@ def prepare_run(
     labs=(),         # Names, numbers or files of labs; none means all
     device=(),       # 'cpu', 'cuda', 'auto', or several; none means every device found
     profile='quick', # 'quick': the values in the labs; 'full': those of full.yaml
-    *params:dict,    # Name → value, 'lab.name' → value, or lab → {name: value}; the last one wins
+    *params:dict,    # Name → value, 'lab.name' → value, or lab → {name: value}; the last wins
     folder=None,     # Where the labs are; by default `labs_folder()`
 )->list[Job]:
     "What a run will execute, or a `ValueError`"
@@ -300,7 +301,8 @@ class Outcome:
 
     def __str__(self):
         where = 'every device' if self.job.device=='auto' else self.job.device
-        return f'{self.status:11} {self.job.lab.name} on {where}: {self.error or self.notebook.name}'
+        what = self.error or self.notebook.name
+        return f'{self.status:11} {self.job.lab.name} on {where}: {what}'
 
 # %% ../../nbs/course/01_labs.ipynb #26f56ad9
 def run_papermill(job, target, timeout_s, progress):

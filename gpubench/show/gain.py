@@ -38,6 +38,7 @@ from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
 from ..run.learner import check_batches, check_fit, states_kept
 from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
 from ..run.twins import Twins
+from .compare import read_runs
 from .report import machine_table, render
 from .wording import PARTS, TOO_NOISY, fmt_bound, is_noisy
 
@@ -316,7 +317,7 @@ def _profile(self:Gain, **kwargs):
 def _table(df): # for the template; a sentence may stand for the frame
     if isinstance(df, str): df = pd.DataFrame(dict(found=[df]))
     def text(x): return '' if x is None or x!=x else f'{x:.3g}' if isinstance(x, float) else str(x)
-    return dict(head=[str(o).replace('_', ' ') for o in df], rows=[[*map(text, o)] for o in df.itertuples(index=False)])
+    return df.map(text).rename(columns=lambda o: str(o).replace('_', ' '))
 
 def _tried(f, *args): # On a GPU nearly full, or where a callback cancels each batch
     "What it returns, or a sentence why it can't"
@@ -345,7 +346,7 @@ def to_html(self:Gain,
     more = {"Where an epoch's time goes": self.now.drop(columns='share')}
     more |= {k: pd.DataFrame(dict(transform=[*o], ms=[*o.values()])) for k,o in costs.items() if o}
     more |= {DETAILS[k]: o for k,o in self.details().items()}
-    machine = machine_table(pd.DataFrame([describe_machine() | dict(machine=self.device.type)]))
+    machine = machine_table(read_runs([describe_machine() | dict(device=self.device.type)]))
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(), reason=self.why(),
                   also=[o for o in listify(also) if o],
                   ways=_table(self.to_df()), more={k: _table(o) for k,o in more.items()},

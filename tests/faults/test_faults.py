@@ -460,7 +460,7 @@ disk.mkdir()
 def mount(*args): subprocess.run(['mount', *map(str, args)], check=True)
 mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', disk)
 from gpubench.ground.record import append_record, read_records
-from gpubench.show.report import write_report
+from gpubench.show.report import report
 from gpubench.run.sweep import sweep
 ran, said = [], {}
 def run(x):
@@ -478,7 +478,7 @@ def refused(key, f=once):
 refused('full')
 said['whole'] = [len(json.loads(o)['y']) for o in (disk/'runs'/'records.jsonl').read_text().splitlines()]
 refused('still full')
-refused('report', lambda: write_report(disk/'runs'))
+refused('report', lambda: report(disk/'runs'))
 said['ran'] = len(ran)
 (disk/'filler').unlink()
 df = once()

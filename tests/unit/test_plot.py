@@ -15,7 +15,7 @@ from gpubench.ground import series
 from gpubench.watch import timing
 from gpubench.show.compare import compare
 from gpubench.ground.curves import fit_step_time
-from gpubench.ground.record import FIELDS, PHASE_NAMES
+from gpubench.ground.record import FIELDS, INHERITED, PHASE_NAMES
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import Trial
 
@@ -45,7 +45,7 @@ def real():
 @pytest.mark.slow
 def test_nothing_measured_is_taken_for_a_setting(real):
     "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine'}
+    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
     assert series.varied_settings(pd.DataFrame(rows))==series.varied_settings(real)==[]
     assert series.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']

@@ -15,9 +15,11 @@ with planted(batch_sizes=[64, 64]), pytest.raises(ValueError, match=r'batch_size
 from gpubench.course.checks import check
 assert plateau==sorted(plateau)
 assert check('02.plateau', plateau[0] if plateau else 'too noisy to tell', plateau=plateau).ok is True
-def rates(**images_per_s): return pd.DataFrame([dict(status='ok', bs=int(k[1:]), images_per_s=x) for k,xs in images_per_s.items() for x in xs])
+def rates(**images_per_s): return pd.DataFrame([dict(status='ok', bs=int(k[1:]), images_per_s=x, twin=False) for k,xs in images_per_s.items() for x in xs])
 noisy = rates(b16=[130, 560, 1900], b32=[500, 510, 505], b64=[2190, 2200, 2210], b256=[2200, 2210, 2190], b1024=[2210, 2200, 2205])
 calm = rates(b16=[2200, 2190, 2210], b32=[500, 510, 505], b64=[2190, 2200, 2210], b256=[2200, 2210, 2190], b1024=[2210, 2200, 2205])
 for records,right,wrong in [(noisy[noisy.bs!=32], 'too noisy to tell', 16), (noisy, 64, 16), (calm, 64, 16)]:
-    found = batch_plateau(records)[0]
-    assert [check('02.plateau', o, plateau=found).ok for o in (right, wrong)]==[True, False], found
+    with planted(df=records, by_size=records.groupby('bs')):
+        again('fastest = by_size')
+        assert [check('02.plateau', o, plateau=plateau).ok for o in (right, wrong)]==[True, False], plateau
+again('fastest = by_size')
