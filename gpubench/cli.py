@@ -155,16 +155,17 @@ def check_machine(devices, wait):
         with device_locks(devices): pass
     if o := other_load(): _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
-def show_report(folder, price_per_h=None, form=None, out=None):
+def show_report(folder, prices=None, form=None, out=None):
     "Write the report on a folder's records, and print its table and where it is"
-    from gpubench.show.compare import add_prices, load_records
-    from gpubench.show.findings import summary_table
-    from gpubench.show.report import summary_text, write_report
+    from gpubench.show.findings import summary
+    from gpubench.show.report import report, summary_text
     fault = None  # the page comes first, because the reader may close the pipe
-    try: page = write_report(folder, price_per_h=price_per_h, out=out).resolve()
+    try: page = report(folder, prices=prices, out=out).resolve()
     except UserError as e: fault = e  # a full disk keeps nobody from the table
-    df = add_prices(load_records(folder), price_per_h)
-    print_frame(summary_table(df), form) if form else _print('\n' + summary_text(df))
+    if form: print_frame(summary(folder, prices), form)
+    else:
+        for name,table in summary_text(folder, prices).groupby(level=0, sort=False):
+            _print(f'\n{name}\n{table.droplevel(0).to_string()}')
     if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
@@ -363,7 +364,7 @@ def sweep_command(
 @command
 def compare_command(
     *runs:str,
-    price_per_h:Price()=(),  # Price per hour; NAME: a run, or part of the name of a CPU or GPU
+    price_per_h:Price()=(),  # Price per hour; NAME: a run, or cpu or gpu for that of any run
     base='',     # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
     out='',      # Also write a page with figures, to this file
     json_=False, # Print the table as JSON, the rest on stderr
@@ -371,33 +372,29 @@ def compare_command(
 ):
     """Compare runs or devices.
 
-    Prints speed-ups with intervals, and a warning if the work differed. Energy is compared if the
-    visits were monitored, and cost if prices are given.
-
-    A run is its folder or a file of records. With one, its devices are compared with each other.
-    More than two runs, or --base, --out, --json or --csv, produce one table with each run as a
-    machine.
+    Prints how many times as fast each device of each run is as the base, with intervals, and
+    whether both did the same work. A run is its folder or a file of records.
 
     \b
     gpubench compare runs/cpu runs/gpu
     gpubench compare runs/cpu runs/gpu --price-per-hour gpu=2.50 --price-per-hour cpu=0.10
-    gpubench compare class/* --base laptop:cpu --price "RTX 4090=0.4" --out class.html
+    gpubench compare class/* --base laptop:cpu --price laptop=0.1 --out class.html
     """
-    from gpubench.show.machines import Comparison, compare_pairs, write_comparison
+    from gpubench.show.compare import compare
+    from gpubench.show.report import compared_text, report
     if not runs: raise click.UsageError('Name one run or more.')
-    price_per_h, form = dict(price_per_h), table_form(json_, csv)
-    if not (len(runs)>2 or base or out or form):
-        return _print(compare_pairs(runs, price_per_h)[0])
-    found = Comparison(runs, base, price_per_h)
-    if out: page = write_comparison(found, out).resolve()
-    print_frame(found.rows, form) if form else _print(found)
-    if out: _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
+    prices, base, form = dict(price_per_h), base or None, table_form(json_, csv)
+    found = compare(*runs, base=base, prices=prices)
+    print_frame(found, form) if form else _print(compared_text(found).to_string())
+    if not out: return
+    page = report(*runs, base=base, prices=prices, out=out).resolve()
+    _print(f'Page: {page}\n      {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/00_cli.ipynb #92eedf19
 @command
 def report_command(
     run:str,
-    price_per_h:Price()=(),  # Price per hour; NAME: a device, a CPU or GPU, or a machine
+    price_per_h:Price()=(),  # Price per hour; NAME: cpu or gpu, or the run
     out:str=None, # Folder for the report; by default beside the records
     json_=False,  # Print the table as JSON, the rest on stderr
     csv=False,    # Print the table as CSV, the rest on stderr

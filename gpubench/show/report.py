@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_text', 'summary_text', 'compared_text', 'machine_table', 'svg_uri', 'figures', 'html_table', 'render', 'report']
 
-# %% ../../nbs/show/07_report.ipynb #d24d2cce
+# %% ../../nbs/show/07_report.ipynb #1e56e9e4
 import base64
 import io
 from contextlib import suppress
@@ -30,7 +30,7 @@ from .plot import (
     MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from .wording import fmt, fmt_ratio
 
-# %% ../../nbs/show/07_report.ipynb #bd6d262f
+# %% ../../nbs/show/07_report.ipynb #39bdecaf
 def _interval(mid, lo, hi, level):
     if not is_known(lo): return fmt(mid)
     return f'{fmt(mid)} ({fmt(lo)} to {fmt(hi)}, {100*level:.0f} %)'
@@ -48,7 +48,7 @@ _SUMMARY = { # heading -> the text of a row of `summary`
     'epoch (J)': lambda o: fmt(o.epoch_j),
     'price of 1,000 epochs': lambda o: fmt(o.epoch_price, times=1000)}
 
-# %% ../../nbs/show/07_report.ipynb #91b7db9a
+# %% ../../nbs/show/07_report.ipynb #07bf90eb
 def as_text(rows:pd.DataFrame, columns:dict, index)->pd.DataFrame: # Heading -> the text of a row
     "A table of texts, without the columns that hold only dashes"
     found = pd.DataFrame({k: [text(o) for o in rows.itertuples()] for k,text in columns.items()})
@@ -60,7 +60,9 @@ def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` take
     "The summary for a terminal or a page"
     return as_text(summary(records, prices), _SUMMARY, ['workload', 'series'])
 
-# %% ../../nbs/show/07_report.ipynb #0ee7c0dd
+# %% ../../nbs/show/07_report.ipynb #faaa8880
+def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
+
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     "A comparison as texts"
     columns = {
@@ -68,13 +70,15 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
         'verdict': lambda o: o.verdict, 'against': lambda o: o.where_a,
         'images per second': lambda o: fmt(o.images_per_s_b), 'visits': lambda o: f'{o.n_b} and {o.n_a}',
         'an image (J)': lambda o: fmt(o.image_j_b),
+        'price of a million images': lambda o: fmt(_million(o.price_per_h_b, o.images_per_s_b)),
+        'on the base': lambda o: fmt(_million(o.price_per_h_a, o.images_per_s_a)),
         'same work?': lambda o: 'yes' if o.same_work else f'NO: {o.warning}',
         'also differs': lambda o: o.note or '–'}
     varied = [o for o in (*SETTINGS, 'measure') if o in rows and o!='bs' and rows[o].map(str).nunique()>1]
     what = [', '.join(setting_label(k, o[k]) for k in varied) for o in rows[varied].to_dict('records')]
     return as_text(rows.assign(settings=what, side=rows.where_b), columns, ['settings', 'side'] if varied else ['side'])
 
-# %% ../../nbs/show/07_report.ipynb #873f924b
+# %% ../../nbs/show/07_report.ipynb #6866ab21
 def _value_text(x, unit=''):
     "A value as text, not rounded"
     x = plain_value(x)
@@ -94,7 +98,7 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
-# %% ../../nbs/show/07_report.ipynb #2b08eeb1
+# %% ../../nbs/show/07_report.ipynb #caa37ca9
 def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes, or makes them higher
     "A figure as a data URI"
     out = io.BytesIO()
@@ -107,7 +111,7 @@ def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes,
         fig.savefig(out, format='svg', metadata=dict(Date=None))
     return 'data:image/svg+xml;base64,'+base64.b64encode(out.getvalue()).decode()
 
-# %% ../../nbs/show/07_report.ipynb #64f29454
+# %% ../../nbs/show/07_report.ipynb #9f1a52aa
 _MAX_SERIES = 20 # in a figure: the fastest
 
 def _by_series(w):
@@ -117,7 +121,7 @@ def _by_series(w):
     shown = pd.concat([w[w.series==o] for o in rates.index[:_MAX_SERIES]])
     return shown.assign(device=shown.series).drop(columns=[o for o in names if o in w])
 
-# %% ../../nbs/show/07_report.ipynb #801525ad
+# %% ../../nbs/show/07_report.ipynb #3a037178
 def figures(w, compared)->list: # Of a workload: (alternative text, `plot(ax=…)`, height in inches)
     "The figures that these visits allow"
     ok, df, out = w[succeeded(w)], _by_series(w), []
@@ -141,7 +145,7 @@ def _step_figure(df):
     title = f'A step at {setting_label("bs", bs)}'
     yield title, partial(plot_phases, timed[timed.bs.eq(bs)], 'device', title=title), 1
 
-# %% ../../nbs/show/07_report.ipynb #97628b41
+# %% ../../nbs/show/07_report.ipynb #02de7c16
 def html_table(df:pd.DataFrame, kind='')->Markup:
     "A frame of texts as HTML"
     flat = df if isinstance(df.index, pd.RangeIndex) else df.reset_index(names=df.index.names)
@@ -159,7 +163,7 @@ def render(name:str, **values)->str:
     jinja.globals.update(table=html_table, svg=svg_uri, css=Markup(text('page.css')))
     return jinja.get_template(name).render(**values)
 
-# %% ../../nbs/show/07_report.ipynb #952c93bb
+# %% ../../nbs/show/07_report.ipynb #72f8148f
 def _sections(df, base):
     "Of each workload: its name, tables and figures"
     works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
@@ -177,7 +181,7 @@ def _what(df):
     text = f'{len(df):,} visits' + (f', {n_failed} of them failed' if n_failed else '')
     return ' · '.join([text, ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))] if days else [text])
 
-# %% ../../nbs/show/07_report.ipynb #38106166
+# %% ../../nbs/show/07_report.ipynb #e4ae7532
 def _path_of(runs, out):
     "Where the page goes: beside the records of the first run unless `out` names a folder or page"
     path = Path('report.html')
