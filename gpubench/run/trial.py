@@ -470,11 +470,12 @@ def _timed_results(learn, trial, half_width):
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
-        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, **seen.parts_on(trial),
+        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
         classes=learn.dls.classes_text, split=learn.dls.split_text,
-        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width))
+        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width),
+        **seen.parts_on(trial))
 
 # %% ../../nbs/run/03_trial.ipynb #7f94a577
 def _check_as_one(learn):
