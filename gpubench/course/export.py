@@ -170,14 +170,16 @@ def graded_cells(lab)->list:
     "The cells of a lab, with what nbgrader needs"
     found, n_setup = [], 0
     for cell in read_notebook(lab.path).cells:
-        tags = {*cell.metadata.get('tags', [])}
-        if cell.cell_type=='code': cell.update(outputs=[], execution_count=None)
-        if cell.cell_type!='code' or tags & {'parameters', 'install'}: found.append(cell)
-        elif names := asked_names(cell.source): found += _answer_cells(cell, names, lab)
-        else:
-            is_setup = 'LabSession(' in cell.source or n_setup==1
-            n_setup += is_setup
-            found += _imports_first(cell, is_setup)
+        if cell.cell_type!='code':
+            found.append(cell)
+            continue
+        cell.update(outputs=[], execution_count=None)
+        is_setup = 'LabSession(' in cell.source or n_setup==1  # that cell and the next one
+        n_setup += is_setup
+        names = asked_names(cell.source)
+        if names: found += _answer_cells(cell, names, lab)
+        elif {'parameters', 'install'} & {*cell.metadata.get('tags', [])}: found.append(cell)
+        else: found += _imports_first(cell, is_setup)
     return found + _written_cells()
 
 # %% ../../nbs/course/07_export.ipynb #3844cfce
