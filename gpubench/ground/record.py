@@ -261,7 +261,8 @@ def plain_record(record:dict)->dict:
         if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
         elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
-        return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
+        if x is None or isinstance(x, (bool, int, float)): return x
+        return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
     return plain(dict(record))
 
 def records_path(path)->Path:

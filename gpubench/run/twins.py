@@ -95,7 +95,7 @@ _SERVICES = {f'fastai.callback.{o}' for o in ('azureml', 'comet', 'neptune', 'te
 
 def copy_loader(dl, memo):
     "A loader over the same data set, without an iterator that holds processes or a generator"
-    if not hasattr(dl, 'dataset'): return           # such as a list of batches
+    if id(dl) in memo or not hasattr(dl, 'dataset'): return     # such as a list of batches
     memo[id(dl)], memo[id(dl.dataset)] = (new := object.__new__(type(dl))), dl.dataset
     kept = {k: v for k,v in vars(dl).items() if k not in ('it', '_DataLoader__idxs')} # fastai's
     if '_iterator' in kept: kept['_iterator'] = None                                # PyTorch's

@@ -237,22 +237,6 @@ def shared(store={}):
     return Learner(store['dls'], store['model'], loss_func=CrossEntropyLossFlat(), metrics=accuracy, lr=.01)
 
 
-class CountedItems:
-    "Data that change with each read"
-    def __init__(self, items): self.items, self.n_read = items, 0
-    def __len__(self): return len(self.items)
-    def __getitem__(self, i):
-        self.n_read += 1
-        x, y = self.items[i]
-        return x+.001*self.n_read, y
-
-
-def counted_items():
-    learn = own()
-    learn.dls.train.dataset = CountedItems(learn.dls.train.dataset)
-    return learn
-
-
 def counted_loss():
     n_seen = [0]
     def loss(pred, y):
@@ -264,8 +248,7 @@ def counted_loss():
 
 
 KINDS = dict( # name -> makes a Learner
-    seeded=own, unseeded=unseeded, pickled=lambda: pickle.loads(pickle.dumps(own())), counted_items=counted_items,
-    counted_loss=counted_loss,
+    seeded=own, unseeded=unseeded, pickled=lambda: pickle.loads(pickle.dumps(own())), counted_loss=counted_loss,
     save=lambda: own(cbs=SaveModelCallback()), stop=lambda: own(cbs=EarlyStoppingCallback(patience=9)),
     plateau=lambda: own(cbs=ReduceLROnPlateau(patience=0, min_delta=9.)), csv=lambda: own(cbs=CSVLogger(append=True)),
     adamw=lambda: own(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)), ranger=lambda: own(opt_func=ranger),

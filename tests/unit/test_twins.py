@@ -115,7 +115,7 @@ KINDS = dict(
     nan=lambda: learner(cbs=TerminateOnNaNCallback(), lr=1e30), short_epochs=lambda: learner(cbs=ShortEpochCallback(.3)),
     skips_validation=lambda: learner(cbs=SkipsCallback()), no_validation_set=lambda: learner(valid=0),
     gradients_left=lambda: learner(cbs=GradientAccumulation(20)),
-    fastais_loaders=lambda: learner(dls=loaders(bs=8, shuffle=True)),
+    fastais_loaders=lambda: learner(dls=loaders(bs=8, shuffle=True)), one_loader=lambda: learner(dls=DataLoaders(*[DataLoader(pairs(), bs=8)]*2)),
     torchs_loaders=lambda: learner(dls=torch_loaders(shuffle=True, generator=torch.Generator().manual_seed(2))),
     workers=lambda: learner(net(0), torch_loaders(num_workers=1, persistent_workers=True)), # a reused iterator draws nothing
     tabular=tabular, unet=unet, gan=gan, hooks=lambda: with_model(hooked))
