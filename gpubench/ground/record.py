@@ -221,10 +221,8 @@ COSTS = [ # memory, and what the monitor measured
     _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
         "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
         "training continues after the timing. An epoch takes the energy per image times its "
-        "images, without validation. A GPU is compared with a CPU by the energy of both together, "
-        "if both could be read."),
+        "images, without validation. A GPU's is its own, without its host's."),
     _measured('image_j', 'energy of an image', 'image', table='costs'),
-    _measured('beside_image_j', 'energy of the CPU for an image', 'CPU, image', table='costs'),
     _measured('power_mean_w', heading='power', table='costs'),
     _measured('gpu_util_mean_frac', heading='GPU utilization', table='costs'),
     _measured('temperature_max_c', heading='hottest', table='costs'),

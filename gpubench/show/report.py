@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_text', 'summary_text', 'compared_text', 'machine_table', 'svg_uri', 'figures', 'html_table', 'render', 'report']
 
-# %% ../../nbs/show/07_report.ipynb #1e56e9e4
+# %% ../../nbs/show/07_report.ipynb #a28092a9
 import base64
 import io
 from contextlib import suppress
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -30,7 +29,7 @@ from .plot import (
     MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from .wording import fmt, fmt_ratio
 
-# %% ../../nbs/show/07_report.ipynb #39bdecaf
+# %% ../../nbs/show/07_report.ipynb #6712b2a5
 def _interval(mid, lo, hi, level):
     if not is_known(lo): return fmt(mid)
     return f'{fmt(mid)} ({fmt(lo)} to {fmt(hi)}, {100*level:.0f} %)'
@@ -48,7 +47,7 @@ _SUMMARY = { # heading -> the text of a row of `summary`
     'epoch (J)': lambda o: fmt(o.epoch_j),
     'price of 1,000 epochs': lambda o: fmt(o.epoch_price, times=1000)}
 
-# %% ../../nbs/show/07_report.ipynb #07bf90eb
+# %% ../../nbs/show/07_report.ipynb #48190388
 def as_text(rows:pd.DataFrame, columns:dict, index)->pd.DataFrame: # Heading -> the text of a row
     "A table of texts, without the columns that hold only dashes"
     found = pd.DataFrame({k: [text(o) for o in rows.itertuples()] for k,text in columns.items()})
@@ -60,7 +59,7 @@ def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` take
     "The summary for a terminal or a page"
     return as_text(summary(records, prices), _SUMMARY, ['workload', 'series'])
 
-# %% ../../nbs/show/07_report.ipynb #faaa8880
+# %% ../../nbs/show/07_report.ipynb #0eeaea1d
 def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
 
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
@@ -78,7 +77,7 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     what = [', '.join(setting_label(k, o[k]) for k in varied) for o in rows[varied].to_dict('records')]
     return as_text(rows.assign(settings=what, side=rows.where_b), columns, ['settings', 'side'] if varied else ['side'])
 
-# %% ../../nbs/show/07_report.ipynb #6866ab21
+# %% ../../nbs/show/07_report.ipynb #a1365d99
 def _value_text(x, unit=''):
     "A value as text, not rounded"
     x = plain_value(x)
@@ -98,7 +97,7 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
-# %% ../../nbs/show/07_report.ipynb #caa37ca9
+# %% ../../nbs/show/07_report.ipynb #9cea465f
 def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes, or makes them higher
     "A figure as a data URI"
     out = io.BytesIO()
@@ -111,7 +110,7 @@ def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes,
         fig.savefig(out, format='svg', metadata=dict(Date=None))
     return 'data:image/svg+xml;base64,'+base64.b64encode(out.getvalue()).decode()
 
-# %% ../../nbs/show/07_report.ipynb #9f1a52aa
+# %% ../../nbs/show/07_report.ipynb #58fd1da8
 _MAX_SERIES = 20 # in a figure: the fastest
 
 def _by_series(w):
@@ -121,7 +120,7 @@ def _by_series(w):
     shown = pd.concat([w[w.series==o] for o in rates.index[:_MAX_SERIES]])
     return shown.assign(device=shown.series).drop(columns=[o for o in names if o in w])
 
-# %% ../../nbs/show/07_report.ipynb #3a037178
+# %% ../../nbs/show/07_report.ipynb #c7e92ae1
 def figures(w, compared)->list: # Of a workload: (alternative text, `plot(ax=…)`, height in inches)
     "The figures that these visits allow"
     ok, df, out = w[succeeded(w)], _by_series(w), []
@@ -145,25 +144,25 @@ def _step_figure(df):
     title = f'A step at {setting_label("bs", bs)}'
     yield title, partial(plot_phases, timed[timed.bs.eq(bs)], 'device', title=title), 1
 
-# %% ../../nbs/show/07_report.ipynb #02de7c16
-def html_table(df:pd.DataFrame, kind='')->Markup:
+# %% ../../nbs/show/07_report.ipynb #ef620234
+def html_table(df:pd.DataFrame, kind='')->str:
     "A frame of texts as HTML"
     flat = df if isinstance(df.index, pd.RangeIndex) else df.reset_index(names=df.index.names)
     if df.index.nlevels>1:
         first = flat.columns[0]
         flat = flat.assign(**{first: flat[first].mask(flat[first].duplicated(), '')})
     html = flat.to_html(index=False, border=0, na_rep='–', classes=kind or None, justify='unset')
-    return Markup(f'<div class="scroll" role="region" tabindex="0" aria-label="table">{html}</div>')
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="table">{html}</div>'
 
 def render(name:str, **values)->str:
-    "A page from its template beside this module; all `values` are escaped"
+    "A page from its template beside this module; all `values` are escaped, but its tables are HTML"
     def text(o): return files('gpubench.show').joinpath(o).read_text(encoding='utf-8')
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined,
                                loader=jinja2.FunctionLoader(text))
-    jinja.globals.update(table=html_table, svg=svg_uri, css=Markup(text('page.css')))
+    jinja.globals.update(table=html_table, svg=svg_uri, css=text('page.css'))
     return jinja.get_template(name).render(**values)
 
-# %% ../../nbs/show/07_report.ipynb #72f8148f
+# %% ../../nbs/show/07_report.ipynb #f08a950a
 def _sections(df, base):
     "Of each workload: its name, tables and figures"
     works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
@@ -181,7 +180,7 @@ def _what(df):
     text = f'{len(df):,} visits' + (f', {n_failed} of them failed' if n_failed else '')
     return ' · '.join([text, ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))] if days else [text])
 
-# %% ../../nbs/show/07_report.ipynb #e4ae7532
+# %% ../../nbs/show/07_report.ipynb #77d7ef81
 def _path_of(runs, out):
     "Where the page goes: beside the records of the first run unless `out` names a folder or page"
     path = Path('report.html')

@@ -10,10 +10,7 @@ import pandas as pd
 
 from fake_nvml import MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, driver, no_driver
 from gpubench.ground import series
-from gpubench.show.compare import add_prices, load_records
-from gpubench.show.findings import add_labels, compare_devices, recommend, summary_table
 from gpubench.ground.record import INHERITED, append_record, plain_record, read_records
-from gpubench.show.report import render_page, summary_text, write_report
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
@@ -119,68 +116,6 @@ def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     assert series.varied_settings(pd.DataFrame(rows))==[]
 
 
-# ---- the page, from records that are made up
-
-def visit(bs=64, device='cpu', n=0, **kw):
-    step_ms = (1.5+.12*bs if device=='cpu' else 3+.006*bs)*(1+.01*n)
-    gpu = dict(monitored_s=4., power_mean_w=300., gpu_util_mean_frac=.9, temperature_max_c=70., throttled_frac=0., throttle_seen='')
-    energy = dict(monitored_s=1.) if device=='cpu' else gpu | dict(energy_j_per_image=.004*(1+.01*n))
-    return dict(trial_id=f'{device}{bs}', visit=n, status='ok', error=None, time_utc=f'2000-01-01T00:{n:02d}:00+00:00', dataset='made-up images',
-        model='made-up net', bs=bs, device=device, loader='memory', n_workers=0, precision='fp32', n_epoch=1, lr=.001, seed=0, n_train=1437,
-        n_valid=360, n_steps=1437//bs, n_images=1437//bs*bs, n_dropped=1437%bs, loss=.1, accuracy=.9, epoch_s=1437//bs*step_ms/1e3, step_ms=step_ms,
-        images_per_s=1e3*bs/step_ms, first_batch_ms=1., machine='madeup01', cpu='Made-up CPU', n_cores=4, gpu='Made-up GPU', gpu_memory_gib=8.) | energy | kw
-
-def visits(sizes=(64, 256), devices=('cpu', 'cuda'), n=3, **kw): return [visit(bs, d, v, **kw) for v in range(n) for bs in sizes for d in devices]
-def page_of(folder, rows, **kw):
-    for o in rows: append_record(folder, o)
-    return write_report(folder, **kw).read_text(encoding='utf-8')
-def texts(html):
-    import html as library, re
-    return library.unescape(re.sub(r'<(style|svg).*?</\1>|<[^>]+>', '\n', html, flags=re.S))
-
-def test_the_page_shows_energy_money_and_what_was_not_read(tmp_path):
-    text = texts(page_of(tmp_path/'run', visits(), price_per_h=dict(gpu=2., cpu=.1)))
-    for o in ('Cost and benefit', 'GPU: epoch (J)', 'CPU: price of 1,000 epochs', '5.69', '300', 'Energy, load and price',
-              'On the GPU at batch'): assert o in text, o
-    assert 'CPU: epoch (J)' not in text                       # no column that would be empty
-
-def test_a_cost_that_nobody_knows_is_nowhere(tmp_path):
-    bare = [{k: v for k,v in o.items() if not k.startswith(('monitor', 'energy', 'power', 'gpu_util', 'temp', 'thr'))} for o in visits()]
-    text = texts(page_of(tmp_path/'run', bare)).split('How to read')[0]
-    for o in ('Cost and benefit', '(J)', 'price', 'monitored'): assert o not in text, o
-
-def test_energy_of_zero_or_less_is_unknown():
-    df = load_records(visits(energy_j_per_image=0., cpu_energy_j_per_image=-1.))
-    assert df[['image_j', 'epoch_j', 'beside_image_j']].isna().all(axis=None)
-
-def test_ratios_of_energy_and_money_hold_the_truth():
-    rows = visits((64,), cpu_energy_j_per_image=.01)
-    c = compare_devices(add_prices(load_records(rows), dict(gpu=2., cpu=.5))).iloc[0]
-    both = np.array([.01+.004*(1+.01*n) for n in range(3)])                # the GPU, and the CPU that feeds it
-    assert c.energy_ratio==pytest.approx(float(np.exp(np.mean(np.log(.01/both)))), rel=.01) and c.energy_hi<1
-    assert c.epoch_j_b==pytest.approx(np.median(both)*1408) and c.energy_verdict.startswith('1.')
-    assert c.money_ratio==pytest.approx(c.speedup/4) and c.money_lo==pytest.approx(c.lo/4) and c.epoch_price_b==pytest.approx(c.epoch_s_b*2/3600)
-
-def test_prices_only_where_they_were_given():
-    df = add_labels(add_prices(load_records(visits()), dict(gpu=2.)))
-    t = summary_table(df)
-    assert t.epoch_price[t['where']=='CPU'].isna().all() and (t.epoch_price[t['where']=='GPU']>0).all()
-    c = compare_devices(df)
-    assert c.money_ratio.isna().all() and c.epoch_price_a.isna().all() and (c.money_verdict=='–').all()
-
-def test_throttling_that_was_seen_is_said():
-    seen = [o | dict(throttle_seen='heat (slowed by software)', throttled_frac=.25) if o['visit']==2 and o['device']=='cuda' else o for o in visits()]
-    told = ' '.join(recommend(seen))
-    assert 'In 2 of 6 monitored visits, the GPU was throttled, up to 25 % of the time: heat (slowed by software).' in told
-    assert 'was throttled' not in ' '.join(recommend(visits()))
-
-@pytest.mark.parametrize('change', [dict(energy_j_per_image='much'), dict(energy_j_per_image=math.inf), dict(throttle_seen=None), dict(monitored_s='4'),
-                                    dict(price_per_h='a'), dict(temperature_start_c='warm'), dict(n_images=0), dict(bs=None), dict(device=None)])
-def test_odd_values_break_neither_page_nor_comparison(change):
-    df = add_labels(add_prices(load_records(visits() + [visit(64, 'cuda', 3) | change]), 1.))
-    text = texts(render_page(df, 'odd', figures=False)[0]).split('How to read')[0] + summary_text(df)
-    assert 'nan' not in text.lower() and 'inf' not in text.lower()
-
 # ---- the command line
 
 def test_a_monitored_sweep_and_a_report_with_prices(tmp_path):
@@ -196,10 +131,3 @@ def test_a_monitored_sweep_and_a_report_with_prices(tmp_path):
     for price,says in (('cpu=x', 'a price is a number'), ('cpu=-1', 'number above 0'), ('cpus=1', "Did you mean 'cpu'?")):
         said = call('report', tmp_path/'mine', '--price-per-hour', price)
         assert said.exit_code==2 and says in said.stderr, said.output
-
-def test_compare_says_energy_and_money(tmp_path):
-    from click.testing import CliRunner
-    from gpubench.cli import cli
-    for o in visits((64,), cpu_energy_j_per_image=.02): append_record(tmp_path/'both', o)
-    said = CliRunner().invoke(cli, ['compare', str(tmp_path/'both'), '--price-per-hour', 'gpu=2', '--price-per-hour', 'cpu=.1'])
-    assert said.exit_code==0 and '      energy (GPU and CPU together): 1.20 times as much' in said.stdout and 'money: ' in said.stdout
