@@ -12,9 +12,9 @@ __version__ = '0.1.0'
 
 _NAMES = { # of each module, in the order of the rooms
     'ground.core': ('describe_machine file_text free_memory has_bf16 hide_known_warnings machine_title '
-        'n_cores pick_device wait_for'),
-    'ground.record': 'FIELDS PHASE_NAMES append_record read_records',
-    'ground.stats': 'Interval choose compare_words enough is_steady median_ci ratio_ci ratios',
+        'n_cores wait_for'),
+    'ground.record': 'PHASE_NAMES append_record read_records',
+    'ground.stats': 'Interval choose compare_words enough median_ci ratio_ci ratios',
     'ground.curves': 'crossover_bs fit_step_time fit_time_curve',
     'data.made': 'draw_bird_kinds',
     'data.sets': 'DATASETS',
@@ -24,15 +24,12 @@ _NAMES = { # of each module, in the order of the rooms
     'watch.monitor': 'MONITOR_COLUMNS Monitor MonitorCallback',
     'step.group': 'average_gradients launch n_ranks rank',
     'step.capture': 'CUDACapture TapeCapture',
-    'step.graphed': 'GraphedStepCallback',
     'step.fast': 'keep_pages speed_up',
     'run.models': 'MODELS bound_ms count_params device_rates get_model train_flops',
     'run.observed': 'PRECISIONS look_once tf32_set',
     'run.trial': 'Trial make_learner run_trial',
     'run.sweep': 'noise_floor plan sweep',
     'run.race': 'find_best_bs',
-    'run.idle': 'Profile idle_by_cause profile_steps',
-    'run.trace': 'write_trace',
     'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
         'plot_phases plot_price_speed plot_roofline plot_speedup plot_visits plot_workers '
         'series_style'),

@@ -143,7 +143,7 @@ def test_parameters_arrive_as_they_are(labs, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_students_see_nobody_elses_warnings(labs, tmp_path):
-    write_lab(labs, '01_clean', 'from gpubench import pick_device\nfrom fastai.vision.all import *')
+    write_lab(labs, '01_clean', 'from gpubench import wait_for\nfrom fastai.vision.all import *')
     p = subprocess.run(
         [sys.executable, '-c', 'from gpubench.cli import main; main()', 'run', '--labs', labs,
          '--out', tmp_path/'out', '--no-progress'], capture_output=True, text=True, env=package_env())
