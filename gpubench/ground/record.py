@@ -30,7 +30,6 @@ class Field:
     label:str=''        # On an axis, without the unit
     heading:str=''      # In the report's tables, without the unit; not in them if empty
     meaning:str=''      # In the glossary; not listed if empty
-    table:str='results' # Which table it is in, if it has a heading: 'results', 'costs' or 'phases'
     wording:str|tuple|dict='' # A setting's value in a legend, or a text for each value
     usual:object=None   # What a setting is by default; None: as the data set is
     dtype:type=float    # float, int, bool, str, dict or list
@@ -185,16 +184,16 @@ TIMES = [ # of an epoch and of a step
 
 # %% ../../nbs/ground/01_record.ipynb #77233e4e
 PHASE_FIELDS = [ # of a step, in their order; together they are `step_ms`
-    _measured('wait_ms', 'waiting for data in a step', 'wait for data', table='phases'),
-    _measured('copy_ms', heading='copy', table='phases'),
-    _measured('transform_ms', heading='transforms', table='phases'),
-    *[_measured(f'{o}_ms', heading=o, table='phases')
+    _measured('wait_ms', 'waiting for data in a step', 'wait for data'),
+    _measured('copy_ms', heading='copy'),
+    _measured('transform_ms', heading='transforms'),
+    *[_measured(f'{o}_ms', heading=o)
       for o in ('forward', 'loss', 'backward', 'optimizer')],
-    _measured('graph_ms', heading='graph', table='phases', meaning=
+    _measured('graph_ms', heading='graph', meaning=
         "A step that ran as one program: a captured CUDA graph or, on XLA, a traced step. On XLA "
         "the forward pass, loss, backward pass and optimizer are the time that Python takes to "
         "trace them; all their work is here."),
-    _measured('other_ms', heading='other', table='phases')]
+    _measured('other_ms', heading='other')]
 
 LEARNED = [
     _measured('accuracy', 'accuracy on held-out images (fraction)', 'accuracy', meaning=
@@ -218,16 +217,16 @@ COSTS = [ # memory, and what the monitor measured
         monitor_cost_frac'''),
     Field('warm_at_start', 'measured', dtype=bool),
     *_fields('measured', 'energy_source throttle_seen monitor_note', str),
-    _measured('epoch_j', 'energy of an epoch', 'epoch', table='costs', meaning=
+    _measured('epoch_j', 'energy of an epoch', 'epoch', meaning=
         "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
         "training continues after the timing. An epoch takes the energy per image times its "
         "images, without validation. A GPU's is its own, without its host's."),
-    _measured('image_j', 'energy of an image', 'image', table='costs'),
-    _measured('power_mean_w', heading='power', table='costs'),
-    _measured('gpu_util_mean_frac', heading='GPU utilization', table='costs'),
-    _measured('temperature_max_c', heading='hottest', table='costs'),
-    _measured('throttled_frac', heading='throttled', table='costs'),
-    _measured('price_per_h', heading='price of an hour', table='costs', meaning=
+    _measured('image_j', 'energy of an image', 'image'),
+    _measured('power_mean_w', heading='power'),
+    _measured('gpu_util_mean_frac', heading='GPU utilization'),
+    _measured('temperature_max_c', heading='hottest'),
+    _measured('throttled_frac', heading='throttled'),
+    _measured('price_per_h', heading='price of an hour', meaning=
         "The given price of an hour of this machine, in its currency. An epoch costs its time at "
         "that price.")]
 

@@ -299,7 +299,7 @@ class Choice:
         if not self.missing: return f'{label(self.option)} is enough{at}.'
         if self.missing=='rounds': return f"The visits don't decide{at}. Measure more rounds."
         best = 'The fastest' if self.is_best else 'The simplest within 5 % of the fastest'
-        among = f' of {self.among[0]} to {self.among[-1]}' if self.among else ''
+        among = f' of {self.among[0]} to {self.among[-1]}' if len(self.among)>1 else ''
         text = f'{best}{among}{at} is {label(self.option)}, but nothing {self.missing} was compared'
         left_out = ', '.join(map(str, self.left_out))
         if left_out: return f"{text}. {why or f'Without a time: {left_out}'}. {remedy}".rstrip()

@@ -55,5 +55,6 @@ def find_best_bs(
     if not rates.gt(0).any(): raise StateError(f'No batch size gave a time. {why}.')
     choice = choose(ratios(df.assign(images_per_s=rates), 'bs'))
     text = choice.text(lambda bs: f'batch {bs}', why=why)
+    if why not in text: text += f' {why}.'
     bs = None if choice.missing else choice.option
     return BestBatchSize(bs, choice, text[0].upper()+text[1:], df)

@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -262,14 +261,17 @@ class Records:
         # `anywhere`: visits of other machines count; `sweep_id`: of the sweep that this is a part of
         self.out, self.visits, self.anywhere = out, visits, anywhere
         is_there = out is not None and records_path(out).exists()
-        rows = [o for o in record_rows(out) if {'trial_id', 'round'}<={*o}] if is_there else []
+        rows = [o for o in record_rows(out) if 'trial_id' in o] if is_there else []
         self.n = Counter((o['trial_id'], o.get('machine')) for o in rows) # the next visit's number
         kinds, trials = {self.kind(o.row) for o in visits}, {o.row['trial_id'] for o in visits}
-        ours = [o for o in rows if self.kind(o) in kinds]
+        ours = [o for o in rows if 'round' in o and self.kind(o) in kinds]
         self.n_other = sum(o['trial_id'] in trials for o in rows)-len(ours)
         ids = [o['sweep_id'] for o in ours if 'sweep_id' in o]
         self.sweep_id = sweep_id or (ids[-1] if ids else uuid4().hex[:8]) # as before if resumed
-        self.rows = [o for o in ours if not (retry_failed and o['status'] in FAILED)]
+        def place(o): return self.kind(o), o['round']
+        done = {place(o) for o in ours if o['status'] not in FAILED}
+        def counts(o): return o['status'] not in FAILED or not retry_failed and place(o) not in done
+        self.rows = [o for o in ours if counts(o)]
 
     def kind(self, row): # Hashable
         "What visits of one trial share, whatever their round: how it was measured, and where"

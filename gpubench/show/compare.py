@@ -6,7 +6,7 @@
 __all__ = ['load_records', 'run_name', 'read_runs', 'add_prices', 'accuracy_differs', 'work_differs', 'pick_base', 'settings_of',
            'compare_sides', 'compare']
 
-# %% ../../nbs/show/04_compare.ipynb #e3ac046f
+# %% ../../nbs/show/04_compare.ipynb #683b6ed1
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from ..ground.core import InputError, StateError, is_number, machine_title, nearest
-from ..ground.record import FIELDS, INHERITED, field, record_rows, records_path
-from ..ground.series import SETTINGS, setting_label, succeeded, way_labels, where_labels
+from ..ground.record import FIELDS, INHERITED, PARTS, field, record_rows, records_path
+from ..ground.series import SETTINGS, succeeded, way_labels, where_labels
 from ..ground.stats import (
-    Interval, groups, is_known, own_settings, plain_value, ratios, rounds_of, value_text)
+    groups, is_known, own_settings, plain_value, ratios, rounds_of, value_text)
 from .wording import fmt, fmt_list, verdict
 
-# %% ../../nbs/show/04_compare.ipynb #ebab0d95
+# %% ../../nbs/show/04_compare.ipynb #f0abefcf
 def _rows(records):
     "Records in any form as a list of dicts"
     if isinstance(records, pd.DataFrame): return records.to_dict('records')
@@ -31,7 +31,7 @@ def _rows(records):
     raise InputError(f"{records!r:.60} holds no records. Give a frame, a record (a dict), a folder "
                      "with records.jsonl, a file of records, or a list of these.")
 
-# %% ../../nbs/show/04_compare.ipynb #8acfff77
+# %% ../../nbs/show/04_compare.ipynb #eff9090d
 # how a record of an older version ran that lacks one of these: without it
 _OFF = {o.name: o.usual for o in FIELDS.values()
         if o.kind=='setting' and (o.usual is False or o.usual==1)}
@@ -46,7 +46,7 @@ def _completed(df):
                      images_per_s=per_s, image_j=image_j, epoch_j=image_j*df.n_images,
                      round_id=rounds_of(df)).copy() # one block of memory again
 
-# %% ../../nbs/show/04_compare.ipynb #10a86de9
+# %% ../../nbs/show/04_compare.ipynb #07eda37e
 def load_records(
     records, # A frame, a record, a folder with `records.jsonl`, a file, or a list of these
 )->pd.DataFrame: # One row per visit, with a column for each field and `round_id`
@@ -58,10 +58,13 @@ def load_records(
                          'or a sweep first.')
     df = pd.DataFrame([_OFF|row for row in rows])
     df = df.reindex(columns=[*df, *(o for o in FIELDS if o not in df)])
+    # what a failed visit asked of `speed_up`, if others of its trial have run
+    ran = df[df.status.eq('ok')].drop_duplicates('trial_id').set_index('trial_id')
+    for o in PARTS: df[o] = df[o].where(df[o].notna() | df.status.eq('ok'), df.trial_id.map(ran[o]))
     numbers = df[_NUMBERS].apply(pd.to_numeric, errors='coerce')
     return _completed(df.assign(**numbers.replace([np.inf, -np.inf], np.nan)))
 
-# %% ../../nbs/show/04_compare.ipynb #ba48c62b
+# %% ../../nbs/show/04_compare.ipynb #4b1d4d88
 def run_name(path)->str:
     "What a run is called: its folder, or its file of records if that has a name of its own"
     path = Path(path).resolve()
@@ -78,9 +81,9 @@ def _named(runs):
         found[f'{name} ({n+1})' if n else name] = o
     return found
 
-# %% ../../nbs/show/04_compare.ipynb #682b3390
+# %% ../../nbs/show/04_compare.ipynb #c9d351f3
 def read_runs(
-    *runs, # As `load_records` takes them; or a dict of these by the names of the runs
+    *runs, # As `load_records` takes them, but a dict holds runs by their names
 )->pd.DataFrame: # As `load_records` returns it, with `run` and `side`
     "The visits of all runs: `side` is a device of a run"
     named = _named(runs)
@@ -96,7 +99,7 @@ def read_runs(
             df.loc[rows.index, 'round_id'] = [f'{name} {o}' for o in rounds_of(rows)]
     return df.assign(side=where)
 
-# %% ../../nbs/show/04_compare.ipynb #49e523f3
+# %% ../../nbs/show/04_compare.ipynb #20843d58
 def add_prices(
     df:pd.DataFrame, # As `read_runs` returns it
     prices:dict|None, # Name of a run, 'cpu', 'gpu' or 'all' -> price of an hour, in any currency
@@ -113,7 +116,7 @@ def add_prices(
     found = [prices.get(run, prices.get(kind, prices.get('all'))) for run,kind in zip(df.run.str.lower(), kinds)]
     return df.assign(price_per_h=pd.Series(found, df.index, dtype=float))
 
-# %% ../../nbs/show/04_compare.ipynb #d962adfd
+# %% ../../nbs/show/04_compare.ipynb #6f3a0a57
 _WORK = dict( # what has to be equal -> its words
     n_train='training images', n_params='parameters', n_steps='steps', n_images='images trained',
     dtype_seen='precision')
@@ -131,7 +134,7 @@ def _differing(a, b, names):
     return [f'{_WORK.get(o) or field(o).words(long=False)} {words(x)} and {words(y)}'
             for o,x,y in each if x and y and x!=y]
 
-# %% ../../nbs/show/04_compare.ipynb #07500229
+# %% ../../nbs/show/04_compare.ipynb #4a14d603
 def accuracy_differs(a:float, b:float, n:int)->bool: # Fractions right of `n` held-out images
     "Is the difference more than three standard errors of both, and two percentage points?"
     if not all(map(is_known, (a, b, n))) or n<1: return False
@@ -150,7 +153,7 @@ def work_differs(a:pd.DataFrame, b:pd.DataFrame)->str: # Empty if both did the s
         found.append(f"accuracy {fmt(x, '%', 100)} and {fmt(y, '%', 100)}, more than chance explains")
     return '; '.join(found)
 
-# %% ../../nbs/show/04_compare.ipynb #6a9121f3
+# %% ../../nbs/show/04_compare.ipynb #a2e9374d
 def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     "The side called `base`: a run, or a run's device as in 'laptop:cpu'; by default the first CPU"
     firsts = df.drop_duplicates('side')
@@ -164,7 +167,7 @@ def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     raise InputError(f"There is no base {base!r}. {nearest(base, [*firsts.side])}"
                      f"There are: {', '.join(firsts.side)}.")
 
-# %% ../../nbs/show/04_compare.ipynb #4fa717cc
+# %% ../../nbs/show/04_compare.ipynb #6eb73f1d
 _MEDIANS = 'epoch_s images_per_s n_images accuracy image_j epoch_j price_per_h'.split()
 
 def _pair(a, b): # Visits of the base and of another side, one configuration
@@ -183,7 +186,7 @@ def _pair(a, b): # Visits of the base and of another side, one configuration
     return row | dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, verdict=verdict(r), same_work=not differs,
                       warning=differs, note='; '.join(_differing(a, b, _SOFTWARE)))
 
-# %% ../../nbs/show/04_compare.ipynb #9ac8ae89
+# %% ../../nbs/show/04_compare.ipynb #4f211699
 def settings_of(df):
     "The columns in which visits have to agree to be compared"
     names = [o for o in ('bs', *SETTINGS) if df[o].map(value_text).nunique()>1 or o in ('dataset', 'model', 'bs')]
@@ -200,7 +203,7 @@ def compare_sides(df:pd.DataFrame, base:str)->pd.DataFrame: # Of `read_runs`; pe
     found.sort(key=lambda o: [(str(type(o[k])), o[k] or 0) for k in ('dataset', 'model', 'bs')])
     return pd.DataFrame(found, columns=None if found else ['where_a', 'where_b', 'speedup', 'warning'])
 
-# %% ../../nbs/show/04_compare.ipynb #83e202f7
+# %% ../../nbs/show/04_compare.ipynb #84833452
 def compare(
     *runs,               # As `read_runs` takes them; two frames of one sweep, for example
     base:str|None=None,  # 'laptop', 'laptop:cpu', 'gpu'; by default the first run's CPU, if any

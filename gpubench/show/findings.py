@@ -6,7 +6,7 @@
 __all__ = ['FINDINGS', 'add_labels', 'labeled', 'summary', 'is_fair', 'speeds', 'verdict_of', 'batch_sizes', 'best_settings',
            'slow_parts', 'left_out', 'accuracies', 'failures', 'same_twice', 'doubtful', 'Finding', 'findings']
 
-# %% ../../nbs/show/05_findings.ipynb #7a7806d7
+# %% ../../nbs/show/05_findings.ipynb #86d5777c
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from .compare import accuracy_differs, add_prices, compare_sides, pick_base, rea
 from .plot import phase_shares
 from .wording import PARTS, fmt, fmt_list, fmt_ratio, is_usual, verdict
 
-# %% ../../nbs/show/05_findings.ipynb #75dc875a
+# %% ../../nbs/show/05_findings.ipynb #659af16f
 # what is trained, on what, for how long; all other settings are about how
 _WORKLOAD = 'dataset model size n_channels max_images labels n_epoch'.split()
 _MAX_NAMED = 2 # settings that vary, up to which a series names the usual values, too
@@ -34,7 +34,7 @@ def _words(row, names):
     if brief and not shown: return 'the defaults'
     return ' · '.join(shown)
 
-# %% ../../nbs/show/05_findings.ipynb #11a60138
+# %% ../../nbs/show/05_findings.ipynb #3d403c42
 def add_labels(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; with `workload`, `how` and `series`
     "Name each visit's workload, what varies within it, and its series"
     df, parts = df.assign(measure=way_labels(df)), []
@@ -54,9 +54,9 @@ def labeled(records)->pd.DataFrame: # Unchanged if it has labels
     if isinstance(records, pd.DataFrame) and 'series' in records: return records
     return add_labels(records if isinstance(records, pd.DataFrame) and 'side' in records else read_runs(records))
 
-# %% ../../nbs/show/05_findings.ipynb #3bbdba6e
+# %% ../../nbs/show/05_findings.ipynb #4668a15d
 _MEDIANS = [o.name for o in FIELDS.values()
-            if o.kind=='measured' and o.heading and o.dtype in (int, float)]
+            if o.kind=='measured' and o.heading and o.dtype in (int, float)] + ['n_train']
 
 def _row(o): # Visits of a configuration
     "How many visits there are, and the interval of their epochs"
@@ -65,13 +65,13 @@ def _row(o): # Visits of a configuration
     return dict(epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(epoch_s),
                 n_failed=len(o)-len(epoch_s), failed=', '.join(sorted({*status}-{'ok'})))
 
-# %% ../../nbs/show/05_findings.ipynb #87a2e506
+# %% ../../nbs/show/05_findings.ipynb #8cb35dee
 def summary(
-    records,           # As `load_records` takes them, or the frame of `read_runs`
+    records,           # As `compare` takes a run, or the frame of `read_runs`
     prices:dict|None=None, # As `add_prices` takes them
 )->pd.DataFrame: # A row per workload, series and batch size
     "What was measured: medians of the visits that succeeded, and how many failed"
-    df, keys = labeled(records), ['workload', 'series', 'bs', 'n_train']
+    df, keys = labeled(records), ['workload', 'series', 'bs']
     if prices: df = add_prices(df, prices)
     which = df.groupby(keys, dropna=False).ngroup().rename('row')
     firsts = df[[*keys, *(o for o in ('side', *SETTINGS) if o in df)]].groupby(which).head(1)
@@ -81,7 +81,7 @@ def summary(
     found = pd.concat([firsts, medians.reindex(firsts.index), counts], axis=1)
     return found.assign(epoch_price=found.epoch_s*found.price_per_h/3600)
 
-# %% ../../nbs/show/05_findings.ipynb #e612184e
+# %% ../../nbs/show/05_findings.ipynb #0a02fe9f
 def is_fair(df:pd.DataFrame)->pd.Series: # Booleans
     "Which visits succeeded, were timed, and trained nearly all images"
     return succeeded(df) & df.images_per_s.gt(0) & ~leaves_out(df)
@@ -96,10 +96,11 @@ def _fastest(rows, several_how):
     if several_how: words.append(how)
     return fair[fair.how.eq(how) & fair.bs.fillna(0).eq(bs)], ', '.join(words)
 
-# %% ../../nbs/show/05_findings.ipynb #89b304b2
-def speeds(w:pd.DataFrame)->list[str]:
+# %% ../../nbs/show/05_findings.ipynb #691308a0
+def speeds(w:pd.DataFrame, base=None)->list[str]: # `base`: a side; if it's not there, another
     "How many times as fast as the base each side is, each at its fastest"
-    base, several, out = pick_base(w), w.how.nunique()>1, []
+    base = base if base in {*w.side} else pick_base(w)
+    several, out = w.how.nunique()>1, []
     best, at_base = _fastest(w[w.side==base], several)
     for side,rows in w[w.side!=base].groupby('side', sort=False):
         mine, at = _fastest(rows, several)
@@ -112,7 +113,7 @@ def speeds(w:pd.DataFrame)->list[str]:
         out += _range(compare_sides(w[w.side.isin([base, side])], base), side)
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #f2711a90
+# %% ../../nbs/show/05_findings.ipynb #c9b108fd
 def _range(rows, side):
     "The smallest and the largest ratio with equal settings, and what differs in the work"
     out, rows = [], rows[rows.speedup.notna()]
@@ -126,7 +127,7 @@ def _range(rows, side):
 
 def verdict_of(row)->str: return row.verdict if 'times' in row.verdict else f'{row.verdict} ({row.speedup:.2g})'
 
-# %% ../../nbs/show/05_findings.ipynb #d0249a11
+# %% ../../nbs/show/05_findings.ipynb #2a9090e7
 def batch_sizes(w:pd.DataFrame)->list[str]:
     "Which batch size of a series is enough, or what to try"
     out = []
@@ -146,7 +147,7 @@ def batch_sizes(w:pd.DataFrame)->list[str]:
         out.append(start_sentence(text))
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #6bce95a1
+# %% ../../nbs/show/05_findings.ipynb #98963985
 _LEARNING = 'lr', 'pretrained', 'seed' # these change what is learned, not the speed
 
 def best_settings(w:pd.DataFrame)->list[str]:
@@ -170,7 +171,7 @@ def best_settings(w:pd.DataFrame)->list[str]:
         out.append(start_sentence(text))
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #a14acfbc
+# %% ../../nbs/show/05_findings.ipynb #d83f61cb
 def slow_parts(w:pd.DataFrame)->list[str]:
     "Parts of a step that take a large share, each with its remedy, where the share is largest"
     ok, out = w[succeeded(w) & w[[*PHASE_NAMES]].notna().any(axis=1) & w.bs.notna()], []
@@ -186,7 +187,7 @@ def slow_parts(w:pd.DataFrame)->list[str]:
                    f"({fmt(most.ms, 'ms')}). {part.remedy(rows.iloc[0].to_dict())}".rstrip())
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #5d83b4a5
+# %% ../../nbs/show/05_findings.ipynb #6de4f6bf
 def left_out(w:pd.DataFrame)->list[str]:
     "Batch sizes whose epochs leave out many images"
     short = w[succeeded(w) & leaves_out(w)]
@@ -207,13 +208,15 @@ def accuracies(w:pd.DataFrame)->list[str]:
                    "epochs don't teach as much.")
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #58620d2a
+# %% ../../nbs/show/05_findings.ipynb #cd8f9320
 def failures(w:pd.DataFrame)->list[str]:
     "The configurations that failed"
     failed = w[~succeeded(w)]
     def why(error): return f' ({str(error).splitlines()[0]:.120})' if is_known(error) else ''
-    def words(rows): return f'{start_sentence(setting_label("bs", rows.bs.iloc[0]))} on {device_phrase(rows.series.iloc[0])}'
-    return [f'{words(o)}: {len(o)} visits ended as {status}{why(o.error.iloc[0])}.'
+    def words(rows):
+        bs, where = rows.bs.iloc[0], device_phrase(rows.series.iloc[0])
+        return f'Batch {bs:.0f} on {where}' if is_known(bs) else f'On {where}'
+    return [f'{words(o)}: {len(o)} of its visits ended as {status}{why(o.error.iloc[0])}.'
             for (*_,status),o in groups(failed, ['series', 'bs', 'status'])]
 
 def same_twice(w:pd.DataFrame)->list[str]:
@@ -224,7 +227,7 @@ def same_twice(w:pd.DataFrame)->list[str]:
     odd = '' if r.holds(1) else ' Something disturbed the visits, so be wary of differences of this size.'
     return [f'One configuration was visited twice in each round: {fmt_ratio(r)} times as long, where 1 is true.{odd}']
 
-# %% ../../nbs/show/05_findings.ipynb #5f671e95
+# %% ../../nbs/show/05_findings.ipynb #6f93303c
 _MAX_SPREAD = 2 # of the epochs of one configuration, above which a machine was busy
 
 def doubtful(w:pd.DataFrame)->list[str]:
@@ -237,7 +240,7 @@ def doubtful(w:pd.DataFrame)->list[str]:
     return out + [f'In {len(wide)} of {len(times)} configurations, visits of the same thing differ up to {fmt(max(wide))}-fold. '
                   'Close other programs (`gpubench doctor` names them) and run again.'] if wide else out
 
-# %% ../../nbs/show/05_findings.ipynb #f2524df9
+# %% ../../nbs/show/05_findings.ipynb #06497cf5
 @dataclass(frozen=True)
 class Finding:
     "A kind of sentence, and the columns that it needs"
@@ -245,20 +248,22 @@ class Finding:
     needs:str       # Columns that some visit must have
 
 FINDINGS = (
-    Finding(speeds, 'images_per_s'), Finding(batch_sizes, 'images_per_s bs'),
+    Finding(batch_sizes, 'images_per_s bs'),
     Finding(best_settings, 'images_per_s bs'), Finding(failures, 'status'),
     Finding(left_out, 'n_dropped bs'), Finding(accuracies, 'accuracy bs'),
     Finding(slow_parts, 'step_ms'), Finding(same_twice, 'twin'), Finding(doubtful, 'epoch_s'))
 
-# %% ../../nbs/show/05_findings.ipynb #65acf3c6
+# %% ../../nbs/show/05_findings.ipynb #78cf8104
 def findings(
-    records, # As `load_records` takes them, or the frame of `read_runs`
+    records, # As `compare` takes a run, or the frame of `read_runs`
+    base:str|None=None, # The side that others are compared with; by default the first CPU
 )->list[str]: # The most important first
     "What the records show in plain words, with its uncertainty and what to do"
     df = labeled(records)
     works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
     def named(w, text): return text if len(works)<2 or w in text else f'{w}: {text}'
-    found = [named(w, text) for f in FINDINGS for w,rows in works
-             if rows[f.needs.split()].notna().any().all() for text in f.say(rows)]
+    found = [named(w, text) for w,rows in works for text in speeds(rows, base)]
+    found += [named(w, text) for f in FINDINGS for w,rows in works
+              if rows[f.needs.split()].notna().any().all() for text in f.say(rows)]
     if not succeeded(df).any(): found.insert(0, 'No visit succeeded, so nothing was measured.')
     return [*dict.fromkeys(found)]

@@ -7,7 +7,6 @@ __all__ = ['Gain', 'gain']
 
 # %% ../../nbs/show/10_gain.ipynb #c2bbb143
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['as_text', 'summary_text', 'compared_text', 'machine_table', 'svg_uri', 'figures', 'html_table', 'render', 'report']
 
-# %% ../../nbs/show/07_report.ipynb #a28092a9
+# %% ../../nbs/show/07_report.ipynb #b4ddaca1
 import base64
 import io
-from contextlib import suppress
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +20,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ..ground.core import StateError, write_fault
 from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
 from ..ground.series import SETTINGS, setting_label, succeeded
-from ..ground.stats import Interval, is_known, map_values, plain_value
+from ..ground.stats import Interval, is_known, plain_value
 from .compare import add_prices, compare_sides, pick_base, read_runs, run_name
 from .draw import drawing
 from .findings import add_labels, findings, is_fair, summary
@@ -29,7 +28,7 @@ from .plot import (
     MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from .wording import fmt, fmt_ratio
 
-# %% ../../nbs/show/07_report.ipynb #6712b2a5
+# %% ../../nbs/show/07_report.ipynb #9b5b2d78
 def _interval(mid, lo, hi, level):
     if not is_known(lo): return fmt(mid)
     return f'{fmt(mid)} ({fmt(lo)} to {fmt(hi)}, {100*level:.0f} %)'
@@ -45,9 +44,13 @@ _SUMMARY = { # heading -> the text of a row of `summary`
     'accuracy': lambda o: fmt(o.accuracy, '%', 100),
     'memory on device (MiB)': lambda o: fmt(o.device_used_mib),
     'epoch (J)': lambda o: fmt(o.epoch_j),
+    'power (W)': lambda o: fmt(o.power_mean_w),
+    'GPU utilization': lambda o: fmt(o.gpu_util_mean_frac, '%', 100),
+    'hottest (°C)': lambda o: fmt(o.temperature_max_c),
+    'throttled': lambda o: fmt(o.throttled_frac, '%', 100),
     'price of 1,000 epochs': lambda o: fmt(o.epoch_price, times=1000)}
 
-# %% ../../nbs/show/07_report.ipynb #48190388
+# %% ../../nbs/show/07_report.ipynb #0d90919c
 def as_text(rows:pd.DataFrame, columns:dict, index)->pd.DataFrame: # Heading -> the text of a row
     "A table of texts, without the columns that hold only dashes"
     found = pd.DataFrame({k: [text(o) for o in rows.itertuples()] for k,text in columns.items()})
@@ -59,7 +62,7 @@ def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` take
     "The summary for a terminal or a page"
     return as_text(summary(records, prices), _SUMMARY, ['workload', 'series'])
 
-# %% ../../nbs/show/07_report.ipynb #0eeaea1d
+# %% ../../nbs/show/07_report.ipynb #0bfdc12f
 def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
 
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
@@ -77,7 +80,7 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     what = [', '.join(setting_label(k, o[k]) for k in varied) for o in rows[varied].to_dict('records')]
     return as_text(rows.assign(settings=what, side=rows.where_b), columns, ['settings', 'side'] if varied else ['side'])
 
-# %% ../../nbs/show/07_report.ipynb #a1365d99
+# %% ../../nbs/show/07_report.ipynb #ab6e4464
 def _value_text(x, unit=''):
     "A value as text, not rounded"
     x = plain_value(x)
@@ -97,7 +100,7 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
-# %% ../../nbs/show/07_report.ipynb #9cea465f
+# %% ../../nbs/show/07_report.ipynb #a1aa9b80
 def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes, or makes them higher
     "A figure as a data URI"
     out = io.BytesIO()
@@ -110,7 +113,7 @@ def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes,
         fig.savefig(out, format='svg', metadata=dict(Date=None))
     return 'data:image/svg+xml;base64,'+base64.b64encode(out.getvalue()).decode()
 
-# %% ../../nbs/show/07_report.ipynb #58fd1da8
+# %% ../../nbs/show/07_report.ipynb #c652a708
 _MAX_SERIES = 20 # in a figure: the fastest
 
 def _by_series(w):
@@ -120,7 +123,7 @@ def _by_series(w):
     shown = pd.concat([w[w.series==o] for o in rates.index[:_MAX_SERIES]])
     return shown.assign(device=shown.series).drop(columns=[o for o in names if o in w])
 
-# %% ../../nbs/show/07_report.ipynb #c7e92ae1
+# %% ../../nbs/show/07_report.ipynb #a4b9d6bc
 def figures(w, compared)->list: # Of a workload: (alternative text, `plot(ax=…)`, height in inches)
     "The figures that these visits allow"
     ok, df, out = w[succeeded(w)], _by_series(w), []
@@ -144,7 +147,7 @@ def _step_figure(df):
     title = f'A step at {setting_label("bs", bs)}'
     yield title, partial(plot_phases, timed[timed.bs.eq(bs)], 'device', title=title), 1
 
-# %% ../../nbs/show/07_report.ipynb #ef620234
+# %% ../../nbs/show/07_report.ipynb #e05c8d02
 def html_table(df:pd.DataFrame, kind='')->str:
     "A frame of texts as HTML"
     flat = df if isinstance(df.index, pd.RangeIndex) else df.reset_index(names=df.index.names)
@@ -162,7 +165,7 @@ def render(name:str, **values)->str:
     jinja.globals.update(table=html_table, svg=svg_uri, css=text('page.css'))
     return jinja.get_template(name).render(**values)
 
-# %% ../../nbs/show/07_report.ipynb #f08a950a
+# %% ../../nbs/show/07_report.ipynb #c31034a5
 def _sections(df, base):
     "Of each workload: its name, tables and figures"
     works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
@@ -180,7 +183,7 @@ def _what(df):
     text = f'{len(df):,} visits' + (f', {n_failed} of them failed' if n_failed else '')
     return ' · '.join([text, ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))] if days else [text])
 
-# %% ../../nbs/show/07_report.ipynb #77d7ef81
+# %% ../../nbs/show/07_report.ipynb #6a195bef
 def _path_of(runs, out):
     "Where the page goes: beside the records of the first run unless `out` names a folder or page"
     path = Path('report.html')
@@ -200,10 +203,11 @@ def report(
 )->Path: # Of the page
     "Write a self-contained page: what was found, tables, figures, the machines"
     df = add_labels(add_prices(read_runs(*runs), prices))
-    said = findings(df)
-    page = render('page.html', title=title or 'gpubench: '+', '.join(df.run.unique()), what=_what(df),
-                  said=said, sections=[*_sections(df, pick_base(df, base))], machines=machine_table(df),
-                  base=pick_base(df, base) if df.side.nunique()>1 else '',
+    base = pick_base(df, base)
+    title = title or 'gpubench: '+', '.join(df.run.unique())
+    page = render('page.html', title=title, what=_what(df), said=findings(df, base),
+                  sections=[*_sections(df, base)], machines=machine_table(df),
+                  base=base if df.side.nunique()>1 else '',
                   glossary={o.words(long=False): o.meaning for o in FIELDS.values() if o.meaning})
     path = _path_of(runs, out)
     try:

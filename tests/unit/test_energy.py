@@ -1,8 +1,5 @@
 """Monitored visits above a faked NVML, from the trial to the page. What was timed and learned is as without the monitor,
 what was not read is nowhere a number, and throttling is reported"""
-import math
-
-import numpy as np
 import pytest
 
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
@@ -10,7 +7,7 @@ import pandas as pd
 
 from fake_nvml import MISMATCH, NOT_SUPPORTED, UNKNOWN, FakeGPU, driver, no_driver
 from gpubench.ground import series
-from gpubench.ground.record import INHERITED, append_record, plain_record, read_records
+from gpubench.ground.record import INHERITED, plain_record, read_records
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
