@@ -6,7 +6,7 @@
 __all__ = ['DECISIONS', 'read_lab_records', 'Decision', 'Advice', 'with_options', 'advise_one', 'advise', 'advice_table',
            'plot_advice', 'write_advice']
 
-# %% ../../nbs/show/09_advice.ipynb #81acd6c0
+# %% ../../nbs/show/09_advice.ipynb #9345a691
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from .plot import plot_speedup
 from .report import machine_table
 from .wording import fmt, fmt_list, fmt_ratio, is_usual
 
-# %% ../../nbs/show/09_advice.ipynb #6802ddc7
+# %% ../../nbs/show/09_advice.ipynb #6f029c3e
 _OF_A_TRIAL = {'trial_id', 'loader', 'precision', 'n_workers'}   # fields that a lab's notes lack
 
 def _session_name(path, rows):
@@ -36,7 +36,7 @@ def _session_name(path, rows):
     lab = re.search(r'\d\d_[a-z]\w*', run_name(path))
     return (lab[0] if lab else run_name(path)) + (f' of {day}' if day else '')
 
-# %% ../../nbs/show/09_advice.ipynb #9175ab9a
+# %% ../../nbs/show/09_advice.ipynb #d8a91a43
 def read_lab_records(
     folders, # Folders with their subfolders, or files of records; missing ones are ignored
 )->pd.DataFrame: # As `load_records` returns it, with each row's `session`; perhaps no rows
@@ -54,7 +54,7 @@ def read_lab_records(
         found += [o | dict(session=f'{names[-1]} ({n})' if n>1 else names[-1]) for o in rows]
     return load_records(found) if found else pd.DataFrame(columns=[*FIELDS, 'session'])
 
-# %% ../../nbs/show/09_advice.ipynb #995d5ef8
+# %% ../../nbs/show/09_advice.ipynb #9f7f7438
 @dataclass(frozen=True)
 class Decision:
     "Something to decide, and the labs that measure it"
@@ -79,7 +79,7 @@ DECISIONS = {
     'second GPU': Decision(('09_many_gpus',), ('n_devices',), 'Train on',
                            ' where there are two GPUs')}
 
-# %% ../../nbs/show/09_advice.ipynb #4d783b58
+# %% ../../nbs/show/09_advice.ipynb #35e339d2
 @dataclass(frozen=True)
 class Advice:
     "One decision for one workload, and the measurements behind it"
@@ -96,12 +96,13 @@ class Advice:
 
     @property
     def gain(self)->str: # '3.1 (2.8 to 3.4) times as fast as 0 workers'
-        return f'{fmt_ratio(self.ratio)} {self.unit} as {self.than}' if is_known(self.ratio.mid) else ''
+        if not is_known(self.ratio.mid): return ''
+        return f'{fmt_ratio(self.ratio)} {self.unit} as {self.than}'
     @property
     def rests_on(self)->str: # '04_data_loading of 2026-11-21: 3 and 3 visits'
         return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
 
-# %% ../../nbs/show/09_advice.ipynb #923d7da3
+# %% ../../nbs/show/09_advice.ipynb #ff0dccf2
 _ON = dict(cpu='the CPU', cuda='the GPU')
 _MAX_NAMED = 2 # settings that vary, up to which an option names the usual values, too
 
@@ -114,15 +115,17 @@ def _label(row, names):
 def with_options(rows:pd.DataFrame, varied)->tuple: # The visits with `option`; each option's values
     "What was tried, the simplest first"
     names = [k for k in varied if len(groups(rows, [k]))>1]
-    def place(values): return (sum(not is_usual(*o) for o in zip(names, values)), *map(simplest_first, values))
+    def place(values):
+        n_changed = sum(not is_usual(*o) for o in zip(names, values))
+        return n_changed, *map(simplest_first, values)
     found = sorted(groups(rows, names), key=lambda o: place(o[0]))
     values = {_label(o.iloc[0], names): dict(zip(names, v)) for v,o in found}
     visits = pd.concat([o.assign(option=_label(o.iloc[0], names)) for _,o in found])
     order = pd.CategoricalDtype([*values], ordered=True)
     return visits.astype(dict(option=order)), [*values.values()]
 
-# %% ../../nbs/show/09_advice.ipynb #1028d64d
-def advise_one(name:str, work:str, words:str, visits:pd.DataFrame, settings=None, why='', **about)->Advice:
+# %% ../../nbs/show/09_advice.ipynb #1857e100
+def advise_one(name, work, words, visits, settings=None, why='', **about)->Advice:
     "Advice to take an option, unless its visits don't decide or it's at the edge of what was tried"
     choice = choose(ratios(visits, 'option'), settings)
     pick, than = choice.option, choice.than
@@ -131,15 +134,17 @@ def advise_one(name:str, work:str, words:str, visits:pd.DataFrame, settings=None
     if not is_known(o.ratio.lo):
         kind, do = 'one visit', f'Visit {pick} and {than} again: a single visit has no interval.'
     elif choice.missing=='rounds':
-        kind, do = 'measure again', f'Measure again: the visits do not decide between {pick} and {than}.'
+        kind = 'measure again'
+        do = f'Measure again: the visits do not decide between {pick} and {than}.'
     elif choice.missing: kind, do = 'edge', choice.text(why=why)
     a, b = (visits[visits.option==k] for k in (pick, than))
     x, y, n = a.accuracy.median(), b.accuracy.median(), visits.n_valid.min()
     if accuracy_differs(x, y, n): do += (
-        f' They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images are right.')
+        f' They did not learn the same: {100*x:.0f} % and {100*y:.0f} % of the held-out images '
+        'are right.')
     return Advice(name, work, do, kind, o.ratio, than, (o.n, o.n_base), measured=visits, **about)
 
-# %% ../../nbs/show/09_advice.ipynb #afeb3fb4
+# %% ../../nbs/show/09_advice.ipynb #433bd8b1
 _SOLVED_FRAC = .99 # accuracy from which a set no longer shows which batch size learns more
 
 def _fair_sizes(rows):
@@ -149,14 +154,14 @@ def _fair_sizes(rows):
     usual = learned.get(64, learned.iloc[0]) if len(learned) else None
     if is_known(usual) and usual>=_SOLVED_FRAC: return rows[:0], ''
     n = ok.n_valid.min()
-    less = [bs for bs,x in learned.items() if is_known(usual) and x<usual and accuracy_differs(x, usual, n)]
+    less = [bs for bs,x in learned.items() if accuracy_differs(x, usual, n) and x<usual]
     gone = sorted({*rows.bs.astype(int)}-{*ok.bs})
     why = [f'Batch {fmt_list(gone)} failed or left out too many images'] if gone else []
     if less: why.append(f'Batch {fmt_list(less)} had learned less')
     is_out = ~rows.bs.isin(ok.bs) | rows.bs.isin(less) | ~is_fair(rows)
     return rows.assign(images_per_s=rows.images_per_s.mask(is_out)), '. '.join(why)
 
-# %% ../../nbs/show/09_advice.ipynb #18acdc87
+# %% ../../nbs/show/09_advice.ipynb #82b8cf33
 def _work_name(rows, varied, several_machines):
     "'lenet on digits, batch 64, on the GPU'"
     o = rows.iloc[0]
@@ -169,8 +174,8 @@ def _work_name(rows, varied, several_machines):
 
 def _decide(name, d, df):
     "The advice for every workload, each with its size and the rank of its session"
-    same = ['session', 'machine', 'device', *SETTINGS, 'bs', 'measure', 'n_train', 'n_params', 'n_images']
-    names = [o for o in same if o not in (*d.varied, *d.also)]
+    same = 'session machine device bs measure n_train n_params n_images'.split()
+    names = [o for o in (*same, *SETTINGS) if o not in (*d.varied, *d.also)]
     parts, several = groups(df, names), df.machine.nunique(dropna=False)>1
     works = [_work_name(rows, d.varied, several) for _,rows in parts]
     for work,(_,rows) in zip(works, parts):
@@ -182,9 +187,11 @@ def _decide(name, d, df):
         if len(groups(visits[visits.images_per_s.gt(0)], ['option']))<2: continue
         work = ', '.join([work, *(setting_label(k, rows[k].iloc[0]) for k in differing)])
         rank = len(settings), len(visits), str(rows.time_utc.max())
-        yield rows.n_params.max(), rank, advise_one(name, work, d.words, visits, settings, why, session=rows.session.iloc[0])
+        session = rows.session.iloc[0]
+        found = advise_one(name, work, d.words, visits, settings, why, session=session)
+        yield rows.n_params.max(), rank, found
 
-# %% ../../nbs/show/09_advice.ipynb #b75ca5f4
+# %% ../../nbs/show/09_advice.ipynb #bd161c11
 _COST_LABS = '11_compare', '01_cpu_vs_gpu'
 _MAX_WORKLOADS = 3 # per decision: those with the largest networks
 
@@ -193,15 +200,18 @@ def _costs(records, prices, others):
     for session in [o for lab in _COST_LABS for o in _of_labs(records, [lab]).session.unique()]:
         mine = records[records.session==session]
         rest = {k: load_records(o) for k,o in others.items()}
-        runs = dict(here=mine) | {k: o for k,o in rest.items() if not {*o.machine} & {*mine.machine}}
-        df = add_prices(read_runs(runs), {k: x for k,x in prices.items() if k in runs or k not in others})
+        runs = dict(here=mine)
+        runs |= {k: o for k,o in rest.items() if not {*o.machine} & {*mine.machine}}
+        known = {k: x for k,x in prices.items() if k in runs or k not in others}
+        df = add_prices(read_runs(runs), known)
         df = df[succeeded(df) & df.price_per_h.notna()].assign(measure=lambda o: way_labels(o))
         beside = f', beside {fmt_list([*runs][1:])}' if len(runs)>1 else ''
-        found = [o for _,rows in groups(df, settings_of(df)) for o in _cheapest(rows, session+beside)]
+        parts = [rows for _,rows in groups(df, settings_of(df))]
+        found = [o for rows in parts for o in _cheapest(rows, session+beside)]
         if found: return found[-_MAX_WORKLOADS:]
     return []
 
-# %% ../../nbs/show/09_advice.ipynb #289ae6a6
+# %% ../../nbs/show/09_advice.ipynb #41e2b11b
 def _cheapest(rows, session):
     "Which side trains most images for the money, if several did the same work"
     sides = dict(iter(rows.groupby('side', sort=False)))
@@ -218,7 +228,7 @@ def _cheapest(rows, session):
     yield advise_one('cost', work, f'An hour costs: {at}. Train on', visits, session=session,
                      unit='times as many images for the money')
 
-# %% ../../nbs/show/09_advice.ipynb #2fc54f98
+# %% ../../nbs/show/09_advice.ipynb #4409ddc7
 def _of_labs(df, labs):
     "The records of these labs' sessions, and of runs of several labs"
     return df[~df.session.str.match(r'\d\d_') | df.session.str.startswith(tuple(labs))]
@@ -231,7 +241,7 @@ def _best_of(found):
 def _not_measured(name, labs, needs=''):
     return Advice(name, '', f'Not measured here: run lab {labs[0][:2]}{needs}.', 'not measured')
 
-# %% ../../nbs/show/09_advice.ipynb #d70711ec
+# %% ../../nbs/show/09_advice.ipynb #365e3994
 def advise(
     records:pd.DataFrame, # As `read_lab_records` returns them
     prices:dict={},       # Of an hour, as `add_prices` takes them; the records' machine is 'here'
@@ -240,7 +250,8 @@ def advise(
     "What to do, and what wasn't measured"
     df = records.reindex(columns=dict.fromkeys([*records, *SETTINGS]))
     df, out = df.assign(measure=way_labels(df).tolist()), []
-    counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}] # failed visits lack them
+    # failed visits lack the counts
+    counts, same = ['n_train', 'n_params'], ['session', *{*SETTINGS}-{'lr'}]
     alike = df.groupby([df[o].map(value_text) for o in same])
     df[counts] = df[counts].fillna(alike[counts].transform('first'))
     for name,d in DECISIONS.items():
@@ -257,7 +268,7 @@ def advice_table(found:list[Advice])->pd.DataFrame: # Texts, a row an `Advice`
              'rests on': o.rests_on} for o in found]
     return pd.DataFrame(rows).set_index('decision')
 
-# %% ../../nbs/show/09_advice.ipynb #1da46dad
+# %% ../../nbs/show/09_advice.ipynb #34eb1dec
 def plot_advice(
     found:list[Advice], # What wasn't measured is left out
     title:str='',
@@ -273,7 +284,7 @@ def plot_advice(
     ax.set_xlabel('ratio: better (right of 1) or worse (left of 1), log scale')
     return ax
 
-# %% ../../nbs/show/09_advice.ipynb #a76436f5
+# %% ../../nbs/show/09_advice.ipynb #99120f9b
 def _markdown(df):
     "A frame of texts as a Markdown table"
     rows = [[*df], ['---']*df.shape[1], *df.astype(str).values.tolist()]
@@ -282,8 +293,9 @@ def _markdown(df):
 def _section(o):
     "What was tried for one decision, and room for the reason"
     found = ratios(o.measured, 'option', base=o.than)
-    table = pd.DataFrame({'option': found.index, 'images per second': found['median'].map(fmt), 'visits': found.n,
-                          f'{o.unit} as {o.than}': found.ratio.map(fmt_ratio)})
+    table = pd.DataFrame({
+        'option': found.index, 'images per second': found['median'].map(fmt), 'visits': found.n,
+        f'{o.unit} as {o.than}': found.ratio.map(fmt_ratio)})
     return [f'### {o.decision}: {o.work}', f'**{o.do}** {o.gain}. It rests on {o.rests_on}.',
             _markdown(table), '✏️ Why is that so, and what limits it now?']
 
@@ -292,11 +304,12 @@ _LIMITS = """- Another network, data set, image size or batch size, unless it is
 - Two decisions at once: each was measured without the others.
 - ✏️ What else?"""
 
-# %% ../../nbs/show/09_advice.ipynb #837648fa
+# %% ../../nbs/show/09_advice.ipynb #131056b1
 def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
     measured, missing = [o for o in found if o.visits], [o for o in found if not o.visits]
     parts = ['# What to do on this machine', '✏️ Who, when, which course.', '## The question',
-             '✏️ What is to be trained, on which data, how often? What matters: time, money or accuracy?']
+             '✏️ What is to be trained, on which data, how often? What matters: time, money or '
+             'accuracy?']
     if len(records):
         machines = machine_table(read_runs(records)).reset_index(names='')
         parts += ['## The machine', _markdown(machines)]
@@ -305,11 +318,12 @@ def _report_text(found:list[Advice], records:pd.DataFrame)->str: # Markdown
               '✏️ Which of these do you follow, and in which order?']
     if measured: parts += ['## What was measured', 'Ratios have 95 % intervals.']
     parts += [text for o in measured for text in _section(o)]
-    if missing: parts += ['## What was not measured', '\n'.join(f'- {o.decision}: {o.do}' for o in missing)]
+    if missing: parts.append('## What was not measured')
+    if missing: parts.append('\n'.join(f'- {o.decision}: {o.do}' for o in missing))
     return '\n\n'.join([*parts, '## What these figures do not show', _LIMITS, '## Next',
                          '✏️ Which measurement would change a decision?']) + '\n'
 
-# %% ../../nbs/show/09_advice.ipynb #f64a4307
+# %% ../../nbs/show/09_advice.ipynb #991acb87
 def write_advice(
     found:list[Advice],   # As `advise` returns them
     records:pd.DataFrame, # What they rest on

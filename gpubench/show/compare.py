@@ -6,7 +6,7 @@
 __all__ = ['load_records', 'run_name', 'read_runs', 'add_prices', 'accuracy_differs', 'work_differs', 'pick_base', 'settings_of',
            'compare_sides', 'compare']
 
-# %% ../../nbs/show/04_compare.ipynb #683b6ed1
+# %% ../../nbs/show/04_compare.ipynb #f685b229
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..ground.stats import (
     groups, is_known, own_settings, plain_value, ratios, rounds_of, value_text)
 from .wording import fmt, fmt_list, verdict
 
-# %% ../../nbs/show/04_compare.ipynb #f0abefcf
+# %% ../../nbs/show/04_compare.ipynb #b2fcfc61
 def _rows(records):
     "Records in any form as a list of dicts"
     if isinstance(records, pd.DataFrame): return records.to_dict('records')
@@ -31,7 +31,7 @@ def _rows(records):
     raise InputError(f"{records!r:.60} holds no records. Give a frame, a record (a dict), a folder "
                      "with records.jsonl, a file of records, or a list of these.")
 
-# %% ../../nbs/show/04_compare.ipynb #eff9090d
+# %% ../../nbs/show/04_compare.ipynb #e57d6af8
 # how a record of an older version ran that lacks one of these: without it
 _OFF = {o.name: o.usual for o in FIELDS.values()
         if o.kind=='setting' and (o.usual is False or o.usual==1)}
@@ -46,7 +46,7 @@ def _completed(df):
                      images_per_s=per_s, image_j=image_j, epoch_j=image_j*df.n_images,
                      round_id=rounds_of(df)).copy() # one block of memory again
 
-# %% ../../nbs/show/04_compare.ipynb #07eda37e
+# %% ../../nbs/show/04_compare.ipynb #d53bc54b
 def load_records(
     records, # A frame, a record, a folder with `records.jsonl`, a file, or a list of these
 )->pd.DataFrame: # One row per visit, with a column for each field and `round_id`
@@ -60,11 +60,12 @@ def load_records(
     df = df.reindex(columns=[*df, *(o for o in FIELDS if o not in df)])
     # what a failed visit asked of `speed_up`, if others of its trial have run
     ran = df[df.status.eq('ok')].drop_duplicates('trial_id').set_index('trial_id')
-    for o in PARTS: df[o] = df[o].where(df[o].notna() | df.status.eq('ok'), df.trial_id.map(ran[o]))
+    failed = df.status.ne('ok')
+    for o in PARTS: df[o] = df[o].mask(df[o].isna() & failed, df.trial_id.map(ran[o]))
     numbers = df[_NUMBERS].apply(pd.to_numeric, errors='coerce')
     return _completed(df.assign(**numbers.replace([np.inf, -np.inf], np.nan)))
 
-# %% ../../nbs/show/04_compare.ipynb #4b1d4d88
+# %% ../../nbs/show/04_compare.ipynb #ad4c28c3
 def run_name(path)->str:
     "What a run is called: its folder, or its file of records if that has a name of its own"
     path = Path(path).resolve()
@@ -81,7 +82,7 @@ def _named(runs):
         found[f'{name} ({n+1})' if n else name] = o
     return found
 
-# %% ../../nbs/show/04_compare.ipynb #c9d351f3
+# %% ../../nbs/show/04_compare.ipynb #bf4fad7f
 def read_runs(
     *runs, # As `load_records` takes them, but a dict holds runs by their names
 )->pd.DataFrame: # As `load_records` returns it, with `run` and `side`
@@ -99,7 +100,7 @@ def read_runs(
             df.loc[rows.index, 'round_id'] = [f'{name} {o}' for o in rounds_of(rows)]
     return df.assign(side=where)
 
-# %% ../../nbs/show/04_compare.ipynb #20843d58
+# %% ../../nbs/show/04_compare.ipynb #36acc041
 def add_prices(
     df:pd.DataFrame, # As `read_runs` returns it
     prices:dict|None, # Name of a run, 'cpu', 'gpu' or 'all' -> price of an hour, in any currency
@@ -113,10 +114,11 @@ def add_prices(
         if o not in known: raise InputError(f"No run is called {o!r}, so it can't have a price. "
             f"{nearest(o, sorted(known))}Give one for: {', '.join(sorted(known))}.")
     kinds = df.device.astype(str).str.partition(':')[0].replace('cuda', 'gpu')
-    found = [prices.get(run, prices.get(kind, prices.get('all'))) for run,kind in zip(df.run.str.lower(), kinds)]
+    runs = df.run.str.lower()
+    found = [prices.get(o, prices.get(kind, prices.get('all'))) for o,kind in zip(runs, kinds)]
     return df.assign(price_per_h=pd.Series(found, df.index, dtype=float))
 
-# %% ../../nbs/show/04_compare.ipynb #6f3a0a57
+# %% ../../nbs/show/04_compare.ipynb #7ca355cf
 _WORK = dict( # what has to be equal -> its words
     n_train='training images', n_params='parameters', n_steps='steps', n_images='images trained',
     dtype_seen='precision')
@@ -134,7 +136,7 @@ def _differing(a, b, names):
     return [f'{_WORK.get(o) or field(o).words(long=False)} {words(x)} and {words(y)}'
             for o,x,y in each if x and y and x!=y]
 
-# %% ../../nbs/show/04_compare.ipynb #4a14d603
+# %% ../../nbs/show/04_compare.ipynb #c9d7dc14
 def accuracy_differs(a:float, b:float, n:int)->bool: # Fractions right of `n` held-out images
     "Is the difference more than three standard errors of both, and two percentage points?"
     if not all(map(is_known, (a, b, n))) or n<1: return False
@@ -147,13 +149,14 @@ def work_differs(a:pd.DataFrame, b:pd.DataFrame)->str: # Empty if both did the s
     names = [*_WORK, *_TF32] if both_gpus else _WORK
     found = _differing(a[succeeded(a)], b[succeeded(b)], names)
     found += [f"{(~succeeded(o)).sum()} of {len(o)} visits failed on {o.side.iloc[0]} "
-              f"({fmt_list(o.status[~succeeded(o)].unique())})" for o in (a, b) if not succeeded(o).all()]
+              f"({fmt_list(o.status[~succeeded(o)].unique())})"
+              for o in (a, b) if not succeeded(o).all()]
     x, y = a.accuracy.median(), b.accuracy.median()
     if accuracy_differs(x, y, min(a.n_valid.min(), b.n_valid.min())):
-        found.append(f"accuracy {fmt(x, '%', 100)} and {fmt(y, '%', 100)}, more than chance explains")
+        found.append(f"accuracy {fmt(x, '%', 100)} and {fmt(y, '%', 100)}, more than by chance")
     return '; '.join(found)
 
-# %% ../../nbs/show/04_compare.ipynb #a2e9374d
+# %% ../../nbs/show/04_compare.ipynb #d3636d61
 def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     "The side called `base`: a run, or a run's device as in 'laptop:cpu'; by default the first CPU"
     firsts = df.drop_duplicates('side')
@@ -161,13 +164,14 @@ def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     if not base: return firsts.side[firsts.run==df.run.iloc[0]].iloc[0]
     def names(run, side, device):
         kind = str(device).partition(':')[0].replace('cuda', 'gpu')
-        return [run, side, side.replace(' · ', ':'), f'{run}:{device}', f'{run}:{kind}', str(device), kind]
+        of_run = [run, side, side.replace(' · ', ':'), f'{run}:{device}', f'{run}:{kind}']
+        return [*of_run, str(device), kind]
     for run,side,device in zip(firsts.run, firsts.side, firsts.device):
         if str(base).lower() in map(str.lower, names(run, side, device)): return side
     raise InputError(f"There is no base {base!r}. {nearest(base, [*firsts.side])}"
                      f"There are: {', '.join(firsts.side)}.")
 
-# %% ../../nbs/show/04_compare.ipynb #6eb73f1d
+# %% ../../nbs/show/04_compare.ipynb #fca3ba07
 _MEDIANS = 'epoch_s images_per_s n_images accuracy image_j epoch_j price_per_h'.split()
 
 def _pair(a, b): # Visits of the base and of another side, one configuration
@@ -183,13 +187,15 @@ def _pair(a, b): # Visits of the base and of another side, one configuration
     row = dict(where_a=base, where_b=side, n_a=len(ok_a), n_b=len(ok_b))
     row |= {f'machine_{end}': machine_title(o.iloc[0].to_dict()) for end,o in (('a', a), ('b', b))}
     row |= {f'{k}_{end}': o[k].median() for k in _MEDIANS for end,o in (('a', ok_a), ('b', ok_b))}
-    return row | dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, verdict=verdict(r), same_work=not differs,
-                      warning=differs, note='; '.join(_differing(a, b, _SOFTWARE)))
+    return row | dict(ratio_of=of, speedup=r.mid, lo=r.lo, hi=r.hi, verdict=verdict(r),
+                      same_work=not differs, warning=differs,
+                      note='; '.join(_differing(a, b, _SOFTWARE)))
 
-# %% ../../nbs/show/04_compare.ipynb #4f211699
+# %% ../../nbs/show/04_compare.ipynb #79c28158
 def settings_of(df):
     "The columns in which visits have to agree to be compared"
-    names = [o for o in ('bs', *SETTINGS) if df[o].map(value_text).nunique()>1 or o in ('dataset', 'model', 'bs')]
+    always = 'bs', 'dataset', 'model'
+    names = [o for o in ('bs', *SETTINGS) if o in always or df[o].map(value_text).nunique()>1]
     return [*names, *(o for o in own_settings(df) if o in df), 'measure']
 
 def compare_sides(df:pd.DataFrame, base:str)->pd.DataFrame: # Of `read_runs`; perhaps no rows
@@ -201,9 +207,9 @@ def compare_sides(df:pd.DataFrame, base:str)->pd.DataFrame: # Of `read_runs`; pe
         found += [dict(zip(names, values)) | _pair(sides[base], o) for side,o in sides.items()
                   if base in sides and side!=base]
     found.sort(key=lambda o: [(str(type(o[k])), o[k] or 0) for k in ('dataset', 'model', 'bs')])
-    return pd.DataFrame(found, columns=None if found else ['where_a', 'where_b', 'speedup', 'warning'])
+    return pd.DataFrame(found) if found else pd.DataFrame(columns=['where_b', 'speedup', 'warning'])
 
-# %% ../../nbs/show/04_compare.ipynb #84833452
+# %% ../../nbs/show/04_compare.ipynb #ed67b6fe
 def compare(
     *runs,               # As `read_runs` takes them; two frames of one sweep, for example
     base:str|None=None,  # 'laptop', 'laptop:cpu', 'gpu'; by default the first run's CPU, if any

@@ -6,7 +6,7 @@
 __all__ = ['FINDINGS', 'add_labels', 'labeled', 'summary', 'is_fair', 'speeds', 'verdict_of', 'batch_sizes', 'best_settings',
            'slow_parts', 'left_out', 'accuracies', 'failures', 'same_twice', 'doubtful', 'Finding', 'findings']
 
-# %% ../../nbs/show/05_findings.ipynb #86d5777c
+# %% ../../nbs/show/05_findings.ipynb #3765c848
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from .compare import accuracy_differs, add_prices, compare_sides, pick_base, rea
 from .plot import phase_shares
 from .wording import PARTS, fmt, fmt_list, fmt_ratio, is_usual, verdict
 
-# %% ../../nbs/show/05_findings.ipynb #659af16f
+# %% ../../nbs/show/05_findings.ipynb #a0ebc13c
 # what is trained, on what, for how long; all other settings are about how
 _WORKLOAD = 'dataset model size n_channels max_images labels n_epoch'.split()
 _MAX_NAMED = 2 # settings that vary, up to which a series names the usual values, too
@@ -34,7 +34,7 @@ def _words(row, names):
     if brief and not shown: return 'the defaults'
     return ' · '.join(shown)
 
-# %% ../../nbs/show/05_findings.ipynb #3d403c42
+# %% ../../nbs/show/05_findings.ipynb #0014b04f
 def add_labels(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; with `workload`, `how` and `series`
     "Name each visit's workload, what varies within it, and its series"
     df, parts = df.assign(measure=way_labels(df)), []
@@ -52,9 +52,10 @@ def add_labels(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; with `workload`
 def labeled(records)->pd.DataFrame: # Unchanged if it has labels
     "Records of any form, with labels"
     if isinstance(records, pd.DataFrame) and 'series' in records: return records
-    return add_labels(records if isinstance(records, pd.DataFrame) and 'side' in records else read_runs(records))
+    is_read = isinstance(records, pd.DataFrame) and 'side' in records
+    return add_labels(records if is_read else read_runs(records))
 
-# %% ../../nbs/show/05_findings.ipynb #4668a15d
+# %% ../../nbs/show/05_findings.ipynb #8a7f9d84
 _MEDIANS = [o.name for o in FIELDS.values()
             if o.kind=='measured' and o.heading and o.dtype in (int, float)] + ['n_train']
 
@@ -65,7 +66,7 @@ def _row(o): # Visits of a configuration
     return dict(epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(epoch_s),
                 n_failed=len(o)-len(epoch_s), failed=', '.join(sorted({*status}-{'ok'})))
 
-# %% ../../nbs/show/05_findings.ipynb #8cb35dee
+# %% ../../nbs/show/05_findings.ipynb #a69d9cf9
 def summary(
     records,           # As `compare` takes a run, or the frame of `read_runs`
     prices:dict|None=None, # As `add_prices` takes them
@@ -81,7 +82,7 @@ def summary(
     found = pd.concat([firsts, medians.reindex(firsts.index), counts], axis=1)
     return found.assign(epoch_price=found.epoch_s*found.price_per_h/3600)
 
-# %% ../../nbs/show/05_findings.ipynb #0a02fe9f
+# %% ../../nbs/show/05_findings.ipynb #4ffd0384
 def is_fair(df:pd.DataFrame)->pd.Series: # Booleans
     "Which visits succeeded, were timed, and trained nearly all images"
     return succeeded(df) & df.images_per_s.gt(0) & ~leaves_out(df)
@@ -96,7 +97,7 @@ def _fastest(rows, several_how):
     if several_how: words.append(how)
     return fair[fair.how.eq(how) & fair.bs.fillna(0).eq(bs)], ', '.join(words)
 
-# %% ../../nbs/show/05_findings.ipynb #691308a0
+# %% ../../nbs/show/05_findings.ipynb #c100b5c6
 def speeds(w:pd.DataFrame, base=None)->list[str]: # `base`: a side; if it's not there, another
     "How many times as fast as the base each side is, each at its fastest"
     base = base if base in {*w.side} else pick_base(w)
@@ -106,14 +107,15 @@ def speeds(w:pd.DataFrame, base=None)->list[str]: # `base`: a side; if it's not 
         mine, at = _fastest(rows, several)
         if best.empty or mine.empty: continue
         r = ratios(pd.concat([best, mine]), 'side', base).ratio[side]
-        a, b = (f'{device_phrase(o)}{f" ({x})" if x else ""}' for o,x in ((base, at_base), (side, at)))
+        def phrase(side, at): return device_phrase(side)+(f' ({at})' if at else '')
+        a, b = phrase(base, at_base), phrase(side, at)
         text = f'{b} trains {w.workload.iloc[0]} {verdict(r)} as {a}.'
         if is_known(r.lo) and not r.is_distinct(): text = f'{b} and {a}: {verdict(r)}.'
         out.append(start_sentence(text) if text.startswith('the ') else text)
         out += _range(compare_sides(w[w.side.isin([base, side])], base), side)
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #c9b108fd
+# %% ../../nbs/show/05_findings.ipynb #43cc693b
 def _range(rows, side):
     "The smallest and the largest ratio with equal settings, and what differs in the work"
     out, rows = [], rows[rows.speedup.notna()]
@@ -125,9 +127,10 @@ def _range(rows, side):
     return out + [f'Not the same work at {setting_label("bs", o.bs)}: {o.warning}.'
                   for o in odd.head(1).itertuples()]
 
-def verdict_of(row)->str: return row.verdict if 'times' in row.verdict else f'{row.verdict} ({row.speedup:.2g})'
+def verdict_of(row)->str: # Also the ratio, if the verdict has none
+    return row.verdict if 'times' in row.verdict else f'{row.verdict} ({row.speedup:.2g})'
 
-# %% ../../nbs/show/05_findings.ipynb #2a9090e7
+# %% ../../nbs/show/05_findings.ipynb #58fdf937
 def batch_sizes(w:pd.DataFrame)->list[str]:
     "Which batch size of a series is enough, or what to try"
     out = []
@@ -138,7 +141,8 @@ def batch_sizes(w:pd.DataFrame)->list[str]:
         choice, short = choose(found), sorted({*rows.bs[leaves_out(rows)].dropna().astype(int)})
         why = remedy = ''
         if short:
-            why = f'Batch {fmt_list(short)} left out more than {100*LEFT_OUT_FRAC:.0f} % of the images'
+            why = (f'Batch {fmt_list(short)} left out more than {100*LEFT_OUT_FRAC:.0f} % of the '
+                   'images')
             remedy = 'Try a larger data set.'
         text = choice.text(lambda o: f'batch {o}', at, why, remedy)
         if not choice.missing:
@@ -147,7 +151,7 @@ def batch_sizes(w:pd.DataFrame)->list[str]:
         out.append(start_sentence(text))
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #98963985
+# %% ../../nbs/show/05_findings.ipynb #7b0f23c2
 _LEARNING = 'lr', 'pretrained', 'seed' # these change what is learned, not the speed
 
 def best_settings(w:pd.DataFrame)->list[str]:
@@ -171,7 +175,7 @@ def best_settings(w:pd.DataFrame)->list[str]:
         out.append(start_sentence(text))
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #d83f61cb
+# %% ../../nbs/show/05_findings.ipynb #15419121
 def slow_parts(w:pd.DataFrame)->list[str]:
     "Parts of a step that take a large share, each with its remedy, where the share is largest"
     ok, out = w[succeeded(w) & w[[*PHASE_NAMES]].notna().any(axis=1) & w.bs.notna()], []
@@ -187,7 +191,7 @@ def slow_parts(w:pd.DataFrame)->list[str]:
                    f"({fmt(most.ms, 'ms')}). {part.remedy(rows.iloc[0].to_dict())}".rstrip())
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #6de4f6bf
+# %% ../../nbs/show/05_findings.ipynb #1c978c2f
 def left_out(w:pd.DataFrame)->list[str]:
     "Batch sizes whose epochs leave out many images"
     short = w[succeeded(w) & leaves_out(w)]
@@ -208,7 +212,7 @@ def accuracies(w:pd.DataFrame)->list[str]:
                    "epochs don't teach as much.")
     return out
 
-# %% ../../nbs/show/05_findings.ipynb #cd8f9320
+# %% ../../nbs/show/05_findings.ipynb #c384a44a
 def failures(w:pd.DataFrame)->list[str]:
     "The configurations that failed"
     failed = w[~succeeded(w)]
@@ -224,10 +228,13 @@ def same_twice(w:pd.DataFrame)->list[str]:
     known = [o for _,o in aa_pairs(w) if o is not None and is_known(o.lo)]
     if not known: return []
     r = max(known, key=lambda o: o.width)
-    odd = '' if r.holds(1) else ' Something disturbed the visits, so be wary of differences of this size.'
-    return [f'One configuration was visited twice in each round: {fmt_ratio(r)} times as long, where 1 is true.{odd}']
+    text = (f'One configuration was visited twice in each round: {fmt_ratio(r)} times as long, '
+            'where 1 is true.')
+    if not r.holds(1): text += (' Something disturbed the visits, so be wary of differences of '
+                                'this size.')
+    return [text]
 
-# %% ../../nbs/show/05_findings.ipynb #6f93303c
+# %% ../../nbs/show/05_findings.ipynb #48bd9b5f
 _MAX_SPREAD = 2 # of the epochs of one configuration, above which a machine was busy
 
 def doubtful(w:pd.DataFrame)->list[str]:
@@ -237,10 +244,12 @@ def doubtful(w:pd.DataFrame)->list[str]:
     out = [f'{n_single} of {len(times)} configurations have a single visit and so no interval. '
            'Measure again with three repeats.'] if n_single else []
     wide = [o.max()/o.min() for o in times if len(o)>1 and o.max()>_MAX_SPREAD*o.min()]
-    return out + [f'In {len(wide)} of {len(times)} configurations, visits of the same thing differ up to {fmt(max(wide))}-fold. '
-                  'Close other programs (`gpubench doctor` names them) and run again.'] if wide else out
+    if wide: out.append(
+        f'In {len(wide)} of {len(times)} configurations, visits of the same thing differ up to '
+        f'{fmt(max(wide))}-fold. Close other programs (`gpubench doctor`) and run again.')
+    return out
 
-# %% ../../nbs/show/05_findings.ipynb #06497cf5
+# %% ../../nbs/show/05_findings.ipynb #7e876a3c
 @dataclass(frozen=True)
 class Finding:
     "A kind of sentence, and the columns that it needs"
@@ -253,7 +262,7 @@ FINDINGS = (
     Finding(left_out, 'n_dropped bs'), Finding(accuracies, 'accuracy bs'),
     Finding(slow_parts, 'step_ms'), Finding(same_twice, 'twin'), Finding(doubtful, 'epoch_s'))
 
-# %% ../../nbs/show/05_findings.ipynb #78cf8104
+# %% ../../nbs/show/05_findings.ipynb #be064496
 def findings(
     records, # As `compare` takes a run, or the frame of `read_runs`
     base:str|None=None, # The side that others are compared with; by default the first CPU

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_text', 'summary_text', 'compared_text', 'machine_table', 'svg_uri', 'figures', 'html_table', 'render', 'report']
 
-# %% ../../nbs/show/07_report.ipynb #b4ddaca1
+# %% ../../nbs/show/07_report.ipynb #e7129d4b
 import base64
 import io
 from functools import partial
@@ -28,19 +28,21 @@ from .plot import (
     MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from .wording import fmt, fmt_ratio
 
-# %% ../../nbs/show/07_report.ipynb #9b5b2d78
+# %% ../../nbs/show/07_report.ipynb #51e183d0
 def _interval(mid, lo, hi, level):
     if not is_known(lo): return fmt(mid)
     return f'{fmt(mid)} ({fmt(lo)} to {fmt(hi)}, {100*level:.0f} %)'
 
-def _count(x): return f'{x:,.0f}' if is_known(x) else '–'
+def _images(o):
+    if not is_known(o.n_images): return '–'
+    return f'{o.n_images:,.0f}'+(f' of {o.n_train:,.0f}' if is_known(o.n_train) else '')
 
 _SUMMARY = { # heading -> the text of a row of `summary`
     'visits': lambda o: f'{o.n_visits}, {o.n_failed} {o.failed}' if o.n_failed else str(o.n_visits),
     'epoch (s)': lambda o: _interval(o.epoch_s, o.epoch_lo_s, o.epoch_hi_s, o.epoch_level),
     'images per second': lambda o: fmt(o.images_per_s),
     'step (ms)': lambda o: fmt(o.step_ms),
-    'images trained': lambda o: _count(o.n_images)+(f' of {_count(o.n_train)}' if is_known(o.n_train) else ''),
+    'images trained': _images,
     'accuracy': lambda o: fmt(o.accuracy, '%', 100),
     'memory on device (MiB)': lambda o: fmt(o.device_used_mib),
     'epoch (J)': lambda o: fmt(o.epoch_j),
@@ -50,19 +52,20 @@ _SUMMARY = { # heading -> the text of a row of `summary`
     'throttled': lambda o: fmt(o.throttled_frac, '%', 100),
     'price of 1,000 epochs': lambda o: fmt(o.epoch_price, times=1000)}
 
-# %% ../../nbs/show/07_report.ipynb #0d90919c
+# %% ../../nbs/show/07_report.ipynb #d4762af8
 def as_text(rows:pd.DataFrame, columns:dict, index)->pd.DataFrame: # Heading -> the text of a row
     "A table of texts, without the columns that hold only dashes"
     found = pd.DataFrame({k: [text(o) for o in rows.itertuples()] for k,text in columns.items()})
     found = found.loc[:, ~found.eq('–').all()]
-    batch = [setting_label('bs', o).removeprefix('batch ') if is_known(o) else '–' for o in rows.bs]
-    return found.set_index([pd.Index(rows[o], name=o) for o in index] + [pd.Index(batch, name='batch')])
+    batch = [f'{o:.0f}' if is_known(o) else '–' for o in rows.bs]
+    return found.set_index([*(pd.Index(rows[o], name=o) for o in index),
+                            pd.Index(batch, name='batch')])
 
 def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` takes them
     "The summary for a terminal or a page"
     return as_text(summary(records, prices), _SUMMARY, ['workload', 'series'])
 
-# %% ../../nbs/show/07_report.ipynb #0bfdc12f
+# %% ../../nbs/show/07_report.ipynb #9dec5c5b
 def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
 
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
@@ -70,17 +73,20 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     columns = {
         'times as fast': lambda o: fmt_ratio(Interval(o.speedup, o.lo, o.hi)),
         'verdict': lambda o: o.verdict, 'against': lambda o: o.where_a,
-        'images per second': lambda o: fmt(o.images_per_s_b), 'visits': lambda o: f'{o.n_b} and {o.n_a}',
+        'images per second': lambda o: fmt(o.images_per_s_b),
+        'visits': lambda o: f'{o.n_b} and {o.n_a}',
         'an image (J)': lambda o: fmt(o.image_j_b),
         'price of a million images': lambda o: fmt(_million(o.price_per_h_b, o.images_per_s_b)),
         'on the base': lambda o: fmt(_million(o.price_per_h_a, o.images_per_s_a)),
         'same work?': lambda o: 'yes' if o.same_work else f'NO: {o.warning}',
         'also differs': lambda o: o.note or '–'}
-    varied = [o for o in (*SETTINGS, 'measure') if o in rows and o!='bs' and rows[o].map(str).nunique()>1]
-    what = [', '.join(setting_label(k, o[k]) for k in varied) for o in rows[varied].to_dict('records')]
-    return as_text(rows.assign(settings=what, side=rows.where_b), columns, ['settings', 'side'] if varied else ['side'])
+    names = [o for o in (*SETTINGS, 'measure') if o in rows and rows[o].map(str).nunique()>1]
+    given = rows[names].to_dict('records')
+    what = [', '.join(setting_label(k, o[k]) for k in names) for o in given]
+    index = ['settings', 'side'] if names else ['side']
+    return as_text(rows.assign(settings=what, side=rows.where_b), columns, index)
 
-# %% ../../nbs/show/07_report.ipynb #ab6e4464
+# %% ../../nbs/show/07_report.ipynb #68da2fb5
 def _value_text(x, unit=''):
     "A value as text, not rounded"
     x = plain_value(x)
@@ -94,14 +100,15 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     names = df.gpu.where(df.gpu.notna(), df.cpu).fillna('this machine').astype(str)
     if names.nunique()<df.machine.nunique(): names += ' '+df.machine.astype(str).str[:4]
     by = df.run if several else names
-    def text(f, o): return ' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name].unique()))
+    def text(f, o): # of several, all
+        return ' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name].unique()))
     shown = [f for f in FIELDS.values() if f.kind=='machine' and f.heading or f.name=='machine']
     found = {name: {f.heading: text(f, o) for f in shown} for name,o in df.groupby(by, sort=False)}
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
-# %% ../../nbs/show/07_report.ipynb #a1aa9b80
-def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes, or makes them higher
+# %% ../../nbs/show/07_report.ipynb #5b9bae40
+def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws, and may make its axes higher
     "A figure as a data URI"
     out = io.BytesIO()
     page = {'figure.facecolor': 'none', 'axes.facecolor': 'none', 'svg.fonttype': 'path',
@@ -113,18 +120,19 @@ def svg_uri(plot, height_in=3.7)->str: # `plot(ax=…)` draws on the given Axes,
         fig.savefig(out, format='svg', metadata=dict(Date=None))
     return 'data:image/svg+xml;base64,'+base64.b64encode(out.getvalue()).decode()
 
-# %% ../../nbs/show/07_report.ipynb #c652a708
+# %% ../../nbs/show/07_report.ipynb #760f61e2
 _MAX_SERIES = 20 # in a figure: the fastest
 
 def _by_series(w):
     "Visits whose label in a figure is their series"
-    names = [*SETTINGS, *(o.name for o in INHERITED), *'machine measure settings seed cpu gpu'.split()]
+    names = [*SETTINGS, *(o.name for o in INHERITED),
+             *'machine measure settings seed cpu gpu'.split()]
     rates = w.groupby('series').images_per_s.median().sort_values(ascending=False)
     shown = pd.concat([w[w.series==o] for o in rates.index[:_MAX_SERIES]])
     return shown.assign(device=shown.series).drop(columns=[o for o in names if o in w])
 
-# %% ../../nbs/show/07_report.ipynb #a4b9d6bc
-def figures(w, compared)->list: # Of a workload: (alternative text, `plot(ax=…)`, height in inches)
+# %% ../../nbs/show/07_report.ipynb #ade54bcf
+def figures(w, compared)->list: # (alternative text, `plot(ax=…)`, height in inches) of each
     "The figures that these visits allow"
     ok, df, out = w[succeeded(w)], _by_series(w), []
     def add(title, plot, *args, height_in=3.7, **kw):
@@ -147,7 +155,7 @@ def _step_figure(df):
     title = f'A step at {setting_label("bs", bs)}'
     yield title, partial(plot_phases, timed[timed.bs.eq(bs)], 'device', title=title), 1
 
-# %% ../../nbs/show/07_report.ipynb #e05c8d02
+# %% ../../nbs/show/07_report.ipynb #00165ce8
 def html_table(df:pd.DataFrame, kind='')->str:
     "A frame of texts as HTML"
     flat = df if isinstance(df.index, pd.RangeIndex) else df.reset_index(names=df.index.names)
@@ -165,7 +173,7 @@ def render(name:str, **values)->str:
     jinja.globals.update(table=html_table, svg=svg_uri, css=text('page.css'))
     return jinja.get_template(name).render(**values)
 
-# %% ../../nbs/show/07_report.ipynb #c31034a5
+# %% ../../nbs/show/07_report.ipynb #003a51bc
 def _sections(df, base):
     "Of each workload: its name, tables and figures"
     works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
@@ -175,15 +183,17 @@ def _sections(df, base):
         phases = {f'{k} (ms)': lambda o, c=c: fmt(getattr(o, c)) for c,k in PHASE_NAMES.items()}
         parts = as_text(summary(w), phases, ['series'])
         yield dict(name=w.workload.iloc[0], results=summary_text(w).droplevel(0), parts=parts,
-                   compared=compared_text(compared) if len(compared) else compared, figures=figures(w, compared))
+                   compared=compared_text(compared) if len(compared) else compared,
+                   figures=figures(w, compared))
 
 def _what(df):
     "'36 visits, 2 of them failed · 2026-11-21 to 2026-11-22'"
     n_failed, days = (~succeeded(df)).sum(), sorted({str(o)[:10] for o in df.time_utc.dropna()})
     text = f'{len(df):,} visits' + (f', {n_failed} of them failed' if n_failed else '')
-    return ' · '.join([text, ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))] if days else [text])
+    when = ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))
+    return f'{text} · {when}' if days else text
 
-# %% ../../nbs/show/07_report.ipynb #6a195bef
+# %% ../../nbs/show/07_report.ipynb #445d40e8
 def _path_of(runs, out):
     "Where the page goes: beside the records of the first run unless `out` names a folder or page"
     path = Path('report.html')
