@@ -216,6 +216,7 @@ def test_loaders_that_it_does_not_know(loader, untried, monkeypatch):
     assert untried<=found.failed.keys() and found.stock.epoch_s>0
     if 'batch 16 instead of 8' in untried: assert found.failed['batch 16 instead of 8'].startswith("It couldn't be tried: TypeError: gpubench")
     with learn.no_bar(), learn.no_logging(): learn.fit(1)                   # with its own workers
+    if hasattr(loader, '_iterator'): loader._iterator = None                # which end here
 
 def test_after_everyday_calls_with_callbacks_that_write(tmp_path):
     class SavesCallback(Callback):
