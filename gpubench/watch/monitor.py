@@ -27,7 +27,7 @@ from fastcore.basics import patch
 from scipy.integrate import cumulative_trapezoid
 
 from ..ground.core import check_value, file_text, is_number
-from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, attempt
+from .nvml import GPU_COLUMNS, POWER_CAP, THROTTLE_WORDS, Impossible, attempt
 from .nvml import device_names, error_words, open_gpu
 from .timing import batch_images
 
@@ -57,7 +57,7 @@ class CpuEnergy:
         was_s, self.last_s = self.last_s, perf_counter()
         joules = sum((b-a)%end for a,b,end in zip(was_uj, now_uj, ends_uj))/1e6
         if joules>MAX_CPU_W*(self.last_s-was_s+TICK_S): # it was reset
-            raise ValueError(f'{joules:.0f} J since the sample before')
+            raise Impossible(f'{joules:.0f} J since the sample before')
         self.joules += joules
         return self.joules
 
