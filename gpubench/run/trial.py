@@ -211,7 +211,7 @@ class SeenCallback(WatchFitCallback):
     def parts_on(self, trial)->dict: # Name from `PARTS` -> did it run in the last fit?
         rows = self.rows()
         found = {k: rows.get(o, [False])[0] for k,o in _ROWS.items()}
-        if trial.device=='cpu': found['keep_pages'] = keep_pages.is_done # for this process's life
+        if trial.device=='cpu': found['keep_pages'] = bool(keep_pages.is_done) # while it lives
         found['search_kernels'] |= 'search_kernels' in trial.parts       # `tf32_set` sets it
         return found | dict(compile=found['graph'] and 'compile' in trial.parts)
 
