@@ -23,7 +23,7 @@ from ..ground.series import SETTINGS, setting_label, succeeded
 from ..ground.stats import Interval, is_known, plain_value
 from .compare import add_prices, compare_sides, pick_base, read_runs, run_name
 from .draw import drawing
-from .findings import add_labels, findings, is_fair, summary
+from .findings import add_labels, by_size, findings, is_fair, summary
 from .plot import (
     MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
 from .wording import fmt, fmt_ratio
@@ -176,13 +176,12 @@ def render(name:str, **values)->str:
 # %% ../../nbs/show/07_report.ipynb #003a51bc
 def _sections(df, base):
     "Of each workload: its name, tables and figures"
-    works = sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
-    for name,w in works:
-        is_there = w.side.eq(base).any()
-        compared = compare_sides(w, base if is_there else pick_base(w))
-        phases = {f'{k} (ms)': lambda o, c=c: fmt(getattr(o, c)) for c,k in PHASE_NAMES.items()}
-        parts = as_text(summary(w), phases, ['series'])
-        yield dict(name=w.workload.iloc[0], results=summary_text(w).droplevel(0), parts=parts,
+    phases = {f'{k} (ms)': lambda o, c=c: fmt(getattr(o, c)) for c,k in PHASE_NAMES.items()}
+    for name,w in by_size(df):
+        compared = compare_sides(w, base if base in {*w.side} else pick_base(w))
+        rows = summary(w)
+        yield dict(name=name, results=as_text(rows, _SUMMARY, ['series']),
+                   parts=as_text(rows, phases, ['series']),
                    compared=compared_text(compared) if len(compared) else compared,
                    figures=figures(w, compared))
 
