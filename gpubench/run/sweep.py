@@ -218,8 +218,7 @@ def _fields_of(point): return asdict(point) if isinstance(point, Trial) else poi
 def _about_own(run, point, fit):
     "As `trial.about`, for a user's own function"
     machine, how = describe_machine(), {} if fit=='fit' else dict(fit=fit)
-    ids = dict(trial_id=point_id(run, point | how), model_source=point_id(run, {}),
-               machine=machine.pop('fingerprint'))
+    ids = dict(trial_id=point_id(run, point | how), machine=machine.pop('fingerprint'))
     if callable(fit): how = dict(fit=getattr(fit, '__qualname__', type(fit).__name__))
     point = point | how
     return point | ids | dict(settings=[o for o in point if o not in FIELDS]) | machine
@@ -268,9 +267,9 @@ class Records:
         self.n_other = sum(o['trial_id'] in trials for o in rows)-len(ours)
         ids = [o['sweep_id'] for o in ours if 'sweep_id' in o]
         self.sweep_id = sweep_id or (ids[-1] if ids else uuid4().hex[:8]) # as before if resumed
-        def place(o): return self.kind(o), o['round']
-        done = {place(o) for o in ours if o['status'] not in FAILED}
-        def counts(o): return o['status'] not in FAILED or not retry_failed and place(o) not in done
+        done = {self.place(o) for o in ours if o['status'] not in FAILED}
+        def counts(o):
+            return o['status'] not in FAILED or not retry_failed and self.place(o) not in done
         self.rows = [o for o in ours if counts(o)]
 
     def kind(self, row): # Hashable
@@ -278,11 +277,13 @@ class Records:
         where = () if self.anywhere else ('machine', *(o.name for o in INHERITED))
         return json.dumps([row.get(o) for o in ('trial_id', 'twin', 'measure', *where)], sort_keys=True)
 
+    def place(self, row): return self.kind(row), row['round']
+
     def missing(self)->list[Visit]:
         "The visits that have no record yet"
-        there, todo = Counter((self.kind(o), o['round']) for o in self.rows), []
+        there, todo = Counter(map(self.place, self.rows)), []
         for o in self.visits:
-            place = self.kind(o.row), o.row['round']
+            place = self.place(o.row)
             if there[place]: there[place] -= 1
             else: todo.append(o)
         return todo
