@@ -2,7 +2,6 @@
 import os, signal, subprocess, tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gpubench.ground.core import hide_known_warnings
@@ -21,32 +20,12 @@ root = Path(__file__).resolve().parent.parent
 
 slow_fixtures = {'browser', 'shared_tree', 'slurm'}                          # they start a browser, a server or a build, a scheduler
 shared_fixtures = slow_fixtures | {'wheel', 'changed'}                       # one worker makes what they share
-max_cpu_s = float(os.environ.get('GPUBENCH_MAX_TEST_S', 'inf'))              # .ci/run sets it: what a test without the marker may take
-
-def cpu_s():
-    "Seconds of CPU time of this process and of those that it started; other programs' load doesn't count"
-    spent = sum(os.times()[:4])
-    for o in psutil.Process().children(recursive=True):
-        try: spent += sum(o.cpu_times()[:4])         # with its own children's; it may end meanwhile
-        except psutil.Error: pass
-    return spent
 
 @pytest.hookimpl(tryfirst=True)                      # before pytest selects by marker
 def pytest_collection_modifyitems(items):
     for o in items:
         if slow_fixtures & {*o.fixturenames}: o.add_marker('slow')
         if shared_fixtures & {*o.fixturenames}: o.add_marker(pytest.mark.xdist_group(o.path.stem))
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    if max_cpu_s==float('inf'): return (yield)
-    start_s = cpu_s()
-    res = yield
-    took_s = cpu_s()-start_s
-    if took_s>max_cpu_s and not {'slow', 'long'} & {o.name for o in item.iter_markers()}:
-        pytest.fail(f'It took {took_s:.1f} s of CPU time, more than {max_cpu_s:g} s. Make it shorter, or mark it as slow.', pytrace=False)
-    return res
-
 
 # ---- fixtures
 

@@ -133,7 +133,6 @@ def test_warnings_as_errors_stop_no_process_and_are_those_of_the_function(tmp_pa
     out, err = wait_for_end(start_script(tmp_path, WARNS, own, start_method, PYTHONWARNINGS=env), 300)
     assert out.strip().endswith(str(right)), (out, err)
 
-@pytest.mark.long
 def test_a_bad_end_is_a_record_and_the_sweep_goes_on(tmp_path):
     df = quiet(dict(how='killed exits leaves raises list nan fine'.split()), run=ends_badly, out=tmp_path)
     assert by(df, 'how')==dict(killed='killed', exits='killed', leaves='error', raises='error', list='error', nan='ok', fine='ok')

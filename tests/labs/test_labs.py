@@ -120,7 +120,6 @@ every_route = os.environ.get('GPUBENCH_ROUTES')=='all'
                          ids=lambda o: getattr(o, 'stem', None) or o.__name__)
 def test_lab(lab, route, tmp_path): check(lab, route, tmp_path, {})
 
-@pytest.mark.long
 @pytest.mark.parametrize('name,route', {'01_cpu_vs_gpu': by_gpubench, '04_data_loading': by_papermill, '06_training_loops': by_hand,
                                         '12_what_to_do': by_gpubench}.items(), ids=lambda o: getattr(o, '__name__', o))
 def test_tiny_lab(name, route, tmp_path):

@@ -115,7 +115,6 @@ def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
 
 # ---- the command line
 
-@pytest.mark.long
 def test_a_monitored_sweep_and_a_report_with_prices(tmp_path):
     from click.testing import CliRunner
     from gpubench.cli import cli
