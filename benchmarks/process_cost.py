@@ -2,8 +2,7 @@
 
     process_cost.py --out process.json [--device cpu] [--n 10]
 
-`process_s` is the time from asking for the process until the visit begins in it, `visit_s` the whole visit as the sweep
-sees it. On a GPU a fresh process also makes its context and loads its kernels, inside the visit: what that costs is the
+`visit_s` is the whole visit as the sweep sees it. On a GPU a fresh process also makes its context and loads its kernels, inside the visit: what that costs is the
 difference of the `visit_s`."""
 from statistics import median
 from time import perf_counter
@@ -15,7 +14,7 @@ from gpubench.run.sweep import sweep
 from common import device_of, device_parser, write_json
 
 ways = list(dict.fromkeys(['here', 'spawn', process.START_METHOD]))
-columns = 'process_s', 'context_s', 'work_s', 'visit_s'
+columns = 'context_s', 'work_s', 'visit_s'
 
 def first_network(device):
     "As little as uses the device: one step of a small network"

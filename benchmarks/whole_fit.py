@@ -67,7 +67,7 @@ def plan(rows, variants, n_runs, n_seeds):
 
 def in_process(limit_s, *args, **kwargs):
     "What `run_once` returns in a process of its own, or how that ended"
-    found, _ = run_fresh(pack(partial(run_once, *args, **kwargs)), timeout_s=limit_s)
+    found = run_fresh(pack(partial(run_once, *args, **kwargs)), timeout_s=limit_s)
     return dict(raised=found['error']) if found.get('status', 'ok')!='ok' else found
 
 def describe(device): return describe_machine(device) | {o: package_version(o) for o in BROUGHT}

@@ -57,7 +57,6 @@ ABOUT = [ # which visit this is and how it ended
     Field('measure', 'about', wording='measured with {}', dtype=dict),
     Field('settings', 'about', dtype=list),
     Field('visit_s', 'about', 'a visit with everything around it'),
-    Field('process_s', 'about', 'start of a fresh process'),
     *_fields('about', 'setup_s warmup_s')]
 
 # %% ../../nbs/ground/01_record.ipynb #46615e63

@@ -7,7 +7,6 @@ __all__ = ['start_server', 'pack', 'run_fresh', 'device_locks']
 
 # %% ../../nbs/run/05_process.ipynb #4ca2cf81
 import gc
-import json
 import os
 import re
 import signal
@@ -20,7 +19,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
-from time import perf_counter
 
 from ..ground.core import (
     InputError, StateError, end_process, inherited, pick_device, signal_name, user_place)
@@ -60,62 +58,44 @@ def _end_with(line):
     if hasattr(os, 'killpg') and os.getpgid(0)==os.getpid(): os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
-def _warn_once(seen):
-    "From now on, show a warning only if its text isn't in `seen`, and add it there"
-    usual = warnings.showwarning
-    def show(message, category, *args):
-        text = f'{category.__name__}: {message}'
-        if text not in seen: seen.append(text), usual(message, category, *args)
-    warnings.showwarning = show
-
-def _child(line, surroundings, job, warned):
-    "In the fresh process: report the start, call the function, and send its result"
+def _child(line, surroundings, job):
+    "In the fresh process: call the function, and send its result"
     import cloudpickle
-    _warn_once(warned)
     if hasattr(os, 'setsid'): os.setsid() # its own session, and so its own group
     threading.Thread(target=_end_with, args=[line], daemon=True).start()
     surroundings.adopt()
-    def send(**words):
-        with suppress(BrokenPipeError): line.send_bytes(json.dumps(words).encode())
-    try: function, args, filters = cloudpickle.loads(job)
-    except Exception as e: return send(refused=f'{type(e).__name__}: {e}') # of an object's own code
-    warnings.resetwarnings()
-    warnings.filters.extend(filters)
-    gc.freeze() # else collecting the packages' objects takes .5 s amid the timing
-    send(begins=True)
-    try: result = plain_record(function(*args))
+    try:
+        function, args, filters = cloudpickle.loads(job)
+        warnings.resetwarnings()
+        warnings.filters.extend(filters)
+        gc.freeze()
+        result = plain_record(function(*args))
     except BaseException as e: # also a KeyboardInterrupt of the function's own
         result = dict(status='error', error=f'{type(e).__name__}: {e}{user_place(e)}')
     sys.stdout.flush(), sys.stderr.flush()
-    send(result=result, warned=warned)
+    with suppress(BrokenPipeError): line.send(result)
 
 # %% ../../nbs/run/05_process.ipynb #3f80d585
 START_METHOD = next(o for o in ('forkserver', 'spawn') if o in get_all_start_methods())
 
 @contextmanager
 def _own_start():
-    """Within `with`, a new Python doesn't rerun the caller's script, import from its folder, or
-    raise what the packages that it loads only warn of"""
-    script, options = vars(sys.modules['__main__']), sys.warnoptions[:]
-    kept = {o: script[o] for o in ('__spec__', '__file__') if o in script}
-    ours = dict(PYTHONSAFEPATH='1', PYTHONWARNINGS='ignore')
-    before = {o: os.environ[o] for o in ours if o in os.environ}
-    script.pop('__file__', None)
-    script['__spec__'], sys.warnoptions[:] = None, []
-    os.environ.update(ours)
+    "Within `with`, a new Python doesn't rerun the caller's script or import from its folder"
+    script, safe_path = vars(sys.modules['__main__']), os.environ.get('PYTHONSAFEPATH')
+    kept = {o: script.pop(o) for o in ('__spec__', '__file__') if o in script}
+    script['__spec__'], os.environ['PYTHONSAFEPATH'] = None, '1'
     try: yield
     finally:
         script.update(kept)
-        sys.warnoptions[:] = options
-        for o in ours: del os.environ[o]
-        os.environ.update(before)
+        del os.environ['PYTHONSAFEPATH']
+        if safe_path: os.environ['PYTHONSAFEPATH'] = safe_path
 
 # %% ../../nbs/run/05_process.ipynb #82cd3aae
 def start_server():
     "Start the server of fresh processes, which loads its packages in the background"
     if START_METHOD!='forkserver': return
     from multiprocessing import forkserver
-    get_context('forkserver').set_forkserver_preload(['gpubench.run.sweep'])
+    forkserver.set_forkserver_preload(['gpubench.run.sweep'])
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None # which it inherits
     try:
@@ -137,71 +117,53 @@ def pack(function:Callable, *args)->bytes:
 _DEATH_HINTS = dict(
     SIGKILL=" If nobody stopped it, the system may have run out of memory: `dmesg` shows it.",
     SIGBUS=" Perhaps /dev/shm is full: start the container with a larger --shm-size or --ipc=host, "
-           "or use n_workers=0.",
-    SIGSEGV=" A library crashed: n_workers=0 or other versions of it may help.")
+           "or use n_workers=0.")
 
-def _how_it_died(code):
-    if code>=0: return f"The process ended with exit code {code} before it gave a result."
-    name = signal_name(-code)
-    return f'The process was killed by {name}.{_DEATH_HINTS.get(name, "")}'
-
-# %% ../../nbs/run/05_process.ipynb #52a111ea
-def _listen(line, process, timeout_s)->tuple: # Its last message, and when its call began
-    "Wait until a process sends its result, dies or times out"
-    begun_s, end_s = float('nan'), perf_counter()+timeout_s
-    while wait([line, process.sentinel], max(0, end_s-perf_counter())):
-        try: words = json.loads(line.recv_bytes()) if line.poll() else {}
-        except (EOFError, OSError): words = {}
-        if 'begins' in words: begun_s = perf_counter()
-        elif words: return words, begun_s
-        else:
-            process.join(10)
-            return dict(result=dict(status='killed', error=_how_it_died(process.exitcode))), begun_s
-    error = f'The visit took longer than timeout_s={timeout_s:g} s and was stopped.'
-    return dict(result=dict(status='timeout', error=error)), begun_s
+def _result(line, process, timeout_s):
+    "What a process sends, or how it ended"
+    if not wait([line, process.sentinel], timeout_s): return dict(
+        status='timeout', error=f'The visit took longer than {timeout_s:g} s and was stopped.')
+    with suppress(EOFError, OSError):
+        if line.poll(): return line.recv()
+    process.join(10)
+    code = process.exitcode
+    if code>=0: error = f'The process ended with exit code {code} before it gave a result.'
+    else:
+        name = signal_name(-code)
+        error = f'The process was killed by {name}.{_DEATH_HINTS.get(name, "")}'
+    return dict(status='killed', error=error)
 
 # %% ../../nbs/run/05_process.ipynb #c6c37a2f
 def run_fresh(
-    job:bytes,               # As `pack` makes it; the function returns a dict
-    timeout_s:float=1800.,   # Seconds after which the process and its workers are ended
-    warned:list|None=None,   # Warnings that were shown; this call adds its own
-)->tuple[dict, float]: # The function's result, or `status` and `error`; seconds until it was called
+    job:bytes,             # As `pack` makes it; the function returns a dict
+    timeout_s:float=1800., # Seconds after which the process and its workers are ended
+)->dict: # The function's result, or `status` and `error`
     "Call a function once in a fresh process; whatever happens, it ends with its workers"
-    start_s, warned = perf_counter(), [] if warned is None else warned
     start_server()
     context = get_context(START_METHOD)
     line, theirs = context.Pipe()
-    process = context.Process(
-        target=_child, args=(theirs, Surroundings(), job, warned), name='gpubench visit')
+    args = theirs, Surroundings(), job
+    process = context.Process(target=_child, args=args, name='gpubench visit')
     try:
         with _own_start(): process.start()
         theirs.close()
-        found, begun_s = _listen(line, process, timeout_s)
-    except (OSError, EOFError) as e: raise StateError(
-        f"No fresh process could be started ({type(e).__name__}: {e}). `gpubench doctor` checks "
-        "this machine. In Python, isolate=False runs the visits in this process.") from None
+        return _result(line, process, timeout_s)
     finally:
         line.close() # anything that did start now ends itself
         if process.pid is not None:
             process.join(.05)
             end_process(process)
             process.join(10)
-    if 'refused' in found: raise StateError(
-        f"A fresh process couldn't load the function ({found['refused']}). Define it in a module "
-        "that can be imported, or use isolate=False to run in this process.")
-    warned[:] = found.get('warned', warned)
-    return found['result'], begun_s-start_s
 
 # %% ../../nbs/run/05_process.ipynb #e88b305f
 HELD = 'GPUBENCH_HELD' # environment variable: is set if the process that started us holds our locks
 
 def lock_name(device:str)->str: # Such as 'cuda-0'
     "The name of a device's lock, whatever number CUDA_VISIBLE_DEVICES gives it"
-    if device=='auto': device = str(pick_device(device))
-    kind, _, number = str(device).partition(':')
-    if kind!='cuda': return re.sub(r'\W', '-', str(device))
+    kind, _, number = str(pick_device(device) if device=='auto' else device).partition(':')
+    if kind!='cuda': return re.sub(r'\W', '-', f'{kind}-{number}' if number else kind)
     visible = os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',')
-    i = int(number) if number.isdigit() else 0
+    i = int(number or 0)
     return f'cuda-{visible[i].strip() if i<len(visible) and visible[i] else i}'
 
 # %% ../../nbs/run/05_process.ipynb #b9ad1478
@@ -213,21 +175,20 @@ def device_locks(
     "Hold the locks of all `devices`; a `RuntimeError` if another process holds one"
     from filelock import FileLock, Timeout
     folder = Path(os.environ.get('GPUBENCH_LOCKS') or tempfile.gettempdir())
-    names = () if os.environ.get(HELD) else {lock_name(o) for o in devices}
+    names = set() if os.environ.get(HELD) else {lock_name(o) for o in devices}
     with ExitStack() as held:
         for name in sorted(names):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = FileLock(folder/f'gpubench-{name}.lock', mode=0o666)
-                with suppress(Timeout): lock.acquire(timeout=0)
-                if not lock.is_locked and wait:
-                    print(f'Waiting for another measurement on {name} to end.', file=sys.stderr)
-                    lock.acquire()
+                held.enter_context(lock.acquire(timeout=0))
+            except Timeout:
+                if not wait: raise StateError(
+                    f"Another measurement is running on {name}. Two at once would measure neither. "
+                    "Wait for it (wait=True, --wait), or use another device.") from None
+                print(f'Waiting for another measurement on {name} to end.', file=sys.stderr)
+                held.enter_context(lock.acquire())
             except OSError as e: raise StateError(
                 f"The lock of {name} in {folder} can't be used ({e.strerror or e}). Set "
                 "GPUBENCH_LOCKS to a folder that you can write to.") from None
-            if not lock.is_locked: raise StateError(
-                f"Another measurement is running on {name}. Two at once would measure neither. "
-                "Wait for it (wait=True, --wait), or use another device.")
-            held.callback(lock.release)
         yield

@@ -122,7 +122,7 @@ def test_records_with_holes(seed, tmp_path):
 
 ODD = [
     dict(trial_id=None), dict(visit=None), dict(visit='first'), dict(twin='yes'), dict(hidden=[1, 2]), dict(losses=dict(a=1)),
-    dict(epoch_s='fast'), dict(process_s='no'), dict(time_utc='yesterday'), dict(machine=None), dict(n_train=None), dict(energy_j_per_image='much'),
+    dict(epoch_s='fast'), dict(time_utc='yesterday'), dict(machine=None), dict(n_train=None), dict(energy_j_per_image='much'),
     dict(bs=2.5), dict(epoch_s=-1.), dict(step_ms=-1.), dict(device=None), dict(status=None), dict(images_per_s=float('inf')), dict(n_images=0)]
 
 @pytest.mark.parametrize('change', ODD)
