@@ -305,11 +305,11 @@ def _copied(method, *key):
     return MethodType(FunctionType(_code_for(func, *key), *about), method.__self__)
 
 @contextmanager
-def _search(is_wanted, is_long):
+def _search(is_on):
+    "Within `with`, cuDNN times its kernels for each shape that is new to the process"
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
-    if is_wanted: cudnn.benchmark = True
-    if is_long: cudnn.benchmark_limit = 0
+    if is_on: cudnn.benchmark, cudnn.benchmark_limit = not cudnn.deterministic, 0
     try: yield
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
@@ -327,7 +327,7 @@ class Step(OwnBatch):
     def __init__(self, owner): # A `GraphedStepCallback`
         learn, parts = owner.learn, owner.built_in
         super().__init__(learn)
-        self.n_seen, self.searches, self.is_old = 0, None, False
+        self.n_seen, self.is_old = 0, False
         self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.compile = owner.compile
@@ -355,7 +355,6 @@ class Step(OwnBatch):
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def given(self, owner): return owner.learn.xb, owner.learn.yb
-    def images(self, owner, batch): return owner.learn.xb[0]   # of what is `given`
     def find_batch(self): # A function, which keeps alive what a captured step reads
         return lambda: (self.xb, self.yb)
     def prepare(self, update, loss): "Allocate what the capture needs"
@@ -384,10 +383,8 @@ def finish_gradients(self:Step, in_place=False):
 
 @patch
 def eager(self:Step, owner, is_last):
-    batch, search = self.given(owner), owner.search
-    if self.searches is None:
-        self.searches = bool(search) and search.pays(owner.learn, self.images(owner, batch))
-    with _search(self.searches, is_long=self.compile): out = self.backward(*batch)
+    batch = self.given(owner)
+    with _search(self.compile): out = self.backward(*batch)
     if not is_last: return out
     self.finish_gradients()
     self.opt.step()
@@ -470,7 +467,6 @@ class FeedStep(Step):
     def __init__(self, owner):
         super().__init__(owner)
         self.dl, self.changes_batch = owner.fed, True
-    def images(self, owner, batch): return batch[0][0]
     def given(self, owner): # by this epoch's transforms, which may have changed since the capture
         self.dl = owner.fed
         return make_batch(self.dl, owner.learn.xb, owner.learn.yb)

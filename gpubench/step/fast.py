@@ -21,7 +21,6 @@ from .average import EMACallback
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.feed import FeedCallback
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
-from .payback import KernelSearch
 from .recorder import DeferredRecorder, swap_recorder
 
 _all_ = ['DeferredRecorder', 'EMACallback', 'FusedStepCallback', 'GraphedStepCallback']
@@ -34,17 +33,16 @@ ON_GPUS_ONLY = dict(bf16='fastai always trains in fp32 on a CPU.',
                     graph='It is for GPUs, and so is `compile`.')
 
 def why_not(
-    part:str,            # 'bf16', 'channels_last', 'graph', 'kernels' or 'onednn'
+    part:str,            # 'bf16', 'channels_last', 'graph' or 'onednn'
     model,               # A network
     device,              # A torch.device
     is_mixed:bool=False, # Does it train in bf16 or fp16?
 )->str: # Empty: it is
     "Why a part of the fast path isn't for a network on a device"
-    on_gpu, cudnn, is_last = device.type=='cuda', torch.backends.cudnn, part=='channels_last'
+    on_gpu, is_last = device.type=='cuda', part=='channels_last'
     if part in ON_GPUS_ONLY and not on_gpu: return ON_GPUS_ONLY[part]
     if part=='graph': return ''
     if part=='bf16': return '' if has_bf16(device) else NO_BF16
-    if part=='kernels': return 'Deterministic kernels are required.' if cudnn.deterministic else ''
     weights = list(model.parameters())
     if is_last and any(map(is_lazy, weights)): return "Some weights don't exist yet."
     dims = {p.ndim for p in weights if not is_lazy(p)}
@@ -195,30 +193,18 @@ def feed(self:SpeedUp, cache=None):
 
 # %% ../../nbs/step/10_fast.ipynb #7e19b254
 @patch
-def search_kernels(self:SpeedUp): # A `KernelSearch` for the graph, or None
-    part, graphs = 'kernels', [o for o in self.learn.cbs if isinstance(o, GraphedStepCallback)]
-    found = next((o.search for o in graphs if o.search), None)
-    if self.refuses(part): return
-    if torch.backends.cudnn.benchmark: return self.add(part, 'cuDNN searches already.')
-    if found: return self.add(part, 'The Learner has it already.', shows=found)
-    why = ('cuDNN times those it has for each shape that is new to this process, '
-           'and keeps the fastest')
-    if _uses_tf32(self.device): why += ', also if its products are in TF32'
-    self.add(part, why, shows=(search := KernelSearch()))
-    return search
-
-@patch
-def capture(self:SpeedUp, compile, search=None, alone=False): # As `GraphedStepCallback` takes them
+def capture(self:SpeedUp, compile=False, alone=False): # As `GraphedStepCallback` takes them
     if self.has('CUDA graph', GraphedStepCallback): return
-    cb, why = GraphedStepCallback(compile, alone=alone, search=search), 'one launch for the whole step'
-    if compile==True: why += ', of compiled kernels, whose dropout draws another mask'
+    cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
+    if compile: why += (', of compiled kernels and the fastest that cuDNN finds; dropout draws '
+                        'another mask')
     self.add('CUDA graph', why, cb=cb, undo=cb.release)
 
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(
     learn,              # A Learner
     precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
-    compile:bool|str='auto', # On a GPU, compile kernels for half a minute? 'auto': in fits that pay
+    compile:bool=False, # On a GPU, compile kernels and search for the fastest, for half a minute?
     cache=None,         # A folder in which decoded images are kept for later trainings of the files
 )->SpeedUp:
     """Remove what a training step wastes without changing what is learned; returns a table
@@ -227,7 +213,7 @@ def speed_up(
     says so: between convolutions in channels_last, and in compiled kernels."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
     if precision is not None: one_of('precision', precision, ('bf16',))
-    check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
+    check_value('compile', compile, isinstance(compile, bool), 'True or False')
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise InputError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
@@ -237,9 +223,9 @@ def speed_up(
     out.fuse_step()
     if out.on_gpu:
         out.defer_losses()
-        out.capture(compile, out.search_kernels())
+        out.capture(compile)
     else:
-        if compile==True: out.refuses('CUDA graph', 'graph')
+        if compile: out.refuses('CUDA graph', 'graph')
         out.use_onednn()
         out.keep_pages()
     return out

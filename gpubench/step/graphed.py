@@ -8,7 +8,6 @@ __all__ = ['FusedStepCallback', 'GraphedStepCallback']
 # %% ../../nbs/step/09_graphed.ipynb #9b19b0bc
 import warnings
 from functools import partial
-from time import perf_counter
 import torch
 from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
@@ -27,7 +26,6 @@ from ..data.feed import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, unfuse
-from .payback import Payback
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 from .turns import BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers
@@ -96,19 +94,18 @@ class GraphedStepCallback(FusedStepCallback):
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     due = 'fit'                                      # what begins next: a fit, an epoch, or neither
+    unsearched = set()                               # shapes that this process trained without one
     def __init__(self,
-        compile:bool|str=False, # Capture compiled kernels? 'auto': in the epochs that pay for it
+        compile:bool=False, # Capture compiled kernels, and let cuDNN search for its fastest?
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
         alone:bool=False,   # Promise that nothing changes between fits: graphs outlive them
-        search=None,        # A `KernelSearch`; None leaves PyTorch's switch as it is
-        clock=perf_counter, # Returns seconds; tests pass their own
     ):
-        check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
+        check_value('compile', compile, isinstance(compile, bool), 'True or False')
         can_record = capture is None or hasattr(capture, 'warm_up')
         check_value('capture', capture, can_record, 'a `CUDACapture` or None')
-        self.compile, self.payback = compile==True, Payback(clock) if compile=='auto' else None
-        self.capture, self.alone, self.search = capture, alone, search
+        self.compile, self.capture, self.alone = compile, capture, alone
         self.steps, self.left_out, self.valid = {}, '', Validation(self)  # shape -> `Step`
+        self.no_search = ''                          # a sentence where cuDNN keeps what it has
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
         self.is_stale = False                        # has the last replay left gradients?
         self.must_check = True                       # has something else trained since?
@@ -118,6 +115,7 @@ class GraphedStepCallback(FusedStepCallback):
     def join(self, learn):
         self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
         self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
+        self.is_first_fit = not getattr(learn, 'recorder', None) or not vars(learn.recorder).get('lrs')
         for o in (self.step_hook, self.epoch_hook): o.install(learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #e8020b8c
@@ -201,14 +199,6 @@ def _why_no_capture(self:GraphedStepCallback):
         return 'The optimizer has a step or a zero_grad of its own.'
     return why_python(learn, model, self.mixed)
 
-@patch
-def _refuse(self:GraphedStepCallback, why):
-    "Give up this graph; if only this callback wanted to compile, PyTorch's kernels follow"
-    if not (self.payback and self.compile): return self.give_up(why)
-    self.payback.fail(f"Kernels weren't compiled. {why}")
-    self.compile = False
-    self._forget()
-
 # %% ../../nbs/step/09_graphed.ipynb #3df6eeca
 @patch
 def before_fit(self:GraphedStepCallback): # maybe of a validation only
@@ -221,7 +211,6 @@ def before_train(self:GraphedStepCallback):
 
 @patch
 def after_train(self:GraphedStepCallback):
-    if self.payback and not self.why_not: self.payback.end_epoch(self.n_replays, self._wait)
     self._settle()
     self._let_mix()
 
@@ -240,8 +229,7 @@ def _begin_fit(self:GraphedStepCallback):
     if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
     self.n_done, self.gathered = 0, None
     self.makes = True                                # may batch transforms be a part of the graph?
-    for o in (self.search, self.payback):
-        if o: o.begin_fit()
+    self.no_search = ''
     if self.why_not: return
     self.learn.opt.capturable = False                # until an epoch has no reason against it
     self.find_capture()
@@ -267,20 +255,7 @@ def _decide(self:GraphedStepCallback):
     self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
     self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
     if self.mixed: self.mixed.run_train = False      # its batches are mixed in the step
-    if self.payback: self._choose_kernels()
 
-@patch
-def _choose_kernels(self:GraphedStepCallback):
-    learn, before = self.learn, self.compile
-    averages = any(hasattr(o, 'average') for o in self.built_in)
-    if isinstance(learn.model, DistributedDataParallel) or averages: self.payback.fail(
-        'Kernels are compiled on request only where devices train together, '
-        'which would measure different times.')
-    self.compile = self.payback.wants((learn.n_epoch-learn.epoch)*len(learn.dl))
-    if self.compile!=before: self._forget()
-
-@patch
-def _wait(self:GraphedStepCallback): self.capture.mark()()
 
 # %% ../../nbs/step/09_graphed.ipynb #b4b4378a
 @patch
@@ -340,11 +315,21 @@ def _find_step(self:GraphedStepCallback):
         step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
         if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
         self.steps[key] = step
+        self._note_search(tuple(o.shape for o in learn.xb))
     if key not in self.steps and not self.left_out:
         self.left_out = (f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; '
                          'the others train eagerly.')
         warnings.warn(self.left_out)
     return self.steps.get(key)
+
+@patch
+def _note_search(self:GraphedStepCallback, shapes):
+    "cuDNN keeps the kernels that a process used first for a shape"
+    if not self.compile:
+        if not torch.backends.cudnn.benchmark: self.unsearched.add(shapes)
+    elif shapes in self.unsearched or not self.is_first_fit: self.no_search = (
+        'cuDNN searches only for shapes that are new to the process, and these were trained '
+        'before without a search.')
 
 @patch
 def _is_last(self:GraphedStepCallback):
@@ -364,7 +349,7 @@ def _warm_up(self:GraphedStepCallback, step, is_last):
     def eager(): return self.capture.warm_up(partial(step.eager, self, is_last))
     try: out = eager()
     except torch._dynamo.exc.TorchDynamoException as e:    # before anything was trained
-        self._refuse(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+        self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
         step.compile, step.forward = False, step._forward
         out = eager()
     for o in self.timers: o.edge('after_backward')
@@ -379,7 +364,7 @@ def _capture(self:GraphedStepCallback, step, is_last):
     try: step.capture(is_last, self.capture, self.learn.loss)
     except Exception as e:
         if isinstance(step, FeedStep): self.makes = False  # try again with batches made before
-        else: self._refuse(why_failed(e))
+        else: self.give_up(why_failed(e))
     else: self.warm = self.learn.model
     return is_last in step.replays
 
@@ -415,9 +400,6 @@ def _try(self:GraphedStepCallback, step, is_last):
     loss = step(self, is_last)[1].clone()
     replayed = kept.now() | dict(loss=[loss])
     self._undo(step, kept)
-    if self.payback and self.payback.is_open and is_last:
-        self.payback.time(partial(step, self, is_last), self._wait)
-        self._undo(step, kept)
     on_host = partial(host_state, not self.capture.draws_on_cpu, step.model, step.loss_func)
     draws, held = on_host()
     out = self._warm_up(step, is_last)
@@ -426,13 +408,12 @@ def _try(self:GraphedStepCallback, step, is_last):
     draws_now, held_now = on_host()
     if self._all_ranks(is_same and draws==draws_now and held==held_now):
         step.tried.add(is_last)
-        if self.payback: self.payback.trust(self.n_replays)
     elif draws!=draws_now:
-        self._refuse('The step draws random numbers on the CPU, and a graph would repeat them.')
-    elif held!=held_now: self._refuse(
+        self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
+    elif held!=held_now: self.give_up(
         'The network or the loss changes what it holds in each step, and a graph runs no Python.')
     elif step.is_old: self._forget()          # somebody changed a number since the last epoch
-    else: self._refuse("A replay gave another result than the eager step: "
+    else: self.give_up("A replay gave another result than the eager step: "
                        "something changes from batch to batch that a graph doesn't repeat.")
     step.is_old = True
     return out
@@ -532,13 +513,13 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
 # %% ../../nbs/step/09_graphed.ipynb #cc597975
 @patch(as_prop=True)
 def notes(self:GraphedStepCallback): # Sentences
-    valid, payback, on_validation = self.valid, self.payback, ''
+    valid, on_validation = self.valid, ''
     if valid.n_replays: on_validation = f'Also {valid.n_replays:,} batches of validation'
     elif valid.why_not and self.capture:
         is_same = self.why_not.endswith(valid.why_not)      # it's told in `why_not`
         why = ', for the same reason.' if is_same else f': {valid.why_not}'
         on_validation = f"Validation is fastai's own{why}"
-    return [self.left_out, on_validation, *([payback.why, payback.result] if payback else [])]
+    return [self.left_out, self.no_search, on_validation]
 
 @patch(as_prop=True)
 def n_graphs(self:GraphedStepCallback): return sum(len(o.replays) for o in self.steps.values())

@@ -268,18 +268,42 @@ def then(change, act=lambda learn: learn.fit(1, 1e-2)):
         act(learn)
     return both
 
-@pytest.mark.parametrize('compile,limit', [(False, 10), (True, 0)])
-def test_cudnn_times_all_its_kernels_where_the_user_waits_for_a_compiler_anyway(compile, limit, tmp_path, monkeypatch):
-    class Watched(nn.Sequential):
-        seen = []
-        def forward(self, x):
-            if self.training: self.seen.append(torch.backends.cudnn.benchmark_limit)
-            return super().forward(x)
+class Watched(nn.Sequential):
+    "Notes in each training batch whether cuDNN may search, and how far"
+    def forward(self, x):
+        if self.training: self.seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit))
+        return super().forward(x)
+
+@pytest.mark.parametrize('compile, own', [(False, False), (True, False), (False, True)])
+def test_cudnn_searches_for_compiled_kernels_from_the_first_step_on_and_else_as_the_user_says(compile, own, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', own)
+    monkeypatch.setattr(torch.backends.cudnn, 'deterministic', False)
     monkeypatch.setattr(torch, 'compile', lambda f, **_: f)
+    monkeypatch.setattr(GraphedStepCallback, 'unsearched', set())
+    Watched.seen = []
     learn = learner(True, model=lambda: Watched(network()), splitter=params, path=tmp_path)
     learn.graphed_step.compile = compile
     learn.fit(1, 1e-2)
-    assert Watched.seen[:3]==[limit]*3 and torch.backends.cudnn.benchmark_limit==10
+    assert Watched.seen[:3]==[(True, 0) if compile else (own, 10)]*3 and learn.graphed_step.no_search==''
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit)==(own, 10)
+    learn.graphed_step.compile = True
+    learn.fit(1, 1e-2)                                # the process has kernels for these shapes by now
+    assert ('only for shapes that are new' in learn.graphed_step.no_search)==(not compile and not own)
+
+def test_the_table_says_that_no_search_follows_an_eager_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda f, **_: f)
+    learn = learner(False, splitter=params, path=tmp_path)
+    learn.fit(1, 1e-2)
+    done = SpeedUp(learn)
+    learn.add_cb(GraphedStepCallback(True, capture=TapeCapture()))
+    done.has('CUDA graph', GraphedStepCallback)
+    learn.fit(1, 1e-2)
+    assert 'were trained before without a search' in done.to_df().why[0]
+
+@pytest.mark.parametrize('compile', ['auto', None, 2])
+def test_compile_is_true_or_false(compile):
+    with pytest.raises(ValueError, match='True or False'): GraphedStepCallback(compile)
+    with pytest.raises(ValueError, match='True or False'): speed_up(learner(False), compile=compile)
 
 
 @pytest.mark.parametrize('gathered', [False, True])
