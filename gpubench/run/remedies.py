@@ -123,7 +123,7 @@ def remedies(learn)->list[Remedy]:
     if GraphedStepCallback not in has:
         change = partial(parts, names=['order_channels', 'fuse_step', 'use_onednn'])
         found.append(
-            Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2)
+            Remedy('captured steps', captured, 'part', about='step', n_epochs=2)
             if on_gpu else Remedy('layout and fused step', change, 'part', about='step'))
     if bs and len(dl)>=8: found.append(
         Remedy(f'batch {2*bs} instead of {bs}', double_batches, 'hand',

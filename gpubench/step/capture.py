@@ -24,7 +24,7 @@ from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from ..ground.core import StateError, free_memory, user_line
-from .kept import Kept, buffers_in, held_tensors, modules_in
+from .kept import Kept, buffers_in, held_tensors
 from .optim import make_update
 
 # %% ../../nbs/step/02_capture.ipynb #c1a0ce98
@@ -530,51 +530,3 @@ def run(self:EpochStep, first, last, count, timers):
     for _ in range(first, last): replay()
     self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
     return out
-
-# %% ../../nbs/step/02_capture.ipynb #valid001
-class ValidStep(OwnBatch):
-    "Forward pass and loss for batches of one shape, without gradients, and what repeats them"
-    def __init__(self, learn):
-        super().__init__(learn)
-        self.learn, self.replay, self.is_tried = learn, None, False
-    def relies_on(self): # Equal as long as a replay computes with what the Learner has now
-        model, loss_func = self.learn.model, self.learn.loss_func
-        modules = modules_in(model, loss_func)
-        held = [o for m in modules for o in (*m._parameters.values(), *m._buffers.values())]
-        places = [(o.data_ptr(), o.shape, o.stride(), o.dtype) for o in held if o is not None]
-        modes = [(o, o.training) for o in modules]
-        return modes, loss_func, getattr(loss_func, 'reduction', None), places
-
-    def capture(self, validate, capture): # `validate` does to the Learner's batch what fastai does
-        learn, given = self.learn, (self.learn.xb, self.learn.yb)
-        def step():
-            validate()
-            return self.found()
-        learn.xb, learn.yb = self.xb, self.yb
-        try: self.replay, self.out = capture.record(step)
-        finally: learn.xb, learn.yb = given
-        if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)):
-            raise StateError('A prediction holds more than tensors.')
-        self.relied_on = self.relies_on()
-    def found(self): # prediction and loss, if there are targets, of the batch that the Learner has
-        return (self.learn.pred, self.learn.loss) if len(self.yb) else (self.learn.pred,)
-    def __call__(self):
-        "Give the Learner prediction and loss of its batch, by a replay"
-        learn = self.learn
-        self.fill(learn.xb, learn.yb)
-        self.replay()
-        learn.pred, *loss = tree_map(torch.clone, self.out)
-        if loss: learn.loss = learn.loss_grad = loss[0]
-
-# %% ../../nbs/step/02_capture.ipynb #2d6c8787
-@patch
-def keep(self:ValidStep):
-    "The tensors that a batch may change, as they are before it"
-    parts = self.learn.model, self.learn.loss_func
-    return Kept(buffers_in(*parts), [], lambda: None, held_tensors(*parts))
-
-@patch
-def results(self:ValidStep): # like `Kept.parts`
-    preds, loss = tree_leaves(self.learn.pred), self.found()[1:]
-    return dict(preds=[o for o in preds if o.is_floating_point()],
-                labels=[o for o in preds if not o.is_floating_point()], loss=[*loss])

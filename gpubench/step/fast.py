@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.fp16 import AMPMode, MixedPrecision
+from fastai.data.core import TfmdDL
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import default_device
 from fastcore.basics import patch
@@ -20,6 +21,7 @@ from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf1
 from .average import EMACallback
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.feed import FeedCallback
+from ..data.loaders import PixelDL
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .recorder import DeferredRecorder, swap_recorder
 
@@ -200,6 +202,17 @@ def capture(self:SpeedUp, compile=False, alone=False): # As `GraphedStepCallback
                         'another mask')
     self.add('CUDA graph', why, cb=cb, undo=cb.release)
 
+# %% ../../nbs/step/10_fast.ipynb #larger01
+N_LARGER = 4   # times a training's batch size
+
+@patch
+def enlarge_validation(self:SpeedUp):
+    dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
+    if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not dl.bs: return
+    before, dl.bs = dl.bs, N_LARGER*dl.bs
+    def undo(): dl.bs = before
+    self.add('validation', f'{dl.bs} images at once instead of {before}', undo=undo)
+
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(
     learn,              # A Learner
@@ -224,6 +237,7 @@ def speed_up(
     if out.on_gpu:
         out.defer_losses()
         out.capture(compile)
+        out.enlarge_validation()
     else:
         if compile: out.refuses('CUDA graph', 'graph')
         out.use_onednn()

@@ -28,8 +28,8 @@ from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
-from .turns import BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers
-from .validation import MAX_SHAPES, Validation, batch_key, why_python, why_strange
+from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers, why_python,
+                                 why_strange)
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -104,7 +104,7 @@ class GraphedStepCallback(FusedStepCallback):
         can_record = capture is None or hasattr(capture, 'warm_up')
         check_value('capture', capture, can_record, 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone = compile, capture, alone
-        self.steps, self.left_out, self.valid = {}, '', Validation(self)  # shape -> `Step`
+        self.steps, self.left_out = {}, ''           # shape -> `Step`
         self.no_search = ''                          # a sentence where cuDNN keeps what it has
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
         self.is_stale = False                        # has the last replay left gradients?
@@ -134,7 +134,6 @@ def _let_mix(self:GraphedStepCallback):
 def _forget(self:GraphedStepCallback):
     for o in self.steps.values(): o.replays.clear()  # frees the graphs, which are in cycles
     self.steps, self.left_out = {}, ''
-    self.valid.forget()
 
 @patch
 def _check(self:GraphedStepCallback):
@@ -167,13 +166,6 @@ def give_up(self:GraphedStepCallback, why):
     if why: self._let_mix()
 
 @patch
-def find_capture(self:GraphedStepCallback):
-    "What records steps and validations; None on a CPU"
-    device = next(self.learn.model.parameters()).device
-    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-    return self.capture
-
-@patch
 def _why_not(self:GraphedStepCallback):
     "Why no step of this epoch, or of a later one, can be captured"
     cbs, opt = self.learn.cbs, self.learn.opt
@@ -201,8 +193,7 @@ def _why_no_capture(self:GraphedStepCallback):
 
 # %% ../../nbs/step/09_graphed.ipynb #3df6eeca
 @patch
-def before_fit(self:GraphedStepCallback): # maybe of a validation only
-    self.due, self.valid.is_new = 'fit', True
+def before_fit(self:GraphedStepCallback): self.due = 'fit'    # maybe of a validation only
 
 @patch
 def before_train(self:GraphedStepCallback):
@@ -220,7 +211,7 @@ def after_cancel_train(self:GraphedStepCallback): self.after_train()
 @patch
 def after_fit(self:GraphedStepCallback):
     self._settle()
-    self.due, self.valid.is_new = 'fit', True
+    self.due = 'fit'
 
 @patch
 def _begin_fit(self:GraphedStepCallback):
@@ -232,7 +223,8 @@ def _begin_fit(self:GraphedStepCallback):
     self.no_search = ''
     if self.why_not: return
     self.learn.opt.capturable = False                # until an epoch has no reason against it
-    self.find_capture()
+    device = next(self.learn.model.parameters()).device
+    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
     self._settle()
 
 # %% ../../nbs/step/09_graphed.ipynb #acb32dd2
@@ -262,7 +254,7 @@ def _decide(self:GraphedStepCallback):
 def _one_batch(self:GraphedStepCallback):
     if not self.learn.training:
         self.must_check = True
-        return self.valid.one_batch()
+        return self.step_hook.inner(self.learn)
     if self.due=='epoch': self._decide()
     learn, mixed = self.learn, self.mixed
     self.is_bare = self.fed is not None
@@ -300,8 +292,16 @@ def _stock_batch(self:GraphedStepCallback, mixed):
     return self.step_hook.inner(self.learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #86712832
+MAX_SHAPES = 4       # that get a graph of their own
 N_WARM_UP = 3        # eager batches of a shape, on the stream of the captures, before a capture
 N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in the first ten steps
+
+def batch_key(learn):
+    "What batches that share a graph have in common; None: a batch holds more than tensors"
+    batch = *learn.xb, *learn.yb
+    if not all(isinstance(o, torch.Tensor) for o in batch): return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
 
 @patch
 def _find_step(self:GraphedStepCallback):
@@ -422,7 +422,7 @@ def _try(self:GraphedStepCallback, step, is_last):
 @patch
 def _all_batches(self:GraphedStepCallback):
     learn = self.learn
-    if not learn.training: return self.valid.all_batches()
+    if not learn.training: return self.epoch_hook.inner(learn)
     self._decide()
     dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl   # a timer's, for its loader
     if self._can_make(dl): return self._train_on_bytes(dl)
@@ -512,14 +512,7 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
 
 # %% ../../nbs/step/09_graphed.ipynb #cc597975
 @patch(as_prop=True)
-def notes(self:GraphedStepCallback): # Sentences
-    valid, on_validation = self.valid, ''
-    if valid.n_replays: on_validation = f'Also {valid.n_replays:,} batches of validation'
-    elif valid.why_not and self.capture:
-        is_same = self.why_not.endswith(valid.why_not)      # it's told in `why_not`
-        why = ', for the same reason.' if is_same else f': {valid.why_not}'
-        on_validation = f"Validation is fastai's own{why}"
-    return [self.left_out, self.no_search, on_validation]
+def notes(self:GraphedStepCallback): return [self.left_out, self.no_search] # Sentences
 
 @patch(as_prop=True)
 def n_graphs(self:GraphedStepCallback): return sum(len(o.replays) for o in self.steps.values())
