@@ -334,10 +334,9 @@ class Step(OwnBatch):
         self.bf16, self.clip = parts.get(MixedPrecision), parts.get(GradientClip)
         accumulation = parts.get(GradientAccumulation)
         self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
-        def having(name): return [o for o in parts.values() if hasattr(type(o), name)]
-        self.average = next((o.average for o in having('average')), None)
+        averages = [o.average for o in parts.values() if hasattr(type(o), 'average')]
+        self.average = averages[0] if averages else None
         self.adds = self.share is not None  # to gradients that stay
-        self.afters = having('after_captured')
         self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
         self.changes_batch = self.mix is not None
         if self.mix: self.loss_func = self.mix.loss_func
@@ -388,7 +387,6 @@ def eager(self:Step, owner, is_last):
     if not is_last: return out
     self.finish_gradients()
     self.opt.step()
-    for o in self.afters: o.after_captured()
     self.opt.zero_grad()
     return out
 
@@ -413,7 +411,6 @@ def capture(self:Step, is_last, capture, loss):
         update.grads = [p.grad for p in plan.params]
         with torch.no_grad():
             update(out[1])
-            for o in self.afters: o.after_captured()
             if adds: torch._foreach_zero_(update.grads)
         return out
     try:
@@ -447,7 +444,6 @@ def keep(self:Step, random):
     slows = *plan.slows, *[slow for _,slow in plan.others]
     parts['slow weights'] = [o for o in slows if o is not None]
     if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
-    for o in self.afters: parts[o.name] = o.averages
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 

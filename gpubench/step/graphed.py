@@ -68,8 +68,7 @@ _CLOCKS = StepTimerCallback, StepTimerEdgeCallback, MonitorCallback
 def _joins(cb):
     "Does it become a part of the step? Only fastai's, and gpubench's own"
     kind = type(cb)
-    averages = hasattr(kind, 'average') or hasattr(kind, 'after_captured')
-    return kind in _BUILT_IN or is_stock(kind) and averages
+    return kind in _BUILT_IN or is_stock(kind) and hasattr(kind, 'average')
 def _is_on(cb): return cb.run and cb.run_train
 def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
 

@@ -34,7 +34,7 @@ from gpubench.step import capture, graphed, optim, turns
 from gpubench.data.loaders import BatchAugment, get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
-from gpubench.step.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
+from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.run.models import get_model
 from gpubench.watch.monitor import MonitorCallback
@@ -145,7 +145,6 @@ CASES = dict(
     decayed_norms=(one_cycle, dict(wd_bn_bias=True)), clip=(one_cycle, dict(cbs=lambda: [GradientClip(.1)])),
     accumulate=(one_cycle, dict(cbs=lambda: [GradientAccumulation(80)])),
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
-    average=(twice, dict(cbs=lambda: [EMACallback(.9)])),
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
     augment=(one_cycle, dict(augment=BatchAugment(True, 1))),
     vision_learner=(saved_and_loaded, dict(make=vision_learner, model=lambda: resnet, size=32, opt_func=fused_adam, pretrained=False,
@@ -1497,27 +1496,3 @@ def test_a_validation_is_no_fit(tmp_path):
     n = learn.graphed_step.n_done
     learn.validate()
     assert learn.graphed_step.n_done==n>0
-
-
-@pytest.mark.parametrize('graph', [False, True])
-def test_an_average_starts_anew_where_its_weights_were_changed(graph, tmp_path):
-    def train(change):
-        learn = learner(graph, cbs=[EMACallback(.99)], path=tmp_path)
-        change(learn)
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
-        learn.fit(2, 1e-2)
-        return learn.recorder.values
-    assert train(lambda learn: learn.lr_find(num_it=20, end_lr=1e6, show_plot=False))==train(lambda learn: None)
-
-
-def test_an_average_goes_on_after_a_validation_and_stays_where_the_user_put_it(tmp_path):
-    learn = learner(False, cbs=[EMACallback(.9)], path=tmp_path)
-    learn.fit(1, 1e-2)
-    before, kept = learn.validate(), [o.clone() for o in learn.ema.averages]
-    copied = deepcopy(learn)
-    assert list(learn.validate())==list(copied.validate())==list(before)
-    assert all(torch.equal(*o) for o in zip(kept, learn.ema.averages, strict=True))
-    learn.ema.swap()
-    assert list(learn.validate())==list(before)
-    assert all(torch.equal(*o) for o in zip(kept, learn.ema.tensors(), strict=True))
