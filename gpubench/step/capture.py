@@ -441,8 +441,6 @@ def keep(self:Step, random):
     parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
     for k in dict.fromkeys(k for o in plan.states for k in o):
         parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
-    slows = *plan.slows, *[slow for _,slow in plan.others]
-    parts['slow weights'] = [o for o in slows if o is not None]
     if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, [*plan.states, vars(self.opt)], random, others)

@@ -25,7 +25,7 @@ from ..data.loaders import PixelDL
 from ..data.feed import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, unfuse
+from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
 from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers, why_python,
@@ -49,14 +49,8 @@ class FusedStepCallback(JoiningCallback):
             unfuse(opt)                                       # its own callbacks have changed
         if any(getattr(o, 'sparse', False) for o in self.learn.model.modules()):
             return self.give_up('The network has sparse gradients, which are not fused.')
-        self.why_not = self.own_is_fastest()
-        if self.why_not: return
         try: self.ours = fuse(opt)
         except InputError as e: self.give_up(str(e))
-    def own_is_fastest(self):
-        recipe, device = find_recipe(self.learn.opt), next(self.learn.model.parameters()).device
-        if recipe is None or device.type!='cpu' or NativeUpdate.takes(recipe): return ''
-        return "For a CPU, PyTorch has no fused step of this optimizer, and its own is the fastest."
     def give_up(self, why):
         self.why_not = why
         if why: warnings.warn(why)
@@ -157,9 +151,6 @@ def leave(self:GraphedStepCallback):
 
 # %% ../../nbs/step/09_graphed.ipynb #48d01d88
 @patch
-def own_is_fastest(self:GraphedStepCallback): return ''
-
-@patch
 def give_up(self:GraphedStepCallback, why):
     FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
     if why: self._let_mix()
@@ -234,7 +225,7 @@ def _decide(self:GraphedStepCallback):
     if not self.why_not: self.give_up(self._why_not())
     if self.why_not: return
     learn.opt.capturable = True
-    begin_build(learn.opt)                           # while the first batch is made
+    build_kernel(learn.opt)                          # before the first batch is waited for
     if strangers(learn, EPOCH_EVENTS): self._forget()
     if not self.alone:
         for o in self.steps.values(): o.tried.clear()

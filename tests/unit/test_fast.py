@@ -23,7 +23,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam, Lamb, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
+from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
@@ -38,7 +38,7 @@ from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStep
                            swap_recorder)
 from gpubench.run.models import get_model
 from gpubench.watch.monitor import MonitorCallback
-from gpubench.step.optim import FusedOptimizer, fuse, fused_adam, unfuse
+from gpubench.step.optim import FusedOptimizer, fuse, unfuse
 from gpubench.run.process import Surroundings
 from gpubench.step.recorder import loss_readers
 from gpubench.watch.timing import StepTimerCallback
@@ -59,6 +59,7 @@ def network():
         nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10)))
 
 
+def fused_adam(params, lr, **kwargs): return fuse(Adam(params, lr, **kwargs))
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
 def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=False, loss_func=CrossEntropyLossFlat,
             metrics=lambda: accuracy, device='cpu', augment=False, size=8, make=None, **kwargs):
@@ -788,7 +789,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
     ('what Inside, Stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
     ('its own all_batches, one_batch', dict(make=OwnBatches)),
-    ("its `beta`", dict(opt_func=partial(RAdam, beta=50.))),
+    ("functions of its own", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('more than one GradientClip', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
     ('a step or a zero_grad of its own', dict(cbs=[OwnStep()])),
@@ -927,14 +928,6 @@ class Swa(Callback):
 class LooksWithin(Callback):
     graph_safe = True
     def after_pred(self): self.learn.seen_pred = True
-
-def test_the_table_names_an_optimizer_whose_own_step_is_the_fastest_on_a_cpu():
-    learn = learner(False, opt_func=Lamb)
-    learn.remove_cb(learn.fuse)
-    done = speed_up(learn)
-    learn.fit(1, 1e-3)
-    row = done.to_df().set_index('part').loc['fused step']
-    assert not row.on and 'no fused step of this optimizer' in row.why and type(learn.opt) is Optimizer
 
 def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
     learn = learner(True, [Swa()], model=lambda: nn.Sequential(network(), Keeps()), splitter=params)
@@ -1155,11 +1148,6 @@ def test_speed_up_leaves_what_a_user_chose():
     strides = [p.stride() for p in learn.model.parameters()]
     with speed_up(learn): learn.fit(1)
     assert [p.stride() for p in learn.model.parameters()]==strides and isinstance(learn.opt, FusedOptimizer)
-    other = learner(False, opt_func=partial(RAdam, beta=50.))
-    other.remove_cbs([FuseCallback])
-    fast = speed_up(other)
-    with pytest.warns(UserWarning, match='cannot be fused'): other.fit(1)
-    assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
 
 
 # ---- what a network needs that a step of ours can't give
@@ -1319,12 +1307,8 @@ def test_a_generator_of_the_module_is_not_captured():
     assert graphed.n_replays==1                     # trained with what it drew at the recording; the next batch showed it
 
 
-def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
-    with pytest.raises(ValueError, match="FusedOptimizer can't be used as an opt_func"): classifier_of(opt_func=FusedOptimizer).create_opt()
+def test_what_is_no_capture_is_refused_in_words():
     with pytest.raises(ValueError, match="capture is 'x', but it has to be"): GraphedStepCallback(capture='x')
-
-
-def classifier_of(**kw): return Learner(get_dls('digits', bs=64, max_images=200), nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), **kw)
 
 
 @pytest.fixture(params=['the parts', 'all of cuDNN', 'all'])
