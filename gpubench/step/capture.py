@@ -374,9 +374,9 @@ def backward(self:Step, *batch):
     return pred, _plain(loss.detach()), *made
 
 @patch
-def finish_gradients(self:Step, in_place=False):
+def finish_gradients(self:Step):
     "Average them over all devices, and clip them"
-    if self.average: self.average(in_place)
+    if self.average: self.average()
     if not self.clip: return
     torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
@@ -407,7 +407,7 @@ def capture(self:Step, is_last, capture, loss):
         for p,zero in zip(plan.params, zeros):
             if p.grad is None or not p.requires_grad: p.grad = zero
         if not is_last: return out
-        self.finish_gradients(in_place=adds)
+        self.finish_gradients()
         update.grads = [p.grad for p in plan.params]
         with torch.no_grad():
             update(out[1])
