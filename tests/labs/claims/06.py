@@ -27,7 +27,7 @@ with planted(perf_counter=lambda: next(now), wait_for=lambda d: log.append('wait
     assert seconds(lambda: log.append('work'))==3 and log==['work', 'wait']
 
 # %% Ratios are taken within rounds: a slow round does no harm
-made = pd.DataFrame([dict(device='cpu', bs=64, loop=loop, visit=i, step_ms=ms*slow) for i,slow in enumerate((1., 3., 1.1))
+made = pd.DataFrame([dict(device='cpu', bs=64, loop=loop, visit=i, round_id=i, step_ms=ms*slow) for i,slow in enumerate((1., 3., 1.1))
                      for loop,ms in (('fit', 4.), ('your loop', 2.))])
 with planted(loops=made):
     found = compare_loops('fit').loc['cpu', 64]
