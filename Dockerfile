@@ -1,14 +1,13 @@
 # One image, two variants: build arguments say which, and the compose files give them.
 # The digest decides what the base is (amd64 and arm64 alike); the tag tells people.
-ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
+ARG PYTHON_IMAGE=docker.io/library/python:3.12.14-slim-trixie@sha256:f77ac9e44ae96ef2c90b8053ea08c31f8be030f824196b0ae4db6d462c84e51f
 
 FROM ${PYTHON_IMAGE}
-# torch.compile needs a compiler, notebooks are merged with git, which asks ssh for some addresses, and VS Code asks ps; nvtop (GPU only)
-# is in Debian's contrib. Versions are those of the base's Debian release.
+# torch.compile needs a compiler, notebooks are merged with git, which asks ssh for some addresses, and VS Code asks ps; nvtop is for
+# the GPU variant. Versions are those of the base's Debian release.
 ARG DEBIAN_PACKAGES=""
 # hadolint ignore=DL3008,SC2086
-RUN sed -i 's/^Components: main$/Components: main contrib/' /etc/apt/sources.list.d/debian.sources \
-    && apt-get update \
+RUN apt-get update \
     && apt-get install -y --no-install-recommends build-essential git openssh-client procps ${DEBIAN_PACKAGES} \
     && rm -rf /var/lib/apt/lists/*
 
@@ -29,6 +28,7 @@ RUN grep -vE '^(playwright|uv)==' constraints.txt > requirements.txt \
 # So whatever is written to is made here, before a volume lies over it, and open to any number. In a container there is one person.
 # Locks lie there, too, since two containers that measure at once share a CPU but no /tmp; without the sticky bit, which would keep one
 # number from opening the lock of another.
+# Temporary files go to the volume, too: /tmp is in memory where the image is read-only.
 # git's settings are the system's: a ~/.gitconfig made here would keep VS Code from bringing the one of the host, with name and address.
 RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --shell /bin/bash bench \
     && install -d -o bench -g bench -m 1777 /cache /workspace \
@@ -40,7 +40,7 @@ RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --
     && git config --system merge.nbdev-merge.driver "nbdev-merge %O %A %B %P"
 ENV XDG_CACHE_HOME=/cache FASTAI_HOME=/cache/fastai TORCH_HOME=/cache/torch PIP_CACHE_DIR=/cache/pip MPLCONFIGDIR=/cache/matplotlib \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
-    GPUBENCH_LOCKS=/cache/locks \
+    GPUBENCH_LOCKS=/cache/locks TMPDIR=/cache \
     VENV=/usr/local SHELL=/bin/bash PATH=/home/bench/.local/bin:$PATH
 
 # The checkout comes last. The compose files lay the one on the host over it, and then that one's code and notebooks are used.

@@ -61,6 +61,7 @@ export: set-up-dev
 
 # torch pins its CUDA packages itself
 lock: set-up-dev
+	@test -x $(bin)/uv || { echo 'The container image has no uv: run make lock on the host.'; exit 1; }
 	@$(bin)/uv pip compile setup.py --extra dev --universal --python-version 3.11 --quiet --no-header --no-annotate --output-file "$(VENV)/lock.txt" --upgrade
 	@{ echo "# The versions that make, both container images and CI install, for Linux, Windows and macOS. \`make lock\` renews it from settings.ini."; \
 		grep -vE '^(cuda-|triton|nvidia-[^m])' "$(VENV)/lock.txt"; } > constraints.txt

@@ -1,7 +1,5 @@
-"""What all the benchmarks beside this file share: their command line, their JSON, other processes, runs that alternate
-
-It imports little, so that a process that starts others and reads what memory they took stays small."""
-import argparse, json, random, subprocess
+"""What all the benchmarks beside this file share: their command line, their JSON, runs that alternate, bars of figures"""
+import argparse, json, random
 from statistics import median
 
 def parser(doc):
@@ -37,13 +35,6 @@ def write_json(path, machine=None, indent=1, **found):
 def read_json(path):
     with open(path) as f: return json.load(f)
 
-def run_apart(*command, **kwargs):
-    "What a command prints last, which is JSON; `kwargs` go to `subprocess.run`"
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **kwargs)
-    lacks_allocator = 'cannot be preloaded' in done.stderr       # the loader only warns
-    if done.returncode or lacks_allocator: raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
-
 def spread(values, form='.3g', unit=''):
     "Median and range, such as '5.55 s (5.38 to 5.59)'"
     return f'{median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})'
@@ -63,3 +54,23 @@ def alternate(variants, rounds, run):
         rng.shuffle(order)
         for name in order: found[name].append(run(variants[name]))
     return {k: v[1:] for k,v in found.items()}
+
+def draw_bar(ax, at, values, color, text, height=.6, label=None):
+    "A bar that ends at the median, every run a dot"
+    ax.barh(at, median(values), height=height, color=color, alpha=.35, label=label)
+    ax.plot(values, [at]*len(values), 'o', color=color, alpha=.75, ms=5)
+    ax.annotate(text, (max(values), at), (7, 0), va='center', textcoords='offset points')
+
+def name_bars(ax, names):
+    "Names at the bars, the first on top"
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names)-.5, -.5))
+    ax.grid(False, axis='y')
+    ax.tick_params(axis='y', length=0)
+
+def finish(ax, title, machine, pad=6):
+    "Title `pad` points above the axes, the machine below"
+    import pandas as pd
+    from gpubench.show.plot import caption
+    ax.set_title(title, x=0, ha='left', pad=pad)
+    ax.annotate(caption(pd.DataFrame([dict(device='cuda') | machine])), (0, 0), (0, -8), va='top', fontsize=9,
+                textcoords='offset points', xycoords=('axes fraction', ax.xaxis.label))

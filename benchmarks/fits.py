@@ -1,11 +1,10 @@
-"""What the benchmarks of training steps share: a Learner that is warm, callbacks that end a fit, ratios to a fit without"""
+"""What the benchmarks of training steps share: a Learner that is warm, ratios to a fit without"""
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
+from fastai.callback.core import Callback, CancelValidException
 from fastai.callback.fp16 import MixedPrecision
 from gpubench.ground.stats import median_ci
 from gpubench.run.trial import Trial, make_learner, resolve, warm_up
@@ -19,24 +18,6 @@ def bf16_callbacks(): return [MixedPrecision(amp_mode='bf16'), ChannelsLast()]
 class NoValidationCallback(Callback):
     graph_safe = 'counts'                        # it acts in no batch
     def before_validate(self): raise CancelValidException()
-
-class UntilCallback(Callback):
-    "Ends the fit after `seconds` from its first batch and knows how many steps that were; the loss has just been read from the device"
-    order, graph_safe = 59, True
-    def __init__(self, seconds, validate=False): self.seconds, self.validate, self.n = seconds, validate, 0
-    def is_over(self): return perf_counter()-self.start_s>=self.seconds
-    def end_if_over(self, how):
-        if self.n and self.is_over(): raise how()
-    def before_epoch(self): self.end_if_over(CancelFitException)
-    def before_batch(self):
-        if self.n==0: self.start_s = perf_counter()
-    def after_batch(self):
-        if not self.training: return
-        self.n, self.took_s = self.n+1, perf_counter()-self.start_s
-        self.end_if_over(CancelTrainException)
-    def before_validate(self):
-        self.end_if_over(CancelFitException)
-        if not self.validate: raise CancelValidException()
 
 def ready_learner(**fields):
     "The learner of a trial, warm, without the callback that looks at what is computed"

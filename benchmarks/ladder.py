@@ -1,7 +1,9 @@
 """From stock fastai to a compiled, captured step, one change per rung, beside the same step by hand with nothing around
 it
 
-    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers jax ...] [--joules-s 2]
+    ladder.py --device cuda --out ladder.json [--rounds 5] [--case resnet18_32px_b64 ...] [--peers plain_loop jax]
+    ladder.py RECORD                                                  print a record's table
+    ladder.py RECORD --figure FILE.png --case resnet18_32px_b64       the README's figure
 
 Each rung is a Learner on data that lies on the device, with its recorder and its progress bar (written to a file). A
 run is the training part of one epoch without validation, from the first batch asked for to the last step done, the
@@ -10,14 +12,8 @@ without cuDNN's search live in a process of their own: a process keeps the kerne
 searched or not. `hand` is the limit: the same network compiled and captured with cuDNN's search, and AdamW at a
 constant rate, compiled as well (which takes minutes for a ResNet), replayed once for each step of an epoch. It is the
 fastest of four ways, `hand_us`: weights in channels_last or as PyTorch makes them, and batches gathered by the compiled
-kernels or before each replay. `--peers` adds other frameworks (see peers.py).
-
-Afterwards a profiler looks at a few steps of each rung: what was launched, how often the host waited, how long
-kernels of which kind ran, and which ran longest. `valid_us` is the time of a batch of validation, `bound_us` the
-least time that the card's own rates of products and copies allow (see `gpubench.run.models.bound_ms`). Joules per image
-come from the card's energy counter, which ticks every 0.1 s, over runs of `--joules-s` seconds; 0 leaves them out."""
-import io, re
-from collections import Counter
+kernels or before each replay. `--peers` adds other frameworks (see peers.py)."""
+import io
 from contextlib import redirect_stdout
 from functools import lru_cache, partial
 from statistics import median
@@ -26,9 +22,9 @@ from time import perf_counter
 from gpubench.ground.core import free_memory, wait_for
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
-from gpubench.run.models import bound_ms, device_rates, get_model
-from gpubench.watch.nvml import open_gpu
+from gpubench.run.models import get_model
 from gpubench.ground.stats import ratio_ci
+from gpubench.show.plot import drawing, plt, series_style
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)
@@ -36,9 +32,10 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
+import pandas as pd
 import torch
 
-from common import alternate, device_of, device_parser, write_json
+from common import alternate, device_of, draw_bar, finish, name_bars, parser, read_json, spread, write_json
 from fits import NoValidationCallback, bf16_callbacks, search_kernels
 from peers import PEERS, in_own_process
 
@@ -119,18 +116,6 @@ def make_learners(names, case, device): return {k: make_learner(case, rungs(case
 def on_rung(learners, name, look, *args): return look(partial(step_us, learners[name]), *args)
 def call(run, *args): return run(*args)
 
-def valid_us(run):
-    "Of a batch, validation as `fit` does it, by the Learner of a rung"
-    [learn] = run.args
-    dl = learn.dls.valid
-    dl.n = min(dl.n//dl.bs, 50)*dl.bs
-    with learn.removed_cbs(learn.no_validation), redirect_stdout(io.StringIO()):
-        wait_for(dl.device)
-        start_s = perf_counter()
-        learn.validate()
-        wait_for(dl.device)
-    return 1e6*(perf_counter()-start_s)/len(dl)
-
 HAND = {f'{layout}, gathered {where}': (memory_format, where=='within') for where in ('within', 'before')
         for layout,memory_format in (('channels_last', torch.channels_last), ('plain', torch.contiguous_format))}
 
@@ -192,48 +177,7 @@ def fastest_by_hand(case, device):
     us = {k: median(o) for k,o in alternate(ways, 3, lambda run: run()).items()}
     return ways[min(us, key=us.get)], us
 
-KINDS = { # the first whose expression a kernel's name has; Inductor names its kernels after what they fuse
-    'optimizer': '_update_kernel|multi_tensor_apply|^triton_for_',
-    'norms': 'batch_norm|bn_|batchnorm',
-    'element-wise': '^triton_',
-    'layouts': 'nchwToNhwc|nhwcToNchw|convertTensor|AddPadding',
-    'products': 'gemm|conv|grad|fprop|cutlass|nvjet|xmma|winograd|splitK',
-    'copies': '^Mem|memset'}
-
-def kind_of(name): return next((k for k,o in KINDS.items() if re.search(o, name)), 'element-wise')
-
-def look_inside(run, n_steps):
-    "What the profiler sees of a step; it slows Python down, so no time of the host is taken from it"
-    with torch.profiler.profile() as seen: run(n_steps)
-    calls = seen.key_averages()
-    kinds = Counter()
-    on_gpu = [o for o in calls if o.device_type==torch.autograd.DeviceType.CUDA
-              and not o.is_user_annotation]                  # such as a loader's range
-    for o in on_gpu: kinds[kind_of(o.key)] += o.self_device_time_total/n_steps
-    def count(*names): return sum(o.count for o in calls if o.key.startswith(names))/n_steps
-    return dict(launches=count('cudaLaunch', 'cuLaunch', 'cudaGraphLaunch'),
-                waits=count('cudaStreamSync', 'cudaEventSync', 'cudaDeviceSync'),
-                kernels=sum(o.count for o in on_gpu)/n_steps, device_us=sum(kinds.values()), kinds_us=dict(kinds),
-                longest_us={o.key[:120]: o.self_device_time_total/n_steps
-                            for o in sorted(on_gpu, key=lambda o: -o.self_device_time_total)[:12]})
-
-def joules_per_image(run, n_steps, bs, seconds):
-    gpu, n = open_gpu('cuda:0'), 0
-    def now_j(): return gpu('energy_counter_j')
-    run(n_steps)
-    start_j, end = now_j(), perf_counter()+seconds
-    while perf_counter()<end:
-        run(n_steps)
-        n += n_steps
-    return (now_j()-start_j)/(n*bs)
-
-def bound_us(case, device):
-    model, _, size, n_in, is_bf16, *_ = case
-    precision = 'bf16' if is_bf16 else 'fp32'
-    return 1e3*bound_ms(get_model(model, n_in=n_in), (n_in, size, size), case[1],
-                        **device_rates(device, precision), precision=precision)
-
-def measure(case, device, rounds, peers=(), joules_s=0, only=()):
+def measure(case, device, rounds, peers=(), only=()):
     names = [o for o in rungs(case[4]) if not only or o in only]
     learners = make_learners([o for o in names if o not in APART], case, device)
     others = in_own_process(partial(make_learners, [o for o in names if o in APART]), case, device)
@@ -249,38 +193,77 @@ def measure(case, device, rounds, peers=(), joules_s=0, only=()):
         raise RuntimeError(f'not captured: {[o.why_not for o in graphs.values()]}')
     return dict(
         images=case[1], step_us=times, hand_us=hand_us,
-        valid_us=alternate({k: partial(at[k], valid_us) for k in names}, 3, call),
         median_us={k: median(o) for k,o in times.items()},
         of_hand={k: vars(ratio_ci(o, times['hand'])) for k,o in times.items() if k!='hand'},
         of_stock={k: vars(ratio_ci(times[stock], o))
-                  for k,o in times.items() if not k.startswith('stock') and stock in times},
-        graph_bytes={k: o.held_bytes for k,o in graphs.items()},
-        inside={k: do(look_inside, min(n_steps[k], 24)) for k,do in at.items() if k not in peers} if not only else {},
-        bound_us=bound_us(case, device),
-        joules_per_image={k: do(joules_per_image, n_steps[k], case[1], joules_s)
-                          for k,do in at.items()} if joules_s else {})
+                  for k,o in times.items() if not k.startswith('stock') and stock in times})
 
-def main():
-    p = device_parser(__doc__)
-    p.add_argument('--rounds', type=int, default=5)
-    p.add_argument('--case', nargs='+', choices=list(CASES), default=list(CASES))
-    p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
-    p.add_argument('--joules-s', type=float, default=0)
-    p.add_argument('--only', nargs='+', default=[],
-                   help='just these rungs, beside the step by hand and the peers, and no look inside')
-    args = p.parse_args()
-    device, found = device_of(args), {}
-    if device=='cpu': p.error('this ladder needs a GPU; for a CPU there is ladder_cpu.py')
-    for name in args.case:
-        try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.joules_s, args.only)
+RUNGS = dict(stock='stock fastai', stock_bf16='+ bf16, channels last', no_waits='+ no waiting for losses',
+             fused='+ fused optimizer', kernels="+ cuDNN's search", graph='+ CUDA graph',
+             compiled_graph='+ compiled kernels')
+LIMITS = dict(hand='by hand', plain_loop='plain loop', jax='JAX')
+
+def row(case, found):
+    "A line of the table: microseconds a step, and what the compiled graph takes beside the limits"
+    us = found['step_us']
+    times = {label: f'{median(us[k]):,.0f}' if k in us else '' for k,label in (RUNGS | LIMITS).items()}
+    spreads = {'stock, range': spread(us.get('stock_bf16') or us['stock'], ',.0f'),
+               'compiled graph, range': spread(us['compiled_graph'], ',.0f')}
+    def ratio(k):
+        if k not in us: return ''
+        o = ratio_ci(us['compiled_graph'], us[k])
+        return f'{o.mid:.3f} ({o.lo:.3f} to {o.hi:.3f})'
+    return dict(case=case) | times | spreads | {f'compiled graph ÷ {label}': ratio(k) for k,label in LIMITS.items()}
+
+@drawing()
+def draw(us, case, machine):
+    "Every run a dot, the bar ends at the median; returns the figure"
+    labels = RUNGS | dict(graph="+ cuDNN's search, CUDA graph", hand='the same step by hand')
+    bars = {k: v for k,v in labels.items() if k in us and k!='kernels'}
+    fig, ax = plt.subplots(figsize=(7.6, 3.6))
+    for i,name in enumerate(bars):
+        ms = [o/1e3 for o in us[name]]
+        times = median(us['stock'])/1e3/median(ms)
+        faster = f' ({times:.0f} times faster)' if times>2 else ''
+        draw_bar(ax, i, ms, series_style(5 if name=='hand' else 1)['color'], f'{median(ms):.3g} ms{faster}')
+    name_bars(ax, bars.values())
+    ax.set(xlim=(0, 1.2*max(max(us[k]) for k in bars)/1e3), xlabel='time of a step (ms)')
+    model, bs, px, *_ = CASES[case]
+    finish(ax, f'A training step of {model}, {px} px, batch {bs}', machine)
+    return fig
+
+def train_all(args, device):
+    "Measure the cases; the record is written after each"
+    found = {}
+    for name in args.case or CASES:
+        try: found[name] = measure(CASES[name], device, args.rounds, args.peers, args.only)
         except Exception as e: found[name] = dict(error=f'{type(e).__name__}: {e}'.splitlines()[0])
         torch._dynamo.reset()                    # it compiles a function for eight cases at most
         free_memory()
         write_json(args.out, device, cases=found)
-        o = found[name]
-        print(name, o.get('error') or ' '.join(f'{k} {v:.0f}' for k,v in o['median_us'].items()),
-              *(f"{k} {o['of_hand'][k]['mid']:.3f}..{o['of_hand'][k]['hi']:.3f} of hand"
-                for k in ('graph', 'compiled_graph') if k in o.get('of_hand', {})),
-              flush=True)
+        print(name, found[name].get('error', 'ok'), flush=True)
+
+def main():
+    p = parser(__doc__)
+    p.add_argument('record', nargs='?', help='what an earlier call wrote; nothing is trained')
+    for o in ('--out', '--figure'): p.add_argument(o, metavar='FILE')
+    p.add_argument('--device', default='auto', help='cuda or auto')
+    p.add_argument('--rounds', type=int, default=5)
+    p.add_argument('--case', nargs='+', choices=list(CASES))
+    p.add_argument('--peers', nargs='*', choices=list(PEERS), default=[])
+    p.add_argument('--only', nargs='+', default=[], help='just these rungs, beside the step by hand and the peers')
+    args = p.parse_args()
+    if bool(args.record)==bool(args.out): p.error('give either a record to print, or --out to train and write one')
+    if args.out:
+        device = device_of(args)
+        if device=='cpu': p.error('this ladder needs a GPU')
+        train_all(args, device)
+    found = read_json(args.record or args.out)
+    cases = {k: o for k,o in found['cases'].items() if 'error' not in o and (not args.case or k in args.case)}
+    with pd.option_context('display.width', 250, 'display.max_columns', None):
+        print(pd.DataFrame([row(*o) for o in cases.items()]).T.to_string())
+    if args.figure:
+        [(case, o)] = cases.items()
+        draw(o['step_us'], case, found['machine']).savefig(args.figure, dpi=130)
 
 if __name__=='__main__': main()

@@ -1,11 +1,11 @@
 """The same trainings in other frameworks, for ladder.py: a plain PyTorch loop with
-`torch.compile(mode='reduce-overhead')`, Lightning with the same compiler mode, and JAX (Flax and Optax): one jitted
-`lax.scan` over the resident epoch with donated buffers.
+`torch.compile(mode='reduce-overhead')`, and JAX (Flax and Optax): one jitted `lax.scan` over the resident epoch with
+donated buffers.
 
 All train the ladder's network from data on the device, in the ladder's precision, channels_last, with cuDNN's search
 and AdamW at a constant rate. None has a captured step of its own to offer beyond what its compiler does: in JAX the
 scan is one call from Python for an epoch. Each lives in a process of its own."""
-import logging, multiprocessing, os, warnings
+import multiprocessing, os
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -51,40 +51,6 @@ def plain_loop(case, device):
             opt.zero_grad()
         wait_for(device)
         return 1e6*(perf_counter()-start_s)/n_steps
-    epoch(6)
-    return epoch
-
-def lightning(case, device):
-    import lightning as L
-    for name in 'lightning', 'pytorch_lightning', 'lightning.pytorch', 'lightning.fabric':
-        logging.getLogger(name).setLevel(logging.ERROR)
-    x, y, mean, std = pixels(case, device)
-    net = network(case, device)
-    class Net(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-            self.forward_loss = torch.compile(
-                lambda x, y: F.cross_entropy(self.net((x.float()-255*mean)/(255*std)).float(), y),
-                mode='reduce-overhead', fullgraph=True, dynamic=False)
-        def training_step(self, i, n):
-            torch.compiler.cudagraph_mark_step_begin()
-            return self.forward_loss(x[i], y[i])
-        def configure_optimizers(self): return torch.optim.AdamW(self.parameters(), fused=True, **ADAMW)
-        def on_train_epoch_start(self):
-            wait_for(device)
-            self.start_s = perf_counter()
-        def on_train_epoch_end(self):
-            wait_for(device)
-            self.took_s = perf_counter()-self.start_s
-    module = Net()
-    def epoch(n_steps=case[6]):
-        with warnings.catch_warnings(action='ignore'):
-            trainer = L.Trainer(max_epochs=1, accelerator='gpu', devices=1, precision='bf16-mixed' if case[4] else 32,
-                                logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                                enable_model_summary=False, benchmark=True)
-            trainer.fit(module, torch.utils.data.DataLoader(indices(len(x), case[1], n_steps, device), batch_size=None))
-        return 1e6*module.took_s/n_steps
     epoch(6)
     return epoch
 
@@ -156,7 +122,7 @@ def jax_scan(case, device):
     epoch()
     return epoch
 
-PEERS = dict(plain_loop=plain_loop, lightning=lightning, jax=jax_scan)
+PEERS = dict(plain_loop=plain_loop, jax=jax_scan)
 
 def _serve(make, case, device, pipe): # in a process of its own
     try: run = make(case, device)

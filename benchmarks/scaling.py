@@ -14,8 +14,9 @@ accelerate. All images are copies of 256. Prints medians, and where the time wen
 records."""
 import os, random, tempfile, time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,10 @@ WORKLOADS = { # each epoch has eight steps or more on four devices
 SEARCHED = {'ResNet-18, 32 px, b64, bf16', 'MNIST CNN, b1000, fp32'} # where cuDNN's search brings something
 # a captured step is `speed_up`'s: channels_last in TF32, too, and cuDNN's search for small batches
 CAPTURED = dict(speed_up='channels_last defer_losses graph')
-COMPILED, FLAT, HALF = dict(speed_up=CAPTURED['speed_up']+' compile'), dict(all_reduce='flat'), dict(all_reduce='bf16')
+COMPILED, FLAT = dict(speed_up=CAPTURED['speed_up']+' compile'), dict(all_reduce='flat')
 STOCK = 'stock, distrib_ctx'
 WAYS = {'eager, DDP': {}, 'captured, DDP': CAPTURED, 'captured, flat': CAPTURED | FLAT, 'compiled, flat': COMPILED | FLAT,
-        'compiled, bf16': COMPILED | HALF, STOCK: {}}
+        STOCK: {}}
 WEAK_ONLY = {'compiled, flat', 'compiled, bf16'} # to compile takes longer than all else
 CPU_WAYS = {'eager, DDP': {}, 'eager, flat': FLAT}
 
@@ -206,13 +207,13 @@ def phases(sizes, n_there):
 
 def run_group(n, first, n_there, device, **kwargs):
     "Its records; its processes get `n` of the devices, from `first` on, and as large a share of the cores"
-    cores, env = sorted(os.sched_getaffinity(0)), {}
+    cores = sorted(os.sched_getaffinity(0))
     if device=='cuda':
-        os.sched_setaffinity(0, cores[first*len(cores)//n_there:(first+n)*len(cores)//n_there]) # of this thread
+        os.sched_setaffinity(0, cores[first*len(cores)//n_there:(first+n)*len(cores)//n_there]) # of this process
         gpus = (os.environ.get('CUDA_VISIBLE_DEVICES') or ','.join(map(str, range(n_there)))).split(',')
-        env = dict(CUDA_VISIBLE_DEVICES=','.join(gpus[first:first+n]))
+        os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(gpus[first:first+n])
     def work(device): return visits(device, **kwargs)
-    return launch(work, n_devices=n, device=device, env=env)[0]
+    return launch(work, n_devices=n, device=device)[0]
 
 def main():
     p = device_parser(__doc__, out='a .jsonl file of records; rows are added')
@@ -231,7 +232,8 @@ def main():
                   n_rounds=args.rounds, max_s=args.max_s, out=args.out, since=time.time(), device=device)
     n_there = torch.cuda.device_count() if device=='cuda' else max(args.devices) # side by side on a CPU they'd share cores
     plan = phases(set(args.devices), n_there if device=='cuda' else 0)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(args.devices)) as pool:
+    groups = ProcessPoolExecutor(len(args.devices), get_context('spawn'), max_tasks_per_child=1)
+    with tempfile.TemporaryDirectory() as folder, groups as pool:
         def begin(i, phase): # all groups start now and wait for their phase
             firsts = np.cumsum([0, *phase])
             def others(n): return [o for o in phase if o!=n]

@@ -2,19 +2,18 @@
 wall
 
     whole_fit.py --out whole_fit.json [--rows gpu] [--runs 3] [--device cuda]      train, and print the table
-    whole_fit.py RECORD … [--check]                                               print the table of such records
+    whole_fit.py RECORD [--check]                                                 print the table of a record
+    whole_fit.py RECORD --figure FILE.png --rows photos_4 presizing photos_20     the README's figure
 
 Rows are names of `ROWS` in whole_fit_rows.py, or `gpu`, `cpu`, `accuracy`, `all`. Each run is a process of its own; the
 ways of a row alternate, in an order that is shuffled in each round, and those of a round share their seed. The clock
 starts with the first call after the imports; making the loaders, starting up, compiling, decoding and validating all
-count. Compiled kernels aren't kept from run to run, unless `--compiler-cache` names a folder for them. The files have
-just been made, so the system has them in memory, but nobody has decoded them.
+count, and compiled kernels aren't kept from run to run. The files have just been made, so the system has them in memory,
+but nobody has decoded them.
 
-Stock has fastai's default number of workers unless the row or the variant says otherwise. Variants of `speed_up`:
-`fp32`, `compiled`, `cached` (the first run fills the cache), and `resident`, whose loader decodes all images onto
-the GPU before the fit. Peers: `stock_bf16`, `workers_0` to `workers_16` (stock with so many), and `torchvision`
-(whole_fit_loop.py, for the rows with photographs in class folders). `--check` ends with exit code 1 if `speed_up`
-takes more than 1.03 of stock's time plus half a second in any row, or raises what stock doesn't."""
+Stock has fastai's default number of workers unless the row says otherwise. Further variants: `stock_bf16`, and `fp32`
+and `compiled` of `speed_up`. `--check` ends with exit code 1 if `speed_up` takes more than 1.03 of stock's time plus
+half a second in any row, or raises what stock doesn't."""
 import os, random, sys
 from functools import partial
 from statistics import median
@@ -24,9 +23,10 @@ import pandas as pd
 import torch
 from gpubench.ground.core import describe_machine, machine_title, package_version
 from gpubench.run.process import pack, run_fresh
+from gpubench.show.plot import drawing, plt, series_style
 from gpubench.ground.stats import ratio_ci
 
-from common import device_of, difference, parser, read_json, spread, write_json
+from common import device_of, difference, draw_bar, finish, name_bars, parser, read_json, spread, write_json
 from whole_fit_rows import ACCURACY, GROUPS, ROWS, VARIANTS
 from whole_fit_run import run_once
 
@@ -36,7 +36,7 @@ BROUGHT = 'torchcodec', 'pillow', 'numpy', 'pandas'
 
 def options():
     p = parser(__doc__)
-    p.add_argument('records', nargs='*', help='JSON files that earlier calls wrote; nothing is trained')
+    p.add_argument('record', nargs='?', help='what an earlier call wrote; nothing is trained')
     p.add_argument('--out', help='the JSON file to write, renewed after each run')
     p.add_argument('--rows', nargs='+', choices=[*GROUPS, *ROWS], help='by default those for the device')
     p.add_argument('--variants', nargs='+', choices=VARIANTS, default=BOTH, help='by default stock and speed_up')
@@ -44,11 +44,10 @@ def options():
     p.add_argument('--seeds', type=int, default=5, help='runs of each variant in the rows of `accuracy`')
     p.add_argument('--device', default='auto')
     p.add_argument('--cores', type=int, help='use only so many')
-    p.add_argument('--memory-gb', type=float, help='the GPU has only so much')
-    p.add_argument('--compiler-cache', metavar='FOLDER')
     p.add_argument('--limit-s', type=float, default=900, help='seconds after which a run is ended')
     p.add_argument('--quick', action='store_true', help='few files and at most two epochs: to see whether it works')
     p.add_argument('--check', action='store_true')
+    p.add_argument('--figure', metavar='FILE', help='draw the rows that have both ways, or --rows')
     return p
 
 def use_cores(n):
@@ -75,9 +74,8 @@ def describe(device): return describe_machine(device) | {o: package_version(o) f
 def train_all(args):
     "Train everything that is asked for; the record is written after each run"
     device = device_of(args).split(':')[0]
-    if args.memory_gb and device!='cuda': raise ValueError(f'--memory-gb is for GPUs, and the device is {device}. Leave it out.')
     machine, rows = describe(device), names_of(args.rows or [device.replace('cuda', 'gpu')])
-    asked = dict(device=device, quick=args.quick, memory_gb=args.memory_gb, compiler_folder=args.compiler_cache)
+    asked = dict(device=device, quick=args.quick)
     settings, runs = asked | dict(cores=args.cores, rows={o: ROWS[o].about() for o in rows}), []
     def run(row, variant, seed, **kwargs): return in_process(args.limit_s, row, variant, seed, **asked | kwargs)
     for row in rows: ROWS[row].folder(args.quick)
@@ -157,21 +155,57 @@ def show(record):
     with pd.option_context('display.width', 250, 'display.max_columns', None, 'display.max_rows', None):
         print(table(record['runs']).to_string(index=False), flush=True)
 
-def check(records):
+def check(record):
     "Print which rows break the rule; returns whether any does"
-    found = [o for record in records for o in broken(record['runs'])]
-    n = sum(map(has_both, (sides for o in records for sides in seconds(done(o['runs'])).values())))
+    found, n = broken(record['runs']), sum(map(has_both, seconds(done(record['runs'])).values()))
     print('\n'.join(found) or f"None of the {n} rows takes more than {MOST_TIMES} of stock's time and {MOST_MORE_S} s.")
     return bool(found)
+
+SIDES = dict(stock=('stock fastai', 0), speed_up=('with speed_up', 1))     # variant -> label and color
+
+def beside_bar(variant, sides):
+    "What stands beside a bar"
+    times = ratio_ci(sides['stock'], sides[variant]).mid             # as in the table
+    return f'{median(sides[variant]):.3g} s' + (f' ({times:.1f} times as fast)' if variant=='speed_up' and times>1.05 else '')
+
+@drawing()
+def draw(runs_s, names, machine):
+    "`runs_s`: row -> variant -> seconds of its runs; `names`: row -> its name; returns the figure"
+    fig, ax = plt.subplots(figsize=(8.4, 1.3+.75*len(runs_s)))
+    for i,(row, sides) in enumerate(runs_s.items()):
+        for j,(variant, (label, color)) in enumerate(SIDES.items()):
+            draw_bar(ax, i+.4*j-.2, sides[variant], series_style(color)['color'], beside_bar(variant, sides), .36, label)
+    longest = max(t for sides in runs_s.values() for o in SIDES for t in sides[o])
+    name_bars(ax, [names[o] for o in runs_s])
+    ax.set(xlim=(0, 1.3*longest), xlabel='from the files to the last metric (s)')
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[:2], labels[:2], loc='lower left', bbox_to_anchor=(0, 1), ncols=2, frameon=False,
+              borderaxespad=.2)
+    finish(ax, 'From a folder of photographs to a trained model', machine, pad=26)
+    return fig
+
+def about_machine(record):
+    "As `finish` takes it; beside a GPU, its cores are named, since they decode"
+    machine = record['machine'] | dict(device=record['settings']['device'])
+    return machine | dict(gpu=machine['gpu'] and f"{machine['gpu']}, {machine['n_cores']} cores")
+
+def draw_record(record, rows):
+    "The figure of these rows, or of all that have both ways"
+    times = {k: v for k,v in seconds(done(record['runs'])).items() if has_both(v)}
+    missing = [o for o in rows if o not in times]
+    if missing: raise ValueError(f"no runs of both ways for {', '.join(missing)}; the record has them for {', '.join(times)}")
+    names = {k: o['what'] for k,o in record['settings']['rows'].items()}
+    return draw({o: times[o] for o in rows or times}, names, about_machine(record))
 
 def main():
     p = options()
     args = p.parse_args()
-    if bool(args.records)==bool(args.out): p.error('give either records to print, or --out to train and write one')
+    if bool(args.record)==bool(args.out): p.error('give either a record to print, or --out to train and write one')
     if args.cores: use_cores(args.cores)
     if args.out: train_all(args)
-    records = [read_json(o) for o in args.records or [args.out]]
-    for record in records: show(record)
-    if args.check: sys.exit(check(records))
+    record = read_json(args.record or args.out)
+    show(record)
+    if args.figure: draw_record(record, names_of(args.rows or [])).savefig(args.figure, dpi=130)
+    if args.check: sys.exit(check(record))
 
 if __name__=='__main__': main()

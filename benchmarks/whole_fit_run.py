@@ -9,8 +9,7 @@ from fastai.torch_core import default_device, set_seed
 from gpubench.ground.core import wait_for
 from gpubench.step.fast import speed_up
 
-from whole_fit_loop import torchvision_loop
-from whole_fit_rows import OURS, ROWS, resident
+from whole_fit_rows import OURS, ROWS
 
 class EpochClockCallback(Callback):
     "Seconds of each epoch's two parts, to when the device has finished them"
@@ -36,19 +35,11 @@ class Laps:
     def end(self): self.found['total_s'] = perf_counter()-self.start_s
 
 @contextmanager
-def compiler_cache(folder=None):
-    "Compiled kernels go into this folder, by default an empty one, so that each run compiles as if it were the first"
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(folder or empty), TRITON_CACHE_DIR=f'{folder or empty}/triton')
+def empty_compiler_cache():
+    "Each run compiles as if it were the first"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=f'{folder}/triton')
         yield
-
-def limit_memory(gb):
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1., gb*2**30/total))
-
-def make_loaders(row, variant, folder):
-    n_workers = dict(num_workers=int(variant.split('_')[1])) if variant.startswith('workers_') else {}
-    return (resident if variant=='resident' else row.dls)(folder, **row.loaders | n_workers)
 
 def images(dls): return dict(n_train=len(dls.train)*dls.train.bs, n_valid=len(dls.valid.dataset))
 
@@ -56,7 +47,7 @@ def train(row, variant, seed, folder, device, epochs, found):
     "The training; `found` gets what is known of it, also if it raises"
     laps, clock = Laps(found), EpochClockCallback(device)
     found.update(clock.seconds)
-    dls = make_loaders(row, variant, folder)
+    dls = row.dls(folder, **row.loaders)
     set_seed(seed)                      # fastai's splitter has set torch's to its own
     laps.lap('loaders_s')
     learn = row.learner(dls)
@@ -77,17 +68,14 @@ def peak_mib(device):
     if device!='cuda' or not torch.cuda.is_initialized(): return {}
     return dict(peak_reserved_mib=torch.cuda.max_memory_reserved()/2**20)
 
-def run_once(name, variant, seed, device, quick=False, memory_gb=None, compiler_folder=None):
+def run_once(name, variant, seed, device, quick=False):
     "A row's training in one way; returns its seconds by part, its metrics and what it raised"
     row, found = ROWS[name], {}
     folder = row.folder(quick)
     epochs = min(row.epochs, 2) if quick else row.epochs
     default_device(device=='cuda')
-    if memory_gb: limit_memory(memory_gb)
     set_seed(seed)
-    with compiler_cache(compiler_folder):
-        try:
-            if variant=='torchvision': torchvision_loop(folder, epochs, device, found)
-            else: train(row, variant, seed, folder, device, epochs, found)
+    with empty_compiler_cache():
+        try: train(row, variant, seed, folder, device, epochs, found)
         except Exception: found['raised'] = traceback.format_exc()
     return found | peak_mib(device)

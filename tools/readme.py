@@ -9,7 +9,7 @@ from nbconvert import MarkdownExporter
 
 root = Path(__file__).resolve().parent.parent
 link = re.compile(r'(\]\(|src="|href=")(?!\w+:|#|/)([^)"\s]+)')   # the target of a relative link or image
-hidden = re.compile(r'^\s*#\|\s*hide\b', re.M)
+option = re.compile(r'^\s*#\|\s*(\w+).*\n?', re.M)               # a line such as `#| slow`
 
 def from_root(match, folder):
     "A link in a notebook in `folder`, as README.md needs it, one folder up"
@@ -21,7 +21,10 @@ def from_root(match, folder):
 def readme_text(notebook):
     "README.md's text: the cells of `notebook` except raw and `#| hide` ones, with links relative to the checkout"
     nb = nbformat.read(notebook, 4)
-    nb.cells = [o for o in nb.cells if o.cell_type!='raw' and not (o.cell_type=='code' and hidden.search(o.source))]
+    nb.metadata.language_info = dict(name='python')          # of the code's fences
+    nb.cells = [o for o in nb.cells if o.cell_type!='raw' and not (o.cell_type=='code' and 'hide' in option.findall(o.source))]
+    for o in nb.cells:
+        if o.cell_type=='code': o.source = option.sub('', o.source)
     text, resources = MarkdownExporter().from_notebook_node(nb)
     if resources['outputs']:
         raise ValueError(f"{notebook} shows figures ({', '.join(resources['outputs'])}) that README.md can't contain. "

@@ -1,7 +1,7 @@
 """What a container is asked, from inside: who runs it, what may be written, programs, kernel, locks, doctor, compiler, set-up, JupyterLab
 
     python benchmarks/containers/inside.py          prints one JSON object; exits with 1 where something is not as it should be"""
-import json, os, re, shutil, socket, subprocess, sys, tempfile
+import json, os, re, shutil, socket, subprocess, sys, sysconfig, tempfile
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, sleep
@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 writable = ['/workspace', '/cache', '/cache/fastai', '/cache/torch', '/cache/pip', '/cache/inductor', '/cache/triton', '/cache/locks',
             '/tmp', os.environ['HOME'], '/dev/shm']
-closed = ['/', '/etc', '/usr/local/bin', '/usr/local/lib/python3.11/site-packages']
+closed = ['/', '/etc', '/usr/local/bin', sysconfig.get_path('purelib')]
 programs = ['g++', 'git', 'ssh', 'ps', 'make']
 packages = ['torch', 'torchvision', 'fastai', 'fastcore', 'nbdev', 'jupyterlab', 'ipykernel', 'papermill', 'numpy', 'gpubench']
 
@@ -66,7 +66,8 @@ def server():
     "JupyterLab by the compose file's own command: with its token, without it, and by another host's name"
     import yaml
     port = '8888'
-    command = yaml.safe_load(re.sub(r'\$\{GPUBENCH_PORT:-8888\}', port, Path('docker-compose.cpu.yml').read_text()))['services']['lab']['command']
+    compose = re.sub(r'\$\{GPUBENCH_PORT:-8888\}', port, Path('docker-compose.cpu.yml').read_text()).replace('$$', '$')
+    command = yaml.safe_load(compose)['services']['lab']['command']
     p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         token = next(m[1] for o in p.stdout if (m := re.search(rf'127\.0\.0\.1:{port}/lab\S*token=(\w+)', o)))

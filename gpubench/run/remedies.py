@@ -37,30 +37,6 @@ class SameBatchCallback(Callback):
     def before_validate(self): self.repeat(self.batches[-1])
     def repeat(self, batch): self.learn.dl = RepeatDL(self.learn.dl, batch, len(self.learn.dl))
 
-# %% ../../nbs/run/13_remedies.ipynb #992c6bd1
-@dataclass
-class Compiling:
-    "What compiled kernels would bring to a fit; times in s"
-    is_on:bool=False  # Would `speed_up` choose them?
-    cost_s:float=0.
-    saves_s:float=0.  # In a training batch
-
-def note_compiling(learn): # A `Compiling`, filled in when the second epoch begins
-    "Let a twin's `compile='auto'` decide and not compile"
-    noted = Compiling()
-    for o in learn.cbs:
-        payback = getattr(o, 'payback', None)
-        if isinstance(o, GraphedStepCallback) and payback:
-            payback.wants = partial(_wants, payback, payback.wants, noted)
-    return noted
-
-def _wants(payback, wants, noted, n_steps):
-    batch_s = min(payback.replay_s, payback.batch_s or 0.)
-    noted.is_on, is_fed = wants(n_steps), bool(batch_s) and payback.is_fed
-    noted.cost_s, noted.saves_s = payback.cost_s, batch_s*(1-payback.share)*is_fed
-    payback.is_on = False
-    return False
-
 # %% ../../nbs/run/13_remedies.ipynb #exch0002
 def exchange_s(n_bytes)->float:
     "Seconds that the second GPU needs to copy so many bytes of the first"
@@ -147,7 +123,7 @@ def remedies(learn)->list[Remedy]:
     if GraphedStepCallback not in has:
         change = partial(parts, names=['order_channels', 'fuse_step', 'use_onednn'])
         found.append(
-            Remedy('captured steps and validation', captured, 'part', about='step', n_epochs=2)
+            Remedy('captured steps', captured, 'part', about='step', n_epochs=2)
             if on_gpu else Remedy('layout and fused step', change, 'part', about='step'))
     if bs and len(dl)>=8: found.append(
         Remedy(f'batch {2*bs} instead of {bs}', double_batches, 'hand',

@@ -195,7 +195,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
 # %% ../../nbs/run/03_trial.ipynb #4be71476
 _DTYPES = dict(fp16='float16', bf16='bfloat16')
 _ROWS = dict(fused='fused step', graph='CUDA graph', defer_losses='recorder', onednn='oneDNN', # part -> its
-             search_kernels='kernels', keep_pages='pages', channels_last='channels_last') # row in `SpeedUp`
+             keep_pages='pages', channels_last='channels_last') # row in `SpeedUp`
 
 class SeenCallback(WatchFitCallback):
     "Compares what a fit did with a `Trial`"
@@ -212,8 +212,9 @@ class SeenCallback(WatchFitCallback):
         rows = self.rows()
         found = {k: rows.get(o, [False])[0] for k,o in _ROWS.items()}
         if trial.device=='cpu': found['keep_pages'] = bool(keep_pages.is_done) # while it lives
-        found['search_kernels'] |= 'search_kernels' in trial.parts       # `tf32_set` sets it
-        return found | dict(compile=found['graph'] and 'compile' in trial.parts)
+        is_compiled = found['graph'] and 'compile' in trial.parts        # which searches, too
+        searches = is_compiled or 'search_kernels' in trial.parts        # `tf32_set` sets it
+        return found | dict(compile=is_compiled, search_kernels=searches)
 
     def parts_off(self, trial)->list: # A phrase for each that was asked for by its name
         on, rows = self.parts_on(trial), self.rows()

@@ -32,7 +32,6 @@ from ..step.capture import Hook, JoiningCallback
 from ..step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp
 from ..step.kept import modules_in
 from ..step.layout import ChannelsLastCallback, OneDNNCallback
-from ..step.payback import KernelSearch
 
 # %% ../../nbs/run/03_twins.ipynb #d6e6721e
 def names_in(code)->set:
@@ -139,9 +138,7 @@ def _speed_up_alike(learn, new):
     if OneDNNCallback in has: parts.use_onednn()
     if FusedStepCallback in has: parts.fuse_step()
     if DeferredRecorder in has: parts.defer_losses()
-    if graphed := has.get(GraphedStepCallback):
-        compile = 'auto' if graphed.payback else graphed.compile
-        parts.capture(compile, KernelSearch() if graphed.search else None, graphed.alone)
+    if graphed := has.get(GraphedStepCallback): parts.capture(graphed.compile, graphed.alone)
 
 def save_into(learn, folder):
     "From now on, what a Learner saves lies in this folder"

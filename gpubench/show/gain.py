@@ -35,7 +35,7 @@ from ..run.trace import write_trace
 from ..run.breakdown import batch_costs, clock_callbacks, epoch_table, item_costs
 from ..run.forecast import FitTimes, PartTimes, glance, n_workers_of
 from ..run.learner import check_batches, check_fit, states_kept
-from ..run.remedies import Compiling, Remedy, exchange_s, note_compiling, remedies
+from ..run.remedies import Remedy, exchange_s, remedies
 from ..run.twins import Twins
 from .compare import read_runs
 from .report import machine_table, render
@@ -47,7 +47,6 @@ class Way:
     "A remedy and the glances at it"
     remedy:Remedy
     visits:list=field(default_factory=list)  # Each a list of `FitTimes`
-    noted:list=field(default_factory=list)   # Of each visit: `Compiling` or None
     took_s:list=field(default_factory=list)  # What each visit cost
     peak_bytes:int=0                         # Of this process on a GPU, in the last visit
     failed:str=''                            # Why it couldn't be tried
@@ -55,18 +54,16 @@ class Way:
 
     def seconds(self, visit, n_epochs=None)->float:
         "What a visit predicts for the whole fit, also if the last of its fits had `n_epochs`"
-        fits, noted = self.visits[visit], self.noted[visit]
+        fits = self.visits[visit]
         n = fits[-1].n_epochs if n_epochs is None else n_epochs
-        total_s = sum(o.seconds() for o in fits[:-1])+fits[-1].seconds(n)
-        if not (noted and noted.is_on): return total_s
-        return total_s+noted.cost_s-(n-1)*fits[-1].train[0].n_batches*noted.saves_s
-    def add(self, fits, done, noted):
+        return sum(o.seconds() for o in fits[:-1])+fits[-1].seconds(n)
+    def add(self, fits, done):
         "A visit, unless nothing of what it should have tried was on"
         parts = done.to_df().to_dict('records') if isinstance(done, SpeedUp) else []
         self.refused = {o['part']: o['why'] for o in parts if not o['on']}
         if self.remedy.kind=='part' and len(self.refused)==len(parts):
             self.failed = ' '.join(self.refused.values())
-        else: self.visits, self.noted = self.visits+[fits], self.noted+[noted]
+        else: self.visits = self.visits+[fits]
     @property
     def epoch_s(self)->float: # Of an epoch after the first, in the mean of the visits
         return float(np.mean([self.seconds(i, 2)-self.seconds(i, 1) for i in range(len(self.visits))]))
@@ -364,7 +361,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
     "Try a way on a new twin for a few seconds"
     start_s, twin = perf_counter(), make()
     try:
-        done, noted = way.remedy.change(twin), note_compiling(twin)
+        done = way.remedy.change(twin)
         if watch: watch(twin)
         found = glance(twin, fit, n_epochs, *times_s, way.remedy.n_epochs)
         device = device_of(twin)
@@ -377,7 +374,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         if not all(o.train for o in found): raise StateError(
             "The fit ended before an epoch had trained, so there is nothing to predict from. "
             "Look for a callback that cancels the training or the fit.")
-        way.add(found, done, noted)
+        way.add(found, done)
     finally:
         _release(twin)
         del twin
@@ -385,17 +382,6 @@ def visit(way, make, fit, n_epochs, times_s, watch=None):
         way.took_s.append(perf_counter()-start_s)
 
 # %% ../../nbs/show/10_gain.ipynb #mod00002
-def compiled(ways):
-    "`speed_up` with compiled kernels, whether or not they pay in this fit; as a list"
-    best = Gain(None, None, None, ways).best
-    noted = [o for o in best.noted if o and o.saves_s] if best else []
-    if not noted: return []
-    n_batches, cost_s = best.visits[-1][-1].train[0].n_batches, noted[-1].cost_s
-    n = 1+math.ceil(cost_s/(n_batches*noted[-1].saves_s))   # the first epoch has none
-    how = f"a model: {cost_s:.2g} s to compile, paid back by epoch {n}; `apply()` decides"
-    remedy = Remedy(f'{best.remedy.name}, compiled', None, 'model', how)
-    return [Way(remedy, best.visits, [o and Compiling(True, o.cost_s, o.saves_s) for o in best.noted])]
-
 def second_gpu(stock, limit, learn, n_there=torch.cuda.device_count, exchange=exchange_s):
     "Half as many steps of twice the batch, with the same wait for images; as a list"
     if device_of(learn).type!='cuda' or n_there()<2 or not limit.visits: return []
@@ -406,7 +392,7 @@ def second_gpu(stock, limit, learn, n_there=torch.cuda.device_count, exchange=ex
         return [FitTimes(fit.n_epochs, [PartTimes(1, 1, total_s/fit.n_epochs, is_whole=True)])]
     visits = [halved(stock.seconds(i), limit.seconds(i), o[-1]) for i,o in enumerate(stock.visits)]
     how = f'a model: `distrib_ctx`, half the steps, each with {1e3*step_s:.2g} ms for gradients'
-    return [Way(Remedy('2 GPUs', None, 'model', how), visits, [None]*len(visits))]
+    return [Way(Remedy('2 GPUs', None, 'model', how), visits)]
 
 # %% ../../nbs/show/10_gain.ipynb #90731f1f
 def worth_trying(stock, limit, others):
@@ -463,7 +449,7 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     def warm_up(way, watch=None): # kernels are loaded when a process first needs them; number of batches
         look(way, watch=watch)
         n = sum(o.n_seen for fits in way.visits for fit in fits for o in fit.train+fit.valid)
-        way.visits.clear(), way.noted.clear()
+        way.visits.clear()
         return n
     def with_timers(twin):
         twin.add_cb(timer)
@@ -484,6 +470,6 @@ def _measure(make, learn, fit, n_epochs, own, bar):
     look(*together, *together)
     best = Gain(None, None, None, ways).best
     look(*([best] if best else []), stock)                  # once more, when the machine may have become slower
-    ways += compiled(ways)+second_gpu(stock, limit, learn)
+    ways += second_gpu(stock, limit, learn)
     now = epoch_table(stock.visits[-1][-1], timer.to_df(), spent_s[0], n_clocked)
     return Gain(make, own, fit, ways, now, make())

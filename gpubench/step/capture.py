@@ -24,7 +24,7 @@ from torch.distributions import Beta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from ..ground.core import StateError, free_memory, user_line
-from .kept import Kept, buffers_in, held_tensors, modules_in
+from .kept import Kept, buffers_in, held_tensors
 from .optim import make_update
 
 # %% ../../nbs/step/02_capture.ipynb #c1a0ce98
@@ -305,11 +305,11 @@ def _copied(method, *key):
     return MethodType(FunctionType(_code_for(func, *key), *about), method.__self__)
 
 @contextmanager
-def _search(is_wanted, is_long):
+def _search(is_on):
+    "Within `with`, cuDNN times its kernels for each shape that is new to the process"
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
-    if is_wanted: cudnn.benchmark = True
-    if is_long: cudnn.benchmark_limit = 0
+    if is_on: cudnn.benchmark, cudnn.benchmark_limit = not cudnn.deterministic, 0
     try: yield
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
@@ -327,17 +327,16 @@ class Step(OwnBatch):
     def __init__(self, owner): # A `GraphedStepCallback`
         learn, parts = owner.learn, owner.built_in
         super().__init__(learn)
-        self.n_seen, self.searches, self.is_old = 0, None, False
+        self.n_seen, self.is_old = 0, False
         self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.compile = owner.compile
         self.bf16, self.clip = parts.get(MixedPrecision), parts.get(GradientClip)
         accumulation = parts.get(GradientAccumulation)
         self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
-        def having(name): return [o for o in parts.values() if hasattr(type(o), name)]
-        self.average = next((o.average for o in having('average')), None)
+        averages = [o.average for o in parts.values() if hasattr(type(o), 'average')]
+        self.average = averages[0] if averages else None
         self.adds = self.share is not None  # to gradients that stay
-        self.afters = having('after_captured')
         self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
         self.changes_batch = self.mix is not None
         if self.mix: self.loss_func = self.mix.loss_func
@@ -355,7 +354,6 @@ class Step(OwnBatch):
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
 
     def given(self, owner): return owner.learn.xb, owner.learn.yb
-    def images(self, owner, batch): return owner.learn.xb[0]   # of what is `given`
     def find_batch(self): # A function, which keeps alive what a captured step reads
         return lambda: (self.xb, self.yb)
     def prepare(self, update, loss): "Allocate what the capture needs"
@@ -376,22 +374,19 @@ def backward(self:Step, *batch):
     return pred, _plain(loss.detach()), *made
 
 @patch
-def finish_gradients(self:Step, in_place=False):
+def finish_gradients(self:Step):
     "Average them over all devices, and clip them"
-    if self.average: self.average(in_place)
+    if self.average: self.average()
     if not self.clip: return
     torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
 
 @patch
 def eager(self:Step, owner, is_last):
-    batch, search = self.given(owner), owner.search
-    if self.searches is None:
-        self.searches = bool(search) and search.pays(owner.learn, self.images(owner, batch))
-    with _search(self.searches, is_long=self.compile): out = self.backward(*batch)
+    batch = self.given(owner)
+    with _search(self.compile): out = self.backward(*batch)
     if not is_last: return out
     self.finish_gradients()
     self.opt.step()
-    for o in self.afters: o.after_captured()
     self.opt.zero_grad()
     return out
 
@@ -412,11 +407,10 @@ def capture(self:Step, is_last, capture, loss):
         for p,zero in zip(plan.params, zeros):
             if p.grad is None or not p.requires_grad: p.grad = zero
         if not is_last: return out
-        self.finish_gradients(in_place=adds)
+        self.finish_gradients()
         update.grads = [p.grad for p in plan.params]
         with torch.no_grad():
             update(out[1])
-            for o in self.afters: o.after_captured()
             if adds: torch._foreach_zero_(update.grads)
         return out
     try:
@@ -447,10 +441,7 @@ def keep(self:Step, random):
     parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
     for k in dict.fromkeys(k for o in plan.states for k in o):
         parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
-    slows = *plan.slows, *[slow for _,slow in plan.others]
-    parts['slow weights'] = [o for o in slows if o is not None]
     if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
-    for o in self.afters: parts[o.name] = o.averages
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 
@@ -470,7 +461,6 @@ class FeedStep(Step):
     def __init__(self, owner):
         super().__init__(owner)
         self.dl, self.changes_batch = owner.fed, True
-    def images(self, owner, batch): return batch[0][0]
     def given(self, owner): # by this epoch's transforms, which may have changed since the capture
         self.dl = owner.fed
         return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
@@ -534,51 +524,3 @@ def run(self:EpochStep, first, last, count, timers):
     for _ in range(first, last): replay()
     self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
     return out
-
-# %% ../../nbs/step/02_capture.ipynb #valid001
-class ValidStep(OwnBatch):
-    "Forward pass and loss for batches of one shape, without gradients, and what repeats them"
-    def __init__(self, learn):
-        super().__init__(learn)
-        self.learn, self.replay, self.is_tried = learn, None, False
-    def relies_on(self): # Equal as long as a replay computes with what the Learner has now
-        model, loss_func = self.learn.model, self.learn.loss_func
-        modules = modules_in(model, loss_func)
-        held = [o for m in modules for o in (*m._parameters.values(), *m._buffers.values())]
-        places = [(o.data_ptr(), o.shape, o.stride(), o.dtype) for o in held if o is not None]
-        modes = [(o, o.training) for o in modules]
-        return modes, loss_func, getattr(loss_func, 'reduction', None), places
-
-    def capture(self, validate, capture): # `validate` does to the Learner's batch what fastai does
-        learn, given = self.learn, (self.learn.xb, self.learn.yb)
-        def step():
-            validate()
-            return self.found()
-        learn.xb, learn.yb = self.xb, self.yb
-        try: self.replay, self.out = capture.record(step)
-        finally: learn.xb, learn.yb = given
-        if not all(isinstance(o, torch.Tensor) for o in tree_leaves(self.out)):
-            raise StateError('A prediction holds more than tensors.')
-        self.relied_on = self.relies_on()
-    def found(self): # prediction and loss, if there are targets, of the batch that the Learner has
-        return (self.learn.pred, self.learn.loss) if len(self.yb) else (self.learn.pred,)
-    def __call__(self):
-        "Give the Learner prediction and loss of its batch, by a replay"
-        learn = self.learn
-        self.fill(learn.xb, learn.yb)
-        self.replay()
-        learn.pred, *loss = tree_map(torch.clone, self.out)
-        if loss: learn.loss = learn.loss_grad = loss[0]
-
-# %% ../../nbs/step/02_capture.ipynb #2d6c8787
-@patch
-def keep(self:ValidStep):
-    "The tensors that a batch may change, as they are before it"
-    parts = self.learn.model, self.learn.loss_func
-    return Kept(buffers_in(*parts), [], lambda: None, held_tensors(*parts))
-
-@patch
-def results(self:ValidStep): # like `Kept.parts`
-    preds, loss = tree_leaves(self.learn.pred), self.found()[1:]
-    return dict(preds=[o for o in preds if o.is_floating_point()],
-                labels=[o for o in preds if not o.is_floating_point()], loss=[*loss])

@@ -8,7 +8,6 @@ __all__ = ['FusedStepCallback', 'GraphedStepCallback']
 # %% ../../nbs/step/09_graphed.ipynb #9b19b0bc
 import warnings
 from functools import partial
-from time import perf_counter
 import torch
 from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
@@ -26,12 +25,11 @@ from ..data.loaders import PixelDL
 from ..data.feed import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, NativeUpdate, begin_build, find_recipe, fuse, unfuse
-from .payback import Payback
+from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
-from .turns import BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers
-from .validation import MAX_SHAPES, Validation, batch_key, why_python, why_strange
+from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers, why_python,
+                                 why_strange)
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -51,14 +49,8 @@ class FusedStepCallback(JoiningCallback):
             unfuse(opt)                                       # its own callbacks have changed
         if any(getattr(o, 'sparse', False) for o in self.learn.model.modules()):
             return self.give_up('The network has sparse gradients, which are not fused.')
-        self.why_not = self.own_is_fastest()
-        if self.why_not: return
         try: self.ours = fuse(opt)
         except InputError as e: self.give_up(str(e))
-    def own_is_fastest(self):
-        recipe, device = find_recipe(self.learn.opt), next(self.learn.model.parameters()).device
-        if recipe is None or device.type!='cpu' or NativeUpdate.takes(recipe): return ''
-        return "For a CPU, PyTorch has no fused step of this optimizer, and its own is the fastest."
     def give_up(self, why):
         self.why_not = why
         if why: warnings.warn(why)
@@ -70,8 +62,7 @@ _CLOCKS = StepTimerCallback, StepTimerEdgeCallback, MonitorCallback
 def _joins(cb):
     "Does it become a part of the step? Only fastai's, and gpubench's own"
     kind = type(cb)
-    averages = hasattr(kind, 'average') or hasattr(kind, 'after_captured')
-    return kind in _BUILT_IN or is_stock(kind) and averages
+    return kind in _BUILT_IN or is_stock(kind) and hasattr(kind, 'average')
 def _is_on(cb): return cb.run and cb.run_train
 def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
 
@@ -96,19 +87,18 @@ class GraphedStepCallback(FusedStepCallback):
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     due = 'fit'                                      # what begins next: a fit, an epoch, or neither
+    unsearched = set()                               # shapes that this process trained without one
     def __init__(self,
-        compile:bool|str=False, # Capture compiled kernels? 'auto': in the epochs that pay for it
+        compile:bool=False, # Capture compiled kernels, and let cuDNN search for its fastest?
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
         alone:bool=False,   # Promise that nothing changes between fits: graphs outlive them
-        search=None,        # A `KernelSearch`; None leaves PyTorch's switch as it is
-        clock=perf_counter, # Returns seconds; tests pass their own
     ):
-        check_value('compile', compile, compile in (True, False, 'auto'), "True, False or 'auto'")
+        check_value('compile', compile, isinstance(compile, bool), 'True or False')
         can_record = capture is None or hasattr(capture, 'warm_up')
         check_value('capture', capture, can_record, 'a `CUDACapture` or None')
-        self.compile, self.payback = compile==True, Payback(clock) if compile=='auto' else None
-        self.capture, self.alone, self.search = capture, alone, search
-        self.steps, self.left_out, self.valid = {}, '', Validation(self)  # shape -> `Step`
+        self.compile, self.capture, self.alone = compile, capture, alone
+        self.steps, self.left_out = {}, ''           # shape -> `Step`
+        self.no_search = ''                          # a sentence where cuDNN keeps what it has
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
         self.is_stale = False                        # has the last replay left gradients?
         self.must_check = True                       # has something else trained since?
@@ -118,6 +108,7 @@ class GraphedStepCallback(FusedStepCallback):
     def join(self, learn):
         self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
         self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
+        self.is_first_fit = not getattr(learn, 'recorder', None) or not vars(learn.recorder).get('lrs')
         for o in (self.step_hook, self.epoch_hook): o.install(learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #e8020b8c
@@ -136,7 +127,6 @@ def _let_mix(self:GraphedStepCallback):
 def _forget(self:GraphedStepCallback):
     for o in self.steps.values(): o.replays.clear()  # frees the graphs, which are in cycles
     self.steps, self.left_out = {}, ''
-    self.valid.forget()
 
 @patch
 def _check(self:GraphedStepCallback):
@@ -161,19 +151,9 @@ def leave(self:GraphedStepCallback):
 
 # %% ../../nbs/step/09_graphed.ipynb #48d01d88
 @patch
-def own_is_fastest(self:GraphedStepCallback): return ''
-
-@patch
 def give_up(self:GraphedStepCallback, why):
     FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
     if why: self._let_mix()
-
-@patch
-def find_capture(self:GraphedStepCallback):
-    "What records steps and validations; None on a CPU"
-    device = next(self.learn.model.parameters()).device
-    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-    return self.capture
 
 @patch
 def _why_not(self:GraphedStepCallback):
@@ -201,18 +181,9 @@ def _why_no_capture(self:GraphedStepCallback):
         return 'The optimizer has a step or a zero_grad of its own.'
     return why_python(learn, model, self.mixed)
 
-@patch
-def _refuse(self:GraphedStepCallback, why):
-    "Give up this graph; if only this callback wanted to compile, PyTorch's kernels follow"
-    if not (self.payback and self.compile): return self.give_up(why)
-    self.payback.fail(f"Kernels weren't compiled. {why}")
-    self.compile = False
-    self._forget()
-
 # %% ../../nbs/step/09_graphed.ipynb #3df6eeca
 @patch
-def before_fit(self:GraphedStepCallback): # maybe of a validation only
-    self.due, self.valid.is_new = 'fit', True
+def before_fit(self:GraphedStepCallback): self.due = 'fit'    # maybe of a validation only
 
 @patch
 def before_train(self:GraphedStepCallback):
@@ -221,7 +192,6 @@ def before_train(self:GraphedStepCallback):
 
 @patch
 def after_train(self:GraphedStepCallback):
-    if self.payback and not self.why_not: self.payback.end_epoch(self.n_replays, self._wait)
     self._settle()
     self._let_mix()
 
@@ -231,7 +201,7 @@ def after_cancel_train(self:GraphedStepCallback): self.after_train()
 @patch
 def after_fit(self:GraphedStepCallback):
     self._settle()
-    self.due, self.valid.is_new = 'fit', True
+    self.due = 'fit'
 
 @patch
 def _begin_fit(self:GraphedStepCallback):
@@ -240,11 +210,11 @@ def _begin_fit(self:GraphedStepCallback):
     if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
     self.n_done, self.gathered = 0, None
     self.makes = True                                # may batch transforms be a part of the graph?
-    for o in (self.search, self.payback):
-        if o: o.begin_fit()
+    self.no_search = ''
     if self.why_not: return
     self.learn.opt.capturable = False                # until an epoch has no reason against it
-    self.find_capture()
+    device = next(self.learn.model.parameters()).device
+    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
     self._settle()
 
 # %% ../../nbs/step/09_graphed.ipynb #acb32dd2
@@ -255,7 +225,7 @@ def _decide(self:GraphedStepCallback):
     if not self.why_not: self.give_up(self._why_not())
     if self.why_not: return
     learn.opt.capturable = True
-    begin_build(learn.opt)                           # while the first batch is made
+    build_kernel(learn.opt)                          # before the first batch is waited for
     if strangers(learn, EPOCH_EVENTS): self._forget()
     if not self.alone:
         for o in self.steps.values(): o.tried.clear()
@@ -267,27 +237,14 @@ def _decide(self:GraphedStepCallback):
     self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
     self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
     if self.mixed: self.mixed.run_train = False      # its batches are mixed in the step
-    if self.payback: self._choose_kernels()
 
-@patch
-def _choose_kernels(self:GraphedStepCallback):
-    learn, before = self.learn, self.compile
-    averages = any(hasattr(o, 'average') for o in self.built_in)
-    if isinstance(learn.model, DistributedDataParallel) or averages: self.payback.fail(
-        'Kernels are compiled on request only where devices train together, '
-        'which would measure different times.')
-    self.compile = self.payback.wants((learn.n_epoch-learn.epoch)*len(learn.dl))
-    if self.compile!=before: self._forget()
-
-@patch
-def _wait(self:GraphedStepCallback): self.capture.mark()()
 
 # %% ../../nbs/step/09_graphed.ipynb #b4b4378a
 @patch
 def _one_batch(self:GraphedStepCallback):
     if not self.learn.training:
         self.must_check = True
-        return self.valid.one_batch()
+        return self.step_hook.inner(self.learn)
     if self.due=='epoch': self._decide()
     learn, mixed = self.learn, self.mixed
     self.is_bare = self.fed is not None
@@ -325,8 +282,16 @@ def _stock_batch(self:GraphedStepCallback, mixed):
     return self.step_hook.inner(self.learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #86712832
+MAX_SHAPES = 4       # that get a graph of their own
 N_WARM_UP = 3        # eager batches of a shape, on the stream of the captures, before a capture
 N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in the first ten steps
+
+def batch_key(learn):
+    "What batches that share a graph have in common; None: a batch holds more than tensors"
+    batch = *learn.xb, *learn.yb
+    if not all(isinstance(o, torch.Tensor) for o in batch): return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
 
 @patch
 def _find_step(self:GraphedStepCallback):
@@ -340,11 +305,21 @@ def _find_step(self:GraphedStepCallback):
         step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
         if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
         self.steps[key] = step
+        self._note_search(tuple(o.shape for o in learn.xb))
     if key not in self.steps and not self.left_out:
         self.left_out = (f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; '
                          'the others train eagerly.')
         warnings.warn(self.left_out)
     return self.steps.get(key)
+
+@patch
+def _note_search(self:GraphedStepCallback, shapes):
+    "cuDNN keeps the kernels that a process used first for a shape"
+    if not self.compile:
+        if not torch.backends.cudnn.benchmark: self.unsearched.add(shapes)
+    elif shapes in self.unsearched or not self.is_first_fit: self.no_search = (
+        'cuDNN searches only for shapes that are new to the process, and these were trained '
+        'before without a search.')
 
 @patch
 def _is_last(self:GraphedStepCallback):
@@ -364,7 +339,7 @@ def _warm_up(self:GraphedStepCallback, step, is_last):
     def eager(): return self.capture.warm_up(partial(step.eager, self, is_last))
     try: out = eager()
     except torch._dynamo.exc.TorchDynamoException as e:    # before anything was trained
-        self._refuse(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+        self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
         step.compile, step.forward = False, step._forward
         out = eager()
     for o in self.timers: o.edge('after_backward')
@@ -379,7 +354,7 @@ def _capture(self:GraphedStepCallback, step, is_last):
     try: step.capture(is_last, self.capture, self.learn.loss)
     except Exception as e:
         if isinstance(step, FeedStep): self.makes = False  # try again with batches made before
-        else: self._refuse(why_failed(e))
+        else: self.give_up(why_failed(e))
     else: self.warm = self.learn.model
     return is_last in step.replays
 
@@ -415,9 +390,6 @@ def _try(self:GraphedStepCallback, step, is_last):
     loss = step(self, is_last)[1].clone()
     replayed = kept.now() | dict(loss=[loss])
     self._undo(step, kept)
-    if self.payback and self.payback.is_open and is_last:
-        self.payback.time(partial(step, self, is_last), self._wait)
-        self._undo(step, kept)
     on_host = partial(host_state, not self.capture.draws_on_cpu, step.model, step.loss_func)
     draws, held = on_host()
     out = self._warm_up(step, is_last)
@@ -426,13 +398,12 @@ def _try(self:GraphedStepCallback, step, is_last):
     draws_now, held_now = on_host()
     if self._all_ranks(is_same and draws==draws_now and held==held_now):
         step.tried.add(is_last)
-        if self.payback: self.payback.trust(self.n_replays)
     elif draws!=draws_now:
-        self._refuse('The step draws random numbers on the CPU, and a graph would repeat them.')
-    elif held!=held_now: self._refuse(
+        self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
+    elif held!=held_now: self.give_up(
         'The network or the loss changes what it holds in each step, and a graph runs no Python.')
     elif step.is_old: self._forget()          # somebody changed a number since the last epoch
-    else: self._refuse("A replay gave another result than the eager step: "
+    else: self.give_up("A replay gave another result than the eager step: "
                        "something changes from batch to batch that a graph doesn't repeat.")
     step.is_old = True
     return out
@@ -441,7 +412,7 @@ def _try(self:GraphedStepCallback, step, is_last):
 @patch
 def _all_batches(self:GraphedStepCallback):
     learn = self.learn
-    if not learn.training: return self.valid.all_batches()
+    if not learn.training: return self.epoch_hook.inner(learn)
     self._decide()
     dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl   # a timer's, for its loader
     if self._can_make(dl): return self._train_on_bytes(dl)
@@ -531,14 +502,7 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
 
 # %% ../../nbs/step/09_graphed.ipynb #cc597975
 @patch(as_prop=True)
-def notes(self:GraphedStepCallback): # Sentences
-    valid, payback, on_validation = self.valid, self.payback, ''
-    if valid.n_replays: on_validation = f'Also {valid.n_replays:,} batches of validation'
-    elif valid.why_not and self.capture:
-        is_same = self.why_not.endswith(valid.why_not)      # it's told in `why_not`
-        why = ', for the same reason.' if is_same else f': {valid.why_not}'
-        on_validation = f"Validation is fastai's own{why}"
-    return [self.left_out, on_validation, *([payback.why, payback.result] if payback else [])]
+def notes(self:GraphedStepCallback): return [self.left_out, self.no_search] # Sentences
 
 @patch(as_prop=True)
 def n_graphs(self:GraphedStepCallback): return sum(len(o.replays) for o in self.steps.values())

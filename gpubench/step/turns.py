@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/step/03_turns.ipynb #turns002
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import GatherPredsCallback, TrainEvalCallback
+from fastai.callback.core import Callback, GatherPredsCallback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
@@ -69,20 +69,6 @@ def strangers(
         return declares(cb) and (is_stock(type(cb)) or not acts_within)
     return [cb for cb in learn.cbs if not is_known(cb) and not is_declared(cb) and acts(cb, events)]
 
-# %% ../../nbs/step/03_turns.ipynb #turns011
-METRICS = """AvgMetric AvgLoss AvgSmoothLoss ValueMetric AccumMetric Dice DiceMulti JaccardCoeff
-    JaccardCoeffMulti CorpusBLEUMetric Perplexity""".split()   # of prediction, targets and loss
-
-def odd_metrics(
-    learn, # A Learner
-)->list: # Names
-    "Metrics that may look at more of a batch than prediction, targets and loss"
-    def is_known(o):
-        kind = type(o)
-        is_fastais = kind.__name__ in METRICS and is_stock(kind) and is_stock(kind.accumulate)
-        return is_fastais and 'accumulate' not in vars(o)
-    return [o.name for o in learn.metrics if not is_known(o)]
-
 # %% ../../nbs/step/03_turns.ipynb #turns008
 _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate
     all_batches one_batch _set_device _split _with_events _do_one_batch _backward _do_grad_opt
@@ -108,3 +94,19 @@ def is_watched(
         if any(isinstance(o, dict) and o for o in hooks): return True
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
     return any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)
+
+# %% ../../nbs/step/03_turns.ipynb #why00001
+def why_strange(learn, cbs):
+    "A sentence about those who run code between batches, unless all are known"
+    if names := ', '.join(own_methods(learn)): return f"The Learner has its own {names}."
+    if names := ', '.join(type(o).__name__ for o in cbs): return (
+        f"A graph doesn't see what {names} may change between batches. "
+        "If that is nothing, declare `graph_safe = True` in its class.")
+    return ''
+
+def why_python(learn, model, mixed=None): # `mixed`: a callback whose loss a step knows
+    "A sentence about Python of the network or the loss that a replay would leave out"
+    owner = getattr(learn.loss_func, '__self__', None)
+    if isinstance(owner, Callback) and owner is not mixed: return 'A callback computes the loss.'
+    has_hooks = is_watched(model) or is_watched(learn.loss_func)
+    return 'The network has hooks, and a graph runs no Python.' if has_hooks else ''

@@ -57,9 +57,10 @@ def test_commands_of_the_teachers_page_can_be_given():
         given = cli.commands[verb].make_context(verb, rest).params
         if verb=='run': assert prepare_run(given['names'], 'cpu', given['profile'], dict(given['param']), folder=folder)
 
-@pytest.mark.parametrize('page', ['README.md', 'CLUSTER.md', 'nbs/labs/records/README.md'])
+@pytest.mark.parametrize('page', ['nbs/practitioner.ipynb', 'CLUSTER.md', 'nbs/labs/records/README.md'])
 def test_commands_of_a_page_can_be_given(page):
-    found = re.findall('^gpubench .+$', (root/page).read_text(encoding='utf-8'), re.M)
+    text = markdown(root/page) if page.endswith('.ipynb') else (root/page).read_text(encoding='utf-8')
+    found = re.findall('^gpubench .+$', text, re.M)
     for _,verb,*rest in (shlex.split(o, comments=True) for o in found): cli.commands[verb].make_context(verb, rest)
     assert found
 

@@ -16,9 +16,14 @@ compose_files = [f'docker-compose.{o}.yml' for o in variants]
 dev_files = [f'.devcontainer/{o}/devcontainer.json' for o in variants]
 
 
-def read_compose(source):
-    "A compose file's text as a dict, anchors merged, the defaults of its variables filled in"
-    return yaml.safe_load(re.sub(r'\$\{\w+:-([^}]*)\}', r'\1', source))
+def read_compose(name):
+    "A compose file as a dict: anchors merged, the defaults of its variables filled in, services extended"
+    found = yaml.safe_load(re.sub(r'\$\{\w+:-([^}]*)\}', r'\1', text(name)))
+    for k,o in found['services'].items():
+        if 'extends' in o:
+            base = o.pop('extends')
+            found['services'][k] = read_compose(base['file'])['services'][base['service']] | o
+    return found
 
 def bare(source):
     "Lines without comments, and without what is empty then"
@@ -37,7 +42,7 @@ def environment(steps):
     return dict(o.split('=', 1) for k,v in steps if k=='ENV' for o in v.split())
 
 @pytest.fixture(params=compose_files)
-def compose(request): return read_compose(text(request.param))
+def compose(request): return read_compose(request.param)
 
 @pytest.fixture(params=dev_files)
 def dev(request): return read_jsonc(text(request.param))
@@ -67,7 +72,7 @@ def unsafe(compose):
         ports, command = o.get('ports', []), ' '.join(o.get('command', []))
         sources = [v['source'] for v in o['volumes']]
         found += [f'{name}: port {p}' for p in ports if not str(p).startswith('127.0.0.1:')]
-        found += [f'{name}: {k}' for k in o if k not in service_keys] + [f'{name}: no {k}' for k in ('init', 'mem_limit') if not o.get(k)]
+        found += [f'{name}: {k}' for k in o if k not in service_keys] + [f'{name}: no {k}' for k in ('init',) if not o.get(k)]
         found += [f'{name}: mounts {s}' for s in sources if s not in ('.', *compose['volumes'])]
         if tokenless.search(command): found.append(f'{name}: {command}')
         if str(o.get('user', '1')).split(':')[0] in ('0', 'root'): found.append(f'{name}: root')
@@ -96,7 +101,7 @@ def test_what_a_read_only_image_lacks(compose):
 
 def test_every_variable_has_a_default(compose):
     "A variable that is not set is empty, and an empty user is root"
-    for name in compose_files: assert re.findall(r'\$(?!\{GPUBENCH_[A-Z]+:-[\w.]*\}).{0,20}', text(name))==[]
+    for name in compose_files: assert re.findall(r'(?<!\$)\$(?!\{GPUBENCH_[A-Z]+:-[\w.]*\}|\$).{0,20}', text(name))==[]
     assert compose['services']['bench']['user']=='1000:1000'
 
 def test_what_starts_when_nothing_is_named(compose):
@@ -114,14 +119,14 @@ def get(url, host):
 def test_compose_server_refuses(tmp_path):
     "JupyterLab by the command of the compose file"
     port = free_port()
-    command = yaml.safe_load(re.sub(r'\$\{GPUBENCH_PORT:-8888\}', str(port), text(compose_files[0])))['services']['lab']['command']
+    options = yaml.safe_load(re.sub(r'\$\{GPUBENCH_PORT:-8888\}', str(port), text(compose_files[0])))['services']['lab']['command'][4:]
     # a container has its own network; here the server listens on this machine alone, and starts from what 0.0.0.0 would allow
     (tmp_path/'jupyter_server_config.json').write_text('{"ServerApp": {"allow_remote_access": true}}')
-    command = [o.replace('ip=0.0.0.0', 'ip=127.0.0.1').replace('=/workspace', f'={root}') for o in command]
+    options = [o.replace('ip=0.0.0.0', 'ip=127.0.0.1').replace('=/workspace', f'={root}') for o in options]
     env = {k: v for k,v in os.environ.items() if not k.startswith(not_a_student_s)}
     env |= dict(JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_RUNTIME_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path), HOME=str(tmp_path))
     as_root = ['--allow-root'] if os.geteuid()==0 else []          # this test's own user may be root; the container's is not
-    server = subprocess.Popen([tool(command[0]), *command[1:], *as_root], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    server = subprocess.Popen([tool('jupyter'), 'lab', *options, *as_root], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, start_new_session=True, cwd=root)
     stop = Timer(wait_s, os.killpg, (server.pid, signal.SIGKILL))
     stop.start()
@@ -168,7 +173,7 @@ def test_folders_that_are_written_to(compose):
 
 def test_one_python_one_place(dev):
     "VS Code, make and the compose file mean the same Python, folder and user"
-    steps, compose = instructions(text('Dockerfile')), read_compose(text(Path(dev['dockerComposeFile']).name))
+    steps, compose = instructions(text('Dockerfile')), read_compose(Path(dev['dockerComposeFile']).name)
     env, service = environment(steps), compose['services'][dev['service']]
     assert dev['workspaceFolder']==service['working_dir']==[v for k,v in steps if k=='WORKDIR'][-1]=='/workspace'
     assert dev['customizations']['vscode']['settings']['python.defaultInterpreterPath']==f"{env['VENV']}/bin/python"
@@ -209,10 +214,10 @@ def unknown_services(source):
     found = []
     for file,verb,service in command.findall(source):
         if file not in compose_files: found.append(file)
-        elif (verb=='run' or service) and service not in read_compose(text(file))['services']: found.append(f'{file}: {service}')
+        elif (verb=='run' or service) and service not in read_compose(file)['services']: found.append(f'{file}: {service}')
     return found
 
-@pytest.mark.parametrize('name', ['CONTAINERS.md', 'CONTAINERS_MORE.md', '.github/workflows/test.yml', *compose_files])
+@pytest.mark.parametrize('name', ['CONTAINERS.md', 'CONTAINERS_MORE.md', '.github/workflows/test.yml', 'docker-compose.cpu.yml'])
 def test_commands_name_what_is_there(name): assert command.findall(text(name)) and unknown_services(text(name))==[]
 
 # ---- what runs when a container was made

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import as_module, needed, pythons, text
+from helpers import needed, pythons, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
@@ -188,13 +188,6 @@ def test_a_folder_that_cannot_be_written(checkout):
     res = checkout.set_up('plain', '--venv', 'file/venv')
     assert res.returncode==1 and 'VENV=' in res.stderr and 'Traceback' not in res.stderr
 
-def test_the_bar(repo):
-    bar = as_module(repo/'tools'/'set_up.py').bar
-    uv, pip = 'Downloading torch (500.0MiB)\nDownloading numpy (100.0MiB)\n', 'Downloading torch-2-cp311.whl (600.0 MB)\n'
-    assert bar(uv, 0)==bar(pip, 0)=='[--------------------] ' and bar(uv, 6e8)==bar(pip, 6e8)=='[##########----------] '
-    assert bar(uv, 9e9)=='[####################] ' and bar('Resolved 150 packages', 6e8)==''
-
-
 # ---- the lock
 
 def pins(python, platform):
@@ -215,9 +208,6 @@ def test_the_lock_serves_every_machine(python, platform, own):
         for o in needed(extra): assert o.specifier.contains(found[o.name.replace('_', '-')]), o
     assert own in found
     assert [o for o in found if re.match('nvidia|cuda|triton', o)]==['nvidia-ml-py']     # torch brings its own, other ones for another CUDA
-
-def test_the_lock_names_no_index(): assert not re.search(r'https?:|^-|@|\+', text('constraints.txt'), re.M)
-
 
 # ---- find-python and make
 

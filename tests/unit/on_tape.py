@@ -37,7 +37,6 @@ class FuseCallback(Callback):
     def before_fit(self):
         if self.learn.opt is None: return            # a validation
         optim.fuse(self.learn.opt).capturable = True
-        optim.is_built(self.learn.opt, wait=True)    # what graphs wait for
 
 class Broken(nn.Sequential):
     "Python that a compiler can't follow"

@@ -23,7 +23,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam, Lamb, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
+from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
@@ -34,11 +34,11 @@ from gpubench.step import capture, graphed, optim, turns
 from gpubench.data.loaders import BatchAugment, get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
-from gpubench.step.fast import (DeferredRecorder, EMACallback, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
+from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.run.models import get_model
 from gpubench.watch.monitor import MonitorCallback
-from gpubench.step.optim import FusedOptimizer, fuse, fused_adam, unfuse
+from gpubench.step.optim import FusedOptimizer, fuse, unfuse
 from gpubench.run.process import Surroundings
 from gpubench.step.recorder import loss_readers
 from gpubench.watch.timing import StepTimerCallback
@@ -59,6 +59,7 @@ def network():
         nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10)))
 
 
+def fused_adam(params, lr, **kwargs): return fuse(Adam(params, lr, **kwargs))
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
 def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=False, loss_func=CrossEntropyLossFlat,
             metrics=lambda: accuracy, device='cpu', augment=False, size=8, make=None, **kwargs):
@@ -145,7 +146,6 @@ CASES = dict(
     decayed_norms=(one_cycle, dict(wd_bn_bias=True)), clip=(one_cycle, dict(cbs=lambda: [GradientClip(.1)])),
     accumulate=(one_cycle, dict(cbs=lambda: [GradientAccumulation(80)])),
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
-    average=(twice, dict(cbs=lambda: [EMACallback(.9)])),
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
     augment=(one_cycle, dict(augment=BatchAugment(True, 1))),
     vision_learner=(saved_and_loaded, dict(make=vision_learner, model=lambda: resnet, size=32, opt_func=fused_adam, pretrained=False,
@@ -268,18 +268,42 @@ def then(change, act=lambda learn: learn.fit(1, 1e-2)):
         act(learn)
     return both
 
-@pytest.mark.parametrize('compile,limit', [(False, 10), (True, 0)])
-def test_cudnn_times_all_its_kernels_where_the_user_waits_for_a_compiler_anyway(compile, limit, tmp_path, monkeypatch):
-    class Watched(nn.Sequential):
-        seen = []
-        def forward(self, x):
-            if self.training: self.seen.append(torch.backends.cudnn.benchmark_limit)
-            return super().forward(x)
+class Watched(nn.Sequential):
+    "Notes in each training batch whether cuDNN may search, and how far"
+    def forward(self, x):
+        if self.training: self.seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit))
+        return super().forward(x)
+
+@pytest.mark.parametrize('compile, own', [(False, False), (True, False), (False, True)])
+def test_cudnn_searches_for_compiled_kernels_from_the_first_step_on_and_else_as_the_user_says(compile, own, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', own)
+    monkeypatch.setattr(torch.backends.cudnn, 'deterministic', False)
     monkeypatch.setattr(torch, 'compile', lambda f, **_: f)
+    monkeypatch.setattr(GraphedStepCallback, 'unsearched', set())
+    Watched.seen = []
     learn = learner(True, model=lambda: Watched(network()), splitter=params, path=tmp_path)
     learn.graphed_step.compile = compile
     learn.fit(1, 1e-2)
-    assert Watched.seen[:3]==[limit]*3 and torch.backends.cudnn.benchmark_limit==10
+    assert Watched.seen[:3]==[(True, 0) if compile else (own, 10)]*3 and learn.graphed_step.no_search==''
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit)==(own, 10)
+    learn.graphed_step.compile = True
+    learn.fit(1, 1e-2)                                # the process has kernels for these shapes by now
+    assert ('only for shapes that are new' in learn.graphed_step.no_search)==(not compile and not own)
+
+def test_the_table_says_that_no_search_follows_an_eager_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda f, **_: f)
+    learn = learner(False, splitter=params, path=tmp_path)
+    learn.fit(1, 1e-2)
+    done = SpeedUp(learn)
+    learn.add_cb(GraphedStepCallback(True, capture=TapeCapture()))
+    done.has('CUDA graph', GraphedStepCallback)
+    learn.fit(1, 1e-2)
+    assert 'were trained before without a search' in done.to_df().why[0]
+
+@pytest.mark.parametrize('compile', ['auto', None, 2])
+def test_compile_is_true_or_false(compile):
+    with pytest.raises(ValueError, match='True or False'): GraphedStepCallback(compile)
+    with pytest.raises(ValueError, match='True or False'): speed_up(learner(False), compile=compile)
 
 
 @pytest.mark.parametrize('gathered', [False, True])
@@ -765,7 +789,7 @@ def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(averag
     ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
     ('what Inside, Stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
     ('its own all_batches, one_batch', dict(make=OwnBatches)),
-    ("its `beta`", dict(opt_func=partial(RAdam, beta=50.))),
+    ("functions of its own", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('more than one GradientClip', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
     ('a step or a zero_grad of its own', dict(cbs=[OwnStep()])),
@@ -904,14 +928,6 @@ class Swa(Callback):
 class LooksWithin(Callback):
     graph_safe = True
     def after_pred(self): self.learn.seen_pred = True
-
-def test_the_table_names_an_optimizer_whose_own_step_is_the_fastest_on_a_cpu():
-    learn = learner(False, opt_func=Lamb)
-    learn.remove_cb(learn.fuse)
-    done = speed_up(learn)
-    learn.fit(1, 1e-3)
-    row = done.to_df().set_index('part').loc['fused step']
-    assert not row.on and 'no fused step of this optimizer' in row.why and type(learn.opt) is Optimizer
 
 def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
     learn = learner(True, [Swa()], model=lambda: nn.Sequential(network(), Keeps()), splitter=params)
@@ -1132,11 +1148,6 @@ def test_speed_up_leaves_what_a_user_chose():
     strides = [p.stride() for p in learn.model.parameters()]
     with speed_up(learn): learn.fit(1)
     assert [p.stride() for p in learn.model.parameters()]==strides and isinstance(learn.opt, FusedOptimizer)
-    other = learner(False, opt_func=partial(RAdam, beta=50.))
-    other.remove_cbs([FuseCallback])
-    fast = speed_up(other)
-    with pytest.warns(UserWarning, match='cannot be fused'): other.fit(1)
-    assert 'use one of them' in str(fast) and not fast.to_df().set_index('part').on['fused step']
 
 
 # ---- what a network needs that a step of ours can't give
@@ -1296,12 +1307,8 @@ def test_a_generator_of_the_module_is_not_captured():
     assert graphed.n_replays==1                     # trained with what it drew at the recording; the next batch showed it
 
 
-def test_what_is_no_optimizer_function_and_no_capture_is_refused_in_words():
-    with pytest.raises(ValueError, match="FusedOptimizer can't be used as an opt_func"): classifier_of(opt_func=FusedOptimizer).create_opt()
+def test_what_is_no_capture_is_refused_in_words():
     with pytest.raises(ValueError, match="capture is 'x', but it has to be"): GraphedStepCallback(capture='x')
-
-
-def classifier_of(**kw): return Learner(get_dls('digits', bs=64, max_images=200), nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), **kw)
 
 
 @pytest.fixture(params=['the parts', 'all of cuDNN', 'all'])
@@ -1473,27 +1480,3 @@ def test_a_validation_is_no_fit(tmp_path):
     n = learn.graphed_step.n_done
     learn.validate()
     assert learn.graphed_step.n_done==n>0
-
-
-@pytest.mark.parametrize('graph', [False, True])
-def test_an_average_starts_anew_where_its_weights_were_changed(graph, tmp_path):
-    def train(change):
-        learn = learner(graph, cbs=[EMACallback(.99)], path=tmp_path)
-        change(learn)
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
-        learn.fit(2, 1e-2)
-        return learn.recorder.values
-    assert train(lambda learn: learn.lr_find(num_it=20, end_lr=1e6, show_plot=False))==train(lambda learn: None)
-
-
-def test_an_average_goes_on_after_a_validation_and_stays_where_the_user_put_it(tmp_path):
-    learn = learner(False, cbs=[EMACallback(.9)], path=tmp_path)
-    learn.fit(1, 1e-2)
-    before, kept = learn.validate(), [o.clone() for o in learn.ema.averages]
-    copied = deepcopy(learn)
-    assert list(learn.validate())==list(copied.validate())==list(before)
-    assert all(torch.equal(*o) for o in zip(kept, learn.ema.averages, strict=True))
-    learn.ema.swap()
-    assert list(learn.validate())==list(before)
-    assert all(torch.equal(*o) for o in zip(kept, learn.ema.tensors(), strict=True))

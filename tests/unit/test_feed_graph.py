@@ -20,9 +20,8 @@ from PIL import Image
 from torch import nn
 import fastai.callback.progress    # noqa: F401  no_bar
 
-from gpubench.step import payback
 from gpubench.step.capture import TapeCapture
-from gpubench.step.fast import GraphedStepCallback, KernelSearch
+from gpubench.step.fast import GraphedStepCallback
 from gpubench.data.feed import FeedCallback, FeedDL
 from gpubench.step.layout import ChannelsLastCallback
 
@@ -132,14 +131,6 @@ def test_channels_last(files, kind):
     learn = graphed(files, cb, cb.end, kind=kind)
     assert (cb.why_not, cb.n_done)==('', 2*N_TRAIN//BS)
     assert numbers(learn)[1]==pytest.approx(numbers(fitted(files, kind=kind))[1], rel=1e-3)
-
-
-def test_kernels_are_searched_for_what_the_network_gets(files, monkeypatch):
-    monkeypatch.setattr(payback, 'MAX_SEARCH_PIXELS', BS*SIZE**2)
-    monkeypatch.setattr(payback, 'SEARCH_S', 0)
-    search = KernelSearch()
-    fitted(files, graph(search=search))
-    assert (search.n_done, search.why_not, search.shapes)==(1, '', {(BS, 3, SIZE, SIZE)})
 
 
 @pytest.mark.parametrize('event', ['before_train', 'after_train', 'before_validate', 'after_epoch'])

@@ -190,7 +190,7 @@ def made_fit(first_s, later_s): # of 5 epochs
     return [FitTimes(5, parts, [PartTimes(10, 10, 0., 0., True)]*2)]
 
 def made_way(name, kind, *times_s, change=None, **kwargs):
-    return Way(Remedy(name, change, kind, **kwargs), [made_fit(o, o/2) for o in times_s], [None]*len(times_s))
+    return Way(Remedy(name, change, kind, **kwargs), [made_fit(o, o/2) for o in times_s])
 
 def test_what_could_not_be_tried_is_not_said_to_bring_no_difference():
     ways = [made_way('as it is', 'stock', 4., 4.4), failed := made_way('speed_up(learn)', 'all')]

@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, sleep
@@ -41,15 +40,15 @@ pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two core
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
 
 def ranks_alive():
-    "Agents and ranks that this process started, or that have lost their parent; those of a test beside it don't count"
+    "Ranks that this process started, or that have lost their parent; those of a test beside it don't count"
     mine = {o.pid for o in psutil.Process().children(recursive=True)}
     def is_one(o):
-        try: return 'gpubench.step.group import _' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
+        try: return 'multiprocessing.spawn' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
         except psutil.Error: return False
     return [o for o in psutil.process_iter() if is_one(o)]
 
 def all_gone(seconds=60): # a rank may still be importing torch
-    "None for two seconds: while an agent exits, it has no command line any more, and its ranks still have a parent"
+    "None for two seconds"
     end, last_seen = perf_counter()+seconds, perf_counter()
     while (now := perf_counter())<end and now<last_seen+2:
         if ranks_alive(): last_seen = now
@@ -148,22 +147,14 @@ def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64, fi
         learn.fit_one_cycle(2, .01)
     graphs = [o for o in cbs if isinstance(o, GraphedStepCallback)]
     for o in graphs: assert not o.why_not and o.n_replays>4, o.why_not
-    if n_ranks()>1 and all_reduce=='flat': assert is_one_message(learn.model)
     return learn.model
-
-def is_one_message(model):
-    "Do the gradients lie one after another in the same memory, so that none is copied to be sent?"
-    grads, sizes = zip(*[(o.grad, o.numel()) for o in model.parameters()])
-    ends = np.cumsum(sizes)
-    return len({o.untyped_storage().data_ptr() for o in grads})==1 and [o.storage_offset() for o in grads]==[0, *ends[:-1]]
 
 def several_ways(device=None): # the weights after each
     "The same trainings, by one process or by several"
     ways = dict(loop=loop(), buckets=fitted('buckets'), flat=fitted(), accumulated=fitted(accumulate=2),
                 accumulated_buckets=fitted('buckets', accumulate=2), unfrozen_buckets=fitted('buckets', first=3))
     ways |= dict(unfrozen=fitted(first=3))
-    if n_ranks()>1: ways |= {f'{kind} {how} {n}': fitted(how, kind=='graph', n, torch.float32)
-                             for how,n in (('flat', 1), ('flat', 2), ('bf16', 1)) for kind in ('graph', 'eager')}
+    if n_ranks()>1: ways |= {f'{kind} {n}': fitted('flat', kind=='graph', n, torch.float32) for n in (1, 2) for kind in ('graph', 'eager')}
     return {k: [o.detach().numpy() for o in m.parameters()] for k,m in ways.items()}
 
 @pytest.mark.slow
@@ -173,9 +164,8 @@ def test_the_weights_are_those_of_one_device():
         for a,b in zip(first[way], second[way]): np.testing.assert_array_equal(a, b, err_msg=way)
     for way in one:
         for a,b in zip(one[way], first[way]): np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-10, err_msg=way)
-    for how,n in (('flat', 1), ('flat', 2), ('bf16', 1)): # to the bit, if accumulation doesn't divide another number
-        for a,b in zip(first[f'graph {how} {n}'], first[f'eager {how} {n}']):
-            np.testing.assert_allclose(a, b, rtol=0, atol=(n-1)*1e-6, err_msg=how)
+    for n in (1, 2): # to the bit, if accumulation doesn't divide another number
+        for a,b in zip(first[f'graph {n}'], first[f'eager {n}']): np.testing.assert_allclose(a, b, rtol=0, atol=(n-1)*1e-6)
 
 def shared_wrongly(device):
     "What is said of trainings in which ranks see the same images, or don't average their gradients"
@@ -214,16 +204,26 @@ def dies(how):
 def in_a_visit(how): return dict(found=len(launch(dies(how))))
 
 @pytest.mark.slow
-def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path):
+def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path, monkeypatch):
     def visits(*how, **kwargs): return sweep(dict(how=how), run=in_a_visit, out=tmp_path, repeats=1, twin=None, progress=False,
                                              **kwargs).set_index('how')
-    before = {*Path(tempfile.gettempdir()).glob('torchelastic_*')}
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
     df = visits('killed', 'memory', 'exits')
     assert df.status.to_dict()==dict(killed='error', memory='oom', exits='error')
-    assert {*Path(tempfile.gettempdir()).glob('torchelastic_*')}<=before
+    assert not [*tmp_path.glob('torchelastic_*'), *tmp_path.glob('gpubench-ranks-*')]
     assert 'Rank 1 of 2 was ended by signal 9' in df.error['killed'] and 'Rank 1 of 2 ended with exit code 3' in df.error['exits']
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_ranks_and_is_pythons_own(tmp_path):
+    code = ("from gpubench.step.group import launch\nfrom pathlib import Path\nfrom time import sleep\nimport signal\n"
+            f"def work(device): Path({str(tmp_path/'begun')!r}).touch(), sleep(1000)\n"
+            "try: launch(work)\nexcept KeyboardInterrupt: print('interrupted', signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
+    launcher, end = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True), perf_counter()+90
+    while not (tmp_path/'begun').exists() and perf_counter()<end: sleep(.2)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.communicate(timeout=60)[0]=='interrupted True\n' and all_gone(30)
 
 @pytest.mark.slow
 def test_a_rank_without_a_result():
@@ -234,19 +234,11 @@ def test_a_rank_without_a_result():
 def test_a_launcher_that_is_killed_leaves_nothing_behind():
     code = "from gpubench.step.group import launch\nfrom time import sleep\nlaunch(lambda device: sleep(1000))"
     launcher, end = subprocess.Popen([sys.executable, '-c', code]), perf_counter()+90
-    while len(ranks_alive())<3 and perf_counter()<end: sleep(.2)         # the agent and two ranks
-    assert len(ranks_alive())>=3
+    while len(ranks_alive())<2 and perf_counter()<end: sleep(.2)
+    assert len(ranks_alive())>=2
     launcher.kill()
     launcher.wait()
     assert all_gone(30)
-
-@pytest.mark.slow
-def test_a_group_that_cannot_be_left_keeps_its_results():
-    def work(device):
-        from gpubench.step import group
-        group._LEAVE_S, group.dist.destroy_process_group = .2, lambda: sleep(1000)
-        return rank()
-    assert launch(work)==[0, 1]
 
 def free_port():
     with socket.socket() as s:
@@ -267,14 +259,6 @@ def test_machines_that_run_different_trials(monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(run_trial, **quick, loader=o, n_devices=2, n_nodes=2, max_s=.2) for o in ('memory', 'resident')]
         assert all('different trials' in str(o.exception()) for o in jobs)
-
-@pytest.mark.slow
-def test_a_place_to_meet_that_another_program_uses(monkeypatch):
-    with socket.create_server(('localhost', 0)) as s:
-        monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{s.getsockname()[1]}')
-        with pytest.raises(RuntimeError, match='Another program uses localhost:.*Choose another port'):
-            launch(in_a_visit, 'killed', n_nodes=2)
-
 
 # ---- two GPUs, skipped elsewhere
 
@@ -336,7 +320,7 @@ def captured_or_not(device, all_reduce, graph):
 
 @pytest.mark.slow
 @needs_two_gpus
-@pytest.mark.parametrize('all_reduce', ['buckets', 'flat', 'bf16'])
+@pytest.mark.parametrize('all_reduce', ['buckets', 'flat'])
 def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
     (graph, other), (eager, _) = (launch(captured_or_not, all_reduce, o, device='cuda') for o in (True, False))
     for k,o in graph.items():
@@ -347,8 +331,7 @@ def test_captured_steps_of_two_gpus_equal_eager_ones_to_the_bit(all_reduce):
 @needs_two_gpus
 @pytest.mark.parametrize('how', [
     {}, dict(sync_bn=True), dict(all_reduce='flat', precision='bf16', speed_up='channels_last'), dict(speed_up='graph defer_losses'),
-    dict(speed_up='graph', sync_bn=True), dict(speed_up='graph compile', all_reduce='flat'),
-    dict(speed_up='graph compile', all_reduce='bf16')])
+    dict(speed_up='graph', sync_bn=True), dict(speed_up='graph compile', all_reduce='flat')])
 def test_a_visit_on_two_gpus(how):
     row = run_trial(**on_gpus | how, n_devices=2)
     assert (row['status'], row['n_devices'], row['process_bs'], row['n_gpus'])==('ok', 2, 32, 2)

@@ -60,14 +60,6 @@ def dots(ax):
     return [xy for o in lines for xy in zip(*o.get_data())]
 
 
-def test_ways_of_loading_are_not_drawn_in_the_colors_of_devices():
-    rows = [visit(8, step_ms=9.)|dict(loader=o, n_workers=0, wait_ms=4.) for o in ('files', 'memory')]
-    of_devices = {plot.series_style(i)['color'] for i in (0, 1)}
-    for ax in (plot.plot_workers(pd.DataFrame(rows), 'step_ms'), plot.plot_phases(pd.DataFrame(rows), by='loader')):
-        used = {o.get_color() for o in ax.get_legend().legend_handles}
-        assert len(used)==2 and not used & of_devices
-
-
 def test_accuracies_that_differ_little_fill_the_axis_and_the_caption_says_so():
     ax = plot.plot_batch_sizes(pd.DataFrame(visits((16, 64), n=4)).assign(accuracy=[.95, .96, .97, .98]*4), y='accuracy')
     lo, hi = ax.get_ylim()
@@ -100,15 +92,6 @@ def test_every_visit_is_a_dot_in_each_phase():
     ax.figure.canvas.draw()
 
 
-@pytest.mark.parametrize('longest_ms', [.8, 15., 1234., 98_765.])
-def test_tick_labels_of_phases_do_not_overlap(longest_ms):
-    scale = longest_ms/PARTS['wait_ms']
-    ax = plot.plot_phases(pd.DataFrame(visits((64,), n=4, **{k: scale*v for k,v in PARTS.items()})))
-    ax.figure.canvas.draw()
-    boxes = [o.get_window_extent() for o in ax.get_xticklabels() if ax.get_xlim()[0]<=o.get_position()[0]<=ax.get_xlim()[1]]
-    assert len(boxes)>2 and all(a.x1<b.x0 for a,b in zip(boxes, boxes[1:]))
-
-
 def test_phases_of_steps_and_of_real_records(real):
     steps = pd.DataFrame([PARTS | dict(fit=0, epoch=0, step=i, step_ms=15., transform_ms=np.nan) for i in range(30)])
     ax = plot.plot_phases(steps)
@@ -116,12 +99,6 @@ def test_phases_of_steps_and_of_real_records(real):
     ax = plot.plot_phases(real)
     assert [o.get_text() for o in ax.get_legend().get_texts()]==['CPU · batch 64', 'CPU · batch 128']
     assert len(plot.plot_phases(real, by='bs').get_yticklabels())==8
-
-
-def test_series_differ_in_colour_and_marker():
-    ax = plot.plot_batch_sizes(pd.DataFrame(visits(precision='fp32') + visits(precision='bf16')))
-    handles = ax.get_legend_handles_labels()[0]
-    assert len({o.get_color() for o in handles})==len({o.get_marker() for o in handles})==4
 
 
 @pytest.mark.parametrize('status', ['oom', 'error', 'skipped'])
@@ -155,40 +132,6 @@ def test_missing_columns_are_named():
         plot.plot_batch_sizes(df, y='time')
     with pytest.raises(ValueError, match="lacks 'bs', 'epoch_s'"): plot.plot_batch_sizes(df[['device']])
     with pytest.raises(ValueError, match="lacks 'speedup'"): plot.plot_speedup(df)
-
-
-def test_figures_leave_the_style_alone():
-    before = dict(matplotlib.rcParams)
-    plot.plot_batch_sizes(pd.DataFrame(visits()))
-    assert dict(matplotlib.rcParams)==before
-
-
-MATPLOTLIBRC = [ # what people write there
-    {'text.usetex': True}, {'text.usetex': True, 'text.latex.preamble': 'nonsense', 'font.family': 'serif'},
-    {'axes.prop_cycle': matplotlib.cycler(linestyle=['-', ':']), 'lines.linestyle': '--', 'figure.figsize': (20, 1), 'axes.facecolor': 'red'},
-    {'axes.formatter.use_locale': True, 'axes.formatter.limits': (0, 0), 'axes.grid': True, 'figure.autolayout': True},
-    {'font.family': 'No Such Font', 'axes.labelcolor': 'none', 'xtick.bottom': False, 'legend.loc': 'center'}]
-
-@pytest.mark.parametrize('settings', MATPLOTLIBRC)
-def test_a_figure_has_the_same_look_whatever_the_matplotlibrc_says(settings, caplog):
-    df = pd.DataFrame(visits())
-    def pixels():
-        fig = plot.plot_batch_sizes(df).figure
-        fig.canvas.draw()
-        return np.asarray(fig.canvas.buffer_rgba())
-    usual = pixels()
-    with matplotlib.rc_context(settings): found = pixels()
-    assert found.shape==usual.shape and (found==usual).all() and caplog.records==[]
-
-
-def test_a_given_axes_is_used():
-    fig, axs = plt.subplots(1, 3, figsize=(15, 4))
-    df = pd.DataFrame(visits())
-    assert plot.plot_batch_sizes(df, ax=axs[0]) is axs[0]
-    assert plot.plot_memory(df, ax=axs[1]) is axs[1]
-    assert plot.plot_speedup(compare(df[df.device=='cpu'], df[df.device=='cuda']), ax=axs[2]) is axs[2]
-    assert fig.get_size_inches().tolist()==[15, 4]
-    fig.canvas.draw()
 
 
 def test_hostile_names_can_be_drawn():

@@ -7,8 +7,6 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]/'benchmarks'))
 from whole_fit import broken, difference, done, main, plan, seconds, table  # noqa: E402
-from whole_fit_figure import draw  # noqa: E402
-from whole_fit_rows import GROUPS, ROWS  # noqa: E402
 
 def run(row, variant, seed, total_s, score=.5, **kwargs):
     return dict(row=row, variant=variant, seed=seed, total_s=total_s, train_s=[2., .5, .7, .6], valid_s=[.1], n_train=60,
@@ -50,29 +48,16 @@ def test_difference():
     assert (round(mean, 6), round(lo, 4), round(hi, 4))==(.02, -.0297, .0697)     # .02 ± 4.3027·.02/√3
     assert difference(np.array([.5, .6]), np.array([.5, .6]))==(0, 0, 0)
 
-def test_records(tmp_path, monkeypatch, capsys):
-    "Those that exist are printed and checked, each with its machine"
-    def argv(*args): monkeypatch.setattr(sys, 'argv', ['whole_fit.py', *map(str, args)])
-    def write(name, runs): (tmp_path/name).write_text(json.dumps(dict(machine=dict(cpu=name), settings=dict(device='cpu'), runs=runs)))
-    write('fast', pair('photos_1', 10, 5))
-    write('slow', pair('photos_1', 10, 12))
-    argv(tmp_path/'fast', '--check')
-    with pytest.raises(SystemExit) as e: main()
-    shown = capsys.readouterr().out
-    assert e.value.code==0 and 'None of the 1 rows takes more than 1.03' in shown and shown.startswith('fast')
-    argv(tmp_path/'fast', tmp_path/'slow', '--check')
-    with pytest.raises(SystemExit) as e: main()
-    assert e.value.code==1 and 'photos_1: 12.10 s' in capsys.readouterr().out
-    argv()
-    with pytest.raises(SystemExit): main()
-    assert 'give either records to print, or --out' in capsys.readouterr().err
-
-def test_rows_of_the_groups():
-    assert len(GROUPS['gpu'])>=16 and sorted(GROUPS['gpu']+GROUPS['cpu']+GROUPS['accuracy'])==sorted(ROWS)
-
-def test_figure():
-    times = dict(photos_4=dict(stock=[20., 21, 19], speed_up=[5.]), collab=dict(stock=[1.], speed_up=[1.]))
-    ax = draw(times, dict(photos_4='four', collab='films'), 'A title', dict(cpu='a CPU', device='cpu')).axes[0]
-    assert [o.get_width() for o in ax.patches]==[20, 5, 1, 1] and ax.get_xlim()[0]==0
-    assert [o.get_text() for o in ax.texts][:4]==['20 s', '5 s (4.0 times as fast)', '1 s', '1 s']
-    assert [len(o.get_xdata()) for o in ax.lines]==[3, 1, 1, 1]
+def test_record(tmp_path, monkeypatch, capsys):
+    "One that exists is printed, checked and drawn"
+    def show(stock_s, ours_s, *args):
+        record = dict(machine=dict(cpu='slow', gpu=None, n_cores=2), settings=dict(device='cpu', rows=dict(photos_1=dict(what='one'))),
+                      runs=pair('photos_1', stock_s, ours_s))
+        (tmp_path/'record').write_text(json.dumps(record))
+        monkeypatch.setattr(sys, 'argv', ['whole_fit.py', str(tmp_path/'record'), '--check', *args])
+        with pytest.raises(SystemExit) as e: main()
+        return e.value.code, capsys.readouterr().out
+    code, shown = show(10, 5, '--figure', str(tmp_path/'a.png'))
+    assert code==0 and 'None of the 1 rows takes more than 1.03' in shown and (tmp_path/'a.png').stat().st_size
+    code, shown = show(10, 12)
+    assert code==1 and 'photos_1: 12.10 s' in shown
