@@ -11,33 +11,28 @@ from importlib import import_module
 __version__ = '0.1.0'
 
 _NAMES = { # of each module, in the order of the rooms
-    'ground.core': ('describe_machine file_text free_memory has_bf16 hide_known_warnings machine_title '
-        'n_cores wait_for'),
-    'ground.record': 'PHASE_NAMES append_record read_records',
-    'ground.stats': 'Interval choose compare_words enough median_ci ratio_ci ratios',
-    'ground.curves': 'crossover_bs fit_step_time fit_time_curve',
+    'ground.core': ('describe_machine free_memory has_bf16 '
+        'hide_known_warnings machine_title n_cores wait_for'),
+    'ground.record': 'read_records',
+    'ground.stats': 'choose compare_words median_ci ratio_ci ratios',
     'data.made': 'draw_bird_kinds',
     'data.sets': 'DATASETS',
-    'data.loaders': 'as_tensors get_dls',
-    'watch.timing': 'DeviceMarks HostMarks PHASES StepTimerCallback',
-    'watch.nvml': 'POWER_CAP THROTTLE_WORDS throttle_words',
-    'watch.monitor': 'MONITOR_COLUMNS Monitor MonitorCallback',
-    'step.group': 'average_gradients launch n_ranks rank',
-    'step.capture': 'CUDACapture TapeCapture',
-    'step.fast': 'keep_pages speed_up',
-    'run.models': 'MODELS bound_ms count_params device_rates get_model train_flops',
-    'run.observed': 'PRECISIONS look_once tf32_set',
-    'run.trial': 'Trial make_learner run_trial',
+    'data.loaders': 'get_dls',
+    'watch.timing': 'StepTimerCallback',
+    'watch.monitor': 'Monitor MonitorCallback',
+    'step.group': 'launch',
+    'step.fast': 'speed_up',
+    'run.models': 'MODELS count_params device_rates get_model train_flops',
+    'run.observed': 'tf32_set',
+    'run.trial': 'Trial run_trial',
     'run.sweep': 'noise_floor plan sweep',
     'run.race': 'find_best_bs',
-    'show.plot': ('plot_batch_sizes plot_curves plot_fit plot_images_per_s plot_memory plot_monitor '
-        'plot_phases plot_price_speed plot_roofline plot_speedup plot_visits plot_workers '
-        'series_style'),
-    'show.compare': 'compare load_records read_runs',
+    'show.plot': ('plot_batch_sizes plot_memory plot_monitor '
+        'plot_phases plot_speedup plot_visits series_style'),
+    'show.compare': 'compare',
     'show.wording': 'fmt_ratio',
     'show.findings': 'findings',
-    'show.report': 'machine_table report',
-    'show.advice': 'advice_table advise plot_advice read_lab_records write_advice',
+    'show.report': 'report',
     'show.gain': 'gain',
     'course.checks': 'LabSession check check_guess lab_records mine_or_ours',
 }

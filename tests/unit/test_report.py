@@ -14,10 +14,10 @@ import pytest
 from fastai.test_utils import synth_learner
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
-from gpubench import compare, findings, gain, load_records, ratio_ci, report
+from gpubench import compare, findings, gain, ratio_ci, report
+from gpubench.show.compare import load_records, accuracy_differs, read_runs
 from gpubench.ground import stats
 from gpubench.ground.record import FIELDS
-from gpubench.show.compare import accuracy_differs, read_runs
 from gpubench.show.findings import summary
 from gpubench.show.report import summary_text
 
