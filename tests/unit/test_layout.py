@@ -360,10 +360,10 @@ def test_a_single_image_is_predicted_before_any_fit():
 
 def test_a_network_that_was_replaced_is_left_as_it_came():
     learn = learner()
+    old_seen = seen(learn.model)
     with speed_up(learn) as done:
         learn.fit(1)
         old, learn.model = learn.model, pooled()
-        old_seen = seen(old)
         learn.create_opt()
         new_seen = seen(learn.model)
         learn.fit(1)
