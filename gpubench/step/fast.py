@@ -81,11 +81,10 @@ class SpeedUp:
     def add(self, part, why, on=True, cb=None, shows=None, undo=None):
         "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
         self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
-        if cb: self.also(cb)
+        if cb:
+            self.learn.add_cb(cb)
+            self.undos.callback(self.learn.remove_cb, cb)
         if undo: self.undos.callback(undo)
-    def also(self, cb):
-        self.learn.add_cb(cb)
-        self.undos.callback(self.learn.remove_cb, cb)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
         found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
@@ -150,10 +149,8 @@ def mix(self:SpeedUp):
 def order_channels(self:SpeedUp):
     part = 'channels_last'
     if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
-    cb = ChannelsLastCallback()
     self.add(part, 'convolutions without reordering; dropout between them draws another mask',
-             cb=cb, undo=cb.forget)
-    self.also(cb.end)
+             cb=ChannelsLastCallback())
 
 @patch
 def use_onednn(self:SpeedUp):
