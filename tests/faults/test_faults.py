@@ -10,9 +10,8 @@ from PIL import Image
 from gpubench.run import sweep as library
 from gpubench.ground.record import append_record, read_records
 from gpubench.watch.monitor import MonitorCallback
-from gpubench.run import process
-from gpubench.run.process import device_locks, pack, run_fresh
-from gpubench.run.sweep import run_point, noise_floor, sweep
+from gpubench.run.process import device_locks
+from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import Trial, make_learner, resolve
 
@@ -93,45 +92,6 @@ def ends_badly(how):
     if how=='list': return [1]
     if how=='nan': return dict(y=float('nan'))
     return dict(y=1)
-
-class OwnEnd(BaseException): pass
-ENDS = dict(interrupt=KeyboardInterrupt, leaves=SystemExit, generator=GeneratorExit, pytest=pytest.exit.Exception, skip=pytest.skip.Exception,
-            own=OwnEnd, stops=StopIteration, torch=torch.OutOfMemoryError)
-def says(how): raise ENDS[how]('its own words')
-
-def test_whatever_a_function_raises_keeps_its_text():
-    "In this process; an interrupt ends the sweep, as Ctrl-C does. The notebook of `process` does the same in fresh ones"
-    for o in here(dict(how=[o for o in ENDS if o!='interrupt']), run=says).itertuples():
-        assert o.status==('oom' if o.how=='torch' else 'error') and re.match(rf'{ENDS[o.how].__name__}: its own words \(.*test_faults.py:\d+\)', o.error)
-    with pytest.raises(KeyboardInterrupt, match='after 0 of 1 visits'): here(dict(how='interrupt'), run=says)
-
-@pytest.mark.slow
-def test_whatever_a_rank_raises_keeps_its_text():
-    from gpubench import launch
-    def work(device, error): raise error
-    with pytest.raises(RuntimeError, match='KeyboardInterrupt: its own words'): launch(work, KeyboardInterrupt('its own words'), n_devices=1)
-
-WARNS = """import sys, warnings
-with warnings.catch_warnings(action='ignore'):
-    from gpubench.run import process
-    from gpubench.run.sweep import sweep
-process.START_METHOD = sys.argv[2]
-if sys.argv[1]: warnings.simplefilter(sys.argv[1])
-def warns(how):
-    if how!='fine': warnings.warn('its own words', how=='ours' and UserWarning or DeprecationWarning)
-    return dict(n=1)
-df = sweep(dict(how=['fine', 'ours', 'deprecated']), run=warns, repeats=1, twin=None, progress=False)
-print({k: v.partition(' (')[0] if isinstance(v, str) else None for k,v in sorted(zip(df.how, df.error))})"""
-RAISED = dict(deprecated='DeprecationWarning: its own words', fine=None, ours='UserWarning: its own words')
-
-@pytest.mark.slow
-@pytest.mark.parametrize('env, own, start_method, right', [
-    ('error', '', 'forkserver', RAISED), ('error::UserWarning', '', 'spawn', RAISED | dict(deprecated=None)),
-    ('error', 'ignore', 'forkserver', dict.fromkeys(RAISED))])
-def test_warnings_as_errors_stop_no_process_and_are_those_of_the_function(tmp_path, env, own, start_method, right):
-    "From the environment, which Python takes for its options, too, and the caller's own filters"
-    out, err = wait_for_end(start_script(tmp_path, WARNS, own, start_method, PYTHONWARNINGS=env), 300)
-    assert out.strip().endswith(str(right)), (out, err)
 
 def test_a_bad_end_is_a_record_and_the_sweep_goes_on(tmp_path):
     df = quiet(dict(how='killed exits leaves raises list nan fine'.split()), run=ends_badly, out=tmp_path)
@@ -217,15 +177,6 @@ def test_a_worker_dies():
     df = quiet(dict(bs=2), run=with_worker)
     assert df.status.tolist()==['error']
     assert 'n_workers=0' in df.error[0] and 'dmesg' in df.error[0] and 'Traceback' not in df.error[0]
-
-class Reset(ConnectionResetError):
-    "What reading from a worker that died raises; the signal of its death comes while it is being read"
-    def __str__(self): raise RuntimeError('DataLoader worker (pid 1) is killed by signal: Killed.')
-def reset(bs): raise Reset()
-
-def test_a_workers_death_is_reported_while_its_error_is_read():
-    fault = run_point(reset, dict(bs=2), {})
-    assert fault['status']=='error' and 'killed by signal' in fault['error'] and 'n_workers=0' in fault['error']
 
 @pytest.mark.slow
 def test_a_truncated_image_is_one_sentence(tmp_path):
@@ -318,14 +269,6 @@ def test_the_lock_is_free_after_an_error(monkeypatch):
     with pytest.raises(ZeroDivisionError): here(dict(x=1), run=same)
     with device_locks(['cpu']): pass
 
-
-@pytest.mark.slow
-def test_a_finished_visit_counts_though_its_sweep_was_suspended_beyond_the_time_limit(monkeypatch):
-    "As after Ctrl-Z and `fg`: this process does nothing for a while after it has started the other one"
-    quiet(dict(x=1), run=same)                           # the server is loaded from here on
-    def late(*args, wait=process.wait): return time.sleep(5) or wait(*args)
-    monkeypatch.setattr(process, 'wait', late)
-    assert run_fresh(pack(lambda: dict(y=1)), timeout_s=9.)[0]==dict(y=1)
 
 @pytest.mark.slow
 @linux
@@ -526,11 +469,6 @@ def test_what_is_not_there_stops_a_sweep_before_its_first_visit(tmp_path, monkey
     assert not Path('runs').exists()
     df = here(dict(model=['minenet:net', 'mnie:net'], device='cpu'), out='runs')
     assert by(df, 'model')=={'minenet:net': 'error', 'mnie:net': 'skipped'} and "no module 'mnie'" in df.error[df.model=='mnie:net'].item()
-
-def test_a_noise_floor_needs_records():
-    for wrong in (None, 3, [dict(twin=True)]):
-        with pytest.raises(ValueError, match='the records of a sweep'): noise_floor(wrong)
-
 
 # ---- a GPU
 
