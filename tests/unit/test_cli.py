@@ -136,7 +136,7 @@ def test_a_lab_that_fails_has_its_exit_code(labs, call, monkeypatch, failed, cod
 @pytest.mark.parametrize('args,says', [
     (['01_smal'], "Did you mean '01_small'?"), (['-p', 'sed=1'], "Did you mean 'seed'?"),
     (['-p', 'seed=one'], "must be int, and 'one' is not"), (['-p', 'seed=-1'], 'at least 0'),
-    (['-p', 'seed'], 'has no =VALUE'), (['-p', 'device=cpu'], '--device'),
+    (['-p', 'seed'], 'form NAME=VALUE'), (['-p', 'device=cpu'], '--device'),
     (['--device', 'gpu'], "no device 'gpu'"), (['--profile', 'ful'], "no profile named 'ful'"),
     (['-f', 'none.yaml'], 'parameters in none.yaml'), (['-f', ''], 'parameters in '),
     (['-p', 'dataset=digit'], "Did you mean 'digits'?"), (['--labs', 'empty'], 'no labs in empty'),
@@ -284,7 +284,7 @@ def test_every_option_reaches_the_sweep(call, monkeypatch):
 
 @pytest.mark.parametrize('args,says', [
     (['--dataset', 'digit'], "Did you mean 'digits'?"), (['--bs', '-16'], 'not -16'),
-    (['--bs', '16,x'], 'not a list of whole numbers'), (['--loader', 'file'], "Did you mean 'files'?"),
+    (['--bs', '16,x'], 'form N,N'), (['--loader', 'file'], "Did you mean 'files'?"),
     (['--loader', 'cached', '--n-workers', '2'], 'has its own processes, so n_workers=2'),
     (['--precision', 'fp8'], 'fp8'), (['--repeats', '0'], 'repeats'), (['--epochs', '0'], 'n_epoch'),
     (['--device', 'cpuu'], "Did you mean 'cpu'?"), (['--out', 'file'], 'Records cannot go to'),
