@@ -37,20 +37,6 @@ def page_file(tmp_path_factory):
 
 # ---- what is known about each configuration
 
-def reasons(tmp_path, rows):
-    folder_of(tmp_path/'nbs'/'labs'/'records'/'01.jsonl', rows)
-    return {o['bs']: o['why'] for o in predict.configurations(predict.read_visits(tmp_path))}
-
-def test_launches(tmp_path):
-    "A step takes no longer with more images; twice as many at most count as more"
-    why = reasons(tmp_path, [*three(1600, 16), *three(6400, 64), *three(8000, 128, graph=True)])
-    assert why[16].startswith('A step takes about as long at batch 64 (10 ms) as at batch 16 (10 ms): launching its kernels from Python')
-    assert 'launching' not in why[128]
-
-def test_waiting_for_data(tmp_path):
-    why = reasons(tmp_path, three(640, loader='files', n_workers=2, shares=dict(wait_ms=.6, forward_ms=.4)))[64]
-    assert why.startswith('60 % of a step is waiting for data (60 ms). `speed_up` or ') and why.endswith('More workers may help, too.')
-
 def test_no_records(tmp_path): assert predict.render(tmp_path) is None
 
 def test_the_repository_s_own_records():
@@ -114,25 +100,6 @@ def test_lock_then_see(page):
     pick(page, bs=64)                                # a locked prediction stays
     assert page.locator('#state').inner_text().endswith('Locked: 2,500 images/s.') and not page.locator('#guess').is_visible()
 
-def test_not_measured(page):
-    start(page)
-    assert '128 – not measured' in page.locator('#bs option').all_inner_texts()
-    lock(page, 1000)
-    sizes = {'batch 16': 'not predicted yet', 'batch 64': rows(page, 'machines')[gpu], 'batch 128': 'not measured',
-             'batch 256': 'not predicted yet'}
-    assert rows(page, 'sizes')==sizes
-    page.get_by_role('button', name="Show the sizes that I haven't predicted").click()
-    shown = rows(page, 'sizes')
-    assert shown['batch 128']=='not measured' and shown['batch 16'].startswith('250 images/s') and shown['batch 256'].startswith('2,500')
-    pick(page, bs=128)
-    assert page.locator('#state').inner_text()=='Not measured. With these settings, this was: batch 16, 64, 256.'
-    assert not page.locator('#guess').is_visible() and not page.locator('#result').is_visible()
-    pick(page, bs=64, n_devices=2)
-    assert page.locator('#state').inner_text().startswith('Not measured. No batch size was visited')
-    pick(page, place=other)                          # the next that was measured
-    assert page.locator('#state').inner_text()=='3 visits recorded (2000-01-01).'
-    assert (page.locator('#n_devices').input_value(), page.locator('#bs').input_value())==('2', '128')
-
 def drop(page, name, text):
     page.evaluate('''([name, text]) => {
         const held = new DataTransfer()
@@ -163,15 +130,6 @@ def test_own_machine(page):
     assert 'is right' in page.locator('#verdict').inner_text()
     assert page.locator('#why').inner_text()=='25\xa0% of a step is the optimizer (13.3\xa0ms). gpubench report shows what shortens it.'
 
-def test_own_machine_by_file_without_a_match(page, tmp_path):
-    file = tmp_path/'records.jsonl'
-    file.write_text(lines(*three(1200, 32, model='mine', gpu=None, device='cpu', n_cores=2)))
-    page.get_by_label('Your records').set_input_files(file)
-    assert said(page).endswith('The choice at the top is now one of your trainings.')
-    assert page.locator('#place').input_value()=='Yours · CPU: Made-up CPU, 2 cores'
-    lock(page, 1000)
-    assert rows(page, 'machines')[gpu]=='not measured'
-
 bad_files = {
     'nothing': ('', 'has no visit that can be shown. '),
     'not JSON': ('hello\nworld\n', ': not a record (2 lines). '),
@@ -191,11 +149,6 @@ def test_bad_files(page, kind):
     assert found.startswith('odd.txt has no visit that can be shown') and message in found and found.endswith('writes a file records.jsonl in its folder.')
     assert 'Yours' not in page.locator('#place').inner_text()
 
-def test_a_huge_file(page, tmp_path):
-    with open(tmp_path/'huge.jsonl', 'wb') as f: f.truncate(21*2**20)
-    page.get_by_label('Your records').set_input_files(tmp_path/'huge.jsonl')
-    assert said(page)=='huge.jsonl has 21 MiB; this page reads at most 20. Choose the records of one run.'
-
 def test_a_hostile_file(page):
     "HTML in every string, in the file's name, and in the repository's own records, is text"
     words = {k: HOSTILE for k in 'model dataset device gpu cpu machine time_utc loader precision labels size n_workers n_cores n_gpus'.split()}
@@ -214,49 +167,3 @@ def test_a_hostile_file(page):
     page.set_viewport_size(phone)
     assert not too_wide(page)
 
-def test_by_keyboard(page):
-    "From the top with Tab, arrows and Enter alone; each control has a name and a visible focus"
-    press, active = page.keyboard.press, 'document.activeElement'
-    order = []
-    for _ in range(9):
-        press('Tab')
-        order.append(page.evaluate(f'{active}.id || {active}.textContent'))
-        assert page.evaluate(f'getComputedStyle({active}).outlineStyle')=='solid', order
-    assert order==['gpubench', 'place', 'model', 'images', 'how', 'precision', 'n_devices', 'bs', 'number']
-    press('Shift+Tab')
-    before = page.locator('#bs').input_value()
-    press('ArrowDown')
-    assert page.locator('#bs').input_value()!=before
-    press('Tab')
-    page.keyboard.type('1500')
-    press('Enter')
-    assert page.evaluate(f'{active}.id')=='seen' and page.locator('#verdict').inner_text().startswith('You predicted 1,500')
-    press('Tab')
-    press('Enter')
-    assert page.locator('#all').inner_text().startswith('Hide')
-    press('Tab')
-    assert page.evaluate(f'{active}.id')=='file'
-    press('Tab')
-    press('Enter')
-    assert page.locator('dl').is_visible()
-    names = 'Machine|Network|Images|Other settings|Precision|Devices|Batch size (images)'.split('|')
-    assert [page.get_by_role('combobox', name=o, exact=True).count() for o in names]==[1]*len(names)
-
-def test_what_is_no_number(page):
-    start(page)
-    for o in ('', '0', '-5'):
-        lock(page, o)
-        assert page.evaluate('document.querySelector("#number:invalid")!==null') and not page.locator('#result').is_visible()
-    lock(page, 5)
-    assert page.locator('#result').is_visible()
-
-def test_on_a_phone(page):
-    page.set_viewport_size(phone)
-    assert not too_wide(page)
-    start(page)
-    lock(page, 90_000)                               # far beyond the axis
-    drop(page, 'records.jsonl', lines(*three(1200, gpu='G'*80), *three(1e6, 4096)))
-    page.locator('summary').click()
-    assert not too_wide(page) and page.locator('#machines text.guess').text_content()=='▶'
-    small = page.locator('select:visible, button:visible, input:visible').evaluate_all('all => all.filter(o => o.offsetHeight<44).map(o => o.id)')
-    assert small==[]

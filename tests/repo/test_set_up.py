@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import as_module, needed, pythons, text
+from helpers import needed, pythons, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
@@ -148,16 +148,6 @@ def test_damage_is_noticed(checkout):
     assert 'Starting over' in checkout.set_up().stdout
     assert checkout.set_up().stdout==up_to_date
 
-def test_another_python(checkout):
-    "An environment with another Python than the one that runs set-up is kept, unless PYTHON asks for that one"
-    checkout.set_up()
-    stamp, python = checkout.venv/'gpubench-stamp.json', checkout.venv/'bin'/'python'
-    stamp.write_text(re.sub(r'"python": "[\d.]+"', '"python": "3.99"', stamp.read_text()))
-    python.unlink()
-    python.write_text('#!/bin/sh\necho 3.99\n')
-    python.chmod(0o755)
-    assert checkout.set_up().stdout==up_to_date and 'Starting over' in checkout.set_up(PYTHON=sys.executable).stdout
-
 def test_two_at_once(checkout):
     (checkout.fake/'hold').touch()
     first = checkout.start()
@@ -187,13 +177,6 @@ def test_a_folder_that_cannot_be_written(checkout):
     (checkout.tree/'file').touch()
     res = checkout.set_up('plain', '--venv', 'file/venv')
     assert res.returncode==1 and 'VENV=' in res.stderr and 'Traceback' not in res.stderr
-
-def test_the_bar(repo):
-    bar = as_module(repo/'tools'/'set_up.py').bar
-    uv, pip = 'Downloading torch (500.0MiB)\nDownloading numpy (100.0MiB)\n', 'Downloading torch-2-cp311.whl (600.0 MB)\n'
-    assert bar(uv, 0)==bar(pip, 0)=='[--------------------] ' and bar(uv, 6e8)==bar(pip, 6e8)=='[##########----------] '
-    assert bar(uv, 9e9)=='[####################] ' and bar('Resolved 150 packages', 6e8)==''
-
 
 # ---- the lock
 
