@@ -1,7 +1,6 @@
 "Functions that students write: wrong ones are found, whatever they are called with, and nothing of ours is shown"
 import math
 import re
-from random import Random
 
 import nbformat
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
-from gpubench.course.checks import check, check_function, mine_or_ours
+from gpubench.course.checks import check, check_function
 from gpubench.course.lab_functions import LabFunction
 from gpubench.course.lab_questions import QUESTIONS, Question
 
@@ -111,19 +110,6 @@ def test_wrong_ones_are_found(name):
     for seed in range(5):
         for f in attempts[name]: assert check(name, f, seed=seed).ok is False
         for f in at_the_edge[name]: assert check(name, f, seed=seed).ok is False
-
-@pytest.mark.parametrize('name', exercises)
-def test_arguments_are_drawn_anew(name):
-    ex = exercises[name]
-    calls = {repr(ex.draw(Random(o))) for o in range(20)}
-    assert ex.edges and QUESTIONS[name].hint and QUESTIONS[name].why and len(calls)>10
-
-@pytest.mark.parametrize('name', exercises)
-def test_not_written_yet_is_no_answer(name):
-    n = exercises[name].reference.__code__.co_argcount
-    stub = eval(f"lambda {', '.join(f'a{i}' for i in range(n))}: None")
-    for f in (None, ..., stub): assert check(name, f).ok is None and check(name, f).text.startswith('Not answered yet')
-    assert mine_or_ours(name, stub) is exercises[name].reference
 
 def test_no_lab_holds_a_solution():
     "Nor a key without it"

@@ -164,17 +164,6 @@ def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
             refused(call(*args, '--no-progress'), 'running')
     assert not (tmp_path/'runs').exists() and not (tmp_path/'new').exists()
 
-@pytest.mark.slow
-def test_a_run_waits_for_its_device(labs, tmp_path):
-    write_lab(labs, '01_small', 'print(1)')
-    with device_locks(['cpu']):
-        p = start('run', '--labs', labs, '--device', 'cpu', '--wait', '--no-progress', '--out',
-                  tmp_path/'out')
-        assert 'Results go to' in p.stdout.readline() and p.poll() is None
-        assert not (tmp_path/'out'/'01_small.ipynb').exists()
-    out, _ = p.communicate(timeout=120)
-    assert p.returncode==0 and 'ok          01_small on cpu' in out
-
 @pytest.mark.parametrize('load,warns', [(.6, True), (.02, False), (None, False)])
 def test_a_busy_machine_is_told_at_the_start(labs, call, monkeypatch, load, warns):
     from gpubench.course import labs as library

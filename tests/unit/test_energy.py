@@ -29,19 +29,6 @@ def test_what_a_gpu_says_at_the_start(gpu, start):
 def test_no_nvml_is_no_error(fails):
     with fails(): assert look_at_start('cuda:0')==dict(temperature_start_c=None, sm_clock_start_mhz=None)
 
-@pytest.mark.slow
-def test_the_visit_looks_before_its_warm_up(monkeypatch):
-    from gpubench.run import trial as library
-    order = []
-    for name in ('look_at_start', 'warm_up', 'train_monitored'):
-        def spy(*args, real=getattr(library, name), name=name, **kwargs):
-            order.append(name)
-            return real(*args, **kwargs) | (dict(temperature_start_c=33.) if name=='look_at_start' else {})
-        monkeypatch.setattr(library, name, spy)
-    assert run_trial(SMALL, **QUICK)['temperature_start_c']==33. and order==['look_at_start', 'warm_up']      # monitored or not
-    assert run_trial(SMALL, **QUICK, monitor=True)['temperature_start_c']==33. and order[2:]==['look_at_start', 'warm_up', 'train_monitored']
-
-
 # ---- a monitored visit
 
 def on_fake_gpu(*gpus, trial=SMALL, max_s=20.):
@@ -125,6 +112,6 @@ def test_a_monitored_sweep_and_a_report_with_prices(tmp_path):
     said = call('report', tmp_path/'mine', '--price-per-hour', 'cpu=0.25')
     assert said.exit_code==0 and 'price of 1,000 epochs' in said.stdout and 'price of 1,000 epochs' in (tmp_path/'mine'/'report.html').read_text()
     assert 'price of 1,000 epochs' not in call('report', tmp_path/'mine').stdout
-    for price,says in (('cpu=x', 'a price is a number'), ('cpu=-1', 'number above 0'), ('cpus=1', "Did you mean 'cpu'?")):
+    for price,says in (('cpu=x', 'form [NAME=]PRICE'), ('cpu=-1', 'number above 0'), ('cpus=1', "Did you mean 'cpu'?")):
         said = call('report', tmp_path/'mine', '--price-per-hour', price)
         assert said.exit_code==2 and says in said.stderr, said.output
