@@ -8,7 +8,6 @@ import sys
 from html.parser import HTMLParser
 from unittest.mock import patch
 
-import matplotlib
 import pandas as pd
 import pytest
 from fastai.test_utils import synth_learner
@@ -110,7 +109,7 @@ def test_accuracies_differ_where_it_is_sure_and_matters(a, b, n, differs): asser
 
 # ---- records of any kind
 
-@pytest.mark.parametrize('seed', range(12))
+@pytest.mark.parametrize('seed', range(4))
 def test_records_with_holes(seed, tmp_path):
     "Any column may be missing and any value unknown"
     rng = random.Random(seed)
@@ -167,12 +166,6 @@ def test_the_numbers_on_the_page_are_those_of_the_records(tmp_path):
     assert '0.457 (0.444 to 0.5, 75 %)' in text and '704' in text and '457' in text            # energy and price of an epoch
     bare = page_of(tmp_path, visits()).text.split('How to read')[0]
     assert 'epoch (J)' not in bare and 'price' not in bare
-
-def test_the_page_is_the_same_whatever_the_matplotlibrc_says(tmp_path):
-    def images(): return [o['src'] for o in page_of(tmp_path, visits()).all('img')]
-    usual = images()
-    for settings in ({'text.usetex': True}, {'text.color': 'white', 'axes.facecolor': 'black'}, {'svg.fonttype': 'none', 'savefig.bbox': 'tight'}):
-        with matplotlib.rc_context(settings): assert images()==usual, settings
 
 TEXTS = [o.name for o in FIELDS.values() if o.dtype is str and o.name not in ('status', 'device', 'time_utc')]
 
