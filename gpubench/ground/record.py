@@ -160,14 +160,14 @@ TIMES = [ # of an epoch and of a step
     _measured('epoch_s', 'training part of an epoch', 'epoch', meaning=
         "Time of the training part of an epoch, the median over visits: its start-up, its steps at "
         "their median, and its end, without warm-up and validation."),
-    _measured('epoch_whole_s', 'training part of a whole epoch'), _measured('epoch_check_frac'),
+    _measured('epoch_whole_s', 'training part of a whole epoch'),
     _measured('images_per_s', 'images', 'images'),
     _measured('step_ms', 'one step', 'step', meaning=
         "Median of the steady steps. The first batch of an epoch is kept apart: the loader starts "
         "once an epoch."),
     _measured('half_width_frac', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_warmup_steps n_opt_steps', int),
-    *_fields('measured', 'not_steady not_tight', bool),
+    *_fields('measured', 'not_steady', bool),
     _measured('n_images', heading='images trained', dtype=int, meaning=
         "How many training images an epoch really used. fastai drops a last batch that is not "
         "full, so large batches leave out more. A hollow dot leaves out more than 5 %: its epoch "

@@ -54,5 +54,5 @@ def epoch_times(df, epochs, trial, n_steps):
     return steady.median().to_dict() | times.to_dict() | dict(
         step_ms=step.mid, half_width_frac=step.half_width_frac,
         n_rounds=len(steady), n_timed_steps=len(df),
-        epoch_s=epoch_s, epoch_whole_s=whole_s, epoch_check_frac=epoch_s/whole_s-1,
+        epoch_s=epoch_s, epoch_whole_s=whole_s,
         n_steps=n_steps, n_images=n_images, images_per_s=n_images/epoch_s)

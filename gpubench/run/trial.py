@@ -35,9 +35,8 @@ from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from ..watch.timing import StepTimerCallback, SyncStepCallback
-from ..watch.nvml import device_names
 from ..data.feed import NotTaken, batches_ahead
-from ..watch.monitor import Monitor, MonitorCallback
+from ..watch.monitor import MonitorCallback
 from ..step.group import agree, check_group, gather, launch, n_ranks
 from ..step.parallel import ALL_REDUCES, ParallelCallback, split
 from ..step.fast import SpeedUp, speed_up
@@ -98,8 +97,6 @@ def _check_shares(trial):
 @dataclass(frozen=True)
 class Trial(Settings):
     "What to run: `Settings`, checked"
-    is_resolved = False # not a setting: `resolve` sets it
-
     def __post_init__(self):
         object.__setattr__(self, 'speed_up', _part_names(self.speed_up))
         for o in fields(self):
@@ -175,21 +172,16 @@ def _check_device(trial):
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
-    "`trial` on this machine, checked once; a `ValueError` if it can't run here"
-    if trial.is_resolved: return trial
+    "`trial` on this machine; a `ValueError` if it can't run here"
     trial = trial.but(device=str(pick_device(trial.device)))
     _check_device(trial)
     if trial.loader=='cached' and trial.n_workers: raise InputError(
         f"loader='cached' has its own processes, so n_workers={trial.n_workers} would start "
         "processes with nothing to do. Use n_workers=0, or loader='files'.")
-    if trial.loader=='cached' and trial.pin_memory: raise InputError(
-        "loader='cached' copies from pinned memory in any case, so pin_memory=True changes "
-        "nothing. Leave it False.")
     if trial.loader=='files' and 'all' in trial.parts: raise InputError(
         "speed_up decodes files once. Use loader='cached', which does the same.")
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
-    object.__setattr__(trial, 'is_resolved', True)
     return trial
 
 # %% ../../nbs/run/03_trial.ipynb #4be71476
@@ -401,16 +393,6 @@ def time_more(learn, trial, half_width, max_s, clock=perf_counter):
     cb = _ShortEpochsCallback(is_enough, n_next)
     if not cb.is_over(): cb.train(learn, trial)
 
-# %% ../../nbs/run/03_trial.ipynb #84f8573f
-_START = 'temperature_start_c', 'sm_clock_start_mhz'
-
-def look_at_start(device:str, **kwargs)->dict: # `_START`; None where not answered
-    "Temperature and clock of a GPU now, by a `Monitor(**kwargs)`"
-    if not device_names(device): return dict.fromkeys(_START)
-    with Monitor(devices=device, **kwargs) as monitor: pass # a sample at its start
-    found = monitor.summary()
-    return {o: found[o] for o in _START}
-
 # %% ../../nbs/run/03_trial.ipynb #09a3079c
 def train_monitored(
     learn:Learner,      # After its timing; its `StepTimerCallback` continues
@@ -429,8 +411,7 @@ def train_monitored(
         return max(1, int(1e3*min(left_s, 1. if learn.epoch else 3.5)/max(ms, 1e-3)))
     _ShortEpochsCallback(lambda: monitor.is_enough, n_next).train(learn, trial, monitor)
     learn.seen.verify(trial)
-    at_start = *_START, 'warm_at_start' # which a visit notes for itself
-    return {k: v for k,v in monitor.summary().items() if k not in at_start}
+    return monitor.summary()
 
 # %% ../../nbs/run/03_trial.ipynb #ab07d8f4
 def about(trial:Trial)->dict:
@@ -467,7 +448,7 @@ def _peak_memory(device): # MiB; None on a CPU
     peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return {k: v/2**20 for k,v in zip(names, (*peaks, total-free))}
 
-def _timed_results(learn, trial, half_width):
+def _timed_results(learn, trial):
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
@@ -475,7 +456,6 @@ def _timed_results(learn, trial, half_width):
         n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         n_params=count_params(learn.model),
         classes=learn.dls.classes_text, split=learn.dls.split_text,
-        not_tight=not is_tight(steady_rounds(timer.to_df(), trial).step_ms, half_width),
         **seen.parts_on(trial))
 
 # %% ../../nbs/run/03_trial.ipynb #7f94a577
@@ -523,14 +503,6 @@ def _across_ranks(record, learn, trial):
         sync_frac=1-alone_ms/rows[slowest]['step_ms'])
 
 # %% ../../nbs/run/03_trial.ipynb #7ed1edd1
-def _set_up(trial):
-    "The Learner, with all images decoded where the trial keeps them"
-    learn = make_learner(trial)
-    try:
-        if trial.loader=='cached': learn.feed.decode_all()
-    except NotTaken as e: raise StateError(f"loader='cached' did nothing. {e}") from e
-    return learn
-
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     "A visit on `device`; each rank calls this with its own"
     how = trial.trial_id, half_width, max_s, whole_epoch, monitor
@@ -539,14 +511,17 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
     trial = trial.but(device=str(device))
     record, start_s = about(trial), perf_counter()
     with tf32_set(trial.precision, 'search_kernels' in trial.parts):
-        learn = _set_up(trial)
+        learn = make_learner(trial)
+        try:
+            if trial.loader=='cached': learn.feed.decode_all()
+        except NotTaken as e: raise StateError(f"loader='cached' did nothing. {e}") from e
         record['setup_s'] = perf_counter()-start_s
         with learn.no_bar(), learn.no_logging():
-            record |= look_at_start(trial.device) | warm_up(learn, trial)
+            record |= warm_up(learn, trial)
             free_memory() # the peaks start here
             learn.add_cb(StepTimerCallback())
             record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
-            record |= _timed_results(learn, trial, half_width)
+            record |= _timed_results(learn, trial)
             if monitor: record |= train_monitored(learn, trial)
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record

@@ -22,7 +22,7 @@ from ..ground.stats import (
     Interval, choose, groups, is_known, ratios, simplest_first, value_text)
 from .compare import (
     accuracy_differs, add_prices, load_records, read_runs, run_name, settings_of, work_differs)
-from .findings import is_fair
+from .findings import is_fair, option_text
 from .plot import plot_speedup
 from .report import machine_table
 from .wording import fmt, fmt_list, fmt_ratio, is_usual
@@ -103,15 +103,6 @@ class Advice:
         return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
 
 # %% ../../nbs/show/09_advice.ipynb #ff0dccf2
-_ON = dict(cpu='the CPU', cuda='the GPU')
-_MAX_NAMED = 2 # settings that vary, up to which an option names the usual values, too
-
-def _label(row, names):
-    "An option in words: '4 workers'; 'the usual' if nothing is changed"
-    def word(k, x): return _ON.get(x, x) if k=='device' else setting_label(k, x)
-    shown = [k for k in names if len(names)<=_MAX_NAMED or not is_usual(k, row[k])]
-    return ', '.join(word(k, row[k]) for k in shown) or 'the usual'
-
 def with_options(rows:pd.DataFrame, varied)->tuple: # The visits with `option`; each option's values
     "What was tried, the simplest first"
     names = [k for k in varied if len(groups(rows, [k]))>1]
@@ -119,8 +110,8 @@ def with_options(rows:pd.DataFrame, varied)->tuple: # The visits with `option`; 
         n_changed = sum(not is_usual(*o) for o in zip(names, values))
         return n_changed, *map(simplest_first, values)
     found = sorted(groups(rows, names), key=lambda o: place(o[0]))
-    values = {_label(o.iloc[0], names): dict(zip(names, v)) for v,o in found}
-    visits = pd.concat([o.assign(option=_label(o.iloc[0], names)) for _,o in found])
+    values = {option_text(o.iloc[0], names, ', '): dict(zip(names, v)) for v,o in found}
+    visits = pd.concat([o.assign(option=option_text(o.iloc[0], names, ', ')) for _,o in found])
     order = pd.CategoricalDtype([*values], ordered=True)
     return visits.astype(dict(option=order)), [*values.values()]
 
@@ -168,7 +159,7 @@ def _work_name(rows, varied, several_machines):
     parts = [f'{o.model} on {o.dataset}']
     if is_known(o['size']): parts.append(setting_label('size', o['size']))
     if 'bs' not in varied: parts.append(setting_label('bs', o.bs))
-    if 'device' not in varied: parts.append(f'on {_ON.get(o.device, o.device)}')
+    if 'device' not in varied: parts.append('on '+option_text(o, ['device']))
     if several_machines: parts.append(f'on machine {o.machine}')
     return ', '.join(parts)
 

@@ -156,7 +156,7 @@ def test_cuda_where_there_is_none(labs, tmp_path, call):
     assert not (tmp_path/'runs').exists()
 
 def test_a_second_one_on_a_device_leaves_nothing(labs, tmp_path, call):
-    from gpubench.run.process import device_locks, device_locks
+    from gpubench.run.process import device_locks
     write_lab(labs, '01_small', 'print(1)')
     (tmp_path/'mine').mkdir()
     with device_locks(find_devices()[-1:]):

@@ -1,34 +1,25 @@
 """Models: bad input, the network, and that counting operations leaves a model alone"""
-import copy, hashlib, os, socket, subprocess, sys
+import copy, hashlib, socket, sys
 from pathlib import Path
 
-from gpubench.run.models import MODELS, PRETRAINED, count_params, find_factory, get_model, train_flops
+from gpubench.run.models import MODELS, PRETRAINED, find_factory, get_model, train_flops
 import pytest
 import torch
 import torchvision.models as zoo
 from torch import nn
 
-sizes = dict(lenet=54_528, cnn_small=.03e6, cnn_medium=.41e6, cnn_large=6.69e6)
+small = 'lenet', 'cnn_small', 'cnn_medium', 'cnn_large'
 
 @pytest.mark.parametrize('name', MODELS)
 def test_trains_on_any_usual_image(name):
     "A gradient for every parameter, whatever the size and channels"
-    shapes = ((1,16), (3,28), (1,33), (3,64)) if name in sizes else ((1,16), (3,33))
+    shapes = ((1,16), (3,28), (1,33), (3,64)) if name in small else ((1,16), (3,33))
     for n_in,size in shapes:
         m = get_model(name, 4, n_in)
         assert m.training
         nn.functional.cross_entropy(m(torch.randn(3,n_in,size,size)), torch.tensor([0,3,1])).backward()
         assert all(o.grad is not None for o in m.parameters())
 
-@pytest.mark.parametrize('name', sizes)
-def test_sizes(name):
-    n = count_params(get_model(name, n_in=1 if name=='lenet' else 3))
-    assert n==54_528 if name=='lenet' else abs(n/sizes[name]-1)<.02
-
-def test_count_params_counts_frozen_ones():
-    m = get_model('cnn_small')
-    n = sum(o.numel() for o in m.state_dict().values()) - sum(o.numel() for o in m.buffers())
-    assert count_params(m)==n==count_params(m.requires_grad_(False))
 
 @pytest.mark.parametrize('kwargs,match', [
     (dict(name='resnet8'), "no model named 'resnet8'. Did you mean 'resnet18'"),
@@ -76,12 +67,6 @@ def test_weights_from_the_folder(hub, monkeypatch):
     x = torch.randn(2,1,64,64)
     assert torch.allclose(grey(x), colour(x.expand(-1,3,-1,-1)), atol=1e-4)
 
-def test_broken_weights_file(hub, monkeypatch):
-    monkeypatch.setattr(socket, 'getaddrinfo', no_network)
-    (hub/'checkpoints').mkdir(parents=True)
-    (hub/'checkpoints'/Path(PRETRAINED['resnet18'].url).name).write_bytes(b'half a fi')
-    with pytest.raises(RuntimeError, match="weights of 'resnet18'"): get_model('resnet18', pretrained=True)
-
 
 # ---- a network of your own
 
@@ -118,8 +103,6 @@ def test_own_model(here):
 def test_bad_own_model(here, function, match):
     with pytest.raises(ValueError, match=match): get_model(f'{here}:{function}', 5, 2)
 
-def test_own_errors_stay_what_they_are(here):
-    with pytest.raises(KeyError, match='mine'): get_model(f'{here}:fails')
 
 def test_find_factory(here):
     "Whatever keeps the module from being imported is found before a visit, with the line of the user's file"
@@ -133,17 +116,6 @@ def test_find_factory(here):
         Path(f'{here}_{name}.py').write_text(text)
         with pytest.raises(ValueError, match=match): find_factory(f'{here}_{name}:net')
 
-@pytest.mark.slow
-def test_own_model_from_an_installed_command(here):
-    "A command's sys.path has no current folder"
-    code = f"""import sys
-sys.path = [o for o in sys.path if o]
-from gpubench.run.models import get_model
-print(type(get_model('{here}:Net')).__name__)"""
-    env = os.environ | dict(PYTHONPATH=str(Path(__file__).resolve().parents[2]))
-    res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=env)
-    assert res.stdout.strip()=='Net', res.stderr
-
 
 # ---- operations
 
@@ -152,9 +124,6 @@ class Branchy(nn.Module):
     def __init__(self): super().__init__(); self.linear = nn.Linear(12, 3)
     def forward(self, x): return self.linear(x.flatten(1)) if x.sum().item()==0 else None
 
-def test_nothing_to_train():
-    with pytest.raises(ValueError, match='no parameter that is trained'):
-        train_flops(get_model('cnn_small').requires_grad_(False), (3,32,32))
 
 @pytest.mark.parametrize('make', [lambda: get_model('cnn_small'), lambda: get_model('resnet18').eval(), Branchy],
                          ids=['cnn', 'eval', 'branchy'])
@@ -172,8 +141,3 @@ def test_resnet50_at_224_px():
     "4.1 GMAC forward, as is commonly stated, three times that in training"
     assert abs(train_flops(get_model('resnet50', 1000), (3,224,224))/(3*2*4.09e9)-1)<.02
 
-def test_frozen_body_does_less():
-    m = get_model('resnet18')
-    full = train_flops(m, (3,64,64))
-    m.requires_grad_(False).fc.requires_grad_(True)
-    assert train_flops(m, (3,64,64))<.4*full

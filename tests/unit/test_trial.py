@@ -75,7 +75,7 @@ class EnoughCallback(Callback):
     def __init__(self, clock, n): self.clock, self.n = clock, n
     @property
     def is_enough(self): return sum(self.clock.lengths)>=self.n
-    def summary(self): return dict(energy_j_per_image=2., cpu_energy_j_per_image=None, temperature_start_c=40.)
+    def summary(self): return dict(energy_j_per_image=2., cpu_energy_j_per_image=None)
 
 @pytest.mark.parametrize('step_ms, n_enough, max_s, lengths', [
     (1., 20, 100., [8, 8, 8]),                          # whole epochs where they are short
@@ -127,18 +127,6 @@ def test_workers_that_fastai_takes_back(monkeypatch):
     monkeypatch.setattr(library, 'get_dls', lambda *args, **kwargs: real(*args, **kwargs | dict(n_workers=0)))
     with pytest.raises(ValueError, match='n_workers=2 became 0'): make_learner(SMALL.but(n_workers=2))
 
-def test_a_loss_that_is_no_number_after_the_training(monkeypatch):
-    def explode(learn, *args): learn.recorder.losses.append(torch.tensor(torch.inf))
-    monkeypatch.setattr(library, 'time_more', explode)
-    record = run_trial(SMALL, half_width=.9, max_s=0.)
-    assert record['status']=='error' and 'The loss is inf' in record['error'] and record['step_ms']>0
-
-def test_an_error_of_a_users_own_network_names_its_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path/'ownfault.py').write_text('from torch import nn\nclass Net(nn.Module):\n    def __init__(self, n_classes, n_in): super().__init__()\n'
-                                        '    def forward(self, x): return x.no_such_thing\n')
-    with pytest.raises(AttributeError) as e: run_trial(SMALL, model='ownfault:Net')
-    assert any(str(o.path)==str(tmp_path/'ownfault.py') and o.lineno==3 for o in e.traceback)
 
 def test_only_whole_epochs_count_as_such():
     "Batches that come in bursts, an epoch of eight steps and one that was left after three"
@@ -151,7 +139,6 @@ def test_only_whole_epochs_count_as_such():
     assert steady_rounds(Timer().to_df(), trial).step_ms.tolist()==[0., 0., 8.]*2      # 1 + 2 steps are the start, 2 the end
     times = epoch_times(Timer().to_df(), Timer().epochs_df(), trial, 8)
     assert [times[o] for o in ('step_ms', 'epoch_s', 'epoch_whole_s', 'n_images', 'n_timed_steps')]==[0., .025, .040, 80, 16]
-    assert times['epoch_check_frac']==pytest.approx(.025/.040-1)
 
 
 def test_a_fast_trial_trains_the_same_and_says_what_ran():
@@ -161,7 +148,6 @@ def test_a_fast_trial_trains_the_same_and_says_what_ran():
     assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
 
 
-def flat(n_classes, n_in): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(n_classes))
 def unsupported(n_classes, n_in): return torch.nn.Sequential(torch.nn.Conv2d(n_in, 4, 3), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, n_classes))
 
 @pytest.mark.slow
@@ -231,14 +217,6 @@ def test_all_that_speed_up_does_is_recorded_part_by_part():
     found = run_trial(device='cpu', max_images=500, loader='cached', bs=16, speed_up=True, half_width=.9, max_s=0.)
     assert [found[o] for o in ('status', 'fused', 'onednn', 'keep_pages', 'graph', 'compile')]==['ok', True, True, True, False, False]
 
-def test_a_part_that_is_not_for_a_network_is_an_error():
-    with pytest.raises(RuntimeError, match="channels_last should have been on, but wasn't: It is for convolutions"):
-        run_trial(SMALL, model=f'{__name__}:flat', speed_up='channels_last', half_width=.9, max_s=0.)
-
-def test_bf16_on_a_cpu_with_deferred_losses():
-    found = run_trial(device='cpu', max_images=500, loader='resident', precision='bf16', speed_up='defer_losses', half_width=.9, max_s=0.)
-    assert found['defer_losses'] and found['dtype_seen']=='bfloat16'
-
 
 CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.9, max_s=0.)
 
@@ -281,7 +259,7 @@ def test_images_that_do_not_fit_are_an_error(monkeypatch):
 
 @pytest.mark.parametrize('asked, says', [
     (dict(n_workers=2), "has its own processes, so n_workers=2 would .* Use n_workers=0, or loader='files'"),
-    (dict(pin_memory=True, device='cuda'), 'copies from pinned memory in any case'), (dict(device='xla'), "loader='cached' isn't supported with device='xla'")])
+    (dict(device='xla'), "loader='cached' isn't supported with device='xla'")])
 def test_what_cached_cannot_be_combined_with(asked, says, monkeypatch):
     monkeypatch.setattr(library, 'pick_device', torch.device)
     with pytest.raises(ValueError, match=says): resolve(Trial(**dict(device='cpu') | asked, loader='cached'))
