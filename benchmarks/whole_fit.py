@@ -11,7 +11,7 @@ count. Compiled kernels aren't kept from run to run, unless `--compiler-cache` n
 just been made, so the system has them in memory, but nobody has decoded them.
 
 Stock has fastai's default number of workers unless the row or the variant says otherwise. Variants of `speed_up`:
-`fp32`, `compiled`, `cached` (the first run fills the cache), and `resident`, whose loader decodes all images onto
+`fp32`, `compiled`, and `resident`, whose loader decodes all images onto
 the GPU before the fit. Peers: `stock_bf16`, `workers_0` to `workers_16` (stock with so many), and `torchvision`
 (whole_fit_loop.py, for the rows with photographs in class folders). `--check` ends with exit code 1 if `speed_up`
 takes more than 1.03 of stock's time plus half a second in any row, or raises what stock doesn't."""

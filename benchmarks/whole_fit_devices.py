@@ -47,7 +47,7 @@ def train(device, name, way, seed, quick):
     wait_for(device)
     laps.end()
     found['metrics'] = dict(zip(learn.recorder.metric_names[1:], learn.recorder.values[-1]))
-    if way!='stock': found |= dict(n_decoded=sum(o.n_decoded for o in learn.feed.decoded.values()), table=str(sped_up))
+    if way!='stock': found |= dict(n_decoded=sum(o.n_decoded for o in learn.feed.pools.values()), table=str(sped_up))
     return found | clock.seconds
 
 def run(name, way, seed, n, device, quick):

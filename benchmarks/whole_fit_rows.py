@@ -1,9 +1,7 @@
 """The trainings of whole_fit.py as a fastai user writes them: a function for the loaders, one for the Learner, and a
 row that puts them together"""
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pandas as pd
 from fastai.callback.mixup import MixUp
@@ -157,8 +155,7 @@ ROWS = dict(
 ACCURACY, CPU = ['birds', 'hard'], ['cpu_resnet18', 'cpu_small_cnn']
 GROUPS = dict(all=list(ROWS), accuracy=ACCURACY, cpu=CPU, gpu=[o for o in ROWS if o not in (*ACCURACY, *CPU)])
 
-# what `speed_up` gets beside the row's options; a cache is filled by its first run
-OURS = dict(speed_up={}, fp32=dict(precision=None), compiled=dict(compile=True),
-            cached=dict(cache=Path(tempfile.gettempdir())/'whole_fit_cache'), resident={})
+# what `speed_up` gets beside the row's options
+OURS = dict(speed_up={}, fp32=dict(precision=None), compiled=dict(compile=True), resident={})
 PEERS = ['stock_bf16', 'workers_0', 'workers_2', 'workers_4', 'workers_8', 'workers_16', 'torchvision']
 VARIANTS = ['stock', *OURS, *PEERS]
