@@ -21,7 +21,7 @@ from ..ground.core import InputError, check_value, free_memory
 from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
                               make_batch, why_failed)
 from ..data.loaders import PixelDL
-from ..data.feed import FeedDL
+from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse

@@ -34,9 +34,9 @@ CONFIGURATION = ('pyproject.toml', 'settings.ini', 'setup.py')
 # ---- errors
 
 def test_errors_with_a_sentence_are_those_for_users():
-    "The command line shows a sentence for `InputError` and `StateError` alone; a reader's process passes on what a user's function raised"
+    "The command line shows a sentence for `InputError` and `StateError` alone"
     plain = {o.relative_to(package).as_posix() for o in modules if re.search(r'raise (ValueError|RuntimeError)\(', o.read_text(encoding='utf-8'))}
-    assert plain=={'data/readers.py'}
+    assert plain==set()
 
 
 # ---- notebooks and what is made from them
@@ -107,7 +107,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['data.store', 'show.plot']
+    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['show.plot']
     assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def loaded(statement, of):

@@ -22,7 +22,7 @@ import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.step.capture import TapeCapture
 from gpubench.step.fast import GraphedStepCallback
-from gpubench.data.feed import FeedCallback, FeedDL
+from gpubench.data.images import FeedCallback, FeedDL
 from gpubench.step.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
