@@ -43,7 +43,7 @@ WORDS_PER_MIN, ANSWER_MIN, FUNCTION_MIN = 200, 2, 10    # the last two are estim
 def minutes_row(lab, names):
     "Minutes of a lab: from its words, from what it asks for, and from its first cell"
     text = '\n'.join(o.source for o in nbformat.read(lab.path, 4).cells if o.cell_type=='markdown')
-    n_functions = sum(isinstance(QUESTIONS.get(o), LabFunction) for o in names)
+    n_functions = sum(isinstance(QUESTIONS[o].correct, LabFunction) for o in names if o in QUESTIONS)
     n_exercises = len(re.findall(r'(?:^|\s)\d\. (?=\S)', text.rpartition('Exercises')[2]))
     doing = ANSWER_MIN*(len(names)-n_functions) + FUNCTION_MIN*(n_functions+n_exercises)
     return f'| {lab.name} | {len(text.split())/WORDS_PER_MIN:.0f} | {doing} | {lab.minutes:g} |'

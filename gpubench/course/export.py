@@ -44,8 +44,7 @@ _RUBRIC = '''\
 |---|---|---|
 | A guess | 1 each | written down before the measurement; a wrong one counts as much as a right one |
 | A question (`check`) | 1 each | right in the end; hints are allowed |
-| The run | 2 | executed to the end, with the student's own records; states the machine and the settings |
-| "What limits it now?" | 2 | names the limiting part, with the student's own number and its interval |
+| "What limits it now?" | 4 | states the machine and the settings; names the limiting part, with the student's own number and its interval; the folder `runs` is there |
 | An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |
 | The report of lab 12 | 8 | 2 each: the question and the machine; each recommendation with its ratio and interval; why, with the limiting part; what wasn't measured, and what would change the decision |
 '''
@@ -57,8 +56,8 @@ def _shown(x):
 
 def _right(q):
     "The right answer, in words or as code"
-    if isinstance(q, LabFunction):
-        return indent(f'\n\n```python\n{q.solution}\n```\n\n', '  ')+' '
+    if isinstance(q.correct, LabFunction):
+        return indent(f'\n\n```python\n{q.correct.solution}\n```\n\n', '  ')+' '
     if q.is_computed: return "follows from the student's own records."
     return f'**{_shown(q.correct)} {q.unit}'.rstrip()+'**.'
 
@@ -146,7 +145,7 @@ def _answer_cells(cell, names, lab):
                                        f"assert is_guessed('{o}', {o}, '{lab.name}')"))
             continue
         cell.source, variable = _own_name(cell.source, o)
-        if getattr(QUESTIONS[o], 'is_computed', False): graded.append(_by_hand(o))
+        if QUESTIONS[o].is_computed: graded.append(_by_hand(o))
         else: graded.append(_hidden_test(o, 'from gpubench import check',
                                          f"assert check('{o}', {variable}).ok"))
     is_run = any(o.cell_type=='code' for o in graded)

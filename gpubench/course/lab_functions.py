@@ -6,52 +6,39 @@
 __all__ = ['FUNCTIONS', 'LabFunction']
 
 # %% ../../nbs/course/02_lab_functions.ipynb #fn000003
-import ast
 import inspect
 import math
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import mean, stdev
-from textwrap import dedent
 
 import torch
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000002
-def _imports_of(f):
-    "Lines that import what a function uses"
-    tree = ast.parse(dedent(inspect.getsource(f)))
-    found = [o for o in ast.walk(tree) if isinstance(o, ast.Name)]
-    own = {o.id for o in found if isinstance(o.ctx, ast.Store)} | {*inspect.signature(f).parameters}
-    for name in sorted(({o.id for o in found} - own) & {*f.__globals__}):
-        x = f.__globals__[name]
-        module = getattr(x, '__module__', '').partition('._')[0]  # the public one
-        if inspect.ismodule(x): yield f'import {x.__name__}'+f' as {name}'*(x.__name__!=name)
-        elif module!=f.__module__: yield f'from {module} import {name}'
-
 @dataclass(frozen=True)
 class LabFunction:
     "A function that the student writes, and how to check it"
     reference: Callable       # Ours, to compare it with; the solution in the teacher's key
     draw: Callable            # `draw(rng)` → one tuple of arguments; `rng` is a `random.Random`
-    hidden: tuple = ()        # More tuples of arguments, or functions of `rng` that return one
-    why: str = ''             # Shown when it is right
-    hint: str = ''            # Shown when it is wrong
+    edges: tuple = ()         # More tuples of arguments, or functions of `rng` that return one
     tolerance: float = 1e-6   # Of its numbers, as a fraction of them
-    hints, options = {}, ()   # as a `Question` without them
+    missing: Callable = lambda *args: '' # What a call with these arguments hasn't done, if anything
 
-    def cases(self, rng)->list[tuple[tuple, bool]]: # Arguments, and whether they are hidden
-        "What to call the function with; the same objects never come twice"
-        drawn = [(self.draw(rng), False) for _ in range(8)]
-        return drawn + [(o(rng) if callable(o) else deepcopy(o), True) for o in self.hidden]
+    def cases(self, rng)->list[tuple]: # Arguments; the same objects never come twice
+        drawn = [self.draw(rng) for _ in range(8)]
+        return drawn + [o(rng) if callable(o) else deepcopy(o) for o in self.edges]
 
     @property
     def solution(self)->str: # With the imports that it needs
-        code = dedent(inspect.getsource(self.reference)).rstrip()
-        imports = '\n'.join(_imports_of(self.reference))
-        return f'{imports}\n\n{code}' if imports else code
+        module = inspect.getsource(inspect.getmodule(self.reference))
+        code = inspect.getsource(self.reference).rstrip()
+        def is_used(line): return re.search(rf"\b({line.split()[-1]})\b", code)
+        imports = [o for o in re.findall('^(?:import|from) .*', module, re.M) if is_used(o)]
+        return '\n'.join([*imports, *['']*bool(imports), code])
 
 # %% ../../nbs/course/02_lab_functions.ipynb #fn000007
 FUNCTIONS = {} # question's name → its function; filled below
@@ -84,9 +71,7 @@ def waited_ms(work, wait, clock):
     return 1e3*(clock()-start)
 
 FUNCTIONS['01.waited_ms'] = LabFunction(
-    waited_ms, _device, hidden=(lambda rng: _device(rng, queued_s=.5),),
-    why='It waits before it starts, too: the device may still be busy with something else.',
-    hint='When is the device done with this work, and was it idle when your clock started?')
+    waited_ms, _device, (lambda rng: _device(rng, queued_s=.5),))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000201
 def n_trained(n, bs, drop_last):
@@ -97,11 +82,8 @@ def n_trained(n, bs, drop_last):
 FUNCTIONS['02.n_trained'] = LabFunction(
     n_trained,
     lambda rng: (rng.randint(500, 2000), rng.choice([16, 32, 64, 100]), rng.random()<.7),
-    hidden=((1437, 2874, True), (640, 64, True), (1437, 2874, False), (15, 16, False),
-            (0, 16, True)),
-    tolerance=0,
-    why='Whole batches only, unless the loader keeps the last one.',
-    hint='How many whole batches are there, possibly none, and what becomes of the rest?')
+    ((1437, 2874, True), (640, 64, True), (1437, 2874, False), (15, 16, False), (0, 16, True)),
+    tolerance=0)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000301
 def least_ms(operations, flop_per_s, bytes_per_s):
@@ -116,9 +98,7 @@ def _operations(rng, n):
 
 FUNCTIONS['03.least_ms'] = LabFunction(
     least_ms, lambda rng: _operations(rng, rng.randint(1, 3)),
-    hidden=(([], 1e13, 1e12), ([(0, 1e9), (1e12, 0)], 1e13, 1e12)),
-    why='Bytes move while the device computes, so the longer of the two counts.',
-    hint='What takes longer in each operation? And are there always operations?')
+    (([], 1e13, 1e12), ([(0, 1e9), (1e12, 0)], 1e13, 1e12)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000401
 def epoch_ms(n, bs, workers, image_ms, step_ms):
@@ -130,9 +110,7 @@ def epoch_ms(n, bs, workers, image_ms, step_ms):
 FUNCTIONS['04.epoch_ms'] = LabFunction(
     epoch_ms, lambda rng: (rng.randint(1, 30), rng.choice([8, 16, 64]), rng.randint(1, 8),
                            rng.randint(1, 9), rng.randint(10, 200)),
-    hidden=((6, 8, 0, 5, 30), (1, 256, 8, 2, 10), (9, 8, 4, 5, 0)),
-    why='Workers take rounds; the slower of loading and training sets the pace.',
-    hint='How many rounds of whole batches are there? And who decodes without workers?')
+    ((6, 8, 0, 5, 30), (1, 256, 8, 2, 10), (9, 8, 4, 5, 0)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000501
 def busy_frac(kernels, end_s):
@@ -149,10 +127,7 @@ def _kernels(rng):
 
 FUNCTIONS['05.busy_frac'] = LabFunction(
     busy_frac, _kernels,
-    hidden=(([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10),
-            ([(0, 4), (1, 2), (3, 5)], 10)),
-    why='Whatever runs beside another kernel counts once: that is all that utilization shows.',
-    hint='What if two of them run at the same time, or none?')
+    (([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10), ([(0, 4), (1, 2), (3, 5)], 10)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000601
 def accumulated(net, pieces):
@@ -168,7 +143,11 @@ def accumulated(net, pieces):
 class SmallNet(torch.nn.Linear): # in float64, so that the order of additions doesn't matter
     def __init__(self, used):
         super().__init__(4, 3, dtype=torch.float64)
+        self.most = 0  # images that it got at once
         if used: self(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    def forward(self, x):
+        self.most = max(self.most, len(x))
+        return super().forward(x)
     def __repr__(self): return 'net'
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000603
@@ -184,9 +163,9 @@ def _pieces(rng, *sizes, used=False):
 
 FUNCTIONS['06.accumulated'] = LabFunction(
     accumulated, lambda rng: _pieces(rng, *[rng.randint(2, 9)]*rng.randint(2, 4)),
-    hidden=(lambda rng: _pieces(rng, 4, 4, 1), lambda rng: _pieces(rng, 3, 3, used=True)),
-    why='Each piece counts by its share of the images, and old gradients are cleared first.',
-    hint='Are the pieces equally large, and are there gradients of an earlier step?')
+    (lambda rng: _pieces(rng, 4, 4, 1), lambda rng: _pieces(rng, 3, 3, used=True)),
+    missing=lambda net, pieces: 'No batch was trained in pieces.' * (
+        net.most>max(len(y) for _,y in pieces)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000002
 def unscaled(grads, scale, n_good, grow_after=2000):
@@ -206,9 +185,7 @@ FUNCTIONS['07.unscaled'] = LabFunction(
     unscaled, _draw_unscaled,
     (lambda rng: (_grads(rng, math.nan), 64., 1, 5),
      lambda rng: (_grads(rng, -math.inf), 64., 4, 5),
-     lambda rng: (_grads(rng, 7.), 64., 4, 5)),
-    why="That is what PyTorch's `GradScaler` does.",
-    hint='A NaN is not finite either. A skipped step starts the count again, and so does doubling.')
+     lambda rng: (_grads(rng, 7.), 64., 4, 5)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000005
 def replay_all(batches, x, y, replay, loss, eager):
@@ -222,26 +199,30 @@ def replay_all(batches, x, y, replay, loss, eager):
     return all_losses
 
 class _MadeRecording:
-    def __init__(self, x, y): self.x, self.y, self.loss, self.w = x, y, torch.zeros(()), 1.
+    def __init__(self, x, y):
+        self.x, self.y, self.loss, self.w, self.n_replays = x, y, torch.zeros(()), 1., 0
     def __repr__(self): return 'a recording'
     def eager(self, xb, yb):
         loss = (self.w*xb-yb).square().sum()
         self.w += .1
         return loss
-    def replay(self): self.loss.copy_(self.eager(self.x, self.y))
+    def replay(self):
+        self.n_replays += 1
+        self.loss.copy_(self.eager(self.x, self.y))
 
 def _draw_replays(rng, sizes=(3, 3, 3)):
     def batch(n): return tuple(torch.tensor([rng.uniform(-2, 2) for _ in range(n)]) for _ in 'xy')
     made = _MadeRecording(*batch(3))
     return [batch(n) for n in sizes], made.x, made.y, made.replay, made.loss, made.eager
 
+def _not_replayed(batches, x, y, replay, loss, eager):
+    n, n_whole = replay.__self__.n_replays, sum(len(o)==len(x) for o,_ in batches)
+    return '' if n==n_whole else f'{n} of {n_whole} whole batches were replayed.'
+
 FUNCTIONS['08.replay_all'] = LabFunction(
     replay_all, _draw_replays,
     (lambda rng: _draw_replays(rng, (3, 1)), lambda rng: _draw_replays(rng, (3, 2, 3))),
-    tolerance=1e-5,
-    why='New batches go into the tensors that the recording reads.',
-    hint='Is each batch in `x` and `y` themselves when you replay? `loss` is one tensor, which the '
-         'next replay overwrites: keep its number. And which batches fit the recording?')
+    tolerance=1e-5, missing=_not_replayed)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000008
 def mean_gradients(grads, n_images):
@@ -257,9 +238,7 @@ def _draw_gradients(rng, n_images=None):
 FUNCTIONS['09.mean_gradients'] = LabFunction(
     mean_gradients, _draw_gradients,
     (lambda rng: _draw_gradients(rng, [5, 3]), lambda rng: _draw_gradients(rng, [4, 0, 1])),
-    tolerance=1e-5,
-    why='The ranks get the gradient of the whole batch, however they share it.',
-    hint='Ranks may have unequally many images, or none: 0 times NaN is NaN.')
+    tolerance=1e-5)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000011
 def rate_at(step, bs, base_bs, base_lr, warmup=0, power=1.):
@@ -272,9 +251,7 @@ def _draw_rate(rng):
 
 FUNCTIONS['10.rate_at'] = LabFunction(
     rate_at, _draw_rate,
-    (lambda rng: (1, 512, 32, .05, 0, 1.), lambda rng: (20, 16, 32, .05, 20, .5)),
-    why='It rises to the same rate, however long the warm-up.',
-    hint='At step `warmup` the rate has arrived, and without a warm-up it is there from step 1 on.')
+    ((1, 512, 32, .05, 0, 1.), (20, 16, 32, .05, 20, .5)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000014
 def paired_ratio(a, b):
@@ -295,10 +272,7 @@ def _lost_round(rng):
 
 FUNCTIONS['11.paired_ratio'] = LabFunction(
     paired_ratio, _draw_rounds,
-    (_lost_round, lambda rng: _draw_rounds(rng, 2), ([3., math.nan], [2., 5.])),
-    why='`ratio_ci(a, b, paired=True)` computes the same.',
-    hint='Take the logarithm of the ratio in each round, then mean and standard deviation (divided '
-         'by n-1), and leave out a round in which either side is NaN.')
+    (_lost_round, lambda rng: _draw_rounds(rng, 2), ([3., math.nan], [2., 5.])))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000017
 def training_price(n_images, images_per_s, n_devices, price_per_h):
@@ -310,10 +284,7 @@ def _draw_price(rng, n_devices=1):
     return rng.randint(1, 99)*100_000, (mid, .8*mid, 1.3*mid), n_devices, rng.choice([.5, 2., 10.])
 
 FUNCTIONS['12.training_price'] = LabFunction(
-    training_price, _draw_price, (lambda rng: _draw_price(rng, 4),),
-    why='The slowest it may be is the dearest.',
-    hint='Which end of `images_per_s` makes it cheap? '
-         'The rate is that of all devices, and each is paid for.')
+    training_price, _draw_price, (lambda rng: _draw_price(rng, 4),))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex001301
 def paid_back(cost_s, before_s, after_s):
@@ -328,6 +299,4 @@ def _times_and_cost(rng): # whole seconds, so that nothing is rounded
 
 FUNCTIONS['13.paid_back'] = LabFunction(
     paid_back, _times_and_cost,
-    hidden=((60, 12, 8), (60, 10, 12), (60, 10, 10), (0, 10, 12), (1, 50, 10)), tolerance=0,
-    why='The cost divided by what each training saves, rounded up.',
-    hint='How much does one training save? And what if it saves nothing, or costs nothing?')
+    ((60, 12, 8), (60, 10, 12), (60, 10, 10), (0, 10, 12), (1, 50, 10)), tolerance=0)

@@ -140,8 +140,10 @@ def check_values(values:dict): # Name → value; a lab passes its `globals()`
     from gpubench.run.trial import Trial
     kinds = values.get('__annotations__', {})
     for name,kind in kinds.items():
-        if fit(name, values[name], kind)!=values[name]: raise InputError(
-            f"Parameter {name} is {values[name]!r}, which isn't {type_text(kind)}.")
+        value, as_kind = values[name], fit(name, values[name], kind)
+        yaml_text = f" With papermill: -y '{name}: {as_kind}'." if isinstance(value, str) else ''
+        if as_kind!=value: raise InputError(
+            f"Parameter {name} is {value!r}, which isn't {type_text(kind)}.{yaml_text}")
     for name in {o.name for o in fields(Settings)} & {*(kinds or values)}:
         given = values[name] if isinstance(values[name], list) else [values[name]]
         for o in given:
@@ -364,7 +366,7 @@ def run_jobs(
             else: yield run_job(job, folder, timeout_s, progress)
 
 # %% ../../nbs/course/01_labs.ipynb #98f76c37
-FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb'
+FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb', 'questions.yaml'
 
 def without_outputs(file)->bytes:
     "A notebook, its outputs removed"

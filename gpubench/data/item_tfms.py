@@ -5,27 +5,24 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0002
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0003
+import os
 import random
 import sys
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
-from hashlib import sha1
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
-from threading import local
-from types import FunctionType, MethodType
 import numpy as np
 import PIL
 import torch
-from fastai.vision.augment import FlipItem, RandTransform, Resize, ResizeMethod
+from fastai.vision.augment import FlipItem, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from PIL import Image
-from .loaders import NamedImage, NamedImageBW
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0005
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0006
 @contextmanager
 def random_states_kept(gpus=()): # `gpus`: whose generators are kept, too
     "Afterwards, Python, NumPy and PyTorch draw what they would have drawn"
@@ -36,28 +33,7 @@ def random_states_kept(gpus=()): # `gpus`: whose generators are kept, too
         random.setstate(of_python)
         np.random.set_state(of_numpy)
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0011
-class _Draws:
-    "Stands in for the module `random`: each thread has a generator of its own"
-    _own = local()
-    def seed(self, seed): self._own.generator = random.Random(seed)
-    def __getattr__(self, k): return getattr(self._own.generator, k)
-_draws = _Draws()
-
-@cache
-def _drawing(f):
-    "The function `f`, which draws from `_draws` instead of `random`"
-    names = f.__globals__ | dict(random=_draws)
-    return FunctionType(f.__code__, names, f.__name__, f.__defaults__, f.__closure__)
-
-def _apply(tfm, images, split_idx):
-    "By a copy with its own state and draws, so that threads share nothing"
-    own = copy(tfm)
-    if isinstance(own, RandTransform):
-        own.before_call = MethodType(_drawing(tfm.before_call.__func__), own)
-    return own(tuple(images), split_idx=split_idx)
-
-# %% ../../nbs/data/06_item_tfms.ipynb #item0017
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0008
 MIN_NARROWING = 4 # times fewer bytes; rounding once more puts more values a level off
 
 def _pixels(array): # (channels, h, w), a view
@@ -82,7 +58,7 @@ def narrow(
     narrowed = _resize(pixels, (kept_w, kept_h)).permute(1, 2, 0).reshape(-1).numpy()
     return np.concatenate([np.array([w, h, kept_w, kept_h], np.uint32).view(np.uint8), narrowed])
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0019
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0010
 class _Bytes:
     "An image of fastai's whose pixels are a tensor, perhaps of a narrowed image"
     @classmethod
@@ -114,28 +90,23 @@ class _Bytes:
 class _Color(_Bytes, PILImage): pil_class = PILImage
 class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
 class _Mask(_Bytes, PILMask): pil_class = PILMask
-BYTES_CLASSES = { # the same, with bytes as pixels
-    PILImage: _Color, NamedImage: _Color, PILImageBW: _Gray, NamedImageBW: _Gray, PILMask: _Mask}
+BYTES_CLASSES = {PILImage: _Color, PILImageBW: _Gray, PILMask: _Mask}
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0028
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0013
 _MODULES = '.Image', '.ImageFile', 'Plugin' # of Pillow, with switches
 
-def opening()->str: # comparable, also with that of another process
+def opening()->str: # comparable
     "The settings by which fastai and Pillow open a file"
-    Image.init() # all formats, once, before processes are forked and threads ask for them together
+    Image.init() # all formats, before processes are forked
     args = {o.__name__: o._open_args for o in (PILImage, PILImageBW, PILMask)}
     modules = [m for k,m in sys.modules.items() if k.startswith('PIL.') and k.endswith(_MODULES)]
     switches = {f'{m.__name__}.{k}': v for m in modules for k,v in vars(m).items()
                 if k.isupper() and isinstance(v, (int, float, str, type(None)))}
-    known = PIL.__version__, args, sorted(Image.OPEN), sorted(switches.items())
-    return sha1(repr(known).encode()).hexdigest()[:12]
-
-# %% ../../nbs/data/06_item_tfms.ipynb #item0023
-def is_file(o): return isinstance(o, (str, Path))
+    return repr((PIL.__version__, args, sorted(Image.OPEN), sorted(switches.items())))
 
 @cache
 def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
-    "torchvision's, which needs half of Pillow's time, if it gives the same pixels"
+    "torchvision's, if it gives the same pixels as Pillow"
     noise = [Image.effect_noise((40, 32), o).resize((90, 70)) for o in (20, 50, 99)]
     file, exif = BytesIO(), Image.Exif()
     exif[0x0112] = 3 # turned by 180°
@@ -144,6 +115,9 @@ def jpeg_decoder(): # Bytes of a file -> (3, h, w); None without one
         from torchvision.io import decode_jpeg
         found = decode_jpeg(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
         if np.array_equal(found.permute(1, 2, 0), Image.open(file)): return decode_jpeg
+
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0014
+def is_file(o): return isinstance(o, (str, Path))
 
 def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
     "The pixels of a color JPEG"
@@ -156,7 +130,12 @@ def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
         if is_plain: return decode(data).permute(1, 2, 0).numpy()
     except Exception: return # Pillow says what is wrong with it
 
-# %% ../../nbs/data/06_item_tfms.ipynb #item0021
+def _open(cls, path):
+    try: return cls.create(path)
+    except Exception as e:
+        e.add_note(f'The image: {str(path):.999}. Delete or replace it.')
+        raise
+
 def _describe(tfm):
     "A transform with the arguments that it was made with; not with what its last call left"
     inits = [signature(o.__init__).parameters for o in type(tfm).__mro__]
@@ -164,16 +143,7 @@ def _describe(tfm):
     values = ', '.join(f'{k}={vars(tfm)[k]}' for k in names if k in vars(tfm))
     return f'{type(tfm).__name__}({values})'
 
-def _open(cls, path):
-    try: return cls.create(path)
-    except Exception as e:
-        e.add_note(f'The image: {str(path):.999}. Delete or replace it.')
-        raise
-
-def as_tensor(image): # from `finish` -> (channels, h, w), or (h, w) of a mask, of fastai's type
-    return image._tensor_cls(image.pixels[0] if isinstance(image, PILMask) else image.pixels)
-
-# %% ../../nbs/data/06_item_tfms.ipynb #item0027
+# %% ../../nbs/data/06_item_tfms.ipynb #itfm0015
 class Recipe:
     "What becomes of an item's images"
     def __init__(self,
@@ -182,38 +152,29 @@ class Recipe:
         drawing,   # and those that follow, which draw
         split_idx, # 0 for training, 1 for validation
     ):
-        self.classes, self.split_idx, self.opening = classes, split_idx, opening()
+        self.classes, self.split_idx = classes, split_idx
         # copies, which nobody changes within a pass
         self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
         is_narrow = (type(crop) is Resize and crop.method==ResizeMethod.Crop
                      and crop.mode==Image.Resampling.BILINEAR and PILMask not in classes)
         self.narrow_to = crop.size if is_narrow else None
+        self.key = opening(), os.getcwd(), [*map(_describe, self.fixed)], self.narrow_to
+        self.summary = self.key, [*map(_describe, self.drawing)] # comparable
 
-    @property
-    def key(self): # of the bytes
-        "What `decode` does, in words"
-        stages = '; '.join([*(o.__name__ for o in self.classes), *map(_describe, self.fixed)])
-        return f'opened by {self.opening}: {stages}; narrowed to {self.narrow_to}'
-
-    @property
-    def summary(self): # comparable
-        "What both parts do"
-        return self.key, [*map(_describe, self.drawing)]
-
-    def decode(self, paths): # An array of each: (h, w), (h, w, channels), or narrowed, uint8
+    def decode(self, sources): # An array of each: (h, w), (h, w, channels), or narrowed, uint8
         "Open an item's images and do what is the same each time"
-        arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, paths)]
+        arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, sources)]
         if self.fixed or any(o is None for o in arrays):
-            found = [path if o is None else o for path,o in zip(paths, arrays)]
-            images = [_open(cls, o) for cls,o in zip(self.classes, found)]
-            for o in self.fixed: images = _apply(o, images, self.split_idx)
+            found = [source if o is None else o for source,o in zip(sources, arrays)]
+            images = tuple(map(_open, self.classes, found))
+            for o in self.fixed: images = o(images, split_idx=self.split_idx)
             arrays = [*map(np.array, images)]
         return [narrow(o, self.narrow_to) if self.narrow_to else o for o in arrays]
 
-    def finish(self, arrays, seed): # Images with `pixels`, (channels, h, w) uint8, and `as_pil`
-        "The transforms that draw, by a generator of the item's own"
-        images = [BYTES_CLASSES[cls].of(o) for cls,o in zip(self.classes, arrays)]
-        if self.drawing: _draws.seed(seed)
-        for o in self.drawing: images = _apply(o, images, self.split_idx)
-        return images
+    def finish(self, arrays, seed): # (channels, h, w) uint8 of each; (h, w) of a mask
+        "The transforms that draw, from a seed of the item's own"
+        images = tuple(BYTES_CLASSES[cls].of(o) for cls,o in zip(self.classes, arrays))
+        random.seed(seed)
+        for o in self.drawing: images = o(images, split_idx=self.split_idx)
+        return [(o.pixels[0] if isinstance(o, PILMask) else o.pixels).numpy() for o in images]

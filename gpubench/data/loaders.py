@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from ..ground.core import (
     InputError, StateError, check_value, check_whole, memory_bytes, n_cores, one_of, pick_device)
-from .folders import IMAGE_SUFFIXES, THEN, allow_heic, scan
+from .folders import IMAGE_SUFFIXES, scan
 from .sets import (DATASETS, ImageSet, check_dataset, check_labels, find_folder, get_images,
                            is_path, print_once, write_out)
 import numpy as np
@@ -58,27 +58,6 @@ class BatchAugment(DisplayedTransform):
         places = functional.affine_grid(theta, x.shape, align_corners=False).to(x.dtype)
         return functional.grid_sample(x, places, 'nearest', align_corners=False) # whole pixels move
 
-# %% ../../nbs/data/04_loaders.ipynb #7a6164d7
-def _open_named(cls, source, kwargs):
-    try:
-        if isinstance(source, (str, Path)): allow_heic(source)
-        return cls.create(source, **kwargs)
-    except Exception as e:                       # Pillow raises half a dozen kinds
-        raise InputError(f"The image {source} cannot be decoded ({type(e).__name__}: {e}). "
-                         f"Delete or replace it{THEN}.") from e
-
-class NamedImage(PILImage):
-    "A color image whose file is named if it can't be decoded"
-    @classmethod
-    def create(cls, fn, **kwargs): return _open_named(PILImage, fn, kwargs)
-
-class NamedImageBW(PILImageBW):
-    "A gray image whose file is named if it can't be decoded"
-    @classmethod
-    def create(cls, fn, **kwargs): return _open_named(PILImageBW, fn, kwargs)
-
-_NAMED = {1: NamedImageBW, 3: NamedImage}   # by number of channels
-
 # %% ../../nbs/data/04_loaders.ipynb #7a9ef16a
 def share(
     order, # (n,) positions, a tensor or a list
@@ -108,12 +87,14 @@ class _ShuffledDL(TfmdDL):
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
         return torch.randperm(len(self.dataset), generator=generator, device=device)[:n]
 
+_CLASSES = {1: PILImageBW, 3: PILImage}   # by number of channels
+
 def _squish(size): return Resize(size, method=ResizeMethod.Squish)
 
 def _file_dls(images, device, augment, **kwargs):
     images = write_out(images)
     normalize = Normalize.from_stats(*images.stats, cuda=False)
-    block = DataBlock((ImageBlock(_NAMED[images.n_in]), CategoryBlock(vocab=images.vocab)),
+    block = DataBlock((ImageBlock(_CLASSES[images.n_in]), CategoryBlock(vocab=images.vocab)),
                       get_y=images.label, splitter=IndexSplitter(images.split()[1]),
                       item_tfms=_squish(images.size) if images.squish else None,
                       batch_tfms=[normalize, *augment])
@@ -122,7 +103,10 @@ def _file_dls(images, device, augment, **kwargs):
 # %% ../../nbs/data/04_loaders.ipynb #6fb8f889
 def _decode(source, n_in, size):
     "One image as an (n_in, size, size) array of bytes, decoded in the same steps as by fastai"
-    im = _NAMED[n_in].create(source)
+    try: im = _CLASSES[n_in].create(source)
+    except Exception as e:                       # Pillow raises half a dozen kinds
+        raise InputError(f"The image {source} cannot be decoded ({type(e).__name__}: {e}). "
+                         "Delete or replace it.") from e
     if tuple(im.size)!=(size, size): im = _squish(size)(im)
     x = np.asarray(im)
     return x[None] if n_in==1 else x.transpose(2, 0, 1)

@@ -17,7 +17,7 @@ from fastcore.foundation import L
 
 from ..ground.core import wait_for
 from ..ground.record import PHASE_NAMES
-from ..data.stages import tfm_name
+from ..data.images import tfm_name
 from .remedies import own_callbacks
 
 # %% ../../nbs/run/14_breakdown.ipynb #c58fcf3a

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..ground.core import wait_for
-from ..data.feed import FeedCallback
+from ..data.images import FeedCallback
 from ..step.fast import device_of
 from .learner import train
 
@@ -74,11 +74,11 @@ def n_workers_of(dl):
     "A loader's worker processes; None if it is neither fastai's nor PyTorch's"
     return getattr(getattr(dl, 'fake_l', dl), 'num_workers', None)
 
-def decoded_of(learn, dl): # A `Decoded` or None
+def decoded_of(learn, dl): # An `ImagePool` or None
     "What a feed has decoded of this loader's images"
     feed = next((o for o in learn.cbs if isinstance(o, FeedCallback)), None)
     if feed is None: return None
-    return next((o for k,o in feed.decoded.items() if k[0]==id(dl.dataset)), None)
+    return next((o for k,o in feed.pools.items() if k[0]==id(dl.dataset)), None)
 
 class KeptOrder:
     "Repeats the order of a loader's first epoch, whose images are decoded"
@@ -125,7 +125,7 @@ class GlanceCallback(Callback):
     def begin(self, start_s):
         self.start_s, self.n, self.looks, self.stop = start_s, 0, [(0, 0, 0.)], None
     def look_now(self): # batches that were trained and that were decoded, and when
-        return self.n, self.decoded.n_read if self.decoded else 0, self.now()-self.start_s
+        return self.n, self.decoded.n_decoded if self.decoded else 0, self.now()-self.start_s
     def before_fit(self):
         if self.is_in_fit: self.fits.append(FitTimes(self.learn.n_epoch))
     def before_train(self): self.open(self.learn.dls.train)

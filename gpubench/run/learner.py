@@ -21,7 +21,7 @@ from fastai.learner import Learner
 
 from ..ground.core import (
     InputError, StateError, check_value, check_whole, free_memory, is_number, pick_device)
-from ..data.feed import FeedCallback, batches_ahead
+from ..data.images import FeedCallback, batches_ahead
 from ..data.item_tfms import random_states_kept
 from .models import count_params
 from .rounds import epoch_times

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..step.capture import network_batch
 from ..ground.core import StateError, allows_tf32, one_of
 from ..step.layout import NextPass, untouched
-from ..data.readers import READER
+from ..data.images import WORKER
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 PRECISIONS = { # name -> what it means
@@ -80,7 +80,7 @@ def look_once(model:torch.nn.Module, saw:Callable):
     NextPass(model, run)
 
 # %% ../../nbs/run/02_observed.ipynb #8c8d83e6
-def n_children(): return sum(o.name!=READER for o in multiprocessing.active_children())
+def n_children(): return sum(o.name!=WORKER for o in multiprocessing.active_children())
 
 class WatchFitCallback(Callback):
     "Observes what a fit does: type, layout and switches of its products, workers, steps"

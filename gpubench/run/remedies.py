@@ -19,7 +19,7 @@ from fastai.data.load import DataLoader
 from torch.utils.data import IterableDataset
 
 from ..ground.core import MIN_CORES, has_bf16, n_cores, wait_for
-from ..data.feed import FeedCallback
+from ..data.images import FeedCallback
 from ..watch.timing import acts
 from ..step.fast import SpeedUp, device_of, speed_up
 from ..step.graphed import GraphedStepCallback

@@ -35,7 +35,7 @@ from ..ground.stats import is_steady, is_tight, next_look
 from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from ..watch.timing import StepTimerCallback, SyncStepCallback
-from ..data.feed import NotTaken, batches_ahead
+from ..data.images import NotTaken, batches_ahead
 from ..watch.monitor import MonitorCallback
 from ..step.group import agree, check_group, gather, launch, n_ranks
 from ..step.parallel import ALL_REDUCES, ParallelCallback, split

@@ -27,7 +27,7 @@ from fastcore.basics import noop
 from fastcore.foundation import L
 
 from ..ground.core import StateError, check_value
-from ..data.feed import FeedCallback
+from ..data.images import FeedCallback
 from ..step.capture import Hook, JoiningCallback
 from ..step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp
 from ..step.kept import modules_in

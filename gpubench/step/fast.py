@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf16, one_of
 from .graphed import FusedStepCallback, GraphedStepCallback
-from ..data.feed import FeedCallback
+from ..data.images import FeedCallback
 from ..data.loaders import PixelDL
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
 from .recorder import DeferredRecorder, swap_recorder
@@ -81,11 +81,10 @@ class SpeedUp:
     def add(self, part, why, on=True, cb=None, shows=None, undo=None):
         "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
         self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
-        if cb: self.also(cb)
+        if cb:
+            self.learn.add_cb(cb)
+            self.undos.callback(self.learn.remove_cb, cb)
         if undo: self.undos.callback(undo)
-    def also(self, cb):
-        self.learn.add_cb(cb)
-        self.undos.callback(self.learn.remove_cb, cb)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
         found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
@@ -150,10 +149,8 @@ def mix(self:SpeedUp):
 def order_channels(self:SpeedUp):
     part = 'channels_last'
     if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
-    cb = ChannelsLastCallback()
     self.add(part, 'convolutions without reordering; dropout between them draws another mask',
-             cb=cb, undo=cb.forget)
-    self.also(cb.end)
+             cb=ChannelsLastCallback())
 
 @patch
 def use_onednn(self:SpeedUp):
@@ -179,18 +176,16 @@ def defer_losses(self:SpeedUp):
     self.add('recorder', 'no wait for a loss', shows=new, undo=undo)
 
 @patch
-def feed(self:SpeedUp, cache=None):
+def feed(self:SpeedUp):
     x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
     if not isinstance(x, torch.Tensor):
         if self.has('images', FeedCallback): return
-        cb = FeedCallback(cache=cache)
+        cb = FeedCallback()
         why = 'each is decoded once, beside the first epoch, and then taken from memory'
         self.add('images', why, cb=cb, undo=cb.release)
     elif x.device.type!=self.device.type:                     # of a `PixelDL`, which is fast
         self.add('images', "Each batch is copied to the GPU. "
                  "`get_dls(loader='resident')` keeps all images there.", False)
-    elif cache:
-        self.add('images', 'They are decoded already, so `cache` has nothing to keep.', False)
 
 # %% ../../nbs/step/10_fast.ipynb #7e19b254
 @patch
@@ -217,7 +212,6 @@ def speed_up(
     learn,              # A Learner
     precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
     compile:bool=False, # On a GPU, compile kernels and search for the fastest, for half a minute?
-    cache=None,         # A folder in which decoded images are kept for later trainings of the files
 )->SpeedUp:
     """Remove what a training step wastes without changing what is learned; returns a table
 
@@ -229,7 +223,7 @@ def speed_up(
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise InputError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
-    out.feed(cache)
+    out.feed()
     if precision: out.mix()
     out.order_channels()
     out.fuse_step()

@@ -13,8 +13,7 @@ from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
-from fastai.callback.schedule import ParamScheduler
-from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import find_bs
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,14 +21,14 @@ from ..ground.core import InputError, check_value, free_memory
 from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
                               make_batch, why_failed)
 from ..data.loaders import PixelDL
-from ..data.feed import FeedDL
+from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse
 from .recorder import DeferredRecorder
-from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, _StandIn, acts
-from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, strangers, why_python,
-                                 why_strange)
+from ..watch.timing import StepTimerCallback, _StandIn, acts
+from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers,
+                                 why_python, why_strange)
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -56,13 +55,8 @@ class FusedStepCallback(JoiningCallback):
         if why: warnings.warn(why)
 
 # %% ../../nbs/step/09_graphed.ipynb #74f010a9
-_BUILT_IN = GradientClip, MixedPrecision, GradientAccumulation, MixUp, CutMix
-_CLOCKS = StepTimerCallback, StepTimerEdgeCallback, MonitorCallback
-
-def _joins(cb):
-    "Does it become a part of the step? Only fastai's, and gpubench's own"
-    kind = type(cb)
-    return kind in _BUILT_IN or is_stock(kind) and hasattr(kind, 'average')
+def _joins(cb): # does it become a part of the step?
+    return role_of(cb)=='part' or is_stock(type(cb)) and hasattr(type(cb), 'average')
 def _is_on(cb): return cb.run and cb.run_train
 def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
 
@@ -70,7 +64,7 @@ def parts_in(cbs): # class -> callback
     return {type(o): o for o in cbs if _joins(o) and _is_on(o)}
 def watchers_in(cbs):
     "Callbacks that are called beside each replay"
-    return [o for o in cbs if declares(o) and not _joins(o) and not isinstance(o, _CLOCKS)]
+    return [o for o in cbs if declares(o) and not _joins(o) and role_of(o)!='clock']
 
 # %% ../../nbs/step/09_graphed.ipynb #8a224574
 class GraphedStepCallback(FusedStepCallback):
@@ -165,7 +159,8 @@ def _why_not(self:GraphedStepCallback):
     odd = [o.name for o in cbs if type(o) in (MixUp, CutMix) and not is_symmetric(o.distrib)]
     if odd: return (f"The `distrib` of {odd[0]} was replaced, and a graph draws from a symmetric "
                     "beta distribution only.")
-    twice = [k.__name__ for k in _BUILT_IN if sum(type(o) is k and _is_on(o) for o in cbs)>1]
+    parts = [type(o).__name__ for o in cbs if role_of(o)=='part' and _is_on(o)]
+    twice = [o for o in parts if parts.count(o)>1]
     if twice: return f'There is more than one {twice[0]}.'
     if any(AMPMode(o.amp_mode)==AMPMode.FP16 for o in _of_kind(cbs, MixedPrecision)):
         return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
@@ -474,7 +469,7 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
     learn, recorder, waiting = self.learn, self.learn.recorder, []
     watchers = [o for o in self.watchers if o is not recorder]
     cbs = [o for o in learn.cbs.sorted('order')
-           if isinstance(o, (TrainEvalCallback, ParamScheduler)) or o in watchers]
+           if role_of(o)=='counts' or o in watchers]
     events = 'before_batch', 'after_step', 'after_batch'
     calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
     def count(i):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from .capture import Hook, JoiningCallback, network_batch
+from .capture import JoiningCallback, network_batch
 from .kept import restorer, untouched
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
@@ -53,8 +53,8 @@ class LayoutCallback(JoiningCallback):
     counts the training batches of the last fit, and `why_not` is the reason against it."""
     order = math.inf
     n_done, why_not = None, ''
-    must_decide = is_new_fit = is_first_try = True
-    def before_fit(self): self.must_decide = self.is_new_fit = self.is_first_try = True
+    must_decide = is_new_fit = True
+    def before_fit(self): self.must_decide = self.is_new_fit = True
     def before_train(self):
         if self.is_new_fit: self.n_done, self.why_not, self.is_new_fit = 0, self.left_alone(), False
         self.before_validate()
@@ -73,9 +73,7 @@ class LayoutCallback(JoiningCallback):
 # %% ../../nbs/step/04_layout.ipynb #010e56e9
 @patch
 def sample(self:LayoutCallback): # making a batch may draw; the network may change its input
-    n = None if self.is_first_try and next(self.model.parameters()).is_cuda else 2
-    self.is_first_try = False
-    return _of_tensors(lambda o: o[:n].clone(), network_batch(self.learn))
+    return _of_tensors(lambda o: o[:2].clone(), network_batch(self.learn))
 
 @patch
 def copies(self:LayoutCallback): # of network and loss
@@ -83,74 +81,35 @@ def copies(self:LayoutCallback): # of network and loss
     shared = learn, learn.dls, learn.opt, *learn.cbs
     return deepcopy((learn.model, learn.loss_func), {id(o): o for o in shared})
 
-# %% ../../nbs/step/04_layout.ipynb #layout13
+# %% ../../nbs/step/04_layout.ipynb #3b6a355c
 def _move(p, to):
     "Give a parameter, and its gradient if it lies alike, another place"
     lies_alike = p.grad is not None and p.grad.stride()==p.stride()
     p.data = to
     if lies_alike: p.grad = torch.empty_like(to).copy_(p.grad)
 
-def _is_like(a, b): return (a.shape, a.dtype, a.device)==(b.shape, b.dtype, b.device)
-
-class Places:
-    "The weights of convolutions, each with its own memory and a place in channels_last"
-    def __init__(self): self.places, self.is_used = {}, False   # parameter -> (own, its place)
-    def use(self, params):
-        self.is_used = True
-        for p in params:
-            own, (_, last) = p.data, self.places.get(p, (None, None))
-            if p.ndim!=4 or last is not None and last.stride()==own.stride(): continue
-            if last is not None and _is_like(last, own): last.copy_(own)
-            else: last = own.to(memory_format=torch.channels_last)
-            if last.data_ptr()==own.data_ptr(): continue
-            self.places[p] = own, last
-            _move(p, last)
-    def give_back(self):
-        "Each weight has its own memory again, unless somebody has exchanged it"
-        if not self.is_used: return
-        self.is_used = False
-        for p,(own,last) in self.places.items():
-            if p.stride()==last.stride() and _is_like(p, own): _move(p, own.copy_(p.data))
-    def keep(self, params): # and forget the others
-        self.places = {p: self.places[p] for p in params if p in self.places}
-
-# %% ../../nbs/step/04_layout.ipynb #3b6a355c
-class ContiguousPredCallback(JoiningCallback):
-    "Gives predictions back in the usual order"
-    order, graph_safe = -math.inf, 'counts'
-    def __init__(self, owner): self.owner = owner
-    def after_pred(self):
-        if self.owner.is_placed: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
-
-# %% ../../nbs/step/04_layout.ipynb #db4fbd89
 class ChannelsLastCallback(LayoutCallback):
-    """Keeps the weights of convolutions in channels_last during a fit, where the network runs so
+    """Keeps the weights of convolutions in channels_last, where the network runs so
 
-    Its `end` has to be in the Learner, too. Dropout between convolutions draws another mask."""
-    graph_safe, is_in_fit = 'counts', False
-    def __init__(self): self.places, self.end = Places(), ContiguousPredCallback(self)
-    @property
-    def is_placed(self): return self.places.is_used
-    def join(self, learn):
-        self.hook = Hook(self, '_do_fit', self._fit)
-        self.hook.install(learn)
-    def leave(self): self.hook.remove(self.learn)
-    def _fit(self):
-        self.places.keep(self.model.parameters())
-        self.why_not = self.left_alone() or self.why_not
-        if not self.why_not: self.place()              # where a graph that is kept expects them
-        self.is_in_fit = True
-        try: self.hook.inner(self.learn)
-        finally:
-            self.is_in_fit = False
-            self.places.give_back()
-    def place(self): self.places.use(self.model.parameters())
+    Dropout between convolutions draws another mask."""
+    graph_safe = 'counts'
+    def __init__(self): self.moved = []
+    def leave(self): self.move_back()
     def before_batch(self):
-        if self.is_in_fit and self.may_run(): self.n_done += self.training
-        else: self.places.give_back()
-    def forget(self):
-        self.places.give_back()
-        self.places.keep([])
+        if not (self.training or self.moved): return
+        if self.may_run(): self.n_done += self.training
+        else: self.move_back()
+    def after_pred(self):
+        if not self.why_not: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
+    def move(self):
+        for p in self.model.parameters():
+            last = p.data.to(memory_format=torch.channels_last) if p.ndim==4 else p.data
+            if last.data_ptr()==p.data_ptr(): continue
+            self.moved.append(p)
+            _move(p, last)
+    def move_back(self):
+        for p in self.moved: _move(p, p.data.clone(memory_format=torch.contiguous_format))
+        self.moved = []
     def left_alone(self):
         is_ddp = isinstance(self.model, DistributedDataParallel)
         return 'DDP has arranged the gradients already.' if is_ddp else super().left_alone()
@@ -158,7 +117,7 @@ class ChannelsLastCallback(LayoutCallback):
 # %% ../../nbs/step/04_layout.ipynb #7f45ab9c
 @patch
 def try_sample(self:ChannelsLastCallback):
-    self.place()
+    self.move()
     try:
         with untouched(self.model), torch.no_grad():
             xb, yb = self.sample()

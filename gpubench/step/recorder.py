@@ -10,14 +10,14 @@ import torch
 from fastai.learner import Recorder
 from fastcore.basics import patch
 from .optim import place
-from .turns import LOSS_READERS, strangers
+from .turns import role_of, strangers
 
 # %% ../../nbs/step/07_recorder.ipynb #24e22445
 def loss_readers(
     learn, # A Learner
 )->list: # Names of callbacks
     "Callbacks that may need the loss of each batch"
-    known = [o for o in learn.cbs if type(o) in LOSS_READERS]
+    known = [o for o in learn.cbs if role_of(o)=='reads losses']
     return [o.name for o in (*strangers(learn), *known)]
 
 # %% ../../nbs/step/07_recorder.ipynb #fa34bcac

@@ -20,7 +20,8 @@ from fastai.learner import CastToTensor, Recorder, SkipToEpoch
 
 from .capture import Hook
 from .kept import modules_in
-from ..watch.timing import acts
+from ..watch.monitor import MonitorCallback
+from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, acts
 
 # %% ../../nbs/step/03_turns.ipynb #turns005
 BATCH_EVENTS = """before_batch after_pred after_loss before_backward after_cancel_backward
@@ -30,11 +31,16 @@ _BESIDE_REPLAYS = 'before_batch', 'after_step', 'after_cancel_batch', 'after_bat
 _WITHIN = [o for o in BATCH_EVENTS if o not in _BESIDE_REPLAYS]
 EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train before_validate
     after_cancel_validate after_validate after_cancel_epoch after_epoch""".split()
-LOSS_READERS = LRFinder, TerminateOnNaNCallback      # known callbacks that read each loss
-KNOWN = {*LOSS_READERS, TrainEvalCallback, Recorder, ProgressCallback, ShowGraphCallback, CSVLogger,
-         ParamScheduler, CastToTensor, ChannelsLast, MixedPrecision, GradientClip,
-         GradientAccumulation, MixUp, CutMix, EarlyStoppingCallback, SaveModelCallback,
-         ReduceLROnPlateau, SkipToEpoch, GatherPredsCallback}
+_ROLES = {
+    'part': (MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix),  # of the step
+    'reads losses': (LRFinder, TerminateOnNaNCallback),                           # each of them
+    'counts': (TrainEvalCallback, ParamScheduler),                                # beside each replay
+    'clock': (StepTimerCallback, StepTimerEdgeCallback, MonitorCallback),         # in its own way
+    '': (Recorder, ProgressCallback, ShowGraphCallback, CSVLogger, CastToTensor, ChannelsLast,
+         EarlyStoppingCallback, SaveModelCallback, ReduceLROnPlateau, SkipToEpoch,
+         GatherPredsCallback)}
+ROLES = {kind: role for role,kinds in _ROLES.items() for kind in kinds}
+def role_of(cb): return ROLES.get(type(cb)) # None: a stranger's
 
 def is_stock(
     method, # A function, a method or what stands in for one
@@ -62,7 +68,7 @@ def strangers(
     "Callbacks that act at one of these events and might change anything"
     all_events = {*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'}
     def is_known(cb):
-        if type(cb) not in KNOWN or vars(cb).keys() & all_events: return False
+        if type(cb) not in ROLES or vars(cb).keys() & all_events: return False
         return all(is_stock(getattr(type(cb), o)) for o in all_events if hasattr(type(cb), o))
     def is_declared(cb): # and does it act only where it is called beside a replay?
         acts_within = any(hasattr(type(cb), o) or o in vars(cb) for o in _WITHIN)

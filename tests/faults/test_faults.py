@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 
 from gpubench.run import sweep as library
-from gpubench.ground.record import append_record, read_records, append_record, read_records
+from gpubench.ground.record import append_record, read_records
 from gpubench.watch.monitor import MonitorCallback
-from gpubench.run import process
-from gpubench.run.process import device_locks, pack, run_fresh
-from gpubench.run.sweep import run_point, sweep, sweep, sweep
+from gpubench.run.process import device_locks
+from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import Trial, make_learner, resolve
 
@@ -142,15 +141,6 @@ def test_a_worker_dies():
     assert df.status.tolist()==['error']
     assert 'n_workers=0' in df.error[0] and 'dmesg' in df.error[0] and 'Traceback' not in df.error[0]
 
-class Reset(ConnectionResetError):
-    "What reading from a worker that died raises; the signal of its death comes while it is being read"
-    def __str__(self): raise RuntimeError('DataLoader worker (pid 1) is killed by signal: Killed.')
-def reset(bs): raise Reset()
-
-def test_a_workers_death_is_reported_while_its_error_is_read():
-    fault = run_point(dict(bs=2), reset, {})
-    assert fault['status']=='error' and 'killed by signal' in fault['error'] and 'n_workers=0' in fault['error']
-
 @pytest.mark.slow
 def test_a_truncated_image_is_one_sentence(tmp_path):
     rng = np.random.default_rng(0)
@@ -241,14 +231,6 @@ def test_the_lock_is_free_after_an_error(monkeypatch):
     with pytest.raises(ZeroDivisionError): here(dict(x=1), run=same)
     with device_locks(['cpu']): pass
 
-
-@pytest.mark.slow
-def test_a_finished_visit_counts_though_its_sweep_was_suspended_beyond_the_time_limit(monkeypatch):
-    "As after Ctrl-Z and `fg`: this process does nothing for a while after it has started the other one"
-    quiet(dict(x=1), run=same)                           # the server is loaded from here on
-    def late(*args, wait=process.wait): return time.sleep(5) or wait(*args)
-    monkeypatch.setattr(process, 'wait', late)
-    assert run_fresh(pack(lambda: dict(y=1)), timeout_s=9.)==dict(y=1)
 
 @pytest.mark.slow
 @linux

@@ -49,6 +49,7 @@ def test_students_copies_have_nothing_for_teachers(tmp_path):
             target = (o.parent/link).resolve()
             assert target.is_file() and target.is_relative_to(tmp_path), (o, link)
     assert not any((tmp_path/f'{o}.ipynb').exists() for o in ('teachers', 'answers'))
+    assert not (tmp_path/'questions.yaml').exists()
 
 def test_commands_of_the_teachers_page_can_be_given():
     found = [shlex.split(o.partition(' > ')[0], comments=True) for o in re.findall(r'^gpubench .+$', markdown(folder/'teachers.ipynb'), re.M)]
@@ -80,7 +81,7 @@ def test_each_question_is_asked_once_and_shows_its_options():
 
 def a_wrong(q): return next(o for o in q.options if o!=q.correct) if q.options else [] if isinstance(q.correct, list) else 1e9
 
-@pytest.mark.parametrize('name', [k for k,o in QUESTIONS.items() if not isinstance(o, LabFunction)])
+@pytest.mark.parametrize('name', [k for k,o in QUESTIONS.items() if not isinstance(o.correct, LabFunction)])
 def test_every_reply(name):
     values, wrong = found.get(name, ({}, None))
     q = QUESTIONS[name].filled_in(**values)

@@ -112,25 +112,6 @@ def test_lock_then_see(page):
     pick(page, bs=64)                                # a locked prediction stays
     assert page.locator('#state').inner_text().endswith('Locked: 2,500 images/s.') and not page.locator('#guess').is_visible()
 
-def test_not_measured(page):
-    start(page)
-    assert '128 – not measured' in page.locator('#bs option').all_inner_texts()
-    lock(page, 1000)
-    sizes = {'batch 16': 'not predicted yet', 'batch 64': rows(page, 'machines')[gpu], 'batch 128': 'not measured',
-             'batch 256': 'not predicted yet'}
-    assert rows(page, 'sizes')==sizes
-    page.get_by_role('button', name="Show the sizes that I haven't predicted").click()
-    shown = rows(page, 'sizes')
-    assert shown['batch 128']=='not measured' and shown['batch 16'].startswith('250 images/s') and shown['batch 256'].startswith('2,500')
-    pick(page, bs=128)
-    assert page.locator('#state').inner_text()=='Not measured. With these settings, this was: batch 16, 64, 256.'
-    assert not page.locator('#guess').is_visible() and not page.locator('#result').is_visible()
-    pick(page, bs=64, n_devices=2)
-    assert page.locator('#state').inner_text().startswith('Not measured. No batch size was visited')
-    pick(page, place=other)                          # the next that was measured
-    assert page.locator('#state').inner_text()=='3 visits recorded (2000-01-01).'
-    assert (page.locator('#n_devices').input_value(), page.locator('#bs').input_value())==('2', '128')
-
 def drop(page, name, text):
     page.evaluate('''([name, text]) => {
         const held = new DataTransfer()

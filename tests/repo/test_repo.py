@@ -1,12 +1,10 @@
 """What holds of the whole repository"""
-import ast, os, re, sys, zipfile
+import ast, re, sys, zipfile
 from email.parser import Parser
 from importlib.util import resolve_name
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from conftest import copy_checkout
 from helpers import as_module, needed, read_settings, root, run, tool
@@ -36,9 +34,9 @@ CONFIGURATION = ('pyproject.toml', 'settings.ini', 'setup.py')
 # ---- errors
 
 def test_errors_with_a_sentence_are_those_for_users():
-    "The command line shows a sentence for `InputError` and `StateError` alone; a reader's process passes on what a user's function raised"
+    "The command line shows a sentence for `InputError` and `StateError` alone"
     plain = {o.relative_to(package).as_posix() for o in modules if re.search(r'raise (ValueError|RuntimeError)\(', o.read_text(encoding='utf-8'))}
-    assert plain=={'data/readers.py'}
+    assert plain==set()
 
 
 # ---- notebooks and what is made from them
@@ -59,19 +57,6 @@ def test_notebooks_clean(changed): assert [o for o in changed if o.endswith('.ip
 def test_readme_in_step():
     readme = as_module(root/'tools'/'readme.py')
     assert readme.readme_text(root/'nbs'/'index.ipynb')==(root/'README.md').read_text(encoding='utf-8'), 'run `make readme`'
-
-def test_readme_links_and_hidden_cells(tmp_path):
-    readme, path = as_module(root/'tools'/'readme.py'), tmp_path/'nbs'/'index.ipynb'
-    (tmp_path/'nbs'/'labs').mkdir(parents=True)
-    (tmp_path/'LICENSE').touch(), (tmp_path/'nbs'/'labs'/'b.png').touch()
-    def text(words):
-        nbformat.write(new_notebook(cells=[new_markdown_cell(words), new_code_cell('#| hide\nsecret = 1'), new_code_cell('1+1')]), path)
-        return readme.readme_text(path)
-    found = text('[a](../LICENSE) ![b](labs/b.png) [c](https://x.y/../z) [d](#d) <img src="labs/b.png">')
-    assert '[a](LICENSE) ![b](nbs/labs/b.png) [c](https://x.y/../z) [d](#d) <img src="nbs/labs/b.png">' in found
-    assert 'secret' not in found and '1+1' in found
-    with pytest.raises(ValueError, match="'LICENSE', which is not there"): text('[a](LICENSE)')
-
 
 # ---- imports
 
@@ -122,7 +107,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['data.store', 'show.plot']
+    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['show.plot']
     assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def loaded(statement, of):
@@ -135,11 +120,6 @@ def test_what_an_import_loads():
     assert loaded('import gpubench.ground.record, gpubench.ground.stats, gpubench.ground.curves, gpubench.show.plot', {'torch', 'torchvision', 'fastai'})==[]
     assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
     assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
-
-def test_names_are_imported_one_by_one(repo_files):
-    text = {o: readable(root/o) for o in repo_files if o.parts[0]=='gpubench' or o.suffix=='.ipynb' and o.name[0].isdigit()}
-    assert [str(o) for o,words in text.items() if re.search(r'(?m)^[ "]*from [\w.]+ import \*', words)]==[]
-
 
 # ---- what no file may say
 
@@ -163,15 +143,6 @@ def readable(path):
 
 def test_no_index_no_machine(repo_files):
     assert [o for f in repo_files for o in forbidden_words(f, readable(root/f))]==[]
-
-def test_line_endings(repo_files):
-    assert [str(o) for o in repo_files if b'\r\n' in (root/o).read_bytes() and readable(root/o)]==[]
-
-def test_scripts_can_be_run(repo_files):
-    "Every file that begins with #! may be executed, and the other way round"
-    def marked(o): return (root/o).read_bytes()[:2]==b'#!'
-    assert [str(o) for o in repo_files if marked(o)!=os.access(root/o, os.X_OK)]==[]
-
 
 # ---- the package
 

@@ -148,16 +148,6 @@ def test_damage_is_noticed(checkout):
     assert 'Starting over' in checkout.set_up().stdout
     assert checkout.set_up().stdout==up_to_date
 
-def test_another_python(checkout):
-    "An environment with another Python than the one that runs set-up is kept, unless PYTHON asks for that one"
-    checkout.set_up()
-    stamp, python = checkout.venv/'gpubench-stamp.json', checkout.venv/'bin'/'python'
-    stamp.write_text(re.sub(r'"python": "[\d.]+"', '"python": "3.99"', stamp.read_text()))
-    python.unlink()
-    python.write_text('#!/bin/sh\necho 3.99\n')
-    python.chmod(0o755)
-    assert checkout.set_up().stdout==up_to_date and 'Starting over' in checkout.set_up(PYTHON=sys.executable).stdout
-
 def test_two_at_once(checkout):
     (checkout.fake/'hold').touch()
     first = checkout.start()

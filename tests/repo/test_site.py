@@ -58,11 +58,6 @@ def test_every_notebook_has_its_page_in_order(site):
         wanted = [f'{folder}/{o.stem}.html' for o in sorted((root/folder).glob('[0-9]*.ipynb'))]
         assert [o for o in dict.fromkeys(side) if o in wanted]==wanted
 
-def test_the_library(site):
-    "What is exported without a word about it has no entry; private cells are left out"
-    page = (site/'nbs'/'run'/'03_trial.html').read_text(encoding='utf-8')
-    assert all(f'<h3>{o}<a' in page for o in ('Trial', 'run_trial')) and 'exporti' not in page and 'nbdev_export' not in page
-
 # ---- in a browser
 
 def visit(browser, site, name, **kw):

@@ -22,7 +22,7 @@ import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.step.capture import TapeCapture
 from gpubench.step.fast import GraphedStepCallback
-from gpubench.data.feed import FeedCallback, FeedDL
+from gpubench.data.images import FeedCallback, FeedDL
 from gpubench.step.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
@@ -128,7 +128,7 @@ def test_mixed_targets_are_those_that_metrics_of_the_training_get(files):
 @pytest.mark.parametrize('kind', ['classes', 'masks'])
 def test_channels_last(files, kind):
     cb = ChannelsLastCallback()
-    learn = graphed(files, cb, cb.end, kind=kind)
+    learn = graphed(files, cb, kind=kind)
     assert (cb.why_not, cb.n_done)==('', 2*N_TRAIN//BS)
     assert numbers(learn)[1]==pytest.approx(numbers(fitted(files, kind=kind))[1], rel=1e-3)
 

@@ -30,7 +30,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 import gpubench
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import speed_up
-from gpubench.data.feed import FeedCallback
+from gpubench.data.images import FeedCallback
 from gpubench.step.layout import OneDNNCallback
 from gpubench.run.learner import time_learner
 from gpubench.step.optim import FusedOptimizer

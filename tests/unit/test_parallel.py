@@ -39,11 +39,13 @@ from gpubench.run.trial import Trial, resolve, run_trial
 pytestmark = pytest.mark.skipif(n_cores()<2, reason='two processes need two cores')
 quick = dict(model='lenet', bs=64, max_images=600, device='cpu')
 
+MINE = f'of {os.getpid()}'
+@pytest.fixture(autouse=True)
+def marked(monkeypatch): monkeypatch.setenv('GPUBENCH_TEST', MINE)     # which ranks inherit
 def ranks_alive():
-    "Ranks that this process started, or that have lost their parent; those of a test beside it don't count"
-    mine = {o.pid for o in psutil.Process().children(recursive=True)}
+    "Processes that this one started, also those that have lost their parent"
     def is_one(o):
-        try: return 'multiprocessing.spawn' in ' '.join(o.cmdline()) and (o.pid in mine or o.ppid()==1)
+        try: return 'multiprocessing.spawn' in ' '.join(o.cmdline()) and o.environ().get('GPUBENCH_TEST')==MINE
         except psutil.Error: return False
     return [o for o in psutil.process_iter() if is_one(o)]
 
@@ -223,7 +225,7 @@ def test_an_interrupt_ends_the_ranks_and_is_pythons_own(tmp_path):
     launcher, end = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True), perf_counter()+90
     while not (tmp_path/'begun').exists() and perf_counter()<end: sleep(.2)
     launcher.send_signal(signal.SIGINT)
-    assert launcher.communicate(timeout=60)[0]=='interrupted True\n' and all_gone(30)
+    assert launcher.communicate(timeout=60)[0]=='interrupted True\n' and all_gone()
 
 @pytest.mark.slow
 def test_a_rank_without_a_result():
@@ -238,7 +240,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind():
     assert len(ranks_alive())>=2
     launcher.kill()
     launcher.wait()
-    assert all_gone(30)
+    assert all_gone()
 
 def free_port():
     with socket.socket() as s:

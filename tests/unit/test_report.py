@@ -10,15 +10,13 @@ from unittest.mock import patch
 
 import pandas as pd
 import pytest
-from fastai.test_utils import synth_learner
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
-from gpubench import compare, findings, gain, ratio_ci, report
-from gpubench.show.compare import load_records, accuracy_differs, read_runs
+from gpubench import compare, findings, ratio_ci, report
+from gpubench.show.compare import accuracy_differs, load_records, read_runs
 from gpubench.ground import stats
 from gpubench.ground.record import FIELDS
 from gpubench.show.findings import summary
-from gpubench.show.report import summary_text
 
 
 class Page(HTMLParser):
@@ -140,16 +138,6 @@ def test_every_kind_of_run_has_a_page(tmp_path, rows, says):
 def test_what_is_no_record_is_refused_in_words(door, junk):
     with pytest.raises((ValueError, RuntimeError), match='record'): door(junk)
 
-def test_many_series_take_no_more_time_than_few():
-    "Each way of 300 is compared once, not with all others"
-    one = visits((64,), ['cuda'])
-    rows = [o | dict(n_workers=i, images_per_s=o['images_per_s']*(1+i/1000)) for i in range(300) for o in one]
-    with patch('gpubench.ground.stats.ratio_ci', wraps=stats.ratio_ci) as counted:
-        findings(rows)
-        table = summary(rows)
-    assert len(table)==300 and counted.call_count<=2*300+10
-
-
 # ---- the page
 
 def test_the_page_needs_nothing_else(tmp_path):
@@ -193,11 +181,6 @@ def test_no_torch_is_imported():
     code = "import sys, gpubench.show.plot, gpubench.show.report; print([o for o in ('torch', 'fastai') if o in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
 
-def test_the_terminal_shows_what_the_page_shows():
-    text = summary_text(visits((16, 64), ['cuda'])).to_string()
-    assert 'made-up net on made-up images' in text and '1,408 of 1,437' in text and 'nan' not in text
-
-
 # ---- in a browser, where there is one
 
 CHROME = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -233,9 +216,3 @@ def test_a_browser_shows_hostile_records_as_text_on_any_screen(tmp_path, tab, wi
     page = looks(tab, report(hostile(), title=HOSTILE, prices={HOSTILE: 1.}, out=tmp_path), width)
     assert page['active']==[] and tab.seen==[] and len(page['images'])>=3 and all(page['images'])
     assert page['wide']<=width and page['small']>=12 and HOSTILE in tab.inner_text('body')
-
-@pytest.mark.slow
-def test_the_page_of_gain_fits_a_phone(tmp_path, monkeypatch, tab):
-    monkeypatch.setattr('gpubench.show.gain.TIMES_S', dict(cpu=(.2, .1)))
-    page = looks(tab, gain(synth_learner(), 2, 'fit').to_html(tmp_path/'gain.html', ['a sentence', 'x'*300]), 360)
-    assert page['wide']<=360 and page['small']>=12

@@ -7,7 +7,7 @@ from fastai.test_utils import synth_learner
 from fastai.torch_basics import ItemTransform
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 
-from gpubench.data import feed
+from gpubench.data import images
 from gpubench.data.loaders import get_dls
 from gpubench.watch.timing import DeviceMarks, StepTimerCallback
 
@@ -54,12 +54,11 @@ def test_the_phases_of_a_feed(monkeypatch):
             now_s[0] += ms/1e3
             return f(*args, **kwargs)
         return run
-    monkeypatch.setattr(feed.HostBatches, '_finished', later(2, feed.HostBatches._finished))
-    monkeypatch.setattr(feed, 'to_device', later(19, feed.to_device))
-    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)     # of processes, batches are cloned
+    monkeypatch.setattr(images.ItemStages, 'in_order', later(2, images.ItemStages.in_order))
+    monkeypatch.setattr(images, 'to_device', later(19, images.to_device))
     dls = get_dls('digits', bs=8, loader='files', device='cpu', max_images=40, size=8)
     dls.train.after_batch.add(ItemTransform(later(3, lambda o: o)))
-    cb, timer = feed.FeedCallback(2), StepTimerCallback(clock=lambda: now_s[0])
+    cb, timer = images.FeedCallback(2), StepTimerCallback(clock=lambda: now_s[0])
     learn = Learner(dls, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), loss_func=CrossEntropyLossFlat(), cbs=[cb, timer])
     with learn.no_bar(), learn.no_logging(): learn.fit(2)
     assert (cb.why_not, cb.n_done)==('', 4)

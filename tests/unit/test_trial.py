@@ -1,7 +1,6 @@
 """What a visit does with time, by clocks that the tests turn: warm-up, further steps, the stretch with the monitor; and what it refuses"""
 
 import gc
-import mmap
 import multiprocessing
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from fastai.test_utils import synth_learner
 
 import gpubench.run.trial as library
 from gpubench.step import graphed, layout
-from gpubench.data import feed
+from gpubench.data import images
 from gpubench.ground.record import PHASE_NAMES
 from gpubench.step.capture import TapeCapture
 from gpubench.watch.timing import StepTimerCallback
@@ -221,18 +220,17 @@ def test_all_that_speed_up_does_is_recorded_part_by_part():
 CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.9, max_s=0.)
 
 def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
-    n_decoded, n_at_start = [0], []
-    take, warm = feed.Decoded.take, library.warm_up
-    def counted(self, paths, new):
-        n_decoded[0] += new is not None and not new.is_found
-        take(self, paths, new)
-    def started(*args, **kwargs):
-        n_at_start.append(n_decoded[0])
-        return warm(*args, **kwargs)
-    monkeypatch.setattr(feed.Decoded, 'take', counted)
+    feeds, n_at_start, warm = [], [], library.warm_up
+    def n_decoded(): return sum(o.n_decoded for o in feeds[0].pools.values())
+    def started(learn, *args, **kwargs):
+        feeds.append(learn.feed)
+        n_at_start.append(n_decoded())
+        return warm(learn, *args, **kwargs)
     monkeypatch.setattr(library, 'warm_up', started)
     found = run_trial(**CACHED, n_epoch=2)
-    assert (n_at_start, n_decoded)==([200], [200])      # those for training and those held out; none again
+    assert (n_at_start, n_decoded())==([200], 200)      # those for training and those held out; none again
+    del feeds[:]
+    monkeypatch.undo()
     files = run_trial(**CACHED | dict(loader='files'), n_epoch=2)
     same = 'accuracy', 'n_images', 'n_opt_steps', 'n_workers_seen', 'classes', 'split'
     assert [found[o] for o in same]==[files[o] for o in same] and found['trial_id']!=files['trial_id']
@@ -243,18 +241,18 @@ def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     while multiprocessing.active_children() and time.monotonic()<until: time.sleep(.1)
     assert not multiprocessing.active_children()
 
-def gives_way(self): raise feed.NotTaken('Its data set is made of wood.')
+def gives_way(self): raise images.NotTaken('Its data set is made of wood.')
 
 @pytest.mark.parametrize('name, what, says', [
     ('take_over', lambda self, *then: setattr(self, 'why_not', 'It has its own wif.'), 'the feed of decoded images should have been True, but was It has its own wif'),
     ('before_validate', lambda self: None, 'the feed of decoded images should have been True, but was False'),     # half of the passes
     ('decode_all', gives_way, "loader='cached' did nothing. Its data set is made of wood")])
 def test_a_feed_that_gave_way_is_an_error(name, what, says, monkeypatch):
-    monkeypatch.setattr(feed.FeedCallback, name, what)
+    monkeypatch.setattr(images.FeedCallback, name, what)
     with pytest.raises(RuntimeError, match=says): run_trial(**CACHED)
 
 def test_images_that_do_not_fit_are_an_error(monkeypatch):
-    monkeypatch.setattr(feed, 'memory_bytes', lambda: (2**30, 2*100*mmap.PAGESIZE))     # room for 100 small images
+    monkeypatch.setattr(images, 'memory_bytes', lambda: (2**30, 2*100*28*28))     # room for 100 small images
     with pytest.raises(RuntimeError, match=r'Only (\d\d|100) of 160 decoded images fit in half of the free memory. Use fewer or smaller images'): run_trial(**CACHED)
 
 @pytest.mark.parametrize('asked, says', [

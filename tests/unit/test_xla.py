@@ -4,19 +4,17 @@ import sys
 from time import perf_counter
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from fastai.basics import Learner, SGD
 from fastai.losses import CrossEntropyLossFlat
 
 from gpubench.ground import core
-from gpubench.ground.core import machine_title, pick_device, wait_for
+from gpubench.ground.core import pick_device, wait_for
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import speed_up
 from gpubench.course.labs import plan_jobs
 from gpubench.run.models import get_model
-from gpubench.ground.series import where_labels
 from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import Trial, make_learner, resolve, run_trial, warm_up
@@ -55,26 +53,6 @@ def test_other_ways_in_are_refused(named_xla):
     learn.dls = SimpleNamespace(device=torch.device('xla'))
     with pytest.raises(ValueError, match='speed_up is for'): speed_up(learn)
 
-def test_names_of_xla():
-    machine = dict(cpu='AMD EPYC', n_cores=2, torch='2.9.0')
-    assert machine_title(machine | dict(device='xla'))=='XLA on AMD EPYC, 2 cores · torch 2.9.0'
-    visits = pd.DataFrame([machine | dict(device=o, machine=o) for o in ('cpu', 'xla')])
-    assert where_labels(visits).tolist()==['AMD EPYC, 2 cores', 'XLA on AMD EPYC, 2 cores']
-    assert where_labels(visits[1:]).tolist()==['XLA']
-
-@pytest.mark.slow
-def test_waiting_runs_the_work_and_waits_for_it(xla):
-    x = torch.randn(1000, 1000).to('xla')
-    def seconds(work):
-        start = perf_counter()
-        work()
-        return perf_counter()-start
-    for _ in range(2):                                   # the second time it is compiled
-        y = x
-        for _ in range(60): y = y@x*.01
-        wait_s, fetch_s = seconds(lambda: wait_for('xla')), seconds(y.cpu)
-    assert fetch_s<wait_s/5
-
 @pytest.mark.slow
 def test_a_trial_trains_as_on_the_cpu(xla):
     a, b = (run_trial(device=o, **small, max_s=1.) for o in ('cpu', 'xla'))
@@ -94,12 +72,6 @@ def test_nothing_is_compiled_once_it_is_timed(xla):
         before = counter_value('UncachedCompile')
         learn.fit(2, lr=trial.lr, cbs=StepTimerCallback())
     assert before and counter_value('UncachedCompile')==before
-
-@pytest.mark.slow
-def test_bf16_and_fresh_processes(xla, tmp_path):
-    trials = [Trial(device='xla', precision=o, **small) for o in ('fp32', 'bf16')]
-    df = sweep(trials, repeats=1, out=tmp_path, twin=None, max_s=.5)
-    assert df.error.isna().all() and sorted(df.dtype_seen)==['bfloat16', 'float32']
 
 def test_lazy_times_are_refused(xla):
     dls = get_dls('digits', device='xla', **small)

@@ -6,6 +6,7 @@ import multiprocessing
 import mmap
 import os
 import random
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,9 @@ import fastai.vision.learner       # noqa: F401  shows results
 
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import SpeedUp
-from gpubench.data.feed import FeedCallback, ItemStages
+from gpubench.data import images
+from gpubench.data.images import FeedCallback, ItemStages
 from gpubench.data.item_tfms import Recipe
-from gpubench.data.store import ImageStore
-from gpubench.data.readers import N_ROOMS, SharedMemory, can_fork, start_threads
 
 N, SIZE = 12, 16
 
@@ -188,25 +188,6 @@ def test_get_dls_from_files():
     check_fit(make, max_off=1e-6)                    # Normalize multiplies instead of dividing
 
 
-@pytest.fixture
-def threads(monkeypatch):
-    "Readers are threads, as where processes can't be forked"
-    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)
-
-
-@pytest.fixture(params=['processes', 'threads'])
-def readers(request):
-    "Each kind of readers"
-    if request.param=='threads': request.getfixturevalue('threads')
-    elif not can_fork(): pytest.skip('Processes are forked on Linux only.')
-    return request.param
-
-
-@pytest.mark.parametrize('kind', ['files', 'two_inputs', 'to_mask'])
-def test_threads_make_the_same(files, threads, kind):
-    check_fit(lambda: KINDS[kind](files))
-
-
 # --- transforms
 
 FIXED = {'squish': Resize(SIZE, 'squish'), 'oblong': Resize((12, 30), 'squish'), 'larger': Resize(70, 'squish'),
@@ -242,7 +223,7 @@ def test_drawing_transforms(files, name):
         random.seed(i)
         theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(row.paths), i)
         for x,image in zip(theirs, images):
-            off = (x.as_subclass(torch.Tensor).int()-image.pixels.int()).abs()              # a mask's has one channel more
+            off = (x.as_subclass(torch.Tensor).int()-torch.from_numpy(image).int()).abs()
             assert off.max()<=(2 if x.ndim==3 else 0) and (off>1).float().mean()<.001
             differs.append((off>0).float().mean())
     assert np.mean(differs)<.04
@@ -266,16 +247,14 @@ def test_crops_are_where_fastai_puts_them(tmp_path, tfm):
         assert torch.allclose(ours.amin(0), stock.amin(0), atol=1) and torch.allclose(ours.amax(0), stock.amax(0), atol=1)
 
 
-def test_draws_depend_on_the_seed_but_not_on_the_readers(files, monkeypatch):
+def test_draws_depend_on_the_seed_but_not_on_the_workers(files):
     make = lambda: make_dls(files, [RandomResizedCrop(SIZE), FlipItem()])
     one, three, other = (fitted(make, FeedCallback(n), seed=seed) for n,seed in ((1, 3), (3, 3), (3, 4)))
-    monkeypatch.setattr('gpubench.data.readers.can_fork', lambda: False)
-    by_threads = [fitted(make, FeedCallback(n)) for n in (1, 3)]
-    for o in three, *by_threads: check_same(o, one)
+    check_same(three, one)
     assert not torch.equal(one.seen.batches[0][1], other.seen.batches[0][1])
 
 
-def test_each_item_of_an_epoch_has_its_own_draws(files, readers):
+def test_each_item_of_an_epoch_has_its_own_draws(files):
     crops = fitted(lambda: make_dls(files[:1]*N, RandomResizedCrop(SIZE), shuffle=False), FeedCallback(2)).seen.batches
     assert len({o.numpy().tobytes() for b in crops if b[0] for o in b[1]})>=14     # of one image, in two epochs
 
@@ -429,21 +408,6 @@ def test_what_a_callback_changes_is_seen_by_the_next_pass(files, tmp_path, name,
     check_same(ours, stock)
 
 
-@pytest.mark.parametrize('n_workers', [0, 2])
-def test_items_that_are_not_files_are_opened_as_often_as_by_fastai(files, monkeypatch, n_workers):
-    "Each once in the pass that finds them; then the loader is fastai's"
-    decoded, decode = multiprocessing.Value('i', 0), Recipe.decode
-    def count(self, paths):
-        with decoded.get_lock(): decoded.value += not isinstance(paths[0], type(files[0]))
-        return decode(self, paths)
-    monkeypatch.setattr(Recipe, 'decode', count)
-    def get_x(f): return f if files.index(f) in (0, 4, 7, 8, 10, 11) else f.read_bytes()
-    make = lambda: make_dls(files, block=dict(get_x=get_x), num_workers=n_workers)
-    ours, stock = fitted(make, feed := FeedCallback(2)), fitted(make)
-    check_same(ours, stock)
-    assert (feed.n_done, feed.why_not, decoded.value)==(2, "Its images don't come from files, but from bytes.", N-6)
-
-
 # --- kinds of images
 
 def save_all_kinds(folder):
@@ -567,10 +531,6 @@ def test_operations(files, tmp_path, monkeypatch, f):
     check_operation(files, tmp_path, monkeypatch, f)
 
 
-def test_interrupted_fits_with_threads(files, tmp_path, monkeypatch, threads):
-    check_operation(files, tmp_path, monkeypatch, do_interrupted)
-
-
 def check_operation(files, tmp_path, monkeypatch, f):
     monkeypatch.setattr('matplotlib.pyplot.show', lambda *args, **kwargs: None)
     results = []
@@ -600,7 +560,7 @@ def flat(o):
     return [p for q in o for p in flat(q)]
 
 
-def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path, readers):
+def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path):
     learn = learner(make_dls(files), feed := FeedCallback(2), path=tmp_path)
     def stop(): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): quiet(learn, lambda o: o.fit(1, cbs=on(before_batch=stop)))
@@ -610,7 +570,6 @@ def test_copied_and_exported_after_an_interrupted_fit(files, tmp_path, readers):
     quiet(loaded, lambda o: o.predict(files[0]))
     quiet(copied, lambda o: o.fit(1))
     assert feed.n_done==1 and not any('gpubench' in type(o).__module__ for o in (*loaded.cbs, *copied.cbs))
-    assert [o.result(20) for o in [feed.readers.executor.submit(int) for _ in range(4)]]==[0]*4      # no reader is left busy
     quiet(learn, lambda o: o.fit(1))
     assert (feed.n_done, feed.why_not)==(2, '')
 
@@ -669,7 +628,7 @@ def test_images_that_are_drawn_are_drawn_in_each_epoch(files):
     learn = fitted(lambda: make_dls(files, block=dict(get_x=lambda o: random.choice(files)), shuffle=False, get_y=label), feed := FeedCallback(2), n=6)
     assert (feed.n_done, feed.why_not)==(12, '')
     firsts = {b[1][0].numpy().tobytes() for b in learn.seen.batches}
-    assert len(firsts)>N/2 and all(len(o.kept)<=N for o in feed.decoded.values())         # kept by file
+    assert len(firsts)>N/2
 
 
 def test_a_skipped_label(files):
@@ -684,7 +643,7 @@ def not_an_image(f): f.write_text('no image')
 def gone(f): f.unlink()
 @pytest.mark.parametrize('when', ['before', 'between', 'within'])
 @pytest.mark.parametrize('harm', [broken, not_an_image, gone])
-def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, readers, harm, when):
+def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, harm, when):
     faults = []
     for cbs in [FeedCallback(2)], []:
         mine = [tmp_path/f'{len(cbs)}{f.name[1:]}' for f in files]
@@ -699,8 +658,8 @@ def test_a_broken_file_raises_as_in_fastai_and_is_named(files, tmp_path, readers
     assert type(faults[0]) is type(faults[1])
 
 
-def test_a_file_that_is_replaced_within_a_fit(tmp_path, readers):
-    "By one of the same size, even with the same time of change; the memory of what it was is given back"
+def test_a_file_that_is_replaced_within_a_fit(tmp_path):
+    "By one of the same size, even with the same time of change"
     files = [tmp_path/f'a_{i}.bmp' for i in range(12)]
     for i,f in enumerate(files): Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(f)
     def replace():
@@ -711,7 +670,6 @@ def test_a_file_that_is_replaced_within_a_fit(tmp_path, readers):
     quiet(learn, lambda o: o.fit(3, cbs=on(after_epoch=replace)))
     seen = torch.cat([b[1][:, 0, 0, 0] for b in learn.seen.batches if b[0]]).mul(255).round().view(3, 8)
     assert (feed.n_done, [sorted(o.tolist()) for o in seen])==(6, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7, 200], [0, 1, 2, 4, 5, 6, 7, 201]])
-    assert feed.memory.used==12*(mmap.PAGESIZE if readers=='processes' else 8*8*3)
 
 
 def point(f): return torch.tensor([[1., 2.]])
@@ -760,7 +718,7 @@ def test_loaders_that_are_no_fastai_loaders():
     for dls in DataLoaders([batch], [batch]), Pair([[batch], [batch]]):
         learn = Learner(dls, AnyModel(), loss_func=SumLoss(), cbs=(feed := FeedCallback(2)))
         quiet(learn, lambda o: o.fit(1))
-        assert (feed.n_done, feed.why_not, feed.readers)==(0, '', None)
+        assert (feed.n_done, feed.why_not, feed.pools)==(0, '', {})
 
 
 def test_one_loader_and_three(files):
@@ -773,91 +731,7 @@ def test_one_loader_and_three(files):
         assert (learns[0].feed.n_done, learns[0].feed.why_not)==(1, '')
 
 
-def kept_bytes(feed):
-    "In memory"
-    kept = [o for d in feed.decoded.values() for o in d.kept.values()]
-    return sum(ref.nbytes for o in kept if not feed.memory.in_file(o.refs) for ref in o.refs)
-
-
-def n_decoded(feed): return sum(o.n_decoded for o in feed.decoded.values())
-
-
-def test_images_beyond_the_memory(files, monkeypatch, readers):
-    "Are kept in a file that processes map; threads decode them again"
-    size, decode = 64, Recipe.decode                 # three pages of memory
-    n_bytes = size*size*3
-    def slow(*args):
-        time.sleep(.01)                              # reading an image from the file takes far less
-        return decode(*args)
-    monkeypatch.setattr(Recipe, 'decode', slow)
-    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 2*(9+4*N_ROOMS)*n_bytes))     # half of it: nine images, and rooms for four
-    make, feed = lambda: make_dls(files, Resize(size, 'squish')), FeedCallback(2)
-    learn = fitted(make, feed, n=6)
-    check_same(learn, fitted(make, n=6))
-    assert 4*n_bytes<=kept_bytes(feed)==feed.memory.used<=9*n_bytes
-    if readers=='processes': assert n_decoded(feed)<=N+8
-    else: assert n_decoded(feed)>=9+6*3              # those that don't fit, in each epoch
-    quiet(learn, lambda o: o.fit(1, cbs=on(before_fit=lambda: setattr(learn, 'dls', make_dls(files, Resize(size//4, 'squish'))))))
-    quiet(learn, lambda o: o.fit(1))
-    assert kept_bytes(feed)==feed.memory.used<=N*mmap.PAGESIZE                         # nothing of the old loaders is kept
-    memory = feed.memory
-    feed.release()
-    assert memory.used==0
-
-
-@pytest.mark.skipif(not can_fork(), reason='Threads keep no file.')
-def test_a_file_on_a_slow_disk_is_given_up(files, monkeypatch):
-    n_read, get = multiprocessing.Value('i', 0), SharedMemory.get
-    def slow(*args):
-        with n_read.get_lock(): n_read.value += 1
-        time.sleep(.5)                               # decoding takes about a millisecond
-        return get(*args)
-    monkeypatch.setattr(SharedMemory, 'get', slow)
-    monkeypatch.setattr('gpubench.data.feed.memory_bytes', lambda: (0, 0))
-    check_fit(lambda: make_dls(files), n=4, n_done=8)
-    assert 0<n_read.value<=4                         # by both processes and for both sets, once
-
-
-def test_later_trainings_find_the_images(files, tmp_path, readers):
-    def train(size=SIZE):
-        feed = FeedCallback(2, cache=tmp_path)
-        learn = fitted(lambda: make_dls(files, Resize(size, 'squish')), feed)
-        counts = [sum(getattr(o, k) for o in feed.decoded.values()) for k in ('n_decoded', 'n_found')]
-        feed.release()
-        return learn, counts
-    for o in files: os.utime(o, (1e9, 1e9))          # files that were changed just now aren't kept
-    (first, decoded), (second, found) = train(), train()
-    assert (decoded, found)==([N, 0], [0, N])
-    check_same(second, first)
-    assert train(SIZE//2)[1]==[N, 0]                 # other stages
-    os.utime(files[0], (2e9, 1.5e9))
-    assert train()[1]==[1, N-1]
-
-
-def test_what_is_on_its_way_into_the_folder_keeps_its_pixels(files, tmp_path, monkeypatch, readers):
-    "An interrupted fit's memory is freed, but not while a slow disk still reads it"
-    for o in files: os.utime(o, (1e9, 1e9))
-    def dls(): return make_dls(files, Resize(SIZE, 'squish'))
-    def interrupt(): raise KeyboardInterrupt
-    put = ImageStore.put
-    with monkeypatch.context() as m:
-        m.setattr(ImageStore, 'put', lambda *args: (time.sleep(.05), put(*args)))
-        feed = FeedCallback(2, cache=tmp_path)
-        learn = learner(dls(), feed)
-        with pytest.raises(KeyboardInterrupt): quiet(learn, lambda o: o.fit(1, cbs=on(after_batch=interrupt)))
-        feed.release()
-    again = FeedCallback(2, cache=tmp_path)
-    ours = fitted(dls, again)
-    assert sum(o.n_found for o in again.decoded.values())>1
-    check_same(ours, fitted(dls))
-
-
-def test_a_cache_that_is_a_file(tmp_path):
-    (tmp_path/'a').write_text('')
-    with pytest.raises(ValueError, match='Choose a folder'): FeedCallback(cache=tmp_path/'a')
-
-
-def test_two_learners_on_the_same_loaders(files, readers):
+def test_two_learners_on_the_same_loaders(files):
     def both(*cbs):
         set_seed(3, reproducible=True)
         dls = make_dls(files)
@@ -869,7 +743,7 @@ def test_two_learners_on_the_same_loaders(files, readers):
     assert [(o.n_done, o.why_not) for o in feeds]==[(4, ''), (2, '')]
 
 
-# --- processes and threads
+# --- processes
 
 def wait_for(started, seconds=20):
     "Have they ended?"
@@ -879,29 +753,29 @@ def wait_for(started, seconds=20):
 
 
 def started(make):
-    "What `make` returns, and the readers that are new since"
-    def running(): return {*multiprocessing.active_children(), *(o for o in threading.enumerate() if o.name.startswith('gpubench'))}
+    "What `make` returns, and the workers that are new since"
+    def running(): return {*multiprocessing.active_children()}
     before = running()
     return make(), [*running()-before]
 
 
-def test_readers_start_late_and_end_with_the_learner(files, readers):
+def test_workers_start_late_and_end_with_the_learner(files):
     make = lambda: make_dls(files)
     learn, new = started(lambda: learner(make(), FeedCallback(3)))
     assert new==[]
     _, new = started(lambda: quiet(learn, lambda o: o.fit(2)))
-    assert len(new)==3
+    assert len(new)==6                              # three for each set
     learn.feed.release()
     gc.collect()
     assert wait_for(new)
     _, again = started(lambda: quiet(learn, lambda o: o.fit(1)))
-    assert len(again)==3 and (learn.feed.n_done, learn.feed.why_not)==(2, '')
+    assert len(again)==6 and (learn.feed.n_done, learn.feed.why_not)==(2, '')
     del learn, _
     gc.collect()
     assert wait_for(again)
 
 
-def test_released_within_a_fit(files, readers):
+def test_released_within_a_fit(files):
     def make(*cbs):
         set_seed(3, reproducible=True)
         learn = learner(make_dls(files), *cbs)
@@ -918,7 +792,7 @@ def test_released_within_a_fit(files, readers):
     assert wait_for(new)
 
 
-def test_pytorch_s_threads_stay_as_they_are(files, readers):
+def test_pytorch_s_threads_stay_as_they_are(files):
     def n_in_a_new_thread():
         seen = []
         thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -930,12 +804,11 @@ def test_pytorch_s_threads_stay_as_they_are(files, readers):
     try:
         fitted(lambda: make_dls(files), feed := FeedCallback(2))
         assert (torch.get_num_threads(), n_in_a_new_thread())==(3, 3)
-        assert feed.readers.executor.submit(torch.get_num_threads).result()==1
         feed.release()
     finally: torch.set_num_threads(before)
 
 
-def test_workers_that_are_forked_beside_the_readers(files, readers):
+def test_workers_that_are_forked_beside_the_feed_s(files):
     "They end, with the same batches; a time limit stops a test that hangs"
     learn = learner(make_dls(files, RandomResizedCrop(SIZE)), feed := FeedCallback(2))
     other = make_dls(files, num_workers=2, timeout=30)
@@ -945,31 +818,185 @@ def test_workers_that_are_forked_beside_the_readers(files, readers):
     assert all(torch.equal(o[0], batches[0][0]) for o in batches)
 
 
-def test_an_interrupt_while_threads_start(monkeypatch):
-    "Leaves none that waits for the others"
-    submit, n = ThreadPoolExecutor.submit, itertools.count()
-    def interrupted(*args):
-        if next(n)==2: raise KeyboardInterrupt
-        return submit(*args)
-    monkeypatch.setattr(ThreadPoolExecutor, 'submit', interrupted)
-    def start():
-        with pytest.raises(KeyboardInterrupt): start_threads(3)
-    _, new = started(start)
+def workers(feed): return [w for o in feed.pools.values() for w in o.loader._iterator._workers]
+def n_decoded(feed): return sum(o.n_decoded for o in feed.pools.values())
+def same_again(learn, feed, n_done=4):
+    "Another fit has the batches of stock fastai"
+    learn.seen.batches = []
+    set_seed(3, reproducible=True)
+    quiet(learn, lambda o: o.fit(2))
+    stock = learner(learn.dls)
+    set_seed(3, reproducible=True)
+    quiet(stock, lambda o: o.fit(2))
+    check_same(learn, stock)
+    assert (feed.n_done, feed.why_not)==(n_done, '')
+
+
+def slow_in_workers(monkeypatch, name, seconds):
+    f = getattr(Recipe, name)
+    def slow(*args):
+        if multiprocessing.parent_process() is not None: time.sleep(seconds)
+        return f(*args)
+    monkeypatch.setattr(Recipe, name, slow)
+
+
+def test_a_worker_that_is_killed(files, monkeypatch):
+    "Within a fit or between fits: a sentence, and the next fit has new ones"
+    slow_in_workers(monkeypatch, 'finish', .02)
+    learn = learner(make_dls(files, bs=1, shuffle=False), feed := FeedCallback(2))
+    def kill(): os.kill(workers(feed)[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match='A process that decodes images has ended|DataLoader worker .* is killed by signal'):
+        quiet(learn, lambda o: o.fit(9, cbs=on(after_batch=lambda: learn.iter==2 and kill())))
+        time.sleep(1)
+    monkeypatch.undo()
+    same_again(learn, feed)
+    with pytest.raises(RuntimeError, match='is killed by signal'):
+        kill()
+        time.sleep(2)
+    same_again(learn, feed)
+    feed.release()
+
+
+def test_an_interrupt_leaves_the_workers_as_they_are(files, monkeypatch):
+    "A terminal interrupts each process of the group"
+    slow_in_workers(monkeypatch, 'decode', .02)
+    learn = learner(make_dls(files, shuffle=False), feed := FeedCallback(2))
+    def interrupt():
+        for o in workers(feed): os.kill(o.pid, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt): quiet(learn, lambda o: o.fit(2, cbs=on(after_batch=interrupt)))
+    before = workers(feed)
+    same_again(learn, feed)
+    assert set(before)<=set(workers(feed)) and all(o.is_alive() for o in workers(feed)) and n_decoded(feed)==N
+    feed.release()
+
+
+def test_relative_paths_are_those_of_the_folder_in_which_a_fit_begins(files, tmp_path, monkeypatch):
+    for k,name in enumerate(('one', 'two')):
+        (tmp_path/name).mkdir()
+        for i,f in enumerate(files): Image.fromarray(pixels(i+k)).save(tmp_path/name/f.name)
+    feed = FeedCallback(2)
+    for name in 'one', 'two', 'two':
+        monkeypatch.chdir(tmp_path/name)
+        learn = learner(make_dls([type(f)(f.name) for f in files], shuffle=False), feed)
+        same_again(learn, feed)
+        learn.remove_cb(feed)
+
+
+def test_larger_batches_and_images_need_larger_rooms(files):
+    learn = learner(make_dls(files, bs=2, shuffle=False), feed := FeedCallback(2))
+    same_again(learn, feed)
+    learn.dls = DataLoaders(*(o.new(bs=8) for o in learn.dls.loaders))
+    same_again(learn, feed)
+    assert n_decoded(feed)==N                        # what was decoded stays
+    for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
+    same_again(learn, feed)
+    feed.release()
+
+
+def test_images_of_several_shapes(files):
+    "One by one as in fastai; together they raise its error, which names the shapes"
+    learn = learner(make_dls(files, CropPad(20), bs=1, shuffle=False), feed := FeedCallback(2))
+    for dl in learn.dls.loaders: dl.after_item.fs = [o for o in dl.after_item.fs if type(o) is not CropPad]
+    same_again(learn, feed)
+    learn.dls = DataLoaders(*(o.new(bs=2) for o in learn.dls.loaders))
+    with pytest.raises(RuntimeError, match=r'(?s)Item at index 1 has shape: torch.Size\(\[3, '): quiet(learn, lambda o: o.fit(1))
+    learn.dls = DataLoaders(*(o.new(bs=1) for o in learn.dls.loaders))
+    same_again(learn, feed)
+    feed.release()
+
+
+def test_a_switch_of_pillows_reaches_the_workers(files, tmp_path, monkeypatch):
+    "As after an error that names it"
+    mine = [tmp_path/f.name for f in files]
+    for i,f in enumerate(mine): Image.fromarray(pixels(i, 64, 64)).save(f)
+    mine[5].write_bytes(mine[5].read_bytes()[:9000])
+    learn = learner(make_dls(mine, shuffle=False), feed := FeedCallback(2))
+    with pytest.raises(OSError, match='truncated'): quiet(learn, lambda o: o.fit(1))
+    monkeypatch.setattr(ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
+    same_again(learn, feed)
+    feed.release()
+
+
+@pytest.mark.parametrize('n_kept', [0, 5, 99])
+def test_images_beyond_the_memory_are_decoded_again(files, monkeypatch, n_kept):
+    "Half of what is free is for both sets together"
+    n_bytes = 64*64*3
+    monkeypatch.setattr(images, 'memory_bytes', lambda: (0, 2*n_kept*n_bytes))
+    learn = learner(make_dls(files, Resize(64, 'squish'), shuffle=False), feed := FeedCallback(2))
+    for _ in range(2): same_again(learn, feed)
+    used = sum(o.n_bytes_kept for o in feed.pools.values())//n_bytes
+    assert used==N and n_decoded(feed)==N if n_kept==99 else used<=n_kept and n_decoded(feed)>=4*(N-n_kept)
+    feed.release()
+
+
+def shm_bytes(pid):
+    with open(f'/proc/{pid}/maps') as f: lines = [o.split() for o in f if '/dev/shm/' in o]
+    return sum(int(b, 16)-int(a, 16) for a,b in (o[0].split('-') for o in lines))
+
+def test_nothing_is_put_into_dev_shm(files):
+    "Which is small in a container"
+    learn, before = learner(make_dls(files), feed := FeedCallback(2)), shm_bytes('self')
+    quiet(learn, lambda o: o.fit(2))
+    assert all(shm_bytes(o)-before<2**20 for o in ['self', *(w.pid for w in workers(feed))])
+    feed.release()
+
+
+def test_workers_leave_the_garbage_of_the_process_that_forked_them(files, tmp_path):
+    "Such as a CUDA graph, whose end in a forked process would be a crash"
+    class Cycle:
+        def __init__(self): self.me = self
+        def __del__(self): (tmp_path/f'{os.getpid()}').write_text('')
+    gc.disable()
+    try:
+        Cycle()
+        fitted(lambda: make_dls(files), feed := FeedCallback(2), n=4)
+        feed.release()
+    finally: gc.enable()
     gc.collect()
-    assert wait_for(new)
+    assert [o.name for o in tmp_path.iterdir()]==[f'{os.getpid()}']
 
 
-def test_the_table_has_what_became_of_the_images(files, tmp_path):
-    (done := SpeedUp(learn := learner(make_dls(files)))).feed(tmp_path)
-    assert done.to_df().why.tolist()==['each is decoded once, beside the first epoch, and then taken from memory; from the next fit on']
+@pytest.mark.parametrize('owner, name, value, why', [
+    (images.sys, 'platform', 'darwin', 'Images are decoded once on Linux only.'),
+    (multiprocessing.current_process(), 'daemon', True, 'A daemonic process may not start others.')])
+def test_where_nothing_can_be_forked_the_loader_stays_fastai_s(files, monkeypatch, owner, name, value, why):
+    feed = FeedCallback(2)
+    learn = learner(make_dls(files), feed)
+    with monkeypatch.context() as patch:
+        if name=='daemon': patch.setattr(images.multiprocessing, 'current_process', lambda: on(daemon=True))
+        else: patch.setattr(owner, name, value)
+        feed.before_fit()
+        learn.dl = learn.dls.train
+        feed.take_over()
+    assert (feed.n_done, feed.why_not, feed.pools)==(0, why, {})
+
+
+def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
+    def run(*cbs):
+        set_seed(3, reproducible=True)
+        learn = learner(make_dls(files), *cbs)
+        inner = []
+        quiet(learn, lambda o: o.fit(1, cbs=on(after_batch=lambda: learn.training and inner.append(learn.validate(ds_idx=0)))))
+        return learn, inner
+    (ours, a), (stock, b) = run(FeedCallback(2)), run()
+    check_same(ours, stock)
+    assert a==b
+
+
+def test_the_validation_begins_while_the_training_ends(files):
+    learn = learner(make_dls(files), feed := FeedCallback(2))
+    def wait():
+        until = time.monotonic()+20
+        while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
+        early.append((n_decoded(feed), feed.pools[id(learn.dls.valid_ds), 1].early is not None))
+    early = []
+    quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
+    assert early==[(N, True)]*2 and n_decoded(feed)==N
+
+
+def test_the_table_has_what_became_of_the_images(files):
+    (done := SpeedUp(learn := learner(make_dls(files)))).feed()
     quiet(learn, lambda o: o.fit(2))
     assert done.to_df().why.tolist()==['each is decoded once, beside the first epoch, and then taken from memory; 4 times in the last fit. '
-        f"{N} images were decoded, 0 came from the cache, 0.0 GiB are in memory"]
-
-
-def test_readers_go_on_with_the_validation_while_the_first_epoch_trains(files):
-    early = []
-    learn = learner(make_dls(files), feed := FeedCallback(2))
-    def look(): early.append([len(o.early) for o in feed.decoded.values()])
-    quiet(learn, lambda o: o.fit(2, cbs=on(after_train=look)))
-    assert early==[[0, 1], [0, 0]] and [o.n_decoded for o in feed.decoded.values()]==[8, 4]
+        f"{N} images were decoded, 0.0 GiB are in memory"]
