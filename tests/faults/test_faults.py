@@ -104,7 +104,7 @@ def hangs(x, folder):
 @linux
 def test_a_hang_is_ended_with_all_it_started(tmp_path):
     quiet(dict(x=1, folder=str(tmp_path)), run=hangs)                          # the server is loaded from here on
-    df = quiet(dict(x=[1, 2, 3], folder=str(tmp_path)), run=hangs, timeout_s=4)
+    df = quiet(dict(x=[1, 2, 3], folder=str(tmp_path)), run=hangs, timeout_s=10)
     assert by(df, 'x')=={1: 'ok', 2: 'timeout', 3: 'ok'}
     pids = (tmp_path/'pids').read_text().split()
     assert len(pids)==2
