@@ -139,7 +139,9 @@ def launch(
     device='cpu',      # 'cpu', 'cuda', or 'auto'
     n_nodes:int=1,     # Machines; the same call has to be made on each
 )->list:               # The results of the processes on this machine, by rank
-    "Call a function in several processes that form a group; what they print appears at the end"
+    """Call a function in several processes that form a group; what they print appears at the end
+
+    In a script, call it under `if __name__=='__main__':`, as each process imports the script."""
     import cloudpickle
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
