@@ -327,7 +327,7 @@ class Step(OwnBatch):
     def __init__(self, owner): # A `GraphedStepCallback`
         learn, parts = owner.learn, owner.built_in
         super().__init__(learn)
-        self.n_seen, self.is_old = 0, False
+        self.n_seen = 0
         self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.compile = owner.compile

@@ -6,6 +6,7 @@
 __all__ = ['rank', 'n_ranks', 'join_group', 'gather', 'agree', 'launch', 'average_gradients']
 
 # %% ../../nbs/step/11_group.ipynb #b2214f30
+import atexit
 import json
 import logging
 import os
@@ -87,16 +88,16 @@ def _end_with_parent():
 
 def _run_rank(job, folder): # in a separate process
     "Join the group and call the function; returns its pickled result"
-    import atexit, cloudpickle
+    import cloudpickle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     atexit.register(os._exit, 0)
     try:
         function, args, device = cloudpickle.loads(job)
         return cloudpickle.dumps(function(join_group(device), *args))
     except BaseException as e:
-        error = dict(error=f'{type(e).__name__}: {e}{user_place(e)}', is_bad=isinstance(e, InputError))
-        file = Path(folder)/f"{os.environ['RANK']}.json"
-        file.write_text(json.dumps(error | dict(at=monotonic_ns())))
+        found = dict(error=f'{type(e).__name__}: {e}{user_place(e)}', at=monotonic_ns(),
+                     is_bad=isinstance(e, InputError))
+        (Path(folder)/f"{os.environ['RANK']}.json").write_text(json.dumps(found))
         sleep(1)
         sys.stdout.flush()
         os._exit(1)
@@ -138,7 +139,9 @@ def launch(
     device='cpu',      # 'cpu', 'cuda', or 'auto'
     n_nodes:int=1,     # Machines; the same call has to be made on each
 )->list:               # The results of the processes on this machine, by rank
-    "Call a function in several processes that form a group; what they print appears at the end"
+    """Call a function in several processes that form a group; what they print appears at the end
+
+    In a script, call it under `if __name__=='__main__':`, as each process imports the script."""
     import cloudpickle
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -168,10 +168,12 @@ class StepPlan:
         self.bucket_of = [self.buckets.index(list(o)) for o in keys]
         if self.params:
             self.rows = HostRows((len(self.buckets), len(COEFS)), self.params[0].device)
-        self.avgs, self.sqr_avgs = ([o.get(n) for o in self.states] for n in ('grad_avg', 'sqr_avg'))
+        self.avgs, self.sqr_avgs = (
+            [o.get(n) for o in self.states] for n in ('grad_avg', 'sqr_avg'))
 
     def _reached(self): # (group, parameter)
-        return [(g, p) for g,ps in enumerate(self.opt.param_lists) for p in ps if p.grad is not None]
+        groups = enumerate(self.opt.param_lists)
+        return [(g, p) for g,ps in groups for p in ps if p.grad is not None]
 
     def state_of(self, p): return self.opt.state.setdefault(p, {})     # a plain dict, if loaded
     def in_buckets(self, *lists):
@@ -301,9 +303,10 @@ class NativeUpdate(ForeachUpdate):
                 update_foreach(plan.recipe, *tensors, coefs)
     def _sgd(self, params, grads, avgs, has_mom, c):
         if c['decay']!=1: torch._foreach_mul_(params, c['decay'])
-        torch._fused_sgd_(params, grads, avgs if has_mom else [], weight_decay=c['l2'], lr=-c['size'],
-                          momentum=c['mom']*has_mom, dampening=(1-c['damp'])*has_mom,
-                          nesterov=False, maximize=False, is_first_step=False)
+        torch._fused_sgd_(params, grads, avgs if has_mom else [], lr=-c['size'],
+                          weight_decay=c['l2'], momentum=c['mom']*has_mom,
+                          dampening=(1-c['damp'])*has_mom, nesterov=False, maximize=False,
+                          is_first_step=False)
     def _adam(self, tensors, c, n):
         lr, is_decoupled = -c['size']*(1-c['mom']**n), self.step_plan.recipe.is_decoupled
         count = torch.full((), float(n), device=self.numbers.device)
@@ -329,7 +332,8 @@ def make_update(
     is_alike = all(order(p)==order(g) for p,g in zip(params, grads))
     is_plain = is_alike and all(map(is_dense, params))
     is_plain = is_plain and all(o.dtype==torch.float32 for o in (*params, *grads))
-    if is_plain and device in ('cpu', 'cuda') and not capturable: return NativeUpdate(step_plan, grads)
+    if is_plain and device in ('cpu', 'cuda') and not capturable:
+        return NativeUpdate(step_plan, grads)
     if device=='cpu' and not capturable: return None
     on_triton = is_plain and build_kernel(step_plan.opt)
     return (TritonUpdate if on_triton else ForeachUpdate)(step_plan, grads)
@@ -379,7 +383,7 @@ def unfuse(opt):
 def fuse(
     opt, # An optimizer; it is changed in place and keeps its state
 ): # The same; `ValueError` in words if it can't be fused
-    """Let fastai's Adam or SGD step in one launch; where a CPU has no faster way, it steps as before
+    """Let fastai's Adam or SGD step in one launch; where a CPU has no faster way, as before
 
     Parameters are in float32 or bfloat16, each in one group."""
     read_recipe(opt)
@@ -387,6 +391,7 @@ def fuse(
     if len(set(params))<len(params):
         _refuse('a parameter is in two of its groups, and is stepped twice')
     odd = {str(o.dtype).removeprefix('torch.') for o in params} - {'float32', 'bfloat16'}
-    if odd: _refuse(f"its numbers are in float32, and there are parameters in {', '.join(sorted(odd))}")
+    if odd: _refuse("its numbers are in float32, and there are parameters in "
+                    f"{', '.join(sorted(odd))}")
     opt.__class__ = FusedOptimizer
     return opt
