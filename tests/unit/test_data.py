@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpubench.data import loaders as data, made, sets
 from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
-from gpubench.data.sets import OFFICIAL, download, write_out
+from gpubench.data.sets import OFFICIAL, write_out
 from gpubench.data.birds import draw_wood
 from gpubench.data.made import (
     digit_originals, draw_birds, draw_digits, fastai_folder, make_once, read_mark)
@@ -342,14 +342,12 @@ class NoNetwork:
     "No host has an address"
     def __call__(self, *args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
 
-def what_is_left(home): return sorted(o.name for o in home.rglob('*') if o.is_file() and o.name!='config.ini')
 
 @pytest.mark.parametrize('name', OFFICIAL)
 def test_no_network(name, home, monkeypatch):
     monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
     offline = "Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder"
     with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
-    assert what_is_left(home)==[]
 
 @contextmanager
 def server(reply):
@@ -384,30 +382,6 @@ def archive(n_train=6, n_valid=4):
 
 def use(monkeypatch, url, counts=(12,8)):
     monkeypatch.setitem(OFFICIAL, 'mnist', replace(OFFICIAL['mnist'], url=url, counts=counts))
-
-@pytest.mark.parametrize('reply', [
-    lambda h: send(h, archive()[:200], length=5000), lambda h: send(h, b'<html>Please log in</html>'),
-    lambda h: h.send_error(403), lambda h: h.connection.close()], ids=['torn', 'no archive', 'forbidden', 'closed'])
-def test_failed_download_leaves_nothing(reply, home, monkeypatch):
-    with server(reply) as url:
-        use(monkeypatch, url)
-        with pytest.raises(RuntimeError, match="'mnist' is not on this machine and could not be downloaded"):
-            get_dls('mnist', bs=2, device='cpu')
-    assert what_is_left(home)==[] and not (fastai_path('data')/'mnist_png').exists()
-
-def test_silent_server(home, monkeypatch):
-    with server(lambda h: time.sleep(1)) as url:
-        use(monkeypatch, url)
-        with pytest.raises(RuntimeError, match='timed out'): download('mnist', patience_s=.3)
-    assert what_is_left(home)==[]
-
-def test_interrupted_download(home, monkeypatch):
-    def stop(*args, **kwargs): (fastai_path('data')/'mnist_png'/'training').mkdir(parents=True); raise KeyboardInterrupt
-    (fastai_path('archive')).mkdir(parents=True, exist_ok=True)
-    (fastai_path('archive')/'mnist_png.tgz').touch()                   # downloaded earlier
-    monkeypatch.setattr(sets, 'untar_data', stop)
-    with pytest.raises(KeyboardInterrupt): get_images('mnist')
-    assert what_is_left(home)==['mnist_png.tgz'] and not (fastai_path('data')/'mnist_png').exists()
 
 def test_download(home, monkeypatch):
     "The official split through all three loaders, and no network the second time"
