@@ -1,10 +1,10 @@
 """Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
-import http.server, io, itertools, os, re, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.data import loaders as data, made, sets
+from gpubench.data import loaders as data, made
 from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
 from gpubench.data.sets import OFFICIAL, write_out
 from gpubench.data.birds import draw_wood
