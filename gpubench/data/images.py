@@ -564,7 +564,8 @@ class FeedCallback(Callback):
     def before_validate(self): self.take_over()
     def take_over(self):
         dl = self.learn.dl
-        if not any(dl is o or getattr(dl, 'dataset', None) is o.dataset for o in self.loaders()): return
+        is_fastais = isinstance(dl, DataLoader)
+        if not (is_fastais and any(dl.dataset is o.dataset for o in self.loaders())): return
         try: feed = self._feed(dl)
         except NotTaken as e: self.why_not = str(e)
         except Exception as e:

@@ -8,7 +8,6 @@ __all__ = ['DATASETS', 'SHAPES', 'get_images']
 # %% ../../nbs/data/03_sets.ipynb #69ab8abb
 import os
 import re
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,18 +18,16 @@ from ..ground.core import InputError, StateError, check_value, check_whole, n_co
 from ..ground.record import OFFLINE
 from .folders import file_sizes, is_table, read_folder, scan
 from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
-                           fastai_folder, keep_digits, make_once, read_mark)
+                           keep_digits, make_once, read_mark)
 import numpy as np
 import pandas as pd
 from fastai.data.external import URLs, untar_data
 from fastai.data.transforms import parent_label
 from fastai.vision.core import cifar_stats, imagenet_stats, mnist_stats
 from fastcore.basics import patch_to
-from fastcore.net import urlsave
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from tqdm.auto import tqdm
 
 # %% ../../nbs/data/03_sets.ipynb #4bd9f9b9
 DATASETS = dict(
@@ -223,35 +220,13 @@ OFFICIAL = dict(
                         squish=True))
 
 # %% ../../nbs/data/03_sets.ipynb #24983387
-def _fetch(url, file, patience_s):
-    "Download; give up after `patience_s` without an answer, where fastai would wait forever"
-    part = file.with_name(file.name+'.part')
-    with tqdm(desc=file.name, unit='B', unit_scale=True, leave=False, delay=1) as bar:
-        def show(n, size, total):
-            bar.total = total
-            bar.update(n*size-bar.n)
-        urlsave(url, part, reporthook=show, timeout=patience_s)
-    part.replace(file)
-
-def download(name:str, patience_s=30)->Path: # The folder with its parts
-    "Download and unpack a set with fastai, or leave nothing behind"
-    url, new = OFFICIAL[name].url, []
-    try:
-        archive = fastai_folder('archive')/url.split('/')[-1]
-        unpacked = fastai_folder('data')/archive.name.removesuffix('.tgz')
-        beside = [archive.with_name(archive.name+o) for o in ('.part', '.lock')]
-        new = [o for o in (archive, unpacked, *beside) if not o.exists()]
-        if new[:2]==[archive, unpacked]: _fetch(url, archive, patience_s)
-        return untar_data(url)
-    except BaseException as e:
-        for o in new:
-            if o.is_dir(): shutil.rmtree(o, ignore_errors=True)
-            else: o.unlink(missing_ok=True)
-        if not isinstance(e, Exception): raise
-        raise StateError(
-            f"The data set '{name}' is not on this machine and could not be downloaded "
-            f"({type(e).__name__}: {e}). Try again with a network connection. Offline use "
-            f"{', '.join(map(repr, OFFLINE))} or a folder of your own.") from e
+def download(name:str)->Path: # The folder with its parts
+    "Download and unpack a set with fastai"
+    try: return untar_data(OFFICIAL[name].url)
+    except Exception as e: raise StateError(
+        f"The data set '{name}' is not on this machine and could not be downloaded "
+        f"({type(e).__name__}: {e}). Try again with a network connection. Offline use "
+        f"{', '.join(map(repr, OFFLINE))} or a folder of your own.") from e
 
 def _official_set(name, size, n_in):
     official, root = OFFICIAL[name], download(name)

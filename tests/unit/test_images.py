@@ -3,13 +3,11 @@ import copy
 import gc
 import itertools
 import multiprocessing
-import mmap
 import os
 import random
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -21,7 +19,7 @@ from fastai.callback.schedule import Learner   # with fine_tune and lr_find
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import DataLoaders, Datasets, TfmdDL
 from fastai.data.load import SkipItemException
-from fastai.data.transforms import AttrGetter, Categorize, ColReader, IndexSplitter, IntToFloatTensor, parent_label
+from fastai.data.transforms import AttrGetter, Categorize, ColReader, IntToFloatTensor, parent_label
 from fastai.interpret import ClassificationInterpretation
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, CrossEntropyLossFlat
