@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
 from gpubench.run.twins import Twins, copy_training
-from gpubench.step.fast import EMACallback, speed_up
+from gpubench.step.fast import speed_up
 
 # ---- what Learners are made of
 
@@ -121,7 +121,7 @@ KINDS = dict(
     tabular=tabular, unet=unet, gan=gan, hooks=lambda: with_model(hooked))
 KINDS |= {o.__name__: lambda o=o: with_model(lambda m: dict(loss_func=o(m))) for o in (closed_loss, ObjectLoss, named_loss)}
 KINDS |= {f'{o.__module__}.{o.__name__}': lambda o=o: with_model(partial(normed, o)) for o in (weight_norm, parametrizations.weight_norm)}
-KINDS |= {o.__name__: lambda o=o: learner(cbs=o()) for o in (CSVLogger, SavesCallback, MixUp, MixedPrecision, EMACallback)}
+KINDS |= {o.__name__: lambda o=o: learner(cbs=o()) for o in (CSVLogger, SavesCallback, MixUp, MixedPrecision)}
 KINDS |= dict(
     activation_stats=lambda: learner(cbs=ActivationStats(with_hist=True)),
     saves_best=lambda: learner(cbs=[SaveModelCallback(with_opt=True), ReduceLROnPlateau(patience=0, min_delta=9.)]),
