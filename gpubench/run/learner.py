@@ -9,33 +9,30 @@ __all__ = ['time_learner']
 import math
 import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from operator import length_hint
 from time import perf_counter
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 import fastai.callback.schedule # adds `fit_one_cycle` and `fine_tune` to `Learner`
-import torch
 from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.tracker import TrackerCallback
 from fastai.learner import Learner
 
 from ..ground.core import (
-    InputError, StateError, check_value, check_whole, free_memory, is_number, pick_device)
+    InputError, StateError, check_value, check_whole, free_memory, is_number)
 from ..data.images import FeedCallback, batches_ahead
-from ..data.item_tfms import random_states_kept
 from .models import count_params
 from .rounds import epoch_times
-from .observed import PRECISIONS, WatchFitCallback, refuse_wrong
-from ..ground.stats import is_steady
+from .observed import WatchFitCallback, refuse_wrong
 from ..watch.timing import StepTimerCallback
 from .trial import WARM_UP_MS, WARM_UP_STEPS
-from .twins import copy_training
+from .twins import copy_training, states_kept
 
 # %% ../../nbs/run/04_learner.ipynb #304576bb
 FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
 
 def check_fit(fit):
-    "A `ValueError` unless this says how to train"
     is_fit = callable(fit) or fit in FITS
     check_value('fit', fit, is_fit, f"{', '.join(map(repr, FITS))} or a function of the Learner")
 
@@ -43,78 +40,39 @@ def train(learn, fit, n_epoch):
     if callable(fit): fit(learn)
     else: getattr(learn, fit)(n_epoch)
 
-def batch_size_of(dl): # None: it has none, as far as can be seen
-    return getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
-
 def check_batches(dl):
     "A `ValueError` if an epoch of this loader would be empty"
     if length_hint(dl, 1): return # a stream doesn't know its length
-    n, bs = len(dl.dataset), batch_size_of(dl)
-    if not n: raise InputError("The Learner has no training images, so no step would run.")
-    raise InputError(f"Batch size {bs} is larger than the {n} training images, so no step would "
-                     f"run. Use bs={n} or less, or a larger data set.")
-
-# %% ../../nbs/run/04_learner.ipynb #9c3f0bf9
-def gpus_in_use(): # Asking an unused GPU would start CUDA
-    return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-
-@contextmanager
-def autocast_kept():
-    "Afterwards, autocast is as before, even if an error kept a callback from leaving it"
-    was_on = {o: torch.is_autocast_enabled(o) for o in ('cpu', 'cuda')}
-    def depth(): # left as it is: only the outermost autocast forgets its copies of weights
-        torch.autocast_increment_nesting()
-        return torch.autocast_decrement_nesting()
-    before = depth()
-    try: yield
-    finally:
-        while depth()>before: torch.autocast_decrement_nesting()
-        torch.clear_autocast_cache()
-        for kind,is_on in was_on.items(): torch.set_autocast_enabled(kind, is_on)
-
-@contextmanager
-def states_kept(): # Around a twin's training; also decorates functions
-    "Afterwards, random numbers and autocast are as before"
-    with random_states_kept(gpus_in_use()), autocast_kept(): yield
+    if not len(dl.dataset): raise InputError("The Learner has no training images.")
+    raise InputError(f"The batch size is larger than the {len(dl.dataset)} training images, so no "
+                     "step would run. Use a smaller one, or a larger data set.")
 
 # %% ../../nbs/run/04_learner.ipynb #cc231d38
-_SHAPE_STEPS = 'fastai.learner', 'gpubench.step.', *( # modules of callbacks that keep nothing
-    f'fastai.callback.{o}' for o in ('core', 'channelslast', 'fp16', 'mixup', 'rnn', 'training'))
+def own_callbacks(learn):
+    "Callbacks that are neither fastai's nor gpubench's"
+    return [o for o in learn.cbs if not type(o).__module__.startswith(('fastai.', 'gpubench.'))]
 
-def keep_step(copied):
-    "Leave a copy only what shapes its steps"
-    copied.remove_cbs([o for o in copied.cbs if not type(o).__module__.startswith(_SHAPE_STEPS)])
-    copied.metrics = []
-    for m in copied.model.modules():
-        for hooks in (m._forward_pre_hooks, m._forward_hooks,
-                      m._backward_pre_hooks, m._backward_hooks):
-            for k in [k for k,o in hooks.items() if isinstance(o, FunctionType)]: del hooks[k]
-
-class _UntilSteadyCallback(Callback):
-    "Ends each fit when its steps are steady, at the warm-up's limits, or after an epoch"
-    order, graph_safe, is_steady = StepTimerCallback.order, 'counts', False
-    def __init__(self, timer): self.timer = timer
-    def before_fit(self): self.n_before = len(self.timer.steps)
+class _WarmUpCallback(Callback):
+    "Ends each fit at the warm-up's limits, or after an epoch"
+    order, graph_safe, n_in_all = StepTimerCallback.order, 'counts', 0
+    def before_fit(self): self.n_before, self.start_s = self.n_in_all, perf_counter()
     def after_batch(self):
-        ms = [o['step_ms'] for o in self.timer.steps[self.n_before:]]
-        self.is_steady = is_steady(ms)
-        if self.is_steady or len(ms)>=WARM_UP_STEPS or sum(ms)>WARM_UP_MS:
-            raise CancelFitException()
+        self.n_in_all += 1
+        is_late = perf_counter()-self.start_s>WARM_UP_MS/1e3
+        if is_late or self.n_in_all-self.n_before>=WARM_UP_STEPS: raise CancelFitException()
     def before_validate(self): raise CancelFitException()
 
-def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`, `not_steady`
-    "Train a copy until its steps are steady; what can't be copied isn't warmed up"
-    start_s, timer = perf_counter(), StepTimerCallback()
-    until_steady = _UntilSteadyCallback(timer)
+def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
+    "Train a copy for some steps; what can't be copied isn't warmed up"
+    start_s, cb = perf_counter(), _WarmUpCallback()
     with states_kept(), tempfile.TemporaryDirectory() as folder:
         try:
-            copied, _ = copy_training(learn, folder)
-            keep_step(copied)
-            copied.add_cbs([timer, until_steady])
-            train(copied, 'fit' if callable(fit) else fit, 1)
+            new, _ = copy_training(learn, folder)
+            new.remove_cbs([*own_callbacks(new), TrackerCallback]).add_cb(cb)
+            new.metrics = []
+            train(new, 'fit' if callable(fit) else fit, 1)
         except Exception: pass # of the user's code; if it matters, the training meets it
-    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
-                not_steady=not until_steady.is_steady)
+    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=cb.n_in_all)
 
 # %% ../../nbs/run/04_learner.ipynb #3f8b62ce
 class _FitCallback(WatchFitCallback):
@@ -142,79 +100,39 @@ class _FitCallback(WatchFitCallback):
         return self.recorder.log[-len(metrics):] if metrics else []
 
 # %% ../../nbs/run/04_learner.ipynb #d59a64de
-def _accumulated(seen, asked):
-    "Batches to an optimizer step, as they ran; a rest may be left over"
-    if not seen.n_opt_steps: return None
-    if asked and seen.n_opt_steps==seen.n_batches//asked: return asked
-    return round(seen.n_batches/seen.n_opt_steps)
+_NAMED = dict(float32='fp32', float16='fp16', bfloat16='bf16')
 
-def _seen(seen, df, point): # Name of a setting -> as it ran; None if that couldn't be seen
-    "The settings that a fit reveals: its `_FitCallback` and its steps `df`"
-    sizes, n_epoch = df.n_images, len(seen.epochs)
-    is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in seen.learn.cbs)
-    return dict(n_ahead=batches_ahead(is_fed, seen.n_workers or 0),
-                bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=n_epoch else None,
+def _seen(seen, sizes, asked): # Name of a setting -> as it ran; None if that couldn't be seen
+    "The settings that a fit reveals: its `_FitCallback` and the `sizes` of its batches"
+    n, n_steps = seen.n_batches, seen.n_opt_steps   # a rest of batches may be left over
+    is_as_asked = asked.get('accumulate') and n_steps==n//asked['accumulate']
+    return dict(bs=int(sizes.max()) if (sizes<sizes.max()).sum()<=len(seen.epochs) else None,
                 lr=min(seen.rates) if len(seen.rates)==1 else None,
-                accumulate=_accumulated(seen, point.get('accumulate')),
-                n_workers=seen.n_workers, n_epoch=n_epoch, channels_last=seen.is_channels_last,
-                precision=dict(float32='fp32', float16='fp16', bfloat16='bf16').get(seen.dtype),
-                device=str(next(seen.model.parameters()).device))
+                accumulate=asked['accumulate'] if is_as_asked else round(n/n_steps) if n_steps else None,
+                n_workers=seen.n_workers, channels_last=seen.is_channels_last,
+                precision=_NAMED.get(seen.dtype), device=str(next(seen.model.parameters()).device))
 
 def _happened(name, asked, ran):
     "Is a setting as asked for? None if that can't be seen or isn't in gpubench's words"
-    if name=='device':
-        asked = str(pick_device()).partition(':')[0] if asked=='auto' else str(asked)
-        ran = ran if ':' in asked else ran.partition(':')[0]
-    is_other_word = name=='precision' and asked not in [*PRECISIONS]
-    if is_other_word or name=='precision' and ran=='fp32' and asked in ('tf32', 'ieee'): return None
+    if name=='device' and asked!='auto': return f'{ran}:'.startswith(f'{asked}:')
+    if name=='precision' and asked not in _NAMED.values(): return None
     if is_number(asked) and is_number(ran): return math.isclose(asked, ran, rel_tol=1e-5)
-    return asked==ran if type(asked) is type(ran) else None
+    return asked==ran if type(asked) is type(ran) and asked!='auto' else None
 
 # %% ../../nbs/run/04_learner.ipynb #c2f4a9d6
-def _last_fit(timer, n_epoch): # Steps, epochs
-    "The rows of the last fit; a `RuntimeError` if it trained no epoch"
-    df, epochs = timer.to_df(), timer.epochs_df()
-    df, epochs = df[df.fit==epochs.fit.max()], epochs[epochs.fit==epochs.fit.max()]
-    if len(df) and n_epoch: return df, epochs
-    raise StateError(
-        f"The Learner's last fit trained {len(df)} steps and no whole epoch, so there is nothing to "
-        "record. Look for a callback that cancels batches or epochs, or a `fit` that doesn't train.")
-
-def _times(df, epochs, ran): # `ran`: as `_seen` returns it
-    "Times of these steps and epochs, as `epoch_times`"
+def _times(df, epochs, ran, is_fed):
+    "Times of the last fit's steps and epochs, as `epoch_times`"
     n_steps, n_images, bs = int(epochs.n_steps.median()), int(epochs.n_images.median()), ran['bs']
     if bs: # a short batch is part of a step
         df, epochs = df[df.n_images==bs], epochs.assign(n_steps=epochs.n_images/bs)
     replayed = df.graph_ms.notna()
     if replayed.any(): df = df[replayed] # the steps before a capture are unlike the others
     df, n_workers = df.assign(step=df.groupby(['fit', 'epoch']).cumcount()), ran['n_workers'] or 0
-    like_trial = SimpleNamespace(bs=bs or 1, n_workers=n_workers, n_ahead=ran['n_ahead'],
-                                 round_length=max(1, n_workers)*(ran['accumulate'] or 1))
+    like_trial = SimpleNamespace(
+        bs=bs or 1, n_workers=n_workers, n_ahead=batches_ahead(is_fed, n_workers),
+        round_length=max(1, n_workers)*(ran['accumulate'] or 1))
     times = epoch_times(df, epochs, like_trial, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
-
-# %% ../../nbs/run/04_learner.ipynb #ee50f021
-def _last_record(record, learn, seen, timer, point, fit):
-    "The record with what the last fit learned, took and showed"
-    df, epochs = _last_fit(timer, len(seen.epochs))
-    ran = _seen(seen, df, point)
-    happened = {k: _happened(k, v, ran.get(k)) for k,v in point.items()}
-    n_epoch = point.get('n_epoch', 1)
-    if not callable(fit): happened['n_epoch'] = ran['n_epoch']==n_epoch
-    elif not happened.get('n_epoch'): happened['n_epoch'] = None # it may count in its own way
-    refuse_wrong(f"{k} should have been {point.get(k, 1)!r}, but was {ran[k]!r}"
-                 for k,v in happened.items() if v is False)
-    loss = seen.epochs[-1]['loss']
-    if loss is not None and not math.isfinite(loss):
-        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
-    record |= _times(df, epochs, ran) | seen.epochs[-1] | dict(
-        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
-        n_opt_steps=seen.n_opt_steps,
-        unverified=', '.join(k for k in point if happened[k] is None) or None)
-    fits = timer.epochs_df().groupby('fit').agg(
-        n_epoch=('epoch', 'size'), n_steps=('n_steps', 'sum'), epoch_whole_s=('train_s', 'median'))
-    if len(fits)>1: record['fits'] = fits.to_dict('records')
-    return {k: v for k,v in record.items() if k not in point}
 
 # %% ../../nbs/run/04_learner.ipynb #24f5f136
 def time_learner(
@@ -225,17 +143,31 @@ def time_learner(
     """Train and time a `Learner`; a `RuntimeError` if a setting in `point` didn't happen
 
     A copy warms up first, so `learn` trains as it would by itself. While it lives, the network
-    takes memory twice. Both see what is outside of them, such as a module's globals.
-
-    Loss, times and settings are those of the last fit, such as the `n_epoch` unfrozen epochs of
-    'fine_tune'. If there were several, `fits` lists epochs, steps and median `epoch_whole_s` (s)
-    of each."""
-    n_epoch, seen, timer = point.get('n_epoch', 1), _FitCallback(), StepTimerCallback()
-    check_whole('n_epoch', n_epoch, 1)
+    takes memory twice. Loss, times and settings are those of the last fit."""
+    asked, seen, timer = dict(n_epoch=1) | point, _FitCallback(), StepTimerCallback()
+    check_whole('n_epoch', asked['n_epoch'], 1)
     if not callable(fit): check_batches(learn.dls.train) # a function may bring its own data
     with learn.no_bar(), learn.no_logging() if learn.logger is print else nullcontext():
         record = warm_up_copy(learn, fit)
         free_memory() # of the copy
         learn.add_cbs([seen, timer])
-        train(learn, fit, n_epoch)
-    return _last_record(record, learn, seen, timer, point, fit)
+        train(learn, fit, asked['n_epoch'])
+    df, epochs = (o[o.fit==o.fit.max()] for o in (timer.to_df(), timer.epochs_df()))
+    if df.empty or not seen.epochs: raise StateError(
+        f"The Learner's last fit trained {len(df)} steps and {len(seen.epochs)} whole epochs, so "
+        "there is nothing to record. Look for a callback that cancels, or a `fit` that doesn't train.")
+    ran = _seen(seen, df.n_images, asked)
+    n_epoch = len(seen.epochs)  # a function counts in its own way
+    ran['n_epoch'] = None if callable(fit) and n_epoch!=asked['n_epoch'] else n_epoch
+    happened = {k: _happened(k, v, ran.get(k)) for k,v in asked.items()}
+    refuse_wrong(f"{k} should have been {asked[k]!r}, but was {ran[k]!r}"
+                 for k,is_so in happened.items() if is_so is False)
+    loss = seen.epochs[-1]['loss']
+    if loss is not None and not math.isfinite(loss):
+        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
+    is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in learn.cbs)
+    record |= _times(df, epochs, ran, is_fed) | seen.epochs[-1] | dict(
+        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
+        n_opt_steps=seen.n_opt_steps,
+        unverified=', '.join(k for k in point if happened[k] is None) or None)
+    return {k: v for k,v in record.items() if k not in point}

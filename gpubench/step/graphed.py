@@ -72,9 +72,9 @@ class GraphedStepCallback(FusedStepCallback):
 
     A graph lives within one fit, while only fastai's own callbacks and gpubench's run code. A
     callback that isn't known makes steps eager if it acts at batches, and the graph new in each
-    epoch if it acts at epochs, unless its class declares `graph_safe` (`gpubench.step.turns`). In each
-    epoch, a graph's first replay is compared with the eager step from the same state; where they
-    differ, the graph goes.
+    epoch if it acts at epochs, unless its class declares `graph_safe` (`gpubench.step.turns`). A
+    graph's first replay is compared with the eager step from the same state; where they differ,
+    the graph goes.
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and
     what depends on time can slip through. The first three batches of a shape train eagerly.
@@ -102,7 +102,7 @@ class GraphedStepCallback(FusedStepCallback):
     def join(self, learn):
         self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
         self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
-        self.is_first_fit = not getattr(learn, 'recorder', None) or not vars(learn.recorder).get('lrs')
+        self.is_first_fit = not vars(getattr(learn, 'recorder', self)).get('lrs')
         for o in (self.step_hook, self.epoch_hook): o.install(learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #e8020b8c
@@ -222,8 +222,6 @@ def _decide(self:GraphedStepCallback):
     learn.opt.capturable = True
     build_kernel(learn.opt)                          # before the first batch is waited for
     if strangers(learn, EPOCH_EVENTS): self._forget()
-    if not self.alone:
-        for o in self.steps.values(): o.tried.clear()
     self.timers = _of_kind(learn.cbs, StepTimerCallback)
     self.monitors = _of_kind(learn.cbs, MonitorCallback)
     self.built_in, self.watchers = parts_in(learn.cbs), watchers_in(learn.cbs)
@@ -397,10 +395,8 @@ def _try(self:GraphedStepCallback, step, is_last):
         self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
     elif held!=held_now: self.give_up(
         'The network or the loss changes what it holds in each step, and a graph runs no Python.')
-    elif step.is_old: self._forget()          # somebody changed a number since the last epoch
     else: self.give_up("A replay gave another result than the eager step: "
                        "something changes from batch to batch that a graph doesn't repeat.")
-    step.is_old = True
     return out
 
 # %% ../../nbs/step/09_graphed.ipynb #9dc427c4
