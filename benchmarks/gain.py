@@ -86,10 +86,10 @@ def run_row(name, device, quick):
         got['stock'].append(timed(make()))
         if i:
             learn = make()
-            if found.applied: done = found.applied.remedy.change(learn)
+            if found.applied: done = found.applied.change(learn)
         got['applied'].append(timed(learn))
         if done: done.undo()                        # what it keeps would be in the next one's way
-    out |= {f'{k}_got_s': o for k,o in got.items()} | dict(applied=found.applied and found.applied.remedy.name)
+    out |= {f'{k}_got_s': o for k,o in got.items()} | dict(applied=found.applied and found.applied.name)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
         i = predicted(o, found.noise)
         out |= {f'{k}_s': i.mid, f'{k}_lo': i.lo, f'{k}_hi': i.hi}

@@ -417,11 +417,11 @@ def gain_command(
     learner:str,
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
-    html:FILE=None,        # Write a page, with memory by kind and idle time by cause
+    html:FILE=None,        # Write a page, with idle time and memory
     json_:FILE=None,       # Write all that the page has as JSON
     trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
 ):
-    """Predict what each remedy would bring to a training.
+    """Predict what each change would bring to a training.
 
     LEARNER is MODULE:FUNCTION. The function takes no arguments and returns a new fastai Learner.
     Takes about a minute on a GPU, two or three on a CPU.
@@ -430,7 +430,7 @@ def gain_command(
     gpubench gain my_module:make_learner --epochs 20 --fit fine_tune
     gpubench gain my_module:make_learner --html gain.html --json gain.json --trace steps.json.gz
     """
-    print_at_once('Trying each remedy for a few seconds: a minute on a GPU, 2 or 3 on a CPU …')
+    print_at_once('Trying each change for a few seconds: a minute on a GPU, 2 or 3 on a CPU …')
     from gpubench.run.models import find_factory
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)

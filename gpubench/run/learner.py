@@ -157,7 +157,8 @@ def time_learner(
         f"The Learner's last fit trained {len(df)} steps and {len(seen.epochs)} whole epochs, so "
         "there is nothing to record. Look for a callback that cancels, or a `fit` that doesn't train.")
     ran = _seen(seen, df.n_images, asked)
-    if not callable(fit): ran['n_epoch'] = len(seen.epochs)    # a function counts in its own way
+    n_epoch = len(seen.epochs)  # a function counts in its own way
+    ran['n_epoch'] = None if callable(fit) and n_epoch!=asked['n_epoch'] else n_epoch
     happened = {k: _happened(k, v, ran.get(k)) for k,v in asked.items()}
     refuse_wrong(f"{k} should have been {asked[k]!r}, but was {ran[k]!r}"
                  for k,is_so in happened.items() if is_so is False)

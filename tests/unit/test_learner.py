@@ -1,6 +1,4 @@
 "A function that returns a `Learner`, in a sweep"
-import os
-import pickle
 import random
 import tempfile
 from functools import partial
@@ -8,32 +6,24 @@ from pathlib import Path
 from time import sleep
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException
-from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.mixup import MixUp
 from fastai.callback.progress import CSVLogger
-from fastai.callback.schedule import ParamScheduler, SchedCos
-from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback
-from fastai.callback.training import GradientAccumulation, GradientClip, ShortEpochCallback
+from fastai.callback.tracker import ReduceLROnPlateau, SaveModelCallback
+from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders
-from fastai.data.load import DataLoader
 from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import Optimizer, OptimWrapper, ranger
+from fastai.optimizer import Optimizer, OptimWrapper
 from fastai.test_utils import synth_learner
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
-import gpubench
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import speed_up
 from gpubench.data.feed import FeedCallback
-from gpubench.step.layout import OneDNNCallback
 from gpubench.run.learner import time_learner
-from gpubench.step.optim import FusedOptimizer
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import run_trial
 
@@ -71,18 +61,6 @@ def test_the_user_s_callbacks_see_one_training(capsys):
 
 # ---- learners as a practitioner has them
 
-def texts_of(bs, n_hidden):
-    "A classifier of made-up texts: AWD-LSTM, tiny and untrained"
-    from fastai.text.all import AWD_LSTM, BaseTokenizer, TextDataLoaders, Tokenizer, awd_lstm_clas_config, text_classifier_learner
-    rng = np.random.default_rng(0)
-    texts = [' '.join(rng.choice(['good', 'bad', 'film', 'plot'], 12)) for _ in range(120)]
-    df = pd.DataFrame(dict(text=texts, label=rng.choice(['no', 'yes'], 120)))
-    tok = Tokenizer.from_df('text', tok=BaseTokenizer(), n_workers=1)
-    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', tok_tfm=tok, bs=bs, seq_len=16, valid_pct=.2, device='cpu')
-    config = awd_lstm_clas_config | dict(emb_sz=8, n_hid=n_hidden, n_layers=1)
-    return text_classifier_learner(dls, AWD_LSTM, config=config, pretrained=False)
-
-
 def masks_of(bs, size):
     "A tiny U-Net that segments made-up squares"
     from fastai.layers import ConvLayer
@@ -96,20 +74,15 @@ def masks_of(bs, size):
                    loss_func=CrossEntropyLossFlat(axis=1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('run,point,n_images,unverified', [(texts_of, dict(bs=16, n_hidden=6), 96, 'n_hidden'),
-                                                           (masks_of, dict(bs=8, size=16), 32, 'size')], ids=['text', 'segmentation'])
-def test_text_and_segmentation(run, point, n_images, unverified, capsys):
-    df, said = sweep_of(run, capsys, **point)
-    assert df.status.tolist()==['ok'], df.error[0]
-    assert (df.n_images.tolist(), df.unverified.tolist()) == ([n_images], [unverified])
-    assert df.epoch_s[0]>0 and df.loss[0]>0 and f"can't be observed during training: {unverified}." in said
-    with pytest.raises(RuntimeError, match=f'bs should have been 3, but was {point["bs"]}'): time_learner(run(**point), dict(bs=3))
+def test_segmentation(capsys):
+    df, said = sweep_of(masks_of, capsys, bs=8, size=16)
+    assert (df.status.tolist(), df.n_images.tolist(), df.unverified.tolist())==(['ok'], [32], ['size']), df.error[0]
+    assert df.epoch_s[0]>0 and df.loss[0]>0 and "can't be observed during training: size." in said
 
 
 def test_a_device_chosen_by_the_machine_and_a_kind_of_float32():
     record = time_learner(synth_learner(n_trn=10), dict(device='auto' if not torch.cuda.is_available() else 'cpu', precision='ieee'))
-    assert record['unverified']=='precision'
+    assert record['unverified'].endswith('precision')
 
 
 def test_steps_that_add_up_batches_are_measured_as_rounds():
@@ -133,30 +106,6 @@ def test_a_short_last_batch_counts_as_part_of_a_step():
     dls = DataLoaders.from_dsets(data[:33], data[33:], bs=8, drop_last=False, num_workers=0, device='cpu')
     record = time_learner(Learner(dls, torch.nn.Linear(4, 1), loss_func=torch.nn.MSELoss(), cbs=SlowCallback()), dict(n_epoch=3))
     assert (record['n_steps'], record['n_images'])==(5, 33) and abs(record['epoch_check_frac'])<.12
-
-
-IN_A_NOTEBOOK = """
-from fastai.test_utils import synth_learner
-from gpubench.run.sweep import sweep
-here, calls = 20, []                                  # globals of the notebook
-def make_learner(bs, lr):
-    calls.append(bs)
-    return synth_learner(n_trn=here, lr=lr)
-df = sweep(dict(bs=[16, 64], lr=.01), run=make_learner, repeats=1, twin=None, progress=False)
-found = df.set_index('bs').sort_index()
-print(found.status.to_dict(), found.n_images[16], calls)      # called elsewhere: nothing is in this list
-""".strip()
-
-
-@pytest.mark.slow
-def test_a_function_of_a_notebook_runs_in_fresh_processes(tmp_path):
-    cells = [new_code_cell(o) for o in (IN_A_NOTEBOOK.split('df = ')[0], 'df = '+IN_A_NOTEBOOK.split('df = ')[1])]
-    nb = new_notebook(cells=cells, metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3')))
-    env = os.environ | dict(PYTHONPATH=str(Path(gpubench.__file__).parents[1]))
-    env.pop('PYTEST_CURRENT_TEST', None)
-    NotebookClient(nb, timeout=300, kernel_name='python3', resources=dict(metadata=dict(path=str(tmp_path)))).execute(env=env)
-    said = ''.join(o.text for o in nb.cells[-1].outputs if o.get('name')=='stdout')
-    assert said.endswith("{16: 'ok', 64: 'error'} 320.0 []\n"), said
 
 
 def test_a_training_that_stops_early_is_no_record_of_all_its_epochs():
@@ -231,12 +180,6 @@ def unseeded(bs=8, **kwargs):
     return Learner(data(bs), OwnNet(), **how | kwargs)
 
 
-def shared(store={}):
-    "A Learner whose data and network are made once and used by every call"
-    if not store: store.update(dls=data(8), model=OwnNet())
-    return Learner(store['dls'], store['model'], loss_func=CrossEntropyLossFlat(), metrics=accuracy, lr=.01)
-
-
 def counted_loss():
     n_seen = [0]
     def loss(pred, y):
@@ -248,13 +191,11 @@ def counted_loss():
 
 
 KINDS = dict( # name -> makes a Learner
-    seeded=own, unseeded=unseeded, pickled=lambda: pickle.loads(pickle.dumps(own())), counted_loss=counted_loss,
-    save=lambda: own(cbs=SaveModelCallback()), stop=lambda: own(cbs=EarlyStoppingCallback(patience=9)),
+    seeded=own, unseeded=unseeded, counted_loss=counted_loss, save=lambda: own(cbs=SaveModelCallback()),
     plateau=lambda: own(cbs=ReduceLROnPlateau(patience=0, min_delta=9.)), csv=lambda: own(cbs=CSVLogger(append=True)),
-    adamw=lambda: own(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)), ranger=lambda: own(opt_func=ranger),
-    own_optimizer=lambda: own(opt_func=OwnSGD), schedule=lambda: own(cbs=ParamScheduler(dict(lr=SchedCos(.05, .001)))),
-    mixup=lambda: own(cbs=MixUp(.4)), cutmix=lambda: own(cbs=CutMix()), accumulate=lambda: own(cbs=GradientAccumulation(24)),
-    clip=lambda: own(cbs=GradientClip(.1)), count=lambda: own(cbs=CountCallback()), metric=lambda: own(metrics=RunningMetric()))
+    adamw=lambda: own(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)), own_optimizer=lambda: own(opt_func=OwnSGD),
+    mixup=lambda: own(cbs=MixUp(.4)), accumulate=lambda: own(cbs=GradientAccumulation(24)), count=lambda: own(cbs=CountCallback()),
+    metric=lambda: own(metrics=RunningMetric()))
 
 
 def seed_all():
@@ -291,30 +232,18 @@ def test_a_record_has_the_loss_of_one_plain_training(kind):
     assert record.n_warmup_steps>0 and learn.model.n==16
 
 
-def test_a_function_that_reuses_data_and_network():
-    store = {}
-    seed_all()
-    right = trained(shared(), lambda learn: learn.fit(2))
-    seed_all()
-    df = sweep(dict(n_epoch=2), run=lambda n_epoch: shared(store), repeats=1, isolate=False, progress=False, twin=None)
-    assert ([*df.loc[0, ['loss', 'valid_loss', 'accuracy']]], draws())==right
-
-
 def in_stages(learn):
     learn.fit(1)
     learn.lr_find(num_it=5, show_plot=False)
     learn.fit_one_cycle(2, .02)
 
 
-@pytest.mark.parametrize('fit,train,fits', [
-    ('fit_one_cycle', lambda learn: learn.fit_one_cycle(2), None),
-    ('fine_tune', lambda learn: learn.fine_tune(2), [(1, 8), (2, 16)]), (in_stages, in_stages, [(1, 8), (1, 6), (2, 16)])],
-    ids=['fit_one_cycle', 'fine_tune', 'function'])
-def test_other_ways_to_train(fit, train, fits):
+@pytest.mark.parametrize('fit,train', [('fit_one_cycle', lambda learn: learn.fit_one_cycle(2)), ('fine_tune', lambda learn: learn.fine_tune(2)),
+                                       (in_stages, in_stages)], ids=['fit_one_cycle', 'fine_tune', 'function'])
+def test_other_ways_to_train(fit, train):
     record, learn = check_same(own, fit, train)
     assert (record.n_timed_steps, record.n_opt_steps, record.unverified)==(16, 16, None)
     assert (record.fit, record.settings)==(fit if isinstance(fit, str) else 'in_stages', ['fit'])
-    assert (fits and [(o['n_epoch'], o['n_steps']) for o in record.fits])==fits
 
 
 def test_files_and_loggers_are_those_of_one_training(capsys):
@@ -341,13 +270,13 @@ def test_what_cannot_be_copied_trains_without_a_warm_up():
         learn.dls.train.stream = (o for o in range(3))
         return learn
     record, _ = check_same(run)
-    assert record.n_warmup_steps==0 and record.not_steady
+    assert record.n_warmup_steps==0
 
 
 def test_a_batch_larger_than_the_data():
     df = sweep(dict(bs=[8, 128]), run=own, repeats=1, isolate=False, progress=False, twin=None).set_index('bs')
     assert df.status.to_dict()=={8: 'ok', 128: 'skipped'}
-    assert 'Batch size 128 is larger than the 64 training images, so no step would run. Use bs=64 or less' in df.error[128]
+    assert 'The batch size is larger than the 64 training images, so no step would run.' in df.error[128]
 
 
 def test_fits_that_train_nothing():
@@ -412,24 +341,17 @@ def test_a_function_that_trains_travels_to_a_fresh_process_and_back_into_the_sam
     assert len(sweep(dict(n_epoch=2), **how))==1 and '1 of 1 visits are in' in capsys.readouterr().out
 
 
-def test_the_copy_that_warms_up_is_sped_up_like_the_learner(monkeypatch):
-    ran, train = [], gpubench.run.learner.train
-    def watched(learn, *args):
-        train(learn, *args)
-        ran.append((isinstance(learn.opt, FusedOptimizer), sum(type(o) is OneDNNCallback for o in learn.cbs)))
-    monkeypatch.setattr(gpubench.run.learner, 'train', watched)
+def test_a_learner_that_is_sped_up():
     def made():
-        torch.manual_seed(0)
-        x = torch.randn(64, 3, 8, 8)
-        dl = DataLoader(list(zip(x, torch.arange(64)%2)), bs=16, num_workers=0)
-        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
-        learn = Learner(DataLoaders(dl, dl), net, loss_func=CrossEntropyLossFlat(), lr=1e-3)
+        seed_all()
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 4))
+        learn = Learner(data(8), net, loss_func=CrossEntropyLossFlat(), lr=1e-3)
         speed_up(learn)
         return learn
     plain = made()
     with plain.no_bar(), plain.no_logging(): plain.fit(1)
     found = time_learner(made(), {})
-    assert ran==[(True, 1)]*2 and found['n_warmup_steps']>0 and found['loss']==pytest.approx(plain.recorder.values[-1][0], rel=1e-5)
+    assert found['n_warmup_steps']==8 and found['loss']==pytest.approx(plain.recorder.values[-1][0], rel=1e-5)
 
 
 def test_the_batches_that_a_feed_made_ahead_are_not_timed():
