@@ -7,7 +7,6 @@ __all__ = ['NotTaken', 'FeedCallback']
 
 # %% ../../nbs/data/07_images.ipynb #imgs0003
 import gc
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha1
 from itertools import chain, filterfalse, islice, takewhile
-from math import prod
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -44,51 +42,8 @@ from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
 from .batch_tfms import batch_transforms, functions_of, is_fastais, is_untouched
 from ..ground.core import StateError, memory_bytes, n_cores
-from .item_tfms import BYTES_CLASSES, Recipe, is_file, random_states_kept
-
-# %% ../../nbs/data/07_images.ipynb #imgs0006
-def shared(dtype, *shape): # Zeros; untouched pages take no memory
-    "An array of this process and of those that it forks later"
-    n_bytes = max(1, prod(shape))*np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, n_bytes), dtype, prod(shape)).reshape(shape)
-
-def stamp_of(paths): # changes with the files
-    stats = [os.stat(o) for o in paths]
-    return hash(tuple((o.st_size, o.st_mtime_ns, o.st_ctime_ns) for o in stats))
-
-class KeptImages:
-    "What was decoded of items' files, as bytes, up to `n_bytes`"
-    def __init__(self, n_items, n_images, n_bytes): # `n_images`: of an item
-        self.memory, self.n_images = shared(np.uint8, n_bytes), n_images
-        self.table = shared(np.int64, n_items, 2+3*n_images) # begin+1, stamp, shapes
-        self.counts = shared(np.int64, 2)                   # bytes in use, items decoded
-        self.lock, self.rows = multiprocessing.get_context('fork').Lock(), {}
-
-    def row(self, paths): # None: there's none left, as where a user's function draws the files
-        if paths not in self.rows and len(self.rows)<len(self.table):
-            self.rows[paths] = len(self.rows)
-        return self.rows.get(paths)
-
-    def get(self, row, stamp): # None: decode it
-        with self.lock: start, its_stamp, *sizes = self.table[row].tolist()
-        if not start or its_stamp!=stamp: return None
-        out, at = [], start-1
-        for size in chunked(sizes, 3):
-            shape = [o for o in size if o]
-            out.append(self.memory[at:at+prod(shape)].reshape(shape))
-            at += prod(shape)
-        return out
-
-    def put(self, row, stamp, arrays):
-        n_bytes = sum(o.nbytes for o in arrays)
-        with self.lock:
-            self.counts[1] += 1
-            at = int(self.counts[0])
-            if row is None or at+n_bytes>len(self.memory): return
-            self.counts[0] += n_bytes
-        self.memory[at:at+n_bytes] = np.concatenate([o.reshape(-1) for o in arrays])
-        shapes = [(*o.shape, 0, 0)[:3] for o in arrays]
-        with self.lock: self.table[row] = [at+1, stamp, *chain(*shapes)]
+from .item_tfms import (
+    BYTES_CLASSES, KeptImages, Recipe, is_file, random_states_kept, shared, stamp_of)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0008
 class Rooms:
