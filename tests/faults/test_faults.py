@@ -161,6 +161,7 @@ SCRIPT = '''
 import os, sys, time
 from pathlib import Path
 from gpubench.run import process
+from gpubench.run.sweep import sweep
 if len(sys.argv)>3: process.START_METHOD = sys.argv[3]
 here, plan = Path(sys.argv[1]), [1, 2, 3]
 with open(here/'started', 'a') as f: f.write('x')        # once a process that runs this script
@@ -364,7 +365,9 @@ disk = Path(sys.argv[1])/'disk'
 disk.mkdir()
 def mount(*args): subprocess.run(['mount', *map(str, args)], check=True)
 mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', disk)
+from gpubench.ground.record import append_record, read_records
 from gpubench.show.report import report
+from gpubench.run.sweep import sweep
 ran, said = [], {}
 def run(x):
     ran.append(x)
