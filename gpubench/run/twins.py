@@ -137,7 +137,9 @@ def copy_training(
     new._end_cleanup()
     if any(map(is_of_speed_up, learn.cbs)):
         compiled = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
+        sizes = [(o, o.bs) for o in new.dls.loaders if hasattr(o, 'bs')]
         speed_up(new, compile=bool(compiled))
+        for o,bs in sizes: o.bs = bs        # it may have been enlarged already
     return new, left_out
 
 # %% ../../nbs/run/03_twins.ipynb #twin1024
