@@ -65,7 +65,7 @@ class _WarmUpCallback(Callback):
 def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
     "Train a copy for some steps; what can't be copied isn't warmed up"
     start_s, cb = perf_counter(), _WarmUpCallback()
-    with states_kept(), tempfile.TemporaryDirectory() as folder:
+    with states_kept(learn), tempfile.TemporaryDirectory() as folder:
         try:
             new, _ = copy_training(learn, folder)
             new.remove_cbs([*own_callbacks(new), TrackerCallback]).add_cb(cb)

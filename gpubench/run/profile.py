@@ -29,6 +29,7 @@ from fastcore.foundation import L
 from torch.profiler import ProfilerActivity, profile
 
 from ..ground.core import StateError, wait_for
+from ..step.fast import GraphedStepCallback
 from ..watch.timing import (PHASES, HostMarks, StepTimerCallback, StepTimerEdgeCallback,
                                    _Steps, acts)
 
@@ -155,6 +156,7 @@ class ProfilerCallback(Callback):
     def __init__(self, timer, n_steps, n_warm_up, ops):
         self.timer, self.ops, self.n_before = timer, ops, n_warm_up-N_LEAD
         self.n_all, self.place, self.prof, self.n_unseen = n_warm_up+n_steps, None, None, None
+        self.edges_s = []   # of the steps that count, when the device had nothing left to do
     def before_train(self):
         if self.place is not None: return
         self.place = next(self.learn.model.parameters()).device
@@ -170,7 +172,10 @@ class ProfilerCallback(Callback):
         if self.n_unseen is None and n>=self.n_before:
             if self.prof: self.prof.start()
             self.n_unseen = n
-        elif n>=self.n_all: raise CancelFitException()
+        elif self.n_unseen is not None and n in (self.n_unseen+N_LEAD, self.n_all):
+            wait_for(self.place)                  # a host that needn't wait runs ahead
+            self.edges_s.append(self.timer.clock())
+        if n>=self.n_all: raise CancelFitException()
     def stop(self):
         if self.n_unseen is None or self.prof is None: return
         wait_for(self.place)
@@ -202,6 +207,9 @@ def profile_steps(
     if not seen: raise StateError(
         f"The Learner trained {len(steps)} steps, which is too few to profile. "
         "Look for a callback that cancels batches or ends the fit.")
+    edges_us = [us(o) for o in cb.edges_s]
+    if edges_us: seen[0] = seen[0]._replace(start_us=edges_us[0])
+    if edges_us[1:]: seen[-1] = seen[-1]._replace(end_us=edges_us[1])
     begin_us, end_us = seen[0].start_us, seen[-1].end_us
     rest = [o for o in loop if o.kind!='step' and begin_us<=o.start_us<end_us]
     trace, on_gpu = _exported(cb.prof) if cb.prof else None, cb.place.type=='cuda'
@@ -272,8 +280,9 @@ def counted(self:MemoryCallback)->dict: # MiB
             'CUDA context and other programs': total-free-now}
 
 def memory_table(learn)->pd.DataFrame: # `what`, `mib`; on a CPU only what its tensors show
-    "What takes a device's memory at the peak of a Learner's third step, which it trains"
+    "What takes a device's memory at the peak of a Learner's third step, trained without a graph"
     cb = MemoryCallback()
+    learn.remove_cbs(GraphedStepCallback)
     learn.fit(3, cbs=cb)
     if not cb.rows: raise StateError("The Learner trained fewer than three steps.")
     return pd.DataFrame(dict(what=[*cb.rows], mib=[*cb.rows.values()]))

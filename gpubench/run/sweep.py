@@ -200,7 +200,7 @@ def _each_once(visits):
     return [*first.values()]
 
 def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
-    "All visits: shuffled rounds, each with every point once and the middle one twice if `twin`"
+    "All visits: shuffled rounds, each with every point once and one of them twice"
     rows, options = [*map(_fields_of, points)], inspect.signature(run).parameters.values()
     usual = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
     varied = [k for k in rows[0] if len({value_text(o.get(k)) for o in rows})>1]
@@ -212,9 +212,8 @@ def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
         row = plain_record(known | lab | dict(measure=how, twin=False, round=0))
         return Visit(point, row, label)
     each = _each_once(map(visit, points, rows))
-    if twin and len(each)>1 and repeats>1:
-        middle = each[len(each)//2]
-        each.append(replace(middle, row=middle.row | dict(twin=True)))
+    if twin is True: twin = len(each)//2 if len(each)>1 and repeats>1 else None
+    if twin is not None: each.append(replace(each[twin], row=each[twin].row | dict(twin=True)))
     rng = random.Random(seed)
     return [replace(o, row=o.row | dict(round=i)) for i in range(repeats)
             for o in rng.sample(each, len(each))]
@@ -367,7 +366,7 @@ def sweep(
     fit:str|Callable='fit',  # 'fit', 'fit_one_cycle', 'fine_tune', or a function of your Learner
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar
-    twin:bool=True,          # Visit the middle trial twice a round: how much does chance change?
+    twin:bool|int|None=True, # Visit a trial twice a round, the middle one or that of this number
     isolate:bool=True,       # Each visit in a fresh process; in this one, one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a fresh process is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or timed out

@@ -8,7 +8,6 @@ __all__ = ['REMAINS', 'holding_copies', 'is_of_speed_up', 'copy_loader', 'why_no
 
 # %% ../../nbs/run/03_twins.ipynb #afaaadaf
 import copy
-import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from weakref import finalize
 
-import numpy as np
 import torch
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback, ShowGraphCallback
@@ -28,6 +26,7 @@ from fastcore.basics import noop
 from fastcore.foundation import L
 
 from ..ground.core import StateError, check_value
+from ..data.item_tfms import random_states_kept
 from ..step.fast import speed_up
 
 # %% ../../nbs/run/03_twins.ipynb #d6e6721e
@@ -137,9 +136,7 @@ def copy_training(
     new._end_cleanup()
     if any(map(is_of_speed_up, learn.cbs)):
         compiled = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
-        sizes = [(o, o.bs) for o in new.dls.loaders if hasattr(o, 'bs')]
         speed_up(new, compile=bool(compiled))
-        for o,bs in sizes: o.bs = bs        # it may have been enlarged already
     return new, left_out
 
 # %% ../../nbs/run/03_twins.ipynb #twin1024
@@ -162,15 +159,18 @@ class Twins:
 
 # %% ../../nbs/run/03_twins.ipynb #stat0002
 @contextmanager
-def states_kept(): # Also decorates functions
-    "Afterwards, random numbers are as before, and autocast is off"
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+def states_kept(
+    learn=None,     # A Learner, whose network another one's loss may find by its name, as in a notebook
+):
+    "Afterwards, random numbers and the network's gradients are as before, and autocast is off"
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    params = [*learn.model.parameters()] if isinstance(learn, Learner) else []
+    grads = [o.grad for o in params]
+    for p in params: p.grad = None
     try:
-        with torch.random.fork_rng(gpus): yield
+        with random_states_kept(gpus): yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        for p,grad in zip(params, grads): p.grad = grad
         torch.autocast_increment_nesting()
         while torch.autocast_decrement_nesting()>0: pass
         torch.clear_autocast_cache()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OF_IT', 'RepeatDL', 'SameBatchCallback', 'same_batch', 'Way', 'more_workers', 'double_batches', 'parts', 'captured',
-           'find_ways', 'visit', 'item_costs', 'batch_costs', 'Clocks']
+           'find_ways', 'release', 'visit', 'item_costs', 'batch_costs', 'Clocks']
 
 # %% ../../nbs/run/13_ways.ipynb #28123840
 from collections import defaultdict
@@ -127,6 +127,9 @@ def find_ways(learn)->list[Way]:
     return found
 
 # %% ../../nbs/run/13_ways.ipynb #ways1009
+def release(twin): # its graphs, and what was decoded for it
+    for o in [*twin.cbs]: getattr(o, 'release', noop)()
+
 def visit(way, make, fit, n_epochs, times_s, watch=noop):
     "Try a way on a new twin; `watch` may add to it"
     twin = make()
@@ -147,7 +150,7 @@ def visit(way, make, fit, n_epochs, times_s, watch=noop):
         if is_off: way.failed = ' '.join(way.refused.values())
         else: way.visits.append(found)
     finally:
-        for o in [*twin.cbs]: getattr(o, 'release', noop)()     # graphs and what was decoded
+        release(twin)
         del twin
         free_memory()
 

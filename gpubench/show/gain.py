@@ -27,7 +27,7 @@ from ..run.forecast import n_workers_of
 from ..run.learner import check_batches, check_fit
 from ..run.profile import idle_table, memory_table, profile_steps, write_trace
 from ..run.twins import Twins, states_kept
-from ..run.ways import OF_IT, Clocks, batch_costs, find_ways, item_costs, visit
+from ..run.ways import OF_IT, Clocks, batch_costs, find_ways, item_costs, release, visit
 from .compare import read_runs
 from .report import machine_table, render
 from .wording import PARTS, fmt_bound, fmt_ratio, is_noisy
@@ -67,12 +67,13 @@ class GotCallback(Callback):
 # %% ../../nbs/show/10_gain.ipynb #a705e4e1
 class Gain:
     "What a Learner would gain: a table and a sentence when shown"
-    def __init__(self, make, learn, fit, ways, now=None, items=None, batches=None):
+    def __init__(self, make, learn, fit, ways, now=None, items=None, batches=None, about=None):
         self.make, self.learn, self.fit = make, learn, fit     # `make()` returns a new twin
         self.ways = [o for o in ways if o.visits]
         self.failed = {o.name: o.failed for o in ways if o.failed}
         self.now = now                                  # `Clocks.epoch_table`
         self.items, self.batches = items, batches       # ms of each transform
+        self.about = about                              # `device`, `n_workers`
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
     def stock(self): return self.ways[0]
@@ -136,13 +137,13 @@ BRINGING = {'start of the epoch': 'wait_ms'} | {PHASE_NAMES[k]: k for k in ('wai
 @patch
 def bringing(self:Gain)->str:
     "What takes most of the time that batches need before they are trained, and what to do about it"
-    now, twin = self.now.set_index('what').s, self.make()
-    what, n_workers = max((o for o in BRINGING if o in now), key=now.get), n_workers_of(twin.dls.train)
+    now, n_workers = self.now.set_index('what').s, self.about['n_workers']
+    what = max((o for o in BRINGING if o in now), key=now.get)
     without = ', without workers' if n_workers==0 and BRINGING[what]=='wait_ms' else ''
     costs, of = {'transforms': (self.batches, 'batch'), 'copy': ({}, '')}.get(what, (self.items, 'item'))
     slowest = max(costs, key=costs.get, default=None)
     more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
-    about = dict(device=device_of(twin).type, n_cores=n_cores(), n_workers=n_workers, slowest=slowest)
+    about = self.about | dict(n_cores=n_cores(), slowest=slowest)
     remedy = next(o.remedy for o in PARTS if BRINGING[what] in o.phases)(about)
     return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'.rstrip()
 
@@ -187,10 +188,12 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     return done
 
 @patch
-@states_kept()
 def _on_twin(self:Gain, f, **kwargs): # what it returns
-    twin = self.make()
-    with twin.no_bar(), twin.no_logging(): return f(twin, **kwargs)
+    with states_kept(self.learn):
+        twin = self.make()
+        try:
+            with twin.no_bar(), twin.no_logging(): return f(twin, **kwargs)
+        finally: release(twin)
 @patch
 def idle(self:Gain)->pd.DataFrame:
     "Where the device is idle in a step: the phases in which its gaps begin (`gpubench.run.profile`)"
@@ -231,11 +234,10 @@ def to_html(self:Gain,
     more = {"Where an epoch's time goes": self.now.drop(columns='share'),
             'Transforms, ms for each item': costs(self.items), 'Transforms, ms for each batch': costs(self.batches),
             'Where a step is idle': self.idle(), 'What takes the memory': self.memory()}
-    device = device_of(self.make()).type
     page = render('page.gain.html', title='What a training would gain', headline=self.headline(),
                   reason=self.sentence().removeprefix(self.headline()), also=[*filter(None, listify(also))],
                   ways=self.to_df(), more={k: texts(o) for k,o in more.items() if len(o)},
-                  machine=machine_table(read_runs([describe_machine() | dict(device=device)])))
+                  machine=machine_table(read_runs([describe_machine() | dict(device=self.about['device'])])))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding='utf-8')
@@ -258,11 +260,12 @@ def gain(
     make = Twins(learn)
     gc.freeze()     # else each visit's collection of garbage takes a second
     try:
-        with states_kept():
+        with states_kept(own):
             dl = (twin := make()).dls.train
             check_batches(dl)
             ways, now = _measure(make, twin, fit, epochs)
-            return Gain(make, own, fit, ways, now, item_costs(dl), batch_costs(dl))
+            about = dict(device=device_of(twin).type, n_workers=n_workers_of(dl))
+            return Gain(make, own, fit, ways, now, item_costs(dl), batch_costs(dl), about)
     finally: gc.unfreeze()
 
 # %% ../../nbs/show/10_gain.ipynb #gain1005
@@ -297,8 +300,8 @@ def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
         bar.total = 7+len(tried)+2*len(whole)
         for o in tried:
             if o in whole: warm_up(o)
-            look(o)
-        look(*whole[::-1])
+            if not o.failed: look(o)
+        look(*(o for o in whole[::-1] if not o.failed))
         best = Gain(None, None, None, ways).best
         look(*([best] if best else []), stock)
     return ways, clocks[0].epoch_table(seen, stock.visits[-1][-1])

@@ -81,7 +81,7 @@ def wrong_arrows(order, sources):
     place = {o: i for i,o in enumerate(order)}
     own = tuple(f'{o}.' for o in rooms)
     return sorted(f'{m} imports {o}' for m,source in sources.items() for o in imports_of(m, source)
-                  if (o in place or o.startswith(own)) and place.get(o, len(order))>=place[m])
+                  if o!=m and (o in place or o.startswith(own)) and place.get(o, len(order))>=place[m])
 
 def torch_in(module, sources):
     "How `module` comes by torch: itself, or through which other modules"

@@ -809,7 +809,7 @@ def test_the_timer_reports_the_replay_as_one_phase(device, gathered):
     learn = learner(True, cbs=[StepTimerCallback()], gathered=gathered, device=device, drop_last=False)
     learn.fit(3)
     df, replays = learn.step_timer.to_df(), learn.graphed_step.n_replays
-    assert len(df)==18 and df.n_images.tolist()==[*[32]*5, 24]*3 and replays==1+2*4+1         # the short batch trains eagerly once
+    assert len(df)==18 and df.n_images.tolist()==[*[32]*5, 24]*3 and replays==1+2*5+1         # the short batch trains eagerly once
     assert df.graph_ms.notna().sum()==replays and df[df.graph_ms.notna()].backward_ms.isna().all()
     assert (df.step_ms>0).all() and (df.graph_ms.dropna()<=df.step_ms[df.graph_ms.notna()]+1e-3).all()
     assert learn.step_timer.epochs_df().n_images.tolist()==[184]*3
@@ -879,7 +879,7 @@ def test_names_of_a_users_callback_mean_nothing_and_activations_may_be_kept():
 def test_our_own_callbacks_declare_themselves():
     modules = [import_module(o.name) for o in pkgutil.walk_packages(gpubench.__path__, 'gpubench.') if not o.name.endswith('__main__')]
     own = {o for m in modules for o in vars(m).values() if isinstance(o, type) and issubclass(o, Callback) and o.__module__==m.__name__}
-    assert len(own)>10 and {o.__name__ for o in own if not vars(o).get('graph_safe')}=={'LayoutCallback', 'SyncStepCallback', 'WatchMemoryCallback'}   # a base; XLA's; an eager step's
+    assert len(own)>10 and {o.__name__ for o in own if not vars(o).get('graph_safe')}=={'LayoutCallback', 'SyncStepCallback', 'MemoryCallback'}   # a base; XLA's; an eager step's
 
 def test_a_declaration_covers_no_event_that_a_replay_leaves_out():
     learn = learner(True, [LooksWithin()])

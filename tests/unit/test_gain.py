@@ -170,7 +170,7 @@ def made_way(name, kind, *times_s, change=noop, **kwargs): # fits of 5 epochs, w
     return Way(name, change, kind, visits=visits, **kwargs)
 
 NOW = pd.DataFrame(dict(what=['wait for data', 'forward', '  of it in LogCallback'], s=[1., 3., .4], share=[.25, .75, .1]))
-def made_gain(*ways, learn=None): return Gain(lambda: synth_learner(), learn, 'fit', [made_way('as it is', 'stock', 4., 4.4), *ways], NOW, {}, {})
+def made_gain(*ways, learn=None): return Gain(lambda: synth_learner(), learn, 'fit', [made_way('as it is', 'stock', 4., 4.4), *ways], NOW, {}, {}, dict(device='cpu', n_workers=0))
 
 def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
     monkeypatch.setattr('gpubench.run.ways.n_cores', lambda: 8)

@@ -30,7 +30,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
-from gpubench.run.twins import Twins, copy_training
+from gpubench.run.twins import Twins, copy_training, states_kept
 from gpubench.step.fast import speed_up
 
 # ---- what Learners are made of
@@ -223,3 +223,14 @@ def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
         assert (twin.path/'models'/'weights.pth').exists() and not [*tmp_path.iterdir()]
         del make
         assert not twin.path.exists()
+
+
+def test_a_loss_that_names_the_network_leaves_its_gradients(tmp_path):
+    "As in a notebook, whose functions find its variables; twins share them"
+    model = net()
+    learn = learner(model, loss_func=lambda pred, y: F.cross_entropy(pred, y)+penalty_of(globals()['named']))
+    globals()['named'] = model
+    fit(learn)
+    grads = [(o.grad, o.grad.clone()) for o in model.parameters()]
+    with states_kept(learn): fit(copy_training(learn, tmp_path)[0])
+    assert all(p.grad is grad and p.grad.equal(was) for p,(grad,was) in zip(model.parameters(), grads))
