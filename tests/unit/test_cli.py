@@ -317,7 +317,7 @@ def test_a_report_that_cannot_be_written_hides_no_table(call, tmp_path, monkeypa
     def full(path, *args, **kwargs): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(Path, 'write_text', full)
     said = call('report', 'mine', '--json')
-    refused(said, 'the disk is full')
+    refused(said, 'No space left')
     assert [o['bs'] for o in json.loads(said.stdout)]==[64, 64]
 
 @pytest.mark.parametrize('option', ['--html', '--json', '--trace'])
