@@ -167,7 +167,6 @@ TIMES = [ # of an epoch and of a step
         "once an epoch."),
     _measured('half_width_frac', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_warmup_steps n_opt_steps', int),
-    *_fields('measured', 'not_steady', bool),
     _measured('n_images', heading='images trained', dtype=int, meaning=
         "How many training images an epoch really used. fastai drops a last batch that is not "
         "full, so large batches leave out more. A hollow dot leaves out more than 5 %: its epoch "
@@ -211,11 +210,11 @@ COSTS = [ # memory, and what the monitor measured
               meaning='GPU memory in use as the driver reports it, other programs included.'),
     *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz
         power_max_w gpu_mem_max_mib temperature_end_c energy_j energy_error_j cpu_energy_j
-        mem_util_mean_frac power_capped_frac energy_j_per_image cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
-        process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images
-        monitor_cost_frac'''),
+        mem_util_mean_frac power_capped_frac energy_j_per_image cpu_energy_j_per_image
+        cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib
+        monitored_s monitor_n_images monitor_cost_frac'''),
     Field('warm_at_start', 'measured', dtype=bool),
-    *_fields('measured', 'energy_source throttle_seen monitor_note', str),
+    *_fields('measured', 'energy_source monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', meaning=
         "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
         "training continues after the timing. An epoch takes the energy per image times its "
