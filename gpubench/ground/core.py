@@ -276,7 +276,7 @@ def allows_tf32(part)->bool: # `torch.backends.cuda.matmul` or `torch.backends.c
 def end_process(process): # A `Popen` or a multiprocessing `Process`
     "End a process and all that it started in its group, even if it has ended itself; doesn't wait"
     try: os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, AttributeError): process.kill()  # it has no group, or not yet; Windows has none
+    except (OSError, AttributeError): process.kill()  # no group, or not yet; Windows has none
 
 # %% ../../nbs/ground/00_core.ipynb #996bb115
 def _describe_gpu(device):

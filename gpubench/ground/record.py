@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .core import InputError, StateError
+from .core import StateError
 
 # %% ../../nbs/ground/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
@@ -245,7 +245,6 @@ def field(name:str)->Field:
 
 # %% ../../nbs/ground/01_record.ipynb #a12aac23
 SCHEMA_VERSION = 3 # goes up when a field's meaning changes
-_MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
 def plain_record(record:dict)->dict:
     "A record as it reads back from its line of JSON; NaN and infinity are None"
@@ -254,7 +253,7 @@ def plain_record(record:dict)->dict:
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
-        elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
+        elif hasattr(x, 'tolist'): return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
         if x is None or isinstance(x, (bool, int, float)): return x
         return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
@@ -262,8 +261,6 @@ def plain_record(record:dict)->dict:
 
 def records_path(path)->Path:
     "`records.jsonl` in a run's folder, or `path` itself if it ends in .jsonl"
-    if not isinstance(path, (str, os.PathLike)): raise InputError(
-        f"A {type(path).__name__} is no place for records. Use a folder, or a .jsonl file.")
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 
@@ -304,7 +301,7 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         "(its --out, or out=…).")
     for line in filter(bytes.strip, path.read_bytes().split(b'\n')):
         try: row = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError): row = None
+        except ValueError: row = None
         if isinstance(row, dict): rows.append(row)
         else: n_odd += 1
     if n_odd: warnings.warn(f"{n_odd} of the lines in {path} are no records, and are left out.",
