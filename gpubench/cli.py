@@ -168,14 +168,6 @@ def doctor_command(
     return exit_code(exam['findings'])
 
 # %% ../nbs/00_cli.ipynb #76ca9eeb
-def print_lab(lab, with_parameters):
-    "Print what a lab is, and its parameters"
-    from gpubench.course.labs import lab_parameters, type_text
-    _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} '
-           f'· measures {lab.measures}')
-    for o in lab_parameters(lab.path).values() if with_parameters else ():
-        _print(f'    {f"{o.name}: {type_text(o.kind)} = {o.default!r}":<45}  {o.meaning}'.rstrip())
-
 @command
 def labs_command(
     *names:str,
@@ -195,7 +187,7 @@ def labs_command(
     gpubench labs --key > key.md
     """
     from gpubench.course.export import export_labs, teacher_key
-    from gpubench.course.labs import copy_labs, labs_folder, pick_labs
+    from gpubench.course.labs import copy_labs, lab_parameters, labs_folder, pick_labs, type_text
     folder = Path(labs or labs_folder())
     if key: return _print(teacher_key(folder))
     if deeper: folder /= 'deeper'
@@ -207,7 +199,12 @@ def labs_command(
         for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, '
                               'rename yours and copy again.')
     else:
-        for lab in pick_labs(names, folder): print_lab(lab, bool(names))
+        for lab in pick_labs(names, folder):
+            _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · '
+                   f'{lab.needs} · measures {lab.measures}')
+            for o in lab_parameters(lab.path).values() if names else ():
+                words = f'{o.name}: {type_text(o.kind)} = {o.default!r}'
+                _print(f'    {words:<45}  {o.meaning}'.rstrip())
 
 # %% ../nbs/00_cli.ipynb #7175ea71
 def run_all(jobs, folder, *how):

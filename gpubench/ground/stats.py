@@ -192,31 +192,22 @@ def rounds_of(df:pd.DataFrame)->list: # A label for each row
         n[kinds[i]] += 1
     return found
 
-def by_round(
-    df:pd.DataFrame, # Visits; with `round_id` if not all, as all show where a round ends
-    values:str,      # A column
-)->pd.Series: # By round
-    "Values of visits, for `speed_ratio`"
-    rounds = df.round_id if 'round_id' in df else rounds_of(df)
+def by_round(df:pd.DataFrame, values:str)->pd.Series: # Visits with `round_id`, and a column
+    "Values above 0 of visits by round, for `speed_ratio`"
     numbers = pd.to_numeric(df[values], errors='coerce')
-    return pd.Series([*numbers], pd.Index(rounds, name='round_id'), dtype=float)
+    found = pd.Series([*numbers], pd.Index(df.round_id, name='round_id'), dtype=float)
+    return found[found>0]
 
 # %% ../../nbs/ground/02_stats.ipynb #732c3486
 MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom
 
-def speed_ratio(
-    fast,            # Visit medians of a rate, such as images per second; by round if that's known
-    slow,            # The same for the other side
-)->Interval: # All NaN if a side has no value above 0
+def speed_ratio(fast:pd.Series, slow:pd.Series)->Interval: # Rates above 0, as `by_round` has them
     "How many times faster `fast` is than `slow`, within the rounds that they share"
-    sides = [o if isinstance(o, pd.Series) else pd.Series([*o], dtype=float) for o in (fast, slow)]
-    fast, slow = (o[o>0] for o in sides)
-    if not len(fast) or not len(slow): return Interval(float('nan'))
-    if fast.index.name==slow.index.name=='round_id':
-        means = [np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)]
-        both = pd.concat(means, axis=1, join='inner')
-        if len(both)>=MIN_ROUNDS: return ratio_ci(*both.to_numpy().T, paired=True)
-    return ratio_ci(fast, slow)
+    if not len(fast) or not len(slow): return Interval(math.nan)
+    means = [np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)]
+    both = pd.concat(means, axis=1, join='inner')
+    is_paired = len(both)>=MIN_ROUNDS
+    return ratio_ci(*(both.to_numpy().T if is_paired else (fast, slow)), paired=is_paired)
 
 # %% ../../nbs/ground/02_stats.ipynb #901c6755
 _BEST = 'the best of the others' # by medians
@@ -238,7 +229,6 @@ def ratios(
     if isinstance(order, pd.CategoricalDtype): place = order.categories.get_loc
     found = sorted(groups(records, [by]), key=lambda o: place(o[0][0]))
     options, values = [o for (o,),_ in found], [by_round(rows, of) for _,rows in found]
-    values = [o[o>0] for o in values]
     texts, is_rate = [*map(value_text, options)], 'images_per_' in of
     medians = [o.median() for o in values]
     timed = [i for i,o in enumerate(values) if len(o)]
