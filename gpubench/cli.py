@@ -132,10 +132,6 @@ def print_frame(df, form):
     _print(df.to_csv(index=False).rstrip() if form=='csv' else
            df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1))
 
-def for_people(form):
-    "Within `with`, what is printed goes to stderr if a script reads stdout"
-    return redirect_stdout(sys.stderr) if form else nullcontext()
-
 def check_machine(devices, wait):
     "Refuse a busy device unless we wait for it; warn about other programs that use the CPU"
     from gpubench.run.process import device_locks
@@ -148,14 +144,11 @@ def show_report(folder, prices=None, form=None, out=None):
     "Write the report on a folder's records, and print its table and where it is"
     from gpubench.show.findings import summary
     from gpubench.show.report import report, summary_text
-    fault = None  # the page comes first, because the reader may close the pipe
-    try: page = report(folder, prices=prices, out=out).resolve()
-    except UserError as e: fault = e  # a full disk keeps nobody from the table
+    page = report(folder, prices=prices, out=out).resolve()  # the reader may close the pipe
     if form: print_frame(summary(folder, prices), form)
     else:
         for name,table in summary_text(folder, prices).groupby(level=0, sort=False):
             _print(f'\n{name}\n{table.droplevel(0).to_string()}')
-    if fault: raise fault
     _print(f'\nReport: {page}\n        {page.as_uri()}', err=bool(form))
 
 # %% ../nbs/00_cli.ipynb #26f4af09
@@ -175,20 +168,6 @@ def doctor_command(
     return exit_code(exam['findings'])
 
 # %% ../nbs/00_cli.ipynb #76ca9eeb
-def print_lab(lab, with_parameters):
-    "Print what a lab is, and its parameters"
-    from gpubench.course.labs import lab_parameters, type_text
-    _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · {lab.needs} '
-           f'· measures {lab.measures}')
-    for o in lab_parameters(lab.path).values() if with_parameters else ():
-        _print(f'    {f"{o.name}: {type_text(o.kind)} = {o.default!r}":<45}  {o.meaning}'.rstrip())
-
-def print_copied(to, found):
-    "Print what `copy_labs` did"
-    _print(f"{len(found['copied'])} files copied to {to}, {len(found['same'])} were there already.")
-    for o in found['kept']: _print(f'Kept, because it differs from the original: {o}')
-    if found['kept']: _print('To get the original file, rename yours and copy again.')
-
 @command
 def labs_command(
     *names:str,
@@ -208,15 +187,24 @@ def labs_command(
     gpubench labs --key > key.md
     """
     from gpubench.course.export import export_labs, teacher_key
-    from gpubench.course.labs import copy_labs, labs_folder, pick_labs
+    from gpubench.course.labs import copy_labs, lab_parameters, labs_folder, pick_labs, type_text
     folder = Path(labs or labs_folder())
     if key: return _print(teacher_key(folder))
     if deeper: folder /= 'deeper'
     if for_ and not copy: raise click.UsageError(f'--for {for_} needs --copy FOLDER.')
     if for_: _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
-    elif copy: print_copied(copy, copy_labs(copy, folder, names, with_outputs))
+    elif copy:
+        new, same, kept = copy_labs(copy, folder, names, with_outputs).values()
+        _print(f'{len(new)} files copied to {copy}, {len(same)} were there already.')
+        for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, '
+                              'rename yours and copy again.')
     else:
-        for lab in pick_labs(names, folder): print_lab(lab, bool(names))
+        for lab in pick_labs(names, folder):
+            _print(f'{lab.name}\n  {lab.title}\n  {lab.minutes:g} min with the quick profile · '
+                   f'{lab.needs} · measures {lab.measures}')
+            for o in lab_parameters(lab.path).values() if names else ():
+                words = f'{o.name}: {type_text(o.kind)} = {o.default!r}'
+                _print(f'    {words:<45}  {o.meaning}'.rstrip())
 
 # %% ../nbs/00_cli.ipynb #7175ea71
 def run_all(jobs, folder, *how):
@@ -285,10 +273,6 @@ def fetch_images(trials):
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
-def sbatch_options(pairs):
-    "Numbers as such; 'true' is for an option without a value"
-    return {k: int(v) if v.isdigit() else True if v=='true' else v for k,v in pairs}
-
 @command
 def sweep_command(
     dataset:WORDS=None,     # digits, mnist, cifar10, …, or a folder with a folder for each class
@@ -338,12 +322,12 @@ def sweep_command(
     todo = plan({k: v for k,v in settings.items() if v is not None}, here=on!='slurm')
     if not on: check_machine(devices_of(todo), wait)
     out, form = run_path(out), table_form(json_, csv)
-    with for_people(form):
+    with redirect_stdout(sys.stderr) if form else nullcontext():  # for scripts, stdout is the table
         fetch_images(todo)
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each. Results go to {out}')
         df = sweep(todo, seed=seed, repeats=repeats, timeout_s=timeout_s, wait=wait, out=out,
                    retry_failed=retry_failed, monitor=monitor, progress=not no_progress, on=on,
-                   slurm=sbatch_options(slurm))
+                   slurm={k: int(v) if v.isdigit() else v=='true' or v for k,v in slurm})
     show_report(out, form=form)
     return FAILED if len(df) and df.status.ne('ok').any() else OK
 

@@ -9,7 +9,6 @@ __all__ = ['UserError', 'InputError', 'StateError', 'hide_known_warnings', 'is_l
 
 # %% ../../nbs/ground/00_core.ipynb #bd49ac28
 import difflib
-import errno
 import gc
 import hashlib
 import json
@@ -21,12 +20,10 @@ import re
 import signal
 import traceback
 import warnings
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
-from subprocess import TimeoutExpired
 from .. import __version__
 
 # %% ../../nbs/ground/00_core.ipynb #e0070002
@@ -177,13 +174,6 @@ def file_text(path)->str: # Stripped
     try: return Path(path).read_text(errors='replace').strip()
     except OSError: return ''
 
-# %% ../../nbs/ground/00_core.ipynb #9a67f88f
-def write_fault(e:OSError)->tuple[str,str]:
-    "Why a file couldn't be written, and the start of a sentence with the remedy"
-    full = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'your share of the disk is used up'}
-    if e.errno in full: return f'{full[e.errno]} ({e.strerror})', 'Free some space there'
-    return e.strerror or str(e), 'Make the folder writable'
-
 # %% ../../nbs/ground/00_core.ipynb #c7157260
 def is_wsl2(root='/')->bool: # The file system starts at `root`
     "Is this the Windows Subsystem for Linux, version 2?"
@@ -272,11 +262,6 @@ def driver_version()->str|None: # None if no driver answers; `gpubench doctor` f
     finally: nvml.nvmlShutdown()
 
 # %% ../../nbs/ground/00_core.ipynb #8b7a6958
-def signal_name(number:int)->str: # 'SIGKILL' of 9; 'signal 40' of one without a name
-    "What a signal is called"
-    try: return signal.Signals(number).name
-    except ValueError: return f'signal {number}'
-
 def package_version(name:str)->str|None: # None if it isn't installed
     "The version of an installed package"
     try: return version(name)
@@ -288,18 +273,10 @@ def allows_tf32(part)->bool: # `torch.backends.cuda.matmul` or `torch.backends.c
     except RuntimeError: return getattr(part, 'conv', part).fp32_precision=='tf32'
 
 # %% ../../nbs/ground/00_core.ipynb #0137eb96
-def end_process(
-    process,      # A `Popen` or a multiprocessing `Process`; None if only its group is left
-    pid=None,     # Its process ID, if there is no `process`
-    ask_s=0.,     # Seconds that a `Popen` has to end by itself, after SIGTERM
-):
+def end_process(process): # A `Popen` or a multiprocessing `Process`
     "End a process and all that it started in its group, even if it has ended itself; doesn't wait"
-    if ask_s:
-        process.terminate()
-        with suppress(TimeoutExpired): process.wait(ask_s)
-    try: os.killpg(pid or process.pid, signal.SIGKILL)
-    except (OSError, AttributeError):  # it has no group, or not yet; Windows has none
-        if process: process.kill()
+    try: os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, AttributeError): process.kill()  # no group, or not yet; Windows has none
 
 # %% ../../nbs/ground/00_core.ipynb #996bb115
 def _describe_gpu(device):
@@ -308,10 +285,6 @@ def _describe_gpu(device):
     p = torch.cuda.get_device_properties(pick_device(device or 'cuda').index or 0)
     return dict(gpu=p.name, gpu_memory_gib=round(p.total_memory/2**30, 1),
                 n_gpus=torch.cuda.device_count())
-
-def fingerprint(lasting:dict)->str: # 8 hexadecimal digits
-    "A machine's short name: a hash of what speed depends on and what stays the same day to day"
-    return hashlib.sha1(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:8]
 
 # %% ../../nbs/ground/00_core.ipynb #5a7c0002
 _READ_BY_LIBRARIES = ( # environment variables; OMP_NUM_THREADS and the like show in `torch_threads`
@@ -340,7 +313,8 @@ def describe_machine(device=None)->dict: # Flat; None if unknown; sizes in GiB
                    fastai=package_version('fastai'))
     hashed = lasting | dict(python=python.rpartition('.')[0], os=system)
     if str(device)=='xla': hashed['xla'] = package_version('torch_xla')
-    return dict(fingerprint=fingerprint(hashed)) | lasting | dict(
+    name = hashlib.sha1(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]
+    return dict(fingerprint=name) | lasting | dict(
         ram_gib=round(memory_bytes()[0]/2**30, 1), os=f'{system} {platform.release()}',
         driver=driver_version(), cuda=torch.version.cuda, **inherited(),
         cudnn=cudnn and f'{cudnn//10000}.{cudnn%10000//100}.{cudnn%100}', # 92600 is 9.26.0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .core import InputError, StateError
+from .core import StateError
 
 # %% ../../nbs/ground/01_record.ipynb #e2fd9360
 UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it ends in
@@ -167,7 +167,6 @@ TIMES = [ # of an epoch and of a step
         "once an epoch."),
     _measured('half_width_frac', "half width of the step's interval"),
     *_fields('measured', 'n_rounds n_timed_steps n_warmup_steps n_opt_steps', int),
-    *_fields('measured', 'not_steady', bool),
     _measured('n_images', heading='images trained', dtype=int, meaning=
         "How many training images an epoch really used. fastai drops a last batch that is not "
         "full, so large batches leave out more. A hollow dot leaves out more than 5 %: its epoch "
@@ -211,11 +210,11 @@ COSTS = [ # memory, and what the monitor measured
               meaning='GPU memory in use as the driver reports it, other programs included.'),
     *_fields('measured', '''temperature_start_c sm_clock_start_mhz sm_clock_mean_mhz
         power_max_w gpu_mem_max_mib temperature_end_c energy_j energy_error_j cpu_energy_j
-        mem_util_mean_frac power_capped_frac energy_j_per_image cpu_energy_j_per_image cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib
-        process_ram_max_mib monitored_s monitor_n_samples monitor_interval_s monitor_n_images
-        monitor_cost_frac'''),
+        mem_util_mean_frac power_capped_frac energy_j_per_image cpu_energy_j_per_image
+        cpu_mean_frac process_mean_cores worker_mean_frac ram_max_mib process_ram_max_mib
+        monitored_s monitor_n_images monitor_cost_frac'''),
     Field('warm_at_start', 'measured', dtype=bool),
-    *_fields('measured', 'energy_source throttle_seen monitor_note', str),
+    *_fields('measured', 'energy_source monitor_note', str),
     _measured('epoch_j', 'energy of an epoch', 'epoch', meaning=
         "Energy of the GPU alone for visits on a GPU, of the CPU for the others, read while "
         "training continues after the timing. An epoch takes the energy per image times its "
@@ -246,7 +245,6 @@ def field(name:str)->Field:
 
 # %% ../../nbs/ground/01_record.ipynb #a12aac23
 SCHEMA_VERSION = 3 # goes up when a field's meaning changes
-_MAX_NUMBERS = 10_000 # of an array; a larger one becomes text
 
 def plain_record(record:dict)->dict:
     "A record as it reads back from its line of JSON; NaN and infinity are None"
@@ -255,7 +253,7 @@ def plain_record(record:dict)->dict:
         if isinstance(x, (list, tuple)): return [plain(o) for o in x]
         n = x.numel() if hasattr(x, 'numel') else getattr(x, 'size', None)
         if hasattr(x, 'item') and n==1: x = x.item() # a scalar of numpy or torch
-        elif hasattr(x, 'tolist') and (n or 0)<=_MAX_NUMBERS: return plain(x.tolist())
+        elif hasattr(x, 'tolist'): return plain(x.tolist())
         if isinstance(x, float) and not math.isfinite(x): return None
         if x is None or isinstance(x, (bool, int, float)): return x
         return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
@@ -263,8 +261,6 @@ def plain_record(record:dict)->dict:
 
 def records_path(path)->Path:
     "`records.jsonl` in a run's folder, or `path` itself if it ends in .jsonl"
-    if not isinstance(path, (str, os.PathLike)): raise InputError(
-        f"A {type(path).__name__} is no place for records. Use a folder, or a .jsonl file.")
     path = Path(path)
     return path if path.suffix=='.jsonl' else path/'records.jsonl'
 
@@ -305,7 +301,7 @@ def record_rows(path)->list[dict]: # One per visit, in the order written
         "(its --out, or out=…).")
     for line in filter(bytes.strip, path.read_bytes().split(b'\n')):
         try: row = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError): row = None
+        except ValueError: row = None
         if isinstance(row, dict): rows.append(row)
         else: n_odd += 1
     if n_odd: warnings.warn(f"{n_odd} of the lines in {path} are no records, and are left out.",

@@ -8,11 +8,10 @@ __all__ = ['Interval', 'median_ci', 'ratio_ci', 'compare_words', 'is_steady', 'r
 # %% ../../nbs/ground/02_stats.ipynb #264be9f4
 import json
 import math
-import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from .core import InputError, check_value, is_number, nearest
+from .core import InputError, is_number, nearest
 from .record import FIELDS, INHERITED
 import numpy as np
 import pandas as pd
@@ -50,10 +49,8 @@ class Interval:
 # %% ../../nbs/ground/02_stats.ipynb #0832f34b
 LEVEL = .95 # the coverage wanted
 
-def _finite(x, name='x'):
-    try: x = np.asarray(x, float).ravel()
-    except (TypeError, ValueError) as e: raise InputError(
-        f"{name} is {reprlib.repr(x)}, but it has to be numbers ({e}).") from None
+def _finite(x):
+    x = np.asarray(x, float).ravel()
     return x[np.isfinite(x)]
 
 def ci_rank(n):
@@ -92,18 +89,16 @@ def ratio_ci(
 )->Interval: # Of a/b; no interval with fewer than two visits on a side
     "a/b with an interval: Welch's t (1947) on logarithms (Kalibera & Jones, ISMM 2013)"
     def logs(x, name):
-        if not len(x): raise InputError(
-            f"`{name}` holds no finite value. Give the medians of its visits.")
-        if min(x)<=0: raise InputError(
-            f"`{name}` holds {min(x):g}; a ratio of times needs values above 0.")
-        return np.log(x)
+        if len(x) and min(x)>0: return np.log(x)
+        raise InputError(f"`{name}` has to hold values above 0, such as the medians of its visits; "
+                         f"it holds {min(x, default='no number')}.")
     if paired:
         if len(a)!=len(b): raise InputError(
             f"`a` has {len(a)} values and `b` has {len(b)}; pairs need equally many.")
         pairs = np.column_stack([a, b]).astype(float)
         a, b = pairs[np.isfinite(pairs).all(1)].T
         a, b = np.sort(logs(a, 'a')-logs(b, 'b')), np.zeros(len(a)) # Student's t (1908)
-    else: a, b = (logs(np.sort(_finite(x, name)), name) for x,name in ((a, 'a'), (b, 'b')))
+    else: a, b = (logs(np.sort(_finite(x)), name) for x,name in ((a, 'a'), (b, 'b')))
     mid = a.mean()-b.mean()
     if min(len(a), len(b))<2: return Interval(math.exp(mid))
     va, vb = a.var(ddof=1)/len(a), b.var(ddof=1)/len(b)
@@ -127,7 +122,6 @@ def is_steady(
     level:float=.8, # The confidence needed to call it a drift
 )->bool:
     "Do eight values or more drift by at most their noise or 1 %? (Theil 1950, Sen 1968)"
-    check_value('level', level, is_number(level) and 0<level<1, 'a fraction, such as .8')
     x = _finite(x)
     if len(x)<8: return False
     slope, _, lo, hi = sps.theilslopes(x, alpha=level)
@@ -198,31 +192,22 @@ def rounds_of(df:pd.DataFrame)->list: # A label for each row
         n[kinds[i]] += 1
     return found
 
-def by_round(
-    df:pd.DataFrame, # Visits; with `round_id` if not all, as all show where a round ends
-    values:str,      # A column
-)->pd.Series: # By round
-    "Values of visits, for `speed_ratio`"
-    rounds = df.round_id if 'round_id' in df else rounds_of(df)
+def by_round(df:pd.DataFrame, values:str)->pd.Series: # Visits with `round_id`, and a column
+    "Values above 0 of visits by round, for `speed_ratio`"
     numbers = pd.to_numeric(df[values], errors='coerce')
-    return pd.Series([*numbers], pd.Index(rounds, name='round_id'), dtype=float)
+    found = pd.Series([*numbers], pd.Index(df.round_id, name='round_id'), dtype=float)
+    return found[found>0]
 
 # %% ../../nbs/ground/02_stats.ipynb #732c3486
 MIN_ROUNDS = 3 # that a ratio's sides share; a pair for each of two leaves one degree of freedom
 
-def speed_ratio(
-    fast,            # Visit medians of a rate, such as images per second; by round if that's known
-    slow,            # The same for the other side
-)->Interval: # All NaN if a side has no value above 0
+def speed_ratio(fast:pd.Series, slow:pd.Series)->Interval: # Rates above 0, as `by_round` has them
     "How many times faster `fast` is than `slow`, within the rounds that they share"
-    sides = [o if isinstance(o, pd.Series) else pd.Series([*o], dtype=float) for o in (fast, slow)]
-    fast, slow = (o[o>0] for o in sides)
-    if not len(fast) or not len(slow): return Interval(float('nan'))
-    if fast.index.name==slow.index.name=='round_id':
-        means = [np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)]
-        both = pd.concat(means, axis=1, join='inner')
-        if len(both)>=MIN_ROUNDS: return ratio_ci(*both.to_numpy().T, paired=True)
-    return ratio_ci(fast, slow)
+    if not len(fast) or not len(slow): return Interval(math.nan)
+    means = [np.exp(np.log(o).groupby(level=0).mean()) for o in (fast, slow)]
+    both = pd.concat(means, axis=1, join='inner')
+    is_paired = len(both)>=MIN_ROUNDS
+    return ratio_ci(*(both.to_numpy().T if is_paired else (fast, slow)), paired=is_paired)
 
 # %% ../../nbs/ground/02_stats.ipynb #901c6755
 _BEST = 'the best of the others' # by medians
@@ -244,7 +229,6 @@ def ratios(
     if isinstance(order, pd.CategoricalDtype): place = order.categories.get_loc
     found = sorted(groups(records, [by]), key=lambda o: place(o[0][0]))
     options, values = [o for (o,),_ in found], [by_round(rows, of) for _,rows in found]
-    values = [o[o>0] for o in values]
     texts, is_rate = [*map(value_text, options)], 'images_per_' in of
     medians = [o.median() for o in values]
     timed = [i for i,o in enumerate(values) if len(o)]

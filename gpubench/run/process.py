@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from ..ground.core import (
-    InputError, StateError, end_process, inherited, pick_device, signal_name, user_place)
+    InputError, StateError, end_process, inherited, pick_device, user_place)
 from ..ground.record import plain_record
 
 # %% ../../nbs/run/05_process.ipynb #9f8b9c99
@@ -129,7 +129,7 @@ def _result(line, process, timeout_s):
     code = process.exitcode
     if code>=0: error = f'The process ended with exit code {code} before it gave a result.'
     else:
-        name = signal_name(-code)
+        name = signal.Signals(-code).name
         error = f'The process was killed by {name}.{_DEATH_HINTS.get(name, "")}'
     return dict(status='killed', error=error)
 

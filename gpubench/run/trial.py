@@ -288,7 +288,7 @@ def warm_up(
     learn:Learner, # With everything that the timed fit will have
     trial:Trial,   # Resolved
     timer=None,    # A `StepTimerCallback`; tests pass one with their own clock
-)->dict: # `warmup_s`, `n_warmup_steps`, `not_steady`
+)->dict: # `warmup_s`, `n_warmup_steps`
     "Train until the steps are steady, or for about 3 s or 40 steps; then undo what was learned"
     start_s, timer, put_back = perf_counter(), timer or StepTimerCallback(), remember(learn)
     graph = getattr(learn, 'graphed_step', None)
@@ -300,15 +300,13 @@ def warm_up(
         if timer.steps and not ms: return 8 # the first steps compile and capture
         if hasattr(learn, 'sync_step') and len(ms)<16: return 8 # the first ones are compiled
         return max(0, min(8, WARM_UP_STEPS-len(ms), int((WARM_UP_MS-sum(ms))/ms[-1]))) if ms else 2
-    cb = _ShortEpochsCallback(lambda: is_steady(steps()[-20:]), n_next)
-    cb.train(learn, trial, timer)
+    _ShortEpochsCallback(lambda: is_steady(steps()[-20:]), n_next).train(learn, trial, timer)
     if trial.device=='xla': learn.validate() # which XLA compiles, too
     put_back()
     wait_for(trial.device) # or XLA runs it with the first step
     set_seed(trial.seed)
     learn.dls.train.rng.seed(trial.seed)
-    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps),
-                not_steady=not cb.enough)
+    return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=len(timer.steps))
 
 # %% ../../nbs/run/03_trial.ipynb #45a761f6
 def _trial_dls(trial):

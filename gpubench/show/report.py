@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..ground.core import StateError, write_fault
+from ..ground.core import StateError
 from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
 from ..ground.series import SETTINGS, setting_label, succeeded
 from ..ground.stats import Interval, is_known, plain_value
@@ -222,8 +222,7 @@ def report(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding='utf-8', errors='backslashreplace')
-    except OSError as e:
-        why, remedy = write_fault(e)
-        raise StateError(f'The page cannot be written to {path}: {why}. {remedy}, or name another '
-                         "place: out='reports' (--out reports).") from e
+    except OSError as e: raise StateError(
+        f"The page cannot be written to {path}: {e.strerror or e}. Free some space there, make the "
+        "folder writable, or name another place: out='reports' (--out reports).") from e
     return path

@@ -318,16 +318,13 @@ def is_warm(c, mhz, mean_c, mean_mhz): # at the start, beside its means; None if
 @patch
 def summary(self:Monitor)->dict: # Flat; None where not measured
     "What the machine did during all fits so far, in the form of a trial's record"
-    samples, enough, notes = self.to_df(), self.is_enough, self.notes
+    df, enough, notes = by_sample(self.to_df()), self.is_enough, self.notes
     length_s, n_images = sum(o.length_s for o in self.fits), self.epochs_df().n_images.sum()
     if self.fits and not enough: notes = [
         f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on "
         "a GPU), so no means are given. Train longer.", *notes]
-    words = samples.throttle_words.dropna()
-    seen = ', '.join(sorted({*', '.join(words).split(', ')}-{''})) if len(words) else None
-    df = by_sample(samples)
     def mean(column): return time_mean(df, column) if enough else None
-    row = {k: mean(o) for k,o in MEANS.items()} | dict(throttle_seen=seen)
+    row = {k: mean(o) for k,o in MEANS.items()}
     row |= {k: float(df[o].max()) if df[o].notna().any() else None for k,o in MAXIMA.items()}
     c, mhz = (df[o].dropna().tolist() or [None] for o in ('temperature_c', 'sm_clock_mhz'))
     row |= dict(temperature_start_c=c[0], temperature_end_c=c[-1], sm_clock_start_mhz=mhz[0],
@@ -335,11 +332,8 @@ def summary(self:Monitor)->dict: # Flat; None where not measured
     row |= self.energy(df, 'energy_counter_j')
     cpu = self.energy(df.assign(power_w=np.nan), 'cpu_energy_counter_j')
     row |= dict(cpu_energy_j=cpu['energy_j'], cpu_energy_j_per_image=cpu['energy_j_per_image'])
-    gaps = df.groupby('fit').time_s.diff().dropna()
     return row | dict(
-        monitored_s=float(length_s), monitor_n_samples=sum(o.n for o in self.fits),
-        monitor_n_images=int(n_images) or None,
-        monitor_interval_s=float(gaps.mean()) if len(gaps) else None,
+        monitored_s=float(length_s), monitor_n_images=int(n_images) or None,
         monitor_cost_frac=sum(o.cpu_s for o in self.fits)/length_s if length_s>0 else None,
         monitor_note=' '.join(notes) or None)
 

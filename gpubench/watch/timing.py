@@ -12,7 +12,7 @@ from copy import deepcopy
 from time import perf_counter
 from weakref import finalize
 
-from ..ground.core import StateError, check_value, is_number, wait_for
+from ..ground.core import StateError, wait_for
 from ..ground.record import PHASE_NAMES
 import numpy as np
 import pandas as pd
@@ -343,8 +343,6 @@ def to_df(self:StepTimerCallback,
     skip:int=0, # Leave out this many steps at the start of each epoch
 )->pd.DataFrame: # One row a step: `fit`, `epoch`, `step`, `n_images`, phases, `other_ms`, `step_ms`
     "The training steps of all fits so far"
-    is_number_of_steps = is_number(skip, whole=True) and skip>=0
-    check_value('skip', skip, is_number_of_steps, 'a number of steps, 0 or more')
     df = pd.DataFrame(self.steps, columns=STEP_COLUMNS)
     df = df.astype(dict.fromkeys((*PHASES, 'other_ms', 'step_ms'), float))
     return df[df.step>=skip].reset_index(drop=True)

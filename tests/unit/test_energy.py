@@ -77,7 +77,7 @@ def test_a_monitored_sweep_and_records_without_a_monitor(tmp_path, capsys):
 
 def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
     df = sweep(dict(device='cpu', max_images=300), repeats=1, twin=None, progress=False, out=tmp_path, **QUICK, monitor=True)
-    assert df.status.tolist()==['ok'] and df.monitor_n_samples.item()>3 and df.cpu_mean_frac.item()>0 and df.energy_j_per_image.isna().all()
+    assert df.status.tolist()==['ok'] and df.cpu_mean_frac.item()>0 and df.energy_j_per_image.isna().all()
 
 @pytest.mark.slow
 def test_nothing_that_the_monitor_says_is_taken_for_a_setting():

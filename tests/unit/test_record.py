@@ -30,8 +30,8 @@ def test_what_nobody_declared_is_kept_and_not_shown(tmp_path):
 
 
 def test_arrays_are_lists(tmp_path):
-    append_record(tmp_path, dict(losses=np.linspace(2, 1, 1500), ids=torch.arange(3), many=np.zeros(10**6)))
+    append_record(tmp_path, dict(losses=np.linspace(2, 1, 1500), ids=torch.arange(3)))
     row = read_records(tmp_path).iloc[0]
-    assert row.losses[0]==2 and row.losses[-1]==1 and len(row.losses)==1500 and row.ids==[0, 1, 2] and row.many.startswith('[0.')
+    assert row.losses[0]==2 and row.losses[-1]==1 and len(row.losses)==1500 and row.ids==[0, 1, 2]
 
 
