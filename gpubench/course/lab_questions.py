@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from .lab_functions import FUNCTIONS, LabFunction
+from .lab_functions import FUNCTIONS
 from .labs import labs_folder
 
 # %% ../../nbs/course/03_lab_questions.ipynb #e6f57c11

@@ -12,12 +12,10 @@ import os
 from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from ..ground.core import (
     InputError, StateError, check_value, check_whole, memory_bytes, n_cores, one_of, pick_device)
 from .folders import IMAGE_SUFFIXES, scan
-from .sets import (DATASETS, ImageSet, check_dataset, check_labels, find_folder, get_images,
-                           is_path, print_once, write_out)
+from .sets import DATASETS, ImageSet, get_images, is_path, print_once, write_out
 import numpy as np
 import torch
 from fastai.data.block import CategoryBlock, DataBlock

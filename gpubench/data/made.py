@@ -160,7 +160,6 @@ def draw_digits(
 
 # %% ../../nbs/data/01_made.ipynb #d89691dc
 # of all 70,000 images of 28 px
-DIGITS_SHA256 = '57e6818011d13d74c83a290a3ebb0c262612c360bdd3c465ecd103ca7bf8d47f'
 
 def keep_digits()->np.ndarray: # (70000, 28, 28) uint8, read from disk as needed
     "All images of 'digits60k' at 28 px, drawn on first use"

@@ -119,7 +119,7 @@ PARTS = { # of `speed_up`; a record has each as True or False instead of the tex
     'defer_losses': 'the losses of many steps are read together',
     'fused': 'the optimizer steps in one launch',
     'graph': 'the whole step is one CUDA graph, with the fused optimizer; GPUs only',
-    'compile': 'the graph has the kernels of `torch.compile`',
+    'compile': 'the graph has the kernels of `torch.compile`, and the fastest of cuDNN',
     'search_kernels': 'cuDNN times its kernels and keeps the fastest; GPUs only',
     'keep_pages': 'glibc reuses large blocks of memory; CPUs only',
     'onednn': "activations in the layout of oneDNN's kernels; CPUs only"}

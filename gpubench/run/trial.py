@@ -32,7 +32,8 @@ from ..ground.core import (
     has_bf16, is_number, nearest, one_of, pick_device, wait_for)
 from ..ground.record import PARTS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
-from ..data.loaders import check_dataset, check_labels, find_folder, get_dls, is_path
+from ..data.loaders import get_dls
+from ..data.sets import check_dataset, check_labels, find_folder, is_path
 from .models import MODELS, count_params, find_factory, get_model
 from ..watch.timing import StepTimerCallback, SyncStepCallback
 from ..data.images import NotTaken, batches_ahead

@@ -21,7 +21,7 @@ from ..ground.core import StateError
 from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
 from ..ground.series import SETTINGS, setting_label, succeeded
 from ..ground.stats import Interval, is_known, plain_value
-from .compare import add_prices, compare_sides, pick_base, read_runs, run_name
+from .compare import add_prices, compare_sides, pick_base, read_runs
 from .draw import drawing
 from .findings import add_labels, by_size, findings, is_fair, summary
 from .plot import (
