@@ -3,7 +3,6 @@ recording, as a CUDA graph does, so that a rate, a batch or a gradient that was 
 import gc
 import math
 import pkgutil
-import random
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial, wraps
@@ -35,7 +34,6 @@ from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
 from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
-from gpubench.run.models import get_model
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse, unfuse
 from gpubench.run.process import Surroundings

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from time import perf_counter, sleep
 
 import numpy as np
