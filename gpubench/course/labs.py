@@ -261,11 +261,11 @@ def prepare_run(
     return plan_jobs(picked, device, plan)
 
 # %% ../../nbs/course/01_labs.ipynb #14eb5788
-def own_kernel(lab)->type: # `lab`: its name, which records will have
+def own_kernel()->type:
     "A kernel manager class that starts this very Python, whatever kernels are registered"
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
-    env = dict(MPLBACKEND='module://matplotlib_inline.backend_inline', GPUBENCH_LAB=lab)
+    env = dict(MPLBACKEND='module://matplotlib_inline.backend_inline')
 
     class OwnKernelManager(AsyncKernelManager):
         def _kernel_spec_manager_default(self):
@@ -314,7 +314,7 @@ def run_papermill(job, target, timeout_s, progress):
     return papermill.execute_notebook(
         literal(job.lab.path), literal(target),
         parameters=job.params | dict(device=job.device, out=str(target.parent)),
-        kernel_name='python3', language='python', kernel_manager_class=own_kernel(job.lab.name),
+        kernel_name='python3', language='python', kernel_manager_class=own_kernel(),
         execution_timeout=timeout_s, start_timeout=180, iopub_timeout=60,
         progress_bar=progress and dict(desc=job.lab.name))
 

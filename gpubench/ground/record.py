@@ -50,7 +50,7 @@ class Field:
 def _fields(kind, names, dtype=float): return [Field(o, kind, dtype=dtype) for o in names.split()]
 
 ABOUT = [ # which visit this is and how it ended
-    *_fields('about', 'trial_id status error time_utc lab unverified', str),
+    *_fields('about', 'trial_id status error time_utc unverified', str),
     Field('machine', 'about', heading='name in the records', dtype=str),
     Field('sweep_id', 'about', dtype=str), # that numbered the rounds
     *_fields('about', 'visit round schema', int), Field('twin', 'about', dtype=bool),

@@ -9,7 +9,6 @@ __all__ = ['grid', 'plan', 'sweep', 'noise_floor']
 import hashlib
 import inspect
 import json
-import os
 import random
 import re
 from collections import Counter, defaultdict
