@@ -203,12 +203,11 @@ def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
     rows, options = [*map(_fields_of, points)], inspect.signature(run).parameters.values()
     usual = {o.name: o.default for o in options if o.default is not o.empty and o.name!='trial'}
     varied = [k for k in rows[0] if len({value_text(o.get(k)) for o in rows})>1]
-    lab = dict(lab=os.environ['GPUBENCH_LAB']) if 'GPUBENCH_LAB' in os.environ else {}
     def visit(point, fields):
         known = about(point) if run is run_trial else _about_own(run, point, fit)
         how = {k: v for k,v in usual.items() if k not in fields} | measure
         label = ' '.join(f'{k}={fields.get(k)}' for k in varied)
-        row = plain_record(known | lab | dict(measure=how, twin=False, round=0))
+        row = plain_record(known | dict(measure=how, twin=False, round=0))
         return Visit(point, row, label)
     each = _each_once(map(visit, points, rows))
     if twin is True: twin = len(each)//2 if len(each)>1 and repeats>1 else None
