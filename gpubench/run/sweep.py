@@ -211,7 +211,8 @@ def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
         return Visit(point, row, label)
     each = _each_once(map(visit, points, rows))
     if twin is True: twin = len(each)//2 if len(each)>1 and repeats>1 else None
-    if twin is not None: each.append(replace(each[twin], row=each[twin].row | dict(twin=True)))
+    if twin is not None and twin is not False:
+        each.append(replace(each[twin], row=each[twin].row | dict(twin=True)))
     rng = random.Random(seed)
     return [replace(o, row=o.row | dict(round=i)) for i in range(repeats)
             for o in rng.sample(each, len(each))]
