@@ -57,6 +57,7 @@ _WANTED = {str: 'text in quotes', bool: 'True or False', float: 'a number above 
 def _checked(name, kind, value): # `kind`: a type, or one that may also be None
     "The value as Python's own type, so that equal trials hash alike"
     if isinstance(value, np.generic): value = value.item()
+    if isinstance(value, Path): value = str(value)
     kind, *others = getattr(kind, '__args__', [kind])
     if value is None and others: return None
     if kind is int:
