@@ -13,7 +13,7 @@ assert {'as it is', 'no wait for images', 'images decoded once', 'speed_up(learn
 # %% The page has every sentence that the lab printed, and the student's own
 import html
 text = html.unescape(page.read_text(encoding='utf-8')).replace('\xa0', ' ')
-assert 'were predicted' in text and all(o in text for o in (*ways_said, *costs_said, one_said, said)) and text.count('<li>')==2+3+2
+assert 'predicted: ' in text and all(o in text for o in (*ways_said, *costs_said, one_said, said)) and text.count('<li>')==2+3+2
 assert len(ways_said)==2 and len(costs_said)==3 and [o.endswith(' accurate.') for o in costs_said]==[False, True, True]
 again('my_words = None', my_words='I changed <nothing>.')
 assert '<li>I changed &lt;nothing&gt;.</li>' in page.read_text(encoding='utf-8')
