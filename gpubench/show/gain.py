@@ -156,7 +156,7 @@ def reason(self:Gain)->str:
     shares += [(o.share, 'own', o.what.removeprefix(OF_IT)) for o in own.itertuples()]
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
     if not shares: return f'{refused} No single change brings more than this minute can show.'.lstrip()
-    share, kind, name = max(shares)
+    share, kind, name = max([o for o in shares if not o[2].startswith('batch ')] or shares)
     few = [o for o in shares if o[2].startswith('batch ') and o[0]>MIN_FEWER]
     if few and kind=='limit': share, kind, name = few[0]    # each batch takes its time, not each image
     what = (f'goes to {name}.' if kind=='own' else f'is saved by: {name}.' if kind!='limit' else

@@ -107,11 +107,11 @@ def test_only_an_error_for_users_is_shown_as_one(function, args, call, tmp_path,
 
 # run
 
-RECORD_ONE = f'from gpubench import append_record\nappend_record(out, {made_up_visit()!r})'
+RECORD_ONE = f'from gpubench.ground.record import append_record\nappend_record(out, {made_up_visit()!r})'
 
 @pytest.mark.slow
 def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
-    write_lab(labs, '01_small', 'from gpubench import append_record\nfor v in range(n):\n'
+    write_lab(labs, '01_small', 'from gpubench.ground.record import append_record\nfor v in range(n):\n'
               f'    append_record(out, {made_up_visit()!r} | dict(visit=v, seed=seed, lr=lr))',
               extra='n: int = 1  # visits\nlr: float = .1')
     (tmp_path/'p.yaml').write_text('seed: 3\n01_small:\n  n: 4\n  lr: .5\n')

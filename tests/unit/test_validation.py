@@ -46,7 +46,7 @@ def test_a_fit_with_larger_batches_has_the_same_metrics():
         o.fit(3, 1e-2)
     torch.testing.assert_close(*[torch.tensor([list(v) for v in o.recorder.values]) for o in (stock, larger)])
     for a,b in zip(stock.model.parameters(), larger.model.parameters(), strict=True): assert torch.equal(a, b)
-    assert (stock.sizes.seen, larger.sizes.seen)==([5]*16+[2], [20]*4+[2]) and 'at once instead of 5' in str(done)
+    assert (stock.sizes.seen, larger.sizes.seen)==([5]*16+[2], [82]) and 'at once instead of 5' in str(done)
     assert larger.graphed_step.n_replays
     preds = [o.get_preds(with_loss=True) for o in (stock, larger)]
     for a,b in zip(*preds, strict=True): torch.testing.assert_close(a, b)
