@@ -261,7 +261,7 @@ def run_command(
     from_file = {} if file is None else read_parameters(file)
     jobs = prepare_run(names, device or (), profile, from_file, dict(param), folder=folder)
     check_machine(job_devices(jobs), wait)
-    is_shown = not no_progress and bool(sys.stderr)  # a daemon has none
+    is_shown = not no_progress and bool(sys.stderr) and sys.stderr.isatty()  # a daemon has none
     return OK if run_all(jobs, run_path(out), timeout_s, is_shown, wait) else FAILED
 
 # %% ../nbs/00_cli.ipynb #bbba9776
