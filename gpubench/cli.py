@@ -121,9 +121,10 @@ FILE = click.Path(dir_okay=False, writable=True)  # refused before anything is m
 COUNT = click.IntRange(1)
 
 # %% ../nbs/00_cli.ipynb #f940e471
+def at_terminal(): return bool(sys.stderr) and sys.stderr.isatty() # a daemon has no stderr
 def print_at_once(words):
     "Print a line on stderr if that is a terminal"
-    if sys.stderr and sys.stderr.isatty(): _print(words, err=True)
+    if at_terminal(): _print(words, err=True)
 
 def table_form(as_json, as_csv): return 'json' if as_json else 'csv' if as_csv else None
 
@@ -261,7 +262,7 @@ def run_command(
     from_file = {} if file is None else read_parameters(file)
     jobs = prepare_run(names, device or (), profile, from_file, dict(param), folder=folder)
     check_machine(job_devices(jobs), wait)
-    is_shown = not no_progress and bool(sys.stderr) and sys.stderr.isatty()  # a daemon has none
+    is_shown = not no_progress and at_terminal()
     return OK if run_all(jobs, run_path(out), timeout_s, is_shown, wait) else FAILED
 
 # %% ../nbs/00_cli.ipynb #bbba9776
@@ -326,7 +327,7 @@ def sweep_command(
         fetch_images(todo)
         _print(f'{len(todo)} combination(s), {repeats} visit(s) each. Results go to {out}')
         df = sweep(todo, seed=seed, repeats=repeats, timeout_s=timeout_s, wait=wait, out=out,
-                   retry_failed=retry_failed, monitor=monitor, progress=not no_progress, on=on,
+                   retry_failed=retry_failed, monitor=monitor, progress=not no_progress and at_terminal(), on=on,
                    slurm={k: int(v) if v.isdigit() else v=='true' or v for k,v in slurm})
     show_report(out, form=form)
     return FAILED if len(df) and df.status.ne('ok').any() else OK
