@@ -254,16 +254,14 @@ class SeenCallback(WatchFitCallback):
 # %% ../../nbs/run/03_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
     "Trains short epochs of `n_next()` steps until that is 0, or `is_enough()`"
-    order, graph_safe, enough = StepTimerCallback.order, 'counts', False
+    order, graph_safe = StepTimerCallback.order, 'counts'
     def __init__(self, is_enough, n_next): self.is_enough, self.n_next = is_enough, n_next
     def before_epoch(self):
         n_images = max(1, agree(self.n_next()))*self.dls.train.bs*n_ranks()
         self.dls.train.n = min(self.n, n_images)
     def before_validate(self):
         raise CancelFitException() if self.is_over() else CancelValidException()
-    def is_over(self):
-        self.enough = agree(self.is_enough())
-        return self.enough or agree(self.n_next())<1
+    def is_over(self): return agree(self.is_enough()) or agree(self.n_next())<1
     def train(self, learn, trial, *others):
         "Train until it is over, then restore the length of an epoch"
         self.n = learn.dls.train.n
