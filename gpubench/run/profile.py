@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHORT_US', 'N_LEAD', 'Span', 'Profile', 'merged', 'idle_table', 'device_spans', 'PhaseClockCallback', 'keep_turns',
-           'ProfilerCallback', 'profile_steps', 'write_trace', 'tensors_in', 'tensor_mib', 'MemoryCallback',
-           'memory_table']
+           'ProfilerCallback', 'profile_steps', 'write_trace', 'tensor_mib', 'MemoryCallback', 'memory_table']
 
 # %% ../../nbs/run/10_profile.ipynb #ac487b1d
 import gzip
@@ -25,8 +24,8 @@ import pandas as pd
 import torch
 from fastai.callback.core import Callback, CancelFitException
 from fastcore.basics import patch
-from fastcore.foundation import L
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 from ..ground.core import StateError, wait_for
 from ..step.fast import GraphedStepCallback
@@ -233,15 +232,9 @@ def write_trace(
     return path
 
 # %% ../../nbs/run/10_profile.ipynb #memo1002
-def tensors_in(o):
-    "All tensors in nested lists, tuples and dicts"
-    if isinstance(o, torch.Tensor): yield o
-    elif isinstance(o, dict): yield from tensors_in([*o.values()])
-    elif isinstance(o, (list, tuple, L)):
-        for x in o: yield from tensors_in(x)
-
-def tensor_mib(o): # of their storages, each once
-    found = [t.untyped_storage() for t in tensors_in(o) if t.layout==torch.strided]
+def tensor_mib(o): # of the storages of all tensors within, each once
+    tensors = [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
+    found = [t.untyped_storage() for t in tensors if t.layout==torch.strided]
     return sum({s.data_ptr(): s.nbytes() for s in found}.values())/2**20
 
 # %% ../../nbs/run/10_profile.ipynb #memo1003
