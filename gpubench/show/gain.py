@@ -150,15 +150,19 @@ def bringing(self:Gain)->str:
 @patch
 def reason(self:Gain)->str:
     "What takes the largest share of the time that is known; and why steps can't be captured"
-    shares = [(1-1/i.lo if is_noisy(i) else 1-1/i.mid, o.kind, o.name)
-              for o in self.ways if o.kind!='all' and self.surely_helps(o) for i in [self.times(o)]]
+    def saved(way):
+        i = self.times(way)
+        return 1-1/i.lo if is_noisy(i) else 1-1/i.mid
+    helping = [o for o in self.ways if o.kind!='all' and self.surely_helps(o)]
+    fewer = [(saved(o), o.kind, o.name) for o in helping if o.about=='batch']
+    shares = [(saved(o), o.kind, o.name) for o in helping if o.about!='batch']
     own = self.now[self.now.what.str.startswith(OF_IT) & (self.now.share>.05)]
     shares += [(o.share, 'own', o.what.removeprefix(OF_IT)) for o in own.itertuples()]
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
-    if not shares: return f'{refused} No single change brings more than this minute can show.'.lstrip()
-    share, kind, name = max([o for o in shares if not o[2].startswith('batch ')] or shares)
-    few = [o for o in shares if o[2].startswith('batch ') and o[0]>MIN_FEWER]
-    if few and kind=='limit': share, kind, name = few[0]    # each batch takes its time, not each image
+    if not shares+fewer: return f'{refused} No single change brings more than this minute can show.'.lstrip()
+    share, kind, name = max(shares or fewer)    # larger batches learn differently
+    if kind=='limit' and fewer and max(fewer)[0]>MIN_FEWER:
+        share, kind, name = max(fewer)          # each batch takes its time, not each image
     what = (f'goes to {name}.' if kind=='own' else f'is saved by: {name}.' if kind!='limit' else
             f'goes into batches before they are trained, the largest part of it into {self.bringing()}')
     return f'{refused} {share:.0%} of the time {what}'.lstrip()
