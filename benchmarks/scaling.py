@@ -30,8 +30,7 @@ from gpubench.ground.core import free_memory
 from gpubench.ground.record import append_record
 from gpubench.ground.stats import median_ci, ratio_ci
 from gpubench.run.models import get_model
-from gpubench.run.observed import tf32_set
-from gpubench.run.rounds import steady_rounds
+from gpubench.run.observed import steady_rounds, tf32_set
 from gpubench.run.trial import Trial, _check_as_one, about, make_learner, resolve, time_more, warm_up
 from gpubench.step.group import gather, launch, n_ranks, rank
 from gpubench.watch.timing import StepTimerCallback

@@ -25,8 +25,7 @@ _NAMES = { # of each module, in the order of the rooms
     'run.models': 'MODELS count_params device_rates get_model train_flops',
     'run.observed': 'tf32_set',
     'run.trial': 'Trial run_trial',
-    'run.sweep': 'noise_floor plan sweep',
-    'run.race': 'find_best_bs',
+    'run.sweep': 'find_best_bs noise_floor plan sweep',
     'show.plot': ('plot_batch_sizes plot_memory plot_monitor '
         'plot_phases plot_speedup plot_visits series_style'),
     'show.compare': 'compare',

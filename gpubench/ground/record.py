@@ -77,7 +77,6 @@ class Settings:
     precision:str='fp32'         # A name from `PRECISIONS`
     speed_up:str=''              # True or 'all' that `speed_up` does, or names from `PARTS`
     n_devices:int=1              # GPUs, or processes on CPU cores, that share each step
-    n_nodes:int=1                # Machines that they are on
     all_reduce:str='buckets'     # How several devices average their gradients, from `ALL_REDUCES`
     sync_bn:bool=False           # Batch norm over the images of all devices; GPUs only
     n_epoch:int=1                # Epochs that are timed, after the warm-up
@@ -88,7 +87,7 @@ class Settings:
 
 _WORDINGS = dict( # of a setting's value, if that isn't the value alone
     bs='batch {}', size='{} px', n_channels='{} channels', max_images='at most {:,} images',
-    labels='labels {}', n_workers='{} workers', n_devices='{} devices', n_nodes='{} machines',
+    labels='labels {}', n_workers='{} workers', n_devices='{} devices',
     all_reduce='gradients averaged in {}', n_epoch='{} epochs', lr='rate {}',
     accumulate='accumulate {}', seed='seed {}',
     loader=dict(files='files loader', memory='memory loader', resident='resident loader',

@@ -1,5 +1,4 @@
 "The order of visits is that of the seed"
-import pytest
 import torch
 
 from gpubench.ground.record import read_records
@@ -22,20 +21,6 @@ def test_a_function_may_hold_what_json_does_not_know():
     round_and_round.append(round_and_round)
     for held in ({(1, 2): .1}, {1: .1, 'a': 2}, round_and_round):
         assert sweep([dict(bs=1)], run=lambda bs: dict(n=len(held)), repeats=1, isolate=False, twin=None, progress=False).n.tolist()==[len(held)]
-
-def test_options_that_cannot_be_are_refused_before_anything_runs():
-    for kwargs in (dict(half_width=5), dict(max_s='a'), dict(monitor=1)):
-        with pytest.raises(ValueError, match=f'^{next(iter(kwargs))} is'): sweep(dict(bs=8, device='cpu'), **kwargs)
-
-
-@pytest.mark.slow
-def test_where_cached_can_run_the_workers_that_it_does_not_take_become_records():
-    df = sweep(dict(loader=['files', 'cached'], n_workers=[0, 2], device='cpu', max_images=200, bs=32), repeats=1, twin=None,
-               isolate=False, progress=False, half_width=.9, max_s=0., whole_epoch=False)
-    assert {k: o.status for k,o in df.set_index(['loader', 'n_workers']).iterrows()}=={
-        ('files', 0): 'ok', ('files', 2): 'ok', ('cached', 0): 'ok', ('cached', 2): 'skipped'}
-    assert 'has its own processes' in df[df.status=='skipped'].error.item()
-
 
 def timed(bs): return dict(images_per_s=10.*bs, epoch_s=1/bs)
 
