@@ -1,13 +1,11 @@
 """What `gain` answers for Learners with planted faults, and what it leaves behind; delays are planted with wide margins"""
 from time import sleep
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException, CancelValidException
-from fastai.callback.tracker import SaveModelCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.layers import ConvLayer
@@ -24,8 +22,7 @@ import gpubench.show.gain
 from gpubench import gain
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
-from gpubench.run.forecast import FitTimes, PartTimes, glance
-from gpubench.run.ways import Way, find_ways, parts, visit
+from gpubench.run.ways import FitTimes, PartTimes, Way, find_ways, glance, parts, visit
 from gpubench.show.gain import Gain, pooled, predicted
 from gpubench.step.fast import speed_up
 
@@ -120,19 +117,6 @@ def test_loaders_that_it_does_not_know(loader, untried, monkeypatch):
     found = gain(learn, 1, 'fit')
     assert untried<=found.failed.keys() and found.stock.epoch_s>0
 
-def test_after_everyday_calls_with_callbacks_that_write(tmp_path):
-    class SavesCallback(Callback):
-        def after_epoch(self): self.learn.save('last')
-    class LogCallback(Callback):
-        def __init__(self): self.file = (tmp_path/'log.txt').open('w')
-    learn = synth_learner(n_trn=20, path=tmp_path, cbs=[SavesCallback(), LogCallback(), SaveModelCallback()])
-    with learn.no_bar(): learn.lr_find(num_it=6, show_plot=False)
-    quiet(learn)
-    files = {o: o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}
-    found = gain(learn, 2, 'fit')
-    assert found.sentence().endswith(f"This is without LogCallback: {tmp_path/'log.txt'} is open.")
-    assert len(found.memory()) and {o: o.read_bytes() for o in tmp_path.rglob('*') if o.is_file()}==files
-
 def test_of_a_learner_that_is_fast_already():
     learn = synth_learner()
     speed_up(learn)
@@ -201,8 +185,3 @@ def test_the_largest_share_is_named():
     assert made_gain(limit, half).reason().endswith('is saved by: batch 8 instead of 4.')
     refused = made_way('speed_up(learn)', 'all', 4., 4.4, refused={'CUDA graph': 'A reason.'})
     assert made_gain(refused).reason().startswith('A reason. ')
-
-def test_what_came_stands_beside_what_was_predicted():
-    found = made_gain(made_way('speed_up(learn)', 'all', 1., 1.1))
-    found.applied, found.got_cb = found.best, SimpleNamespace(fits=[(5, 3.), (2, 1.6)])
-    assert found.got[1]==1.6 and found.got[0].holds(1.6) and found.to_df().got_s.tolist()==['', '1.6']

@@ -5,7 +5,6 @@ import threading
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,9 +21,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import Adam, OptimWrapper
-from fastai.tabular.all import Categorify, Normalize, TabularDataLoaders, tabular_learner
-from fastai.vision.gan import GANLearner, basic_critic, basic_generator
+from fastai.optimizer import OptimWrapper
 from fastai.vision.models.unet import DynamicUnet
 from fastcore.foundation import L
 from torch import nn
@@ -84,21 +81,10 @@ def normed(norm, model): model[-1] = norm(model[-1])
 
 class SavesCallback(Callback):
     def after_epoch(self): self.learn.save('last')
-def tabular():
-    rng = np.random.default_rng(0)
-    df = pd.DataFrame(dict(a=rng.choice([*'xyz'], 60), b=rng.normal(size=60), y=rng.choice([*'np'], 60)))
-    dls = TabularDataLoaders.from_df(df, procs=[Categorify, Normalize], cat_names=['a'], cont_names=['b'], y_names='y', bs=8)
-    return tabular_learner(dls, layers=[8])
 def unet():
     data = [(x, (x[0]>0).long()) for x,_ in pairs()]
     model = DynamicUnet(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 8, 3, 2, 1)), 2, (8, 8))
     return learner(model, DataLoaders(*(DataLoader(data, bs=8) for _ in range(2))), loss_func=CrossEntropyLossFlat(axis=1), metrics=None)
-def gan():
-    data = [(torch.randn(4), torch.randn(1, 16, 16)) for _ in range(16)]
-    dls = DataLoaders.from_dsets(data, data, bs=4, num_workers=0, device='cpu')
-    return GANLearner.wgan(dls, basic_generator(16, n_channels=1, in_sz=4), basic_critic(16, n_channels=1), opt_func=partial(Adam, mom=0.))
-
-
 # ---- the table: name -> makes a Learner, which then trains for an epoch
 
 KINDS = dict(
@@ -108,7 +94,7 @@ KINDS = dict(
     fastais_loaders=lambda: learner(dls=loaders(bs=8, shuffle=True)), one_loader=lambda: learner(dls=DataLoaders(*[DataLoader(pairs(), bs=8)]*2)),
     torchs_loaders=lambda: learner(dls=torch_loaders(shuffle=True, generator=torch.Generator().manual_seed(2))),
     workers=lambda: learner(net(0), torch_loaders(num_workers=1, persistent_workers=True)), # a reused iterator draws nothing
-    tabular=tabular, unet=unet, gan=gan, hooks=lambda: with_model(hooked))
+    unet=unet, hooks=lambda: with_model(hooked))
 KINDS |= {o.__name__: lambda o=o: with_model(lambda m: dict(loss_func=o(m))) for o in (closed_loss, ObjectLoss)}
 KINDS |= {f'{o.__module__}.{o.__name__}': lambda o=o: with_model(partial(normed, o)) for o in (weight_norm, parametrizations.weight_norm)}
 KINDS |= {o.__name__: lambda o=o: learner(cbs=o()) for o in (CSVLogger, SavesCallback, MixUp)}
