@@ -20,7 +20,6 @@ def test_trains_on_any_usual_image(name):
         nn.functional.cross_entropy(m(torch.randn(3,n_in,size,size)), torch.tensor([0,3,1])).backward()
         assert all(o.grad is not None for o in m.parameters())
 
-
 @pytest.mark.parametrize('kwargs,match', [
     (dict(name='resnet8'), "no model named 'resnet8'. Did you mean 'resnet18'"),
     (dict(name=None), 'no model named None'), (dict(n_classes=0), 'n_classes must be'),
@@ -31,7 +30,6 @@ def test_trains_on_any_usual_image(name):
     (dict(name='resnet18', pretrained=True, n_in=4), '1 or 3 channels, not 4')], ids=str)
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match): get_model(**kwargs)
-
 
 # ---- pretrained weights
 
@@ -58,7 +56,6 @@ def test_weights_from_the_folder(hub, monkeypatch):
     grey.fc = colour.fc
     x = torch.randn(2,1,64,64)
     assert torch.allclose(grey(x), colour(x.expand(-1,3,-1,-1)), atol=1e-4)
-
 
 # ---- a network of your own
 
@@ -95,14 +92,12 @@ def test_find_factory(here):
         Path(f'{here}_{name}.py').write_text(text)
         with pytest.raises(ValueError, match=match): find_factory(f'{here}_{name}:net')
 
-
 # ---- operations
 
 class Branchy(nn.Module):
     "Looks at its input, which works on real tensors only"
     def __init__(self): super().__init__(); self.linear = nn.Linear(12, 3)
     def forward(self, x): return self.linear(x.flatten(1)) if x.sum().item()==0 else None
-
 
 @pytest.mark.parametrize('make', [lambda: get_model('cnn_small'), lambda: get_model('resnet18').eval(), Branchy],
                          ids=['cnn', 'eval', 'branchy'])

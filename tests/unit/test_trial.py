@@ -20,7 +20,6 @@ from gpubench.run.trial import SeenCallback, Trial, make_learner, run_trial, tim
 
 SMALL = Trial(device='cpu', max_images=500)
 
-
 class Clock(Callback):
     "Training steps that take the milliseconds of `ms`; `lengths` holds the steps of each epoch"
     order = 0
@@ -39,7 +38,6 @@ def clocked(ms, n_trn, **names):
     learn.remove_cb(learn.progress)
     learn.logger = lambda *_: None
     return learn, clock, StepTimerCallback(clock.seconds)
-
 
 @pytest.mark.parametrize('ms, n', [
     ([9.]+[2.]*99, 10),                                 # two steps, then eight: steady
@@ -123,18 +121,15 @@ def test_workers_that_fastai_takes_back(monkeypatch):
     monkeypatch.setattr(library, 'get_dls', lambda *args, **kwargs: real(*args, **kwargs | dict(n_workers=0)))
     with pytest.raises(ValueError, match='n_workers=2 became 0'): make_learner(SMALL.but(n_workers=2))
 
-
 def test_a_fast_trial_trains_the_same_and_says_what_ran():
     base = Trial(device='cpu', max_images=500, loader='resident', n_epoch=2)
     a, b = (run_trial(base.but(**o), half_width=.9, max_s=0.) for o in ({}, dict(speed_up='fused defer_losses')))
     assert (b['fused'], b['defer_losses'], b['graph'])==(True, True, False)
     assert abs(a['valid_loss']-b['valid_loss'])<1e-3 and a['trial_id']!=b['trial_id']
 
-
 def test_pages_are_kept_for_good():
     quick = dict(device='cpu', max_images=500, loader='resident', half_width=.9, max_s=0., whole_epoch=False)
     assert [run_trial(**quick, speed_up=o)['keep_pages'] for o in ('', 'keep_pages', '')]==[False, True, True]      # as it ran
-
 
 @pytest.mark.parametrize('n_eager', [3, 11]) # as for one device and for DDP; steady eager steps don't end the warm-up
 def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
@@ -160,7 +155,6 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     learn.graphed_step.why_not = 'The network has hooks.'
     with pytest.raises(RuntimeError, match="graph should have been on, but wasn't: The network has hooks"): learn.seen.verify(trial)
 
-
 def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
     ids = []
     for name in 'one', 'two':
@@ -172,7 +166,6 @@ def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
 def test_all_that_speed_up_does_is_recorded_part_by_part():
     found = run_trial(device='cpu', max_images=500, loader='cached', bs=16, speed_up=True, half_width=.9, max_s=0.)
     assert [found[o] for o in ('status', 'fused', 'onednn', 'keep_pages', 'graph', 'compile')]==['ok', True, True, True, False, False]
-
 
 CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.9, max_s=0.)
 

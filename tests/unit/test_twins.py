@@ -54,7 +54,6 @@ def fit(learn, n_epoch=1, **kwargs):
 
 def penalty_of(m): return .1*sum(o.pow(2).sum() for o in m.parameters())
 
-
 # ---- functions and objects that hold the network
 
 def closed_loss(model):
@@ -126,7 +125,6 @@ CASES = {k: (make, fit) for k,make in KINDS.items()} | {k: (learner, o) for k,o 
 CASES |= {f'interrupted {o.__name__}': (lambda o=o: learner(cbs=o()), interrupted)
           for o in (MixedPrecision, SaveModelCallback)}
 
-
 # ---- the test
 
 def state(learn):
@@ -165,7 +163,6 @@ def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
     assert equal(weights, right) and values==right_values
     assert not equal(right, before) or name=='nan'
 
-
 # ---- what can't be copied
 
 class HoldsCallback(Callback):
@@ -198,7 +195,6 @@ def test_too_little_memory_is_an_error_of_its_own(tmp_path):
     learn = learner(loss_func=ObjectLoss(Large()))
     with pytest.raises(torch.OutOfMemoryError): copy_training(learn, tmp_path)
 
-
 # ---- twins
 
 def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
@@ -209,7 +205,6 @@ def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
         assert (twin.path/'models'/'weights.pth').exists() and not [*tmp_path.iterdir()]
         del make
         assert not twin.path.exists()
-
 
 def test_a_loss_that_names_the_network_leaves_its_gradients(tmp_path):
     "As in a notebook, whose functions find its variables; twins share them"
