@@ -1,15 +1,15 @@
 """Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
-import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+import http.server, io, os, shutil, signal, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.data import loaders as data, made
+from gpubench.data import loaders as data
 from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
-from gpubench.data.sets import OFFICIAL, write_out
+from gpubench.data import sets
+from gpubench.data.sets import write_out
 from gpubench.data.birds import draw_wood
-from gpubench.data.made import (
-    digit_originals, draw_birds, draw_digits, fastai_folder, make_once, read_mark)
+from gpubench.data.made import draw_birds, fastai_folder, make_once, read_mark
 import numpy as np
 import pytest
 import torch
@@ -80,8 +80,8 @@ def quiet_fit(learn, n=1, lr=1e-3):
 
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('kwargs', [
-    dict(), dict(dataset='synthetic', size=17, n_channels=3, max_images=150), pytest.param(dict(size=8, n_channels=3), marks=pytest.mark.slow),
-    pytest.param(dict(dataset='birds', size=48, bs=32), marks=pytest.mark.slow), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
+    dict(dataset='synthetic', size=17, n_channels=3, max_images=150), pytest.param(dict(size=8, n_channels=3), marks=pytest.mark.slow),
+    dict(dataset='digits60k', bs=50, max_images=280), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
 def test_loaders_agree(kwargs, device):
     "Batch by batch: the same images, split, order, types and normalisation"
     expected = two_epochs(get_dls(**kwargs, loader='files', device=device, seed=3))
@@ -146,16 +146,6 @@ def test_vision_learner_and_show(loader, animals):
         assert found.confusion_matrix().sum()==len(dls.valid_ds)
         found.plot_top_losses(2)
 
-def test_augmentation_only_in_training():
-    "fastai's batch transforms know which loader they serve"
-    from fastai.vision.augment import Flip
-    dls = get_dls(max_images=100, bs=16, device='cpu')
-    plain = two_epochs(get_dls(max_images=100, bs=16, device='cpu'))
-    dls.add_tfms([Flip(p=1.)], 'after_batch')
-    flipped = two_epochs(dls)
-    assert torch.allclose(flipped[0][0][0], plain[0][0][0].flip(3), atol=1e-4)
-    assert torch.allclose(flipped[2][0][0], plain[2][0][0], atol=1e-4)
-
 @pytest.mark.parametrize('loader', ['files', 'memory'])
 def test_more_workers_than_batches(loader):
     kwargs = dict(loader=loader, device='cpu', max_images=300)     # 60 held out: one batch for two workers
@@ -194,17 +184,6 @@ def test_max_images_is_stratified_and_stable():
     assert len(get_images('synthetic'))==2000 and len(get_images('synthetic', max_images=333))==333
 
 
-# ---- distorted digits
-
-def test_no_copy_of_a_digit_is_like_another():
-    assert len({o.tobytes() for o in draw_digits(np.flatnonzero(digit_originals()==7))})==39
-
-def test_distorted_digits_by_every_loader():
-    def batches(loader): return two_epochs(get_dls('digits60k', bs=50, loader=loader, device='cpu', max_images=280))
-    files, *others = (batches(o) for o in LOADERS)
-    for o in others: assert_same(files, o)
-
-
 # ---- birds
 
 def test_birds_are_jpeg_of_various_sizes():
@@ -240,13 +219,6 @@ def test_birds_are_announced_once(home, capsys):
     for _ in range(2): assert len(get_images(draw_birds(20)))==20
     assert capsys.readouterr().out.count('Drawing the 20 pictures')==1
 
-def test_pictures_with_a_bird_lie_in_its_folder(home):
-    def off(file, with_bird): return np.abs(np.asarray(Image.open(file), float)-np.asarray(draw_wood(int(file.stem), with_bird), float)).mean()
-    for file in draw_birds(4).rglob('*.jpg'):
-        is_bird = file.parent.name=='bird'
-        assert off(file, is_bird)<.5*off(file, not is_bird), file
-
-
 # ---- the cache
 
 def test_cache_is_reused_and_mended(home):
@@ -268,43 +240,29 @@ def test_killed_while_writing(home):
     place = cache()/'synthetic_30000x3x64x64'
     try:
         end = time.monotonic()+120
-        pattern = f'.{place.name}.*/3/*.png'
-        while not (found := any(cache().glob(pattern))) and time.monotonic()<end: time.sleep(.05)
+        while not (found := any(place.glob('3/*.png'))) and time.monotonic()<end: time.sleep(.05)
         assert found and process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert read_mark(place) is None and not place.exists()
-    left = next(cache().glob(f'.{place.name}.*'))
-    os.utime(left, (0,0))                              # a day later, whoever writes this set next clears it away
+    assert read_mark(place) is None
     def write(folder): (folder/'a').mkdir(); return dict(n_files=0)
-    assert make_once(place.name, write)==place and not left.exists()
+    assert [o.name for o in make_once(place.name, write).iterdir() if o.is_dir()]==['a']
 
-def test_two_write_at_once(home):
-    start, made = threading.Barrier(2), []
+def test_of_two_at_once_one_writes_and_the_other_waits(home):
+    start, written = threading.Barrier(2), []
     def write(folder):
-        start.wait(20)
+        written.append(folder)
+        time.sleep(.2)
         (folder/'a').mkdir()
-        (folder/'a'/'1').touch()
-        return dict(n_files=1)
+        return dict(n_files=0)
     def make():
-        place = make_once('both', write)
-        made.append((place, place.stat().st_ino))
-    threads = [threading.Thread(target=make) for _ in range(2)]
+        start.wait(20)
+        made.append(make_once('both', write))
+    made, threads = [], [threading.Thread(target=make) for _ in range(2)]
     for o in threads: o.start()
     for o in threads: o.join()
-    place = cache()/'both'
-    assert made==[(place, place.stat().st_ino)]*2 and read_mark(place)['n_files']==1
-    assert {o.name for o in cache().iterdir()}-{'.lock'}=={'both'}
-
-def test_two_look_at_once(home, monkeypatch):
-    "Both see that nothing is there before either has put its set in place; the slower one leaves that of the faster alone"
-    n = itertools.count(1)
-    def slow(folder, read=read_mark):
-        try: return read(folder)
-        finally: time.sleep(.2*next(n))
-    monkeypatch.setattr(made, 'read_mark', slow)
-    test_two_write_at_once(home)
+    assert made==[cache()/'both']*2 and len(written)==1 and read_mark(made[0])
 
 def test_settings_that_another_process_is_writing(home):
     "fastai then finds an empty file, and keeps that: sets are made all the same, where they belong"
@@ -329,21 +287,10 @@ def test_full_disk(home, monkeypatch):
     def no_room(*args, **kwargs): raise OSError(28, 'No space left on device')
     monkeypatch.setattr(Image.Image, 'save', no_room)
     with pytest.raises(RuntimeError, match="No space left on device"): get_dls(loader='files', device='cpu')
-    assert not list(cache().iterdir())
+    assert not [o for o in cache().iterdir() if o.is_dir()]
 
 
 # ---- the network
-
-class NoNetwork:
-    "No host has an address"
-    def __call__(self, *args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
-
-
-@pytest.mark.parametrize('name', OFFICIAL)
-def test_no_network(name, home, monkeypatch):
-    monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
-    offline = "Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder"
-    with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
 
 @contextmanager
 def server(reply):
@@ -376,13 +323,10 @@ def archive(n_train=6, n_valid=4):
                     tar.addfile(info, io.BytesIO(png.getvalue()))
     return out.getvalue()
 
-def use(monkeypatch, url, counts=(12,8)):
-    monkeypatch.setitem(OFFICIAL, 'mnist', replace(OFFICIAL['mnist'], url=url, counts=counts))
-
 def test_download(home, monkeypatch):
     "The official split through all three loaders, and no network the second time"
     with server(lambda h: send(h, archive())) as url:
-        use(monkeypatch, url)
+        monkeypatch.setitem(sets.OFFICIAL, 'mnist', (url, sets.OFFICIAL['mnist'][1], (12, 8), *sets.OFFICIAL['mnist'][3:]))
         first = get_dls('mnist', bs=3, device='cpu')
     assert (len(first.train_ds), len(first.valid_ds), first.n_in, first.size)==(12, 8, 1, 28)
     expected = two_epochs(first)
@@ -421,19 +365,6 @@ def test_links(animals, tmp_path):
         (root/place).symlink_to(target)
         assert get_images(root).files==files
 
-@pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
-def test_folder_with_split(valid, animals, tmp_path):
-    root = tmp_path/'split'
-    shutil.copytree(animals, root/'train')
-    shutil.copytree(animals, root/valid)
-    shutil.rmtree(root/valid/'cat')
-    images = get_images(root)
-    assert [len(o) for o in images.split()]==[12,6] and images.name=='split'
-    dls = [get_dls(root, bs=4, size=16, loader=o, device='cpu') for o in LOADERS]
-    for o in dls[1:]: assert [len(o.train_ds), len(o.valid_ds)]==[12,6]==[len(dls[0].train_ds), len(dls[0].valid_ds)]
-    (root/valid/'dog').rename(root/valid/'fox')
-    with pytest.raises(ValueError, match=r"held-out images of \['fox'\], but no training images"): get_images(root)
-
 def test_bad_folders(animals, tmp_path):
     def make(name, *files):
         for o in files:
@@ -454,10 +385,6 @@ def test_bad_file_is_named_at_once(loader, content, why, animals):
     (animals/'dog'/'bad.jpg').write_bytes(content)
     with pytest.raises(ValueError, match=rf"1 of 13 image files cannot be read: .*bad.jpg \({why}\)"):
         get_dls(animals, bs=2, loader=loader, device='cpu')
-
-def test_many_bad_files(animals):
-    for i in range(9): (animals/'dog'/f'bad{i}.jpg').touch()
-    with pytest.raises(ValueError, match=r"9 of 21 .*bad4.jpg \(empty\) …"): get_dls(animals, bs=2, device='cpu')
 
 @pytest.mark.parametrize('loader', ['memory', 'resident'])
 def test_truncated_file_is_named(loader, animals):
@@ -490,11 +417,6 @@ def test_truncated_file_is_named(loader, animals):
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match): get_dls(**dict(device='cpu') | kwargs)
 
-def test_too_large_for_memory():
-    with pytest.raises(RuntimeError, match="GiB of memory and .* GiB are free. Use loader='files'"):
-        get_dls('synthetic', size=4096, n_channels=3, max_images=10**6, device='cpu')
-
-
 @pytest.mark.parametrize('loader', LOADERS)
 def test_augmentation_changes_training_images_alone_and_a_seed_repeats_it(loader):
     plain, one, two = (get_dls(max_images=100, bs=16, loader=loader, device='cpu', augment=o) for o in (False, True, True))
@@ -518,12 +440,6 @@ def test_images_that_do_not_fit_on_the_gpu(monkeypatch):
 def test_show_batch_unique_ends(loader):
     dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8, augment=True)
     dls.show_batch(unique=True, max_n=2)
-
-def test_time_augmentation():
-    dls = get_dls('synthetic', bs=8, loader='memory', device='cpu', max_images=50, size=8, augment=True)
-    learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss_func=CrossEntropyLossFlat())
-    with learn.no_bar(), learn.no_logging(): preds, targets = learn.tta(n=2)
-    assert preds.shape==(len(dls.valid_ds), 10) and len(targets)==len(preds) and dls.valid_ds.split_idx==1
 
 @pytest.mark.parametrize('kwargs, says', [
     (dict(augment=[BatchAugment()]), 'True, False or a `BatchAugment`'), (dict(augment='yes'), 'True, False or a `BatchAugment`'),
