@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['by_type', 'warp_mat', 'multiply', 'line', 'places', 'draw_mat', 'device_part', 'draw_warp', 'sample', 'like_image',
-           'pair', 'Geometry', 'weighted_rows', 'resample', 'Crop', 'Lighting', 'functions_of', 'is_fastais',
-           'is_untouched', 'are_images', 'batch_transforms']
+           'pair', 'Geometry', 'Crop', 'Lighting', 'functions_of', 'is_fastais', 'is_untouched', 'are_images',
+           'batch_transforms']
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500003
 import inspect
-import math
 from copy import copy
 from functools import partial, reduce
 from pathlib import Path
@@ -21,10 +20,9 @@ from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage, TensorImageBase, TensorImageBW, TensorMask, logit
 from fastai.vision.augment import (
     AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, LightingTfm, RandomResizedCropGPU, Rotate,
-    Saturation, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _SaturationLogit, _WarpCoord,
-    _draw_mask, _prepare_mat, affine_mat, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
+    Saturation, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _SaturationLogit,
+    _WarpCoord, _draw_mask, _prepare_mat, affine_mat, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
 from fastai.vision.core import TensorBBox, TensorPoint
-from fastcore.basics import patch
 from torch.nn import functional
 from .loaders import BatchAugment
 
@@ -107,7 +105,7 @@ def draw_warp(part, like): # (n or 1, 3, 3)
     return warp_mat(*(_plain(_draw_mask(like, part._def_draw, p=part.p)) for _ in 'xy'))
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500018
-def sample(x, at, mode, pad_mode, align_corners, extent=None): # (n, channels, out height, out width)
+def sample(x, at, mode, pad_mode, align_corners, extent=None): # (n, channels, *out size)
     """What fastai's `_grid_sample` does with `x` (n, channels, height, width) at coordinates
     (n or 1, out height, out width, 2), without asking the device for their `extent`"""
     take = partial(functional.grid_sample, grid=at.expand(len(x), *at.shape[1:]), mode=mode,
@@ -155,81 +153,18 @@ class Geometry:
         image, mask = (partial(change, mode=o) for o in (t.mode, t.mode_mask))
         return by_type(batch, image, partial(like_image, mask))
 
-# %% ../../nbs/data/05_batch_tfms.ipynb #a1500023
-_double = dict(dtype=torch.float64) # so that rounding to whole pixels is the same as in Python
-
-def weighted_rows(x, index, weights): # (..., height, width), two of (out height, n_taps)
-    "Sums of the rows `index` with weights, in one launch"
-    *lead, h, w = x.shape
-    planes = h*torch.arange(math.prod(lead), device=x.device)
-    rows = (planes[:, None, None]+index).view(-1, index.shape[1])
-    weights = weights.expand(len(planes), *weights.shape).reshape(rows.shape)
-    sums = functional.embedding_bag(rows, x.reshape(-1, w), per_sample_weights=weights, mode='sum')
-    return sums.view(*lead, -1, w)
-
-# %% ../../nbs/data/05_batch_tfms.ipynb #a1500123
-def resample(x, n_out, top, size, shrink, n_taps): # (..., n_out, width)
-    """Sample a crop of the rows as `grid_sample` does, from corner to corner: `size` rows from `top`
-    on, (1,) whole numbers in float64, first averaged to make them `shrink` times fewer where that is
-    above 1. At most `n_taps` rows make a row. `shrink=None` takes the nearest rows"""
-    n_bins = size if shrink is None else torch.where(shrink>1, (size*(1/shrink)).floor(), size)
-    at = (line(n_out, True, x)+1)*((n_bins-1).float()/2)
-    if shrink is None: return x.index_select(-2, (at.round()+top).long())
-    # bilinear sampling takes two averages, and an average the rows from `start` to `end`
-    bins = at.floor().double()[:, None]+torch.arange(2, device=x.device)
-    shares = torch.stack([1-at%1, at%1], 1)
-    start, end = (bins*size/n_bins).floor(), ((bins+1)*size/n_bins).ceil()
-    rows = start[:, :1]+torch.arange(n_taps, device=x.device)
-    each = rows[:, :, None]
-    is_in = (each>=start[:, None]) & (each<end[:, None]) # (n_out, n_taps, 2)
-    weights = (is_in*(shares/(end-start))[:, None]).sum(2)
-    return weighted_rows(x, (rows+top).long().clamp(max=x.shape[-2]-1), weights.to(x.dtype))
-
 # %% ../../nbs/data/05_batch_tfms.ipynb #a15000a1
-_N_TRIES = 10                       # fastai's
-
 class Crop:
-    "What a `RandomResizedCropGPU` does to images and masks"
-    def __init__(self, t, split_idx):
-        self.t, self.size, self.is_random = t, pair(t.size), not split_idx
-        self.fixed = copy(t)
-        if self.is_random: self.fixed.valid_scale = 1.
-
-    def n_taps(self, h, w):
-        "Rows or columns that make one: two averages' worth, where such an image may be averaged"
-        most = min(h/self.size[1], w/2)/2
-        n_bins = max(2*self.size[1]*min(self.t.ratio[0], 1)-2, 1) # at least, less what rounding takes
-        return 2 if most<=1 else int(2*most*(1+1/n_bins))+3
-
+    "What a `RandomResizedCropGPU` does to images and masks; not for a graph"
+    def __init__(self, t, split_idx): self.t, self.split_idx = copy(t), split_idx
     def __call__(self, batch):
-        top, crop = (o.split(1) for o in self.draw(_plain(batch[0])))
-        def change(o, mode):
-            n_taps = self.n_taps(*o.shape[-2:])
-            shrink = torch.minimum(crop[0]/self.size[1], crop[1]/2)/2 if mode=='bilinear' else None
-            for i,n in enumerate(self.size): o = resample(o, n, top[i], crop[i], shrink, n_taps).mT
-            return o.contiguous()
-        image, mask = (partial(change, mode=o) for o in (self.t.mode, self.t.mode_mask))
+        t = self.t
+        t.before_call(batch, self.split_idx)
+        rows, columns = (slice(a, a+n) for a,n in zip(t.tl, t.cp_size))
+        at = places(torch.eye(3, device=batch[0].device)[None], pair(t.size), True, True)
+        def change(o, mode): return sample(o[..., rows, columns], at, mode, 'reflection', True, 2)
+        image, mask = (partial(change, mode=o) for o in (t.mode, t.mode_mask))
         return by_type(batch, image, partial(like_image, mask))
-
-# %% ../../nbs/data/05_batch_tfms.ipynb #a15000a2
-def _uniform(low, high, device): return low+(high-low)*torch.rand(_N_TRIES, device=device, **_double)
-
-@patch
-def draw(self:Crop, x): # Two of (2,): top and left, height and width, whole numbers in float64
-    t, hw = self.t, x.shape[-2:]
-    type(t).before_call(self.fixed, x, 1) # what fastai takes where no try fits, and for validation
-    corners = self.fixed.tl, self.fixed.cp_size
-    top, size = ([x.new_full((1,), o, **_double) for o in p] for p in corners)
-    if not self.is_random: return torch.cat(top), torch.cat(size)
-    area = _uniform(t.min_scale, t.max_scale, x.device)*hw[1]*hw[0]
-    ratio = _uniform(*map(math.log, t.ratio), x.device).exp()
-    tries = (area/ratio).sqrt().round(), (area*ratio).sqrt().round()
-    fits = (tries[0]<=hw[0]) & (tries[1]<=hw[1])
-    chosen = torch.cat([fits, fits.new_ones(1)]).int().argmax(0, keepdim=True)
-    crop = torch.cat([torch.cat([a, b]).index_select(0, chosen) for a,b in zip(tries, size)])
-    room = torch.cat([1+n-o for n,o in zip(hw, crop.split(1))])
-    drawn = (torch.rand(2, device=x.device, **_double)*room).floor().clamp(max=room-1)
-    return torch.where(chosen==_N_TRIES, torch.cat(top), drawn), crop
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500026
 _GRAY = .2989, .5870, .1140                             # fastai's `grayscale`
@@ -293,7 +228,6 @@ def _are_parts(fs, *kinds):
 _LIGHT = _BrightnessLogit, _ContrastLogit, _SaturationLogit
 _CHECKS = { # of the parts of a transform
     Geometry: lambda t: all(map(_is_mat, t.aff_fs)) and _are_parts(t.coord_fs, _WarpCoord),
-    Crop: lambda t: {t.mode, t.mode_mask}<={'bilinear', 'nearest'},
     Lighting: lambda t: t.space_fn is TensorImage.lighting and _are_parts(t.fs, *_LIGHT)}
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500332

@@ -39,7 +39,8 @@ from fastai.vision.core import ToTensor
 from fastcore.basics import chunked, noop, patch
 from fastcore.foundation import L
 from torch.utils.data import DataLoader as TorchDataLoader
-from .batch_tfms import batch_transforms, functions_of, is_fastais, is_untouched
+from .batch_tfms import (
+    Crop, batch_transforms, functions_of, is_fastais, is_untouched)
 from ..ground.core import InputError, StateError, memory_bytes, n_cores
 from .item_tfms import (
     BYTES_CLASSES, KeptImages, Recipe, is_file, random_states_kept, shared, stamp_of)
@@ -82,8 +83,8 @@ class Worker:
         for j,item in enumerate(items):
             for image,view in zip(self.recipe.finish(self.arrays(*item), seed+j), self.rooms.views):
                 if image.shape!=view.shape[2:]: raise InputError(
-                    f"Images have sizes {view.shape[-2:]} and {image.shape[-2:]} (height, width), so "
-                    "they fit into no batch. Give `item_tfms=Resize(…)` to the loaders.")
+                    f"Images have sizes {view.shape[-2:]} and {image.shape[-2:]} (height, width), "
+                    "so they fit into no batch. Give `item_tfms=Resize(…)` to the loaders.")
                 view[room, first+j] = image
 
 # %% ../../nbs/data/07_images.ipynb #imgs0011
@@ -208,8 +209,8 @@ def _recipe(self:ItemStages, dl, classes):
 def paths(self:ItemStages, i): return tuple(o.source(i) for o in self.columns if o.image_class)
 
 @patch
-def rows(self:ItemStages, positions): # (paths, other values) of items that raise no `SkipItemException`
-    "By fastai's code and the user's, each time"
+def rows(self:ItemStages, positions): # (paths, other values) of each item
+    "By fastai's code and the user's, each time, without those that raise a `SkipItemException`"
     for i in positions:
         try: sources = [(o.source(i), o.image_class) for o in self.columns]
         except SkipItemException: continue
@@ -399,7 +400,9 @@ class FeedDL:
         self.dl, self.pool, self.stages = dl, pool, pool.stages
         self.at_end, self.device = noop, torch.device(dl.device or 'cpu')
         self.is_bare, self.types, split_idx = False, self.stages.types, self.stages.split_idx
-        self.known, self.rest = batch_transforms([*dl.after_batch.fs], split_idx, self.types)
+        known, self.rest = batch_transforms([*dl.after_batch.fs], split_idx, self.types)
+        n_before = max((i for i,o in enumerate(known, 1) if isinstance(o, Crop)), default=0)
+        self.before, self.known = known[:n_before], known[n_before:]
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
@@ -409,9 +412,12 @@ class FeedDL:
         return not self.rest
     def make(self, b): # A batch on its device
         "The batch transforms: gpubench's, and from the first that isn't known on fastai's"
-        if self.known: b = tuple(o.as_subclass(t) for o,t in zip(b, self.types))
-        for f in self.known: b = f(b)
+        b = self._run(self.known, b)
         for f in self.rest: b = f(b, split_idx=self.stages.split_idx)
+        return b
+    def _run(self, fs, b):
+        if fs: b = tuple(o.as_subclass(t) for o,t in zip(b, self.types))
+        for f in fs: b = f(b)
         return b
 
 # %% ../../nbs/data/07_images.ipynb #imgs0029
@@ -422,6 +428,7 @@ def iter_marked(self:FeedDL, at): # `at(event, batch)`: what a `StepTimerCallbac
     self.dl.before_iter()
     copied = _copied_ahead if self.device.type=='cuda' else _copied
     for b in copied(self.on_host(), self.device, at):
+        b = self._run(self.before, b)
         if not self.is_bare: b = self.make(b)
         at('delivered')
         yield b
