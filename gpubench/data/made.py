@@ -44,6 +44,8 @@ def _make(place, write):
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
+
+# %% ../../nbs/data/01_made.ipynb #c3991688
 def make_once(
     name:str,       # Of the folder in the cache
     write:Callable, # Writes files into class folders of a folder; returns a dict with `n_files`
@@ -167,9 +169,12 @@ def _pictures(name, classes, n, draw): # `draw(i)`; classes in turn
         return dict(n_files=n)
     message = f"Drawing the {n} pictures of '{name}', once. This takes about {n//20} s."
     return make_once(f'{name}_{n}', write, message)
+
 def draw_birds(n:int=600)->Path: # A folder in the cache with two class folders
     "The `n` bird and woodland pictures as files, drawn on first use"
     return _pictures('birds', BIRD_CLASSES, n, lambda i: draw_wood(i, i%2==0))
+
+# %% ../../nbs/data/01_made.ipynb #ade73d6d
 def draw_bird_kinds(n:int=600)->Path: # A folder in the cache with a class folder for each kind
     "Pictures of eight kinds of bird before parts of real photographs, drawn on first use"
     def draw(i): return draw_wood(i, True, on_photo=True, kind=i%len(BIRD_KINDS))

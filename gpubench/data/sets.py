@@ -109,6 +109,7 @@ def classes_text(self:ImageSet, most=10): # '50 images of 2 classes (cat 25, dog
     if len(self.vocab)>most: shown.append(f'… {len(self.vocab)-most} more')
     return f"{len(self):,} images of {len(self.vocab)} classes ({', '.join(shown)})"
 
+# %% ../../nbs/data/03_sets.ipynb #0cc480b7
 @patch
 def split_text(self:ImageSet): # "the set's own split: 40 to train, 10 held out (valid)"
     "Whose split it is, the images of each part, and what was left out"
@@ -141,6 +142,7 @@ def _digits_set(size, n_in):
     def make(rows): return np.repeat(x[rows][:,None], n_in, 1)
     return ImageSet('digits', data.target, _TEN, size, n_in, make=make)
 
+# %% ../../nbs/data/03_sets.ipynb #110f3e33
 def _digits60k_set(size, n_in):
     originals, kept = digit_originals(), keep_digits() if size==28 else None
     def make(rows):
@@ -196,6 +198,7 @@ def find_folder(path)->Path:
     if len(root.resolve().parts)==1: raise InputError(f"{str(path)!r} is a whole disk. {remedy}.")
     return root
 
+# %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
     root = find_folder(path)
     found = read_folder(root, labels)
@@ -257,6 +260,7 @@ def check_labels(labels, dataset):
     except re.error as e:
         raise InputError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
 
+# %% ../../nbs/data/03_sets.ipynb #fbabd273
 @cache
 def print_once(name, classes, split):
     "What a folder was taken for; its name may not be valid text"
@@ -288,10 +292,12 @@ def get_images(
         "or to train on. Each class needs two or more.")
     return images if max_images is None else images.sample(max_images)
 
+# %% ../../nbs/data/03_sets.ipynb #30cb0448
 def _shape(dataset): # px and channels that suit it
     if dataset in OFFICIAL: return OFFICIAL[dataset][3:5]
     return (224, 3) if dataset=='birds' or dataset not in DATASETS else (28, 1)
 
+# %% ../../nbs/data/03_sets.ipynb #97d6d668
 def _make_set(dataset, shape, max_images, labels):
     if dataset not in DATASETS: return _folder_set(dataset, *shape, labels)
     if dataset=='birds':
