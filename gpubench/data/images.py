@@ -96,11 +96,6 @@ def _begin(i): # in a worker
     signal.signal(signal.SIGINT, signal.SIG_IGN) # an interrupt is for the parent
     os.nice(1) # the training comes first
 
-def _why_no_fork(): # On a Mac, libraries don't survive it; daemons may have no children
-    if sys.platform!='linux': return 'Images are decoded once on Linux only.'
-    is_daemon = multiprocessing.current_process().daemon
-    return 'A daemonic process may not start others.' if is_daemon else ''
-
 # %% ../../nbs/data/07_images.ipynb #imgs0013
 class NotTaken(Exception):
     "Why a loader is left to fastai, as a sentence"
@@ -532,7 +527,9 @@ def _begin_validation(self:FeedCallback):
 # %% ../../nbs/data/07_images.ipynb #imgs0133
 @patch
 def _pool(self:FeedCallback, dl): # of its data set, or `NotTaken`
-    if why := _why_no_fork(): raise NotTaken(why)
+    # on a Mac, libraries don't survive a fork; daemons may have no children
+    if sys.platform!='linux' or multiprocessing.current_process().daemon: raise NotTaken(
+        'Images are decoded once on Linux only, by a process that may start others.')
     check_loader(dl)
     key = id(dl.dataset), dl.dataset.split_idx
     pool = self.pools.get(key)
@@ -566,11 +563,9 @@ def decode_all(self:FeedCallback):
 @patch(as_prop=True)
 def notes(self:FeedCallback): # Sentences for `speed_up`'s table
     "What became of the images"
-    pools = [*self.pools.values()]
-    if not pools: return []
+    if not (pools := self.pools.values()): return []
     n, gib = sum(o.n_decoded for o in pools), sum(o.n_bytes_kept for o in pools)/2**30
-    own = {o.why_not for o in pools}-{'', self.why_not}
-    return [f'{n:,} images were decoded, {gib:.1f} GiB are in memory', *sorted(own)]
+    return [f'{n:,} images were decoded, {gib:.1f} GiB are in memory']
 
 @patch
 def release(self:FeedCallback):

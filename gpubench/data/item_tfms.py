@@ -25,10 +25,8 @@ from fastcore.basics import chunked, patch
 from PIL import Image, ImageFile
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0006
-def random_restorer(
-    *gpus, # Devices whose generators are put back, too
-):         # A function
-    "Puts the random numbers of Python, NumPy and PyTorch back to what they are now"
+def random_restorer(*gpus): # A function; `gpus`: devices
+    "Puts the random numbers of Python, NumPy, PyTorch and GPUs back to what they are now"
     puts = [partial(random.setstate, random.getstate()),
             partial(np.random.set_state, np.random.get_state()),
             partial(torch.set_rng_state, torch.get_rng_state())]
@@ -144,13 +142,9 @@ def _describe(tfm):
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0015
 class Recipe:
-    "What becomes of an item's images"
-    def __init__(self,
-        classes,   # fastai's class of each image
-        fixed,     # Transforms of fastai's that make the same of an image each time
-        drawing,   # and those that follow, which draw
-        split_idx, # 0 for training, 1 for validation
-    ):
+    """What becomes of an item's images of these `classes`: `fixed` transforms make the same of an
+    image each time, `drawing` ones, which follow, draw"""
+    def __init__(self, classes, fixed, drawing, split_idx):
         self.classes, self.split_idx = classes, split_idx
         # copies, which nobody changes within a pass
         self.fixed, self.drawing = [*map(copy, fixed)], [*map(copy, drawing)]

@@ -7,7 +7,7 @@ import torch
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import Pipeline
 from fastai.data.transforms import IntToFloatTensor, Normalize
-from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask
+from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
 from fastai.vision.augment import Brightness, Contrast, Resize, Rotate, Saturation, Warp, Zoom, aug_transforms
 from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
 from fastai.vision.data import ImageBlock, MaskBlock
