@@ -265,7 +265,7 @@ def check_loader(dl):
 
 # %% ../../nbs/data/07_images.ipynb #imgs0021
 ITEMS_PER_TASK = 16       # of a batch
-TASKS_AHEAD = 8           # of each worker
+TASKS_AHEAD = 16          # of each worker: a GPU starts up while they decode the first images
 
 class Tasks:
     "A sampler: tasks for the batches of a pass, and in `handed` the batches that workers have"
@@ -365,12 +365,13 @@ def begin(self:ImagePool, dl, order, seed, at_end=noop): # An iterator; None: th
 
 # %% ../../nbs/data/07_images.ipynb #imgs0025
 @patch
-def batches(self:ImagePool, dl, *args): # of `begin`
-    "Rows of each batch, its images on the host, and its room or None"
+def batches(self:ImagePool, dl, meanwhile, *args): # of `begin`
+    "Rows of each batch, its images on the host, and its room or None; workers begin `meanwhile`"
     if self.is_busy: raise StateError('Another pass over these images is under way.')
     self.is_busy = True
     try:
         done = self.begin(dl, *args)
+        meanwhile()
         while done is not None:
             part = next(done, False)
             if part is False: return
@@ -432,7 +433,8 @@ class FeedDL:
     "Takes a loader's place for a pass: the same order and transforms, from decoded images"
     def __init__(self, dl, pool):
         self.dl, self.pool, self.stages = dl, pool, pool.stages
-        self.at_end, self.device = noop, torch.device(dl.device or 'cpu')
+        self.at_end = self.meanwhile = noop # called when all tasks, and the first, are handed out
+        self.device = torch.device(dl.device or 'cpu')
         self.is_bare, self.types, split_idx = False, self.stages.types, self.stages.split_idx
         self.known, self.rest = batch_transforms([*dl.after_batch.fs], split_idx, self.types)
     def __len__(self): return len(self.dl)
@@ -471,7 +473,7 @@ def on_host(self:FeedDL):
     order = list(dl.get_idxs())
     seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
     kinds = [o.kind for o in self.stages.columns if o.image_class]
-    for rows,images,room in pool.batches(dl, order, seed, self.at_end):
+    for rows,images,room in pool.batches(dl, self.meanwhile, order, seed, self.at_end):
         values = [o.values for o in rows]
         values = dl.retain(dl.create_batch(values), values[:1])
         if on_gpu:
@@ -571,7 +573,7 @@ def decode_all(self:FeedCallback):
         pool, n = self._pool(dl), len(dl.dataset)
         whole = copy(dl)
         whole.drop_last = False
-        for _ in pool.batches(whole, [*range(n)], 0): pass
+        for _ in pool.batches(whole, noop, [*range(n)], 0): pass
         n_kept = np.count_nonzero(pool.kept.table[:, 0])
         if n_kept<len(pool.kept.rows): raise StateError(
             f'Only {n_kept} of {n} decoded images fit in half of the free memory. '
