@@ -395,7 +395,7 @@ def finish_gradients(self:Step, plan):
 def rescale(self:Step, plan):
     "Let fp16's scale grow or back off, as `GradScaler.update` does"
     if not (s := self.scaler): return
-    self.scale.copy_(torch.where(plan.skip==0, s._scale, 0.))
+    self.scale.copy_(s._scale*(plan.skip==0))
     torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
                              s._backoff_factor, s._growth_interval)
 

@@ -151,7 +151,8 @@ class StepPlan:
         device = self.params[0].device if self.params else None
         self.row = torch.zeros((1, len(self.buckets), len(COEFS)), device=device)
         self.skip = torch.zeros((), device=device)                # not 0: the step is skipped
-        self.may_skip, self.steps = opt.may_skip, torch.tensor([o[2] for o in self.buckets], device=device)
+        self.may_skip = getattr(opt, 'may_skip', False)
+        self.steps = torch.tensor([o[2] for o in self.buckets], device=device)
         self.avgs, self.sqr_avgs = (
             [o.get(n) for o in self.states] for n in ('grad_avg', 'sqr_avg'))
 
@@ -180,7 +181,8 @@ def _look(self:StepPlan):
 @patch
 def is_current(self:StepPlan):
     "Are these parameters, moments, steps and functions the optimizer's, and where they were?"
-    if find_recipe(self.opt)!=self.recipe or self.may_skip!=self.opt.may_skip: return False
+    if find_recipe(self.opt)!=self.recipe: return False
+    if self.may_skip!=getattr(self.opt, 'may_skip', False): return False
     keys, places = self._look()
     found = list(dict.fromkeys(keys))
     if places!=self.places or [found.index(o) for o in keys]!=self.bucket_of: return False
@@ -211,6 +213,9 @@ def count(self:StepPlan, n):
     for state,i in zip(self.states, self.bucket_of): state['step'] = self.buckets[i][2]
 
 # %% ../../nbs/step/01_optim.ipynb #5f1c3059
+_NOTHING = dict(decay=1., l2=0., mom=1., damp=0., sqr_mom=1., sqr_damp=0., size=0., sqr_size=1.,
+                eps=1.)              # the numbers of a step that changes nothing
+
 class ForeachUpdate:
     """A plan's update by torch's operations, with row `at` of a table: of steps, buckets, `COEFS`
 
@@ -220,6 +225,7 @@ class ForeachUpdate:
         self.step_plan, self.grads = step_plan, grads
         self.numbers = step_plan.row                                       # of one step
         self.at = torch.zeros(1, dtype=torch.int64, device=self.numbers.device)
+        self.nothing = self.numbers.new_tensor([_NOTHING[o] for o in COEFS])
     def take(self, grads): self.grads = grads
     def point(self): "Called before it runs with other tensors"
     def lists(self):
@@ -236,8 +242,6 @@ class ForeachUpdate:
             self.at.add_(1)
 
 # %% ../../nbs/step/01_optim.ipynb #d4b61d10
-_NOTHING = dict(decay=1., l2=0., mom=1., damp=0., sqr_mom=1., sqr_damp=0., size=0., sqr_size=1., eps=1.)
-
 @patch
 def debias(self:ForeachUpdate):
     "Count the step unless it is skipped, and complete its numbers, in their row"
@@ -254,8 +258,7 @@ def debias(self:ForeachUpdate):
 def _or_nothing(self:ForeachUpdate, row, grads):
     "What leaves all as it is, for a step that is skipped"
     is_skipped = self.step_plan.skip!=0
-    nothing = row.new_tensor([_NOTHING[o] for o in COEFS])
-    return torch.where(is_skipped, nothing, row), [o.masked_fill(is_skipped, 0) for o in grads]
+    return torch.where(is_skipped, self.nothing, row), [o.masked_fill(is_skipped, 0) for o in grads]
 
 
 # %% ../../nbs/step/01_optim.ipynb #edb04b73
