@@ -550,7 +550,7 @@ def test_loaders_that_are_no_fastai_loaders():
     for dls in DataLoaders([batch], [batch]), Pair([[batch], [batch]]):
         learn = Learner(dls, AnyModel(), loss_func=SumLoss(), cbs=(feed := FeedCallback(2)))
         quiet(learn, lambda o: o.fit(1))
-        assert (feed.n_done, feed.why_not, feed.pools)==(0, '', {})
+        assert (feed.n_done, feed.why_not, feed.pool.sets)==(0, '', {})
 
 
 # --- processes
@@ -585,8 +585,8 @@ def test_workers_start_late_and_end_with_the_learner(files):
     assert wait_for(again)
 
 
-def workers(feed): return [w for o in feed.pools.values() for w in o.loader._iterator._workers]
-def n_decoded(feed): return sum(o.n_decoded for o in feed.pools.values())
+def workers(feed): return [*feed.pool.loader._iterator._workers]
+def n_decoded(feed): return sum(o.n_decoded for o in feed.pool.sets.values())
 def same_again(learn, feed, n_done=4):
     "Another fit has the batches of stock fastai"
     learn.seen.batches = []
@@ -691,7 +691,7 @@ def test_images_beyond_the_memory_are_decoded_again(files, monkeypatch, n_kept):
     monkeypatch.setattr(images, 'memory_bytes', lambda: (0, 2*n_kept*n_bytes))
     learn = learner(make_dls(files, Resize(64, 'squish'), shuffle=False), feed := FeedCallback(2))
     for _ in range(2): same_again(learn, feed)
-    used = sum(o.n_bytes_kept for o in feed.pools.values())//n_bytes
+    used = sum(o.n_bytes_kept for o in feed.pool.sets.values())//n_bytes
     assert used==N and n_decoded(feed)==N if n_kept==99 else used<=n_kept and n_decoded(feed)>=4*(N-n_kept)
     feed.release()
 
@@ -714,7 +714,7 @@ def test_workers_leave_the_garbage_of_the_process_that_forked_them(files, tmp_pa
 def test_where_nothing_can_be_forked_the_loader_stays_fastai_s(files, monkeypatch):
     monkeypatch.setattr(images.sys, 'platform', 'darwin')
     fitted(lambda: make_dls(files), feed := FeedCallback(2))
-    assert (feed.n_done, feed.why_not, feed.pools)==(0, 'Images are decoded once on Linux only, by a process that may start others.', {})
+    assert (feed.n_done, feed.why_not, feed.pool.sets)==(0, 'Images are decoded once on Linux only, by a process that may start others.', {})
 
 
 def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
@@ -734,7 +734,7 @@ def test_the_validation_begins_while_the_training_ends(files):
     def wait():
         until = time.monotonic()+20
         while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
-        early.append((n_decoded(feed), feed.pools[id(learn.dls.valid_ds), 1].early is not None))
+        early.append((n_decoded(feed), feed.pool.early is not None))
     early = []
     quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
     assert early==[(N, True)]*2 and n_decoded(feed)==N
