@@ -574,12 +574,12 @@ def test_workers_start_late_and_end_with_the_learner(files):
     learn, new = started(lambda: learner(make(), FeedCallback(3)))
     assert new==[]
     _, new = started(lambda: quiet(learn, lambda o: o.fit(2)))
-    assert len(new)==6                              # three for each set
+    assert len(new)==3                              # for training and validation
     learn.feed.release()
     gc.collect()
     assert wait_for(new)
     _, again = started(lambda: quiet(learn, lambda o: o.fit(1)))
-    assert len(again)==6 and (learn.feed.n_done, learn.feed.why_not)==(2, '')
+    assert len(again)==3 and (learn.feed.n_done, learn.feed.why_not)==(2, '')
     del learn, _
     gc.collect()
     assert wait_for(again)
