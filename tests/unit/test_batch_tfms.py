@@ -1,24 +1,20 @@
-"Distributions of what is drawn on the device, and loaders as users have them"
+"Distributions of what is drawn on the device, and pipelines as users have them"
 import random
 from functools import partial
 
 import pytest
 import torch
-from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import Pipeline
 from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
-from fastai.vision.augment import Brightness, Contrast, Resize, Rotate, Saturation, Warp, Zoom, aug_transforms
-from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
-from fastai.vision.data import ImageBlock, MaskBlock
+from fastai.vision.augment import Brightness, Contrast, Rotate, Saturation, Warp, Zoom, aug_transforms
 from scipy.stats import ks_2samp
 
 from gpubench.data.batch_tfms import batch_transforms
 from gpubench.data.loaders import BatchAugment
 
-# float32 samples within 1e-4 of a pixel of the right place: some 50 roundings of 6e-8, times half of 64 pixels. How they add up
-# depends on the CPU. Normalized neighbors differ by at most 1/.22 in each direction; a share of as much lies at a tie.
-MAX_OFF, MAX_TIES = 1e-3, 1e-3
+# float32 samples within 1e-4 of a pixel of the right place: some 50 roundings of 6e-8, times half of 64 pixels
+MAX_OFF = 1e-3
 
 def apply(known, batch):
     for f in known: batch = f(batch)
@@ -71,22 +67,3 @@ def test_the_users_objects_stay_as_they_are():
     device(fs, batch)(batch)
     assert torch.equal(batch[0], pixels) and [vars(o) for o in parts]==before
     assert len(parts)==7
-
-@pytest.mark.parametrize('target,image,item_tfms,kw', [
-    (CategoryBlock, PILImage, Resize(40), {}), (CategoryBlock, PILImage, Resize(64), dict(size=24)),
-    (CategoryBlock, PILImageBW, Resize((30, 44)), dict(flip_vert=True)), (MaskBlock, PILImage, Resize(40), dict(size=(24, 32)))])
-def test_a_loader_as_users_have_it(target, image, item_tfms, kw):
-    pictures = torch.nn.functional.interpolate(torch.rand(8, 3, 4, 5), (60, 80), mode='bilinear')
-    arrays = (20+pictures.permute(0, 2, 3, 1)*200).byte().numpy()
-    get_y = (lambda i: arrays[i, ..., 0]//80) if target is MaskBlock else (lambda i: i%2)
-    block = DataBlock((ImageBlock(image), target), get_x=lambda i: arrays[i] if image is PILImage else arrays[i, ..., 0], get_y=get_y,
-                      item_tfms=item_tfms, batch_tfms=[*aug_transforms(**kw), Normalize.from_stats(*imagenet_stats, cuda=False)])
-    dls = block.dataloaders(range(8), bs=4, num_workers=0, device='cpu')
-    for dl in dls.train, dls.valid:
-        raw = dl.create_batch([dl.do_item(i) for i in range(len(dl.dataset))])
-        f = device(dl.after_batch.fs, raw, dl.split_idx)
-        torch.manual_seed(1); a = f(raw)
-        torch.manual_seed(1); b = stock(dl.after_batch.fs, dl.split_idx)(raw)
-        assert [type(o) for o in a]==[type(o) for o in b] and [o.dtype for o in a]==[o.dtype for o in b]
-        assert [o.shape for o in a]==[o.shape for o in b]
-        assert (a[0]-b[0]).abs().max()<MAX_OFF and (a[1]!=b[1]).float().mean()<MAX_TIES

@@ -18,7 +18,6 @@ from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, Regr
 from fastai.data.core import DataLoaders, Datasets, TfmdDL
 from fastai.data.load import SkipItemException
 from fastai.data.transforms import Categorize, ColReader, parent_label
-from fastai.interpret import ClassificationInterpretation
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, CrossEntropyLossFlat
 from fastai.tabular.data import TabularDataLoaders
@@ -32,7 +31,6 @@ from fastai.vision.data import BBoxBlock, BBoxLblBlock, ImageBlock, MaskBlock, P
 from PIL import Image, ImageFile
 import fastai.callback.data        # noqa: F401  weighted_dataloaders, partial_dataloaders
 import fastai.callback.progress    # noqa: F401  no_bar
-import fastai.vision.learner       # noqa: F401  shows results
 
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import SpeedUp
@@ -376,15 +374,6 @@ def do_predict(learn):
     return [*learn.predict(item)[1:], learn.get_preds(dl=dl), learn.validate(dl=dl)]
 
 
-def do_shows(learn):
-    learn.fit(1)
-    learn.dls.show_batch(max_n=1)
-    learn.show_results(max_n=1)
-    interp = ClassificationInterpretation.from_learner(learn)
-    interp.plot_top_losses(1)
-    return interp.confusion_matrix(), [o for o in interp.top_losses(2)]
-
-
 def do_lr_find(learn):
     learn.lr_find(num_it=5, show_plot=False)
     learn.fit(1)
@@ -424,11 +413,10 @@ def do_predict_in_a_callback(learn):
     return out
 
 
-OPERATIONS = [do_fits, do_preds, do_tta, do_predict, do_shows, do_lr_find, do_new_dls, do_change_tfms, do_interrupted, do_predict_in_a_callback]
+OPERATIONS = [do_fits, do_preds, do_tta, do_predict, do_lr_find, do_new_dls, do_change_tfms, do_interrupted, do_predict_in_a_callback]
 @pytest.mark.parametrize('f', OPERATIONS, ids=lambda o: o.__name__)
-def test_operations(files, tmp_path, monkeypatch, f):
+def test_operations(files, tmp_path, f):
     "What a Learner does and returns, and the draws after it, are those of stock fastai"
-    monkeypatch.setattr('matplotlib.pyplot.show', lambda *args, **kwargs: None)
     results = []
     for cbs in [FeedCallback(2)], []:
         set_seed(5, reproducible=True)
