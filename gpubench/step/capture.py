@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from types import FunctionType, MethodType
 import torch
 from fastai.callback.core import Callback
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp, reduce_loss
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.layers import NoneReduce
@@ -322,6 +322,9 @@ class OwnBatch:
         for a,b in zip((*self.xb, *self.yb), (*xb, *yb)): a.copy_(b, non_blocking=True)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
+def is_fp16(cb): # A `MixedPrecision` or None
+    return cb is not None and AMPMode(cb.amp_mode)==AMPMode.FP16
+
 class Step(OwnBatch):
     "The training step for batches of one shape: its own copy of a batch, and what repeats it"
     def __init__(self, owner): # A `GraphedStepCallback`
@@ -331,7 +334,10 @@ class Step(OwnBatch):
         self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.compile = owner.compile
-        self.bf16, self.clip = parts.get(MixedPrecision), parts.get(GradientClip)
+        self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
+        self.dtype = cast and (torch.float16 if is_fp16(cast) else torch.bfloat16)
+        self.scaler = learn.scaler if is_fp16(cast) and learn.scaler.is_enabled() else None
+        self.scale = self.scaler and learn.loss.new_zeros(())  # of the last step; 0: it was skipped
         accumulation = parts.get(GradientAccumulation)
         self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
         averages = [o.average for o in parts.values() if hasattr(type(o), 'average')]
@@ -348,7 +354,7 @@ class Step(OwnBatch):
 
     def _forward(self, xb, yb, mixed=None):
         pred = self.model(*xb)
-        if self.bf16: pred = to_float(pred)
+        if self.dtype: pred = to_float(pred)
         loss_func = _plain_loss(self.loss_func) if self.compile else self.loss_func
         loss = self.mix.loss(loss_func, pred, yb, *mixed) if mixed else loss_func(pred, *yb)
         return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
@@ -367,26 +373,41 @@ def backward(self:Step, *batch):
     made = [tuple(batch)]*self.changes_batch
     stacks = self.mix is not None and self.mix.stacks
     if stacks: batch.append(mixed)
-    autocast = torch.autocast('cuda', torch.bfloat16) if self.bf16 else nullcontext()
+    autocast = torch.autocast('cuda', self.dtype) if self.dtype else nullcontext()
     with autocast, NoneReduce(self.loss_func) if stacks else nullcontext():
         pred, loss = self.forward(*batch)
-    (loss if self.share is None else loss/self.share).backward()
+    whole = loss if self.share is None else loss/self.share
+    (self.scaler.scale(whole) if self.scaler else whole).backward()
     return pred, _plain(loss.detach()), *made
 
 @patch
-def finish_gradients(self:Step):
-    "Average them over all devices, and clip them"
+def finish_gradients(self:Step, plan):
+    "Average them over all devices, take fp16's scale out of them, and clip them"
     if self.average: self.average()
+    if self.scaler:
+        plan.skip.zero_()                          # 1 if a gradient isn't finite
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            [p.grad for p in plan.params], plan.skip, self.scaler._scale.double().reciprocal().float())
     if not self.clip: return
     torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
+
+@patch
+def rescale(self:Step, plan):
+    "Let fp16's scale grow or back off, as `GradScaler.update` does"
+    if not (s := self.scaler): return
+    self.scale.copy_(s._scale*(plan.skip==0))
+    torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
+                             s._backoff_factor, s._growth_interval)
 
 @patch
 def eager(self:Step, owner, is_last):
     batch = self.given(owner)
     with _search(self.compile): out = self.backward(*batch)
     if not is_last: return out
-    self.finish_gradients()
+    plan = self.opt.step_plan()
+    self.finish_gradients(plan)
     self.opt.step()
+    self.rescale(plan)
     self.opt.zero_grad()
     return out
 
@@ -407,10 +428,11 @@ def capture(self:Step, is_last, capture, loss):
         for p,zero in zip(plan.params, zeros):
             if p.grad is None or not p.requires_grad: p.grad = zero
         if not is_last: return out
-        self.finish_gradients()
+        self.finish_gradients(plan)
         update.grads = [p.grad for p in plan.params]
         with torch.no_grad():
             update(out[1])
+            self.rescale(plan)
             if adds: torch._foreach_zero_(update.grads)
         return out
     try:
@@ -430,7 +452,7 @@ def __call__(self:Step, owner, is_last):
     "Train on the batch that `owner`'s Learner has, by a replay"
     replay, out, plan, *_ = self.replays[is_last]       # the rest keeps alive what the graph reads
     self.fill(owner.learn.xb, owner.learn.yb)
-    if is_last: plan.rows.fill(plan.advance())
+    if is_last: plan.fill()
     replay()
     return out
 
@@ -442,6 +464,9 @@ def keep(self:Step, random):
     for k in dict.fromkeys(k for o in plan.states for k in o):
         parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
     if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
+    if self.scaler:
+        parts['scale'] = [self.scaler._scale]
+        parts['counts'] += [self.scaler._growth_tracker, plan.steps]
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, [*plan.states, vars(self.opt)], random, others)
 
@@ -507,13 +532,14 @@ class EpochStep(Step):
 def __call__(self:EpochStep, owner, is_last):
     owner.rewind()                            # to before its loader drew the batch's random numbers
     self.start(owner.rows, 0)
-    out = self.run(0, 1, lambda i: None, ())
+    out = self.run(0, 1, lambda i: None, (), lambda step: None)
     if self.at.is_cuda: torch.cuda.synchronize(self.at.device)  # the next one has the same row
     return out
 
 @patch
-def run(self:EpochStep, first, last, count, timers):
-    "Train on the batches from `first` up to `last`; `count` is called for each, before its numbers"
+def run(self:EpochStep, first, last, count, timers, note):
+    """Train on the batches from `first` up to `last`; `count` is called for each, before its
+    numbers, and `note` after it"""
     replay, out, plan, update, _ = self.replays[True]
     numbers = self.host_numbers.numpy()
     for i in range(first, last):
@@ -521,6 +547,8 @@ def run(self:EpochStep, first, last, count, timers):
         numbers[i] = plan.advance()
     update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
     for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
-    for _ in range(first, last): replay()
+    for _ in range(first, last):
+        replay()
+        note(self)
     self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
     return out

@@ -30,11 +30,11 @@ _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 def _uses_tf32(device): # for convolutions
     return allows_tf32(torch.backends.cudnn) and has_bf16(device)  # which came together
 
-ON_GPUS_ONLY = dict(bf16='fastai always trains in fp32 on a CPU.',
-                    graph='It is for GPUs, and so is `compile`.')
+_IN_FP32 = 'fastai always trains in fp32 on a CPU.'
+ON_GPUS_ONLY = dict(bf16=_IN_FP32, fp16=_IN_FP32, graph='It is for GPUs, and so is `compile`.')
 
 def why_not(
-    part:str,            # 'bf16', 'channels_last', 'graph' or 'onednn'
+    part:str,            # 'bf16', 'fp16', 'channels_last', 'graph' or 'onednn'
     model,               # A network
     device,              # A torch.device
     is_mixed:bool=False, # Does it train in bf16 or fp16?
@@ -42,7 +42,7 @@ def why_not(
     "Why a part of the fast path isn't for a network on a device"
     on_gpu, is_last = device.type=='cuda', part=='channels_last'
     if part in ON_GPUS_ONLY and not on_gpu: return ON_GPUS_ONLY[part]
-    if part=='graph': return ''
+    if part in ('graph', 'fp16'): return ''
     if part=='bf16': return '' if has_bf16(device) else NO_BF16
     weights = list(model.parameters())
     if is_last and any(map(is_lazy, weights)): return "Some weights don't exist yet."
@@ -138,12 +138,12 @@ def _repr_html_(self:SpeedUp): return self.to_df().to_html(index=False)
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40
 @patch
-def mix(self:SpeedUp):
-    mixed = [o for o in self.learn.cbs if isinstance(o, MixedPrecision)]
-    if self.on_gpu and mixed and AMPMode(mixed[0].amp_mode)==AMPMode.FP16:
-        self.add('bf16', 'The Learner trains in fp16.', False)
-    elif not (self.refuses('bf16') or self.has('bf16', MixedPrecision)):
-        self.add('bf16', 'matrix products in 16 bits', cb=MixedPrecision(amp_mode='bf16'))
+def mix(self:SpeedUp, precision):
+    mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
+    now = AMPMode(mixed.amp_mode).value if mixed else precision
+    if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)
+    elif not (self.refuses(precision) or self.has(precision, MixedPrecision)):
+        self.add(precision, 'matrix products in 16 bits', cb=MixedPrecision(amp_mode=precision))
 
 @patch
 def order_channels(self:SpeedUp):
@@ -211,7 +211,7 @@ def enlarge_validation(self:SpeedUp):
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(
     learn,              # A Learner
-    precision:str=None, # 'bf16' for mixed precision on a GPU; None leaves the arithmetic as it is
+    precision:str=None, # 'bf16' or 'fp16': mixed precision on a GPU; None leaves the arithmetic
     compile:bool=False, # On a GPU, compile kernels and search for the fastest, for half a minute?
 )->SpeedUp:
     """Remove what a training step wastes without changing what is learned; returns a table
@@ -219,13 +219,13 @@ def speed_up(
     Dropout draws another mask than in the stock step, equally random, where a part of the table
     says so: between convolutions in channels_last, and in compiled kernels."""
     check_value('learn', learn, isinstance(learn, Learner), 'a fastai `Learner`')
-    if precision is not None: one_of('precision', precision, ('bf16',))
+    if precision is not None: one_of('precision', precision, ('bf16', 'fp16'))
     check_value('compile', compile, isinstance(compile, bool), 'True or False')
     if str(getattr(learn.dls, 'device', None)).startswith('xla'):
         raise InputError("speed_up is for CPUs and NVIDIA GPUs: XLA compiles a step as a whole.")
     out = SpeedUp(learn)
     out.feed()
-    if precision: out.mix()
+    if precision: out.mix(precision)
     out.order_channels()
     out.fuse_step()
     if out.on_gpu:

@@ -10,7 +10,7 @@ import warnings
 from functools import partial
 import torch
 from fastai.callback.core import CancelBatchException, TrainEvalCallback
-from fastai.callback.fp16 import AMPMode, MixedPrecision
+from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.training import GradientAccumulation
@@ -18,8 +18,9 @@ from fastai.torch_core import find_bs
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
-from .capture import (CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
-                              make_batch, why_failed)
+from .capture import (
+    CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_fp16, is_symmetric,
+    make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
@@ -95,6 +96,7 @@ class GraphedStepCallback(FusedStepCallback):
         self.no_search = ''                          # a sentence where cuDNN keeps what it has
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
         self.is_stale = False                        # has the last replay left gradients?
+        self.scales = []                             # of fp16's steps since they were read
         self.must_check = True                       # has something else trained since?
         self.mixed, self.fed = None, None            # MixUp or CutMix; a `FeedDL` that left bytes
         self.warm = None                             # the network that had a graph last
@@ -108,9 +110,18 @@ class GraphedStepCallback(FusedStepCallback):
 # %% ../../nbs/step/09_graphed.ipynb #e8020b8c
 @patch
 def _settle(self:GraphedStepCallback):
-    "Zero the gradients that the last replay left, as a stock step does"
+    "Zero the gradients that the last replay left, as a stock step does, and read fp16's scales"
     if self.is_stale: self.learn.opt.zero_grad()
     self.is_stale = False
+    if not self.scales: return
+    scales, self.scales = torch.stack(self.scales).tolist(), []
+    self.built_in[MixedPrecision].scales.extend(filter(None, scales))
+    self.learn.opt._plan.count(-scales.count(0))                     # which were skipped
+
+@patch
+def _note(self:GraphedStepCallback, step):
+    "Keep the scale of fp16's step, on the device"
+    if step.scaler: self.scales.append(step.scale.clone())
 
 @patch
 def _let_mix(self:GraphedStepCallback):
@@ -162,8 +173,6 @@ def _why_not(self:GraphedStepCallback):
     parts = [type(o).__name__ for o in cbs if role_of(o)=='part' and _is_on(o)]
     twice = [o for o in parts if parts.count(o)>1]
     if twice: return f'There is more than one {twice[0]}.'
-    if any(AMPMode(o.amp_mode)==AMPMode.FP16 for o in _of_kind(cbs, MixedPrecision)):
-        return "fp16 looks at the gradients after each step to choose its scale; bf16 doesn't."
     return ''
 
 # %% ../../nbs/step/09_graphed.ipynb #88a28cbd
@@ -202,7 +211,8 @@ def after_fit(self:GraphedStepCallback):
 def _begin_fit(self:GraphedStepCallback):
     FusedStepCallback.before_fit(self)
     self._let_mix()
-    if not self.alone or len(self.steps)>=MAX_SHAPES: self._forget()
+    is_scaled = any(o.scaler for o in self.steps.values())          # by a scaler of one fit
+    if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self._forget()
     self.n_done, self.gathered = 0, None
     self.makes = True                                # may batch transforms be a part of the graph?
     self.no_search = ''
@@ -220,11 +230,11 @@ def _decide(self:GraphedStepCallback):
     if not self.why_not: self.give_up(self._why_not())
     if self.why_not: return
     learn.opt.capturable = True
-    build_kernel(learn.opt)                          # before the first batch is waited for
     if strangers(learn, EPOCH_EVENTS): self._forget()
     self.timers = _of_kind(learn.cbs, StepTimerCallback)
     self.monitors = _of_kind(learn.cbs, MonitorCallback)
     self.built_in, self.watchers = parts_in(learn.cbs), watchers_in(learn.cbs)
+    learn.opt.may_skip = is_fp16(self.built_in.get(MixedPrecision))
     guests = [o for o in self.watchers if declares(o)!='counts']
     self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
     self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
@@ -335,6 +345,7 @@ def _warm_up(self:GraphedStepCallback, step, is_last):
         self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
         step.compile, step.forward = False, step._forward
         out = eager()
+    if is_last: self._note(step)
     for o in self.timers: o.edge('after_backward')
     return out
 
@@ -355,6 +366,7 @@ def _capture(self:GraphedStepCallback, step, is_last):
 def _replay(self:GraphedStepCallback, step, is_last):
     for o in self.timers: o('before_replay')
     out = step(self, is_last)
+    if is_last: self._note(step)
     for o in self.timers: o.edge('after_replay')
     self.is_stale = step.share is None
     self.n_replays, self.n_done = self.n_replays+1, self.n_done+1
@@ -419,6 +431,7 @@ def _can_make(self:GraphedStepCallback, dl):
 @patch
 def _train_on_bytes(self:GraphedStepCallback, dl):
     self.fed, dl.is_bare = dl, True
+    dl.meanwhile = partial(build_kernel, self.learn.opt)
     try: self.epoch_hook.inner(self.learn)
     finally: self.fed, dl.is_bare = None, False
 
@@ -483,7 +496,7 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
     try:
         while last<n:
             first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))  # it starts after the first
-            learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers)
+            learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers, self._note)
             self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
             for o in self.monitors: o.count((last-first)*step.dl.bs)
             waiting.append((first, last, self.capture.mark()))

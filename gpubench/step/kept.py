@@ -10,9 +10,9 @@ import io
 import pickle
 import random
 from contextlib import contextmanager, suppress
-from functools import partial
 import numpy as np
 import torch
+from ..data.item_tfms import random_restorer
 
 # %% ../../nbs/step/00_kept.ipynb #4930fbd1
 def modules_in(*parts):
@@ -36,18 +36,6 @@ def buffers_in(*parts): # Name -> list of tensors
                 counts=[o for o in found if not o.is_floating_point()])
 
 # %% ../../nbs/step/00_kept.ipynb #424bdc83
-def random_restorer(
-    *gpus, # Devices
-):         # A function
-    "Puts the random numbers of Python, NumPy, PyTorch and GPUs back to what they are now"
-    puts = [partial(random.setstate, random.getstate()),
-            partial(np.random.set_state, np.random.get_state()),
-            partial(torch.set_rng_state, torch.get_rng_state())]
-    puts += [partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(o), o) for o in gpus]
-    def put_back():
-        for put in puts: put()
-    return put_back
-
 def restorer(
     model, # A module
 ):         # A function

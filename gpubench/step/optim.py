@@ -63,12 +63,12 @@ def step_coefs(
     recipe:Recipe,
     hyper:dict, # Of one group: `lr`, `wd`, …
     do_wd:bool, # False for norms and biases
-    step:int,   # 1 for the first
+    step:int,   # 1 for the first; 0: the device counts, and divides by what the moments lack
 )->list: # In the order of `COEFS`
     "The numbers of one step, as `fastai.optimizer` combines them"
     lr, wd, mom, sqr_mom, eps = (hyper.get(o, 0.) for o in ('lr', 'wd', 'mom', 'sqr_mom', 'eps'))
     wd, size, sqr_size = wd*do_wd, -lr, 1.
-    if recipe.has_sqr: size, sqr_size = -lr/(1-mom**step), 1/(1-sqr_mom**step)
+    if recipe.has_sqr and step: size, sqr_size = -lr/(1-mom**step), 1/(1-sqr_mom**step)
     damp = 1-mom if recipe.is_damped else 1.
     decay, l2 = (1-lr*wd, 0.) if recipe.is_decoupled else (1., wd)
     return [decay, l2, mom, damp, sqr_mom, 1-sqr_mom, size, sqr_size, eps]
@@ -97,12 +97,12 @@ def update_foreach(recipe, params, grads, avgs, sqr_avgs, coefs):
 # %% ../../nbs/step/01_optim.ipynb #4bbfa1b4
 if triton:
     @triton.jit(do_not_specialize=['n_buckets'])
-    def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, loss, losses, n_done,
-                       N: tl.constexpr, L2: tl.constexpr, HAS_AVG: tl.constexpr,
+    def _update_kernel(chunks, table, sizes, buckets, coefs, at, n_buckets, skip, loss, losses,
+                       n_done, N: tl.constexpr, L2: tl.constexpr, HAS_AVG: tl.constexpr,
                        HAS_SQR: tl.constexpr, BLOCK: tl.constexpr):
         i, step = tl.load(chunks+2*tl.program_id(0)), tl.load(at)
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
-        mask = offs<tl.load(sizes+i)
+        mask = offs<tl.load(sizes+i)*(1-tl.load(skip).to(tl.int32))   # none, if it is skipped
         c = coefs+N*(step*n_buckets+tl.load(buckets+i))        # in the order of `COEFS`
         p_at = tl.load(table+4*i).to(tl.pointer_type(tl.float32))+offs
         p = tl.load(p_at, mask)
@@ -129,24 +129,6 @@ if triton:
                 tl.store(n_done, 0)
 
 # %% ../../nbs/step/01_optim.ipynb #834871ea
-class HostRows:
-    "Numbers that the host changes before a step, in device memory; up to 64 steps may wait"
-    def __init__(self, shape, device):
-        self.on_device = torch.zeros(shape, device=device)
-        self.is_cuda, self.i, self.last = self.on_device.is_cuda, 0, None
-        if self.is_cuda:
-            self.rows = torch.zeros((64, *shape), pin_memory=True)
-            self.rows_np, self.passed = self.rows.numpy(), [torch.cuda.Event() for _ in range(64)]
-    def fill(self, values): # A float32 array of that shape
-        if self.last is not None and np.array_equal(values, self.last): return
-        self.last = values
-        if not self.is_cuda: return self.on_device.copy_(torch.from_numpy(values))
-        i = self.i = (self.i+1)%64
-        self.passed[i].synchronize()                  # passed long ago, unless 64 steps wait
-        self.rows_np[i] = values
-        self.on_device.copy_(self.rows[i], non_blocking=True)
-        self.passed[i].record(torch.cuda.current_stream(self.on_device.device))
-
 def place(o): # A tensor or None
     "What a kernel that was given its address relies on"
     return o is not None and (o.data_ptr(), o.stride(), o.dtype)
@@ -166,8 +148,11 @@ class StepPlan:
         keys, self.places = self._look()
         self.buckets = [list(o) for o in dict.fromkeys(keys)]     # group, is decayed, steps so far
         self.bucket_of = [self.buckets.index(list(o)) for o in keys]
-        if self.params:
-            self.rows = HostRows((len(self.buckets), len(COEFS)), self.params[0].device)
+        device = self.params[0].device if self.params else None
+        self.row = torch.zeros((1, len(self.buckets), len(COEFS)), device=device)
+        self.skip = torch.zeros((), device=device)                # not 0: the step is skipped
+        self.may_skip = getattr(opt, 'may_skip', False)
+        self.steps = torch.tensor([o[2] for o in self.buckets], device=device)
         self.avgs, self.sqr_avgs = (
             [o.get(n) for o in self.states] for n in ('grad_avg', 'sqr_avg'))
 
@@ -197,23 +182,40 @@ def _look(self:StepPlan):
 def is_current(self:StepPlan):
     "Are these parameters, moments, steps and functions the optimizer's, and where they were?"
     if find_recipe(self.opt)!=self.recipe: return False
+    if self.may_skip!=getattr(self.opt, 'may_skip', False): return False
     keys, places = self._look()
     found = list(dict.fromkeys(keys))
     if places!=self.places or [found.index(o) for o in keys]!=self.bucket_of: return False
     if [o[:2] for o in found]!=[tuple(o[:2]) for o in self.buckets]: return False
-    self.buckets = [list(o) for o in found]             # perhaps it counts its steps from 0 again
+    now = [list(o) for o in found]                      # perhaps it counts its steps from 0 again
+    if now!=self.buckets: self.steps.copy_(torch.tensor([o[2] for o in now]))
+    self.buckets = now
     return True
 
 @patch
 def advance(self:StepPlan): # An array (buckets, coefs)
     "Count a step; the numbers that it needs"
-    if self.recipe.has_sqr:
-        for o in self.buckets: o[2] += 1
-        for state,i in zip(self.states, self.bucket_of): state['step'] = self.buckets[i][2]
-    self.numbers = [step_coefs(self.recipe, self.opt.hypers[g], wd, n) for g,wd,n in self.buckets]
+    self.count(1)
+    self.numbers = [step_coefs(self.recipe, self.opt.hypers[g], wd, 0 if self.may_skip else n)
+                    for g,wd,n in self.buckets]
     return np.array(self.numbers, np.float32)
 
+@patch
+def fill(self:StepPlan):
+    "Count a step, and bring its numbers to the device; CUDA takes so few at once, nobody waits"
+    self.row[0].copy_(torch.from_numpy(self.advance()), non_blocking=True)
+
+@patch
+def count(self:StepPlan, n):
+    "`n` steps more, or less if some turn out to have been skipped"
+    if not self.recipe.has_sqr: return
+    for o in self.buckets: o[2] += n
+    for state,i in zip(self.states, self.bucket_of): state['step'] = self.buckets[i][2]
+
 # %% ../../nbs/step/01_optim.ipynb #5f1c3059
+_NOTHING = dict(decay=1., l2=0., mom=1., damp=0., sqr_mom=1., sqr_damp=0., size=0., sqr_size=1.,
+                eps=1.)              # the numbers of a step that changes nothing
+
 class ForeachUpdate:
     """A plan's update by torch's operations, with row `at` of a table: of steps, buckets, `COEFS`
 
@@ -221,19 +223,43 @@ class ForeachUpdate:
     losses = None
     def __init__(self, step_plan, grads):
         self.step_plan, self.grads = step_plan, grads
-        self.numbers = step_plan.rows.on_device[None]                      # of one step
+        self.numbers = step_plan.row                                       # of one step
         self.at = torch.zeros(1, dtype=torch.int64, device=self.numbers.device)
+        self.nothing = self.numbers.new_tensor([_NOTHING[o] for o in COEFS])
     def take(self, grads): self.grads = grads
     def point(self): "Called before it runs with other tensors"
     def lists(self):
         plan = self.step_plan
         return plan.in_buckets(plan.params, self.grads, plan.avgs, plan.sqr_avgs)
     def __call__(self, loss=None):
-        recipe, rows = self.step_plan.recipe, self.numbers.index_select(0, self.at)[0]
-        for row,tensors in zip(rows, self.lists()): update_foreach(recipe, *tensors, row.unbind())
+        if self.step_plan.may_skip: self.debias()
+        rows = self.numbers.index_select(0, self.at)[0]
+        for row,(params, grads, *moments) in zip(rows, self.lists()):
+            if self.step_plan.may_skip: row, grads = self._or_nothing(row, grads)
+            update_foreach(self.step_plan.recipe, params, grads, *moments, row.unbind())
         if self.losses is not None:
             self.losses.index_copy_(0, self.at, loss.reshape(1))
             self.at.add_(1)
+
+# %% ../../nbs/step/01_optim.ipynb #d4b61d10
+@patch
+def debias(self:ForeachUpdate):
+    "Count the step unless it is skipped, and complete its numbers, in their row"
+    plan = self.step_plan
+    plan.steps.add_(plan.skip==0)
+    if not plan.recipe.has_sqr: return
+    row = self.numbers.index_select(0, self.at).double()
+    mom, sqr_mom = (row[0, :, COEFS.index(o)] for o in ('mom', 'sqr_mom'))
+    row[0, :, COEFS.index('size')] /= 1-mom**plan.steps
+    row[0, :, COEFS.index('sqr_size')] /= 1-sqr_mom**plan.steps
+    self.numbers.index_copy_(0, self.at, row.float())
+
+@patch
+def _or_nothing(self:ForeachUpdate, row, grads):
+    "What leaves all as it is, for a step that is skipped"
+    is_skipped = self.step_plan.skip!=0
+    return torch.where(is_skipped, self.nothing, row), [o.masked_fill(is_skipped, 0) for o in grads]
+
 
 # %% ../../nbs/step/01_optim.ipynb #edb04b73
 class TritonUpdate(ForeachUpdate):
@@ -257,12 +283,13 @@ class TritonUpdate(ForeachUpdate):
         places = [[0 if o is None else o.data_ptr() for o in row] for row in rows]
         self.table.copy_(torch.tensor(places))
     def __call__(self, loss=None):
-        loss = None if self.losses is None else loss
+        plan, loss = self.step_plan, None if self.losses is None else loss
+        if plan.may_skip: self.debias()
         with torch.cuda.device(self.table.device):                  # Triton takes the current one
             _update_kernel[len(self.chunks),](
                 self.chunks, self.table, self.sizes, self.buckets, self.numbers, self.at,
-                len(self.step_plan.buckets), loss, self.losses, self.n_done,
-                **_kernel_flags(self.step_plan.recipe))
+                len(plan.buckets), plan.skip, loss, self.losses, self.n_done,
+                **_kernel_flags(plan.recipe))
 
 def _kernel_flags(recipe): return dict(
     N=len(COEFS), L2=not recipe.is_decoupled, HAS_AVG=recipe.has_avg, HAS_SQR=recipe.has_sqr,
@@ -275,7 +302,7 @@ def _can_launch(device, *flags):
     n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
     try:
         with torch.cuda.device(device):
-            _update_kernel[1,](n, table, n, n, coefs, table, 1, None, None, n, **dict(flags))
+            _update_kernel[1,](n, table, n, n, coefs, table, 1, coefs, None, None, n, **dict(flags))
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), "
                       "so optimizer steps take more launches.")
@@ -342,7 +369,8 @@ def make_update(
 class FusedOptimizer(Optimizer):
     "fastai's, stepped in one launch; `fuse` makes an optimizer one"
     stock = Optimizer
-    capturable, _plan, _update, _made_for = False, None, None, None   # will its steps be captured?
+    capturable, may_skip = False, False         # will its steps be captured, and may they be skipped?
+    _plan, _update, _made_for = None, None, None
     def step_plan(self):
         if self._plan is None or not self._plan.is_current():
             self._plan, self._made_for = StepPlan(self), None
@@ -359,7 +387,7 @@ class FusedOptimizer(Optimizer):
             self._update, self._made_for = make_update(plan, grads, self.capturable), made_for
         if self._update is None: return super().step()
         self._update.take(grads)
-        plan.rows.fill(plan.advance())
+        plan.fill()
         with torch.no_grad(): self._update()
 
     def zero_grad(self):
@@ -376,7 +404,7 @@ def unfuse(opt):
     "Make a fused optimizer what it was before; it keeps its state"
     if not isinstance(opt, FusedOptimizer): return opt
     opt.__class__ = Optimizer
-    for o in (*_OURS, 'capturable'): opt.__dict__.pop(o, None)
+    for o in (*_OURS, 'capturable', 'may_skip'): opt.__dict__.pop(o, None)
     return opt
 
 # %% ../../nbs/step/01_optim.ipynb #b26dbc77

@@ -10,6 +10,7 @@ import torch
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, GatherPredsCallback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.hook import Hook as LayerHook, Hooks
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
 from fastai.callback.schedule import LRFinder, ParamScheduler
@@ -90,14 +91,22 @@ def own_methods(
         return not all(map(is_stock, filter(None, (getattr(type(learn), name), method))))
     return [o for o in _LOOP if is_own(o)]
 
+def _hooks_of(modules):
+    "fastai's hooks that modules hold themselves, as a U-Net's blocks do: they are a part of it"
+    held = [v for m in modules for v in vars(m).values()]
+    found = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
+    return {id(h) for h in found if type(h) is LayerHook and is_stock(h.hook_func)}
+
 def is_watched(
     model, # A module, or a loss function
 )->bool:
-    "Does a hook of a layer, of a weight or of all modules run with it?"
+    "Does a hook of a layer, of a weight or of all modules run with it, other than its own?"
     modules = modules_in(model)
+    own = _hooks_of(modules)
     for held in (vars(torch.nn.modules.module), *map(vars, modules)):
-        hooks = [v for k,v in held.items() if k.endswith('hooks')]
-        if any(isinstance(o, dict) and o for o in hooks): return True
+        hooks = [v for k,v in held.items() if k.endswith('hooks') and isinstance(v, dict)]
+        if any(id(getattr(h, '__self__', None)) not in own for o in hooks for h in o.values()):
+            return True
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
     return any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)
 

@@ -1,25 +1,20 @@
-"Distributions of what is drawn on the device, and loaders as users have them"
+"Distributions of what is drawn on the device, and pipelines as users have them"
 import random
 from functools import partial
 
 import pytest
 import torch
-from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import Pipeline
 from fastai.data.transforms import IntToFloatTensor, Normalize
-from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW, TensorMask
-from fastai.vision.augment import (Brightness, Contrast, RandomErasing, RandomResizedCropGPU, Resize, Rotate,
-                                   Saturation, Warp, Zoom, aug_transforms)
-from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
-from fastai.vision.data import ImageBlock, MaskBlock
+from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
+from fastai.vision.augment import Brightness, Contrast, Rotate, Saturation, Warp, Zoom, aug_transforms
 from scipy.stats import ks_2samp
 
 from gpubench.data.batch_tfms import batch_transforms
 from gpubench.data.loaders import BatchAugment
 
-# float32 samples within 1e-4 of a pixel of the right place: some 50 roundings of 6e-8, times half of 64 pixels. How they add up
-# depends on the CPU. Normalized neighbors differ by at most 1/.22 in each direction; a share of as much lies at a tie.
-MAX_OFF, MAX_TIES = 1e-3, 1e-3
+# float32 samples within 1e-4 of a pixel of the right place: some 50 roundings of 6e-8, times half of 64 pixels
+MAX_OFF = 1e-3
 
 def apply(known, batch):
     for f in known: batch = f(batch)
@@ -38,36 +33,6 @@ def drawn(f, batch, measure, n=400, seed=0): # (n, number of measures)
 
 def assert_alike(a, b):
     for x,y in zip(a.T, b.T): assert ks_2samp(x, y).pvalue>1e-3, (x.mean(), y.mean(), x.std(), y.std())
-
-@pytest.mark.slow
-@pytest.mark.parametrize('hw,size,kw', [((40, 60), 16, {}), ((50, 50), (20, 16), dict(min_scale=.5, max_scale=.8)),
-                                        ((20, 90), 16, dict(min_scale=.15)),       # ten tries are often not enough
-                                        ((33, 31), 8, dict(ratio=(1, 1), min_scale=.75))])
-def test_crops_are_drawn_as_fastai_draws_them(hw, size, kw):
-    h, w = hw
-    batch = TensorImage(torch.zeros(1, 1, h, w)), TensorMask(torch.arange(h*w).view(1, h, w))
-    def corners(batch):
-        first, last = batch[1][0, 0, 0].item(), batch[1][0, -1, -1].item()
-        return first//w, first%w, last//w-first//w, last%w-first%w
-    fs = [RandomResizedCropGPU(size, **kw)]
-    a, b = drawn(device(fs, batch), batch, corners), drawn(stock(fs), batch, corners)
-    assert_alike(a, b)
-    assert len({*map(tuple, a.tolist())})>20
-
-@pytest.mark.parametrize('kw', [dict(p=1.), dict(p=.5), dict(p=1., sl=.1, sh=.9, min_aspect=.1), dict(p=1., sl=.1, sh=.12, max_count=2)])
-def test_rectangles_are_drawn_as_fastai_draws_them(kw):
-    batch = TensorImage(torch.full((1, 1, 24, 36), 9.)),
-    def erased(batch):
-        rows, columns = ((batch[0][0, 0]!=9).any(dim).nonzero().flatten().tolist() or [-1] for dim in (1, 0))
-        return rows[0], rows[-1], columns[0], columns[-1], (batch[0]!=9).sum().item()
-    fs = [RandomErasing(**kw)]
-    assert_alike(drawn(device(fs, batch), batch, erased), drawn(stock(fs), batch, erased))
-
-def test_two_inputs_lose_different_rectangles_at_the_same_time():
-    batch = tuple(TensorImage(torch.full((2, 1, 20, 20), 9.)) for _ in range(2))
-    f = device([RandomErasing(p=.5, sl=.1)], batch)
-    counts = drawn(f, batch, lambda b: [(o!=9).sum().item() for o in b], 100)
-    assert ((counts[:, 0]==0)==(counts[:, 1]==0)).all() and (counts[:, 0]!=counts[:, 1]).any()
 
 @pytest.mark.slow
 @pytest.mark.parametrize('fs', [
@@ -95,29 +60,10 @@ def test_gray_images_and_half_known_pipelines():
     device([*fs[:2], Own(), norm], batch, n_rest=2)
 
 def test_the_users_objects_stay_as_they_are():
-    fs = [IntToFloatTensor(), *aug_transforms(size=8, min_scale=.5, batch=True), RandomErasing()]
+    fs = [IntToFloatTensor(), *aug_transforms(size=8, min_scale=.5, batch=True)]
     batch = TensorImage((torch.rand(4, 3, 20, 20)*255).byte()),
     parts = [p for o in fs for p in (o, *getattr(o, 'coord_fs', []), *getattr(o, 'fs', []))]
     before, pixels = [dict(vars(o)) for o in parts], batch[0].clone()
     device(fs, batch)(batch)
     assert torch.equal(batch[0], pixels) and [vars(o) for o in parts]==before
-    assert len(parts)==8
-
-@pytest.mark.parametrize('target,image,item_tfms,kw', [
-    (CategoryBlock, PILImage, Resize(40), {}), (CategoryBlock, PILImage, Resize(64), dict(size=24)),
-    (CategoryBlock, PILImageBW, Resize((30, 44)), dict(flip_vert=True)), (MaskBlock, PILImage, Resize(40), dict(size=(24, 32)))])
-def test_a_loader_as_users_have_it(target, image, item_tfms, kw):
-    pictures = torch.nn.functional.interpolate(torch.rand(8, 3, 4, 5), (60, 80), mode='bilinear')
-    arrays = (20+pictures.permute(0, 2, 3, 1)*200).byte().numpy()
-    get_y = (lambda i: arrays[i, ..., 0]//80) if target is MaskBlock else (lambda i: i%2)
-    block = DataBlock((ImageBlock(image), target), get_x=lambda i: arrays[i] if image is PILImage else arrays[i, ..., 0], get_y=get_y,
-                      item_tfms=item_tfms, batch_tfms=[*aug_transforms(**kw), Normalize.from_stats(*imagenet_stats, cuda=False)])
-    dls = block.dataloaders(range(8), bs=4, num_workers=0, device='cpu')
-    for dl in dls.train, dls.valid:
-        raw = dl.create_batch([dl.do_item(i) for i in range(len(dl.dataset))])
-        f = device(dl.after_batch.fs, raw, dl.split_idx)
-        torch.manual_seed(1); a = f(raw)
-        torch.manual_seed(1); b = stock(dl.after_batch.fs, dl.split_idx)(raw)
-        assert [type(o) for o in a]==[type(o) for o in b] and [o.dtype for o in a]==[o.dtype for o in b]
-        assert [o.shape for o in a]==[o.shape for o in b]
-        assert (a[0]-b[0]).abs().max()<MAX_OFF and (a[1]!=b[1]).float().mean()<MAX_TIES
+    assert len(parts)==7

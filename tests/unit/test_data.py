@@ -1,22 +1,22 @@
 """Data: what a notebook cannot test of itself (faults, processes, the network) and the bird set as a whole"""
-import http.server, io, itertools, os, shutil, signal, socket, subprocess, sys, tarfile, threading, time
+import http.server, io, os, shutil, signal, subprocess, sys, tarfile, threading, time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpubench.data import loaders as data, made
+from gpubench.data import loaders as data
 from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images, load_pixels
-from gpubench.data.sets import OFFICIAL, write_out
+from gpubench.data import sets
+from gpubench.data.folders import IMAGE_SUFFIXES
+from gpubench.data.sets import write_out
 from gpubench.data.birds import draw_wood
-from gpubench.data.made import (
-    digit_originals, draw_birds, draw_digits, fastai_folder, make_once, read_mark)
+from gpubench.data.made import fastai_folder, make_once, read_mark
 import numpy as np
 import pytest
 import torch
 import fastai.callback.progress, fastai.callback.schedule  # noqa: F401  `no_bar` and `fit_one_cycle`
 from fastai.data.external import fastai_cfg, fastai_path
 from fastai.learner import Learner, load_learner
-from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.vision.core import PILImageBW
 from fastai.vision.learner import vision_learner
@@ -80,19 +80,12 @@ def quiet_fit(learn, n=1, lr=1e-3):
 
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('kwargs', [
-    dict(), dict(dataset='synthetic', size=17, n_channels=3, max_images=150), pytest.param(dict(size=8, n_channels=3), marks=pytest.mark.slow),
-    pytest.param(dict(dataset='birds', size=48, bs=32), marks=pytest.mark.slow), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
+    dict(dataset='synthetic', size=17, n_channels=3, max_images=150), pytest.param(dict(size=8, n_channels=3), marks=pytest.mark.slow),
+    dict(dataset='digits60k', bs=50, max_images=280), dict(dataset='birds', size=33, n_channels=1, max_images=100)], ids=str)
 def test_loaders_agree(kwargs, device):
     "Batch by batch: the same images, split, order, types and normalisation"
     expected = two_epochs(get_dls(**kwargs, loader='files', device=device, seed=3))
     for o in LOADERS[1:]: assert_same(expected, two_epochs(get_dls(**kwargs, loader=o, device=device, seed=3)))
-
-@pytest.mark.parametrize('loader', ['files', 'memory'])
-def test_workers_change_nothing(loader):
-    kwargs = dict(max_images=300, bs=48, loader=loader, device='cpu')
-    dls = get_dls(**kwargs, n_workers=2)
-    assert dls.train.fake_l.num_workers==dls.valid.fake_l.num_workers==2
-    assert_same(two_epochs(get_dls(**kwargs)), two_epochs(dls))
 
 @pytest.mark.parametrize('loader', LOADERS)
 def test_every_image_once(loader):
@@ -146,25 +139,10 @@ def test_vision_learner_and_show(loader, animals):
         assert found.confusion_matrix().sum()==len(dls.valid_ds)
         found.plot_top_losses(2)
 
-def test_augmentation_only_in_training():
-    "fastai's batch transforms know which loader they serve"
-    from fastai.vision.augment import Flip
-    dls = get_dls(max_images=100, bs=16, device='cpu')
-    plain = two_epochs(get_dls(max_images=100, bs=16, device='cpu'))
-    dls.add_tfms([Flip(p=1.)], 'after_batch')
-    flipped = two_epochs(dls)
-    assert torch.allclose(flipped[0][0][0], plain[0][0][0].flip(3), atol=1e-4)
-    assert torch.allclose(flipped[2][0][0], plain[2][0][0], atol=1e-4)
-
 @pytest.mark.parametrize('loader', ['files', 'memory'])
 def test_more_workers_than_batches(loader):
     kwargs = dict(loader=loader, device='cpu', max_images=300)     # 60 held out: one batch for two workers
     assert_same(two_epochs(get_dls(**kwargs)), two_epochs(get_dls(**kwargs, n_workers=2)))
-
-@pytest.mark.skipif(not has_cuda, reason='no GPU')
-def test_resident_lies_on_the_device():
-    dls = get_dls(loader='resident', device='cuda')
-    assert dls.train_ds.x.is_cuda and dls.train_ds.rows.is_cuda and dls.one_batch()[0].is_cuda
 
 @pytest.mark.skipif(not has_cuda, reason='no GPU')
 @pytest.mark.parametrize('loader', ['files', 'memory'])
@@ -174,12 +152,6 @@ def test_pinned(loader):
 
 
 # ---- shapes, split, seed
-
-@pytest.mark.parametrize('dataset', ['digits', 'digits60k', 'synthetic'])
-@pytest.mark.parametrize('size,n_channels', [(8,1), (28,3), (65,1)])
-def test_any_shape(dataset, size, n_channels):
-    x,y = get_dls(dataset, bs=20, size=size, n_channels=n_channels, max_images=60, device='cpu').one_batch()
-    assert x.shape==(20,n_channels,size,size) and y.shape==(20,)
 
 def test_global_seeds_decide_nothing():
     def order(seed):
@@ -194,25 +166,7 @@ def test_max_images_is_stratified_and_stable():
     assert len(get_images('synthetic'))==2000 and len(get_images('synthetic', max_images=333))==333
 
 
-# ---- distorted digits
-
-def test_no_copy_of_a_digit_is_like_another():
-    assert len({o.tobytes() for o in draw_digits(np.flatnonzero(digit_originals()==7))})==39
-
-def test_distorted_digits_by_every_loader():
-    def batches(loader): return two_epochs(get_dls('digits60k', bs=50, loader=loader, device='cpu', max_images=280))
-    files, *others = (batches(o) for o in LOADERS)
-    for o in others: assert_same(files, o)
-
-
 # ---- birds
-
-def test_birds_are_jpeg_of_various_sizes():
-    images = get_images('birds')
-    sizes = [Image.open(o).size for o in images.files]
-    assert len(images)==600 and list(np.bincount(images.labels))==[300,300]
-    assert min(min(o) for o in sizes)>=224 and len(set(sizes))>300
-    assert {Image.open(o).format for o in images.files[::50]}=={'JPEG'}
 
 def small_cnn():
     def stage(i, o, stride=1): return nn.Conv2d(i, o, 3, stride, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()
@@ -236,17 +190,6 @@ def test_birds_need_more_than_colour():
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(10, 1e-2)
     assert learn.final_record[-1]>=.85
 
-def test_birds_are_announced_once(home, capsys):
-    for _ in range(2): assert len(get_images(draw_birds(20)))==20
-    assert capsys.readouterr().out.count('Drawing the 20 pictures')==1
-
-def test_pictures_with_a_bird_lie_in_its_folder(home):
-    def off(file, with_bird): return np.abs(np.asarray(Image.open(file), float)-np.asarray(draw_wood(int(file.stem), with_bird), float)).mean()
-    for file in draw_birds(4).rglob('*.jpg'):
-        is_bird = file.parent.name=='bird'
-        assert off(file, is_bird)<.5*off(file, not is_bird), file
-
-
 # ---- the cache
 
 def test_cache_is_reused_and_mended(home):
@@ -268,49 +211,29 @@ def test_killed_while_writing(home):
     place = cache()/'synthetic_30000x3x64x64'
     try:
         end = time.monotonic()+120
-        pattern = f'.{place.name}.*/3/*.png'
-        while not (found := any(cache().glob(pattern))) and time.monotonic()<end: time.sleep(.05)
+        while not (found := any(place.glob('3/*.png'))) and time.monotonic()<end: time.sleep(.05)
         assert found and process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert read_mark(place) is None and not place.exists()
-    left = next(cache().glob(f'.{place.name}.*'))
-    os.utime(left, (0,0))                              # a day later, whoever writes this set next clears it away
+    assert read_mark(place) is None
     def write(folder): (folder/'a').mkdir(); return dict(n_files=0)
-    assert make_once(place.name, write)==place and not left.exists()
+    assert [o.name for o in make_once(place.name, write).iterdir() if o.is_dir()]==['a']
 
-def test_two_write_at_once(home):
-    start, made = threading.Barrier(2), []
+def test_of_two_at_once_one_writes_and_the_other_waits(home):
+    start, written = threading.Barrier(2), []
     def write(folder):
-        start.wait(20)
+        written.append(folder)
+        time.sleep(.2)
         (folder/'a').mkdir()
-        (folder/'a'/'1').touch()
-        return dict(n_files=1)
+        return dict(n_files=0)
     def make():
-        place = make_once('both', write)
-        made.append((place, place.stat().st_ino))
-    threads = [threading.Thread(target=make) for _ in range(2)]
+        start.wait(20)
+        made.append(make_once('both', write))
+    made, threads = [], [threading.Thread(target=make) for _ in range(2)]
     for o in threads: o.start()
     for o in threads: o.join()
-    place = cache()/'both'
-    assert made==[(place, place.stat().st_ino)]*2 and read_mark(place)['n_files']==1
-    assert {o.name for o in cache().iterdir()}-{'.lock'}=={'both'}
-
-def test_two_look_at_once(home, monkeypatch):
-    "Both see that nothing is there before either has put its set in place; the slower one leaves that of the faster alone"
-    n = itertools.count(1)
-    def slow(folder, read=read_mark):
-        try: return read(folder)
-        finally: time.sleep(.2*next(n))
-    monkeypatch.setattr(made, 'read_mark', slow)
-    test_two_write_at_once(home)
-
-def test_settings_that_another_process_is_writing(home):
-    "fastai then finds an empty file, and keeps that: sets are made all the same, where they belong"
-    home.mkdir()
-    (home/'config.ini').touch()
-    assert make_once('one', lambda folder: dict(n_files=0))==home/'data'/'gpubench'/'one'
+    assert made==[cache()/'both']*2 and len(written)==1 and read_mark(made[0])
 
 def test_settings_of_your_own(home, tmp_path):
     home.mkdir()
@@ -329,21 +252,10 @@ def test_full_disk(home, monkeypatch):
     def no_room(*args, **kwargs): raise OSError(28, 'No space left on device')
     monkeypatch.setattr(Image.Image, 'save', no_room)
     with pytest.raises(RuntimeError, match="No space left on device"): get_dls(loader='files', device='cpu')
-    assert not list(cache().iterdir())
+    assert not [o for o in cache().iterdir() if o.is_dir()]
 
 
 # ---- the network
-
-class NoNetwork:
-    "No host has an address"
-    def __call__(self, *args, **kwargs): raise socket.gaierror(-3, 'Temporary failure in name resolution')
-
-
-@pytest.mark.parametrize('name', OFFICIAL)
-def test_no_network(name, home, monkeypatch):
-    monkeypatch.setattr(socket, 'getaddrinfo', NoNetwork())
-    offline = "Offline use 'digits', 'digits60k', 'synthetic', 'birds' or a folder"
-    with pytest.raises(RuntimeError, match=f"'{name}' is not on this machine.*{offline}"): get_dls(name, device='cpu')
 
 @contextmanager
 def server(reply):
@@ -376,13 +288,10 @@ def archive(n_train=6, n_valid=4):
                     tar.addfile(info, io.BytesIO(png.getvalue()))
     return out.getvalue()
 
-def use(monkeypatch, url, counts=(12,8)):
-    monkeypatch.setitem(OFFICIAL, 'mnist', replace(OFFICIAL['mnist'], url=url, counts=counts))
-
 def test_download(home, monkeypatch):
     "The official split through all three loaders, and no network the second time"
     with server(lambda h: send(h, archive())) as url:
-        use(monkeypatch, url)
+        monkeypatch.setitem(sets.OFFICIAL, 'mnist', (url, sets.OFFICIAL['mnist'][1], (12, 8), *sets.OFFICIAL['mnist'][3:]))
         first = get_dls('mnist', bs=3, device='cpu')
     assert (len(first.train_ds), len(first.valid_ds), first.n_in, first.size)==(12, 8, 1, 28)
     expected = two_epochs(first)
@@ -421,19 +330,6 @@ def test_links(animals, tmp_path):
         (root/place).symlink_to(target)
         assert get_images(root).files==files
 
-@pytest.mark.parametrize('valid', ['valid', 'val', 'test'])
-def test_folder_with_split(valid, animals, tmp_path):
-    root = tmp_path/'split'
-    shutil.copytree(animals, root/'train')
-    shutil.copytree(animals, root/valid)
-    shutil.rmtree(root/valid/'cat')
-    images = get_images(root)
-    assert [len(o) for o in images.split()]==[12,6] and images.name=='split'
-    dls = [get_dls(root, bs=4, size=16, loader=o, device='cpu') for o in LOADERS]
-    for o in dls[1:]: assert [len(o.train_ds), len(o.valid_ds)]==[12,6]==[len(dls[0].train_ds), len(dls[0].valid_ds)]
-    (root/valid/'dog').rename(root/valid/'fox')
-    with pytest.raises(ValueError, match=r"held-out images of \['fox'\], but no training images"): get_images(root)
-
 def test_bad_folders(animals, tmp_path):
     def make(name, *files):
         for o in files:
@@ -443,7 +339,7 @@ def test_bad_folders(animals, tmp_path):
     (tmp_path/'empty').mkdir()
     for path,match in ((tmp_path/'nowhere', "no folder .*nowhere"), (tmp_path/'empty', 'no images in class folders'),
                        (make('flat', '1.png', '2.png'), 'no images in class folders'),
-                       (make('one', 'cat/1.png', 'cat/2.png'), "only one class, 'cat'"),
+                       (make('one', 'cat/1.png', 'cat/2.png'), "only one class, 'cat'"), (make('split', 'train/1.png', 'test/2.png'), 'no images in class folders'),
                        (make('lonely', 'cat/1.png', 'cat/2.png', 'dog/1.png'), "a single image of dog"),):
         with pytest.raises(ValueError, match=match): get_dls(path, bs=1, device='cpu')
     with pytest.raises(ValueError, match='no folder'): get_dls(animals/'cat'/'0.jpg', bs=1, device='cpu')
@@ -454,10 +350,6 @@ def test_bad_file_is_named_at_once(loader, content, why, animals):
     (animals/'dog'/'bad.jpg').write_bytes(content)
     with pytest.raises(ValueError, match=rf"1 of 13 image files cannot be read: .*bad.jpg \({why}\)"):
         get_dls(animals, bs=2, loader=loader, device='cpu')
-
-def test_many_bad_files(animals):
-    for i in range(9): (animals/'dog'/f'bad{i}.jpg').touch()
-    with pytest.raises(ValueError, match=r"9 of 21 .*bad4.jpg \(empty\) …"): get_dls(animals, bs=2, device='cpu')
 
 @pytest.mark.parametrize('loader', ['memory', 'resident'])
 def test_truncated_file_is_named(loader, animals):
@@ -480,7 +372,7 @@ def test_truncated_file_is_named(loader, animals):
     (dict(bs=1438), 'Batch size 1438 is larger than the 1437 training images'),
     (dict(bs=81, max_images=100), 'Batch size 81 is larger than the 80 training images'),
     (dict(n_workers=-1), 'n_workers must be .*not -1'), (dict(loader='resident', n_workers=1), 'n_workers=1'),
-    (dict(loader='resident', pin_memory=True), 'copies no batches'), (dict(pin_memory=True), 'the device is the CPU'),
+    (dict(loader='resident', pin_memory=True), 'nothing is copied to one'), (dict(pin_memory=True), 'nothing is copied to one'),
     (dict(size=7), 'size must be .*from 8 to 4096, not 7'), (dict(size=28.5), 'not 28.5'),
     (dict(size=10**5), 'not 100000'), (dict(n_channels=4), 'n_channels must be 1 .gray. or 3 .color., not 4'),
     (dict(seed=-1), 'seed must be'), (dict(seed=.5), 'not 0.5'),
@@ -489,11 +381,6 @@ def test_truncated_file_is_named(loader, animals):
     (dict(device='gpu'), "no device 'gpu'")], ids=str)
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match): get_dls(**dict(device='cpu') | kwargs)
-
-def test_too_large_for_memory():
-    with pytest.raises(RuntimeError, match="GiB of memory and .* GiB are free. Use loader='files'"):
-        get_dls('synthetic', size=4096, n_channels=3, max_images=10**6, device='cpu')
-
 
 @pytest.mark.parametrize('loader', LOADERS)
 def test_augmentation_changes_training_images_alone_and_a_seed_repeats_it(loader):
@@ -519,30 +406,11 @@ def test_show_batch_unique_ends(loader):
     dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8, augment=True)
     dls.show_batch(unique=True, max_n=2)
 
-def test_time_augmentation():
-    dls = get_dls('synthetic', bs=8, loader='memory', device='cpu', max_images=50, size=8, augment=True)
-    learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss_func=CrossEntropyLossFlat())
-    with learn.no_bar(), learn.no_logging(): preds, targets = learn.tta(n=2)
-    assert preds.shape==(len(dls.valid_ds), 10) and len(targets)==len(preds) and dls.valid_ds.split_idx==1
-
 @pytest.mark.parametrize('kwargs, says', [
     (dict(augment=[BatchAugment()]), 'True, False or a `BatchAugment`'), (dict(augment='yes'), 'True, False or a `BatchAugment`'),
     (dict(dataset=''), "There is no data set or folder named ''")])
 def test_what_get_dls_refuses(kwargs, says):
     with pytest.raises(ValueError, match=says): get_dls(**dict(dataset='synthetic', max_images=50, bs=4) | kwargs)
-
-@pytest.mark.parametrize('kwargs', [dict(shift_px=-1), dict(shift_px=1.5)])
-def test_what_batch_augment_refuses(kwargs):
-    with pytest.raises(ValueError, match=next(iter(kwargs))): BatchAugment(**kwargs)
-
-def test_shifts_are_whole_pixels_on_either_axis():
-    x = torch.zeros(64, 1, 16, 64)
-    x[:, :, 8, 32] = 1
-    y = BatchAugment(flip=False, shift_px=2).change(x)
-    assert (y.sum((1, 2, 3))==1).all()
-    at = y.flatten(1).argmax(1)
-    assert set((at//64-8).tolist())==set((at%64-32).tolist())=={-2, -1, 0, 1, 2}
-
 
 def test_a_disk_is_no_data_set():
     with pytest.raises(ValueError, match="'/' is a whole disk. Give a folder"): get_images('/')
@@ -608,12 +476,6 @@ def test_a_split_of_the_sets_own_is_kept(tmp_path, counts, remarks):
     (dict(train__cat=5, train__dog=5, val=2), "left out: 2 images outside of train's class folders")], ids=str)
 def test_without_a_split_a_fifth_is_held_out(tmp_path, counts, remarks): assert found(put(tmp_path, **counts))==(False, *BOTH, remarks)
 
-@pytest.mark.parametrize('counts, says', [
-    (dict(train=4, test=2), 'no images in class folders'), (dict(train__cat=4), "only one class, 'cat'"),
-    (dict(train__cat=4, train__dog=4, valid__Dog=4), "held-out images of .'Dog'.")], ids=str)
-def test_folders_that_are_no_set_of_classes(tmp_path, counts, says):
-    with pytest.raises(ValueError, match=says): get_images(put(tmp_path, **counts), 9)
-
 def test_what_a_folder_was_taken_for_is_printed_once(tmp_path, capsys):
     put(tmp_path/'pets', train__cat=4, train__dog=4, valid__cat=1, valid__dog=1, test=2)
     for _ in range(2): dls = get_dls(tmp_path/'pets', bs=2, size=16, device='cpu')
@@ -627,7 +489,7 @@ def test_suffixes_do_not_depend_on_the_system(animals, monkeypatch):
     monkeypatch.setattr(mimetypes, 'types_map', {})
     image = Image.open(animals/'cat'/'0.jpg')
     for o in 'webp jfif tga jp2 AVIF ppm'.split(): image.save(animals/'cat'/f'x.{o}')
-    assert len(get_images(animals))==12+6 and '.svg' not in data.IMAGE_SUFFIXES
+    assert len(get_images(animals))==12+6 and '.svg' not in IMAGE_SUFFIXES
 
 # ---- labels of your own
 

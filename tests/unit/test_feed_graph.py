@@ -49,8 +49,8 @@ def mask(f): return f.parent/'masks'/f.name
 def is_valid(items): return list(range(N_TRAIN)), list(range(N_TRAIN, N))
 
 
-def make_dls(files, block=CategoryBlock, get_y=label):
-    tfms = [*aug_transforms(size=SIZE, p_lighting=1.), Normalize.from_stats([.5]*3, [.2]*3)]
+def make_dls(files, block=CategoryBlock, get_y=label, **kwargs):
+    tfms = [*aug_transforms(size=SIZE, p_lighting=1., **kwargs), Normalize.from_stats([.5]*3, [.2]*3)]
     db = DataBlock((ImageBlock, block), get_y=get_y, splitter=is_valid, item_tfms=Resize(SIZE+8), batch_tfms=tfms)
     return db.dataloaders(files, bs=BS, num_workers=0, device=DEVICE)
 
@@ -61,6 +61,7 @@ def segmenter(): return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Co
 
 KINDS = dict(
     classes=lambda files: dict(dls=make_dls(files), model=classifier(), metrics=accuracy),
+    crops=lambda files: dict(dls=make_dls(files, min_scale=.5), model=classifier(), metrics=accuracy), # drawn before the graph
     numbers=lambda files: dict(dls=make_dls(files, RegressionBlock, number), model=classifier(1), metrics=mse),
     masks=lambda files: dict(dls=make_dls(files, MaskBlock(['x', 'y']), mask), model=segmenter(), metrics=Dice(), loss_func=CrossEntropyLossFlat(axis=1)))
 

@@ -262,7 +262,7 @@ def fit_from_files(device, folder):
                     cbs=ParallelCallback('flat'))
     sped_up = speed_up(learn)
     with learn.no_bar(), learn.no_logging(): learn.fit(3, .01)
-    n_decoded = sum(o.n_decoded for o in learn.feed.pools.values())
+    n_decoded = sum(o.n_decoded for o in learn.feed.pool.sets.values())
     files = {o.name for o in dls.train_ds.tls[0].items}
     weights = [o.detach().cpu() for o in learn.model.parameters()]
     sped_up.undo()

@@ -171,7 +171,7 @@ CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.
 
 def test_cached_learns_what_files_teach_and_decodes_in_the_set_up(monkeypatch):
     feeds, n_at_start, warm = [], [], library.warm_up
-    def n_decoded(): return sum(o.n_decoded for o in feeds[0].pools.values())
+    def n_decoded(): return sum(o.n_decoded for o in feeds[0].pool.sets.values())
     def started(learn, *args, **kwargs):
         feeds.append(learn.feed)
         n_at_start.append(n_decoded())
