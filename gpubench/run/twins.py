@@ -166,7 +166,7 @@ def states_kept(
     grads = [o.grad for o in params]
     for p in params: p.grad = None
     try:
-        with random_states_kept(gpus): yield
+        with random_states_kept(*gpus): yield
     finally:
         for p,grad in zip(params, grads): p.grad = grad
         torch.autocast_increment_nesting()
