@@ -14,9 +14,8 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import read_guesses
+from .checks import QUESTIONS, read_guesses
 from .lab_functions import LabFunction
-from .lab_questions import QUESTIONS
 from .labs import find_labs, pick_labs, read_notebook
 
 # %% ../../nbs/course/07_export.ipynb #8a23cfca
@@ -31,6 +30,7 @@ def code_sources(path)->list[str]:
     "The code cells of a notebook, as text"
     return [o.source for o in read_notebook(path).cells if o.cell_type=='code']
 
+# %% ../../nbs/course/07_export.ipynb #2c992314
 def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper` included
     "Which questions and guesses each lab asks for"
     labs = find_labs(folder)
@@ -54,6 +54,7 @@ def _shown(x):
     if isinstance(x, float) and abs(x)<1e4: return f'{x:.4g}'
     return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
 
+# %% ../../nbs/course/07_export.ipynb #6866e2b3
 def _right(q):
     "The right answer, in words or as code"
     if isinstance(q.correct, LabFunction):
@@ -65,6 +66,7 @@ def _question_text(source):
     "What a cell asks, in its comments"
     return ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', source, re.M))
 
+# %% ../../nbs/course/07_export.ipynb #e2ada128
 def teacher_key(folder=None)->str: # Markdown
     "Right answers, common mistakes and a grading rubric"
     lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
@@ -90,6 +92,7 @@ def _skipped(cell):
     cell.metadata['tags'] = [*cell.metadata.get('tags', []), 'skip-execution']
     return cell
 
+# %% ../../nbs/course/07_export.ipynb #fde4473b
 def _apart(source):
     "The imports of a cell, and what is left of it"
     try: body = ast.parse(source).body
@@ -100,6 +103,7 @@ def _apart(source):
     parts = [o for i,o in lines if i in ours], [o for i,o in lines if i not in ours]
     return tuple('\n'.join(o).strip('\n') for o in parts)
 
+# %% ../../nbs/course/07_export.ipynb #25096822
 def _imports_first(cell, is_setup):
     "A cell of the set-up, or one that measures, after its imports"
     imports, rest = _apart(cell.source)
@@ -136,6 +140,7 @@ def _by_hand(name):
     return new_markdown_cell(f'Graded by hand, from your records: {name}, 1 point.',
                              metadata=_meta(name, 1, grade=False, task=True))
 
+# %% ../../nbs/course/07_export.ipynb #152acdac
 def _answer_cells(cell, names, lab):
     "The cell in which a student answers, and how each thing that it asks is graded"
     graded = []
@@ -165,6 +170,7 @@ def _written_cells():
         metadata=_meta(name, points, solution=True, locked=False))
         for name,(points,text) in _WRITTEN.items()]
 
+# %% ../../nbs/course/07_export.ipynb #58f6dc08
 def graded_cells(lab)->list:
     "The cells of a lab, with what nbgrader needs"
     found, n_setup = [], 0

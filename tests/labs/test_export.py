@@ -12,7 +12,7 @@ import pytest
 
 from gpubench.course.export import export_labs, graded_cells, lab_questions
 from gpubench.course.lab_functions import FUNCTIONS
-from gpubench.course.lab_questions import QUESTIONS
+from gpubench.course.checks import QUESTIONS
 
 LAB = '02_batch_size'
 RIGHT = dict(whole='[16, 32, 64]', left_out='224/480', plateau='64', best="'unknown'",

@@ -151,16 +151,6 @@ def test_students_see_nobody_elses_warnings(labs, tmp_path):
     assert (p.returncode, err)==(0, [f'No records in {tmp_path/"out"}, so no report.'])
     assert printed(tmp_path/'out'/'01_clean.ipynb')==''
 
-@pytest.mark.parametrize('given,first,second', [
-    ({'01_a': dict(seed=3), 'seed': 4}, dict(seed=3), dict(seed=4)),     # in whatever order
-    ({'seed': 4, '01_a.seed': 3}, dict(seed=3), dict(seed=4)),
-    ({'01_a.price': dict(gpu=2.)}, dict(price=dict(gpu=2.)), {})])       # a value may be a mapping
-def test_what_is_said_of_one_lab_wins(labs, given, first, second):
-    write_lab(labs, '01_a', extra='price: dict[str, float] = {}')
-    write_lab(labs, '02_b')
-    jobs = prepare_run((), 'cpu', 'quick', given, folder=labs)
-    assert [o.params for o in jobs]==[first, second]
-
 def test_a_slip_in_the_full_profile_is_told(labs):
     "Else the lab would run with the quick one, and nobody would know"
     write_lab(labs, '01_good', 'print(1)')
@@ -186,8 +176,6 @@ def test_copies_have_no_outputs(labs, tmp_path):
     copy = nbformat.read(tmp_path/'mine'/'01_a.ipynb', 4).cells[-1]
     assert (copy.source, copy.outputs, copy.execution_count)==('print(1)', [], None)
     assert copy_labs(tmp_path/'mine', labs)['same']==['01_a.ipynb']
-    copy_labs(tmp_path/'whole', labs, with_outputs=True)
-    assert (tmp_path/'whole'/'01_a.ipynb').read_bytes()==(labs/'01_a.ipynb').read_bytes()
 
 
 # stopping by hand

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from gpubench.cli import cli
-from gpubench.course.checks import check
 from gpubench.course.export import lab_questions
 from gpubench.course.lab_functions import LabFunction
-from gpubench.course.lab_questions import QUESTIONS
+from gpubench.course.checks import QUESTIONS, check
 from gpubench.course.labs import copy_labs, find_labs, prepare_run
 from helpers import as_module, root
 
