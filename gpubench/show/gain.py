@@ -28,9 +28,9 @@ from ..run.learner import check_batches, check_fit
 from ..run.profile import idle_table, memory_table, profile_steps, write_trace
 from ..run.twins import Twins, states_kept
 from ..run.ways import OF_IT, Clocks, batch_costs, find_ways, item_costs, release, visit
-from .compare import read_runs
+from .compare import fmt_bound, fmt_ratio, is_noisy, read_runs
+from .findings import PARTS
 from .report import machine_table, render
-from .wording import PARTS, fmt_bound, fmt_ratio, is_noisy
 from ..step.fast import device_of
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7

@@ -13,10 +13,9 @@ import pytest
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
 from gpubench import compare, findings, ratio_ci, report
-from gpubench.show.compare import accuracy_differs, load_records, read_runs
+from gpubench.show.compare import load_records
 from gpubench.ground import stats
 from gpubench.ground.record import FIELDS
-from gpubench.show.findings import summary
 
 
 class Page(HTMLParser):
@@ -84,26 +83,10 @@ def test_none_true_and_1_stay_apart(name):
                 with pytest.raises(ValueError, match=name): compare(run(a, 'cpu'), run(b, 'cuda'))
             assert value_differs or len(compare(run(a, 'cpu'), run(b, 'cuda')))==1
 
-def test_older_records_lack_a_setting_that_they_left_off():
-    old = visits((64,), ['cpu'])
-    assert len(compare(old, visits((64,), ['cuda'], pin_memory=False)))==1
-    with pytest.raises(ValueError, match='pin_memory'): compare(old, visits((64,), ['cuda'], pin_memory=True))
-
 @pytest.mark.parametrize('broken', [[failed()], visits((64,), ['cuda'], epoch_s=None, images_per_s=None)])
 def test_a_broken_side_has_no_ratio(broken):
     row = compare(visits((64,), ['cpu']), broken).iloc[0]
     assert math.isnan(row.speedup) and row.verdict=='no ratio'
-
-def test_folders_of_one_name_and_alike_machines_are_runs_of_their_own(tmp_path):
-    rows = visits((64,))
-    paths = [folder_of(tmp_path/o/'run', [r | dict(machine=o) for r in rows]) for o in 'abc']
-    found = compare(*paths)
-    assert {*found.where_b}=={'run · GPU', 'run (2) · CPU', 'run (2) · GPU', 'run (3) · CPU', 'run (3) · GPU'} and {*found.where_a}=={'run · CPU'}
-    assert len(summary(read_runs(*paths)))==6
-
-@pytest.mark.parametrize('a, b, n, differs', [(.9, .85, 10_000, True), (.9, .89, 10**6, False), (.9, .8, 20, False), (.9, None, 100, False)])
-def test_accuracies_differ_where_it_is_sure_and_matters(a, b, n, differs): assert accuracy_differs(a, b, n) is differs
-
 
 # ---- records of any kind
 
