@@ -70,6 +70,7 @@ def machine_style(i):
 def by_number(text): # 16 comes before 128
     return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]
 
+# %% ../../nbs/show/00_draw.ipynb #0dbf94c9
 def series_styles(labels):
     "Label -> color and marker; the CPU has the first, the GPU the second, other series neither"
     names = sorted(labels.unique(), key=by_number)
@@ -86,6 +87,7 @@ def as_is(text):
 
 _ON_MACHINE = 'machine', 'gpu', 'cpu', 'n_cores', 'device', 'wsl2', 'container', 'torch', 'fastai'
 
+# %% ../../nbs/show/00_draw.ipynb #f94ec279
 def caption(df:pd.DataFrame)->str: # A line per kind of hardware; empty if the frame has none
     "The machines that made the records"
     if not {'cpu', 'gpu'} & set(df): return ''
@@ -113,6 +115,7 @@ def make_room(ax, height_in):
     fig = ax.figure
     if len(fig.axes)==1: fig.set_figheight(max(height_in, fig.get_figheight()))
 
+# %% ../../nbs/show/00_draw.ipynb #88c528f2
 def _legend_above(ax):
     "Returns how many rows it has"
     names = ax.get_legend_handles_labels()[1]
@@ -122,6 +125,7 @@ def _legend_above(ax):
               borderaxespad=.2, handlelength=1.6, columnspacing=1.2)
     return -(-len(names)//n_columns)
 
+# %% ../../nbs/show/00_draw.ipynb #770ba894
 def _wrapped_to(ax, texts):
     "Lines of 9 points that fit from the left end of the axes to the edge of the figure"
     cell, labels, fig = ax.get_subplotspec(), ax.yaxis.get_tightbbox(), ax.figure
@@ -131,6 +135,7 @@ def _wrapped_to(ax, texts):
     lines = [line for o in texts if o for line in as_is(o).split('\n')]
     return [o for line in lines for o in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
 
+# %% ../../nbs/show/00_draw.ipynb #feb3d44a
 def finish(ax, title, notes, n_spare=2, width=52):
     "Legend, title and caption; `n_spare` lines of the caption need no more height"
     n_rows = _legend_above(ax)

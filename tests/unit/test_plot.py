@@ -48,31 +48,6 @@ def test_nothing_measured_is_taken_for_a_setting(real):
 
 # ---- figures
 
-def dots(ax):
-    lines = [o for o in ax.lines if o.get_linestyle()=='None' and o.get_marker()!='x']
-    return [xy for o in lines for xy in zip(*o.get_data())]
-
-
-def test_every_visit_is_a_dot_and_the_axis_starts_at_zero():
-    rows = visits((16, 64, 256), n=4)
-    ax = plot.plot_batch_sizes(pd.DataFrame(rows))
-    assert sorted(dots(ax)) == sorted((o['bs'], o['epoch_s']) for o in rows)
-    assert ax.get_ylim()[0]==0
-    assert [o.get_text() for o in ax.get_xticklabels()]==['16', '64', '256']
-    assert '(s)' in ax.get_ylabel()
-    ax.figure.canvas.draw()
-
-
-def test_a_median_never_mixes_configurations():
-    df = pd.DataFrame(visits(n_workers=0) + visits(n_workers=4) + visits(model='other made-up net'))
-    labels = series.series_labels(df)
-    for _,rows in df.groupby(labels): assert rows[['device', 'n_workers', 'model']].drop_duplicates().shape[0]==1
-
-
-def test_seeds_are_visits_of_one_series():
-    assert series.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
-
-
 def test_hostile_names_can_be_drawn():
     df = pd.DataFrame(visits(model=HOSTILE) + visits(model='_hidden $'))
     plot.plot_batch_sizes(df, by='model').figure.canvas.draw()
@@ -92,5 +67,3 @@ def test_hollow_dots_are_those_of_batches_that_leave_images_out():
     df = pd.DataFrame([dict(device='cpu', bs=bs, epoch_s=1., n_train=1000, n_dropped=n, status='ok') for bs,n in ((16, 8), (64, 50), (512, 488))])
     dots = {tuple(o.get_xdata()): o.get_markerfacecolor() for o in plot.plot_batch_sizes(df).lines if o.get_linestyle()=='None' and len(o.get_xdata())}
     assert dots[512,]=='none' and dots[16, 64]!='none'
-
-
