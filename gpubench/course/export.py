@@ -92,26 +92,15 @@ def _skipped(cell):
     cell.metadata['tags'] = [*cell.metadata.get('tags', []), 'skip-execution']
     return cell
 
-# %% ../../nbs/course/07_export.ipynb #fde4473b
-def _apart(source):
-    "The imports of a cell, and what is left of it"
-    try: body = ast.parse(source).body
-    except SyntaxError: return '', source  # a magic
-    ours = {i for o in body if isinstance(o, (ast.Import, ast.ImportFrom))
-            for i in range(o.lineno, o.end_lineno+1)}
-    lines = [*enumerate(source.splitlines(), 1)]
-    parts = [o for i,o in lines if i in ours], [o for i,o in lines if i not in ours]
-    return tuple('\n'.join(o).strip('\n') for o in parts)
-
 # %% ../../nbs/course/07_export.ipynb #25096822
-def _imports_first(cell, is_setup):
-    "A cell of the set-up, or one that measures, after its imports"
-    imports, rest = _apart(cell.source)
-    if is_setup or not rest:
-        cell.source = f'{imports}\n{rest}'.strip('\n')
-        return [cell]
-    cell.source = rest
-    return [*([new_code_cell(imports)] if imports else []), _skipped(cell)]
+def _imports(cells):
+    "All imports of a lab in one cell, since a grader skips the cells that measure"
+    found = []
+    for cell in cells:
+        try: body = ast.parse(cell.source).body if cell.cell_type=='code' else []
+        except SyntaxError: continue  # a magic
+        found += [ast.unparse(o) for o in body if isinstance(o, (ast.Import, ast.ImportFrom))]
+    return new_code_cell('\n'.join(dict.fromkeys(found)))
 
 # %% ../../nbs/course/07_export.ipynb #54de9776
 def is_guessed(
@@ -164,28 +153,27 @@ _WRITTEN = { # graded by hand: points, and what the student writes
     'exercise': (3, '**One exercise.** What you changed, what you predicted before, what you '
                     'measured, and what the intervals support.')}
 
-def _written_cells():
-    return [new_markdown_cell(
-        f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION',
-        metadata=_meta(name, points, solution=True, locked=False))
-        for name,(points,text) in _WRITTEN.items()]
+def _written_cell(name, points, text):
+    text = f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION'
+    return new_markdown_cell(text, metadata=_meta(name, points, solution=True, locked=False))
 
 # %% ../../nbs/course/07_export.ipynb #58f6dc08
 def graded_cells(lab)->list:
     "The cells of a lab, with what nbgrader needs"
-    found, n_setup = [], 0
-    for cell in read_notebook(lab.path).cells:
+    cells, found, n_setup = read_notebook(lab.path).cells, [], 0
+    for cell in cells:
         if cell.cell_type!='code':
             found.append(cell)
             continue
         cell.update(outputs=[], execution_count=None)
+        if 'LabSession(' in cell.source: found.append(_imports(cells))
         is_setup = 'LabSession(' in cell.source or n_setup==1  # that cell and the next one
         n_setup += is_setup
+        is_kept = is_setup or {'parameters', 'install'} & {*cell.metadata.get('tags', [])}
         names = asked_names(cell.source)
         if names: found += _answer_cells(cell, names, lab)
-        elif {'parameters', 'install'} & {*cell.metadata.get('tags', [])}: found.append(cell)
-        else: found += _imports_first(cell, is_setup)
-    return found + _written_cells()
+        else: found.append(cell if is_kept else _skipped(cell))
+    return found + [_written_cell(k, *o) for k,o in _WRITTEN.items()]
 
 # %% ../../nbs/course/07_export.ipynb #3844cfce
 _CONFIG = '''\
