@@ -257,15 +257,6 @@ def test_a_wrong_sweep_is_refused(tmp_path, call, args, says):
     refused(call('sweep', '--no-progress', *args), says)
     assert not (tmp_path/'runs').exists()
 
-@pytest.mark.parametrize('args, says', [
-    (['--slurm', 'time=60'], "on='slurm'"), (['--on', 'slurm', '--device', 'auto'], "device='cuda'"),
-    (['--on', 'slurm', '--slurm', 'time=1:00:00'], 'minutes'), (['--on', 'gpus'], "device='cuda'")])
-def test_jobs_are_refused_before_any_starts(tmp_path, call, args, says):
-    pytest.importorskip('submitit')
-    refused(call('sweep', '--bs', '16', '--device', 'cpu', *args), says)
-    assert not (tmp_path/'runs').exists()
-
-
 # compare, report and gain
 
 def test_other_work_is_told_and_nothing_is_refused(tmp_path, call):

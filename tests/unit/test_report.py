@@ -40,18 +40,6 @@ def page_of(tmp_path, *runs, **kw): return Page(report(*runs, out=tmp_path, **kw
 
 # ---- comparisons
 
-def test_the_other_way_round_is_the_inverse():
-    cpu, gpu = visits(devices=['cpu']), visits(devices=['cuda'])
-    there, back = compare(cpu, gpu), compare(gpu, cpu)
-    for a,b in zip(there.itertuples(), back.itertuples()):
-        assert (a.speedup*b.speedup, a.lo*b.hi, a.where_a)==(pytest.approx(1), pytest.approx(1), b.where_b)
-
-def test_frames_folders_files_and_lists_are_the_same(tmp_path):
-    rows = visits()
-    folder = folder_of(tmp_path/'run', rows)
-    found = [compare(o) for o in (rows, pd.DataFrame(rows), folder, folder/'records.jsonl')]
-    assert all(o.speedup.tolist()==found[0].speedup.tolist() for o in found) and len(found[0])==2
-
 def test_sides_are_paired_within_the_rounds_of_one_sweep():
     "The CPU's and the GPU's steps are twice as long in the second round; on another machine, that is no pair"
     slow = {0: 1., 1: 2., 2: 1.1}
