@@ -147,9 +147,9 @@ def plot_monitor(
     if isinstance(df, dict):
         machine, spans, df = machine or df, pd.DataFrame(df['spans']), pd.DataFrame(df['samples'])
     need_columns(df, 'fit', 'sample', 'time_s', 'phase', 'epoch', 'device')
+    if 'throttle_words' not in df: df = df.assign(throttle_words=None)
     n_fits, fit = df.fit.nunique(), df.fit.max()
-    df = numeric(df[df.fit==fit].assign(throttle_words=df.get('throttle_words')),
-                 *(o for o in _NUMBERS if o in df))
+    df = numeric(df[df.fit==fit], *(o for o in _NUMBERS if o in df))
     spans = _spans(df) if spans is None else spans[spans.fit.eq(fit) & spans.end_s.notna()]
     axes, notes = _draw_fit(df, spans, title)
     if n_fits>1: notes.insert(0, f'Fit {fit} of {n_fits}, counted from 0.')
