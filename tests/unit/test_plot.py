@@ -10,10 +10,8 @@ import pytest
 from made_up_records import HOSTILE, PARTS, visits
 
 from gpubench.show import plot
-from gpubench.ground import series
 from gpubench.show.compare import compare
-from gpubench.ground.record import FIELDS, INHERITED
-from gpubench.run.sweep import sweep
+from gpubench.ground.record import FIELDS
 from gpubench.run import trial
 from gpubench.run.trial import Trial
 
@@ -28,22 +26,6 @@ def test_every_setting_of_a_trial_has_words():
     "Without one, medians would mix configurations; `speed_up` is recorded as its parts"
     names = {o.name for o in fields(Trial)}-{'speed_up'}
     assert names | {*trial.PARTS} == {o.name for o in FIELDS.values() if o.kind=='setting'}
-
-
-@pytest.fixture(scope='module')
-def real():
-    "Records as a sweep really writes them: two trials and an A/A pair"
-    trials = dict(dataset='digits', model='lenet', bs=[64, 128], device='cpu', max_images=300)
-    return sweep(trials, repeats=2, isolate=False, progress=False, max_s=0.)
-
-
-@pytest.mark.slow
-def test_nothing_measured_is_taken_for_a_setting(real):
-    "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
-    rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
-    assert series.varied_settings(pd.DataFrame(rows))==series.varied_settings(real)==[]
-    assert series.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
 
 
 # ---- figures
