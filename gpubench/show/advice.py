@@ -139,27 +139,22 @@ def _fair_sizes(rows):
     return rows.assign(images_per_s=rates), '. '.join(why)
 
 # %% ../../nbs/show/09_advice.ipynb #82b8cf33
-def _work_name(rows, varied, several_machines):
+def _work_name(o, varied):
     "'lenet on digits, batch 64, on the GPU'"
-    o = rows.iloc[0]
     shown = [k for k in ('size', 'bs') if k not in varied and is_known(o[k])]
     parts = [f'{o.model} on {o.dataset}', *(setting_label(k, o[k]) for k in shown)]
-    if 'device' not in varied: parts.append('on '+option_text(o, ['device']))
-    if several_machines: parts.append(f'on machine {o.machine}')
-    return ', '.join(parts)
+    return ', '.join(parts + ['on '+option_text(o, ['device'])]*('device' not in varied))
 
 # %% ../../nbs/show/09_advice.ipynb #ee720b4f
 def _workloads(df, d):
     "Name and visits of each: of one session on one machine, alike in all but the decision's settings"
     same = 'session machine device bs measure n_train n_params n_images'.split()
     names = [o for o in (*same, *SETTINGS) if o not in (*d.varied, *d.also)]
-    parts, several = [rows for _,rows in groups(df, names)], df.machine.nunique(dropna=False)>1
-    works = [_work_name(rows, d.varied, several) for rows in parts]
-    for work,rows in zip(works, parts):
-        alike = pd.concat([o for w,o in zip(works, parts) if w==work])
-        differing = [k for k in names if k in SETTINGS and len(groups(alike, [k]))>1]
-        more = [setting_label(k, rows[k].iloc[0]) for k in differing]
-        yield ', '.join([work, *more]), rows
+    parts = [(_work_name(rows.iloc[0], d.varied), rows) for _,rows in groups(df, names)]
+    for work,rows in parts:
+        alike = pd.concat([o for w,o in parts if w==work])
+        differing = [k for k in names if k in ('machine', *SETTINGS) and len(groups(alike, [k]))>1]
+        yield ', '.join([work, *(setting_label(k, rows[k].iloc[0]) for k in differing)]), rows
 
 # %% ../../nbs/show/09_advice.ipynb #11de5679
 def _decide(name, d, df):
