@@ -24,7 +24,7 @@ from gpubench.data.loaders import get_dls
 from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
 from gpubench.run.models import get_model
 from gpubench.ground.stats import ratio_ci
-from gpubench.show.plot import drawing, plt, series_style
+from gpubench.show.plot import drawing, series_style
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback  # noqa: F401 (the bar that a fastai user has)
@@ -32,6 +32,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import set_seed
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 

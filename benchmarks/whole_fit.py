@@ -18,12 +18,13 @@ import os, random, sys
 from functools import partial
 from statistics import median
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
 from gpubench.ground.core import describe_machine, machine_title, package_version
 from gpubench.run.process import pack, run_fresh
-from gpubench.show.plot import drawing, plt, series_style
+from gpubench.show.plot import drawing, series_style
 from gpubench.ground.stats import ratio_ci
 
 from common import device_of, difference, draw_bar, finish, name_bars, parser, read_json, spread, write_json

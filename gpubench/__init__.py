@@ -28,8 +28,7 @@ _NAMES = { # of each module, in the order of the rooms
     'run.sweep': 'find_best_bs noise_floor plan sweep',
     'show.plot': ('plot_batch_sizes plot_memory plot_monitor '
         'plot_phases plot_speedup plot_visits series_style'),
-    'show.compare': 'compare',
-    'show.wording': 'fmt_ratio',
+    'show.compare': 'compare fmt_ratio',
     'show.findings': 'findings',
     'show.report': 'report',
     'show.gain': 'gain',

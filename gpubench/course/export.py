@@ -14,9 +14,8 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import read_guesses
+from .checks import QUESTIONS, read_guesses
 from .lab_functions import LabFunction
-from .lab_questions import QUESTIONS
 from .labs import find_labs, pick_labs, read_notebook
 
 # %% ../../nbs/course/07_export.ipynb #8a23cfca
@@ -31,6 +30,7 @@ def code_sources(path)->list[str]:
     "The code cells of a notebook, as text"
     return [o.source for o in read_notebook(path).cells if o.cell_type=='code']
 
+# %% ../../nbs/course/07_export.ipynb #2c992314
 def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper` included
     "Which questions and guesses each lab asks for"
     labs = find_labs(folder)
@@ -54,6 +54,7 @@ def _shown(x):
     if isinstance(x, float) and abs(x)<1e4: return f'{x:.4g}'
     return f'{x:,.0f}' if isinstance(x, (int, float)) else str(x)
 
+# %% ../../nbs/course/07_export.ipynb #6866e2b3
 def _right(q):
     "The right answer, in words or as code"
     if isinstance(q.correct, LabFunction):
@@ -65,6 +66,7 @@ def _question_text(source):
     "What a cell asks, in its comments"
     return ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', source, re.M))
 
+# %% ../../nbs/course/07_export.ipynb #e2ada128
 def teacher_key(folder=None)->str: # Markdown
     "Right answers, common mistakes and a grading rubric"
     lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
@@ -90,24 +92,15 @@ def _skipped(cell):
     cell.metadata['tags'] = [*cell.metadata.get('tags', []), 'skip-execution']
     return cell
 
-def _apart(source):
-    "The imports of a cell, and what is left of it"
-    try: body = ast.parse(source).body
-    except SyntaxError: return '', source  # a magic
-    ours = {i for o in body if isinstance(o, (ast.Import, ast.ImportFrom))
-            for i in range(o.lineno, o.end_lineno+1)}
-    lines = [*enumerate(source.splitlines(), 1)]
-    parts = [o for i,o in lines if i in ours], [o for i,o in lines if i not in ours]
-    return tuple('\n'.join(o).strip('\n') for o in parts)
-
-def _imports_first(cell, is_setup):
-    "A cell of the set-up, or one that measures, after its imports"
-    imports, rest = _apart(cell.source)
-    if is_setup or not rest:
-        cell.source = f'{imports}\n{rest}'.strip('\n')
-        return [cell]
-    cell.source = rest
-    return [*([new_code_cell(imports)] if imports else []), _skipped(cell)]
+# %% ../../nbs/course/07_export.ipynb #25096822
+def _imports(cells):
+    "All imports of a lab in one cell, since a grader skips the cells that measure"
+    found = []
+    for cell in cells:
+        try: body = ast.parse(cell.source).body if cell.cell_type=='code' else []
+        except SyntaxError: continue  # a magic
+        found += [ast.unparse(o) for o in body if isinstance(o, (ast.Import, ast.ImportFrom))]
+    return new_code_cell('\n'.join(dict.fromkeys(found)))
 
 # %% ../../nbs/course/07_export.ipynb #54de9776
 def is_guessed(
@@ -136,6 +129,7 @@ def _by_hand(name):
     return new_markdown_cell(f'Graded by hand, from your records: {name}, 1 point.',
                              metadata=_meta(name, 1, grade=False, task=True))
 
+# %% ../../nbs/course/07_export.ipynb #152acdac
 def _answer_cells(cell, names, lab):
     "The cell in which a student answers, and how each thing that it asks is graded"
     graded = []
@@ -159,27 +153,27 @@ _WRITTEN = { # graded by hand: points, and what the student writes
     'exercise': (3, '**One exercise.** What you changed, what you predicted before, what you '
                     'measured, and what the intervals support.')}
 
-def _written_cells():
-    return [new_markdown_cell(
-        f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION',
-        metadata=_meta(name, points, solution=True, locked=False))
-        for name,(points,text) in _WRITTEN.items()]
+def _written_cell(name, points, text):
+    text = f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION'
+    return new_markdown_cell(text, metadata=_meta(name, points, solution=True, locked=False))
 
+# %% ../../nbs/course/07_export.ipynb #58f6dc08
 def graded_cells(lab)->list:
     "The cells of a lab, with what nbgrader needs"
-    found, n_setup = [], 0
-    for cell in read_notebook(lab.path).cells:
+    cells, found, n_setup = read_notebook(lab.path).cells, [], 0
+    for cell in cells:
         if cell.cell_type!='code':
             found.append(cell)
             continue
         cell.update(outputs=[], execution_count=None)
+        if 'LabSession(' in cell.source: found.append(_imports(cells))
         is_setup = 'LabSession(' in cell.source or n_setup==1  # that cell and the next one
         n_setup += is_setup
+        is_kept = is_setup or {'parameters', 'install'} & {*cell.metadata.get('tags', [])}
         names = asked_names(cell.source)
         if names: found += _answer_cells(cell, names, lab)
-        elif {'parameters', 'install'} & {*cell.metadata.get('tags', [])}: found.append(cell)
-        else: found += _imports_first(cell, is_setup)
-    return found + _written_cells()
+        else: found.append(cell if is_kept else _skipped(cell))
+    return found + [_written_cell(k, *o) for k,o in _WRITTEN.items()]
 
 # %% ../../nbs/course/07_export.ipynb #3844cfce
 _CONFIG = '''\

@@ -26,9 +26,9 @@ from ..run.profile import idle_table, memory_table, profile_steps, write_trace
 from ..run.twins import Twins, states_kept
 from ..run.ways import (
     OF_IT, Clocks, batch_costs, find_ways, item_costs, n_workers_of, release, visit)
-from .compare import read_runs
+from .compare import fmt_bound, fmt_ratio, is_noisy, read_runs
+from .findings import PARTS
 from .report import machine_table, render
-from .wording import PARTS, fmt_bound, fmt_ratio, is_noisy
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
 def pooled(ways): # (standard deviation, degrees of freedom)

@@ -21,12 +21,12 @@ from ..ground.core import StateError
 from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
 from ..ground.series import SETTINGS, setting_label, succeeded
 from ..ground.stats import Interval, is_known, plain_value
-from .compare import add_prices, compare_sides, pick_base, read_runs
+from .compare import (
+    add_prices, compare_sides, fmt, fmt_ratio, pick_base, read_runs)
 from .draw import drawing
 from .findings import add_labels, by_size, findings, is_fair, summary
 from .plot import (
-    MEMORY, plot_images_per_s, plot_memory, plot_phases, plot_speedup, plot_visits)
-from .wording import fmt, fmt_ratio
+    MEMORY, plot_batch_sizes, plot_memory, plot_phases, plot_speedup, plot_visits)
 
 # %% ../../nbs/show/07_report.ipynb #51e183d0
 def _interval(mid, lo, hi, level):
@@ -37,6 +37,7 @@ def _images(o):
     if not is_known(o.n_images): return '–'
     return f'{o.n_images:,.0f}'+(f' of {o.n_train:,.0f}' if is_known(o.n_train) else '')
 
+# %% ../../nbs/show/07_report.ipynb #76d3b0d3
 _SUMMARY = { # heading -> the text of a row of `summary`
     'visits': lambda o: f'{o.n_visits}, {o.n_failed} {o.failed}' if o.n_failed else str(o.n_visits),
     'epoch (s)': lambda o: _interval(o.epoch_s, o.epoch_lo_s, o.epoch_hi_s, o.epoch_level),
@@ -68,6 +69,7 @@ def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` take
 # %% ../../nbs/show/07_report.ipynb #9dec5c5b
 def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
 
+# %% ../../nbs/show/07_report.ipynb #5cb44e83
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     "A comparison as texts"
     columns = {
@@ -94,6 +96,7 @@ def _value_text(x, unit=''):
     if isinstance(x, bool): return 'yes' if x else 'no'
     return f'{x:,} {unit}'.strip() if isinstance(x, (int, float)) else str(x)
 
+# %% ../../nbs/show/07_report.ipynb #99b0db43
 def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per run or machine
     "What is known about each machine, without empty rows"
     several = df.run.nunique()>1
@@ -137,7 +140,7 @@ def figures(w, compared)->list: # (alternative text, `plot(ax=…)`, height in i
     ok, df, out = w[succeeded(w)], _by_series(w), []
     def add(title, plot, *args, height_in=3.7, **kw):
         out.append((title, partial(plot, *args, title=title, **kw), height_in))
-    if w.bs.nunique()>1: add('Images per second', plot_images_per_s, df)
+    if w.bs.nunique()>1: add('Images per second', plot_batch_sizes, df, 'images_per_s')
     elif w.series.nunique()>1 and ok.images_per_s.notna().any():
         n_lines = max(1+len(o)//25 for o in df.series.unique())
         height_in = 1.3+df.series.nunique()*max(.34, .19*n_lines)
@@ -147,6 +150,7 @@ def figures(w, compared)->list: # (alternative text, `plot(ax=…)`, height in i
     if 0<len(rows)<=_MAX_SERIES: add('Times as fast', plot_speedup, rows, height_in=1)
     return out + [*_step_figure(df)]
 
+# %% ../../nbs/show/07_report.ipynb #461cc617
 def _step_figure(df):
     "Where a step's time goes at the fastest batch size"
     timed = df[is_fair(df) & df[[*PHASE_NAMES]].notna().any(axis=1) & df.bs.notna()]
@@ -165,6 +169,7 @@ def html_table(df:pd.DataFrame, kind='')->str:
     html = flat.to_html(index=False, border=0, na_rep='–', classes=kind or None, justify='unset')
     return f'<div class="scroll" role="region" tabindex="0" aria-label="table">{html}</div>'
 
+# %% ../../nbs/show/07_report.ipynb #eea20729
 def render(name:str, **values)->str:
     "A page from its template beside this module; all `values` are escaped, but its tables are HTML"
     def text(o): return files('gpubench.show').joinpath(o).read_text(encoding='utf-8')
@@ -185,6 +190,7 @@ def _sections(df, base):
                    compared=compared_text(compared) if len(compared) else compared,
                    figures=figures(w, compared))
 
+# %% ../../nbs/show/07_report.ipynb #fbf448bf
 def _what(df):
     "'36 visits, 2 of them failed · 2026-11-21 to 2026-11-22'"
     n_failed, days = (~succeeded(df)).sum(), sorted({str(o)[:10] for o in df.time_utc.dropna()})
@@ -203,6 +209,7 @@ def _path_of(runs, out):
     if out is None: return path
     return Path(out) if Path(out).suffix=='.html' else Path(out)/path.name
 
+# %% ../../nbs/show/07_report.ipynb #08386386
 def report(
     *runs,                # As `compare` takes them; one is enough
     base:str|None=None,   # The side that others are compared with, as `compare` takes it

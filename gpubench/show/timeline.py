@@ -11,148 +11,147 @@ import textwrap
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from fastcore.basics import patch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..ground.core import InputError, machine_title
-from .draw import (BESIDE, by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns,
-                           plain_numbers, series_style)
+from ..ground.core import machine_title
 from ..ground.stats import is_known
+from .draw import (
+    BESIDE, by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns, numeric,
+    plain_numbers, series_style)
 
 # %% ../../nbs/show/01_timeline.ipynb #369bf5ba
-MONITOR_PANELS = { # label of the axis -> columns in that panel, with their names
+_PANELS = { # label of the axis -> columns in that panel, with their names
     'GPU busy\n(fraction)': dict(gpu_util_frac='a kernel ran', mem_util_frac='memory busy'),
     'power\n(W)': dict(power_w='power'),
     'temperature\n(°C)': dict(temperature_c='temperature'),
     'SM clock\n(MHz)': dict(sm_clock_mhz='clock'),
     'GPU memory\n(MiB)': dict(gpu_mem_mib='GPU memory'),
     'CPU busy\n(fraction)': dict(cpu_frac='all cores', worker_frac='a worker')}
-# columns that describe the time before their sample
-WINDOWED = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'worker_frac'}
-LINES = '-', (0, (2, 1.2))             # of the first and the second column in a panel
-HOT = dict(light='#B00020', dark='#FF8A80')
 
-def _spans(df, epochs, fit):
-    "Parts of epochs: `epoch`, `phase`, `start_s`, `end_s`; from the samples if `epochs` is None"
-    if epochs is not None: return epochs[epochs.fit.eq(fit) & epochs.end_s.notna()]
+def _panels(df):
+    "Of each panel, the columns in which something was measured"
+    def is_drawn(o): return o in df and df[o].notna().any()
+    return {k: {o: v[o] for o in v if is_drawn(o)} for k,v in _PANELS.items()}
+
+# %% ../../nbs/show/01_timeline.ipynb #7c352e22
+def _spans(df):
+    "Parts of epochs, from the samples: `epoch`, `phase`, `start_s`, `end_s`"
     one = df[df.phase.notna()].drop_duplicates('sample').sort_values('time_s')
     part = one[['epoch', 'phase']]
     runs = one.groupby((part!=part.shift()).any(axis=1).cumsum())
     return runs.agg(epoch=('epoch', 'first'), phase=('phase', 'first'), start_s=('time_s', 'first'),
                     end_s=('time_s', 'last'))
 
+# %% ../../nbs/show/01_timeline.ipynb #22812366
+def _epoch_numbers(spans, end_s): # (number, middle)
+    "Of trainings that are long enough to be numbered, at most 14"
+    every = max(1, -(-spans.epoch.nunique()//14))
+    is_long = spans.phase.eq('train') & (spans.end_s-spans.start_s>.02*end_s)
+    rows = spans[is_long & (spans.epoch.astype(int)%every==0)]
+    return [*zip(rows.epoch.astype(int).astype(str), (rows.start_s+rows.end_s)/2)]
+
+# %% ../../nbs/show/01_timeline.ipynb #b3aba6ea
 def _slowed(df):
     "When a GPU was throttled: (start, end, reason), between midpoints of samples"
-    for device,rows in df.groupby('device'):
+    for _,rows in df[df.device!='cpu'].groupby('device'):
         t = rows.time_s.to_numpy(float)
         edges = np.concatenate([t[:1], (t[1:]+t[:-1])/2, t[-1:]])
         for a,b,why in zip(edges, edges[1:], rows.throttle_words):
-            if device!='cpu' and is_known(why) and why: yield a, b, why
-
-# %% ../../nbs/show/01_timeline.ipynb #912d8b9e
-class _Timeline:
-    "The samples of one fit, and how they are drawn"
-    def __init__(self, df, epochs, fit):
-        self.df, self.end_s = df, df.time_s.max()
-        self.gpus = sorted({*df.device}-{'cpu'}, key=by_number)
-        self.colors = {o: series_style(i)['color'] for i,o in enumerate(['cpu', *self.gpus])}
-        self.spans = _spans(df, epochs, fit)
-        self.training = self.spans[self.spans.phase.eq('train')]
-        def drawn(o): return o in df and pd.to_numeric(df[o], errors='coerce').notna().any()
-        panels = {k: {o: v[o] for o in v if drawn(o)} for k,v in MONITOR_PANELS.items()}
-        self.panels = {k: v for k,v in panels.items() if v}
-        self.absent = [k.replace('\n', ' ').rpartition(' (')[0] for k,v in panels.items() if not v]
-        self.throttling_known = df[df.device!='cpu'].throttle_words.notna().any()
-        if self.gpus and not self.throttling_known: self.absent.append('throttling')
-        self.slowed = [*_slowed(df)]
-
-    def numbers(self): # (epoch, middle) of trainings long enough for a number
-        rows = self.training
-        every = max(1, -(-self.spans.epoch.nunique()//14))   # at most 14 numbers
-        long = rows[(rows.end_s-rows.start_s>.02*self.end_s) & (rows.epoch.astype(int)%every==0)]
-        return zip(long.epoch.astype(int).astype(str), (long.start_s+long.end_s)/2)
+            if is_known(why) and why: yield a, b, why
 
 # %% ../../nbs/show/01_timeline.ipynb #710e56c8
-@patch
-def draw_line(self:_Timeline, ax, column, line):
+# columns that describe the time before their sample
+_WINDOWED = {'gpu_util_frac', 'mem_util_frac', 'cpu_frac', 'worker_frac'}
+
+def _devices(df): # name -> color
+    names = ['cpu', *sorted({*df.device}-{'cpu'}, key=by_number)]
+    return {o: series_style(i)['color'] for i,o in enumerate(names)}
+
+# %% ../../nbs/show/01_timeline.ipynb #4d782970
+def _draw_lines(ax, df, column, line):
     "A column of each device, with a cross where its samples end too early"
-    for device,rows in self.df.groupby('device'):
-        y, color = pd.to_numeric(rows[column], errors='coerce'), self.colors[device]
+    for device,color in _devices(df).items():
+        rows = df[df.device==device]
+        y = rows[column]
         if not y.notna().any(): continue
-        shape, end_s = 'steps-pre' if column in WINDOWED else 'default', rows.time_s.iloc[-1]
+        shape, end_s = 'steps-pre' if column in _WINDOWED else 'default', rows.time_s.iloc[-1]
         ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle=shape, zorder=3)
         cross = dict(marker='x', color=color, ms=8, mew=2, zorder=4, gid='end')
-        if end_s<.9*self.end_s: ax.plot(end_s, y.dropna().iloc[-1], **cross)
+        if end_s<.9*df.time_s.max(): ax.plot(end_s, y.dropna().iloc[-1], **cross)
 
-@patch
-def draw_panel(self:_Timeline, ax, label, columns):
+# %% ../../nbs/show/01_timeline.ipynb #f4f4e515
+def _draw_panel(ax, df, label, columns, spans):
     "Lines, training shaded, throttling marked"
-    for (column,name),line in zip(columns.items(), LINES):
-        self.draw_line(ax, column, line)
+    for (column,name),line in zip(columns.items(), ('-', (0, (2, 1.2)))):
+        _draw_lines(ax, df, column, line)
         if len(columns)>1: ax.plot([], [], ls=line, color=ink(), lw=1.5, label=name)
-    for o in self.training.itertuples():
+    for o in spans[spans.phase.eq('train')].itertuples():
         ax.axvspan(o.start_s, o.end_s, color=ink(), alpha=.09, lw=0, zorder=0)
-    red = HOT['dark' if is_dark() else 'light']
-    for a,b,_ in self.slowed if 'CPU' not in label else ():
+    red = '#FF8A80' if is_dark() else '#B00020'
+    for a,b,_ in _slowed(df) if 'CPU' not in label else ():
         ax.axvspan(a, b, ymin=.95, color=red, lw=0, zorder=5, gid='slowed')
     is_frac = 'fraction' in label
     ax.set_ylabel(label, fontsize=9.5)
-    ax.set_ylim(0, 1.05 if is_frac else 1.12*np.nanmax(self.df[[*columns]].to_numpy(float)))
+    ax.set_ylim(0, 1.05 if is_frac else 1.12*df[[*columns]].max(axis=None))
     plain_numbers(ax.yaxis)
     ax.yaxis.set_major_locator(FixedLocator([0, .5, 1]) if is_frac else MaxNLocator(3))
 
-# %% ../../nbs/show/01_timeline.ipynb #72dc0222
-@patch
-def notes(self:_Timeline):
+# %% ../../nbs/show/01_timeline.ipynb #1f309c34
+def _notes(df, spans, numbers, panels):
     "Lines for the caption"
-    number = ', its number above' if [*self.numbers()] else ''
-    if len(self.spans): yield f"Gray: training of an epoch{number}."
-    reasons = '; '.join(sorted({o[2] for o in self.slowed}))
-    if reasons: yield f'Red: the GPU was slowed. Reason: {reasons}.'
-    elif self.throttling_known: yield 'The GPU was not slowed for a reason that matters.'
-    for o,t in self.df.groupby('device').time_s.max().items():
-        if t<.9*self.end_s: yield f'{o}: rows end at {t:.1f} s (cross).'
-    if self.absent: yield f"Not measured, so not drawn: {', '.join(self.absent)}."
+    if len(spans): yield 'Gray: training of an epoch'+', its number above'*bool(numbers)+'.'
+    on_gpu = df[df.device!='cpu']
+    is_known_slow, reasons = on_gpu.throttle_words.notna().any(), {o[2] for o in _slowed(df)}
+    if reasons: yield f"Red: the GPU was slowed. Reason: {'; '.join(sorted(reasons))}."
+    elif is_known_slow: yield 'The GPU was not slowed for a reason that matters.'
+    for o,t in df.groupby('device').time_s.max().items():
+        if t<.9*df.time_s.max(): yield f'{o}: rows end at {t:.1f} s (cross).'
+    absent = [k.replace('\n', ' ').rpartition(' (')[0] for k,v in panels.items() if not v]
+    if len(on_gpu) and not is_known_slow: absent.append('throttling')
+    if absent: yield f"Not measured, so not drawn: {', '.join(absent)}."
 
-# %% ../../nbs/show/01_timeline.ipynb #2537b7bb
-@drawing()
-def plot_monitor(
-    df:pd.DataFrame|dict, # `MonitorCallback.to_df()`, or `.to_note()`, which has epochs and machine
-    epochs:pd.DataFrame|None=None, # `MonitorCallback.epochs_df()`; by default from the samples
-    fit:int|None=None,    # Number of the fit; the last by default
-    machine=None,         # Record or `describe_machine()`, for the caption
-    title:str|None=None,  # Above the panels
-)->list[Axes]: # One per panel, from the top
-    "What the machine did: epochs shaded, throttling marked, the caption lists what wasn't measured"
-    if isinstance(df, dict):
-        machine = machine or df
-        df, epochs = pd.DataFrame(df['samples']), pd.DataFrame(df['spans'])
-    need_columns(df, 'fit', 'sample', 'time_s', 'phase', 'epoch', 'device')
-    n_fits, fit = df.fit.nunique(), df.fit.max() if fit is None else fit
-    if 'throttle_words' not in df: df = df.assign(throttle_words=None)
-    df = df[df.fit==fit]
-    if df.empty: raise InputError(
-        f"There is no fit {fit!r} in the frame, which holds {n_fits}, counted from 0.")
-    line = _Timeline(df, epochs, fit)
-    n_panels = max(1, len(line.panels))
-    fig, axes = plt.subplots(n_panels, sharex=True, squeeze=False, figsize=(6.6, .9+1.02*n_panels))
-    axes = [*axes[:,0]]
-    first, has_spans = axes[0], len(line.spans)>0
-    for ax,(label,columns) in zip(axes, line.panels.items()): line.draw_panel(ax, label, columns)
-    if len(line.gpus)>1:
-        for o in line.gpus: first.plot([], [], color=line.colors[o], label=o)
+# %% ../../nbs/show/01_timeline.ipynb #1c5143ff
+def _draw_fit(df, spans, title): # -> axes, lines for the caption
+    panels, end_s = _panels(df), df.time_s.max()
+    shown, numbers = {k: v for k,v in panels.items() if v}, _epoch_numbers(spans, end_s)
+    n = max(1, len(shown))
+    axes = [*plt.subplots(n, sharex=True, squeeze=False, figsize=(6.6, .9+1.02*n))[1][:,0]]
+    first = axes[0]
+    for ax,(label,columns) in zip(axes, shown.items()): _draw_panel(ax, df, label, columns, spans)
+    gpus = [*_devices(df).items()][1:]
+    for name,color in gpus if len(gpus)>1 else (): first.plot([], [], color=color, label=name)
     for ax in axes:
         named = ax.get_legend_handles_labels()[1]
         if named: ax.legend(**BESIDE, handlelength=1.5, borderaxespad=.3)
     above = dict(xycoords=first.get_xaxis_transform(), xytext=(0, 2), textcoords='offset points')
-    for number,middle in line.numbers():
+    for number,middle in numbers:
         first.annotate(number, (middle, 1), **above, ha='center', fontsize=9, gid='epoch')
-    first.set_xlim(0, line.end_s or 1)
-    axes[-1].set_xlabel('time since the fit began (s)' if has_spans else 'time (s)')
-    if title: first.set_title(textwrap.fill(title, 60), pad=18 if has_spans else 6)
-    if not line.panels: in_the_middle(first, 'nothing was measured')
-    notes = ['' if machine is None else machine_title(machine), *line.notes()]
-    if n_fits>1: notes.insert(1, f'Fit {fit} of {n_fits}, counted from 0.')
-    finish(axes[-1], None, notes, 0)
+    first.set_xlim(0, end_s or 1)
+    axes[-1].set_xlabel('time since the fit began (s)' if len(spans) else 'time (s)')
+    if not shown: in_the_middle(first, 'nothing was measured')
+    if title: first.set_title(textwrap.fill(title, 60), pad=18 if len(spans) else 6)
+    return axes, [*_notes(df, spans, numbers, panels)]
+
+# %% ../../nbs/show/01_timeline.ipynb #2537b7bb
+_NUMBERS = [o for columns in _PANELS.values() for o in columns]
+
+@drawing()
+def plot_monitor(
+    df:pd.DataFrame|dict, # `MonitorCallback.to_df()`, or `.to_note()`, which has epochs and machine
+    machine=None,         # Record or `describe_machine()`, for the caption
+    title:str|None=None,  # Above the panels
+)->list[Axes]: # One per panel, from the top
+    "What the machine did in its last fit; the caption lists what wasn't measured"
+    spans = None
+    if isinstance(df, dict):
+        machine, spans, df = machine or df, pd.DataFrame(df['spans']), pd.DataFrame(df['samples'])
+    need_columns(df, 'fit', 'sample', 'time_s', 'phase', 'epoch', 'device')
+    if 'throttle_words' not in df: df = df.assign(throttle_words=None)
+    n_fits, fit = df.fit.nunique(), df.fit.max()
+    df = numeric(df[df.fit==fit], *(o for o in _NUMBERS if o in df))
+    spans = _spans(df) if spans is None else spans[spans.fit.eq(fit) & spans.end_s.notna()]
+    axes, notes = _draw_fit(df, spans, title)
+    if n_fits>1: notes.insert(0, f'Fit {fit} of {n_fits}, counted from 0.')
+    finish(axes[-1], None, ['' if machine is None else machine_title(machine), *notes], 0)
     return axes

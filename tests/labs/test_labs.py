@@ -129,10 +129,3 @@ def test_tiny_lab(name, route, tmp_path):
 def test_every_lab_has_a_tiny_profile():
     assert {*tiny}=={o.stem for o in labs}
     spread_parameters(tiny, [*find_labs(root/'nbs'/'labs'), *find_labs(root/'nbs'/'labs'/'deeper')])
-
-def test_lab_11_takes_prices_as_typed():
-    [lab] = [o for o in find_labs(root/'nbs'/'labs') if o.name=='11_compare']
-    def given(**values): return spread_parameters(values, [lab])['11_compare']
-    found = given(price_per_h='{cpu: .5, gpu: 4}', runs='a,b')
-    assert found==dict(price_per_h=dict(cpu=.5, gpu=4.), runs=['a', 'b'])
-    with pytest.raises(ValueError, match='price_per_h of 11_compare must be'): given(price_per_h='4')

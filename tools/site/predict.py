@@ -9,9 +9,10 @@ import pandas as pd
 
 from gpubench.ground.record import FIELDS, SCHEMA_VERSION, record_rows
 from gpubench.ground.series import SETTINGS, plain_value
+from gpubench.show.compare import fmt
 from gpubench.show.draw import ON_DARK, ON_LIGHT
+from gpubench.show.findings import PARTS, is_usual
 from gpubench.show.plot import phase_shares
-from gpubench.show.wording import PARTS, fmt, is_usual
 
 here = Path(__file__).resolve().parent
 about = 'gpu', 'n_gpus', 'cpu', 'n_cores'               # of a machine

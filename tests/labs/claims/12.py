@@ -14,14 +14,14 @@ assert each.shape==(7, 3) and each.notna().all(axis=None) and each.idxmax().nuni
 
 # %% By hand and in one line
 [line] = [o for o in recorded if o.decision=='workers']
-assert choice.missing=='rounds' and line.kind=='measure again' and line.do=='Measure again: the visits do not decide between 4 workers and 2 workers.'
+assert choice.missing=='rounds' and line.kind=='measure again' and line.do=="The visits don't decide between 4 workers and 2 workers. Measure more rounds."
 assert line.ratio==ratios(files, 'n_workers', base=2).ratio[4] and line.than=='2 workers' and line.session.startswith('04_data_loading')
 
 # %% What visits don't show to be enough is never recommended, and what nobody measured names its lab
 def fair(advice):
     for o in advice:
         assert o.kind!='recommended' or o.visits and o.ratio.is_distinct(), o
-        assert o.kind!='measure again' or o.do.startswith('Measure again: '), o
+        assert o.kind!='measure again' or o.do.startswith("The visits don't decide between "), o
         assert o.visits or 'Not measured here: run lab ' in o.do
         assert not o.visits or min(o.visits)>0 and o.session
     return {o.decision: o.kind for o in advice}
@@ -29,7 +29,7 @@ every = ['device', 'batch size', 'workers', 'loader', 'precision', 'fast path', 
 assert [*fair(recorded)]==every and fair(found)
 
 # %% One visit recommends nothing, apart from lab 07's three seeds
-assert {o.kind for o in advise(gpu[gpu.visit<1]) if not o.session.startswith('07')}<={'one visit', 'not measured'}
+assert {o.kind for o in advise(gpu[gpu.visit<1]) if not o.session.startswith('07')}<={'measure again', 'not measured'}
 
 # %% With no records at all, with those of labs 01 and 02, and with copies of all
 with TemporaryDirectory() as empty, planted(folders=[empty]):
