@@ -141,16 +141,21 @@ def _check_machine(devices, wait):
     if o := other_load(): _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 # %% ../nbs/00_cli.ipynb #2d6f8545
-def _show_report(folder, prices=None, csv=False, out=None):
+def _table(df, json_, csv): # None: it is for people
+    "A frame for scripts, as text"
+    if json_: return df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1)
+    return df.to_csv(index=False).rstrip() if csv else None
+
+def _show_report(folder, prices=None, json_=False, csv=False, out=None):
     "Write the report on a folder's records, and print its table and where it is"
     from gpubench.show.findings import summary
     from gpubench.show.report import report, summary_text
     page = report(folder, prices=prices, out=out).resolve()  # the reader may close the pipe
-    if csv: _print(summary(folder, prices).to_csv(index=False).rstrip())
+    if table := _table(summary(folder, prices), json_, csv): _print(table)
     else:
         for name,table in summary_text(folder, prices).groupby(level=0, sort=False):
             _print(f'\n{name}\n{table.droplevel(0).to_string()}')
-    _print(f'\nReport: {page}\n        {page.as_uri()}', err=csv)
+    _print(f'\nReport: {page}\n        {page.as_uri()}', err=json_ or csv)
 
 # %% ../nbs/00_cli.ipynb #26f4af09
 @_command
@@ -339,7 +344,8 @@ def compare_command(
     price_per_h:PRICE=(),  # Price per hour; NAME: a run, or cpu or gpu for that of any run
     base='',     # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
     out='',      # Also write a page with figures, to this file
-    csv=False,   # Print the table as CSV, the rest on stderr
+    json_=False, # Print the table as JSON, the rest on stderr
+    csv=False,   # The same as CSV
 ):
     """Compare runs or devices.
 
@@ -355,10 +361,10 @@ def compare_command(
     if not runs: raise click.UsageError('Name one run or more.')
     how = dict(base=base or None, prices=dict(price_per_h))
     found = compare(*runs, **how)
-    _print(found.to_csv(index=False).rstrip() if csv else compared_text(found).to_string())
+    _print(_table(found, json_, csv) or compared_text(found).to_string())
     if not out: return
     page = report(*runs, **how, out=out).resolve()
-    _print(f'Page: {page}\n      {page.as_uri()}', err=csv)
+    _print(f'Page: {page}\n      {page.as_uri()}', err=json_ or csv)
 
 # %% ../nbs/00_cli.ipynb #92eedf19
 @_command
@@ -366,7 +372,8 @@ def report_command(
     run:str,
     price_per_h:PRICE=(),  # Price per hour; NAME: cpu or gpu, or the run
     out:str=None, # Folder for the report; by default beside the records
-    csv=False,    # Print the table as CSV, the rest on stderr
+    json_=False,  # Print the table as JSON, the rest on stderr
+    csv=False,    # The same as CSV
 ):
     """Rewrite a run's report and print its table.
 
@@ -374,7 +381,7 @@ def report_command(
     report.html, or NAME_report.html beside NAME.jsonl.
     """
     _print_at_once('Reading the records …')
-    _show_report(Path(run), dict(price_per_h) or None, csv, out)
+    _show_report(Path(run), dict(price_per_h) or None, json_, csv, out)
 
 # %% ../nbs/00_cli.ipynb #97f24197
 @_command
