@@ -30,6 +30,7 @@ _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 def _uses_tf32(device): # for convolutions
     return allows_tf32(torch.backends.cudnn) and has_bf16(device)  # which came together
 
+# %% ../../nbs/step/10_fast.ipynb #657b95d3
 _IN_FP32 = 'fastai always trains in fp32 on a CPU.'
 ON_GPUS_ONLY = dict(bf16=_IN_FP32, fp16=_IN_FP32, graph='It is for GPUs, and so is `compile`.')
 
@@ -70,6 +71,7 @@ def device_of(learn)->torch.device:
     if device is not None: return torch.device(device)
     return next((p.device for p in learn.model.parameters()), torch.device('cpu'))
 
+# %% ../../nbs/step/10_fast.ipynb #c06d4f4a
 class SpeedUp:
     "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def __init__(self, learn):
@@ -77,25 +79,6 @@ class SpeedUp:
         self.device = device_of(learn)
     @property
     def on_gpu(self): return self.device.type=='cuda'
-
-    def add(self, part, why, on=True, cb=None, shows=None, undo=None):
-        "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
-        self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
-        if cb:
-            self.learn.add_cb(cb)
-            self.undos.callback(self.learn.remove_cb, cb)
-        if undo: self.undos.callback(undo)
-    def has(self, part, *kinds):
-        "Does the Learner have it already? Then undoing leaves it"
-        found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
-        if found: self.add(part, 'The Learner has it already.', shows=found)
-        return bool(found)
-    def refuses(self, part, name=None):
-        "Is there a reason against it? Then that is its row"
-        is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        why = why_not(name or part, self.learn.model, self.device, is_mixed)
-        if why: self.add(part, why, on=False)
-        return bool(why)
 
     def keep_pages(self):
         why = keep_pages()
@@ -106,6 +89,32 @@ class SpeedUp:
         self.undos.close()
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
+
+# %% ../../nbs/step/10_fast.ipynb #3fc56c54
+@patch
+def add(self:SpeedUp, part, why, on=True, cb=None, shows=None, undo=None):
+    "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
+    self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
+    if cb:
+        self.learn.add_cb(cb)
+        self.undos.callback(self.learn.remove_cb, cb)
+    if undo: self.undos.callback(undo)
+
+# %% ../../nbs/step/10_fast.ipynb #faf3fc78
+@patch
+def has(self:SpeedUp, part, *kinds):
+    "Does the Learner have it already? Then undoing leaves it"
+    found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
+    if found: self.add(part, 'The Learner has it already.', shows=found)
+    return bool(found)
+
+@patch
+def refuses(self:SpeedUp, part, name=None):
+    "Is there a reason against it? Then that is its row"
+    is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
+    why = why_not(name or part, self.learn.model, self.device, is_mixed)
+    if why: self.add(part, why, on=False)
+    return bool(why)
 
 # %% ../../nbs/step/10_fast.ipynb #3f643a5e
 def _row(part, on, why, cb, brings):
@@ -120,6 +129,7 @@ def _row(part, on, why, cb, brings):
         if more: why = f"{why.rstrip('.')}. {more}"
     return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
 
+# %% ../../nbs/step/10_fast.ipynb #a17515dc
 @patch
 def to_df(self:SpeedUp)->pd.DataFrame:
     "`part`; `on` in the last fit; `why`: how often, or why not; `brings`: times as fast"
@@ -152,6 +162,7 @@ def order_channels(self:SpeedUp):
     self.add(part, 'convolutions without reordering; dropout between them draws another mask',
              cb=ChannelsLastCallback())
 
+# %% ../../nbs/step/10_fast.ipynb #45952728
 @patch
 def use_onednn(self:SpeedUp):
     if self.refuses('oneDNN', 'onednn') or self.has('oneDNN', OneDNNCallback): return
@@ -175,6 +186,7 @@ def defer_losses(self:SpeedUp):
         if getattr(learn, 'recorder', None) is new: swap_recorder(learn, old)
     self.add('recorder', 'no wait for a loss', shows=new, undo=undo)
 
+# %% ../../nbs/step/10_fast.ipynb #9fc3dead
 @patch
 def feed(self:SpeedUp):
     x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
@@ -197,12 +209,12 @@ def capture(self:SpeedUp, compile=False, alone=False): # As `GraphedStepCallback
     self.add('CUDA graph', why, cb=cb, undo=cb.release)
 
 # %% ../../nbs/step/10_fast.ipynb #larger01
-N_LARGER = 4   # times a training's batch size
+_N_LARGER = 4   # times a training's batch size
 
 @patch
 def enlarge_validation(self:SpeedUp):
     dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
-    most = N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
+    most = _N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
     if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
     before, dl.bs = dl.bs, most
     def undo(): dl.bs = before

@@ -61,6 +61,7 @@ def _joins(cb): # does it become a part of the step?
 def _is_on(cb): return cb.run and cb.run_train
 def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
 
+# %% ../../nbs/step/09_graphed.ipynb #bc2ae97e
 def parts_in(cbs): # class -> callback
     return {type(o): o for o in cbs if _joins(o) and _is_on(o)}
 def watchers_in(cbs):
@@ -101,11 +102,13 @@ class GraphedStepCallback(FusedStepCallback):
         self.mixed, self.fed = None, None            # MixUp or CutMix; a `FeedDL` that left bytes
         self.warm = None                             # the network that had a graph last
 
-    def join(self, learn):
-        self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
-        self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
-        self.is_first_fit = not vars(getattr(learn, 'recorder', self)).get('lrs')
-        for o in (self.step_hook, self.epoch_hook): o.install(learn)
+# %% ../../nbs/step/09_graphed.ipynb #c1a1292a
+@patch
+def join(self:GraphedStepCallback, learn):
+    self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
+    self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
+    self.is_first_fit = not vars(getattr(learn, 'recorder', self)).get('lrs')
+    for o in (self.step_hook, self.epoch_hook): o.install(learn)
 
 # %% ../../nbs/step/09_graphed.ipynb #e8020b8c
 @patch
@@ -118,6 +121,7 @@ def _settle(self:GraphedStepCallback):
     self.built_in[MixedPrecision].scales.extend(filter(None, scales))
     self.learn.opt._plan.count(-scales.count(0))                     # which were skipped
 
+# %% ../../nbs/step/09_graphed.ipynb #da89130f
 @patch
 def _note(self:GraphedStepCallback, step):
     "Keep the scale of fp16's step, on the device"
@@ -128,6 +132,7 @@ def _let_mix(self:GraphedStepCallback):
     if self.mixed: self.mixed.run_train = True
     self.mixed = None
 
+# %% ../../nbs/step/09_graphed.ipynb #7ba02728
 @patch
 def _forget(self:GraphedStepCallback):
     for o in self.steps.values(): o.replays.clear()  # frees the graphs, which are in cycles
@@ -140,6 +145,7 @@ def _check(self:GraphedStepCallback):
     if not all(o is self.learn.opt._plan and o.is_current() for o in plans): self._forget()
     self.must_check = False
 
+# %% ../../nbs/step/09_graphed.ipynb #2818b546
 @patch
 def release(self:GraphedStepCallback):
     "Give the memory of the graphs back"
@@ -160,6 +166,7 @@ def give_up(self:GraphedStepCallback, why):
     FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
     if why: self._let_mix()
 
+# %% ../../nbs/step/09_graphed.ipynb #a2a10792
 @patch
 def _why_not(self:GraphedStepCallback):
     "Why no step of this epoch, or of a later one, can be captured"
@@ -194,6 +201,7 @@ def before_train(self:GraphedStepCallback):
     if self.due=='fit': self._begin_fit()
     self.due = 'epoch'
 
+# %% ../../nbs/step/09_graphed.ipynb #18f759b1
 @patch
 def after_train(self:GraphedStepCallback):
     self._settle()
@@ -207,6 +215,7 @@ def after_fit(self:GraphedStepCallback):
     self._settle()
     self.due = 'fit'
 
+# %% ../../nbs/step/09_graphed.ipynb #59dd0608
 @patch
 def _begin_fit(self:GraphedStepCallback):
     FusedStepCallback.before_fit(self)
@@ -241,7 +250,6 @@ def _decide(self:GraphedStepCallback):
     self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
     if self.mixed: self.mixed.run_train = False      # its batches are mixed in the step
 
-
 # %% ../../nbs/step/09_graphed.ipynb #b4b4378a
 @patch
 def _one_batch(self:GraphedStepCallback):
@@ -263,12 +271,14 @@ def _one_batch(self:GraphedStepCallback):
     if not is_last: raise CancelBatchException()
     for o in self.watchers: o('after_step')
 
+# %% ../../nbs/step/09_graphed.ipynb #880316a8
 @patch
 def _way(self:GraphedStepCallback, step, is_last): # to train a batch
     if is_last in step.replays: return self._replay if is_last in step.tried else self._try
     is_captured = step.n_seen>=step.n_warm_up and self._capture(step, is_last)
     return self._replay if is_captured else self._warm_up
 
+# %% ../../nbs/step/09_graphed.ipynb #f065ea81
 @patch
 def _make(self:GraphedStepCallback):
     "Do the batch transforms that the loader has left to the step"
@@ -296,6 +306,7 @@ def batch_key(learn):
     with torch._C.DisableTorchFunctionSubclass():
         return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
 
+# %% ../../nbs/step/09_graphed.ipynb #292589a4
 @patch
 def _find_step(self:GraphedStepCallback):
     if self.must_check: self._check()
@@ -315,6 +326,7 @@ def _find_step(self:GraphedStepCallback):
         warnings.warn(self.left_out)
     return self.steps.get(key)
 
+# %% ../../nbs/step/09_graphed.ipynb #6cd0875e
 @patch
 def _note_search(self:GraphedStepCallback, shapes):
     "cuDNN keeps the kernels that a process used first for a shape"
@@ -324,6 +336,7 @@ def _note_search(self:GraphedStepCallback, shapes):
         'cuDNN searches only for shapes that are new to the process, and these were trained '
         'before without a search.')
 
+# %% ../../nbs/step/09_graphed.ipynb #8277c819
 @patch
 def _is_last(self:GraphedStepCallback):
     "Does the optimizer step after this batch? Counts its images, as `GradientAccumulation` does"
@@ -349,6 +362,7 @@ def _warm_up(self:GraphedStepCallback, step, is_last):
     for o in self.timers: o.edge('after_backward')
     return out
 
+# %% ../../nbs/step/09_graphed.ipynb #fdb9cc99
 @patch
 def _capture(self:GraphedStepCallback, step, is_last):
     "Record the step"
@@ -362,6 +376,7 @@ def _capture(self:GraphedStepCallback, step, is_last):
     else: self.warm = self.learn.model
     return is_last in step.replays
 
+# %% ../../nbs/step/09_graphed.ipynb #215d1753
 @patch
 def _replay(self:GraphedStepCallback, step, is_last):
     for o in self.timers: o('before_replay')
@@ -379,6 +394,7 @@ def _undo(self:GraphedStepCallback, step, kept):
     self._settle()
     kept.put_back()
 
+# %% ../../nbs/step/09_graphed.ipynb #c0fccc36
 @patch
 def _all_ranks(self:GraphedStepCallback, is_fine): # is it so on all of them?
     is_one = not any(hasattr(o, 'average') for o in self.built_in)
@@ -422,6 +438,7 @@ def _all_batches(self:GraphedStepCallback):
     if self._can_gather(dl): return self._train_on_rows(dl)
     return self.epoch_hook.inner(learn)
 
+# %% ../../nbs/step/09_graphed.ipynb #784232c0
 @patch
 def _can_make(self:GraphedStepCallback, dl):
     if not isinstance(dl, FeedDL) or self.why_not: return False
@@ -435,6 +452,7 @@ def _train_on_bytes(self:GraphedStepCallback, dl):
     try: self.epoch_hook.inner(self.learn)
     finally: self.fed, dl.is_bare = None, False
 
+# %% ../../nbs/step/09_graphed.ipynb #b2ccdb13
 @patch
 def _can_gather(self:GraphedStepCallback, dl):
     learn, recorder = self.learn, getattr(self.learn, 'recorder', None)
@@ -462,6 +480,7 @@ def _train_on_rows(self:GraphedStepCallback, dl):
     for i in range(n, len(dl)): train(i)
     dl.after_iter()
 
+# %% ../../nbs/step/09_graphed.ipynb #34964cf4
 @patch
 def _is_ready(self:GraphedStepCallback):
     "Is there a graph that was tried?"
@@ -470,7 +489,7 @@ def _is_ready(self:GraphedStepCallback):
     return not self.why_not and step is not None and True in step.tried
 
 # %% ../../nbs/step/09_graphed.ipynb #f6c4047a
-N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
+_N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
 
 @patch
 def _replay_rest(self:GraphedStepCallback, step, order, i, n):
@@ -495,7 +514,7 @@ def _replay_rest(self:GraphedStepCallback, step, order, i, n):
     self.is_stale, last = True, i
     try:
         while last<n:
-            first, last = last, min(n, last+min(N_AT_ONCE, last-i+1))  # it starts after the first
+            first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # it starts after the first
             learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers, self._note)
             self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
             for o in self.monitors: o.count((last-first)*step.dl.bs)

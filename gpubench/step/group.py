@@ -38,6 +38,7 @@ def n_ranks()->int:
     "How many processes there are in the group"
     return dist.get_world_size() if dist.is_initialized() else 1
 
+# %% ../../nbs/step/11_group.ipynb #fbc75e12
 def join_group(
     device='auto', # 'cpu', 'cuda', or 'auto', GPUs where there are some
 )->torch.device:   # This rank's own
@@ -49,6 +50,7 @@ def join_group(
     dist.init_process_group('nccl' if kind=='cuda' else 'gloo', timeout=timedelta(seconds=_TIMEOUT_S))
     return mine
 
+# %% ../../nbs/step/11_group.ipynb #9403afa8
 def gather(value)->list: # By rank
     "The values of all ranks, on every rank"
     found = [value]*n_ranks()
@@ -86,6 +88,7 @@ def _end_with_parent():
     parent_process().join()
     os._exit(1)
 
+# %% ../../nbs/step/11_group.ipynb #d6bbbf98
 def _run_rank(job, folder): # in a separate process
     "Join the group and call the function; returns its pickled result"
     import cloudpickle
@@ -118,6 +121,7 @@ def _failure(e, folder, n): # `e`: torch's `ChildFailedError`
     kind = InputError if found['is_bad'] else RuntimeError
     return kind(f"Rank {found['k']} of {n} failed. {found['error']}")
 
+# %% ../../nbs/step/11_group.ipynb #032b2f4c
 @contextmanager
 def _own_signals():
     "torch's agent takes over signals and keeps them; it also logs what is raised here"
@@ -131,6 +135,21 @@ def _own_signals():
         logging.disable(level)
         for o,handler in before.items(): signal.signal(getattr(signal, o), handler)
 
+# %% ../../nbs/step/11_group.ipynb #d949199c
+def _launch_config(n_devices, n_nodes, folder):
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig
+    return LaunchConfig(
+        min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_devices//n_nodes, max_restarts=0,
+        run_id='gpubench', rdzv_backend='c10d',
+        rdzv_endpoint=os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0',
+        local_addr='localhost' if n_nodes==1 else None,
+        logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL))
+
+def _print_output(folder): # of all ranks, one after the other
+    for o in sorted(folder.rglob('stdout.log'), key=lambda o: int(o.parent.name)):
+        print(o.read_text(errors='replace'), end='')
+
 # %% ../../nbs/step/11_group.ipynb #4947501b
 def launch(
     function:Callable, # Called in each process as function(device, *args); a notebook may define it
@@ -143,18 +162,13 @@ def launch(
 
     In a script, call it under `if __name__=='__main__':`, as each process imports the script."""
     import cloudpickle
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
     from gpubench.step.group import _run_rank   # which ranks can find, also from a notebook
     check_group(n_devices, device, n_nodes)
     with tempfile.TemporaryDirectory(prefix='gpubench-ranks-') as folder:
-        config = LaunchConfig(
-            min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_devices//n_nodes, max_restarts=0,
-            run_id='gpubench', rdzv_backend='c10d',
-            rdzv_endpoint=os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0',
-            local_addr='localhost' if n_nodes==1 else None,
-            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL))
+        config = _launch_config(n_devices, n_nodes, folder)
         job = cloudpickle.dumps((function, args, str(device)))
         try:
             with _own_signals(): found = elastic_launch(config, _run_rank)(job, folder)
@@ -162,9 +176,7 @@ def launch(
         except SignalException as e:
             if e.sigval==signal.SIGINT: raise KeyboardInterrupt from None
             sys.exit(128+e.sigval)
-        finally:
-            for o in sorted(Path(folder).rglob('stdout.log'), key=lambda o: int(o.parent.name)):
-                print(o.read_text(errors='replace'), end='')
+        finally: _print_output(Path(folder))
         return [cloudpickle.loads(found[k]) for k in sorted(found)]
 
 # %% ../../nbs/step/11_group.ipynb #8ce5529e

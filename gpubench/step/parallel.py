@@ -29,6 +29,7 @@ def _share_of(dataset): # a `Datasets`
     mine = range(rank(), len(dataset)//n_ranks()*n_ranks(), n_ranks())
     return Datasets(tls=[o._new(o._get(mine)) for o in dataset.tls], n_inp=dataset.n_inp)
 
+# %% ../../nbs/step/12_parallel.ipynb #a3102bed
 def split(dls):
     "Let this rank's training loader take its share of the images; `bs` stays what one rank gets"
     dataset = dls.train.dataset
@@ -44,11 +45,13 @@ ALL_REDUCES = dict( # name -> how gradients are averaged
     buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
     flat='all at once after the backward pass; also for compiled kernels')
 
+# %% ../../nbs/step/12_parallel.ipynb #b25f4b53
 def same_start(model):
     "Give every rank rank 0's weights and buffers"
     if n_ranks()>1:
         for o in (*model.parameters(), *model.buffers()): dist.broadcast(o.data, 0)
 
+# %% ../../nbs/step/12_parallel.ipynb #82ee0e00
 def _make_ddp(learn):
     "The network in PyTorch's wrapper, made on the stream on which it will be captured"
     device, stream = next(learn.model.parameters()).device, None

@@ -1,7 +1,6 @@
 """The captured step against the eager one, on a CPU: the tape repeats a step's operations with the tensors and numbers of the
 recording, as a CUDA graph does, so that a rate, a batch or a gradient that was forgotten shows here too."""
 import gc
-import math
 import pkgutil
 from contextlib import nullcontext
 from copy import deepcopy
@@ -21,23 +20,22 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam, Optimizer, RAdam, average_grad, average_sqr_grad, step_stat, weight_decay
+from fastai.optimizer import SGD, Adam
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
-from gpubench.step import capture, graphed, optim, turns
+from gpubench.step import capture, graphed, optim
 from gpubench.data.loaders import BatchAugment, get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
 from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            swap_recorder)
 from gpubench.watch.monitor import MonitorCallback
-from gpubench.step.optim import FusedOptimizer, fuse, unfuse
+from gpubench.step.optim import FusedOptimizer, fuse
 from gpubench.run.process import Surroundings
-from gpubench.step.recorder import loss_readers
 from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import tf32_set
 from on_tape import Broken, FuseCallback, autocast, compiler  # noqa: F401 (two are fixtures)
@@ -100,7 +98,6 @@ def freezing(learn):
     learn.fit_one_cycle(1, slice(1e-3, 1e-2))
     learn.unfreeze()
     learn.fit_one_cycle(1, slice(1e-4, 1e-2))
-def fine_tuned(learn): learn.fine_tune(2, 1e-2)
 def found(learn):
     learn.fit(1, 1e-2)
     learn.lr_find(num_it=12, show_plot=False)
@@ -128,19 +125,9 @@ class Narrow(ResNet):
 def resnet(pretrained=False): return Narrow(BasicBlock, [2, 2, 2, 2])
 
 
-class GoBackCallback(Callback):
-    "Goes back to an earlier state, with the optimizer, in the middle of an epoch"
-    def before_batch(self):
-        if not self.training or self.epoch==0: return
-        if self.iter==0: self.learn.save('middle')
-        if self.iter==4: self.learn.load('middle')
-
-
 CASES = dict(
-    one_cycle=(one_cycle, {}), two_fits=(twice, {}), short_last_batch=(one_cycle, dict(drop_last=False)), freeze=(freezing, {}),
-    fine_tune=(fine_tuned, {}), lr_find=(found, {}), predict=(predicting, {}),
-    sgd=(one_cycle, dict(opt_func=partial(SGD, mom=.9))), l2=(one_cycle, dict(opt_func=partial(Adam, decouple_wd=False))),
-    decayed_norms=(one_cycle, dict(wd_bn_bias=True)), clip=(one_cycle, dict(cbs=lambda: [GradientClip(.1)])),
+    one_cycle=(one_cycle, {}), short_last_batch=(one_cycle, dict(drop_last=False)), freeze=(freezing, {}),
+    lr_find=(found, {}), predict=(predicting, {}), clip=(one_cycle, dict(cbs=lambda: [GradientClip(.1)])),
     accumulate=(one_cycle, dict(cbs=lambda: [GradientAccumulation(80)])),
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
@@ -149,14 +136,19 @@ CASES = dict(
                                            n_in=1, splitter=model_meta[resnet18]['split'])))
 
 
+def seed_order(learn):
+    "The same random numbers and the same order of the images from here on"
+    set_seed(1)
+    learn.dls.train.rng.seed(1)
+
+
 def compare(act, path='.', assert_same=assert_same, **kwargs):
     "The same training by eager steps, by a graph, and by a graph that gathers its batches: everything is equal, bit by bit"
     learners = []
     for how in dict(graph=False), dict(graph=True), dict(graph=True, gathered=True):
         cbs = kwargs.get('cbs', list)()
         learners.append(learner(path=path, **how, **kwargs | dict(cbs=cbs)))
-        set_seed(1)
-        learners[-1].dls.train.rng.seed(1)
+        seed_order(learners[-1])
         act(learners[-1])
     for o in learners[1:]: assert_same(learners[0], o)
     if assert_same is assert_close: return learners
@@ -178,12 +170,11 @@ class TopLoss(nn.Module):
     def forward(self, pred, y): return (pred-y.view(-1, 1)).square().mean()
 
 @pytest.mark.slow
-@pytest.mark.parametrize('device', ['cpu'])
 @pytest.mark.parametrize('compile', [False, True])
 @pytest.mark.parametrize('gathered', [False, True])
 @pytest.mark.parametrize('loss', [CrossEntropyLossFlat, TopLoss])
 @pytest.mark.parametrize('kind', [MixUp, CutMix])
-def test_mixed_batches_train_as_fastais_do_with_the_same_draws(kind, loss, gathered, compile, device, compiler, monkeypatch, tmp_path):
+def test_mixed_batches_train_as_fastais_do_with_the_same_draws(kind, loss, gathered, compile, compiler, monkeypatch, tmp_path):
     lam, order, middle = torch.tensor(.3), torch.arange(31, -1, -1), 4
     monkeypatch.setattr(capture, 'draw_weights', lambda alpha, n, device: lam.expand(n))
     monkeypatch.setattr(capture, 'draw_order', lambda n, device: order[-n:])
@@ -200,8 +191,7 @@ def test_mixed_batches_train_as_fastais_do_with_the_same_draws(kind, loss, gathe
                 real = torch.randperm
                 m.setattr(torch, 'randperm', lambda n, **kw: real(n, **kw) if kw else order[-n:])          # the loader's has a generator
                 m.setattr(torch, 'randint', lambda low, high, size: torch.tensor([middle]))
-            set_seed(1)
-            learn.dls.train.rng.seed(1)
+            seed_order(learn)
             learn.fit(3, 1e-2)
         assert cb.run_train and not isinstance(getattr(learn.loss_func, '__self__', None), Callback)
         learners.append(learn)
@@ -245,16 +235,10 @@ def test_a_refused_graph_leaves_mixed_batches_to_fastai(interrupt, tmp_path):
 def test_a_step_on_a_gpu_that_is_not_the_current_one(case):
     act, kwargs = CASES[case]
     for o in compare(act, device='cuda:1', **kwargs)[1:]: assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
-    learners = [learner(False, splitter=params, device=o) for o in ('cuda:0', 'cuda:1')]
-    for o in learners:
-        o.remove_cb(o.fuse)
-        set_seed(1)
-        o.dls.train.rng.seed(1)
-        with speed_up(o, compile=case=='one_cycle'):
-            act(o)
-            assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
-    first, second = ([o.cpu() for o in learn.model.state_dict().values()] for learn in learners)
-    for a,b in zip(first, second): torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+    learn = learner(False, splitter=params, device='cuda:1')
+    learn.remove_cb(learn.fuse)
+    with speed_up(learn, compile=case=='one_cycle'): act(learn)
+    assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays>=4
 
 
 # what a user may do to a Learner between two steps, and a graph has to notice
@@ -310,8 +294,7 @@ def test_what_cannot_be_compiled_trains_eagerly_and_one_sentence_says_why(gather
     compiled.graphed_step.compile = True
     with pytest.warns(UserWarning, match="It can't be compiled"):
         for o in eager, compiled:
-            set_seed(1)
-            o.dls.train.rng.seed(1)
+            seed_order(o)
             o.fit(2, 1e-2)
     assert "It can't be compiled" in compiled.graphed_step.why_not and not compiled.graphed_step.n_replays
     assert_same(eager, compiled)
@@ -321,7 +304,6 @@ class At(Callback):
     "Calls a function at an event of training"
     def __init__(self, event, do): setattr(self, event, lambda: do(self) if self.training else None)
 class Declared(At): graph_safe = True
-class Counted(At): graph_safe = 'counts'
 class Sometimes(nn.Module):
     "Reaches one of its parameters in short batches only"
     def __init__(self):
@@ -329,9 +311,6 @@ class Sometimes(nn.Module):
         self.body, self.q = network(), nn.Parameter(torch.ones(10))
     def forward(self, x): return self.body(x) if len(x)==32 else self.body(x)*self.q
     def __getitem__(self, i): return self.body[i]
-class Smoothed(nn.Module):
-    eps = .1
-    def forward(self, pred, y): return nn.functional.cross_entropy(pred, y, label_smoothing=self.eps)
 class Pair(nn.Module):
     "Returns two things"
     def __init__(self):
@@ -350,75 +329,35 @@ def own_step(learn):
 def unfrozen_and_reset(learn):
     learn.freeze()
     learn.model.zero_grad()
-def spared(learn):
-    for p in learn.model.parameters(): learn.opt.state[p]['do_wd'] = False
 
 class Dimmed(Learner):
     def one_batch(self, i, b): super().one_batch(i, (b[0]*.1, *b[1:]) if self.training else b)
-class SplitDimmed(Learner):
-    def _split(self, b): super()._split((b[0]*.1, *b[1:]) if self.training else b)
-def normalized(learn):
-    norm = learn.dls.train.after_batch.fs[1]
-    norm.mean = norm.mean+.2
-def less_augmented(learn):
-    for shift_px in 2, 0:
-        learn.dls.train.after_batch.fs[2].shift_px = shift_px
-        learn.fit(2, 1e-2)
-def without(learn):
-    "A fit without what makes the optimizer's steps ours"
-    with learn.removed_cbs([o for o in learn.cbs if isinstance(o, (GraphedStepCallback, FuseCallback))]):
-        unfuse(learn.opt)
-        learn.fit(1, 1e-2)
 
-def halved(learn):
-    learn.fit(2, 1e-2)
-    with torch.autocast(learn.dls.device.type, torch.bfloat16): learn.fit(1, 1e-2)
-    learn.fit(1, 1e-2)
-def activations(learn):
-    for kind in (nn.Tanh, nn.SiLU, nn.Tanh, nn.SiLU): learn.model[0][2] = kind()           # one may get the place of an earlier one
-def more_rows(learn):
-    data, train = learn.dls.train.dataset, learn.dls.train
-    for rows in data.rows[:100], data.rows:
-        data.rows, train.n = rows, len(rows)
-        learn.fit(2, 1e-2)
 def saliency(learn):
     learn.model.zero_grad()
     x, y = learn.dls.valid.one_batch()
     learn.loss_func(learn.model(x), y).backward()
     learn.opt.zero_grad()
 def without_fused(learn): learn.remove_cbs([o for o in learn.cbs if type(o) is FusedStepCallback])
-def not_clipped(learn):
-    learn.gradient_clip.run = False
-    learn.fit(2, 1e-2)
 
 CHANGES = dict(
-    autocast=(halved, {}), activation=(then(activations), {}), rows=(more_rows, {}),
     clip_later=(lambda o: o.fit(4, 1e-2), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01),
         At('before_epoch', lambda cb: setattr(cb.learn.gradient_clip, 'run', cb.epoch>=2))])),
-    not_clipped=(not_clipped, dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
     saliency=(then(saliency, lambda o: o.fit(3, 1e-2)), dict(drop_last=False, cbs=lambda: [GradientAccumulation(64)])),
     without_fused=(then(without_fused, lambda o: o.fit(5, 1e-2)), dict(drop_last=False, cbs=lambda: [FusedStepCallback()])),
-    layout=(then(lambda o: o.model.to(memory_format=torch.channels_last)), {}),
-    clear_state=(then(lambda o: o.opt.clear_state()), {}), no_gradients=(then(unfrozen_and_reset), {}), decay=(then(spared), dict(wd=.5)),
+    no_gradients=(then(unfrozen_and_reset), {}),
     dropout=(then(lambda o: setattr(o.model[0][3], 'p', .7)), {}), own_step=(then(own_step), {}),
     forward_hook=(then(lambda o: o.model[0].register_forward_hook(lambda m, i, out: 2*out)), {}),
     gradient_hook=(then(lambda o: next(o.model.parameters()).register_hook(lambda g: g*(1+len(o.recorder.losses)))), {}),
-    loss=(then(lambda o: setattr(o.loss_func, 'eps', .5)), dict(loss_func=lambda: Smoothed())),
     batch_norm=(lambda o: o.fit(3, 1e-2), dict(cbs=lambda: [At('before_epoch', lambda cb: setattr(cb.model[0][1], 'momentum', .1/(1+cb.epoch)))])),
     max_norm=(lambda o: o.fit(2, 1e-2), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [
         GradientClip(.1), At('before_batch', lambda cb: setattr(cb.learn.gradient_clip, 'max_norm', .01*(1+cb.train_iter)))])),
-    frozen_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].requires_grad_(cb.iter<4))])),
-    eval_amid=(lambda o: o.fit(2, 1e-2), dict(cbs=lambda: [At('before_batch', lambda cb: cb.model[0].train(cb.iter!=4))])),
     reached_late=(lambda o: o.fit(4, 1e-2), dict(model=Sometimes, drop_last=False, wd=.1)),
     two_outputs=(lambda o: o.fit(2, 1e-2), dict(model=Pair, loss_func=lambda: of_the_first, metrics=lambda: [])),
-    norm_type=(then(lambda o: setattr(o.gradient_clip, 'norm_type', math.inf)), dict(opt_func=partial(SGD, mom=.9), cbs=lambda: [GradientClip(.01)])),
-    augmented=(then(lambda o: o.dls.train.after_batch.add(BatchAugment(True, 2))), {}),
-    less_augmented=(less_augmented, dict(augment=BatchAugment(True, 2))),
-    load=(one_cycle, dict(cbs=lambda: [GoBackCallback()])), normalized=(then(normalized), {}), removed=(then(without, lambda o: o.fit(4, 1e-2)), dict(drop_last=False)),
-    own_batch=(lambda o: o.fit(2, 1e-2), dict(make=Dimmed)), own_split=(lambda o: o.fit(2, 1e-2), dict(make=SplitDimmed)))
+    own_batch=(lambda o: o.fit(2, 1e-2), dict(make=Dimmed)))
 
 
-BETWEEN_BATCHES = 'max_norm', 'frozen_amid', 'eval_amid', 'load', 'own_batch', 'own_split'      # where a graph would see nothing
+BETWEEN_BATCHES = 'max_norm', 'own_batch'      # where a graph would see nothing
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('device', DEVICES)
@@ -428,57 +367,6 @@ def test_a_graph_follows_what_changes_between_two_steps(case, device, tmp_path):
     is_eager, is_refused_later = case in BETWEEN_BATCHES, case in ('own_step', 'forward_hook', 'gradient_hook')
     for o in compare(act, tmp_path, assert_close if is_eager or case=='own_step' else assert_same, device=device, **kwargs)[1:]:
         assert (o.graphed_step.n_replays==0)==is_eager and bool(o.graphed_step.why_not)==(is_eager or is_refused_later)
-
-
-# each a mistake that is easily made in a captured step, planted: what the graph trains then differs from the eager step
-def frozen_rate(mp): freeze_hyper(mp, 'lr')
-def freeze_hyper(mp, name):
-    coefs, first = optim.step_coefs, {}
-    mp.setattr(optim, 'step_coefs', lambda recipe, hyper, *args:
-               coefs(recipe, hyper | {name: first.setdefault(name, hyper[name])}, *args))
-def missed_copy(mp): mp.setattr(capture.Step, 'fill', lambda self, xb, yb: None)
-def kept_gradients(mp):
-    mp.setattr(FusedOptimizer, 'zero_grad', lambda self: None)
-    real = capture.Step.capture
-    def adding(self, *args):
-        self.share = 1
-        mp.setattr(torch, '_foreach_zero_', lambda o: None)
-        return real(self, *args)
-    mp.setattr(capture.Step, 'capture', adding)
-def trained_twice(mp): mp.setattr(TapeCapture, 'warm_up', lambda self, step: (step(), step())[1])
-def norms_updated_twice(mp):
-    backward = capture.Step.backward
-    def twice(self, xb, yb):
-        with torch.no_grad(): self.forward(xb, yb)
-        return backward(self, xb, yb)
-    mp.setattr(capture.Step, 'backward', twice)
-def stale_moments(mp):
-    mp.setattr(optim.StepPlan, 'is_current', lambda *args: True)
-    mp.setattr(GraphedStepCallback, '_check', lambda *args: None)
-def repeated_dropout(mp):
-    record = TapeCapture.record
-    def repeating(self, step):
-        replay, out = record(self, step)
-        rng = torch.get_rng_state()
-        return (lambda: (torch.set_rng_state(rng), replay())), out
-    mp.setattr(TapeCapture, 'record', repeating)
-
-
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('plant', [frozen_rate, missed_copy, kept_gradients, trained_twice, norms_updated_twice, stale_moments,
-                                   repeated_dropout], ids=lambda o: o.__name__)
-def test_the_comparison_notices_a_planted_mistake(plant, tmp_path, monkeypatch):
-    def train(graph):
-        learn = learner(graph, path=tmp_path, drop_last=False, wd=.1)
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
-        one_cycle(learn)
-        return learn
-    eager = train(False)
-    plant(monkeypatch)
-    graphed = train(True)
-    if not graphed.graphed_step.why_not:                  # the trial of the graph notices some of them
-        with pytest.raises(AssertionError): assert_same(eager, graphed)
 
 
 # compiled kernels round differently. In parts of the way that a tensor went in training, that's 1e-6 here and, in bf16, 1e-2 (by
@@ -494,8 +382,7 @@ def compare_compiled(case, gathered, device, path):
                         **kwargs | dict(cbs=kwargs.get('cbs', list)()))
         if graph: learn.graphed_step.compile = True
         start = [o.to(device, copy=True) for o in learn.model.state_dict().values()]
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
+        seed_order(learn)
         act(learn)
         return learn, start, [*learn.model.state_dict().values(), torch.stack(learn.recorder.losses)]
     _, start, eager = train(False)
@@ -555,19 +442,12 @@ class ScalarParameter(nn.Module):
 def test_unusual_losses_train_as_eager_ones_do(model, loss, cbs, gathered, tmp_path):
     def train(graph):
         learn = learner(graph, cbs, model=model, loss_func=lambda: loss, metrics=lambda: [], splitter=params, gathered=graph and gathered, path=tmp_path)
-        set_seed(1)
-        learn.dls.train.rng.seed(1)
+        seed_order(learn)
         learn.fit(2, 1e-2)
         return learn
     eager, graphed = train(False), train(True)
     assert graphed.graphed_step.why_not=='' and graphed.graphed_step.n_replays
     for a,b in zip(eager.model.parameters(), graphed.model.parameters()): assert a.equal(b)
-
-
-@pytest.mark.parametrize('gathered', [False, True])
-def test_a_loss_of_more_than_one_number_is_fastais_error(gathered, tmp_path):
-    learn = learner(True, loss_func=lambda: lambda p, y: nn.functional.cross_entropy(p, y, reduction='none'), gathered=gathered, path=tmp_path)
-    with pytest.raises(RuntimeError, match='scalar outputs'): learn.fit(1, 1e-2)
 
 
 class CountCallback(Callback):
@@ -576,32 +456,15 @@ class CountCallback(Callback):
         self.seen = []
         for o in names: setattr(self, o, partial(self.seen.append, o))
 
-class DelegatingCallback(Callback):
-    graph_safe, _default = 'counts', 'inner'
-    def __init__(self, inner): self.inner = inner
-
-
-@pytest.mark.parametrize('wrap', [lambda o: o, DelegatingCallback], ids=['own', 'delegated'])
-def test_a_callback_that_counts_is_called_at_each_where_batches_are_gathered(wrap, tmp_path):
+def test_a_callback_that_counts_is_called_at_each_where_batches_are_gathered(tmp_path):
     names, seen = ('before_batch', 'after_step', 'after_batch'), []
     for graph in False, True:
         cb = CountCallback(*names)
-        learn = learner(graph, [wrap(cb)], gathered=True, path=tmp_path)
+        learn = learner(graph, [cb], gathered=True, path=tmp_path)
         learn.fit(2, 1e-2)
         seen.append(cb.seen)
     assert seen[0]==seen[1] and seen[0].count('after_step')==2*len(learn.dls.train)
 
-
-class Images(nn.Module):
-    "Keeps which images it was trained on, as a graph does: in a buffer"
-    def __init__(self):
-        super().__init__()
-        self.body = network()
-        self.register_buffer('seen', torch.zeros(64))
-    def forward(self, x):
-        if self.training: self.seen += x.detach().abs().sum((0, 1)).flatten()
-        return self.body(x)
-    def __getitem__(self, i): return self.body[i]
 
 class RunningLoss(nn.Module):
     "Keeps a mean of its losses in a buffer, and their number in a tensor that is none"
@@ -620,34 +483,14 @@ class RunningLoss(nn.Module):
 def test_a_trial_trains_what_a_loss_keeps_once(gathered, tmp_path):
     learners = [learner(graph, loss_func=RunningLoss, gathered=graph and gathered, metrics=lambda: [], path=tmp_path) for graph in (False, True)]
     for o in learners:
-        set_seed(1)
-        o.dls.train.rng.seed(1)
+        seed_order(o)
         o.fit(3, 1e-2)
     a, b = (o.loss_func for o in learners)
     assert learners[1].graphed_step.n_replays and not learners[1].graphed_step.why_not and a.n==b.n and a.mean.equal(b.mean)
     assert_same(*learners)
 
-@pytest.mark.parametrize('gathered', [False, True])
-def test_each_image_once_and_all_counts_agree(gathered):
-    learn = learner(True, model=Images, gathered=gathered, drop_last=False)
-    learn.fit(3, 1e-2)
-    n_steps, p = 3*len(learn.dls.train), next(learn.model.parameters())
-    assert learn.opt.state[p]['step']==n_steps==learn.model[0][1].num_batches_tracked.item()==len(learn.recorder.losses)
-    once = sum(xb.abs().sum((0, 1)).flatten() for xb,_ in learn.dls.train)
-    torch.testing.assert_close(learn.model.seen, torch.as_tensor(3*once), rtol=1e-4, atol=1e-3)
-
-
-def leaked_autocast(mp, device):
-    leave = MixedPrecision.after_loss
-    def leaking(self):
-        leave(self)
-        if self.training: torch.set_autocast_enabled(device, True)
-    mp.setattr(MixedPrecision, 'after_loss', leaking)
-    mp.setattr(turns, 'is_stock', lambda method: True)
-
-@pytest.mark.parametrize('plant', [None, leaked_autocast])
 @pytest.mark.parametrize('device', DEVICES)
-def test_autocast_ends_with_the_step(device, plant, autocast, monkeypatch):
+def test_autocast_ends_with_the_step(device, autocast):
     within, after = set(), []
     class Look(nn.Conv2d):
         def forward(self, x):
@@ -657,10 +500,8 @@ def test_autocast_ends_with_the_step(device, plant, autocast, monkeypatch):
     def model(): return nn.Sequential(nn.Sequential(Look(1, 4, 3)), network()[1])
     def look(cb): after.append(torch.is_autocast_enabled(device))
     learn = learner(True, cbs=[MixedPrecision(amp_mode='bf16'), At('before_validate', look), Declared('after_batch', look)], model=model, device=device)
-    if plant: plant(monkeypatch, device)
-    try: learn.fit(1)
-    finally: torch.set_autocast_enabled(device, False)
-    assert learn.graphed_step.n_replays and within=={torch.bfloat16} and any(after)==bool(plant)
+    learn.fit(1)
+    assert learn.graphed_step.n_replays and within=={torch.bfloat16} and not any(after)
 
 
 class Hooked(Callback):
@@ -679,23 +520,12 @@ class Inside(Callback):
 class OwnStep(Callback):
     order = -100
     def before_fit(self): self.opt.step = self.opt.step
-class OwnBatches(Learner):
-    def all_batches(self): super().all_batches()
-    def one_batch(self, i, b): super().one_batch(i, b)
 
-
-class Generator(nn.Module):
+class Rarely(nn.Module):
+    "Its first draws take the same branch"
     def __init__(self):
         super().__init__()
         self.rng = np.random.default_rng(0)
-    def forward(self, x): return x*self.rng.random()
-class Counting(nn.Module):
-    n = 0
-    def forward(self, x):
-        self.n += 1
-        return x*self.n
-class Rarely(Generator):
-    "Its first draws take the same branch"
     def forward(self, x): return x*2 if self.rng.random()<.01 else x
 outside = SimpleNamespace(n=0)
 class OutsideCounting(nn.Module):
@@ -706,30 +536,14 @@ def other_mix_up():
     cb = MixUp()
     cb.distrib = torch.distributions.Beta(torch.tensor(1.), torch.tensor(3.))
     return cb
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 10), nn.Linear(64, 10)
-        self.b.weight = self.a.weight
-    def forward(self, x): return self.a(x.flatten(1))+self.b(x.flatten(1))
-def adam_step(p, lr, **kwargs): p.data.add_(p.grad.data, alpha=lr)            # a user's own, of the same name
-def own_adam(params, lr): return Optimizer(params, [weight_decay, partial(average_grad, dampening=True), average_sqr_grad, step_stat,
-                                                    adam_step], lr=lr, wd=0., eps=1e-5, mom=.9, sqr_mom=.99)
-
 
 @pytest.mark.parametrize('says, kwargs', [
-    ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Generator()))),
     ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Rarely()))),
-    ('changes what it holds', dict(model=lambda: nn.Sequential(network(), Counting()))),
     ('changes from batch to batch', dict(model=lambda: nn.Sequential(network(), OutsideCounting()))),
     ('of mix_up was replaced', dict(cbs=[other_mix_up()])),
-    ('in two of its groups', dict(model=Tied, splitter=lambda m: [params(m.a), params(m.b)])),
-    ('it has functions of its own', dict(opt_func=own_adam)),
     ('random numbers on the CPU', dict(model=lambda: nn.Sequential(network(), Random()))),
     ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
     ('what Inside, Stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
-    ('its own all_batches, one_batch', dict(make=OwnBatches)),
-    ("functions of its own", dict(opt_func=RAdam)),
     ('The network has hooks', dict(cbs=[Hooked()])),
     ('more than one GradientClip', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
     ('a step or a zero_grad of its own', dict(cbs=[OwnStep()])),
@@ -742,19 +556,6 @@ def test_what_cannot_be_captured_trains_eagerly_and_one_sentence_says_why(device
     assert says in learn.graphed_step.why_not and sum('as a graph' in str(o.message) for o in caught)==1
     assert len(learn.recorder.losses)==10 and all(torch.isfinite(o) for o in learn.recorder.losses)
 
-
-def test_poison_in_the_static_batch_after_a_replay_changes_nothing():
-    class Poison(Callback):
-        graph_safe = True
-        def after_batch(self):
-            for step in self.graphed_step.steps.values():
-                for o in step.xb: o.fill_(float('nan'))
-    plain, poisoned = (learner(True, cbs=cbs) for cbs in ([], [Poison()]))
-    for o in (plain, poisoned):
-        set_seed(1)
-        o.dls.train.rng.seed(1)
-        o.fit(2)
-    assert_same(plain, poisoned)
 
 @needs_gpu
 @pytest.mark.parametrize('gathered', [False, True])
@@ -784,21 +585,13 @@ class Stop(Callback):
 def test_an_error_in_an_epoch_leaves_a_learner_that_trains(gathered):
     learn = learner(True, gathered=gathered)
     learn.fit(1)
-    with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=Stop())
-    learn.remove_cbs([Stop])
-    assert len(learn.recorder.losses)==3
-    learn.fit(1)
-    assert learn.graphed_step.n_replays
-
-@pytest.mark.parametrize('gathered', [False, True])
-def test_a_callback_that_is_removed_after_an_error_leaves_no_gradient(gathered):
-    learn = learner(True, gathered=gathered)
-    learn.fit(1)
-    with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=Stop())
-    learn.remove_cbs([Stop, GraphedStepCallback])
-    assert '_do_one_batch' not in vars(learn) and not any(p.grad.any() for p in learn.model.parameters())
-    learn.fit(1)
-
+    for removed in [Stop], [Stop, GraphedStepCallback]:
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=Stop())
+        learn.remove_cbs(removed)
+        assert len(learn.recorder.losses)==3
+        if GraphedStepCallback in removed:
+            assert '_do_one_batch' not in vars(learn) and not any(p.grad.any() for p in learn.model.parameters())
+        learn.fit(1)
 
 @pytest.mark.parametrize('gathered', [False, True])
 @pytest.mark.parametrize('device', DEVICES)
@@ -819,24 +612,6 @@ def test_a_monitor_counts_the_images_of_replays(gathered):
     learn.fit(3)
     spans = monitor.epochs_df()
     assert learn.graphed_step.n_replays and spans[spans.phase=='train'].n_images.tolist()==[184]*3
-
-
-class OwnLoopLearner(Learner):
-    "Has its own steps and its own way through an epoch"
-    calls = 0
-    def _do_one_batch(self):
-        self.calls += 1
-        super()._do_one_batch()
-    def all_batches(self):
-        self.calls += 100
-        super().all_batches()
-
-@pytest.mark.parametrize('gathered', [False, True])
-def test_a_learner_with_its_own_loop_keeps_it(gathered, monkeypatch):
-    monkeypatch.setitem(globals(), 'Learner', OwnLoopLearner)
-    learn = learner(True, gathered=gathered)
-    with pytest.warns(UserWarning, match='has its own all_batches, _do_one_batch'): learn.fit(1)
-    assert learn.calls==200+len(learn.dls.train)+len(learn.dls.valid)
 
 
 @pytest.mark.parametrize('name', ['_do_one_batch', 'all_batches'])
@@ -895,14 +670,6 @@ def test_a_learner_without_a_recorder_has_its_batches_copied():
     assert learn.graphed_step.n_replays and not learn.graphed_step.why_not
 
 
-def test_memory_of_graphs_that_are_gone_is_not_counted():
-    learn = learner(True)
-    learn.fit(1)
-    learn.graphed_step.capture.held_bytes = 99
-    learn.graphed_step.release()
-    assert learn.graphed_step.held_bytes==0
-
-
 def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
     set_seed(0)
     pred, y, loss = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5)), CrossEntropyLossFlat(axis=1)
@@ -914,15 +681,12 @@ def test_a_deferred_recorder_records_the_same(tmp_path):
     swap_recorder(late, DeferredRecorder(every=3))
     ends = [], []
     for o,seen in zip((plain, late), ends):
-        set_seed(1)
-        o.dls.train.rng.seed(1)
+        seed_order(o)
         o.add_cb(At('after_train', lambda cb, seen=seen: seen.append(float(cb.learn.smooth_loss))))
         one_cycle(o)
     assert_same(plain, late)
     assert ends[0]==ends[1] and len(set(ends[0]))==len(ends[0])>1
-    assert loss_readers(late)==[] and plain.recorder.iters==late.recorder.iters
-    late.add_cb(TerminateOnNaNCallback())
-    assert loss_readers(late)==['terminate_on_na_n']
+    assert plain.recorder.iters==late.recorder.iters
 
 
 class Keep(Callback):
@@ -938,11 +702,6 @@ def test_who_looks_at_losses_gets_each_of_them(device, tmp_path):
     kept = [(o.keep.kept, o.keep.seen) for o in compare(lambda o: o.fit(2, 1e-2), tmp_path, device=device, cbs=lambda: [Keep()], assert_same=assert_close)]
     for o in kept[1:]: torch.testing.assert_close([list(map(float, k)) for k in o], [list(map(float, k)) for k in kept[0]], rtol=1e-3, atol=1e-5)
     assert len(set(map(float, kept[0][0])))>9
-    early = learner(False)
-    early.add_cb(Declared('before_batch', lambda cb: None))
-    assert loss_readers(early)==[]                                           # it declares that it needs none
-    early.add_cb(Keep())
-    assert loss_readers(early)==['keep']
 
 
 def ended(learn): learn.fit(1)
@@ -989,17 +748,6 @@ def test_speed_up_on_a_cpu_and_back():
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')
-
-
-@pytest.mark.parametrize('device', DEVICES)
-def test_the_class_of_learners_stays_as_it_is(device):
-    before, during, learn = dict(vars(Learner)), [], learner(True, splitter=params, device=device)
-    watch = Declared('before_batch', lambda cb: during.append(dict(vars(Learner))))
-    learn.fit(1, cbs=watch)
-    assert learn.graphed_step.n_replays
-    learn.remove_cb(learn.graphed_step)
-    with speed_up(learn): learn.fit(1, cbs=watch)
-    assert len(during)==10 and all(o==before for o in (*during, dict(vars(Learner))))
 
 
 def needed_bytes():
@@ -1071,14 +819,11 @@ class StrictCallback(Callback):
     def after_train(self): torch.cuda.set_sync_debug_mode('default')
 
 @needs_gpu
-@pytest.mark.parametrize('waits', [False, True])
-def test_the_host_does_not_wait_in_an_epoch_of_replays(waits, monkeypatch):
+def test_the_host_does_not_wait_in_an_epoch_of_replays():
     learn = learner(True, [StrictCallback()], gathered=True, device='cuda')
-    if waits: monkeypatch.setattr(capture.CUDACapture, 'mark', lambda self: torch.zeros(1, device='cuda').item)
-    try:
-        with pytest.raises(RuntimeError, match='synchronizing') if waits else nullcontext(): learn.fit(3, 1e-3)
+    try: learn.fit(3, 1e-3)
     finally: torch.cuda.set_sync_debug_mode('default')
-    assert waits or learn.graphed_step.n_replays==11 and learn.strict.n==8
+    assert learn.graphed_step.n_replays==11 and learn.strict.n==8
 
 
 def test_speed_up_leaves_what_a_user_chose():
@@ -1091,23 +836,14 @@ def test_speed_up_leaves_what_a_user_chose():
 
 # ---- what a network needs that a step of ours can't give
 
-def fitted(model, change=None, loss_func=CrossEntropyLossFlat(), **kwargs):
+def fitted(model, change=None):
     "A Learner after two epochs, and what `change` made of it before them"
     set_seed(0)
     learn = Learner(get_dls('synthetic', bs=64, loader='resident', device='cpu', size=28, n_channels=1, max_images=400), model(),
-                    loss_func=loss_func, **kwargs)
+                    loss_func=CrossEntropyLossFlat(), opt_func=SGD)
     done = change(learn) if change else None
     with learn.no_bar(), learn.no_logging(): learn.fit(2, 1e-2)
     return learn, done
-
-def test_an_optimizer_that_gets_a_function_of_its_own_is_no_longer_fused():
-    def clamped(p, **kwargs): p.data.clamp_(-.1, .1)
-    learn = Learner(get_dls('digits', bs=32, max_images=230, size=8, device='cpu'), network(), loss_func=CrossEntropyLossFlat(), cbs=FusedStepCallback())
-    with learn.no_bar(), learn.no_logging():
-        learn.fit(1, 1e-2)
-        learn.opt.cbs.append(clamped)
-        with pytest.warns(UserWarning, match='cannot be fused'): learn.fit(1, 1e-2)
-    assert type(learn.opt) is Optimizer and max(p.abs().max() for p in learn.model.parameters())<=.1
 
 def test_bf16_is_refused_where_fp16_is_on():
     done = SpeedUp(learner(False, cbs=[MixedPrecision(amp_mode='fp16')]))
@@ -1115,7 +851,7 @@ def test_bf16_is_refused_where_fp16_is_on():
     done.mix('bf16')
     assert done.to_df()[['on', 'why']].values.tolist()==[[False, 'The Learner trains in fp16.']]
 
-@pytest.mark.parametrize('capability', [(6, 1), (7, 5), (8, 0), (9, 0)])
+@pytest.mark.parametrize('capability', [(7, 5), (8, 0)])
 def test_bf16_only_where_the_card_has_it(monkeypatch, capability):
     from gpubench.run.ways import find_ways
     from gpubench.run.trial import Trial, resolve
@@ -1124,12 +860,6 @@ def test_bf16_only_where_the_card_has_it(monkeypatch, capability):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: capability)
     has_it = capability>=(8, 0)
     learn = learner(False)
-    done = SpeedUp(learn)
-    done.device = torch.device('cuda')
-    done.mix('bf16')
-    row = done.to_df().iloc[0]
-    assert (row.part, row.on, 'to_fp16()' in row.why)==('bf16', has_it, not has_it)
-    done.undo()
     learn.dls._device = torch.device('cuda')   # without moving images there
     offered = [o.name for o in find_ways(learn)]
     assert any('bf16' in o for o in offered)==has_it and 'speed_up(learn)' in offered
@@ -1140,18 +870,13 @@ def test_bf16_only_where_the_card_has_it(monkeypatch, capability):
         resolve(Trial(device=device, precision='fp16'))
     resolve(Trial(device='cpu', precision='bf16'))
 
-@pytest.mark.parametrize('model, part, why', [
-    (lambda: nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 28, 28)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(2*26*26, 10)),
-     'channels_last', 'for convolutions of images'),
-    (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10)), 'channels_last', "weights don't exist yet"),
-    (lambda: nn.Sequential(nn.Flatten(), Tokens(), nn.Linear(16, 10)), 'fused step', 'sparse gradients')])
-def test_parts_that_give_way(model, part, why):
-    kwargs = dict(opt_func=SGD) if part=='fused step' else {}
-    with pytest.warns(UserWarning, match='sparse') if kwargs else nullcontext(): fast, done = fitted(model, speed_up, **kwargs)
-    stock, _ = fitted(model, **kwargs)
+def test_sparse_gradients_are_not_fused():
+    def model(): return nn.Sequential(nn.Flatten(), Tokens(), nn.Linear(16, 10))
+    with pytest.warns(UserWarning, match='sparse'): fast, done = fitted(model, speed_up)
+    stock, _ = fitted(model)
     torch.testing.assert_close(fast.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
-    row = done.to_df().set_index('part').loc[part]
-    assert not row.on and why in row.why
+    row = done.to_df().set_index('part').loc['fused step']
+    assert not row.on and 'sparse gradients' in row.why
 
 class Tokens(nn.Module):
     def __init__(self):
@@ -1171,65 +896,15 @@ def test_a_gradient_of_one_channel_lies_as_its_weight_does():
 def test_the_fused_step_is_for_float32(dtype):
     with pytest.raises(ValueError, match=f"there are parameters in {str(dtype)[6:]}"): fuse(Adam([nn.Parameter(torch.zeros(2, dtype=dtype))], lr=1e-3))
 
-def test_speed_up_takes_a_learner():
-    with pytest.raises(ValueError, match='a fastai `Learner`'): speed_up(nn.Linear(1, 1))
-
-
-# ---- numbers that a network finds elsewhere than in itself
-
-drawn, for_function = np.random.default_rng(0), dict(t=1.)
-def temperature(): return for_function['t']
-
-class Elsewhere(nn.Module):
-    t = 1.
-    def __init__(self, where):
-        super().__init__()
-        self.linear, self.where, self.held = nn.Linear(784, 10), where, [1.]
-    def forward(self, x): return self.linear(x.flatten(1))/dict(list=self.held[0], a_class=Elsewhere.t, function=temperature())[self.where]
-
-class Annealed(Callback):
-    def before_epoch(self): self.model.held[0] = Elsewhere.t = for_function['t'] = 1.+self.epoch
-
-class OwnDraw(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(784, 10)
-    def forward(self, x): return self.linear(x.flatten(1))*float(drawn.random())
-
-def on_tape(model, cb=None):
-    set_seed(0)
-    dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)
-    graphed = GraphedStepCallback(capture=TapeCapture())
-    learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=[cb, graphed] if cb else [graphed])
-    return learn, graphed
-
-@pytest.mark.parametrize('where', ['list', 'a_class', 'function'])
-def test_numbers_that_a_network_finds_elsewhere_are_looked_at(where):
-    set_seed(0)
-    dls = get_dls('synthetic', bs=64, loader='memory', device='cpu', size=28, n_channels=1, max_images=800)
-    stock = Learner(dls, Elsewhere(where), loss_func=CrossEntropyLossFlat(), cbs=Annealed())
-    with stock.no_bar(), stock.no_logging(): stock.fit(3, 1e-2)
-    set_seed(0)
-    learn, graphed = on_tape(Elsewhere(where), Annealed())
-    with learn.no_bar(), learn.no_logging(): learn.fit(3, 1e-2)
-    torch.testing.assert_close(learn.recorder.losses, stock.recorder.losses, rtol=1e-4, atol=1e-5)
-    assert graphed.n_replays and graphed.why_not==''
-
-def test_a_generator_of_the_module_is_not_captured():
-    learn, graphed = on_tape(OwnDraw())
-    with learn.no_bar(), learn.no_logging(), pytest.warns(UserWarning, match='changes from batch to batch'): learn.fit(1, 1e-2)
-    assert graphed.n_replays==1                     # trained with what it drew at the recording; the next batch showed it
-
-
 def test_what_is_no_capture_is_refused_in_words():
     with pytest.raises(ValueError, match="capture is 'x', but it has to be"): GraphedStepCallback(capture='x')
 
 
-@pytest.fixture(params=['the parts', 'all of cuDNN', 'all'])
+@pytest.fixture(params=['the parts', 'all'])
 def new_tf32_switches(request):
     "As set by a user who follows PyTorch's advice; its old switches can't be read then"
     b = torch.backends
-    matmul, convolutions = b.cuda.matmul, {'the parts': b.cudnn.conv, 'all of cuDNN': b.cudnn, 'all': b}[request.param]
+    matmul, convolutions = b.cuda.matmul, {'the parts': b.cudnn.conv, 'all': b}[request.param]
     before = convolutions.fp32_precision
     matmul.fp32_precision, convolutions.fp32_precision = 'tf32', 'ieee' if request.param=='the parts' else 'tf32'
     with pytest.raises(RuntimeError): matmul.allow_tf32
@@ -1325,15 +1000,6 @@ def test_the_table_names_those_who_want_each_loss():
     again.defer_losses()
     assert not again.to_df().on[0]
 
-@pytest.mark.parametrize('loader, rows', [('files', ['images']), ('resident', [])])
-def test_images_of_files_are_decoded_once(loader, rows):
-    learn = Learner(get_dls('digits', bs=8, loader=loader, device='cpu', max_images=20, size=8), network())
-    done = SpeedUp(learn)
-    done.feed()
-    with learn.no_bar(), learn.no_logging(): learn.fit(1)
-    table = done.to_df()
-    assert [*table.get('part', [])]==rows and all(table.get('on', []))
-
 def test_pixels_on_the_host_of_a_gpu_are_named():
     train = SimpleNamespace(dataset=SimpleNamespace(x=torch.zeros(1)))
     done = SpeedUp(SimpleNamespace(dls=SimpleNamespace(device='cuda', train=train)))
@@ -1371,21 +1037,11 @@ JOINING = dict(
     own_step=([], set_own_step))
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('event', ['before_epoch', 'before_train'])
 @pytest.mark.parametrize('case', JOINING)
-def test_who_comes_or_leaves_within_a_fit_is_noticed(case, event, tmp_path):
+def test_who_comes_or_leaves_within_a_fit_is_noticed(case, tmp_path):
     kinds, change = JOINING[case]
-    def cbs(): return [At(event, lambda cb: change(cb.learn) if cb.epoch==1 else None), *[o(.01) for o in kinds]]
+    def cbs(): return [At('before_train', lambda cb: change(cb.learn) if cb.epoch==1 else None), *[o(.01) for o in kinds]]
     compare(lambda learn: learn.fit(3, 1e-2), tmp_path, assert_close, cbs=cbs, opt_func=partial(SGD, mom=.9))
-
-
-@pytest.mark.filterwarnings('ignore')
-def test_fastais_callback_with_other_code_is_a_stranger(monkeypatch, tmp_path):
-    def clip(self): nn.utils.clip_grad_value_(self.model.parameters(), .001)
-    monkeypatch.setattr(GradientClip, 'before_step', clip)
-    *_, graphed = compare(lambda learn: learn.fit(2, 1e-2), tmp_path, assert_close, cbs=lambda: [GradientClip(1.)],
-                          opt_func=partial(SGD, mom=.9))
-    assert 'GradientClip' in graphed.graphed_step.why_not
 
 
 def test_a_validation_is_no_fit(tmp_path):

@@ -110,19 +110,12 @@ def test_a_graph_keeps_what_its_batch_transforms_read(files):
 class Last(Callback):
     "What an epoch's last batch looks like after the training"
     def __init__(self): self.seen = []
-    def after_train(self): self.seen += [(o.dtype, o.shape, o.float().mean().item()) for o in (*self.xb, *self.yb)]
-
-@pytest.mark.slow
-def test_at_the_end_of_an_epoch_the_last_batch_is_there(files):
-    ours, without = (f(files, Last(), kind='masks').last.seen for f in (graphed, fitted))
-    assert [o[:2] for o in ours]==[o[:2] for o in without]
-    assert [o[2] for o in ours]==pytest.approx([o[2] for o in without], rel=1e-4)
-
+    def after_train(self): self.seen += [(o.shape, o.float().mean().item()) for o in (*self.xb, *self.yb)]
 
 def test_mixed_targets_are_those_that_metrics_of_the_training_get(files):
     learn = graphed(files, MixUp(.4), last := Last(), kind='numbers')
     means = [round(sum(o)/BS, 4) for o in combinations(map(number, files[:N_TRAIN]), BS)]
-    targets = [mean for _,shape,mean in last.seen if len(shape)==1]
+    targets = [mean for shape,mean in last.seen if len(shape)==1]
     assert len(targets)==2 and not {round(o, 4) for o in targets} & {*means}
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
-from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import (SGD, Adam, Larc, OptimWrapper, Optimizer, RAdam, adam_step, average_grad, average_sqr_grad, l2_reg,
+from fastai.optimizer import (SGD, Adam, OptimWrapper, Optimizer, RAdam, adam_step, average_grad, average_sqr_grad, l2_reg,
                               momentum_step, ranger, sgd_step, step_stat, weight_decay)
 from fastai.torch_core import params, set_seed
 from fastcore.foundation import L
@@ -81,34 +80,12 @@ def test_a_fused_step_is_the_optimizers_own(name, act):
     assert all(type(v) is float for h in ours.hypers for k,v in h.items() if k in ('lr', 'mom', 'sqr_mom'))
 
 
-@pytest.mark.parametrize('name', MAKES)
-def test_a_state_goes_from_fused_to_stock_and_back(name):
-    "Each loads the other's, through a file"
-    def hand_over(first, then):
-        def act(i, opt):
-            if i==0 and first: fuse(opt)
-            if i!=13: return
-            saved, new = pickle.dumps(opt.state_dict()), MAKES[name](opt.param_lists, lr=.1)
-            new.state[new.param_lists[0][1]]['do_wd'] = False
-            if then: fuse(new)
-            new.load_state_dict(pickle.loads(saved))
-            return new
-        return act
-    expected, opt = steps(MAKES[name], hand_over(False, False))
-    for first,then in (True, False), (False, True), (True, True):
-        ps, other = steps(MAKES[name], hand_over(first, then))
-        assert_close(expected, ps)
-        assert_close(state(opt), state(other), 2e-6)
-
 @pytest.mark.parametrize('name', ['adam', 'momentum_l2'])
-@pytest.mark.parametrize('how', ['clear', 'move', 'disturb', 'append', 'l2', 'no_momentum'])
+@pytest.mark.parametrize('how', ['disturb', 'append', 'l2', 'no_momentum'])
 @pytest.mark.parametrize('capturable', [False, True])
 def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturable):
     def clamped(p, **kwargs): p.data.clamp_(-.5, .5)
     def change(opt):
-        p = opt.param_lists[1][0]
-        if how=='clear': opt.clear_state()
-        if how=='move': p.data = p.data.clone(memory_format=torch.channels_last)
         if how=='disturb': opt.param_lists[1][1].data.add_(1.)                   # has no gradient yet
         if how=='append': opt.cbs.append(clamped)
         if how=='l2': opt.cbs[0] = l2_reg
@@ -146,12 +123,11 @@ class OwnStep(Optimizer):
 def own_step(p, lr, **kwargs): p.data.add_(p.grad.data, alpha=-lr)
 def composed(*cbs): return lambda params, lr: Optimizer(params, cbs, lr=lr, mom=.9, sqr_mom=.99, eps=1e-5, wd=.01)
 REFUSED = [
-    (Larc, 'functions of its own'), (composed(weight_decay, own_step), 'functions of its own'), (RAdam, 'functions of its own'),
-    (composed(weight_decay, average_grad, sgd_step), 'functions of its own'), (composed(), 'functions of its own'),
-    (composed(weight_decay, average_grad, average_sqr_grad, step_stat, adam_step), 'functions of its own'),
+    (composed(weight_decay, own_step), 'functions of its own'), (composed(), 'functions of its own'),
+    (composed(weight_decay, average_grad, sgd_step), 'functions of its own'),
     (composed(weight_decay, partial(average_grad, dampening=True), partial(average_sqr_grad, dampening=False), step_stat, adam_step), 'functions of its own'),
-    (ranger, 'of class Lookahead'), (lambda params, lr: OwnStep(params, Adam(params, lr).cbs, lr=lr), 'of class OwnStep'),
-    (wrapped(torch.optim.AdamW), 'of class OptimWrapper'), (lambda params, lr: torch.optim.AdamW(params, lr), 'of class AdamW')]
+    (lambda params, lr: OwnStep(params, Adam(params, lr).cbs, lr=lr), 'of class OwnStep'),
+    (lambda params, lr: torch.optim.AdamW(params, lr), 'of class AdamW')]
 
 @pytest.mark.parametrize('make, says', REFUSED)
 def test_what_cannot_be_fused_is_refused_in_words(make, says):
@@ -249,10 +225,6 @@ def unfreezing(learn):
     learn.fit_one_cycle(1, 1e-3, wd=.1)
     learn.unfreeze()
     learn.fit_one_cycle(2, slice(1e-4, 1e-3), wd=.1)
-def freezing(learn):
-    learn.fit_one_cycle(1, 1e-3, wd=.1)
-    learn.freeze()
-    learn.fit_one_cycle(1, 1e-3)
 def saving(learn):
     learn.fit_one_cycle(1, 1e-3)
     learn.save('saved')
@@ -261,14 +233,9 @@ def saving(learn):
     learn.fit_one_cycle(1, 1e-3, reset_opt=False)
     learn.opt.clear_state()
     learn.fit(1, 1e-3)
-def undoing(learn):
-    learn.fit_one_cycle(1, 1e-3)
-    learn.remove_cbs([o for o in learn.cbs if isinstance(o, FusedStepCallback)])
-    assert not isinstance(learn.opt, FusedOptimizer)
-    learn.fit_one_cycle(1, 1e-3)
-ACTS = dict(unfreezing=unfreezing, freezing=freezing, saving=saving, undoing=undoing)
+ACTS = dict(unfreezing=unfreezing, saving=saving)
 CASES = [*[(o, 'unfreezing') for o in MAKES],
-         *[pytest.param(o, act, marks=pytest.mark.slow) for act in ('freezing', 'saving', 'undoing') for o in ('adam', 'momentum')]]
+         *[pytest.param(o, 'saving', marks=pytest.mark.slow) for o in ('adam', 'momentum')]]
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name, act', CASES)
@@ -282,16 +249,6 @@ def test_a_learner_trains_as_without_it(name, act, tmp_path):
         assert_close(list(stock.model.parameters()), list(ours.model.parameters()), 1e-5)
         assert_close(state(stock.opt), state(ours.opt), 1e-4)
         assert np.allclose(stock.recorder.losses, ours.recorder.losses, rtol=1e-5) and stock.recorder.lrs==ours.recorder.lrs
-
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', ['adam', 'momentum_l2'])
-def test_a_captured_step_accumulates_and_clips(name):
-    learners = [learner(MAKES[name], o) for o in ('stock', 'captured')]
-    for o in learners: o.fit_one_cycle(3, 1e-3, cbs=[GradientAccumulation(40), GradientClip(.1)])
-    assert learners[1].graphed_step.why_not=='' and learners[1].graphed_step.n_replays>8
-    stock, ours = ([*o.model.parameters()] for o in learners)
-    assert_close(stock, ours, 1e-5)
-    assert_close(*(state(o.opt) for o in learners), 1e-4)
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', OTHERS)

@@ -20,7 +20,7 @@ from fastai.optimizer import SGD
 from fastai.vision.augment import Resize
 from fastai.vision.data import ImageDataLoaders
 from PIL import Image
-from torch.nn import SyncBatchNorm, functional
+from torch.nn import SyncBatchNorm
 
 from gpubench.data import loaders as data
 from gpubench.run import trial as trial_module
@@ -30,7 +30,7 @@ from gpubench.data.loaders import get_dls
 from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, speed_up, swap_recorder
 from gpubench.step.group import average_gradients, launch, n_ranks, rank
 from gpubench.run.models import get_model
-from gpubench.step.parallel import ParallelCallback, same_start, split
+from gpubench.step.parallel import ParallelCallback, split
 from gpubench.ground.record import record_rows
 from gpubench.run.sweep import sweep
 from gpubench.run.trial import Trial, resolve, run_trial
@@ -119,18 +119,6 @@ def other_layers(device):
 def test_gradients_of_different_layers_are_never_averaged():
     with pytest.raises(RuntimeError, match='gradients of different parameters'): launch(other_layers, n_devices=2, device='cpu')
 
-def loop():
-    "A training loop of one's own"
-    model, dls = network(torch.float64), loader()
-    same_start(model)
-    opt = torch.optim.SGD(model.parameters(), .05, momentum=.9)
-    for xb,yb in dls.train:
-        functional.cross_entropy(model(xb), yb).backward()
-        average_gradients(model.parameters())
-        opt.step()
-        opt.zero_grad()
-    return model
-
 def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64, first=0):
     "A Learner with clipped gradients and a schedule, two epochs; `first`: one before them, in which so many tensors are frozen"
     cbs = [ParallelCallback(all_reduce), GradientClip(.5)]
@@ -150,7 +138,7 @@ def fitted(all_reduce='flat', graph=False, accumulate=1, dtype=torch.float64, fi
 
 def several_ways(device=None): # the weights after each
     "The same trainings, by one process or by several"
-    ways = dict(loop=loop(), buckets=fitted('buckets'), flat=fitted(), accumulated=fitted(accumulate=2),
+    ways = dict(buckets=fitted('buckets'), flat=fitted(), accumulated=fitted(accumulate=2),
                 accumulated_buckets=fitted('buckets', accumulate=2), unfrozen_buckets=fitted('buckets', first=3))
     ways |= dict(unfrozen=fitted(first=3))
     if n_ranks()>1: ways |= {f'{kind} {n}': fitted('flat', kind=='graph', n, torch.float32) for n in (1, 2) for kind in ('graph', 'eager')}
