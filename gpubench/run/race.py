@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 
 from ..ground.core import StateError, check_value
-from ..ground.stats import Choice, choose, ratios
-from ..ground.series import LEFT_OUT_FRAC, leaves_out, succeeded
+from ..ground.stats import LEFT_OUT_FRAC, Choice, choose, leaves_out, ratios, succeeded
 from .trial import Trial, run_trial
 from .sweep import grid, sweep
 

@@ -395,7 +395,7 @@ def sweep(
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame)->Interval: # Of a ratio that should be 1
     "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
-    found = [o for _,o in aa_pairs(df[df.status.eq('ok')]) if o is not None]
+    found = aa_pairs(df[df.status.eq('ok')])
     if len(found)==1: return found[0]
     raise StateError(
         f"There are {len(found)} A/A pairs with a time on both sides in these records; pass the rows "

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 
 from ..ground.core import InputError, StateError
 from ..ground.record import FIELDS, record_rows
-from ..ground.series import SETTINGS, setting_label, succeeded, way_labels
 from ..ground.stats import (
-    Interval, choose, groups, is_known, ratios, simplest_first, value_text)
+    SETTINGS, Interval, choose, groups, is_known, ratios, setting_label, simplest_first,
+    succeeded, value_text, way_labels)
 from .compare import (
     accuracy_differs, add_prices, load_records, read_runs, run_name, settings_of, work_differs)
 from .findings import is_fair, option_text

@@ -22,10 +22,9 @@ from .draw import (BESIDE, MARKERS, as_is, by_number, caption, drawing,
                            series_styles, top_of, wrapped)
 from .timeline import plot_monitor
 from ..ground.record import PHASE_NAMES, field
-from ..ground.series import (
-    LEFT_OUT_FRAC, SETTINGS, leaves_out, series_labels, setting_label, succeeded,
-    varied_settings, where_labels)
-from ..ground.stats import is_known, map_values, own_settings
+from ..ground.stats import (
+    LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, own_settings, series_labels, setting_label,
+    succeeded, varied_settings, where_labels)
 
 _all_ = ['caption', 'drawing', 'plot_monitor']
 
@@ -189,7 +188,7 @@ def phase_shares(
     return pd.DataFrame(dict(ms=ms, share_frac=ms*often/step_ms[known].median())).dropna()
 
 # %% ../../nbs/show/02_plot.ipynb #7d130204
-def _labels(df, name): return map_values(df[name], partial(setting_label, name))
+def _labels(df, name): return df[name].map(partial(setting_label, name))
 def _are_steps(df): return {'fit', 'epoch', 'step'} <= set(df)
 
 def _phase_labels(df, by):
@@ -405,7 +404,7 @@ def plot_visits(
     need_columns(df, y, by)
     is_setting = by in (*SETTINGS, *own_settings(df)) # of which None is a value
     df = numeric(df if is_setting else df[df[by].notna()], y).reset_index(drop=True)
-    labels = map_values(df[by], partial(setting_label, by) if is_setting else str)
+    labels = df[by].map(partial(setting_label, by) if is_setting else str)
     names, on_gpu = labels.unique(), df.get('device', labels).astype(str).str.startswith('cuda')
     ax, ok = new_axes(ax, figsize=(5.4, 1.5+.34*len(names))), df[succeeded(df) & df[y].notna()]
     for i,name in enumerate(names):

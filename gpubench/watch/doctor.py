@@ -338,8 +338,7 @@ def examine(root='/')->dict: # Keys: machine, gpu, findings
 def as_text(exam:dict)->str:
     "The result of `examine` for people"
     words = {'True': 'yes', 'False': 'no', 'None': '-'}
-    rows = {FIELDS[k].words(long=False): words.get(str(v), v) for k,v in exam['machine'].items()
-            if FIELDS[k].heading}
+    rows = {FIELDS[k].words(): words.get(str(v), v) for k,v in exam['machine'].items()}
     width = max(map(len, rows), default=0)
     lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', exam['gpu'], '']
     for o in exam['findings']:

@@ -6,7 +6,7 @@ import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
 import pandas as pd
 
 from fake_nvml import NOT_SUPPORTED, UNKNOWN, FakeGPU, driver
-from gpubench.ground import series
+from gpubench.ground import stats
 from gpubench.ground.record import INHERITED, plain_record, read_records
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
@@ -83,9 +83,9 @@ def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
 def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
     "Two visits of trials that the settings cannot tell apart, with other measurements"
     seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
+    settings = {*stats.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
-    assert series.varied_settings(pd.DataFrame(rows))==[]
+    assert stats.varied_settings(pd.DataFrame(rows))==[]
 
 
 # ---- the command line

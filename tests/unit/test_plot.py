@@ -10,7 +10,7 @@ import pytest
 from made_up_records import HOSTILE, PARTS, visits
 
 from gpubench.show import plot
-from gpubench.ground import series
+from gpubench.ground import stats
 from gpubench.show.compare import compare
 from gpubench.ground.record import FIELDS, INHERITED
 from gpubench.run.sweep import sweep
@@ -40,10 +40,10 @@ def real():
 @pytest.mark.slow
 def test_nothing_measured_is_taken_for_a_setting(real):
     "Two trials that the settings cannot tell apart, and every other column that has no unit differs between them"
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
+    settings = {*stats.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
     rows = [{k: v if k in settings else f'{k} {i}' for k,v in real.iloc[0].items()} for i in (0, 1)]
-    assert series.varied_settings(pd.DataFrame(rows))==series.varied_settings(real)==[]
-    assert series.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
+    assert stats.varied_settings(pd.DataFrame(rows))==stats.varied_settings(real)==[]
+    assert stats.varied_settings(pd.DataFrame([o | dict(hidden=i, settings=['hidden']) for i,o in enumerate(rows)]))==['hidden']
 
 
 # ---- figures
@@ -65,12 +65,12 @@ def test_every_visit_is_a_dot_and_the_axis_starts_at_zero():
 
 def test_a_median_never_mixes_configurations():
     df = pd.DataFrame(visits(n_workers=0) + visits(n_workers=4) + visits(model='other made-up net'))
-    labels = series.series_labels(df)
+    labels = stats.series_labels(df)
     for _,rows in df.groupby(labels): assert rows[['device', 'n_workers', 'model']].drop_duplicates().shape[0]==1
 
 
 def test_seeds_are_visits_of_one_series():
-    assert series.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
+    assert stats.series_labels(pd.DataFrame(visits(seed=0) + visits(seed=1))).nunique()==2
 
 
 def test_hostile_names_can_be_drawn():

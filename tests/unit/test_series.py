@@ -2,7 +2,7 @@
 import pandas as pd
 
 from gpubench.show.compare import compare
-from gpubench.ground.series import series_labels, varied_settings
+from gpubench.ground.stats import series_labels, varied_settings
 
 
 def visits(seeds, epoch_s=2., **about):
