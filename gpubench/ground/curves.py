@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NO_INTERVAL', 'Visits', 'group_visits', 'known_visits', 'why_unfit', 'Search', 'margin', 'Fit', 'refused',
            'intervals_of', 'fitted', 'TimeCurve', 'why_no_curve', 'fit_time_curve', 'StepTime', 'shown_part',
-           'not_shown', 'fit_step_time', 'meeting', 'crossover_bs']
+           'not_shown', 'fit_step_time', 'crossover_bs']
 
 # %% ../../nbs/ground/03_curves.ipynb #073f00f6
 import math
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 from fastcore.basics import patch
-from scipy import optimize, special
+from scipy import special
 from scipy import stats as sps
 
 from .core import InputError
@@ -91,21 +91,25 @@ class Search:
 
 # %% ../../nbs/ground/03_curves.ipynb #ce5ee9c0
 @patch
+def zoom(self:Search, cut=-math.inf, n=81):
+    "The best coordinates, then those whose squares stay below `cut`: a grid that shrinks to them"
+    lo, hi = self.lo, self.hi
+    for _ in range(8):
+        x = np.meshgrid(*np.linspace(lo, hi, n).T, indexing='ij')
+        x = np.stack(x, -1).reshape(-1, 2)
+        loss, step = self.profile(x)[1], (hi-lo)/(n-1)
+        kept = x[loss<=max(cut, np.partition(loss, n)[n])]
+        lo, hi = np.maximum(self.lo, kept.min(0)-step), np.minimum(self.hi, kept.max(0)+step)
+    return np.vstack([x[loss.argmin()], x[loss<=cut]])
+
+@patch
 def best(self:Search):
     "The coordinates (1,2) with the smallest sum of squares, their log scale (1,), and that sum"
-    def residuals(x):
-        r = self.data.y-self.logs(self.data.b, x[None])[0]
-        return np.sqrt(self.data.n)*(r-self.profile(x[None])[0])
-    axes = np.linspace(self.lo, self.hi, 41).T
-    x = np.stack(np.meshgrid(*axes, indexing='ij'), -1).reshape(-1, 2)
-    start = x[self.profile(x)[1].argmin()]
-    precise = dict.fromkeys(('xtol', 'ftol', 'gtol'), 1e-10)
-    found = optimize.least_squares(residuals, start, bounds=(self.lo, self.hi), **precise).x
-    x = np.stack([start, found])
+    x = self.zoom()
     s, loss = self.profile(x)
-    i = [loss.argmin()]
-    return x[i], s[i], float(loss[i][0])
+    return x, s, float(loss[0])
 
+# %% ../../nbs/ground/03_curves.ipynb #6de514e7
 @patch
 def left_out_frac(self:Search):
     "Root mean square of how far each size's time is off the curve through the others"
@@ -148,28 +152,10 @@ def is_constant(self:Visits, loss):
     return sps.f.sf(max(0, self.constant_loss()-loss)/2/var, 2, df)>.05
 
 # %% ../../nbs/ground/03_curves.ipynb #dfbe2b80
-def _around(x, lo, hi, step): # each row's range, a step wider at both ends; NaN is left out
-    return np.maximum(lo, np.nanmin(x, -1)-step), np.minimum(hi, np.nanmax(x, -1)+step)
-
 @patch
-def near(self:Search, first, cut):
-    "Coordinates below the threshold for each value of `first`; the search zooms in on the second"
-    a, z = np.full((2, len(first)), [[self.lo[1]], [self.hi[1]]])
-    for _ in range(4):
-        second = np.linspace(a, z, 41, axis=1)                 # (n_first, 41)
-        x = np.stack([np.broadcast_to(first[:,None], second.shape), second], -1).reshape(-1, 2)
-        loss = self.profile(x)[1].reshape(second.shape)
-        kept = loss<=np.maximum(cut, loss.min(1, keepdims=True))
-        a, z = _around(np.where(kept, second, math.nan), self.lo[1], self.hi[1], (z-a)/40)
-    return x[loss.ravel()<=cut]
-
-@patch
-def plausible(self:Search, best, cut, scale_factor=1.):
+def plausible(self:Search, cut, scale_factor=1.):
     "Parameters whose squares stay below `cut`, with both ends of their log scale"
-    a, z = self.lo[0], self.hi[0]
-    for n in (41, 41, 41, 41, 121): # the first one's range shrinks to the set
-        x = np.vstack([best, self.near(np.linspace(a, z, n), cut)])
-        a, z = _around(x[:,0], self.lo[0], self.hi[0], (z-a)/(n-1))
+    x = self.zoom(cut)
     s, loss = self.profile(x)
     half = scale_factor*np.sqrt(np.maximum(0, cut-loss)/self.data.n.sum())
     return self.kind.at(np.vstack([x, x]), np.concatenate([s-half, s+half]), self.ref)
@@ -264,7 +250,7 @@ def fit_time_curve(
     search = Search(data, TimeCurve, *np.array([_ALPHA, _ODDS]).T, data.middle)
     x, s, loss = search.best()
     if reason := why_no_curve(data, loss): return refused(TimeCurve, reason)
-    p = search.plausible(x, data.threshold(loss), data.scale_factor(loss))
+    p = search.plausible(data.threshold(loss), data.scale_factor(loss))
     found = intervals_of(TimeCurve, TimeCurve.at(x, s, data.middle)[0], p)
     alpha, floor = found['alpha'], found['t_min_s']
     if alpha.lo<=_ALPHA[0]*1.01: found['alpha'] = replace(alpha, lo=0.)
@@ -344,10 +330,9 @@ def fit_step_time(
     data = group_visits(*visits)
     search = _step_search(data)
     x, _, loss = search.best()
-    cut, wider = data.threshold(loss), data.scale_factor(loss)
-    part = shown_part(search, x, loss)
+    cut, part = data.threshold(loss), shown_part(search, x, loss)
     if part=='plateau': cut = max(cut, data.constant_loss()*(1+1e-9))    # the F test allows more
-    p = search.plausible(x, cut, wider)
+    p = search.plausible(cut, data.scale_factor(loss))
     search = _limited(search, part)
     x, s, loss = search.best()
     is_shown = dict(plateau=[1, 0, 0], rise=[0, 1, 1], both=[1, 1, 1])[part]
@@ -356,27 +341,20 @@ def fit_step_time(
     found |= {o: replace(i, lo=0.) for o,i in found.items() if math.isnan(i.mid)}
     return fitted(search, found, not_shown(found, part, data.b), p, loss)
 
-# %% ../../nbs/ground/03_curves.ipynb #0b90b1d7
-def meeting(slow, fast):
-    "From which batch size on `fast` is faster, on its plateau or on its rise; NaN if from none"
-    if math.isnan(slow.parameters[2]): return math.nan
-    (o, a, k), (o_f, a_f, k_f) = (np.nan_to_num(p.parameters) for p in (slow, fast))
-    b = (o_f-a)/k
-    if b>0 and o<=o_f and a_f+k_f*b<=o_f:              # a rise that was not seen may come any time
-        return b if k_f or b<=fast.measured_range[1] else math.nan
-    if k<=k_f or not k_f: return math.nan
-    b = (a_f-a)/(k-k_f)
-    return b if b>0 and a_f+k_f*b>=o_f and a+k*b>=o else math.nan
-
 # %% ../../nbs/ground/03_curves.ipynb #0e3e872a
 def crossover_bs(slow:StepTime, fast:StepTime)->Interval: # Images; NaN if no crossing shows
     "From which size on `fast` is faster; within the interval, the fits can't be told apart"
-    mid = float(meeting(slow, fast))
-    if math.isnan(mid): return NO_INTERVAL
-    b = mid*np.geomspace(1e-3, 1e3, 6001)
+    b = np.geomspace(.01, 1e6, 8001)
     (t_s, lo_s, hi_s), (t_f, lo_f, hi_f) = ((o.predict(b), *o.predict_ci(b)) for o in (slow, fast))
-    facing = np.where(t_s>t_f, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
+    gain = np.log(t_s/t_f)
+    starts = np.flatnonzero((gain[:-1]<=0) & (gain[1:]>0))[:1]
+    if not len(starts): return NO_INTERVAL
+    here = slice(starts[0], starts[0]+2)
+    mid = float(np.exp(np.interp(0, gain[here], np.log(b[here]))))
+    rises = not math.isnan(fast.parameters[2])    # a rise that was not seen may come any time
+    if not rises and mid>fast.measured_range[1]: return NO_INTERVAL
+    facing = np.where(gain>0, np.hypot(np.log(t_s/lo_s), np.log(hi_f/t_f)),
                       np.hypot(np.log(hi_s/t_s), np.log(t_f/lo_f)))
-    apart = np.flatnonzero(abs(np.log(t_s/t_f))>facing)      # further than both intervals explain
-    below, above = b[apart[apart<3000]], b[apart[apart>3000]]
-    return Interval(mid, float(below.max(initial=0.)), float(above.min(initial=math.inf)), LEVEL)
+    apart = b[abs(gain)>facing]                              # further than both intervals explain
+    below, above = apart[apart<mid].max(initial=0.), apart[apart>mid].min(initial=math.inf)
+    return Interval(mid, float(below), float(above), LEVEL)
