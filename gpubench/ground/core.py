@@ -129,6 +129,7 @@ def _why_no_gpu(n):
     return (f'torch {torch.__version__} was built for the CPU only. Install CUDA builds of torch '
             "and torchvision, both from the same index, or use device='cpu'")
 
+# %% ../../nbs/ground/00_core.ipynb #ed46b51f
 def pick_device(name:str='auto')->'torch.device':
     "The torch device named 'cpu', 'cuda', 'cuda:1', 'xla' or 'auto', the GPU if there is one"
     import torch
@@ -154,6 +155,7 @@ def wait_for(device='auto'):
         _import_xla().sync()  # what was traced starts only now
         wait_device_ops()
 
+# %% ../../nbs/ground/00_core.ipynb #c6a47957
 def free_memory():
     "Free unreferenced memory, and reset the peak counters of GPU memory"
     import torch

@@ -61,6 +61,7 @@ def known_visits(bs, times):
     known = np.isfinite(bs) & np.isfinite(times)
     return bs[known], times[known], rounds[known]
 
+# %% ../../nbs/ground/03_curves.ipynb #86cedc38
 def why_unfit(bs, times, fewest):
     "Why no curve can be fitted; empty if one can be tried"
     n = len(np.unique(bs))
@@ -102,6 +103,7 @@ def zoom(self:Search, cut=-math.inf, n=81):
         lo, hi = np.maximum(self.lo, kept.min(0)-step), np.minimum(self.hi, kept.max(0)+step)
     return np.vstack([x[loss.argmin()], x[loss<=cut]])
 
+# %% ../../nbs/ground/03_curves.ipynb #01e30c8a
 @patch
 def best(self:Search):
     "The coordinates (1,2) with the smallest sum of squares, their log scale (1,), and that sum"
@@ -163,6 +165,7 @@ def plausible(self:Search, cut, scale_factor=1.):
 # %% ../../nbs/ground/03_curves.ipynb #4e93d61d
 NO_INTERVAL, _NOTHING = Interval(math.nan), np.full((1, 3), math.nan)
 
+# %% ../../nbs/ground/03_curves.ipynb #8e575d9b
 @dataclass(frozen=True, eq=False) # NaN equals nothing, so no two fits are equal
 class Fit:
     "What a curve's fit shows; its kinds say what it `measures`, its parameters and its times"
@@ -238,6 +241,7 @@ def why_no_curve(data, loss):
 # %% ../../nbs/ground/03_curves.ipynb #5946067d
 _TOLD_FRAC = .25 # a parameter is known when its interval's half width is below this fraction
 
+# %% ../../nbs/ground/03_curves.ipynb #99b44a0d
 @np.errstate(over='ignore')
 def fit_time_curve(
     bs,              # Batch size of each visit, in the order of the visits (images)

@@ -23,6 +23,7 @@ UNITS = dict( # end of a field's name -> unit; '_per_s' before '_s', which it en
     _per_s='per second', _ms='ms', _s='s', _mib='MiB', _gib='GiB', _w='W', _j='J', _frac='fraction',
     _mhz='MHz', _c='°C')
 
+# %% ../../nbs/ground/01_record.ipynb #b5b89159
 @dataclass(frozen=True)
 class Field:
     "One field of a record"
@@ -196,6 +197,7 @@ def plain_record(record:dict)->dict:
         return str(x).encode('utf-8', 'backslashreplace').decode() # a file's name may be no text
     return plain(dict(record))
 
+# %% ../../nbs/ground/01_record.ipynb #fd587321
 def records_path(path)->Path:
     "`records.jsonl` in a run's folder, or `path` itself if it ends in .jsonl"
     path = Path(path)

@@ -89,6 +89,7 @@ def _logs(x, name):
     raise InputError(f"`{name}` has to hold values above 0, such as the medians of its visits; "
                      f"it holds {min(x, default='no number')}.")
 
+# %% ../../nbs/ground/02_stats.ipynb #965518db
 def ratio_ci(
     a, # The medians of one side's visits
     b, # The medians of the other side's visits, in the same unit
@@ -189,6 +190,7 @@ def rounds_of(df:pd.DataFrame)->list: # A label for each row
     return [f'{machine} {n}' if number=='null' else f'{machine} {sweep_id} {number}'
             for machine,sweep_id,number,n in names]
 
+# %% ../../nbs/ground/02_stats.ipynb #6309e967
 def by_round(df:pd.DataFrame, values:str)->pd.Series: # Visits with `round_id`, and a column
     "Values above 0 of visits by round, for `speed_ratio`"
     numbers = pd.to_numeric(df[values], errors='coerce')
@@ -209,6 +211,7 @@ def speed_ratio(fast:pd.Series, slow:pd.Series)->Interval: # Rates above 0, as `
 # %% ../../nbs/ground/02_stats.ipynb #901c6755
 _BEST = 'the best of the others' # by medians
 
+# %% ../../nbs/ground/02_stats.ipynb #49c68247
 def ratios(
     records:pd.DataFrame, # Visits; a value that isn't above 0 doesn't count
     by, # The column that holds the options, or an option per visit; the simplest comes first
@@ -228,6 +231,7 @@ def ratios(
     options, values = [o for (o,),_ in found], [by_round(rows, of) for _,rows in found]
     return _compared(options, values, base, by, 'images_per_' in of)
 
+# %% ../../nbs/ground/02_stats.ipynb #576af2b1
 def _compared(options, values, base, by, is_rate):
     texts, medians = [*map(value_text, options)], [o.median() for o in values]
     ranked = sorted((i for i,o in enumerate(values) if len(o)), key=medians.__getitem__,
@@ -295,6 +299,7 @@ def _edge(name, x, tried): # `tried`: number -> was it compared?
     is_least = x<=0 or float(x).is_integer() and x<=_LEAST.get(name, 1)
     return 'smaller' if smaller and not tried[max(smaller)] or not smaller and not is_least else ''
 
+# %% ../../nbs/ground/02_stats.ipynb #6f2208a7
 def _at_edge(found, i, settings): # `settings`: of each option, as a dict
     "What `Choice` holds of an option at the edge of what was compared in one of its settings"
     def rest(o, name): return value_text({k: x for k,x in o.items() if k!=name})
@@ -325,6 +330,7 @@ def choose(
     rivals = [option for i,option,o in timed if is_open(o.ratio) and not o.is_best]
     return Choice(best[0], (rivals or best[1:])[0], 'rounds')
 
+# %% ../../nbs/ground/02_stats.ipynb #6716a78b
 def enough(found:pd.DataFrame): # An option; None: `choose` knows what is missing
     "The option that `choose` finds, if nothing is missing"
     choice = choose(found)
@@ -350,6 +356,7 @@ _OF_THE_SET = dict( # what a setting of None means
     size='own size', n_channels='own channels', max_images='all images', labels='own labels')
 _NO_TEXT = r'None|True|False|nan|[-+]?[\d.]+(e[-+]?\d+)?|[\[{].*' # quoted, if it is text
 
+# %% ../../nbs/ground/02_stats.ipynb #6b8129ee
 def setting_label(name:str, value)->str:
     "How a setting reads in a legend: '4 workers', 'channels last'"
     value, f = plain_value(value), field(name)
@@ -371,6 +378,7 @@ def _hardware(row): # 'Intel Xeon, 2 cores'
     title = re.sub(noise, '', machine_title(row).split(' · ')[0])
     return re.sub(r'\s+', ' ', title).replace(' ,', ',').strip()
 
+# %% ../../nbs/ground/02_stats.ipynb #5e7e555c
 def where_labels(df:pd.DataFrame)->pd.Series: # One label per row
     "Where each visit ran: 'CPU' or 'GPU', or the hardware's name if there are several machines"
     kind = [_kind(o) for o in df.device] if 'device' in df else 'this machine'
