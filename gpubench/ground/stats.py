@@ -6,9 +6,8 @@
 __all__ = ['LEVEL', 'MIN_ROUNDS', 'ENOUGH_FRAC', 'LEFT_OUT_FRAC', 'SETTINGS', 'Interval', 'ci_rank', 'median_ci', 'is_tight',
            'next_look', 'ratio_ci', 'compare_words', 'is_steady', 'is_known', 'plain_value', 'value_text', 'groups',
            'simplest_first', 'own_settings', 'varied_inherited', 'rounds_of', 'by_round', 'speed_ratio', 'ratios',
-           'aa_pairs', 'is_open', 'Choice', 'choose', 'enough', 'succeeded', 'leaves_out', 'setting_label',
-           'where_labels', 'way_labels', 'varied_settings', 'series_labels', 'what_ran', 'device_phrase',
-           'start_sentence']
+           'aa_pairs', 'is_open', 'Choice', 'choose', 'succeeded', 'leaves_out', 'setting_label', 'where_labels',
+           'way_labels', 'varied_settings', 'series_labels', 'what_ran', 'device_phrase', 'start_sentence']
 
 # %% ../../nbs/ground/02_stats.ipynb #264be9f4
 import json
@@ -330,12 +329,6 @@ def choose(
     rivals = [option for i,option,o in timed if is_open(o.ratio) and not o.is_best]
     return Choice(best[0], (rivals or best[1:])[0], 'rounds')
 
-# %% ../../nbs/ground/02_stats.ipynb #6716a78b
-def enough(found:pd.DataFrame): # An option; None: `choose` knows what is missing
-    "The option that `choose` finds, if nothing is missing"
-    choice = choose(found)
-    return None if choice.missing else choice.option
-
 # %% ../../nbs/ground/02_stats.ipynb #28020e03
 LEFT_OUT_FRAC = .05 # of its images; an epoch that leaves out more doesn't stand for the whole set
 
@@ -365,7 +358,7 @@ def setting_label(name:str, value)->str:
     if isinstance(f.wording, dict): return f.wording.get(str(value), f'{value} {name}')
     if isinstance(value, str) and re.fullmatch(_NO_TEXT, value): value = repr(value)
     wording = f.wording if isinstance(f.wording, str) and f.wording else f'{f.label or name} {{}}'
-    return re.sub(r'^1 (\w+)s', r'1 ', wording.format(value))
+    return re.sub(r'^1 (\w+)s\b', r'1 \1', wording.format(value))
 
 # %% ../../nbs/ground/02_stats.ipynb #126eab3c
 def _kind(device): # 'auto' remains if a visit failed early
@@ -374,7 +367,7 @@ def _kind(device): # 'auto' remains if a visit failed early
     return kinds.get(device) or str(device).replace('cuda:', 'GPU ')
 
 def _hardware(row): # 'Intel Xeon, 2 cores'
-    noise = r'\((R|TM|C)\)|( CPU)? @ ?[\d.]+ ?GHz| Processor| \d+-Core'
+    noise = r'\((R|TM|C)\)|( CPU)? @ ?[\d.]+ ?GHz| Processor\b| \d+-Core'
     title = re.sub(noise, '', machine_title(row).split(' · ')[0])
     return re.sub(r'\s+', ' ', title).replace(' ,', ',').strip()
 
