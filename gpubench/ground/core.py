@@ -142,7 +142,7 @@ def pick_device(name:str='auto')->'torch.device':
     device = torch.device(name)
     n = torch.cuda.device_count() if device.type=='cuda' and torch.cuda.is_available() else 0
     if device.type=='cpu' or (device.index or 0)<n: return device
-    raise InputError(f"There is no device {name!r}: {_why_no_gpu(n)}.")
+    raise InputError(f"Device {name!r} was asked for, but {_why_no_gpu(n)}.")
 
 # %% ../../nbs/ground/00_core.ipynb #7adbc789
 def wait_for(device='auto'):
