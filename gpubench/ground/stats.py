@@ -13,7 +13,6 @@ __all__ = ['LEVEL', 'MIN_ROUNDS', 'ENOUGH_FRAC', 'LEFT_OUT_FRAC', 'SETTINGS', 'I
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 import numpy as np
@@ -151,10 +150,9 @@ def value_text(x)->str:
 # %% ../../nbs/ground/02_stats.ipynb #a4c8ddf7
 def groups(df:pd.DataFrame, names)->list: # `(values, rows)`, in the order in which they appear
     "The rows of each option; `names`: the columns whose values make it"
-    texts, found = [map(value_text, df[o]) for o in names], defaultdict(list)
-    for i,key in enumerate(zip(*texts) if names else [()]*len(df)): found[key].append(i)
-    return [(tuple(plain_value(df[o].iloc[at[0]]) for o in names), df.iloc[at])
-            for at in found.values()]
+    keys = [df[o].map(value_text).to_numpy() for o in names]
+    parts = [rows for _,rows in df.groupby(keys, sort=False)] if keys else [df][:len(df)]
+    return [(tuple(plain_value(rows[o].iloc[0]) for o in names), rows) for rows in parts]
 
 def simplest_first(x): # A key for `sorted`: None, False, True, numbers, all else
     "The place of an option among others of any types"
