@@ -181,20 +181,16 @@ class Fit:
     @property
     def identifiable(self): return not self.reason # are all three known well enough?
 
-# %% ../../nbs/ground/03_curves.ipynb #608b72bf
-@patch
-def _ends(self:Fit, bs, p):
-    bs = np.asarray(bs, float)
-    t = self.times(bs.ravel(), np.array(p))
-    return tuple(o.reshape(bs.shape)[()] for o in (t.min(0), t.max(0)))
-@patch
-def predict(self:Fit, bs): # Shaped like `bs`; NaN if nothing was fitted
-    "The curve's time for one batch size or many; outside `measured_range` it is extrapolation"
-    return self._ends(bs, [self.parameters])[0]
-@patch
-def predict_ci(self:Fit, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if none
-    "The times between which the curve lies, for each batch size; single visits vary more"
-    return self._ends(bs, self.plausible)
+    def _ends(self, bs, p):
+        bs = np.asarray(bs, float)
+        t = self.times(bs.ravel(), np.array(p))
+        return tuple(o.reshape(bs.shape)[()] for o in (t.min(0), t.max(0)))
+    def predict(self, bs): # Shaped like `bs`; NaN if nothing was fitted
+        "The curve's time for one batch size or many; outside `measured_range` it is extrapolation"
+        return self._ends(bs, [self.parameters])[0]
+    def predict_ci(self, bs)->tuple: # Low and high time, each shaped like `bs`; NaN if none
+        "The times between which the curve lies, for each batch size; single visits vary more"
+        return self._ends(bs, self.plausible)
 
 # %% ../../nbs/ground/03_curves.ipynb #ccc9ba3f
 def refused(kind, reason): return kind(dict.fromkeys(kind.names, NO_INTERVAL), reason)
