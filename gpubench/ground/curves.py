@@ -45,7 +45,7 @@ def group_visits(bs, times, block)->Visits: # `block`: each visit's round
     X = np.hstack([np.eye(o.max()+1)[o] for o in (size, block)])
     rank, n_block = np.linalg.matrix_rank(X), np.bincount(block)
     is_unclear = rank<X.shape[1]-1 or rank==len(logs)
-    if block.any() and is_unclear: return group_visits(bs, times, 0*block) # rounds would leave nothing
+    if block.any() and is_unclear: return group_visits(bs, times, 0*block) # nothing would be left
     effects = np.linalg.pinv(X)@logs
     middle, within = effects[m:]@n_block/len(logs), float(((logs-X@effects)**2).sum())
     between = float((effects[m:]-middle)**2@n_block)

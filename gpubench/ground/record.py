@@ -48,8 +48,8 @@ _LABELS = dict( # where the name won't do
     gpu_memory_gib='GPU memory', n_gpus='GPUs', driver='NVIDIA driver', cuda='CUDA', cudnn='cuDNN',
     python='Python', os='system', wsl2='WSL2', xla='XLA', torch_threads='compute threads',
     worker_start='workers start by', env_vars='environment', tf32_matmul='TF32 in matrix products',
-    tf32_cudnn='TF32 in convolutions', cudnn_benchmark="cuDNN's autotuner", bs='batch size (images)',
-    n_devices='devices', epoch_s='training part of an epoch', step_ms='one step',
+    tf32_cudnn='TF32 in convolutions', cudnn_benchmark="cuDNN's autotuner",
+    bs='batch size (images)', n_devices='devices', epoch_s='training part of an epoch', step_ms='one step',
     n_images='images trained', process_bs='batch on each device', first_batch_ms='first batch',
     sync_frac='share of a step that averaging the gradients takes', wait_ms='wait for data',
     transform_ms='transforms', accuracy='accuracy on held-out images (fraction)',
@@ -156,8 +156,8 @@ ABOUT = [*_fields('about', 'trial_id machine status error time_utc unverified sw
          Field('measure', 'about', wording='measured with {}', dtype=dict)]
 INHERITED = _fields('machine', 'torch_threads worker_start env_vars tf32_matmul tf32_cudnn '
                                'cudnn_benchmark cudnn_deterministic')
-MACHINE = _fields('machine', 'cpu n_cores ram_gib gpu gpu_memory_gib n_gpus driver cuda cudnn python '
-                             'torch torchvision fastai fastcore gpubench os wsl2 container xla')
+MACHINE = _fields('machine', 'cpu n_cores ram_gib gpu gpu_memory_gib n_gpus driver cuda cudnn '
+                             'python torch torchvision fastai fastcore gpubench os wsl2 container xla')
 
 # %% ../../nbs/ground/01_record.ipynb #3c3eca24
 _PHASES = 'wait copy transform forward loss backward optimizer graph other' # of a step, in order

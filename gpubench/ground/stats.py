@@ -316,8 +316,8 @@ def choose(
 )->Choice:
     "The simplest option whose visits show that it's at least 0.95 times as good as the best"
     settings = settings or [{found.index.name: o} for o in found.index]
-    timed = [(i, option, o) for i,(option,o) in enumerate(zip(found.index, found.itertuples())) if o.n]
-    unclear = []
+    rows, unclear = enumerate(zip(found.index, found.itertuples())), []
+    timed = [(i, option, o) for i,(option,o) in rows if o.n]
     for i,option,o in timed:
         if o.ratio.lo>=ENOUGH_FRAC and not (o.is_best and unclear):
             than = o.base if i==timed[0][0] else timed[0][1]
@@ -392,7 +392,7 @@ def way_labels(df:pd.DataFrame)->pd.Series: # Texts, one per row: 'max_s=2'; emp
     return pd.Series([o or 'unknown options'*bool(names) for o in texts], df.index, dtype=object)
 
 # %% ../../nbs/ground/02_stats.ipynb #02b855d8
-def varied_settings(df:pd.DataFrame)->list[str]: # A user's own too, and 'measure' if the ways differ
+def varied_settings(df:pd.DataFrame)->list[str]: # A user's own, and 'measure' if the ways differ
     "What was varied besides batch size, device and seed, or inherited otherwise"
     def varies(name):
         if name not in df: return False
