@@ -35,8 +35,8 @@ from ..ground.core import (
     inherited, nearest, one_of, pick_device, user_place)
 from ..ground.record import (
     FIELDS, INHERITED, append_record, check_writable, plain_record, record_rows, records_path)
-from ..ground.series import LEFT_OUT_FRAC, leaves_out, succeeded
-from ..ground.stats import Interval, aa_pairs, choose, ratios, value_text
+from ..ground.stats import (
+    LEFT_OUT_FRAC, Interval, aa_pairs, choose, leaves_out, ratios, succeeded, value_text)
 from ..data.loaders import is_path, print_once
 from .cluster import check_on, job_end, run_jobs
 from .learner import check_fit, time_learner
@@ -388,7 +388,7 @@ def sweep(
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78
 def noise_floor(df:pd.DataFrame)->Interval: # Of a ratio that should be 1
     "The ratio of times in a sweep's A/A pair: how far chance alone moves a ratio"
-    found = [o for _,o in aa_pairs(df[df.status.eq('ok')]) if o is not None]
+    found = aa_pairs(df[df.status.eq('ok')])
     if len(found)==1: return found[0]
     raise StateError(
         f"There are {len(found)} A/A pairs with a time on both sides in these records; pass the "

@@ -18,10 +18,9 @@ import pandas as pd
 
 from ..ground.core import InputError, StateError, is_number, machine_title, nearest
 from ..ground.record import FIELDS, INHERITED, PARTS, field, record_rows, records_path
-from ..ground.series import SETTINGS, succeeded, way_labels, where_labels
-from gpubench.ground.stats import (
-    Interval, compare_words, groups, is_known, own_settings, plain_value, ratios, rounds_of,
-    value_text)
+from ..ground.stats import (
+    SETTINGS, Interval, compare_words, groups, is_known, own_settings, plain_value, ratios,
+    rounds_of, succeeded, value_text, way_labels, where_labels)
 
 # %% ../../nbs/show/04_compare.ipynb #9d296c72
 def fmt_list(items)->str: # '1', '1 and 2', '1, 2 and 3'
@@ -89,7 +88,7 @@ def _rows(records):
 # how a record of an older version ran that lacks one of these: without it
 _OFF = {o.name: o.usual for o in FIELDS.values()
         if o.kind=='setting' and (o.usual is False or o.usual==1)}
-_NUMBERS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype in (int, float)]
+_NUMBERS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
 
 def _completed(df):
     "With what follows from other fields: images a second, joules of an image and of an epoch"
@@ -188,7 +187,7 @@ def _differing(a, b, names):
         return sorted(found.values(), key=str)
     def words(values): return fmt_list(f'{x:,}' if type(x) is int else x for x in values)
     each = [(o, seen(a, o), seen(b, o)) for o in names if o in a]
-    return [f'{_WORK.get(o) or field(o).words(long=False)} {words(x)} and {words(y)}'
+    return [f'{_WORK.get(o) or field(o).words()} {words(x)} and {words(y)}'
             for o,x,y in each if x and y and x!=y]
 
 # %% ../../nbs/show/04_compare.ipynb #c9d7dc14

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from ..ground.core import InputError, machine_title
-from ..ground.series import where_labels
+from ..ground.stats import where_labels
 
 # %% ../../nbs/show/00_draw.ipynb #aade5137
 def need_columns(df:pd.DataFrame, *names:str):

@@ -15,11 +15,10 @@ import pandas as pd
 
 from ..ground.core import MIN_CORES
 from ..ground.record import FIELDS, PHASE_NAMES
-from ..ground.series import (
-    LEFT_OUT_FRAC, SETTINGS, device_phrase, leaves_out, setting_label, start_sentence, succeeded,
-    varied_settings, way_labels, what_ran)
 from ..ground.stats import (
-    aa_pairs, choose, groups, is_known, median_ci, plain_value, ratios, simplest_first, value_text)
+    LEFT_OUT_FRAC, SETTINGS, aa_pairs, choose, device_phrase, groups, is_known, leaves_out,
+    median_ci, plain_value, ratios, setting_label, simplest_first, start_sentence, succeeded,
+    value_text, varied_settings, way_labels, what_ran)
 from gpubench.show.compare import (
     accuracy_differs, add_prices, compare_sides, fmt, fmt_list, fmt_ratio, pick_base, read_runs,
     verdict)
@@ -71,8 +70,7 @@ def by_size(df:pd.DataFrame)->list: # Of `add_labels`: name and visits of each
     return sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
 
 # %% ../../nbs/show/05_findings.ipynb #8a7f9d84
-_MEDIANS = [o.name for o in FIELDS.values()
-            if o.kind=='measured' and o.heading and o.dtype in (int, float)] + ['n_train']
+_MEDIANS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
 
 def _row(o): # Visits of a configuration
     "How many visits there are, and the interval of their epochs"
@@ -305,7 +303,7 @@ def failures(w:pd.DataFrame)->list[str]:
 # %% ../../nbs/show/05_findings.ipynb #b81de593
 def same_twice(w:pd.DataFrame)->list[str]:
     "What two sets of visits of one configuration differed by: the noise floor"
-    known = [o for _,o in aa_pairs(w) if o is not None and is_known(o.lo)]
+    known = [o for o in aa_pairs(w) if is_known(o.lo)]
     if not known: return []
     r = max(known, key=lambda o: o.width)
     text = (f'One configuration was visited twice in each round: {fmt_ratio(r)} times as long, '

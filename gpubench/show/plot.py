@@ -17,10 +17,9 @@ from matplotlib.axes import Axes
 
 from ..ground.core import InputError
 from ..ground.record import PHASE_NAMES, field
-from ..ground.series import (
-    LEFT_OUT_FRAC, SETTINGS, leaves_out, series_labels, setting_label, succeeded,
-    varied_settings, where_labels)
-from ..ground.stats import is_known, map_values, own_settings
+from ..ground.stats import (
+    LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, own_settings, series_labels, setting_label,
+    succeeded, varied_settings, where_labels)
 from .draw import (
     BESIDE, MARKERS, as_is, by_number, caption, drawing, finish, in_the_middle, ink, legend_entry,
     machine_style, make_room, need_columns, new_axes, numeric, plain_numbers, series_style,
@@ -184,7 +183,7 @@ def phase_shares(
     return pd.DataFrame(dict(ms=ms, share_frac=ms*often/step_ms[known].median())).dropna()
 
 # %% ../../nbs/show/02_plot.ipynb #7d130204
-def _labels(df, name): return map_values(df[name], partial(setting_label, name))
+def _labels(df, name): return df[name].map(partial(setting_label, name))
 def _are_steps(df): return {'fit', 'epoch', 'step'} <= set(df)
 
 def _phase_labels(df, by):

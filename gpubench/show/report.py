@@ -19,8 +19,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..ground.core import StateError
 from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
-from ..ground.series import SETTINGS, setting_label, succeeded
-from ..ground.stats import Interval, is_known, plain_value
+from ..ground.stats import (
+    SETTINGS, Interval, is_known, plain_value, setting_label, succeeded)
 from .compare import (
     add_prices, compare_sides, fmt, fmt_ratio, pick_base, read_runs)
 from .draw import drawing
@@ -89,12 +89,12 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     return as_text(rows.assign(settings=what, side=rows.where_b), columns, index)
 
 # %% ../../nbs/show/07_report.ipynb #68da2fb5
-def _value_text(x, unit=''):
+def _value_text(x):
     "A value as text, not rounded"
     x = plain_value(x)
     if x is None: return '–'
     if isinstance(x, bool): return 'yes' if x else 'no'
-    return f'{x:,} {unit}'.strip() if isinstance(x, (int, float)) else str(x)
+    return f'{x:,}' if isinstance(x, (int, float)) else str(x)
 
 # %% ../../nbs/show/07_report.ipynb #99b0db43
 def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per run or machine
@@ -104,9 +104,9 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     if names.nunique()<df.machine.nunique(): names += ' '+df.machine.astype(str).str[:4]
     by = df.run if several else names
     def text(f, o): # of several, all
-        return ' / '.join(dict.fromkeys(_value_text(x, f.unit) for x in o[f.name].unique()))
-    shown = [f for f in FIELDS.values() if f.kind=='machine' and f.heading or f.name=='machine']
-    found = {name: {f.heading: text(f, o) for f in shown} for name,o in df.groupby(by, sort=False)}
+        return ' / '.join(dict.fromkeys(map(_value_text, o[f.name].unique())))
+    shown = [f for f in FIELDS.values() if f.kind=='machine' or f.name=='machine']
+    found = {name: {f.words(): text(f, o) for f in shown} for name,o in df.groupby(by, sort=False)}
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
@@ -224,7 +224,7 @@ def report(
     page = render('page.html', title=title, what=_what(df), said=findings(df, base),
                   sections=[*_sections(df, base)], machines=machine_table(df),
                   base=base if df.side.nunique()>1 else '',
-                  glossary={o.words(long=False): o.meaning for o in FIELDS.values() if o.meaning})
+                  glossary={o.words(): o.meaning for o in FIELDS.values() if o.meaning})
     path = _path_of(runs, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

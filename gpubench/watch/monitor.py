@@ -42,6 +42,7 @@ MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
 MAX_CPU_W = 5000 # of all packages
 TICK_S = .1      # of the counters
 
+# %% ../../nbs/watch/03_monitor.ipynb #19b4a3d2
 class CpuEnergy:
     "Joules of the CPU's packages since the first call (Linux's powercap)"
     def __init__(self, folder='/sys/class/powercap'):
@@ -67,6 +68,7 @@ def worker_pids(): # of daemonic children, as a DataLoader's workers are
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
 def used_mib(ram): return (ram.total-ram.available)/2**20
 
+# %% ../../nbs/watch/03_monitor.ipynb #f07d3f82
 class Cpu:
     "The CPU, this process and its DataLoader's workers"
     device = 'cpu'
@@ -177,6 +179,7 @@ def time_mean(df:pd.DataFrame, column:str)->float|None: # None if not measured
 # %% ../../nbs/watch/03_monitor.ipynb #f42f36c6
 ENERGY = 'energy_j', 'energy_train_j', 'energy_error_j', 'energy_source'
 
+# %% ../../nbs/watch/03_monitor.ipynb #1309f9df
 def fit_energy(df:pd.DataFrame, length_s:float, trained, counter='energy_counter_j')->dict:
     "Energy (as `ENERGY`) of a fit's samples; `trained`: (start, end) in seconds of its training"
     t, watts, joules = (df[o].to_numpy(float) for o in ('time_s', 'power_w', counter))
@@ -284,6 +287,7 @@ def to_df(self:Monitor)->pd.DataFrame: # One row a sample and device, columns `M
     kinds |= dict.fromkeys(['phase', 'device', 'throttle_words'], object)
     return pd.DataFrame(rows, columns=MONITOR_COLUMNS).astype(kinds)
 
+# %% ../../nbs/watch/03_monitor.ipynb #4e40b548
 @patch
 def epochs_df(self:Monitor)->pd.DataFrame: # One row a part, columns `SPAN_COLUMNS`
     "When each epoch's 'train' and 'valid' began and ended, in seconds of the fit; n_images"
@@ -311,10 +315,12 @@ def energy(self:Monitor, df:pd.DataFrame, counter:str)->dict: # As `ENERGY`; and
     train_j, n = row.pop('energy_train_j'), parts.n_images.sum()
     return row | dict(energy_j_per_image=float(train_j/n) if train_j is not None and n else None)
 
+# %% ../../nbs/watch/03_monitor.ipynb #2ce2d93f
 def is_warm(c, mhz, mean_c, mean_mhz): # at the start, beside its means; None if not known
     if None in (c, mean_c): return None
     return c>=mean_c-5 and (None in (mhz, mean_mhz) or mhz>=.8*mean_mhz)
 
+# %% ../../nbs/watch/03_monitor.ipynb #1e0a23e0
 @patch
 def summary(self:Monitor)->dict: # Flat; None where not measured
     "What the machine did during all fits so far, in the form of a trial's record"

@@ -28,6 +28,7 @@ def of_milli(n): return n/1e3
 def process_rows(found):
     return [dict(pid=o.pid, used_mib=o.usedGpuMemory and o.usedGpuMemory/2**20) for o in found]
 
+# %% ../../nbs/watch/01_nvml.ipynb #9a2ebdf3
 SENSORS = { # column -> NVML's functions, how to read them, least and most that can be, arguments
     'gpu_util_frac': ('UtilizationRates', lambda o: o.gpu/100, 0, 1),
     'mem_util_frac': ('UtilizationRates', lambda o: o.memory/100, 0, 1),
@@ -76,6 +77,7 @@ def first_answer(nvml, functions, *args):
 class Impossible(Exception):
     "A sensor gives a value that can't be"
 
+# %% ../../nbs/watch/01_nvml.ipynb #e65e610c
 class Gpu:
     "A GPU as NVML sees it: `gpu('power_w')`"
     def __init__(self, nvml, handle, device:str): # pynvml, its GPU, and our name for it
@@ -126,6 +128,7 @@ def cuda_keys(i, visible):
     listed = [str(i)] if visible is None else [o.strip() for o in visible.split(',')][i:i+1]
     return [f'{kind}-{uuid}' for kind in ('GPU', 'MIG') if uuid] + [o for o in listed if o]
 
+# %% ../../nbs/watch/01_nvml.ipynb #8d1f091e
 def find_gpu(nvml, name:str):
     "NVML's handle of a GPU of `device_names`; NVML's error or a `RuntimeError` if there is none"
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
@@ -138,6 +141,7 @@ def find_gpu(nvml, name:str):
         except nvml.NVMLError as e: error = e
     raise error
 
+# %% ../../nbs/watch/01_nvml.ipynb #3f912a49
 def open_gpu(name:str)->Gpu: # to be closed
     "A GPU of `device_names`; raises what the package, NVML or `find_gpu` raises"
     nvml = open_nvml()

@@ -107,7 +107,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    light = [f'ground.{o}' for o in ('record', 'stats', 'curves', 'series')] + ['show.plot']
+    light = [f'ground.{o}' for o in ('record', 'stats', 'curves')] + ['show.plot']
     assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def loaded(statement, of):

@@ -52,11 +52,10 @@ def write_groups(root, files):
     return root
 
 @pytest.mark.parametrize('files, cores', [
-    ({'proc/self/cgroup': '0::/\n', 'sys/fs/cgroup/cpu.max': '150000 100000\n'}, 1.5),
     ({'proc/self/cgroup': '0::/user.slice/job\n', 'sys/fs/cgroup/user.slice/job/cpu.max': 'max 100000\n',
       'sys/fs/cgroup/user.slice/cpu.max': '50000 100000\n'}, .5),
-    ({'proc/self/cgroup': '5:cpu,cpuacct:/slurm/job_7\n1:name=systemd:/\n', 'sys/fs/cgroup/cpu,cpuacct/slurm/job_7/cpu.cfs_quota_us': '200000',
-      'sys/fs/cgroup/cpu,cpuacct/slurm/job_7/cpu.cfs_period_us': '100000'}, 2.),
+    ({'proc/self/cgroup': '5:cpu,cpuacct:/slurm/job_7\n1:name=systemd:/\n', 'sys/fs/cgroup/cpu/slurm/job_7/cpu.cfs_quota_us': '200000',
+      'sys/fs/cgroup/cpu/slurm/job_7/cpu.cfs_period_us': '100000'}, 2.),
     ({'proc/self/cgroup': '4:cpu:/docker/abc\n0::/docker/abc\n', 'sys/fs/cgroup/cpu/cpu.cfs_quota_us': '150000',
       'sys/fs/cgroup/cpu/cpu.cfs_period_us': '100000'}, 1.5),
     ({'proc/self/cgroup': '0::/../../other\n', 'sys/fs/cgroup/cpu.max': '250000 100000'}, 2.5),
@@ -68,7 +67,7 @@ def test_the_strictest_quota_of_all_groups_counts(tmp_path, files, cores):
 GIB = 2**30
 
 @pytest.mark.parametrize('files, total, available', [
-    ({}, 64, 50), ({'proc/self/cgroup': '0::/\n', 'sys/fs/cgroup/memory.max': 'max'}, 64, 50),
+    ({'proc/self/cgroup': '0::/\n', 'sys/fs/cgroup/memory.max': 'max'}, 64, 50),
     ({'proc/self/cgroup': '0::/hub/ann\n', 'sys/fs/cgroup/hub/ann/memory.max': f'{4*GIB}', 'sys/fs/cgroup/hub/memory.max': f'{8*GIB}',
       'sys/fs/cgroup/hub/memory.current': f'{7*GIB}'}, 4, 1),                         # neighbors leave less than the own limit
     ({'proc/self/cgroup': '0::/ann\n', 'sys/fs/cgroup/ann/memory.max': f'{2*GIB}', 'sys/fs/cgroup/ann/memory.current': f'{2*GIB}',

@@ -23,13 +23,3 @@ def test_intervals_hold_the_truth_where_rounds_share_a_disturbance():
     sweeps = [sweep() for _ in range(60)]
     found = [fit_step_time(np.tile(sizes, 3), o).intervals for o in sweeps]
     assert min(sum(o[name].holds(value) for o in found) for name,value in truth.items())>=54
-
-def test_rounds_can_be_given_in_any_order_and_with_failed_visits():
-    rng, sizes = np.random.default_rng(3), np.array([16, 64, 256, 1024])
-    bs, rounds = np.tile(sizes, 3), np.repeat(['a', 'b', 'c'], 4)
-    ms = np.maximum(4., 1+.02*bs)*np.repeat([1., 1.1, .9], 4)*np.exp(.01*rng.normal(size=12))
-    ms[5] = np.nan                                           # fails, and keeps its place
-    order = rng.permutation(12)
-    by_place, by_name = fit_step_time(bs, ms), fit_step_time(bs[order], ms[order], rounds=rounds[order])
-    for name,i in by_place.intervals.items():
-        np.testing.assert_allclose([i.lo, i.hi], [by_name.intervals[name].lo, by_name.intervals[name].hi], rtol=1e-3)

@@ -3,11 +3,9 @@ what was not read is nowhere a number, and throttling is reported"""
 import pytest
 
 import fastai.callback.progress   # noqa: F401  gives Learner its no_bar
-import pandas as pd
 
-from fake_nvml import NOT_SUPPORTED, UNKNOWN, FakeGPU, driver
-from gpubench.ground import series
-from gpubench.ground.record import INHERITED, plain_record, read_records
+from fake_nvml import FakeGPU, driver
+from gpubench.ground.record import read_records
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.run.sweep import sweep
 from gpubench.watch.timing import StepTimerCallback
@@ -35,12 +33,6 @@ def test_energy_of_a_monitored_stretch():
     assert seen['energy_j_per_image']==pytest.approx(250*train_s/seen['monitor_n_images'], rel=.15)      # the counter ticks ten times a second
     assert seen['power_mean_w']==pytest.approx(250)
     assert all(o is None or isinstance(o, (str, bool, int, float)) for o in seen.values())               # flat, as a record is
-
-@pytest.mark.slow
-def test_energy_that_cannot_be_read_is_none():
-    for gpu in (FakeGPU(errors=dict(TotalEnergyConsumption=NOT_SUPPORTED, PowerUsage=UNKNOWN)), FakeGPU(lost=True)):
-        seen, _ = on_fake_gpu(gpu)
-        assert (seen['energy_j_per_image'], seen['power_mean_w'])==(None, None) and seen['monitor_note']
 
 def test_a_driver_that_never_fills_the_windows_costs_its_time_and_no_more():
     seen, _ = on_fake_gpu(FakeGPU(), max_s=.5)
@@ -78,14 +70,6 @@ def test_a_monitored_sweep_and_records_without_a_monitor(tmp_path, capsys):
 def test_a_monitored_visit_in_a_process_of_its_own(tmp_path):
     df = sweep(dict(device='cpu', max_images=300), repeats=1, twin=None, progress=False, out=tmp_path, **QUICK, monitor=True)
     assert df.status.tolist()==['ok'] and df.cpu_mean_frac.item()>0 and df.energy_j_per_image.isna().all()
-
-@pytest.mark.slow
-def test_nothing_that_the_monitor_says_is_taken_for_a_setting():
-    "Two visits of trials that the settings cannot tell apart, with other measurements"
-    seen = plain_record(run_trial(SMALL, **QUICK, monitor=True) | dict(price_per_h=1.))
-    settings = {*series.SETTINGS, 'bs', 'seed', 'device', 'machine', *(o.name for o in INHERITED)}
-    rows = [{k: v if k in settings else f'{k} {i}' for k,v in seen.items()} for i in (0, 1)]
-    assert series.varied_settings(pd.DataFrame(rows))==[]
 
 
 # ---- the command line

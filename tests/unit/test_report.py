@@ -125,7 +125,7 @@ def test_the_numbers_on_the_page_are_those_of_the_records(tmp_path):
     bare = page_of(tmp_path, visits()).text.split('How to read')[0]
     assert 'epoch (J)' not in bare and 'price' not in bare
 
-TEXTS = [o.name for o in FIELDS.values() if o.dtype is str and o.name not in ('status', 'device', 'time_utc')]
+TEXTS = [o.name for o in FIELDS.values() if o.dtype is str and o.name not in ('status', 'device', 'time_utc')] + 'cpu gpu os torch driver env_vars'.split()
 
 def hostile():
     texts = dict.fromkeys(TEXTS, HOSTILE) | {'own': HOSTILE, 'settings': ['own', HOSTILE]}

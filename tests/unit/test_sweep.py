@@ -2,8 +2,7 @@
 import torch
 
 from gpubench.ground.record import read_records
-from gpubench.ground.series import varied_settings
-from gpubench.ground.stats import aa_pairs
+from gpubench.ground.stats import aa_pairs, varied_settings
 from gpubench.run.sweep import sweep
 from gpubench.show.compare import compare
 

@@ -8,7 +8,7 @@ import jinja2
 import pandas as pd
 
 from gpubench.ground.record import FIELDS, SCHEMA_VERSION, record_rows
-from gpubench.ground.series import SETTINGS, plain_value
+from gpubench.ground.stats import SETTINGS, plain_value
 from gpubench.show.compare import fmt
 from gpubench.show.draw import ON_DARK, ON_LIGHT
 from gpubench.show.findings import PARTS, is_usual
