@@ -164,9 +164,9 @@ class _ProfilerCallback(Callback):
         is_gpu = self.place.type=='cuda'
         kinds = [ProfilerActivity.CPU]*self.ops + [ProfilerActivity.CUDA]*is_gpu
         os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
-        if kinds: self.prof = profile(activities=kinds)
+        if kinds: self.prof = profile(activities=kinds, acc_events=True)
         if is_gpu:
-            with profile(activities=kinds): pass  # CUPTI has to be there before a graph is captured
+            with profile(activities=kinds, acc_events=True): pass  # CUPTI has to be there before a graph is captured
     def after_batch(self):
         n = len(self.timer.ended.pending)
         if self.learn.lock.locked(): return       # a validation that a callback runs

@@ -83,7 +83,7 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
         'same work?': lambda o: 'yes' if o.same_work else f'NO: {o.warning}',
         'also differs': lambda o: o.note or '–'}
     names = [o for o in (*SETTINGS, 'measure') if o in rows and rows[o].map(str).nunique()>1]
-    given = rows[names].to_dict('records')
+    given = rows.to_dict('records')       # of no columns, some versions of pandas return no rows
     what = [', '.join(setting_label(k, o[k]) for k in names) for o in given]
     index = ['settings', 'side'] if names else ['side']
     return as_text(rows.assign(settings=what, side=rows.where_b), columns, index)

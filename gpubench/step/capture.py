@@ -411,7 +411,6 @@ def finish_gradients(self:Step, plan):
     "Average them over all devices, take fp16's scale out of them, and clip them"
     if self.average: self.average()
     if self.scaler:
-        plan.skip.zero_()                          # 1 if a gradient isn't finite
         torch._amp_foreach_non_finite_check_and_unscale_(
             [p.grad for p in plan.params], plan.skip, self.scaler._scale.double().reciprocal().float())
     if not self.clip: return
@@ -422,9 +421,10 @@ def finish_gradients(self:Step, plan):
 def rescale(self:Step, plan):
     "Let fp16's scale grow or back off, as `GradScaler.update` does"
     if not (s := self.scaler): return
-    self.scale.copy_(s._scale*(plan.skip==0))
+    self.scale.copy_(s._scale*(plan.skip==0))      # it is 1 if a gradient isn't finite
     torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
                              s._backoff_factor, s._growth_interval)
+    plan.skip.zero_()
 
 # %% ../../nbs/step/02_capture.ipynb #186f2c52
 @patch

@@ -25,7 +25,7 @@ from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse
+from .optim import FusedOptimizer, find_recipe, fuse, start_build, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
 from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers,
@@ -226,7 +226,7 @@ def _begin_fit(self:GraphedStepCallback):
     self.makes = True                                # may batch transforms be a part of the graph?
     self.no_search = ''
     if self.why_not: return
-    self.learn.opt.capturable = False                # until an epoch has no reason against it
+    self.learn.opt.capturable = self.learn.opt.may_skip = False  # until an epoch has no reason
     device = next(self.learn.model.parameters()).device
     if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
     self._settle()
@@ -448,7 +448,7 @@ def _can_make(self:GraphedStepCallback, dl):
 @patch
 def _train_on_bytes(self:GraphedStepCallback, dl):
     self.fed, dl.is_bare = dl, True
-    dl.meanwhile = partial(build_kernel, self.learn.opt)
+    dl.meanwhile = partial(start_build, self.learn.opt)
     try: self.epoch_hook.inner(self.learn)
     finally: self.fed, dl.is_bare = None, False
 
