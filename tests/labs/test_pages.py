@@ -11,6 +11,7 @@ from gpubench.course.export import lab_questions
 from gpubench.course.lab_functions import LabFunction
 from gpubench.course.checks import QUESTIONS, check
 from gpubench.course.labs import copy_labs, find_labs, prepare_run
+from gpubench.ground.stats import Choice
 from helpers import as_module, root
 
 folder = root/'nbs'/'labs'
@@ -65,7 +66,7 @@ def test_commands_of_a_page_can_be_given(page):
 # ---- questions
 
 # what a lab measured, for answers that depend on it; a wrong answer
-found = {'02.plateau': (dict(plateau=[256, 1024]), 1024),
+found = {'02.plateau': (dict(choice=Choice(256, 1024)), 1024),
          '03.per_param': (dict(nets=pd.DataFrame(dict(flop_per_param=[3., 1., 2.]), index=['lenet', 'cnn', 'resnet'])), ['cnn']),
          '05.longest': (dict(work_ms={'convolution': 30., 'relu': 12.}), 12)}
 

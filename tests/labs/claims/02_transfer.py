@@ -40,7 +40,7 @@ assert start_from=='made' and right>.7
 # %% Weights that can't be had: the lab says so and goes on with a stand-in
 def offline(name, pretrained): raise RuntimeError('The pretrained weights could not be loaded.')
 with planted(weights='imagenet', train_body=lambda: (net, .9), body_file=lab.folder/'other.pt', get_model=offline):
-    again('try: body')
+    again('body, start_from = None')
     assert get_ipython().user_ns['start_from']=='made'
 
 # %% Every way, batch size and seed once; full batches only

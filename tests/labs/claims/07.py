@@ -62,23 +62,3 @@ made = pd.DataFrame([dict(precision=p, seed=s, step_ms=ms+.01*s, valid_loss=loss
                      (('bf16', 2., .11), ('fp32', 4., .1))])
 row = learned(made).loc['bf16']
 assert row.loss_over_fp32==approx(1.1) and row.loss_lo==approx(1.1) and row['loss']=='higher' and row.speed=='faster'
-
-# %% What the text says of the recorded H200, and of the H100 at 224 px
-theirs = pd.DataFrame(lab.recorded('07_precision.jsonl'))
-if len(theirs):
-    big_ones, small = theirs[theirs['size']==128], theirs[theirs.loader=='memory']
-    def way(p, last=False): return big_ones[(big_ones.precision==p) & (big_ones.channels_last==last)].sort_values('visit')
-    assert way('bf16', True).step_ms.round(1).tolist()==[13.7, 17.0, 13.3]
-    assert way('bf16', True).optimizer_ms.between(3.1, 5.1).all() and way('fp16').optimizer_ms.between(4.95, 7.7).all()
-    for p in ('ieee', 'fp32', 'tf32', 'bf16'): assert way(p).optimizer_ms.between(1.3, 1.5).all(), p
-    passes = {k: way(*k).forward_ms+way(*k).backward_ms for k in (('bf16', True), ('bf16', False), ('fp16', False))}
-    assert passes['bf16', True].between(9, 10.3).all() and passes['bf16', False].between(15, 15.2).all() and passes['fp16', False].between(12.6, 14).all()
-    r, at_224 = (table.sort_index().loc[o] for o in (('NVIDIA H200', 128), ('NVIDIA H100 80GB HBM3', 224)))
-    assert r.mib_of_fp32.bf16==approx(.65, abs=.01) and at_224.mib_of_fp32.bf16==approx(.61, abs=.01)
-    assert r.verdict['bf16, channels last']==r.verdict.fp16=='not distinguishable'
-    assert at_224.times_as_fast.bf16==approx(1.1, abs=.005) and 1/at_224.times_as_fast.ieee==approx(1.7, abs=.05)
-    assert at_224.times_as_fast['bf16, channels last']==approx(1.98, abs=.005) and at_224.verdict['bf16, channels last']=='faster'
-    slow, *others = [small[(small.precision=='fp32') & (small.seed==o)].iloc[0] for o in (2, 0, 1)]
-    phases = [o for o in small if o in 'wait_ms copy_ms transform_ms forward_ms loss_ms backward_ms optimizer_ms other_ms'.split()]
-    assert round(slow.step_ms, 1)==4.8 and (slow[phases]>1.2*others[0][phases]).all() and (slow[phases]>1.2*others[1][phases]).all()
-    assert set(learned(small).speed)=={'not distinguishable'}

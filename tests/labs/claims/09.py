@@ -37,19 +37,6 @@ weak, one_device = (df[df.way==o].set_index('visit').images_per_s for o in ('wea
 assert len(weak)==len(one_device)==repeats and gains.times_as_fast['one device']==1
 assert (weak/one_device).min()-.001<=gains.times_as_fast['weak']<=(weak/one_device).max()+.001
 
-# %% The recorded H100s: what slows them down besides the message, and what a graph and a second GPU bring
-if len(gpus) and not lab.on_gpu:
-    of, they = lab.of_gpu('predicted'), scaling(gpus, predict(lab.of_gpu('predicted')))
-    assert .7<of['alone']/of['averaging']<.8 and of['alone, part of the batch']>.95*of['alone'] and round(of['predicted_ms'], 2)==.07
-    assert of['side by side']>1.05*of['alone'] and of['averaging']>1.05*of['side by side']
-    assert they.hi['strong']<1 and round(they.times_as_fast['weak, graph'], 1)==1.8
-    assert round(they.images_per_s['one device, graph']/they.images_per_s['one device'])==21
-
 # %% The speed-ups follow from a step's time and the message's: weak scaling pays for it once for N batches
 assert predicted['weak']==approx(n_devices/(1+predicted_ms/steps['alone'])) and predicted['weak']<n_devices
 assert predicted['strong']==approx(steps['alone']/(steps['alone, part of the batch']+predicted_ms))
-
-# %% Four H200s share a batch: yes with large images, no with small ones
-shared = four.groupby(['size', 'n_devices']).step_ms.median()
-assert round(shared[224, 1]/shared[224, 4], 1)==3.2 and round(shared[224, 1])==20 and round(shared[32, 1], 1)==1.5
-assert shared[32, 1]<shared[32, 2]<shared[32, 4]<1.1*shared[32, 1]+.01
