@@ -75,6 +75,7 @@ class Worker:
         recipe, kept, rooms = self.sets[number]
         for j,item in enumerate(items):
             arrays = _arrays(recipe, kept, *item)
+            if room is None: continue
             for image,view in zip(recipe.finish(arrays, seed+j), rooms.views):
                 if image.shape!=view.shape[2:]: raise InputError(
                     f"Images have sizes {view.shape[-2:]} and {image.shape[-2:]} (height, width), "
@@ -267,7 +268,7 @@ class ImageSet:
 @patch
 def is_ready(self:ImageSet, bs):
     "Do workers know what is done to these images now, and is there room for such batches?"
-    if self.forked_with is None or bs>self.rooms.bs: return False
+    if self.forked_with is None or bs!=self.rooms.bs: return False
     return self.forked_with.summary==self.stages.recipe.summary
 
 @patch
@@ -276,20 +277,22 @@ def prepare(self:ImageSet, paths, bs, n_workers):
     recipe, before = self.stages.recipe, self.forked_with
     with random_states_kept(): shapes = [o.shape for o in recipe.finish(recipe.decode(paths), 0)]
     n_ahead = -(-n_workers*TASKS_AHEAD//-(-bs//ITEMS_PER_TASK))
-    self.rooms, self.forked_with = Rooms(n_ahead+4, bs, shapes), recipe
+    self.rooms = Rooms(n_ahead+4, bs, shapes)
     if before is None or before.key!=recipe.key:
         n_items = len(self.stages.dataset)
         self.kept = KeptImages(n_items, len(recipe.classes), max(0, self.n_bytes))
+    self.forked_with = recipe          # last, if memory runs out
 
 # %% ../../nbs/data/07_images.ipynb #d09b589b
 class Pass:
     "A pass over an `ImageSet`, and in `handed` the batches that workers have"
-    def __init__(self, images, chunks, seed, bs): # `chunks` of rows
+    def __init__(self, images, chunks, seed, bs, in_rooms=True): # False: images are only decoded
         self.images, self.chunks, self.seed, self.bs = images, chunks, seed, bs
+        self.in_rooms = in_rooms
         self.handed, self.is_out = deque(), False   # (rows, room, n of tasks); are there no more?
     def tasks(self):
         for k,rows in enumerate(self.chunks):
-            room = self.images.rooms.take(k)
+            room = self.images.rooms.take(k) if self.in_rooms else None
             parts = [*chunked(range(len(rows)), ITEMS_PER_TASK)]
             self.handed.append((rows, room, len(parts)))
             for js in parts:
@@ -366,7 +369,7 @@ def _forked(loader):
 # %% ../../nbs/data/07_images.ipynb #imgs0024
 @patch
 def _asked(self:ImageSet, order):
-    return order, self.stages.recipe.summary, [o.state for o in self.stages.columns]
+    return self.number, order, self.stages.recipe.summary, [o.state for o in self.stages.columns]
 
 # %% ../../nbs/data/07_images.ipynb #241a4ec3
 @patch
@@ -382,12 +385,16 @@ def begin(self:ImagePool, images, dl, order, seed, at_end=noop): # A pass and an
 
 # %% ../../nbs/data/07_images.ipynb #0f95c473
 @patch
-def begin_early(self:ImagePool, images, dl): # where the images are the same each time
-    if dl.shuffle or images.stages.recipe.drawing or not images.is_ready(dl.bs): return
+def begin_early(self:ImagePool, images, dl): # where images are the same each time
+    stages = images.stages
+    if dl.shuffle or stages.recipe.drawing or not images.is_ready(dl.bs): return
     order = list(dl.get_idxs())
-    new = Pass(images, dl.chunkify(images.stages.rows(order)), 0, dl.bs)
+    if is_known := all(o.state or not o.tfms for o in stages.columns): rows = stages.rows(order)
+    elif stages.has_plain_paths: rows = ((stages.paths(i), ()) for i in order)
+    else: return                        # the user's code, such as for labels, runs in its turn
+    new = Pass(images, dl.chunkify(rows), 0, dl.bs, in_rooms=is_known)
     self.tasks.passes.append(new)
-    self.early = images._asked(order), new
+    if is_known: self.early = images._asked(order), new
 
 # %% ../../nbs/data/07_images.ipynb #imgs0025
 @patch
@@ -540,6 +547,7 @@ class FeedCallback(Callback):
         self.take_over()
         if isinstance(self.learn.dl, FeedDL): self.learn.dl.at_end = self._begin_validation
     def before_validate(self): self.take_over()
+    def after_epoch(self): self.pool.early = None # if nobody validated
     def put_back(self):
         dl = getattr(self.learn, 'dl', None)
         if isinstance(dl, FeedDL): self.learn.dl = dl.dl
@@ -550,9 +558,8 @@ class FeedCallback(Callback):
 def take_over(self:FeedCallback):
     dl = self.learn.dl
     is_own = isinstance(dl, DataLoader) and any(dl.dataset is o.dataset for o in self.loaders())
-    if not is_own: return
+    if not is_own or self.pool.now: return       # the workers have one pass at a time
     try:
-        if self.pool.now: raise NotTaken('Another pass over these images is under way.')
         feed = FeedDL(dl, self.pool, self._images(dl))
     except NotTaken as e: self.why_not = str(e)
     except Exception as e:

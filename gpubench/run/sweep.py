@@ -427,7 +427,8 @@ def find_best_bs(
     how = dict(twin=None, half_width=.02, max_s=1., whole_epoch=False) | options
     df = sweep(points, repeats, out, run, **how)
     why, is_fair = _why_left_out(df), succeeded(df) & ~leaves_out(df)
-    if not is_fair.any(): raise StateError(f'No batch size gave a time. {why}.')
+    if 'images_per_s' not in df or not is_fair.any():
+        raise StateError(f'No batch size gave a time. {why}.')
     choice = choose(ratios(df.assign(images_per_s=df.images_per_s.where(is_fair)), 'bs'))
     text = choice.text(lambda bs: f'batch {bs}', why=why)
     if why not in text: text += f' {why}.'

@@ -185,6 +185,7 @@ _LEARNING = 'lr', 'pretrained', 'seed' # these change what is learned, not the s
 def best_settings(w:pd.DataFrame)->list[str]:
     "The simplest of the settings that vary that is enough, for each side"
     names, out = [o for o in varied_settings(w) if o not in (*_WORKLOAD, *_LEARNING)], []
+    if w.measure.nunique()>1: names.append('measure')
     for side,rows in w[is_fair(w)].groupby('side', sort=False):
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs.unique().items()))
         if not sizes: continue

@@ -201,9 +201,10 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
     if learn is None: raise InputError(
         "This gain was measured on Learners of a function. Name yours: apply(learn).")
     if self.got_cb: raise StateError('It was applied already.')
-    self.applied, self.got_cb = self.best, GotCallback()
+    self.applied = self.best
     if not self.applied: print(f'Nothing was applied. {self.headline()}')
     done = self.applied.change(learn) if self.applied else None
+    self.got_cb = GotCallback()
     learn.add_cb(self.got_cb)
     return done
 

@@ -191,7 +191,8 @@ def _phase_labels(df, by):
     if df.empty: return pd.Series('', df.index, dtype=object)
     if _are_steps(df): return pd.Series('steps', df.index) if by is None else _labels(df, by)
     labels = series_labels(df, by or 'device')
-    return labels+' · '+_labels(df, 'bs') if 'bs' in df and df.bs.nunique()>1 else labels
+    if by=='bs' or 'bs' not in df or df.bs.nunique()<2: return labels
+    return labels+' · '+_labels(df, 'bs')
 
 # %% ../../nbs/show/02_plot.ipynb #8a8d0e84
 def _draw_phase(ax, ms, row, y, height, style, end_ms, rasterized):

@@ -370,7 +370,8 @@ def take_parts(self:Step, learn, parts): # class -> callback
     self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
     self.dtype = cast and (torch.float16 if is_fp16(cast) else torch.bfloat16)
     self.scaler = learn.scaler if is_fp16(cast) and learn.scaler.is_enabled() else None
-    self.scale = self.scaler and learn.loss.new_zeros(())  # of the last step; 0: it was skipped
+    device = self.yb[0].device
+    self.scale = self.scaler and torch.zeros((), device=device)   # of a step; 0: it was skipped
     accumulation = parts.get(GradientAccumulation)
     self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
     averages = [o.average for o in parts.values() if hasattr(type(o), 'average')]

@@ -148,7 +148,7 @@ def _repr_html_(self:SpeedUp): return self.to_df().to_html(index=False)
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40
 @patch
-def mix(self:SpeedUp, precision):
+def mix(self:SpeedUp, precision='bf16'):
     mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
     now = AMPMode(mixed.amp_mode).value if mixed else precision
     if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)

@@ -116,16 +116,22 @@ def _settle(self:GraphedStepCallback):
     "Zero the gradients that the last replay left, as a stock step does, and read fp16's scales"
     if self.is_stale: self.learn.opt.zero_grad()
     self.is_stale = False
-    if not self.scales: return
+    if self.scales: self.built_in[MixedPrecision].scales.extend(self._read_scales())
+
+@patch
+def _read_scales(self:GraphedStepCallback):
+    "Those of fp16's steps; others were skipped, and don't count"
     scales, self.scales = torch.stack(self.scales).tolist(), []
-    self.built_in[MixedPrecision].scales.extend(filter(None, scales))
-    self.learn.opt._plan.count(-scales.count(0))                     # which were skipped
+    self.scaled.count(-scales.count(0))
+    return [o for o in scales if o]
 
 # %% ../../nbs/step/09_graphed.ipynb #da89130f
 @patch
 def _note(self:GraphedStepCallback, step):
     "Keep the scale of fp16's step, on the device"
-    if step.scaler: self.scales.append(step.scale.clone())
+    if not step.scaler: return
+    self.scales.append(step.scale.clone())
+    self.scaled = self.learn.opt._plan
 
 @patch
 def _let_mix(self:GraphedStepCallback):
@@ -223,6 +229,7 @@ def _begin_fit(self:GraphedStepCallback):
     is_scaled = any(o.scaler for o in self.steps.values())          # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self._forget()
     self.n_done, self.gathered = 0, None
+    if self.scales: self._read_scales()              # of a fit that was interrupted
     self.makes = True                                # may batch transforms be a part of the graph?
     self.no_search = ''
     if self.why_not: return

@@ -315,8 +315,8 @@ def _kernel_flags(recipe): return dict(
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
 def _can_launch(device, *flags):
     dtypes = torch.int32, torch.int64, torch.float32
-    n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
     try:
+        n, table, coefs = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
         with torch.cuda.device(device):
             _update_kernel[1,](n, table, n, n, coefs, table, 1, coefs, None, None, n, **dict(flags))
     except Exception as e:

@@ -638,11 +638,11 @@ def test_relative_paths_are_those_of_the_folder_in_which_a_fit_begins(files, tmp
         learn.remove_cb(feed)
 
 
-def test_larger_batches_and_images_need_larger_rooms(files):
-    learn = learner(make_dls(files, bs=2, shuffle=False), feed := FeedCallback(2))
-    same_again(learn, feed)
-    learn.dls = DataLoaders(*(o.new(bs=8) for o in learn.dls.loaders))
-    same_again(learn, feed)
+def test_other_batches_and_images_need_other_rooms(files):
+    learn = learner(make_dls(files, bs=2, shuffle=False), feed := FeedCallback(1))
+    for bs in 2, 32, 1:
+        learn.dls = DataLoaders(*(o.new(bs=bs) for o in learn.dls.loaders))
+        same_again(learn, feed)
     assert n_decoded(feed)==N                        # what was decoded stays
     for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
     same_again(learn, feed)
@@ -717,15 +717,17 @@ def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
     assert a==b
 
 
-def test_the_validation_begins_while_the_training_ends(files):
-    learn = learner(make_dls(files), feed := FeedCallback(2))
+@pytest.mark.parametrize('get_y', [parent_label, lambda o: o.parent.name])
+def test_the_validation_begins_while_the_training_ends(files, get_y):
+    "What a user's own function makes of an item isn't asked before its turn"
+    learn = learner(make_dls(files, get_y=get_y), feed := FeedCallback(2))
     def wait():
         until = time.monotonic()+20
         while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
         early.append((n_decoded(feed), feed.pool.early is not None))
     early = []
     quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
-    assert early==[(N, True)]*2 and n_decoded(feed)==N
+    assert early==[(N, get_y is parent_label)]*2 and n_decoded(feed)==N
 
 
 def test_the_table_has_what_became_of_the_images(files):
