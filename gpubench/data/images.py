@@ -254,7 +254,8 @@ class ImageSet:
     "The images of a loader: what is done to them, those that are kept, and rooms for batches"
     def __init__(self, number, n_bytes): # `n_bytes` for decoded images, at most
         self.number, self.n_bytes, self.why_not = number, n_bytes, ''
-        self.stages = self.kept = self.rooms = self.forked_with = None
+        self.stages = self.bs = None            # of the pass that comes
+        self.kept = self.rooms = self.forked_with = None
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
     @property
@@ -266,18 +267,18 @@ class ImageSet:
 
 # %% ../../nbs/data/07_images.ipynb #imgs0022
 @patch
-def is_ready(self:ImageSet, bs):
+def is_ready(self:ImageSet):
     "Do workers know what is done to these images now, and is there room for such batches?"
-    if self.forked_with is None or bs!=self.rooms.bs: return False
+    if self.forked_with is None or self.bs!=self.rooms.bs: return False
     return self.forked_with.summary==self.stages.recipe.summary
 
 @patch
-def prepare(self:ImageSet, paths, bs, n_workers):
+def prepare(self:ImageSet, paths, n_workers): # `paths` of an item
     "Get memory for batches of such items"
     recipe, before = self.stages.recipe, self.forked_with
     with random_states_kept(): shapes = [o.shape for o in recipe.finish(recipe.decode(paths), 0)]
-    n_ahead = -(-n_workers*TASKS_AHEAD//-(-bs//ITEMS_PER_TASK))
-    self.rooms = Rooms(n_ahead+4, bs, shapes)
+    n_ahead = -(-n_workers*TASKS_AHEAD//-(-self.bs//ITEMS_PER_TASK))
+    self.rooms = Rooms(n_ahead+4, self.bs, shapes)
     if before is None or before.key!=recipe.key:
         n_items = len(self.stages.dataset)
         self.kept = KeptImages(n_items, len(recipe.classes), max(0, self.n_bytes))
@@ -329,17 +330,16 @@ class ImagePool:
 
 # %% ../../nbs/data/07_images.ipynb #imgs0122
 @patch
-def start(self:ImagePool, images, paths, bs): # An iterator
+def start(self:ImagePool, images, paths): # An iterator
     "Workers that see what this process sees now, and begin; `paths` of the first item"
     sets = self.sets.values()
     if not self.is_alive: # an image that one of them was writing may be broken
         for o in sets: o.forked_with = None
-    asked = [(images, paths, bs)]
-    for o in sets: # in the same fork, if no code of the user's finds its files
-        if o is not images and o.stages.has_plain_paths: asked.append((o, o.stages.paths(0), o.bs))
-    changed = [(o, *args) for o,*args in asked if not o.is_ready(args[1])]
+    # others in the same fork, if no code of the user's finds their files
+    asked = {o: o.stages.paths(0) for o in sets if o.stages.has_plain_paths} | {images: paths}
+    changed = [o for o in asked if not o.is_ready()]
     if not changed: return iter(self.loader)
-    for o,*args in changed: o.prepare(*args, self.n_workers)
+    for o in changed: o.prepare(asked[o], self.n_workers)
     self.end()
     self.loader = TorchDataLoader(
         Worker(sets), sampler=self.tasks, batch_size=None,
@@ -380,14 +380,15 @@ def begin(self:ImagePool, images, dl, order, seed, at_end=noop): # A pass and an
     first = [*islice(chunks, 1)]
     new = Pass(images, chain(first, chunks), seed, dl.bs)
     if not first: return new, iter(())
+    images.bs = dl.bs
     self.tasks.begin(new, at_end=at_end)
-    return new, self.start(images, first[0][0][0], dl.bs)
+    return new, self.start(images, first[0][0][0])
 
 # %% ../../nbs/data/07_images.ipynb #0f95c473
 @patch
 def begin_early(self:ImagePool, images, dl): # where images are the same each time
     stages = images.stages
-    if dl.shuffle or stages.recipe.drawing or not images.is_ready(dl.bs): return
+    if dl.shuffle or stages.recipe.drawing or not images.is_ready(): return
     order = list(dl.get_idxs())
     if is_known := all(o.state or not o.tfms for o in stages.columns): rows = stages.rows(order)
     elif stages.has_plain_paths: rows = ((stages.paths(i), ()) for i in order)

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from ..ground.core import InputError, StateError
 from ..ground.record import FIELDS, record_rows
 from ..ground.stats import (
-    SETTINGS, Interval, choose, groups, is_known, ratios, setting_label, simplest_first,
-    succeeded, value_text, way_labels)
+    SETTINGS, Interval, choose, groups, is_known, ratios, setting_label, succeeded,
+    value_text, way_labels)
 from .compare import (
     accuracy_differs, add_prices, fmt, fmt_list, fmt_ratio, load_records, read_runs, run_name,
     settings_of, work_differs)
