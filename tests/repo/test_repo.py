@@ -107,7 +107,7 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    light = [f'ground.{o}' for o in ('record', 'stats', 'curves')] + ['show.plot']
+    light = [f'ground.{o}' for o in ('record', 'stats')] + ['show.plot']
     assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def loaded(statement, of):
@@ -117,7 +117,7 @@ def loaded(statement, of):
 
 def test_what_an_import_loads():
     assert loaded('import gpubench', heavier)==[]
-    assert loaded('import gpubench.ground.record, gpubench.ground.stats, gpubench.ground.curves, gpubench.show.plot', {'torch', 'torchvision', 'fastai'})==[]
+    assert loaded('import gpubench.ground.record, gpubench.ground.stats, gpubench.show.plot', {'torch', 'torchvision', 'fastai'})==[]
     assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
     assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
 

@@ -1,24 +1,18 @@
-# %% A meeting that is not determined
-from math import inf, nan
-from gpubench.ground.stats import Interval
-verdicts = pd.Series(['not distinguishable', 'GPU faster'])
-for limits in ((nan, nan, nan), (30., nan, nan), (30., 0., 40.), (30., 20., inf)):
-    c = Interval(*limits, .95)
-    assert meeting_words(c).startswith('not determined'), c
-    assert meeting_bs(c, verdicts) is None, c
-    reply = check_guess(20, meeting_bs(c, verdicts), unit='images')
-    assert reply.ok is None and 'the measurement is' not in reply.text, c
+# %% A curve whose parameters are known, one that five points don't determine, and no curve at all
+from pytest import approx
+made = fit(epoch_curve, few, epoch_curve(few, 100, 1, 5)*[1, .999, 1.001, .999, 1], c=50, alpha=.5, t_min=1)
+assert made.known.all() and made.value.t_min==approx(5, rel=.01)
+assert n_known==0 and fits['A'].value.t_min==approx(20.2, abs=.1)
+assert not fit(epoch_curve, few[:2], few[:2], c=1, alpha=1, t_min=1).known.any()
 
-# %% A meeting that is determined
-c, verdicts = Interval(30., 20., 40., .95), pd.Series(['CPU faster', 'GPU faster'])
-assert meeting_words(c)=="at batch 30. From 20 to 40 they can't be told apart." and meeting_bs(c, verdicts)==30
-assert meeting_bs(Interval(nan, nan, nan, 0.), verdicts[1:])==0      # the GPU was faster at every size
+# %% A step whose overhead no size shows
+rising = fit(step_curve, few, 1+.1*few, overhead=1, fixed=1, per_image=.2)
+assert not rising.known.any() and np.isinf(rising.plus_minus).all()
+assert left_out_off(line, pd.Series(few), pd.Series(1+.1*few), fixed=1, per_image=1)==approx(0, abs=1e-6)
 
-# %% A prediction without a curve
-from types import SimpleNamespace
-from replay import again, planted
-measured = read_records(lab_records('02_crossover.jsonl')).query('status=="ok"')
-no_curve, no_change = SimpleNamespace(predict=lambda bs: nan), SimpleNamespace(predict=lambda bs: 1.)
-with planted(cpu=no_curve, gpu=no_change, recorded=measured, far=measured[measured.bs>16]):
-    shown = again('both = pd.concat([on_both(smaller), far])')
-    assert set(shown.cpu_predicted)=={'no curve'} and shown.gpu_predicted.between(.01, 100).all()
+# %% Where a line meets the overhead, and where the measured verdicts change
+assert meeting_bs(4, 1, .1)==approx(30) and meeting_bs(4, 5, .1)==0 and meeting_bs(4, 1, 0)==np.inf
+def of(*words): return overtaken(pd.Series(words, [2, 4, 8][:len(words)]))
+assert of('CPU faster', 'not distinguishable', 'GPU faster')==(2, 8) and of('GPU faster', 'GPU faster')==(0, 0)
+assert of('not distinguishable', 'GPU faster') is None and of('GPU faster', 'CPU faster') is None
+assert of('CPU faster', 'CPU faster') is None
