@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['MEMORY', 'plot_batch_sizes', 'phase_shares', 'plot_phases', 'plot_workers', 'plot_memory', 'plot_speedup',
-           'plot_visits', 'plot_price_speed', 'plot_curves', 'plot_roofline', 'caption', 'drawing', 'plot_monitor']
+           'plot_visits', 'plot_price_speed', 'plot_curves', 'caption', 'drawing', 'plot_monitor']
 
 # %% ../../nbs/show/02_plot.ipynb #5feebdc3
 import textwrap
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -19,11 +18,11 @@ from ..ground.core import InputError
 from ..ground.record import PHASE_NAMES, field
 from ..ground.stats import (
     LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, own_settings, series_labels, setting_label,
-    succeeded, varied_settings, where_labels)
-from .draw import (
-    BESIDE, MARKERS, as_is, by_number, caption, drawing, finish, in_the_middle, ink, legend_entry,
-    machine_style, make_room, need_columns, new_axes, numeric, plain_numbers, series_style,
-    series_styles, top_of, wrapped)
+    succeeded, varied_settings)
+from gpubench.show.draw import (
+    as_is, by_number, caption, drawing, finish, in_the_middle, ink, legend_entry, machine_style,
+    make_room, need_columns, new_axes, numeric, plain_numbers, series_style, series_styles, top_of,
+    wrapped)
 from .timeline import plot_monitor
 
 _all_ = ['caption', 'drawing', 'plot_monitor']
@@ -417,56 +416,4 @@ def plot_curves(
     ax.set(xscale='log', xlabel=field(x).words(), ylabel=field(y).words(),
            ylim=(0, top_of(df[y].dropna(), 1.05)))
     finish(ax, title, notes)
-    return ax
-
-# %% ../../nbs/show/02_plot.ipynb #3d062296
-def _draw_roof(ax, rows, name, color):
-    "A device's ceilings (Williams, Waterman & Patterson, Roofline, CACM 2009); returns a note"
-    peak, copy = rows.peak_flop_per_s.median(), rows.peak_bytes_per_s.median()
-    if not (is_known(peak) and is_known(copy)): return f'{name}: its ceilings were not measured.'
-    lo, hi = ax.get_xlim()
-    x = np.array([lo, peak/copy, hi] if lo<=peak/copy<=hi else [lo, hi])
-    ax.plot(x, np.minimum(peak, copy*x), color=color, label=as_is(f'most on {name}'), zorder=2)
-    numbers = peak/1e12, copy/1e9, peak/copy
-    tflop, gb, ridge = (f'{o:,.0f}' if o>=100 else f'{o:.3g}' for o in numbers)
-    return (f'{name}: a large product reaches {tflop} TFLOP/s, a large copy {gb} GB/s; they '
-            f'meet at {ridge} FLOP per byte.')
-
-# %% ../../nbs/show/02_plot.ipynb #0d17ccbb
-def _roof_axes(df):
-    "Empty axes that the dots and the ridge of each device fit into"
-    ax = new_axes(None, figsize=(6.6, 4.6))
-    ax.set(xscale='log', xlabel='arithmetic intensity (FLOP per byte)', xlim=(.1, 1000),
-           yscale='log', ylabel='FLOP per second')
-    if df.empty: in_the_middle(ax, 'no visit gave a value')
-    else:
-        ridge = (df.peak_flop_per_s/df.peak_bytes_per_s).max()
-        ax.set_xlim(df.flop_per_byte.min()/4, max(4*df.flop_per_byte.max(), 2*ridge))
-    return ax
-
-# %% ../../nbs/show/02_plot.ipynb #583dd7c2
-# the last two are the device's ceilings
-_ROOF = 'flop_per_byte', 'flop_per_s', 'peak_flop_per_s', 'peak_bytes_per_s'
-
-@drawing()
-def plot_roofline(
-    df:pd.DataFrame,  # One row per visit or round of steps, with `model` and the columns of `_ROOF`
-    title:str|None=None,
-)->Axes:
-    "Achieved FLOP per second over arithmetic intensity: every row a dot below its device's roof"
-    need_columns(df, 'model', *_ROOF)
-    df = numeric(df, *_ROOF)
-    df = df[succeeded(df) & df.flop_per_s.gt(0) & df.flop_per_byte.gt(0)].reset_index(drop=True)
-    ax, notes, names, where = _roof_axes(df), [caption(df)], _labels(df, 'model'), where_labels(df)
-    if 'bs' in df and df.bs.nunique()>1: names += ' · '+_labels(df, 'bs')
-    look = {o: dict(ls='none', marker=m, alpha=.75) for o,m in zip(names.unique(), cycle(MARKERS))}
-    for device,style in series_styles(where).items():
-        color, rows = style['color'], df[where==device]
-        notes.append(_draw_roof(ax, rows, device, color))
-        for (x,name),same in rows.groupby(['flop_per_byte', names]):
-            ax.plot([x]*len(same), same.flop_per_s, mec=color, mfc=color, zorder=3, **look[name])
-    for o,style in look.items(): legend_entry(ax, o, color=ink(), **style)
-    if look: ax.legend(**BESIDE, handlelength=1.4)
-    if len(df): notes.append('Every dot is one measurement.')
-    finish(ax, title, notes, 3, 60)
     return ax

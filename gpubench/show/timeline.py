@@ -16,9 +16,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ..ground.core import machine_title
 from ..ground.stats import is_known
-from .draw import (
-    BESIDE, by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns, numeric,
-    plain_numbers, series_style)
+from gpubench.show.draw import (
+    by_number, drawing, finish, in_the_middle, ink, is_dark, need_columns, numeric, plain_numbers,
+    series_style)
 
 # %% ../../nbs/show/01_timeline.ipynb #369bf5ba
 _PANELS = { # label of the axis -> columns in that panel, with their names
@@ -122,8 +122,9 @@ def _draw_fit(df, spans, title): # -> axes, lines for the caption
     gpus = [*_devices(df).items()][1:]
     for name,color in gpus if len(gpus)>1 else (): first.plot([], [], color=color, label=name)
     for ax in axes:
-        named = ax.get_legend_handles_labels()[1]
-        if named: ax.legend(**BESIDE, handlelength=1.5, borderaxespad=.3)
+        if ax.get_legend_handles_labels()[1]: ax.legend(
+            loc='center left', bbox_to_anchor=(1, .5), frameon=False, fontsize=9, handlelength=1.5,
+            borderaxespad=.3)
     above = dict(xycoords=first.get_xaxis_transform(), xytext=(0, 2), textcoords='offset points')
     for number,middle in numbers:
         first.annotate(number, (middle, 1), **above, ha='center', fontsize=9, gid='epoch')
