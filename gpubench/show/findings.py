@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'FINDINGS', 'is_usual', 'option_text', 'add_labels', 'labeled', 'by_size', 'summary', 'is_fair', 'speeds',
-           'batch_sizes', 'with_options', 'best_settings', 'Part', 'slow_parts', 'accuracies', 'failures', 'same_twice',
-           'doubtful', 'findings']
+           'with_options', 'best_option', 'batch_sizes', 'best_settings', 'Part', 'slow_parts', 'accuracies',
+           'failures', 'same_twice', 'doubtful', 'findings']
 
 # %% ../../nbs/show/05_findings.ipynb #3765c848
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from .plot import phase_shares
 
 # %% ../../nbs/show/05_findings.ipynb #0c5db2bc
 def is_usual(name:str, x)->bool:
-    "Is this how a trial does it by default? What is trained, on what, has no default"
+    "Is this how a trial does it by default? What is trained, and in which batches, has no default"
     x = plain_value(x)
-    if x is None or name in ('dataset', 'model'): return x is None
+    if x is None or name in ('dataset', 'model', 'bs'): return x is None
     return name in FIELDS and x==FIELDS[name].usual
 
 # %% ../../nbs/show/05_findings.ipynb #a0ebc13c
@@ -141,27 +141,6 @@ def _range(rows, side):
     return out + [f'Not the same work at {setting_label("bs", o.bs)}: {o.warning}.'
                   for o in odd.head(1).itertuples()]
 
-# %% ../../nbs/show/05_findings.ipynb #58fdf937
-def batch_sizes(w:pd.DataFrame)->list[str]:
-    "Which batch size of a series is enough, or what to try"
-    out = []
-    for series,rows in w.groupby('series', sort=False):
-        fair, at = is_fair(rows), f' on {device_phrase(series)}'
-        if rows.bs[fair].nunique()<2: continue
-        found = ratios(rows.assign(images_per_s=rows.images_per_s.where(fair)), 'bs')
-        choice, short = choose(found), sorted({*rows.bs[leaves_out(rows)].dropna().astype(int)})
-        why = remedy = ''
-        if short:
-            why = (f'Batch {fmt_list(short)} left out more than {100*LEFT_OUT_FRAC:.0f} % of the '
-                   'images')
-            remedy = 'Try a larger data set.'
-        text = choice.text(lambda o: f'batch {o}', at, why, remedy)
-        if not choice.missing:
-            r, than = found.ratio[choice.option], found.base[choice.option]
-            text = f'{text[:-1]}: {fmt_ratio(r)} times as fast as batch {than}.'
-        out.append(start_sentence(text))
-    return out
-
 # %% ../../nbs/show/05_findings.ipynb #ff0dccf2
 def with_options(
     rows:pd.DataFrame, # Visits
@@ -179,6 +158,40 @@ def with_options(
     order = pd.CategoricalDtype([*values], ordered=True)
     return visits.astype(dict(option=order)), [*values.values()]
 
+# %% ../../nbs/show/05_findings.ipynb #5f982aa9
+def best_option(
+    rows:pd.DataFrame, # Visits; those without a rate can't be compared
+    names,  # The settings that make an option
+    sep=', ',
+)->tuple: # The `Choice`, its row of `ratios`, and the visits with `option`; or None
+    "The simplest option that is enough, beside the option to compare it with"
+    if not rows.images_per_s.gt(0).any(): return
+    visits, settings = with_options(rows, names, sep)
+    if len(groups(visits[visits.images_per_s.gt(0)], ['option']))<2: return
+    choice = choose(ratios(visits, 'option'), settings)
+    return choice, ratios(visits, 'option', choice.than).loc[choice.option], visits
+
+def _enough(found, where, why='', remedy=''):
+    "As sentences; `where`: a series"
+    if not found: return []
+    choice, o, _ = found
+    text = choice.text(at=f' on {device_phrase(where)}', why=why, remedy=remedy)
+    more = f': {fmt_ratio(o.ratio)} times as fast as {choice.than}.'
+    return [start_sentence(text if choice.missing else text[:-1]+more)]
+
+# %% ../../nbs/show/05_findings.ipynb #58fdf937
+def batch_sizes(w:pd.DataFrame)->list[str]:
+    "Which batch size of a series is enough, or what to try"
+    out = []
+    for series,rows in w.groupby('series', sort=False):
+        short = sorted({*rows.bs[leaves_out(rows)].dropna().astype(int)})
+        why = (f'Batch {fmt_list(short)} left out more than {100*LEFT_OUT_FRAC:.0f} % of the images'
+               if short else '')
+        fair = rows.assign(images_per_s=rows.images_per_s.where(is_fair(rows)))
+        out += _enough(best_option(fair[fair.bs.notna()], ['bs']), series, why,
+                       'Try a larger data set.'*bool(short))
+    return out
+
 # %% ../../nbs/show/05_findings.ipynb #7b0f23c2
 _LEARNING = 'lr', 'pretrained', 'seed' # these change what is learned, not the speed
 
@@ -188,15 +201,7 @@ def best_settings(w:pd.DataFrame)->list[str]:
     if w.measure.nunique()>1: names.append('measure')
     for side,rows in w[is_fair(w)].groupby('side', sort=False):
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs.unique().items()))
-        if not sizes: continue
-        visits, settings = with_options(rows[rows.bs.eq(max(sizes))], names, ' · ')
-        if len(settings)<2: continue
-        choice = choose(ratios(visits, 'option'), settings)
-        text = choice.text(at=f' on {device_phrase(side)}')
-        if not choice.missing:
-            r = ratios(visits, 'option', choice.than).ratio[choice.option]
-            text = f'{text[:-1]}: {fmt_ratio(r)} times as fast as {choice.than}.'
-        out.append(start_sentence(text))
+        if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names, ' · '), side)
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #c182aa1d
