@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STYLE', 'ON_LIGHT', 'ON_DARK', 'MARKERS', 'need_columns', 'numeric', 'drawing', 'ink', 'is_dark', 'series_style',
-           'machine_style', 'by_number', 'series_styles', 'as_is', 'caption', 'new_axes', 'plain_numbers', 'top_of',
-           'wrapped', 'legend_entry', 'in_the_middle', 'make_room', 'finish']
+           'by_number', 'series_styles', 'as_is', 'caption', 'new_axes', 'plain_numbers', 'top_of', 'legend_entry',
+           'in_the_middle', 'make_room', 'finish']
 
 # %% ../../nbs/show/00_draw.ipynb #d8acf29c
 import re
@@ -65,10 +65,6 @@ def series_style(i:int)->dict: # `color` and `marker`, as matplotlib's `plot` ta
     colors = ON_DARK if is_dark() else ON_LIGHT
     return dict(color=colors[i%len(colors)], marker=MARKERS[i%len(MARKERS)])
 
-def machine_style(i):
-    "Color and marker of a machine, neither of them a device's; together they repeat after 12"
-    return series_style(2+i%4) | dict(marker=MARKERS[2+i%6])
-
 def by_number(text): # 16 comes before 128
     return [int(o) if o.isdigit() else o for o in re.split('([0-9]+)', text)]
 
@@ -104,10 +100,10 @@ def caption(df:pd.DataFrame)->str: # A line per kind of hardware; empty if the f
 # %% ../../nbs/show/00_draw.ipynb #eb358885
 def new_axes(ax, **kwargs): return plt.subplots(**kwargs)[1] if ax is None else ax
 def plain_numbers(axis): axis.set_major_formatter('{x:,.10g}')
-def top_of(values, room=1.1): # the end of an axis from 0
-    return room*values.max() if len(values) and values.max()>0 else 1
-def wrapped(name): return as_is(textwrap.fill(name, 60))
-def legend_entry(ax, name, **style): ax.plot([], [], label=wrapped(name), **style)
+def top_of(values): # the end of an axis from 0
+    return 1.1*values.max() if len(values) and values.max()>0 else 1
+def legend_entry(ax, name, **style):
+    ax.plot([], [], label=as_is(textwrap.fill(name, 60)), **style)
 def in_the_middle(ax, text, y=.5): ax.text(.5, y, text, transform=ax.transAxes, ha='center')
 
 def make_room(ax, height_in):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEMORY', 'plot_batch_sizes', 'phase_shares', 'plot_phases', 'plot_workers', 'plot_memory', 'plot_speedup',
-           'plot_visits', 'plot_price_speed', 'plot_curves', 'caption', 'drawing', 'plot_monitor']
+           'plot_visits', 'caption', 'drawing', 'plot_monitor']
 
 # %% ../../nbs/show/02_plot.ipynb #5feebdc3
 import textwrap
@@ -19,10 +19,9 @@ from ..ground.record import PHASE_NAMES, field
 from ..ground.stats import (
     LEFT_OUT_FRAC, SETTINGS, is_known, leaves_out, own_settings, series_labels, setting_label,
     succeeded, varied_settings)
-from gpubench.show.draw import (
-    as_is, by_number, caption, drawing, finish, in_the_middle, ink, legend_entry, machine_style,
-    make_room, need_columns, new_axes, numeric, plain_numbers, series_style, series_styles, top_of,
-    wrapped)
+from .draw import (
+    as_is, by_number, caption, drawing, finish, in_the_middle, ink, legend_entry, make_room,
+    need_columns, new_axes, numeric, plain_numbers, series_style, series_styles, top_of)
 from .timeline import plot_monitor
 
 _all_ = ['caption', 'drawing', 'plot_monitor']
@@ -366,54 +365,4 @@ def plot_visits(
     ax.locator_params(axis='x', nbins=6)
     ax.grid(False, axis='y')
     finish(ax, title, [caption(df), _NOT_FROM_0 if ax.get_xlim()[0] else ''])
-    return ax
-
-# %% ../../nbs/show/02_plot.ipynb #00e26b50
-@drawing()
-def plot_price_speed(
-    df:pd.DataFrame,     # A row per machine: `name`, `price_per_h`, `images_per_s`, `lo` and `hi` of
-                         # its visits; its index is the number of its color and marker
-    base:str='',         # Name of the machine that the line goes through
-    title:str|None=None,
-)->Axes:
-    "Price of an hour against images per second, a point per machine, both axes from 0"
-    need_columns(df, 'name', 'price_per_h', 'images_per_s', 'lo', 'hi')
-    ax, df = new_axes(None), df[df.price_per_h.gt(0) & df.images_per_s.gt(0)]
-    notes = ['Every point is a run on one device; its bar spans its slowest to its fastest visit.']
-    for o in df.itertuples():
-        style = machine_style(o.Index)
-        ax.plot([o.price_per_h]*2, [o.lo, o.hi], '_-', ms=8, color=style['color'], zorder=2)
-        ax.plot(o.price_per_h, o.images_per_s, ls='none', **style, zorder=3, gid='machine',
-                label=wrapped(o.name))
-        if o.name!=base: continue
-        ax.axline((0, 0), slope=o.images_per_s/o.price_per_h, color=ink(), lw=1, ls=':', zorder=1)
-        notes.append(f'On the dotted line, an image costs the same as on {base}; above it, less.')
-    ax.set(xlim=(0, top_of(df.price_per_h)), xlabel='price of an hour',
-           ylim=(0, top_of(df[['images_per_s', 'hi']].max(axis=1))), ylabel='images per second')
-    plain_numbers(ax.yaxis)
-    if df.empty: in_the_middle(ax, 'no price is known')
-    finish(ax, title, notes)
-    return ax
-
-# %% ../../nbs/show/02_plot.ipynb #8fbc5c0b
-@drawing()
-def plot_curves(
-    df:pd.DataFrame,      # One row per evaluation: `x`, `y`, `by`, `seed`; all seeds have the same `x`
-    x:str='step',         # Column of the horizontal axis, above 0: 'step', 'epochs', 'time_s'
-    y:str='accuracy',     # Column of the vertical axis
-    by:str='bs',          # Column that names the series, in order of appearance
-    ax:Axes|None=None, title:str|None=None, # Axes that are given get no caption
-)->Axes:
-    "Progress of trainings: the median of each series a line, its range a band, `y` from 0"
-    need_columns(df, x, y, by, 'seed')
-    df, notes, ax = numeric(df, y), [] if ax is not None else [caption(df)], new_axes(ax)
-    labels = _labels(df, by)
-    for i,name in enumerate(labels.unique()):
-        at = df[labels==name].groupby(x)[y]
-        color = series_style(i+2)['color']                   # the first two are devices'
-        ax.plot(at.median(), color=color, label=as_is(name))
-        ax.fill_between(at.min().index, at.min(), at.max(), color=color, alpha=.2, lw=0)
-    ax.set(xscale='log', xlabel=field(x).words(), ylabel=field(y).words(),
-           ylim=(0, top_of(df[y].dropna(), 1.05)))
-    finish(ax, title, notes)
     return ax
