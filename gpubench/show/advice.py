@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from fastcore.basics import patch
 from matplotlib.axes import Axes
 
 from ..ground.core import InputError, StateError
@@ -93,14 +92,12 @@ class Advice:
     visits:tuple=()  # How many, of what is advised and of `than`
     session:str=''   # '04_data_loading of 2026-11-21'
 
-# %% ../../nbs/show/09_advice.ipynb #80c052f8
-@patch(as_prop=True)
-def gain(self:Advice)->str: # '3.1 (2.8 to 3.4) times as fast as 0 workers'
-    return f'{fmt_ratio(self.ratio)} times as fast as {self.than}' if self.visits else ''
-
-@patch(as_prop=True)
-def rests_on(self:Advice)->str: # '04_data_loading of 2026-11-21: 3 and 3 visits'
-    return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
+    @property
+    def gain(self)->str: # '3.1 (2.8 to 3.4) times as fast as 0 workers'
+        return f'{fmt_ratio(self.ratio)} times as fast as {self.than}' if self.visits else ''
+    @property
+    def rests_on(self)->str: # '04_data_loading of 2026-11-21: 3 and 3 visits'
+        return f'{self.session}: {fmt_list(self.visits)} visits' if self.visits else ''
 
 # %% ../../nbs/show/09_advice.ipynb #1857e100
 _KINDS = {'': 'recommended', 'rounds': 'measure again'} # what is missing -> kind; of others, 'edge'

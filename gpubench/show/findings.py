@@ -73,11 +73,12 @@ def by_size(df:pd.DataFrame)->list: # Of `add_labels`: name and visits of each
 _MEDIANS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
 
 def _row(o): # Visits of a configuration
-    "How many visits there are, and the interval of their epochs"
-    epoch_s, status = o.epoch_s[o.status.eq('ok')], o.status
-    i = median_ci(epoch_s)
-    return dict(epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(epoch_s),
-                n_failed=len(o)-len(epoch_s), failed=', '.join(sorted({*status}-{'ok'})))
+    "Medians of those that succeeded, the interval of their epochs, and how many there are"
+    ok = o[succeeded(o)]
+    i = median_ci(ok.epoch_s)
+    return ok[_MEDIANS].median().to_dict() | dict(
+        epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(ok),
+        n_failed=len(o)-len(ok), failed=', '.join(sorted({*o.status}-{'ok'})))
 
 # %% ../../nbs/show/05_findings.ipynb #a69d9cf9
 def summary(
@@ -87,12 +88,9 @@ def summary(
     "What was measured: medians of the visits that succeeded, and how many failed"
     df, keys = labeled(records), ['workload', 'series', 'bs']
     if prices: df = add_prices(df, prices)
-    which = df.groupby(keys, dropna=False).ngroup().rename('row')
-    firsts = df[[*keys, *(o for o in ('side', *SETTINGS) if o in df)]].groupby(which).head(1)
-    firsts = firsts.set_index(which[firsts.index]).sort_index()
-    medians = df[succeeded(df)].groupby(which)[_MEDIANS].median()
-    counts = pd.DataFrame({i: _row(o) for i,o in df.groupby(which)}).T
-    found = pd.concat([firsts, medians.reindex(firsts.index), counts], axis=1)
+    names = [*keys, *(o for o in ('side', *SETTINGS) if o in df)]
+    found = [{k: o[k].iloc[0] for k in names} | _row(o) for _,o in df.groupby(keys, dropna=False)]
+    found = pd.DataFrame(found)
     return found.assign(epoch_price=found.epoch_s*found.price_per_h/3600)
 
 # %% ../../nbs/show/05_findings.ipynb #4ffd0384
@@ -125,21 +123,15 @@ def speeds(w:pd.DataFrame, base=None)->list[str]: # `base`: a side; if it's not 
         text = f'{b} trains {w.workload.iloc[0]} {verdict(r)} as {a}.'
         if is_known(r.lo) and not r.is_distinct(): text = f'{b} and {a}: {verdict(r)}.'
         out.append(start_sentence(text) if text.startswith('the ') else text)
-        out += _range(compare_sides(w[w.side.isin([base, side])], base), side)
+        out += _other_work(w, base, side)
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #43cc693b
-def _range(rows, side):
-    "The smallest and the largest ratio with equal settings, and what differs in the work"
-    def words(o): # also the ratio, if the verdict has none
-        text = o.verdict if 'times' in o.verdict else f'{o.verdict} ({o.speedup:.2g})'
-        return f'{text} at {setting_label("bs", o.bs)}'
-    out, odd = [], rows[rows.speedup.notna() & rows.warning.ne('')]
-    ranked = [*rows[rows.speedup.notna()].sort_values('speedup').itertuples()]
-    if len(ranked)>1: out.append(f'{start_sentence(device_phrase(side))} with equal settings: '
-                                 f'{words(ranked[0])} and {words(ranked[-1])}.')
-    return out + [f'Not the same work at {setting_label("bs", o.bs)}: {o.warning}.'
-                  for o in odd.head(1).itertuples()]
+def _other_work(w, base, side):
+    "With equal settings, where the work of two sides differs"
+    rows = compare_sides(w[w.side.isin([base, side])], base)
+    return [f'Not the same work at {setting_label("bs", o.bs)}: {o.warning}.'
+            for o in rows[rows.speedup.notna() & rows.warning.ne('')].head(1).itertuples()]
 
 # %% ../../nbs/show/05_findings.ipynb #ff0dccf2
 def with_options(

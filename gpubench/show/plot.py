@@ -27,15 +27,13 @@ from .timeline import plot_monitor
 _all_ = ['caption', 'drawing', 'plot_monitor']
 
 # %% ../../nbs/show/02_plot.ipynb #ff90b046
-_MAX_DOTS = 300 # more dots than these become an image inside an SVG
-
 def _draw_series(ax, df, y, label, style):
     "A dot per visit, hollow if it left images out, and the line through their medians"
     color = style['color']
     ax.plot(df.groupby('bs')[y].median(), color=color, zorder=2)
     for hollow,rows in df[['bs', y]].groupby(leaves_out(df)):
         ax.plot(rows.bs, rows[y], ls='none', marker=style['marker'], mec=color, zorder=3, alpha=.75,
-                mfc='none' if hollow else color, rasterized=len(df)>_MAX_DOTS)
+                mfc='none' if hollow else color)
     legend_entry(ax, label, **style)
 
 # %% ../../nbs/show/02_plot.ipynb #f50b986e
@@ -140,7 +138,7 @@ def _phase_labels(df, by):
     return labels+' · '+_labels(df, 'bs')
 
 # %% ../../nbs/show/02_plot.ipynb #8a8d0e84
-def _draw_phase(ax, ms, row, y, height, style, end_ms, rasterized):
+def _draw_phase(ax, ms, row, y, height, style, end_ms):
     "A bar to the median of a phase, a dot per value, a mark at the edge for each value beyond it"
     color, share = style['color'], f'{100*row.share_frac:.0f} %' if row.share_frac>=.005 else '<1 %'
     ax.barh(y, row.ms, height=height, color=color, alpha=.25, lw=0, zorder=1)
@@ -149,7 +147,7 @@ def _draw_phase(ax, ms, row, y, height, style, end_ms, rasterized):
                 gid='share')
     at, far = y+height*np.random.default_rng(0).uniform(-.3, .3, len(ms)), ms>end_ms
     size = dict(ms=6, alpha=.75) if len(ms)<20 else dict(ms=3, alpha=.35)
-    look = dict(ls='none', color=color, mew=0, zorder=3, rasterized=rasterized)
+    look = dict(ls='none', color=color, mew=0, zorder=3)
     ax.plot(ms[~far], at[~far], marker=style['marker'], **look, **size)
     ax.plot([end_ms]*int(far.sum()), at[far], marker='>', ms=6, clip_on=False, **look)
 
@@ -177,7 +175,7 @@ def _draw_phases(ax, values, labels, shares, styles, end_ms):
         for phase,row in shares[name].iterrows():
             y = found.index(phase)+(i-(len(styles)-1)/2)*height
             ms = values[phase][labels==name].dropna()
-            _draw_phase(ax, ms, row, y, .85*height, style, end_ms, len(values)>_MAX_DOTS)
+            _draw_phase(ax, ms, row, y, .85*height, style, end_ms)
         legend_entry(ax, name, **style)
     ax.set(yticks=range(len(found)), yticklabels=[PHASE_NAMES[o] for o in found], xlim=(0, end_ms),
            ylim=(max(1, len(found))-.5, -.5), xlabel='time in a step (ms)')
