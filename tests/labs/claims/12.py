@@ -35,7 +35,7 @@ assert {o.kind for o in advise(gpu[gpu.visit<1]) if not o.session.startswith('07
 with TemporaryDirectory() as empty, planted(folders=[empty]):
     again('own = read_lab_records')
     assert len(own)==0 and {*fair(found).values()}=={'not measured'} and len(found)==len(every)
-    again('from gpubench.show.advice import plot_advice')
+    again('import matplotlib.pyplot as plt')
     again('path = write_advice')
     assert 'Nothing has been measured yet.' in text and all(f'- {o}: Not measured here' in text for o in every)
 shipped = Path(lab_records('01_cpu_vs_gpu.jsonl')).parent
