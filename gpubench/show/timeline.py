@@ -70,15 +70,13 @@ def _devices(df): # name -> color
 
 # %% ../../nbs/show/01_timeline.ipynb #4d782970
 def _draw_lines(ax, df, column, line):
-    "A column of each device, with a cross where its samples end too early"
+    "A column of each device"
     for device,color in _devices(df).items():
         rows = df[df.device==device]
         y = rows[column]
         if not y.notna().any(): continue
-        shape, end_s = 'steps-pre' if column in _WINDOWED else 'default', rows.time_s.iloc[-1]
+        shape = 'steps-pre' if column in _WINDOWED else 'default'
         ax.plot(rows.time_s, y, ls=line, color=color, lw=1.5, drawstyle=shape, zorder=3)
-        cross = dict(marker='x', color=color, ms=8, mew=2, zorder=4, gid='end')
-        if end_s<.9*df.time_s.max(): ax.plot(end_s, y.dropna().iloc[-1], **cross)
 
 # %% ../../nbs/show/01_timeline.ipynb #f4f4e515
 def _draw_panel(ax, df, label, columns, spans):
@@ -106,7 +104,7 @@ def _notes(df, spans, numbers, panels):
     if reasons: yield f"Red: the GPU was slowed. Reason: {'; '.join(sorted(reasons))}."
     elif is_known_slow: yield 'The GPU was not slowed for a reason that matters.'
     for o,t in df.groupby('device').time_s.max().items():
-        if t<.9*df.time_s.max(): yield f'{o}: rows end at {t:.1f} s (cross).'
+        if t<.9*df.time_s.max(): yield f'{o}: rows end at {t:.1f} s.'
     absent = [k.replace('\n', ' ').rpartition(' (')[0] for k,v in panels.items() if not v]
     if len(on_gpu) and not is_known_slow: absent.append('throttling')
     if absent: yield f"Not measured, so not drawn: {', '.join(absent)}."
