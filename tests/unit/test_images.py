@@ -717,17 +717,21 @@ def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
     assert a==b
 
 
-@pytest.mark.parametrize('get_y', [parent_label, lambda o: o.parent.name])
-def test_the_validation_begins_while_the_training_ends(files, get_y):
-    "What a user's own function makes of an item isn't asked before its turn"
+def test_the_validation_begins_while_the_training_ends(files):
+    "Its images are decoded; a user's own function makes labels in their turn"
+    asked, early = [], []
+    def get_y(f):
+        asked.append(f)
+        return label(f)
     learn = learner(make_dls(files, get_y=get_y), feed := FeedCallback(2))
     def wait():
         until = time.monotonic()+20
         while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
-        early.append((n_decoded(feed), feed.pool.early is not None))
-    early = []
+        early.append((n_decoded(feed), feed.pool.early is not None, sum(f in files[8:] for f in asked)))
+        asked.clear()
+    asked.clear()
     quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
-    assert early==[(N, get_y is parent_label)]*2 and n_decoded(feed)==N
+    assert early==[(N, True, 0), (N, True, N-8)] and n_decoded(feed)==N
 
 
 def test_the_table_has_what_became_of_the_images(files):
