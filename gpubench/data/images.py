@@ -260,13 +260,11 @@ def is_ready(self:ImageSet):
 @patch
 def prepare(self:ImageSet, paths, n_workers): # `paths` of an item
     "Get memory for batches of such items"
-    recipe, before = self.stages.recipe, self.forked_with
+    recipe, n_items = self.stages.recipe, len(self.stages.dataset)
     with random_states_kept(): shapes = [o.shape for o in recipe.finish(recipe.decode(paths), 0)]
     n_ahead = -(-n_workers*TASKS_AHEAD//-(-self.bs//ITEMS_PER_TASK))
     self.rooms = Rooms(n_ahead+4, self.bs, shapes)
-    if before is None or before.key!=recipe.key:
-        n_items = len(self.stages.dataset)
-        self.kept = KeptImages(n_items, len(recipe.classes), max(0, self.n_bytes))
+    self.kept = KeptImages(n_items, len(recipe.classes), self.n_bytes)
     self.forked_with = recipe          # last, if memory runs out
 
 # %% ../../nbs/data/07_images.ipynb #d09b589b
@@ -573,7 +571,7 @@ def _images(self:FeedCallback, dl): # of its data set, or `NotTaken`
     if images is None:
         if self.n_bytes is None: self.n_bytes = memory_bytes()[1]//2//n_here() # half of what is free
         n_items = sum(len(o.dataset) for o in self.loaders())
-        share = len(dl.dataset)/max(n_items, len(dl.dataset))
+        share = len(dl.dataset)/n_items
         sets[key] = images = ImageSet(len(sets), int(share*self.n_bytes))
     images.stages, images.bs = stages, dl.bs
     if images.why_not: raise NotTaken(images.why_not)

@@ -643,7 +643,6 @@ def test_other_batches_and_images_need_other_rooms(files):
     for bs in 2, 32, 1:
         learn.dls = DataLoaders(*(o.new(bs=bs) for o in learn.dls.loaders))
         same_again(learn, feed)
-    assert n_decoded(feed)==N                        # what was decoded stays
     for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
     same_again(learn, feed)
     feed.release()
