@@ -33,7 +33,6 @@ import fastai.callback.data        # noqa: F401  weighted_dataloaders, partial_d
 import fastai.callback.progress    # noqa: F401  no_bar
 
 from gpubench.data.loaders import get_dls
-from gpubench.step.fast import SpeedUp
 from gpubench.data import images
 from gpubench.data.images import FeedCallback, ItemStages
 from gpubench.data.item_tfms import Recipe
@@ -731,10 +730,3 @@ def test_the_validation_begins_while_the_training_ends(files):
     asked.clear()
     quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
     assert early==[(N, True, 0), (N, True, N-8)] and n_decoded(feed)==N
-
-
-def test_the_table_has_what_became_of_the_images(files):
-    (done := SpeedUp(learn := learner(make_dls(files)))).feed()
-    quiet(learn, lambda o: o.fit(2))
-    assert done.to_df().why.tolist()==['each is decoded once, beside the first epoch, and then taken from memory; 4 times in the last fit. '
-        f"{N} images were decoded, 0.0 GiB are in memory"]
