@@ -39,7 +39,7 @@ from fastcore.basics import chunked, noop, patch
 from fastcore.foundation import L
 from torch.utils.data import DataLoader as TorchDataLoader
 from .batch_tfms import (
-    Crop, batch_transforms, functions_of, is_fastais, is_untouched)
+    batch_transforms, functions_of, is_fastais, is_untouched)
 from ..ground.core import InputError, StateError, memory_bytes, n_cores
 from .item_tfms import (
     BYTES_CLASSES, KeptImages, Recipe, is_file, random_states_kept, shared, stamp_of)
@@ -434,25 +434,19 @@ class FeedDL:
         self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
         self.at_end = self.meanwhile = noop # called when all tasks, and the first, are handed out
         self.device = torch.device(dl.device or 'cpu')
-        self.is_bare, self.types, split_idx = False, self.stages.types, self.stages.split_idx
-        known, self.rest = batch_transforms([*dl.after_batch.fs], split_idx, self.types)
-        n_before = max((i for i,o in enumerate(known, 1) if isinstance(o, Crop)), default=0)
-        self.before, self.known = known[:n_before], known[n_before:]
+        self.is_bare = False
+        self.before, self.within = batch_transforms([*dl.after_batch.fs])
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
     def __iter__(self): return self.iter_marked(noop)
     @property
     def can_be_bare(self): # Then whoever takes the batches calls `make`, for example within a graph
-        return not self.rest
-    def make(self, b): # A batch on its device
-        "The batch transforms: gpubench's, and from the first that isn't known on fastai's"
-        b = self._run(self.known, b)
-        for f in self.rest: b = f(b, split_idx=self.stages.split_idx)
-        return b
+        return bool(self.within)
+    def make(self, b): return self._run(self.within, b) # the batch transforms that a graph can hold
     def _run(self, fs, b):
-        if fs: b = tuple(o.as_subclass(t) for o,t in zip(b, self.types))
-        for f in fs: b = f(b)
+        if fs: b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
+        for f in fs: b = f(b, split_idx=self.stages.split_idx)
         return b
 
 # %% ../../nbs/data/07_images.ipynb #imgs0029
