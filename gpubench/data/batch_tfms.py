@@ -19,8 +19,8 @@ from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage
 from fastai.vision import augment
 from fastai.vision.augment import (
-    AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, LightingTfm, RandomResizedCropGPU, Rotate,
-    SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _WarpCoord, _draw_mask, dihedral_mat,
+    AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, LightingTfm, RandomResizedCropGPU, RandTransform,
+    Rotate, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _WarpCoord, _draw_mask, dihedral_mat,
     flip_mat, rotate_mat, zoom_mat)
 from torch.nn import functional
 from .loaders import BatchAugment
@@ -155,10 +155,14 @@ def _without_waiting(t, b, split_idx=None):
     no_autocast = torch.autocast(b[0].device.type, enabled=False) # a step may run them within its own
     with on_device(), no_autocast: return t(b, split_idx=split_idx)
 
+def _keeps_types(t): # of a batch; the user's may make anything of it
+    return can_be_captured(t) or isinstance(t, RandTransform) and is_untouched(t)
+
 def batch_transforms(fs): # A loader's `after_batch.fs`
     "Two lists: what has to run before a graph, and what can be a part of it"
     def faster(t):
         is_crop = type(t) is RandomResizedCropGPU and is_untouched(t)
         return partial(_without_waiting, t) if is_crop or can_be_captured(t) else t
     n = max((i for i,o in enumerate(fs, 1) if not can_be_captured(o)), default=0)
+    if not all(map(_keeps_types, fs[:n])): n = len(fs)
     return [*map(faster, fs[:n])], [*map(faster, fs[n:])]

@@ -17,7 +17,7 @@ from fastai.callback.schedule import Learner   # with fine_tune and lr_find
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import DataLoaders, Datasets, TfmdDL
 from fastai.data.load import SkipItemException
-from fastai.data.transforms import Categorize, ColReader, parent_label
+from fastai.data.transforms import Categorize, ColReader, Normalize, parent_label
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, CrossEntropyLossFlat
 from fastai.tabular.data import TabularDataLoaders
@@ -230,6 +230,14 @@ def test_a_loader_with_an_own_item_transform_is_left_to_fastai(files, make_tfms)
     ours, stock = fitted(make, feed, n=1), fitted(make, n=1)
     assert feed.n_done==0 and "isn't known as fastai's own." in feed.why_not
     check_same(ours, stock)
+
+
+class Twice(Transform):
+    order = 20
+    def __call__(self, b, split_idx=None, **kwargs): return b[0], b[1], b[1].float()
+def test_a_batch_transform_may_make_another_batch(files):
+    tfms = [Twice(), Normalize.from_stats([.5]*3, [.2]*3)]
+    check_fit(lambda: make_dls(files, block=dict(batch_tfms=tfms)), n=1, n_done=2)
 
 
 # --- only fastai's own functions are replaced, or what they make is kept
