@@ -9,6 +9,7 @@ __all__ = ['warp_mat', 'multiply', 'line', 'places', 'late_grid', 'draw_warp', '
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500003
 import inspect
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from pathlib import Path
 import fastai
@@ -162,7 +163,8 @@ def batch_transforms(fs): # A loader's `after_batch.fs`
     "Two lists: what has to run before a graph, and what can be a part of it"
     def faster(t):
         is_crop = type(t) is RandomResizedCropGPU and is_untouched(t)
-        return partial(_without_waiting, t) if is_crop or can_be_captured(t) else t
+        # a graph reads tensors that its copy keeps
+        return partial(_without_waiting, copy(t)) if is_crop or can_be_captured(t) else t
     n = max((i for i,o in enumerate(fs, 1) if not can_be_captured(o)), default=0)
     if not all(map(_keeps_types, fs[:n])): n = len(fs)
     return [*map(faster, fs[:n])], [*map(faster, fs[n:])]
