@@ -329,29 +329,6 @@ def test_what_a_callback_changes_is_seen_by_the_next_pass(files, tmp_path, name,
     check_same(ours, stock)
 
 
-# --- kinds of images
-
-def save_all_kinds(folder):
-    rgb = Image.fromarray(pixels(0, 30, 22))
-    exif = Image.Exif()
-    exif[0x0112] = 6                                                         # turned by 90°
-    out = dict(rgb=(rgb, 'jpg', {}), gray=(rgb.convert('L'), 'png', {}), palette=(rgb.convert('P'), 'png', {}),
-               cmyk=(rgb.convert('CMYK'), 'jpg', {}), tiny=(rgb.crop((0, 0, 1, 1)), 'png', {}), long=(rgb.resize((300, 2)), 'png', {}),
-               rgba=(Image.fromarray(pixels(1, channels=4)), 'png', {}), exif=(rgb, 'jpg', dict(exif=exif)),
-               deep=(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30)*100), 'png', {}),
-               gif=(rgb.convert('P'), 'gif', dict(save_all=True, append_images=[rgb.rotate(90).convert('P')])),
-               webp=(rgb, 'webp', {}), tiff=(rgb, 'tiff', {}), bits=(rgb.convert('1'), 'png', {}))
-    for k,(image,suffix,kwargs) in out.items(): image.save(folder/f'{k}.{suffix}', **kwargs)
-    return sorted(folder.iterdir())
-
-
-@pytest.mark.parametrize('cls', [PILImage, PILImageBW])
-def test_kinds_of_images(tmp_path, cls):
-    files = save_all_kinds(tmp_path)
-    block = DataBlock((ImageBlock(cls),), splitter=lambda o: (list(range(6)), list(range(len(o)))), item_tfms=Resize(SIZE, 'squish'))
-    check_fit(lambda: block.dataloaders(files, bs=4, num_workers=0, device='cpu'), n=1, n_done=2)
-
-
 # --- what a Learner does
 
 def do_fits(learn):
@@ -536,16 +513,6 @@ def test_tabular_data_is_left_to_fastai():
     learn = tabular_learner(dls, cbs=(feed := FeedCallback(2)))
     quiet(learn, lambda o: o.fit(1))
     assert (feed.n_done, feed.why_not)==(0, "Its data set is a TabularPandas, not fastai's `Datasets`.")
-
-
-class Pair(tuple):
-    train, device, n_inp = property(lambda self: self[0]), 'cpu', 1
-def test_loaders_that_are_no_fastai_loaders():
-    batch = torch.rand(4, 3, 8, 8), torch.rand(4)
-    for dls in DataLoaders([batch], [batch]), Pair([[batch], [batch]]):
-        learn = Learner(dls, AnyModel(), loss_func=SumLoss(), cbs=(feed := FeedCallback(2)))
-        quiet(learn, lambda o: o.fit(1))
-        assert (feed.n_done, feed.why_not, feed.pool.sets)==(0, '', {})
 
 
 # --- processes
