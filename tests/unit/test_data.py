@@ -18,7 +18,6 @@ from fastai.data.external import fastai_cfg, fastai_path
 from fastai.learner import Learner, load_learner
 from fastai.metrics import accuracy
 from fastai.vision.core import PILImageBW
-from fastai.vision.learner import vision_learner
 from PIL import Image
 from torch import nn
 
@@ -109,21 +108,6 @@ def test_learner_export_predict(loader, tmp_path):
             label, number, probs = again.predict(item)
             assert (label, int(number))==('0', 0) and torch.allclose(probs, want)
 
-@pytest.mark.slow
-@pytest.mark.parametrize('loader', LOADERS)
-def test_vision_learner_and_show(loader, animals):
-    dls = get_dls(animals, bs=4, loader=loader, size=32, device='cpu')
-    from torchvision.models import resnet18
-    learn = quiet_fit(vision_learner(dls, resnet18, pretrained=False, metrics=accuracy))
-    assert 0<=learn.final_record[-1]<=1
-    dls.show_batch(max_n=4)
-    learn.show_results(max_n=2)
-    from fastai.interpret import ClassificationInterpretation
-    with learn.no_bar():
-        found = ClassificationInterpretation.from_learner(learn)
-        assert found.confusion_matrix().sum()==len(dls.valid_ds)
-        found.plot_top_losses(2)
-
 @pytest.mark.parametrize('loader', ['files', 'memory'])
 def test_more_workers_than_batches(loader):
     kwargs = dict(loader=loader, device='cpu', max_images=300)     # 60 held out: one batch for two workers
@@ -144,12 +128,6 @@ def test_global_seeds_decide_nothing():
         random.seed(seed); np.random.seed(seed); torch.manual_seed(seed)
         return torch.cat([y for _,y in get_dls(device='cpu').train])
     assert torch.equal(order(1), order(2))
-
-def test_max_images_is_stratified_and_stable():
-    a, b = get_images('birds', max_images=101), get_images('birds', max_images=101)
-    assert a.files==b.files and sorted(np.bincount(a.labels))==[50,51]
-    assert len(get_images('synthetic'))==2000 and len(get_images('synthetic', max_images=333))==333
-
 
 # ---- the cache
 
@@ -223,18 +201,6 @@ def test_folder_forms(animals, tmp_path, monkeypatch):
     (animals/'.ipynb_checkpoints').mkdir()
     Image.new('RGB', (9,9)).save(animals/'.ipynb_checkpoints'/'1.png')
     assert len(get_images(animals))==12
-
-def test_links(animals, tmp_path):
-    "Links to folders above and to themselves multiply nothing; one that brings its own images counts"
-    root, outside = tmp_path/'split', tmp_path/'outside'
-    for part in ('train', 'valid'): shutil.copytree(animals, root/part)
-    shutil.move(root/'train'/'dog', outside)
-    (root/'train'/'dog').symlink_to(outside)
-    files = get_images(root).files
-    assert len(files)==24 and root/'train'/'dog'/'1.jpg' in files
-    for place,target in (('train/again', root), ('train/self', root/'train'/'self')):
-        (root/place).symlink_to(target)
-        assert get_images(root).files==files
 
 def test_bad_folders(animals, tmp_path):
     def make(name, *files):
