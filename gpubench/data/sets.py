@@ -200,13 +200,11 @@ def find_folder(path)->Path:
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
     root = find_folder(path)
-    found = read_folder(root, labels)
-    files = [o for part in found.parts for o in part]
-    by_parent = all(o.parent.name==found.label[o] for o in files)   # new files can be labelled, too
-    return _from_files(root.resolve().name, found.parts, size, n_in, imagenet_stats,
-                       squish=file_sizes(files)!={(size,size)}, held_out=found.held_out,
-                       label=parent_label if by_parent else partial(getitem, found.label),
-                       remarks=found.remarks)
+    parts, label, about = read_folder(root, labels)
+    by_parent = all(o.parent.name==k for o,k in label.items())      # new files can be labelled, too
+    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats,
+                       squish=file_sizes(label)!={(size,size)},
+                       label=parent_label if by_parent else partial(getitem, label), **about)
 
 # %% ../../nbs/data/03_sets.ipynb #cd1545a5
 OFFICIAL = dict( # address, folders and how many images they have, px, channels, statistics
