@@ -20,9 +20,9 @@ from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage
 from fastai.vision import augment
 from fastai.vision.augment import (
-    AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, LightingTfm, RandomResizedCropGPU, RandTransform,
-    Rotate, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _WarpCoord, _draw_mask, dihedral_mat,
-    flip_mat, rotate_mat, zoom_mat)
+    AffineCoordTfm, Brightness, Contrast, Dihedral, Flip, LightingTfm, RandomResizedCropGPU,
+    RandTransform, Rotate, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _WarpCoord,
+    _draw_mask, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
 from torch.nn import functional
 from .loaders import BatchAugment
 
@@ -141,8 +141,8 @@ def _is_mat(f):
 def _is_part(o): return type(o) in _PARTS and is_untouched(o) and _draws_on_device(vars(o))
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500332
-_KNOWN = {IntToFloatTensor, Normalize, BatchAugment, AffineCoordTfm, Flip, Dihedral, Rotate, Zoom, Warp,
-          SpaceTfm, LightingTfm, Brightness, Contrast}
+_KNOWN = {IntToFloatTensor, Normalize, BatchAugment, AffineCoordTfm, Flip, Dihedral, Rotate, Zoom,
+          Warp, SpaceTfm, LightingTfm, Brightness, Contrast}
 
 def can_be_captured(t):
     "Is it known that a transform neither waits for the device nor draws on the host?"
@@ -153,8 +153,9 @@ def can_be_captured(t):
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500033
 def _without_waiting(t, b, split_idx=None):
-    no_autocast = torch.autocast(b[0].device.type, enabled=False) # a step may run them within its own
-    with on_device(), no_autocast: return t(b, split_idx=split_idx)
+    # a step may run it within its autocast
+    with on_device(), torch.autocast(b[0].device.type, enabled=False):
+        return t(b, split_idx=split_idx)
 
 def _keeps_types(t): # of a batch; the user's may make anything of it
     return can_be_captured(t) or isinstance(t, RandTransform) and is_untouched(t)

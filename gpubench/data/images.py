@@ -349,7 +349,8 @@ def _forked(loader):
     return workers
 
 # %% ../../nbs/data/07_images.ipynb #241a4ec3
-def _asked(images, dl, paths): return images, dl.bs, dl.drop_last, images.stages.recipe.summary, paths
+def _asked(images, dl, paths): # comparable
+    return images, dl.bs, dl.drop_last, images.stages.recipe.summary, paths
 
 @patch
 def begin(self:ImagePool, images, dl, order, seed, at_end=noop): # A pass and an iterator
@@ -508,7 +509,8 @@ class FeedCallback(Callback):
         n_workers:int=None, # Processes that decode; by default one for each core, 16 at most
     ):
         self.n_workers = n_workers or max(1, min(MAX_WORKERS, n_cores()//n_here()))
-        self.pool, self.n_bytes, self.why_not, self.n_done = ImagePool(self.n_workers), None, '', None
+        self.pool, self.n_bytes = ImagePool(self.n_workers), None
+        self.why_not, self.n_done = '', None
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
     def loaders(self):
         "fastai's own, of sets that have items"
