@@ -82,17 +82,9 @@ def test_loaders_agree_on_a_gpu():
     expected = two_epochs(get_dls(**kwargs, loader='files'))
     for o in LOADERS[1:]: assert_same(expected, two_epochs(get_dls(**kwargs, loader=o)))
 
-def can_export():
-    "plum-dispatch 2.10 put a lock into what fasttransform 0.0.2 pickles: then no `DataBlock` at all can be exported"
-    import cloudpickle
-    from fasttransform import Transform
-    try: return bool(cloudpickle.dumps(Transform(str)))
-    except TypeError: return False
-
 @pytest.mark.parametrize('loader', [o if o=='memory' else pytest.param(o, marks=pytest.mark.slow) for o in LOADERS])
 def test_learner_export_predict(loader, tmp_path):
     "A Learner trains, is exported without its images, comes back and predicts a picture from a file or an array"
-    if loader=='files' and not can_export(): pytest.skip('plum-dispatch and fasttransform here cannot pickle')
     dls = get_dls(loader=loader, bs=128, device='cpu')
     learn = quiet_fit(Learner(dls, tiny_net(dls), metrics=accuracy, path=tmp_path), 3, 1e-2)
     assert learn.final_record[-1]>.8
