@@ -10,7 +10,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from PIL import Image
@@ -98,15 +97,6 @@ def find_parts(root:Path, files)->list: # The folder to train on and, maybe, tha
                    for names in (_TRAIN, _HELD_OUT))
     return [o for o in (train, held) if o] if train else [root]
 
-# %% ../../nbs/data/02_folders.ipynb #346a382e
-@dataclass
-class FolderSet:
-    "What a folder of images was taken for"
-    parts: list[list[Path]]   # Sorted files: all of them, or those to train on and those held out
-    label: dict[Path,str]     # File -> its class
-    held_out: str             # Folder of the held-out images
-    remarks: str              # How many images were left out
-
 # %% ../../nbs/data/02_folders.ipynb #6e1c0caf
 def _check(root, labels, parts, label):
     if bare := [o.relative_to(root) for o,k in label.items() if k is None]: raise InputError(
@@ -123,7 +113,11 @@ def _check(root, labels, parts, label):
         "only differ in spelling, rename the folder; otherwise add training images.")
 
 # %% ../../nbs/data/02_folders.ipynb #346a3830
-def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` takes them
+def read_folder(
+    root:Path,
+    labels=None, # As `get_images` takes them
+)->tuple: # Sorted files of each part, class of each file, and what is said about the set
+    "What a folder of images is taken for: all to train on, or also those held out"
     try: found = scan(root)
     except OSError as e: raise InputError(
         f"{e.filename} in the data set {root} cannot be read ({e.strerror}). "
@@ -141,4 +135,5 @@ def read_folder(root:Path, labels=None)->FolderSet: # `labels`: as `get_images` 
     _check(root, labels, parts, label)
     n_out, names = len(images)-len(label), ', '.join(o.name for o in folders)
     remarks = f"left out: {n_out:,} images outside of {names}'s class folders" if n_out else ''
-    return FolderSet(parts, label, folders[1].name if parts[1:] else '', remarks)
+    held_out = folders[1].name if parts[1:] else ''
+    return parts, label, dict(held_out=held_out, remarks=remarks)

@@ -23,6 +23,7 @@ from fastai.vision.augment import FlipItem, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, PILMask
 from fastcore.basics import chunked, patch
 from PIL import Image, ImageFile
+from torchvision.io import decode_jpeg
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0006
 def random_restorer(*gpus): # A function; `gpus`: devices
@@ -86,12 +87,8 @@ class _Bytes:
     def flip_lr(self): return self.with_pixels(self.pixels.flip(-1), self.size)
 
 # %% ../../nbs/data/06_item_tfms.ipynb #94f6972d
-class _Color(_Bytes, PILImage): pil_class = PILImage
-
-class _Gray(_Bytes, PILImageBW): pil_class = PILImageBW
-
-class _Mask(_Bytes, PILMask): pil_class = PILMask
-BYTES_CLASSES = {PILImage: _Color, PILImageBW: _Gray, PILMask: _Mask}
+BYTES_CLASSES = {o: type(f'Bytes{o.__name__}', (_Bytes, o), dict(pil_class=o))
+                 for o in (PILImage, PILImageBW, PILMask)}
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0110
 @patch
@@ -107,15 +104,12 @@ def crop_pad(self:_Bytes, sz, tl=None, orig_sz=None, pad_mode='zeros',
     return self.with_pixels(_resize(self.pixels[:, rows, columns], resize_to))
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0013
-try: from torchvision.io import decode_jpeg
-except ImportError: decode_jpeg = None # Pillow decodes all
-
 def is_file(o): return isinstance(o, (str, Path))
 
 def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
     "The pixels of a color JPEG"
     is_jpeg = is_file(path) and Path(path).suffix.lower() in ('.jpg', '.jpeg')
-    if not (is_jpeg and decode_jpeg and cls._open_args==dict(mode='RGB')): return
+    if not is_jpeg or cls._open_args!=dict(mode='RGB'): return
     try:
         with Image.open(path) as image: is_plain = (image.format, image.mode)==('JPEG', 'RGB')
         data = torch.from_numpy(np.fromfile(path, np.uint8))
@@ -130,7 +124,7 @@ def _open(cls, path):
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0314
 def _settings(): # that a worker can't see once it has started
-    args = [o._open_args for o in (PILImage, PILImageBW, PILMask)]
+    args = [o._open_args for o in BYTES_CLASSES]
     return repr((args, ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, os.getcwd()))
 
 def _describe(tfm):
@@ -152,8 +146,8 @@ class Recipe:
         is_narrow = (type(crop) is Resize and crop.method==ResizeMethod.Crop
                      and crop.mode==Image.Resampling.BILINEAR and PILMask not in classes)
         self.narrow_to = crop.size if is_narrow else None
-        self.key = _settings(), [*map(_describe, self.fixed)], self.narrow_to
-        self.summary = self.key, [*map(_describe, self.drawing)] # comparable
+        transforms = [[*map(_describe, o)] for o in (self.fixed, self.drawing)]
+        self.summary = _settings(), *transforms # comparable
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0115
 @patch

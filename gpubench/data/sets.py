@@ -17,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from ..ground.core import InputError, StateError, check_value, check_whole, n_cores, nearest
 from ..ground.record import OFFLINE
-from .folders import file_sizes, is_table, read_folder, scan
+from .folders import file_sizes, first_few, is_table, read_folder, scan
 from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
                                 keep_digits, make_once, read_mark)
 import numpy as np
@@ -104,10 +104,9 @@ def sample(self:ImageSet, n): # At most `n` images
 @patch
 def classes_text(self:ImageSet, most=10): # '50 images of 2 classes (cat 25, dog 25)'
     "How many images there are, and of each class; at most so many classes"
-    counts = np.bincount(self.labels, minlength=len(self.vocab))
-    shown = [f'{k} {n:,}' for k,n in zip(self.vocab, counts)][:most]
-    if len(self.vocab)>most: shown.append(f'… {len(self.vocab)-most} more')
-    return f"{len(self):,} images of {len(self.vocab)} classes ({', '.join(shown)})"
+    counts = zip(self.vocab, np.bincount(self.labels, minlength=len(self.vocab)))
+    shown = first_few((f'{k} {n:,}' for k,n in counts), most)
+    return f"{len(self):,} images of {len(self.vocab)} classes ({shown})"
 
 # %% ../../nbs/data/03_sets.ipynb #0cc480b7
 @patch
@@ -201,13 +200,11 @@ def find_folder(path)->Path:
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
     root = find_folder(path)
-    found = read_folder(root, labels)
-    files = [o for part in found.parts for o in part]
-    by_parent = all(o.parent.name==found.label[o] for o in files)   # new files can be labelled, too
-    return _from_files(root.resolve().name, found.parts, size, n_in, imagenet_stats,
-                       squish=file_sizes(files)!={(size,size)}, held_out=found.held_out,
-                       label=parent_label if by_parent else partial(getitem, found.label),
-                       remarks=found.remarks)
+    parts, label, about = read_folder(root, labels)
+    by_parent = all(o.parent.name==k for o,k in label.items())      # new files can be labelled, too
+    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats,
+                       squish=file_sizes(label)!={(size,size)},
+                       label=parent_label if by_parent else partial(getitem, label), **about)
 
 # %% ../../nbs/data/03_sets.ipynb #cd1545a5
 OFFICIAL = dict( # address, folders and how many images they have, px, channels, statistics
