@@ -23,14 +23,12 @@ from torch.nn.functional import cross_entropy
 class LabFunction:
     "A function that the student writes, and how to check it"
     reference: Callable       # Ours, to compare it with; the solution in the teacher's key
-    draw: Callable            # `draw(rng)` → one tuple of arguments; `rng` is a `random.Random`
-    edges: tuple = ()         # More tuples of arguments, or functions of `rng` that return one
+    cases: tuple              # Arguments of each call, or functions that make them
     tolerance: float = 1e-6   # Of its numbers, as a fraction of them
     missing: Callable = lambda *args: '' # What a call with these arguments hasn't done, if anything
 
-    def cases(self, rng)->list[tuple]: # Arguments; the same objects never come twice
-        drawn = [self.draw(rng) for _ in range(8)]
-        return drawn + [o(rng) if callable(o) else deepcopy(o) for o in self.edges]
+    def calls(self)->list[tuple]: # Arguments; the same objects never come twice
+        return [o() if callable(o) else deepcopy(o) for o in self.cases]
 
     @property
     def solution(self)->str: # With the imports that it needs
@@ -58,9 +56,6 @@ class MadeUpDevice:
         return f'work ({launch_ms:.0f} ms to launch, {work_ms:.0f} to do)'
     def args(self): return self, self.wait, self.clock
 
-def _device(rng, queued_s=0.):
-    return MadeUpDevice(rng.randint(1, 9)/1e3, rng.randint(1, 99)/1e3, queued_s).args()
-
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000103
 def waited_ms(work, wait, clock):
     "Milliseconds that `work` takes until the device is done with it"
@@ -70,8 +65,8 @@ def waited_ms(work, wait, clock):
     wait()
     return 1e3*(clock()-start)
 
-FUNCTIONS['01.waited_ms'] = LabFunction(
-    waited_ms, _device, (lambda rng: _device(rng, queued_s=.5),))
+FUNCTIONS['01.waited_ms'] = LabFunction(waited_ms, (
+    MadeUpDevice(.002, .010).args(), MadeUpDevice(.005, .003, queued_s=.5).args()))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000201
 def n_trained(n, bs, drop_last):
@@ -79,11 +74,9 @@ def n_trained(n, bs, drop_last):
     if drop_last: return n//bs*bs
     return n
 
-FUNCTIONS['02.n_trained'] = LabFunction(
-    n_trained,
-    lambda rng: (rng.randint(500, 2000), rng.choice([16, 32, 64, 100]), rng.random()<.7),
-    ((1437, 2874, True), (640, 64, True), (1437, 2874, False), (15, 16, False), (0, 16, True)),
-    tolerance=0)
+FUNCTIONS['02.n_trained'] = LabFunction(n_trained, (
+    (1000, 64, True), (1000, 64, False), (640, 64, True), (1437, 2874, True), (1437, 2874, False),
+    (0, 16, True)), tolerance=0)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000301
 def least_ms(operations, flop_per_s, bytes_per_s):
@@ -93,12 +86,9 @@ def least_ms(operations, flop_per_s, bytes_per_s):
         seconds += max(flop/flop_per_s, n_bytes/bytes_per_s)
     return 1e3*seconds
 
-def _operations(rng, n):
-    return [(rng.randint(1, 99)*1e9, rng.randint(1, 99)*1e8) for _ in range(n)], 1e13, 1e12
-
-FUNCTIONS['03.least_ms'] = LabFunction(
-    least_ms, lambda rng: _operations(rng, rng.randint(1, 3)),
-    (([], 1e13, 1e12), ([(0, 1e9), (1e12, 0)], 1e13, 1e12)))
+FUNCTIONS['03.least_ms'] = LabFunction(least_ms, (
+    ([(4e10, 1e9)], 1e13, 1e12), ([(2e10, 1e9), (1e10, 4e9)], 1e13, 1e12),
+    ([(0, 1e9), (1e12, 0)], 1e13, 1e12), ([], 1e13, 1e12)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000401
 def epoch_ms(n, bs, workers, image_ms, step_ms):
@@ -107,10 +97,8 @@ def epoch_ms(n, bs, workers, image_ms, step_ms):
     if workers==0: return n*(batch_ms+step_ms)
     return max(math.ceil(n/workers)*batch_ms, n*step_ms)
 
-FUNCTIONS['04.epoch_ms'] = LabFunction(
-    epoch_ms, lambda rng: (rng.randint(1, 30), rng.choice([8, 16, 64]), rng.randint(1, 8),
-                           rng.randint(1, 9), rng.randint(10, 200)),
-    ((6, 8, 0, 5, 30), (1, 256, 8, 2, 10), (9, 8, 4, 5, 0)))
+FUNCTIONS['04.epoch_ms'] = LabFunction(epoch_ms, (
+    (10, 8, 4, 5, 30), (12, 16, 3, 5, 10), (6, 8, 0, 5, 30), (1, 256, 8, 2, 10), (9, 8, 4, 5, 0)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000501
 def busy_frac(kernels, end_s):
@@ -121,13 +109,9 @@ def busy_frac(kernels, end_s):
         last_s = max(last_s, end)
     return busy_s/end_s
 
-def _kernels(rng):
-    starts = [rng.randint(0, 5)/10 + i for i in range(rng.randint(2, 5))]
-    return [(o, o+rng.randint(1, 4)/10) for o in starts], 6
-
-FUNCTIONS['05.busy_frac'] = LabFunction(
-    busy_frac, _kernels,
-    (([], 2), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10), ([(0, 4), (1, 2), (3, 5)], 10)))
+FUNCTIONS['05.busy_frac'] = LabFunction(busy_frac, (
+    ([(0, 1), (3, 5)], 10), ([(3, 5), (0, 1)], 10), ([(0, 2), (1, 3)], 10),
+    ([(0, 4), (1, 2), (3, 5)], 10), ([], 2)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex000601
 def accumulated(net, pieces):
@@ -155,15 +139,15 @@ class Piece(tuple):
     "Images and labels of a piece, which shows itself by its size"
     def __repr__(self): return f'{len(self[1])} images'
 
-def _pieces(rng, *sizes, used=False):
+def _pieces(*sizes, used=False):
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.randrange(2**32))
+        torch.manual_seed(0)
         return SmallNet(used), [
             Piece((torch.randn(o, 4, dtype=torch.float64), torch.randint(3, (o,)))) for o in sizes]
 
 FUNCTIONS['06.accumulated'] = LabFunction(
-    accumulated, lambda rng: _pieces(rng, *[rng.randint(2, 9)]*rng.randint(2, 4)),
-    (lambda rng: _pieces(rng, 4, 4, 1), lambda rng: _pieces(rng, 3, 3, used=True)),
+    accumulated,
+    (lambda: _pieces(4, 4), lambda: _pieces(4, 4, 1), lambda: _pieces(3, 3, used=True)),
     missing=lambda net, pieces: 'No batch was trained in pieces.' * (
         net.most>max(len(y) for _,y in pieces)))
 
@@ -173,19 +157,12 @@ def unscaled(grads, scale, n_good, grow_after=2000):
     grads = [g/scale for g in grads]
     return (grads, 2*scale, 0) if n_good+1==grow_after else (grads, scale, n_good+1)
 
-def _grads(rng, *ends): # of a scaled loss; `ends` are the last numbers
-    values = [round(rng.uniform(-99, 99), 1) for _ in range(3)]
-    return [torch.tensor(values), torch.tensor([1., *ends])]
+def _grads(last): # of a scaled loss; the last number of all
+    return [torch.tensor([8., -96., 50.]), torch.tensor([1., last])]
 
-def _draw_unscaled(rng):
-    end, n_good = rng.choice([2., 3., math.inf]), rng.randrange(3)
-    return _grads(rng, end), 2.**rng.randint(3, 16), n_good, 5
-
-FUNCTIONS['07.unscaled'] = LabFunction(
-    unscaled, _draw_unscaled,
-    (lambda rng: (_grads(rng, math.nan), 64., 1, 5),
-     lambda rng: (_grads(rng, -math.inf), 64., 4, 5),
-     lambda rng: (_grads(rng, 7.), 64., 4, 5)))
+FUNCTIONS['07.unscaled'] = LabFunction(unscaled, (
+    (_grads(2.), 1024., 2, 5), (_grads(math.inf), 1024., 2, 5), (_grads(math.nan), 64., 1, 5),
+    (_grads(-math.inf), 64., 4, 5), (_grads(7.), 64., 4, 5)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000005
 def replay_all(batches, x, y, replay, loss, eager):
@@ -210,19 +187,19 @@ class _MadeRecording:
         self.n_replays += 1
         self.loss.copy_(self.eager(self.x, self.y))
 
-def _draw_replays(rng, sizes=(3, 3, 3)):
-    def batch(n): return tuple(torch.tensor([rng.uniform(-2, 2) for _ in range(n)]) for _ in 'xy')
-    made = _MadeRecording(*batch(3))
-    return [batch(n) for n in sizes], made.x, made.y, made.replay, made.loss, made.eager
+def _replays(*sizes):
+    def batch(n, i): return torch.linspace(-2, 1+i, n), torch.linspace(i, 2, n)
+    made = _MadeRecording(*batch(3, 9))
+    batches = [batch(n, i) for i,n in enumerate(sizes)]
+    return batches, made.x, made.y, made.replay, made.loss, made.eager
 
 def _not_replayed(batches, x, y, replay, loss, eager):
     n, n_whole = replay.__self__.n_replays, sum(len(o)==len(x) for o,_ in batches)
     return '' if n==n_whole else f'{n} of {n_whole} whole batches were replayed.'
 
 FUNCTIONS['08.replay_all'] = LabFunction(
-    replay_all, _draw_replays,
-    (lambda rng: _draw_replays(rng, (3, 1)), lambda rng: _draw_replays(rng, (3, 2, 3))),
-    tolerance=1e-5, missing=_not_replayed)
+    replay_all, (_replays(3, 3, 3), _replays(3, 1), _replays(3, 2, 3)), tolerance=1e-5,
+    missing=_not_replayed)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000008
 def mean_gradients(grads, n_images):
@@ -230,28 +207,21 @@ def mean_gradients(grads, n_images):
         return sum(n*g for n,g in zip(n_images, tensors) if n)/sum(n_images)
     return [weighted(o) for o in zip(*grads)]
 
-def _draw_gradients(rng, n_images=None):
-    n_images = n_images or [rng.randint(1, 9)]*rng.randint(2, 4)
-    def tensor(n, size): return torch.tensor([rng.uniform(-1, 1) if n else math.nan]*size)
-    return [[tensor(n, 2), tensor(n, 3)] for n in n_images], n_images
+def _gradients(*n_images):
+    def tensor(n, size): return torch.full((size,), 1/n if n else math.nan)
+    return [[tensor(n, 2), tensor(n, 3)] for n in n_images], [*n_images]
 
 FUNCTIONS['09.mean_gradients'] = LabFunction(
-    mean_gradients, _draw_gradients,
-    (lambda rng: _draw_gradients(rng, [5, 3]), lambda rng: _draw_gradients(rng, [4, 0, 1])),
-    tolerance=1e-5)
+    mean_gradients, (_gradients(4, 4), _gradients(5, 3), _gradients(4, 0, 1)), tolerance=1e-5)
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000011
 def rate_at(step, bs, base_bs, base_lr, warmup=0, power=1.):
     lr = base_lr*(bs/base_bs)**power
     return lr if step>=warmup else base_lr+(lr-base_lr)*step/warmup
 
-def _draw_rate(rng):
-    bs, base_lr = rng.choice([128, 512, 1024]), rng.choice([.02, .05])
-    return rng.randint(1, 30), bs, 32, base_lr, rng.choice([10, 20]), rng.choice([1., .5])
-
-FUNCTIONS['10.rate_at'] = LabFunction(
-    rate_at, _draw_rate,
-    ((1, 512, 32, .05, 0, 1.), (20, 16, 32, .05, 20, .5)))
+FUNCTIONS['10.rate_at'] = LabFunction(rate_at, (
+    (5, 128, 32, .02, 20, 1.), (5, 512, 32, .05, 10, .5), (30, 512, 32, .05, 10, .5),
+    (1, 512, 32, .05, 0, 1.), (20, 16, 32, .05, 20, .5)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000014
 def paired_ratio(a, b):
@@ -261,30 +231,18 @@ def paired_ratio(a, b):
     half = t.ppf(.975, n-1)*stdev(logs)/n**.5
     return math.exp(mid), math.exp(mid-half), math.exp(mid+half)
 
-def _draw_rounds(rng, n=None):
-    slow = [rng.choice([1, 1, 2]) for _ in range(n or rng.randint(3, 6))]
-    a, b = ([round(o*ms*rng.uniform(.9, 1.1), 2) for o in slow] for ms in (20, 10))
-    return a, b
-
-def _lost_round(rng):
-    a, b = _draw_rounds(rng, 5)
-    return a[:2]+[math.nan]+a[3:], b[:-1]+[math.nan]
-
-FUNCTIONS['11.paired_ratio'] = LabFunction(
-    paired_ratio, _draw_rounds,
-    (_lost_round, lambda rng: _draw_rounds(rng, 2), ([3., math.nan], [2., 5.])))
+FUNCTIONS['11.paired_ratio'] = LabFunction(paired_ratio, (
+    ([20., 43., 19.5, 21.], [10.5, 20., 10., 9.5]), ([20., 43.], [10.5, 20.]),
+    ([20., 43., math.nan, 21., 19.], [10.5, 20., 10., 9.5, math.nan]),
+    ([3., math.nan], [2., 5.])))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #hb000017
 def training_price(n_images, images_per_s, n_devices, price_per_h):
     mid, lo, hi = (n_images/o/3600*n_devices*price_per_h for o in images_per_s)
     return mid, hi, lo
 
-def _draw_price(rng, n_devices=1):
-    mid = rng.randint(200, 9000)
-    return rng.randint(1, 99)*100_000, (mid, .8*mid, 1.3*mid), n_devices, rng.choice([.5, 2., 10.])
-
-FUNCTIONS['12.training_price'] = LabFunction(
-    training_price, _draw_price, (lambda rng: _draw_price(rng, 4),))
+FUNCTIONS['12.training_price'] = LabFunction(training_price, (
+    (2_000_000, (1000, 800, 1300), 1, 2.), (500_000, (400, 350, 420), 4, .5)))
 
 # %% ../../nbs/course/02_lab_functions.ipynb #ex001301
 def paid_back(cost_s, before_s, after_s):
@@ -293,10 +251,5 @@ def paid_back(cost_s, before_s, after_s):
     if after_s>=before_s: return None
     return math.ceil(cost_s/(before_s-after_s))
 
-def _times_and_cost(rng): # whole seconds, so that nothing is rounded
-    before_s = rng.randint(10, 100)
-    return rng.randint(20, 2000), before_s, rng.randint(1, before_s-1)
-
-FUNCTIONS['13.paid_back'] = LabFunction(
-    paid_back, _times_and_cost,
-    ((60, 12, 8), (60, 10, 12), (60, 10, 10), (0, 10, 12), (1, 50, 10)), tolerance=0)
+FUNCTIONS['13.paid_back'] = LabFunction(paid_back, (
+    (60, 12, 8), (61, 12, 8), (60, 10, 12), (60, 10, 10), (0, 10, 12), (1, 50, 10)), tolerance=0)
