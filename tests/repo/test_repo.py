@@ -154,10 +154,7 @@ def test_version():
 @pytest.fixture(scope='module')
 def wheel(repo_files, tmp_path_factory):
     "A wheel built from the files that are or would be committed, without the network"
-    tree = tmp_path_factory.mktemp('wheel')
-    for o in repo_files:
-        (tree/o).parent.mkdir(parents=True, exist_ok=True)
-        (tree/o).write_bytes((root/o).read_bytes())
+    tree = copy_checkout(repo_files, tmp_path_factory.mktemp('wheel'))
     run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '--no-index', '-w', tree/'out', tree)
     with zipfile.ZipFile(next((tree/'out').glob('*.whl'))) as z: yield z
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import needed, pythons, text
+from helpers import needed, pythons, root, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
@@ -33,10 +33,10 @@ get_uv, by_uv = 'pip install -c constraints.txt uv', 'uv pip install --python PY
 
 class Checkout:
     "What set-up reads of a checkout, in a folder of its own"
-    def __init__(self, repo, folder):
+    def __init__(self, folder):
         self.tree, self.fake, self.venv = folder/'tree', folder/'fake', folder/'tree'/'.venv'
         (self.tree/'tools').mkdir(parents=True)
-        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
+        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(root/o, self.tree/o)
         for o in ('pip', 'uv'):
             (self.fake/'path'/o).mkdir(parents=True)
             (self.fake/'path'/o/'__main__.py').write_text(fake)
@@ -62,7 +62,7 @@ class Checkout:
     def installed(self): return [o.split(' -e ')[1].split()[0] for o in self.calls if ' -e ' in o]
 
 @pytest.fixture
-def checkout(repo, tmp_path): return Checkout(repo, tmp_path)
+def checkout(tmp_path): return Checkout(tmp_path)
 
 
 # ---- the environment
