@@ -40,9 +40,10 @@ def test_profiles_have_every_lab():
         assert [*yaml.safe_load((o/'full.yaml').read_text(encoding='utf-8'))]==[lab.name for lab in find_labs(o)]
 
 def test_students_copies_have_nothing_for_teachers(tmp_path):
-    "No page for them, no `--key`, and no link that leads out of the folder"
+    "No page for them, no `--key`, no outputs, and no link that leads out of the folder"
     copy_labs(tmp_path)
     for o in tmp_path.rglob('*.ipynb'):
+        assert not any(c.get('outputs') or c.get('execution_count') for c in nbformat.read(o, 4).cells), o
         text = markdown(o)
         assert not re.search('For teachers|--key', text), o
         for link in re.findall(r'\]\(([^)#:\s]+)\)', text):
