@@ -14,9 +14,10 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import QUESTIONS, read_guesses
+from .checks import QUESTIONS
 from .lab_functions import LabFunction
 from .labs import find_labs, pick_labs, read_notebook
+from ..ground.record import record_rows
 
 # %% ../../nbs/course/07_export.ipynb #8a23cfca
 _ASKS = re.compile(r"^(my_guess\w*) *=|\bcheck\(\s*['\"](\d\d\.\w+)['\"]", re.M)
@@ -109,10 +110,11 @@ def is_guessed(
     lab,    # Name of the lab, which is also in the names of its folders
     folder='.', # What was handed in
 )->bool:
-    "Does a guess get its point?"
-    folders = [o.parent for o in Path(folder).rglob('guesses.jsonl') if lab in o.parent.name]
-    rows = [o for f in folders for o in read_guesses(f) if o['guess']==name]
-    return value is not None and all(o['in_time'] for o in rows)
+    "Does a guess get its point? Where records were handed in, it was written down there in time"
+    measured = [o.parent for o in Path(folder).rglob('*_parts.jsonl') if lab in o.parent.name]
+    files = [o/'guesses.jsonl' for o in measured if (o/'guesses.jsonl').is_file()]
+    written = {row['guess'] for o in files for row in record_rows(o)}
+    return value is not None and (not measured or name in written)
 
 # %% ../../nbs/course/07_export.ipynb #8ab8f8be
 def _meta(name, points, **more):
