@@ -191,9 +191,6 @@ def read_parameters(path)->dict: # Name → value, or lab → {name: value}
     check_value(str(path), values, isinstance(values, dict), 'lines such as `seed: 3`')
     return values
 
-def _full_profile(lab): # A student's copy may lack the file
-    file = lab.path.with_name('full.yaml')
-    return read_parameters(file if file.is_file() else labs_folder()/'full.yaml')
 
 # %% ../../nbs/course/01_labs.ipynb #b7cb0857
 def run_path(out='', what='')->Path: # Absolute
@@ -255,7 +252,7 @@ def prepare_run(
     labs = pick_labs(labs, folder)
     plan = {o.name: {} for o in labs}
     if one_of('profile', profile, ['quick', 'full'])=='full':
-        for o in labs: plan |= spread_parameters(_full_profile(o), [o])
+        for o in labs: plan |= spread_parameters(read_parameters(o.path.with_name('full.yaml')), [o])
     for more in (spread_parameters(o, labs) for o in params):
         plan = {k: o | more[k] for k,o in plan.items()}
     return plan_jobs(labs, device, plan)
