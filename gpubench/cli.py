@@ -235,7 +235,7 @@ def _run_all(jobs, folder, *how):
 @_command
 def run_command(
     *names:str,
-    param:PAIR=(),       # A lab's parameter; LAB.NAME=VALUE: of one lab only; may be repeated
+    param:PAIR=(),       # A parameter of the labs that have it; may be repeated
     file:str=None,       # Parameters in YAML: name: value, or lab: {name: value}; -p wins
     profile='quick',     # 'quick' takes minutes; 'full' measures more
     device:WORDS=None,   # auto, cpu, cuda; by default every device found
@@ -254,7 +254,7 @@ def run_command(
 
     \b
     gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
-    gpubench run 01 02 -p 02_batch_size.seed=3 --device cpu --out runs/mine
+    gpubench run 01 02 -p seed=3 --device cpu --out runs/mine
     gpubench run --profile full -f params.yaml --timeout 7200
     """
     _print_at_once('Loading torch …')

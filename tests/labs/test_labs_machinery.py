@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_what_failed(labs, tmp_path):
     mended.touch()
     assert [o.status for o in run(labs, tmp_path)]==['done before', 'ok']
     assert [o.status for o in run(labs, tmp_path)]==['done before']*2
-    assert [o.status for o in run(labs, tmp_path, params={'02_bad.seed': 1})]==['done before', 'ok']
+    assert [o.status for o in run(labs, tmp_path, params={'02_bad': dict(seed=1)})]==['done before', 'ok']
     assert notes.read_text().split()==['good0', 'bad0', 'bad0', 'bad1']
 
 # what a run may overwrite

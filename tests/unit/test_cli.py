@@ -57,7 +57,7 @@ def test_a_run_ends_with_a_table_and_a_report(labs, tmp_path):
               f'    append_record(out, {visit()!r} | dict(visit=v, seed=seed, lr=lr))',
               extra='n: int = 1  # visits\nlr: float = .1')
     (tmp_path/'p.yaml').write_text('seed: 3\n01_small:\n  n: 4\n  lr: .5\n')
-    code, out, err = gpubench('run', '--labs', labs, '-f', 'p.yaml', '-p', 'n=3', '-p', '01_small.seed=5',
+    code, out, err = gpubench('run', '--labs', labs, '-f', 'p.yaml', '-p', 'n=3', '-p', 'seed=5',
                               '--no-progress', cwd=tmp_path)
     assert (code, err)==(0, '')
     [folder] = (tmp_path/'runs').iterdir()
