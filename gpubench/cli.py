@@ -192,7 +192,7 @@ def labs_command(
     *names:str,
     copy='',             # Copy the labs to this folder; files that you changed are kept
     for_:click.Choice(['nbgrader'])=None,  # With --copy: labs with graded cells and hidden tests
-    key=False,           # Print a teacher's key and a grading rubric, as Markdown
+    key=False,           # Print a teacher's key, as Markdown
     labs='',             # Use the labs in this folder, not the included ones
     deeper=False,        # Use the notebooks in labs/deeper, which go beyond the labs
 ):

@@ -40,16 +40,6 @@ def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper`
     return {o: [k for s in code_sources(o.path) for k in asked_names(s)] for o in labs}
 
 # %% ../../nbs/course/07_export.ipynb #2a6f4a42
-_RUBRIC = '''\
-| What | Points | When |
-|---|---|---|
-| A guess | 1 each | written down before the measurement; a wrong one counts as much as a right one |
-| A question (`check`) | 1 each | right in the end; hints are allowed |
-| "What limits it now?" | 4 | states the machine and the settings; names the limiting part, with the student's own number and its interval; the folder `runs` is there |
-| An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |
-| The report of lab 12 | 8 | 2 each: the question and the machine; each recommendation with its ratio and interval; why, with the limiting part; what wasn't measured, and what would change the decision |
-'''
-
 def _shown(x):
     if isinstance(x, list): return ', '.join(map(_shown, x)) or '[]'
     if isinstance(x, float) and abs(x)<1e4: return f'{x:.4g}'
@@ -69,8 +59,8 @@ def _question_text(source):
 
 # %% ../../nbs/course/07_export.ipynb #e2ada128
 def teacher_key(folder=None)->str: # Markdown
-    "Right answers, common mistakes and a grading rubric"
-    lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
+    "Right answers and common mistakes"
+    lines = ["# Teacher's key", '']
     for lab,names in lab_questions(folder).items():
         texts = {k: _question_text(s) for s in code_sources(lab.path) for k in asked_names(s)}
         asked = [o for o in names if o in QUESTIONS]
