@@ -106,12 +106,6 @@ def test_pip_installs_where_uv_fails(checkout):
     assert checkout.calls[1:]==[by_uv+'-e .[lab] -c constraints.txt', 'pip install -e .[lab] -c constraints.txt']
     assert checkout.set_up('lab').stdout==up_to_date
 
-def test_newest_is_not_locked(checkout):
-    assert checkout.set_up('newest').returncode==0
-    [_, call] = checkout.calls
-    assert 'constraints.txt' not in call and call.endswith('-e .[dev]')
-    assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout=='.venv-newest is up to date.\n'
-
 def test_uv_reaches_what_pip_reaches(checkout):
     (checkout.fake/'config').write_text(":env:.cert='/mine.pem'\n:env:.index-url='https://a.example'\nglobal.index-url='https://b.example'\n")
     checkout.set_up()
