@@ -14,8 +14,7 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import QUESTIONS
-from .lab_functions import LabFunction
+from .checks import QUESTIONS, LabFunction
 from .labs import find_labs, pick_labs, read_notebook
 from ..ground.record import record_rows
 

@@ -354,7 +354,7 @@ def run_jobs(
             else: yield run_job(job, folder, timeout_s, progress)
 
 # %% ../../nbs/course/01_labs.ipynb #98f76c37
-_FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb', 'questions.yaml'
+_FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb', 'functions.ipynb', 'questions.yaml'
 
 def _copied_files(source, names):
     "The labs with these names, by default all with their pages, and what labs read"

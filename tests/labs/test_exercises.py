@@ -9,8 +9,7 @@ import torch
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
-from gpubench.course.checks import QUESTIONS, Question, check, check_function
-from gpubench.course.lab_functions import LabFunction
+from gpubench.course.checks import QUESTIONS, LabFunction, Question, check, check_function
 
 from helpers import root
 
@@ -85,6 +84,11 @@ wrong['12.training_price'] = [lambda n, r, k, p: cost(r, n, k, p), lambda n, r, 
 @pytest.mark.parametrize('name', exercises)
 def test_ours_is_right_and_wrong_ones_are_found(name):
     assert [check(name, f).ok for f in (exercises[name].reference, *wrong[name])]==[True]+[False]*len(wrong[name])
+
+def test_the_teachers_notebook_runs():
+    names = {}
+    for cell in nbformat.read(root/'nbs'/'labs'/'functions.ipynb', 4).cells:
+        if cell.cell_type=='code': exec(cell.source, names)
 
 def test_no_lab_holds_a_solution():
     "Nor a key without it"

@@ -8,8 +8,7 @@ import yaml
 
 from gpubench.cli import cli
 from gpubench.course.export import lab_questions
-from gpubench.course.lab_functions import LabFunction
-from gpubench.course.checks import QUESTIONS, check
+from gpubench.course.checks import QUESTIONS, LabFunction, check
 from gpubench.course.labs import copy_labs, find_labs, prepare_run
 from gpubench.ground.stats import Choice
 from helpers import as_module, root
