@@ -7,7 +7,6 @@ __all__ = ['WORDS', 'NUMBERS', 'PAIR', 'PRICE', 'FILE', 'COUNT', 'cli', 'doctor_
            'sweep_command', 'compare_command', 'report_command', 'gain_command', 'main']
 
 # %% ../nbs/00_cli.ipynb #dce0b9bf
-import json
 import os
 import shlex
 import sys
@@ -141,36 +140,32 @@ def _check_machine(devices, wait):
     if o := other_load(): _print(f'WARNING: {o.what} {o.remedy}', err=True)
 
 # %% ../nbs/00_cli.ipynb #2d6f8545
-def _table(df, json_, csv): # None: it is for people
-    "A frame for scripts, as text"
-    if json_: return df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1)
-    return df.to_csv(index=False).rstrip() if csv else None
+def _as_json(df):
+    return df.to_json(orient='records', double_precision=15, force_ascii=False, indent=1)
 
-def _show_report(folder, prices=None, json_=False, csv=False, out=None):
+def _show_report(folder, prices=None, json_=False, out=None):
     "Write the report on a folder's records, and print its table and where it is"
     from gpubench.show.findings import summary
     from gpubench.show.report import report, summary_text
     page = report(folder, prices=prices, out=out).resolve()  # the reader may close the pipe
-    if table := _table(summary(folder, prices), json_, csv): _print(table)
+    if json_: _print(_as_json(summary(folder, prices)))
     else:
         for name,table in summary_text(folder, prices).groupby(level=0, sort=False):
             _print(f'\n{name}\n{table.droplevel(0).to_string()}')
-    _print(f'\nReport: {page}\n        {page.as_uri()}', err=json_ or csv)
+    _print(f'\nReport: {page}\n        {page.as_uri()}', err=json_)
 
 # %% ../nbs/00_cli.ipynb #26f4af09
 @_command
-def doctor_command(
-    json_=False,  # Print JSON for scripts
-):
+def doctor_command():
     """Check this machine and suggest fixes.
 
     Takes about 15 s, because it tries NVML, torch and fastai in a separate process. Exit code 0:
     ready; 1: ready with limits; 2: something is broken.
     """
     _print_at_once('Checking this machine, about 15 s …')
-    from gpubench.watch.doctor import as_json, as_text, examine, exit_code
+    from gpubench.watch.doctor import as_text, examine, exit_code
     exam = examine()
-    _print(as_json(exam) if json_ else as_text(exam))
+    _print(as_text(exam))
     return exit_code(exam['findings'])
 
 # %% ../nbs/00_cli.ipynb #76ca9eeb
@@ -197,7 +192,7 @@ def labs_command(
     *names:str,
     copy='',             # Copy the labs to this folder; files that you changed are kept
     for_:click.Choice(['nbgrader'])=None,  # With --copy: labs with graded cells and hidden tests
-    key=False,           # Print a teacher's key and a grading rubric, as Markdown
+    key=False,           # Print a teacher's key, as Markdown
     labs='',             # Use the labs in this folder, not the included ones
     deeper=False,        # Use the notebooks in labs/deeper, which go beyond the labs
 ):
@@ -240,7 +235,7 @@ def _run_all(jobs, folder, *how):
 @_command
 def run_command(
     *names:str,
-    param:PAIR=(),       # A lab's parameter; LAB.NAME=VALUE: of one lab only; may be repeated
+    param:PAIR=(),       # A parameter of the labs that have it; may be repeated
     file:str=None,       # Parameters in YAML: name: value, or lab: {name: value}; -p wins
     profile='quick',     # 'quick' takes minutes; 'full' measures more
     device:WORDS=None,   # auto, cpu, cuda; by default every device found
@@ -259,7 +254,7 @@ def run_command(
 
     \b
     gpubench run 02 -p n_epoch=1 -p batch_sizes=16,64,256
-    gpubench run 01 02 -p 02_batch_size.seed=3 --device cpu --out runs/mine
+    gpubench run 01 02 -p seed=3 --device cpu --out runs/mine
     gpubench run --profile full -f params.yaml --timeout 7200
     """
     _print_at_once('Loading torch …')
@@ -345,7 +340,6 @@ def compare_command(
     base='',     # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
     out='',      # Also write a page with figures, to this file
     json_=False, # Print the table as JSON, the rest on stderr
-    csv=False,   # The same as CSV
 ):
     """Compare runs or devices.
 
@@ -361,10 +355,10 @@ def compare_command(
     if not runs: raise click.UsageError('Name one run or more.')
     how = dict(base=base or None, prices=dict(price_per_h))
     found = compare(*runs, **how)
-    _print(_table(found, json_, csv) or compared_text(found).to_string())
+    _print(_as_json(found) if json_ else compared_text(found).to_string())
     if not out: return
     page = report(*runs, **how, out=out).resolve()
-    _print(f'Page: {page}\n      {page.as_uri()}', err=json_ or csv)
+    _print(f'Page: {page}\n      {page.as_uri()}', err=json_)
 
 # %% ../nbs/00_cli.ipynb #92eedf19
 @_command
@@ -373,7 +367,6 @@ def report_command(
     price_per_h:PRICE=(),  # Price per hour; NAME: cpu or gpu, or the run
     out:str=None, # Folder for the report; by default beside the records
     json_=False,  # Print the table as JSON, the rest on stderr
-    csv=False,    # The same as CSV
 ):
     """Rewrite a run's report and print its table.
 
@@ -381,7 +374,7 @@ def report_command(
     report.html, or NAME_report.html beside NAME.jsonl.
     """
     _print_at_once('Reading the records …')
-    _show_report(Path(run), dict(price_per_h) or None, json_, csv, out)
+    _show_report(Path(run), dict(price_per_h) or None, json_, out)
 
 # %% ../nbs/00_cli.ipynb #97f24197
 @_command
@@ -390,7 +383,6 @@ def gain_command(
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
     html:FILE=None,        # Write a page, with idle time and memory
-    json_:FILE=None,       # Write all that the page has as JSON
     trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
 ):
     """Predict what each change would bring to a training.
@@ -406,10 +398,10 @@ def gain_command(
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)
     _print(found)
-    for o in filter(None, (json_, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
     if html: _print(f'Page: {found.to_html(html)}')
-    if trace: _print(f'Trace: {found.trace(trace)}')
-    if json_: Path(json_).write_text(json.dumps(found.as_dict(details=True), indent=1), 'utf-8')
+    if trace:
+        Path(trace).parent.mkdir(parents=True, exist_ok=True)
+        _print(f'Trace: {found.trace(trace)}')
 
 # %% ../nbs/00_cli.ipynb #e7cc79da
 def main():

@@ -1,12 +1,11 @@
 """What all tests share"""
-import os, signal, subprocess, tempfile
+import os, shutil, signal, subprocess, tempfile
 from pathlib import Path
 
 import pytest
 
 from gpubench.ground.core import hide_known_warnings
 from gpubench.step.fast import keep_pages
-from helpers import browsers, find_browser, flags
 
 hide_known_warnings()                                # in the processes that tests start, too
 os.environ.setdefault('MPLBACKEND', 'Agg')           # no test opens a window
@@ -45,11 +44,6 @@ def one_thread():
     torch.set_num_threads(n)
 
 @pytest.fixture(scope='session')
-def repo():
-    "The checkout"
-    return root
-
-@pytest.fixture(scope='session')
 def repo_files():
     "Every file that is or would be committed, relative to the checkout"
     res = subprocess.run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=root, capture_output=True,
@@ -74,6 +68,8 @@ def shared_tree(repo_files, tmp_path_factory):
 def browser():
     "Headless Chromium; where something is missing the test says what, and is skipped"
     api = pytest.importorskip('playwright.sync_api', reason='No browser was tried: playwright is missing. It is in the extra `dev`.')
-    path = find_browser(browsers, os.environ.get('GPUBENCH_BROWSER'))
-    if not path: pytest.skip(f'No browser was tried: none of {", ".join(browsers)} runs here. On Debian: sudo apt-get install chromium')
-    with api.sync_playwright() as p: yield p.chromium.launch(executable_path=path, args=flags)
+    names = 'chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable'
+    path = os.environ.get('GPUBENCH_BROWSER') or next((o for o in names if shutil.which(o)), None)
+    if not path: pytest.skip(f'No browser was tried: none of {", ".join(names)} is here. On Debian: sudo apt-get install chromium')
+    flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
+    with api.sync_playwright() as p: yield p.chromium.launch(executable_path=shutil.which(path), args=flags)

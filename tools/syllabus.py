@@ -8,8 +8,7 @@ import nbformat
 
 from gpubench.course.export import lab_questions
 from gpubench.course.labs import find_labs
-from gpubench.course.lab_functions import LabFunction
-from gpubench.course.checks import QUESTIONS
+from gpubench.course.checks import QUESTIONS, LabFunction
 
 page = Path(__file__).resolve().parent.parent/'nbs'/'labs'/'index.ipynb'
 ROW = re.compile(r'\| (?:\[(?P<there>\d\d)_\w+\]\((?!deeper/)\S+\)|(?P<planned>\d\d)_\w+) \|.*\| (?P<assumes>[^|]+) \|')

@@ -37,9 +37,9 @@ def locks():
     return res.stdout.strip() or res.stderr.strip()[-300:]
 
 def doctor():
-    res = said('gpubench', 'doctor', '--json')
-    exam = json.loads(res.stdout)
-    return dict(exit_code=res.returncode, not_ok=[o['code'] for o in exam['findings'] if o['level']!='ok'],
+    from gpubench.watch.doctor import examine, exit_code
+    exam = examine()
+    return dict(exit_code=exit_code(exam['findings']), not_ok=[o.code for o in exam['findings']],
                 machine={k: exam['machine'].get(k) for k in ('cpu', 'n_cores', 'gpu', 'python', 'os', 'container')})
 
 def compiles():

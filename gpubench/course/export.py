@@ -14,9 +14,9 @@ from textwrap import indent
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from .checks import QUESTIONS, read_guesses
-from .lab_functions import LabFunction
+from .checks import QUESTIONS, LabFunction
 from .labs import find_labs, pick_labs, read_notebook
+from ..ground.record import record_rows
 
 # %% ../../nbs/course/07_export.ipynb #8a23cfca
 _ASKS = re.compile(r"^(my_guess\w*) *=|\bcheck\(\s*['\"](\d\d\.\w+)['\"]", re.M)
@@ -39,16 +39,6 @@ def lab_questions(folder=None)->dict: # Lab → names of its questions; `deeper`
     return {o: [k for s in code_sources(o.path) for k in asked_names(s)] for o in labs}
 
 # %% ../../nbs/course/07_export.ipynb #2a6f4a42
-_RUBRIC = '''\
-| What | Points | When |
-|---|---|---|
-| A guess | 1 each | written down before the measurement; a wrong one counts as much as a right one |
-| A question (`check`) | 1 each | right in the end; hints are allowed |
-| "What limits it now?" | 4 | states the machine and the settings; names the limiting part, with the student's own number and its interval; the folder `runs` is there |
-| An exercise | 3 | one thing changed; a prediction first; a conclusion that the intervals support; "unknown" counts |
-| The report of lab 12 | 8 | 2 each: the question and the machine; each recommendation with its ratio and interval; why, with the limiting part; what wasn't measured, and what would change the decision |
-'''
-
 def _shown(x):
     if isinstance(x, list): return ', '.join(map(_shown, x)) or '[]'
     if isinstance(x, float) and abs(x)<1e4: return f'{x:.4g}'
@@ -68,8 +58,8 @@ def _question_text(source):
 
 # %% ../../nbs/course/07_export.ipynb #e2ada128
 def teacher_key(folder=None)->str: # Markdown
-    "Right answers, common mistakes and a grading rubric"
-    lines = ["# Teacher's key", '', '## Rubric for each lab', '', _RUBRIC]
+    "Right answers and common mistakes"
+    lines = ["# Teacher's key", '']
     for lab,names in lab_questions(folder).items():
         texts = {k: _question_text(s) for s in code_sources(lab.path) for k in asked_names(s)}
         asked = [o for o in names if o in QUESTIONS]
@@ -109,10 +99,11 @@ def is_guessed(
     lab,    # Name of the lab, which is also in the names of its folders
     folder='.', # What was handed in
 )->bool:
-    "Does a guess get its point?"
-    folders = [o.parent for o in Path(folder).rglob('guesses.jsonl') if lab in o.parent.name]
-    rows = [o for f in folders for o in read_guesses(f) if o['guess']==name]
-    return value is not None and all(o['in_time'] for o in rows)
+    "Does a guess get its point? Where records were handed in, it was written down there in time"
+    measured = [o.parent for o in Path(folder).rglob('*_parts.jsonl') if lab in o.parent.name]
+    files = [o/'guesses.jsonl' for o in measured if (o/'guesses.jsonl').is_file()]
+    written = {row['guess'] for o in files for row in record_rows(o)}
+    return value is not None and (not measured or name in written)
 
 # %% ../../nbs/course/07_export.ipynb #8ab8f8be
 def _meta(name, points, **more):

@@ -151,30 +151,20 @@ def check_values(values:dict): # Name → value; a lab passes its `globals()`
         for o in given:
             if o not in (None, ''): Trial(**{name: o})
 
-# %% ../../nbs/course/01_labs.ipynb #55a3c0df
-def _own_values(values, known): # `known`: names of labs
-    "What `values` says of all labs, and of each one"
-    everywhere, own = {}, {o: {} for o in known}
-    for key,value in values.items():
-        lab, _, name = str(key).rpartition('.')
-        if lab: own[one_of('lab', lab, known)][name] = value
-        elif key not in known: everywhere[key] = value
-        elif isinstance(value, dict): own[key].update(value)
-        else: raise InputError(f"{key} is a lab, so write {key}.seed=3, or {key}: {{seed: 3}} in "
-                               "a file.")
-    return everywhere, own
-
 # %% ../../nbs/course/01_labs.ipynb #b19e7c0c
 def spread_parameters(values:dict, labs)->dict: # Lab's name → its parameters
-    "Which lab gets which value; keys are names, 'lab.name', or labs with a dict"
+    "Which lab gets which value; keys are names of parameters, or of labs with a dict"
     folders = {labs_folder(), labs_folder()/'deeper', *(o.path.parent for o in labs)}
-    everywhere, own = _own_values(
-        values, sorted({o.stem for f in folders for o in f.glob('[0-9]*.ipynb')}))
+    every_lab = {o.stem for f in folders for o in f.glob('[0-9]*.ipynb')}
+    own = {k: v for k,v in values.items() if k in every_lab}
+    for k,v in own.items():
+        check_value(k, v, isinstance(v, dict), 'parameters of that lab, such as {seed: 3}')
+    everywhere = {k: v for k,v in values.items() if k not in own}
     params = {o.name: lab_parameters(o.path) for o in labs}
     for o in everywhere: one_of('parameter', o, sorted({k for o in params.values() for k in o}))
     plan = {}
     for lab,known in params.items():
-        mine = {k: v for k,v in everywhere.items() if k in known} | own[lab]
+        mine = {k: v for k,v in everywhere.items() if k in known} | own.get(lab, {})
         if {'device', 'out'} & {*mine}: raise InputError(
             "device and out belong to the whole run: use --device and --out.")
         for o in mine: one_of('parameter', o, known)
@@ -191,9 +181,6 @@ def read_parameters(path)->dict: # Name → value, or lab → {name: value}
     check_value(str(path), values, isinstance(values, dict), 'lines such as `seed: 3`')
     return values
 
-def _full_profile(lab): # A student's copy may lack the file
-    file = lab.path.with_name('full.yaml')
-    return read_parameters(file if file.is_file() else labs_folder()/'full.yaml')
 
 # %% ../../nbs/course/01_labs.ipynb #b7cb0857
 def run_path(out='', what='')->Path: # Absolute
@@ -248,14 +235,15 @@ def prepare_run(
     labs=(),         # Names, numbers or files of labs; none means all
     device=(),       # 'cpu', 'cuda', 'auto', or several; none means every device found
     profile='quick', # 'quick': the values in the labs; 'full': those of full.yaml
-    *params:dict,    # Name → value, 'lab.name' → value, or lab → {name: value}; the last wins
+    *params:dict,    # Name → value, or lab → {name: value}; the last wins
     folder=None,     # Where the labs are; by default `labs_folder()`
 )->list[Job]:
     "What a run will execute, or a `ValueError`"
     labs = pick_labs(labs, folder)
     plan = {o.name: {} for o in labs}
     if one_of('profile', profile, ['quick', 'full'])=='full':
-        for o in labs: plan |= spread_parameters(_full_profile(o), [o])
+        for o in labs:
+            plan |= spread_parameters(read_parameters(o.path.with_name('full.yaml')), [o])
     for more in (spread_parameters(o, labs) for o in params):
         plan = {k: o | more[k] for k,o in plan.items()}
     return plan_jobs(labs, device, plan)
@@ -366,7 +354,7 @@ def run_jobs(
             else: yield run_job(job, folder, timeout_s, progress)
 
 # %% ../../nbs/course/01_labs.ipynb #98f76c37
-_FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb', 'questions.yaml'
+_FOR_TEACHERS = 'teachers.ipynb', 'answers.ipynb', 'functions.ipynb', 'questions.yaml'
 
 def _copied_files(source, names):
     "The labs with these names, by default all with their pages, and what labs read"

@@ -166,8 +166,8 @@ MEASURED = _fields('measured',
     'epoch_s images_per_s step_ms n_images process_bs sync_frac first_batch_ms closing_ms valid_s '
     f'{" ".join(_PHASES)} n_steps n_dropped n_train n_valid n_params accuracy loss valid_loss '
     'goal_steps memory_mib peak_allocated_mib peak_reserved_mib device_used_mib energy_j_per_image '
-    'cpu_energy_j_per_image epoch_j image_j power_mean_w gpu_util_mean_frac temperature_max_c '
-    'throttled_frac price_per_h', float) + _fields('measured', 'classes split dtype_seen', str)
+    'epoch_j image_j power_mean_w gpu_util_mean_frac temperature_max_c throttled_frac price_per_h',
+    float) + _fields('measured', 'classes split dtype_seen', str)
 
 # %% ../../nbs/ground/01_record.ipynb #ed121adb
 FIELDS = { # name -> field, in the order in which tables show them

@@ -486,11 +486,10 @@ def _across_ranks(record, learn, trial):
     def over_ranks(how, names): # None if a rank has none
         values = {k: [o.get(k) for o in rows] for k in names.split() if k in record}
         return {k: None if None in v else float(how(v)) for k,v in values.items()}
-    step_ms = [o['step_ms'] for o in rows] # each rank watches its own GPU, and all the same CPU:
+    step_ms = [o['step_ms'] for o in rows]
     return slowest | over_ranks(np.mean, 'loss energy_j_per_image') | over_ranks(
         np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib') | over_ranks(
-        np.sum, 'energy_j power_mean_w power_max_w') | over_ranks(
-        lambda v: np.mean(v)/n_ranks(), 'cpu_energy_j_per_image') | dict(
+        np.sum, 'energy_j power_mean_w power_max_w') | dict(
         process_bs=trial.process_bs, skew_frac=max(step_ms)/min(step_ms)-1,
         sync_frac=1-_alone_ms(learn, trial)/slowest['step_ms'])
 

@@ -8,7 +8,7 @@ __all__ = ['ASKED', 'STEPS', 'LAB_MIB', 'CUDA_REMEDIES', 'LEVELS', 'REINSTALL', 
            'cpu_load', 'unmet', 'other_kernel', 'torch_fault', 'fastai_fault', 'no_cuda_build', 'complaints', 'hidden',
            'cuda_fault', 'no_sensors', 'each_gpu', 'little_memory', 'others_compute', 'slowed', 'small_quota',
            'busy_cpu', 'small_shared_memory', 'unwritable_data', 'ask', 'findings', 'exit_code', 'other_load',
-           'examine', 'as_text', 'as_json']
+           'examine', 'as_text']
 
 # %% ../../nbs/watch/05_doctor.ipynb #5c8eee4f
 import json
@@ -357,11 +357,3 @@ def as_text(exam:dict)->str:
            'The labs run, with the limits listed above.',
            "The labs can't run: fix what is BROKEN above.")[exit_code(exam['findings'])]
     return '\n'.join([*lines, end])
-
-# %% ../../nbs/watch/05_doctor.ipynb #0660b42e
-def as_json(exam:dict)->str: # Keys: schema, level, exit_code, machine, gpu, findings
-    "The result of `examine` for scripts"
-    code = exit_code(exam['findings'])
-    whole = dict(schema=3, level=LEVELS[code], exit_code=code) | exam
-    whole['findings'] = [o._asdict() for o in exam['findings']]
-    return json.dumps(plain_record(whole), indent=2, allow_nan=False)

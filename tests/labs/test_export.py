@@ -11,8 +11,7 @@ import nbformat
 import pytest
 
 from gpubench.course.export import export_labs, graded_cells, lab_questions
-from gpubench.course.lab_functions import FUNCTIONS
-from gpubench.course.checks import QUESTIONS
+from gpubench.course.checks import QUESTIONS, LabFunction
 
 LAB = '02_batch_size'
 def run(*args, cwd):
@@ -40,9 +39,9 @@ def all_right(source, folder, out=''):
         o.source = re.sub('^(my_guess_\\w+) = None', r'\1 = 3', o.source, flags=re.M)
         o.source = o.source.replace("out: str = ''", f'out: str = {out!r}')
         for variable,k in asked.items():
-            if k in FUNCTIONS: o.source = re.sub(
-                rf'^def {variable}[(].*\n    [.]{{3}}$', lambda m: FUNCTIONS[k].solution, o.source,
-                flags=re.M)
+            right = QUESTIONS[k].correct
+            if isinstance(right, LabFunction): o.source = re.sub(
+                rf'^def {variable}[(].*\n    [.]{{3}}$', lambda m: right.solution, o.source, flags=re.M)
             elif not QUESTIONS[k].is_computed: o.source = re.sub(
                 f'^{variable} = None', lambda m: f'{variable} = {QUESTIONS[k].correct!r}', o.source,
                 flags=re.M)

@@ -1,4 +1,4 @@
-"""Each lab from end to end, with what we claim about its functions as its last cells; four of them are also run with tiny.yaml, in a minute
+"""Each lab from end to end, with what we claim about its functions as its last cells; three of them are also run with tiny.yaml, in a minute or two
 
 A lab takes one of three routes in turn; GPUBENCH_ROUTES=all runs every lab by every route. claims/NN.py holds the claims about lab NN,
 claims/NN_name.py those about deeper/NN_name.ipynb:
@@ -120,8 +120,8 @@ every_route = os.environ.get('GPUBENCH_ROUTES')=='all'
                          ids=lambda o: getattr(o, 'stem', None) or o.__name__)
 def test_lab(lab, route, tmp_path): check(lab, route, tmp_path, {})
 
-@pytest.mark.parametrize('name,route', {'01_cpu_vs_gpu': by_gpubench, '04_data_loading': by_papermill, '06_training_loops': by_hand,
-                                        '12_what_to_do': by_gpubench}.items(), ids=lambda o: getattr(o, '__name__', o))
+@pytest.mark.parametrize('name,route', {'01_cpu_vs_gpu': by_gpubench, '04_data_loading': by_papermill, '06_training_loops': by_hand}.items(),
+                         ids=lambda o: getattr(o, '__name__', o))
 def test_tiny_lab(name, route, tmp_path):
     [lab] = [o for o in labs if o.stem==name]
     check(lab, route, tmp_path, tiny[name])

@@ -8,8 +8,7 @@ import yaml
 
 from gpubench.cli import cli
 from gpubench.course.export import lab_questions
-from gpubench.course.lab_functions import LabFunction
-from gpubench.course.checks import QUESTIONS, check
+from gpubench.course.checks import QUESTIONS, LabFunction, check
 from gpubench.course.labs import copy_labs, find_labs, prepare_run
 from gpubench.ground.stats import Choice
 from helpers import as_module, root
@@ -40,9 +39,10 @@ def test_profiles_have_every_lab():
         assert [*yaml.safe_load((o/'full.yaml').read_text(encoding='utf-8'))]==[lab.name for lab in find_labs(o)]
 
 def test_students_copies_have_nothing_for_teachers(tmp_path):
-    "No page for them, no `--key`, and no link that leads out of the folder"
+    "No page for them, no `--key`, no outputs, and no link that leads out of the folder"
     copy_labs(tmp_path)
     for o in tmp_path.rglob('*.ipynb'):
+        assert not any(c.get('outputs') or c.get('execution_count') for c in nbformat.read(o, 4).cells), o
         text = markdown(o)
         assert not re.search('For teachers|--key', text), o
         for link in re.findall(r'\]\(([^)#:\s]+)\)', text):

@@ -10,7 +10,6 @@ from conftest import copy_checkout
 from helpers import as_module, needed, read_settings, root, run, tool
 
 heavy = {'torch', 'torchvision', 'fastai', 'pandas', 'matplotlib'}
-torches = {'torch', 'torchvision', 'fastai', 'fastcore.all'}   # what brings torch with it
 heavier = heavy | {'numpy', 'scipy', 'sklearn', 'papermill', 'nbclient', 'IPython', 'fastcore'}
 
 
@@ -83,17 +82,6 @@ def wrong_arrows(order, sources):
     return sorted(f'{m} imports {o}' for m,source in sources.items() for o in imports_of(m, source)
                   if o!=m and (o in place or o.startswith(own)) and place.get(o, len(order))>=place[m])
 
-def torch_in(module, sources):
-    "How `module` comes by torch: itself, or through which other modules"
-    for o in imports_of(module, sources[module]):
-        if o in torches or o.split('.')[0] in torches: yield f'{module}: {o}'
-        if o in sources: yield from (f'{module} → {hop}' for hop in top_level_torch(o, sources))
-
-def top_level_torch(module, sources):
-    "The same for a module that another one imports, where only what runs on import counts"
-    body = [o for o in ast.parse(sources[module]).body if isinstance(o, (ast.Import, ast.ImportFrom, ast.If, ast.Try, ast.With))]
-    yield from torch_in(module, sources | {module: ast.unparse(ast.Module(body, []))})
-
 def dotted(path, folder):
     "The module of a file below `folder`, such as ground.core; a notebook's has a number in front"
     return '.'.join([*path.relative_to(folder).parts[:-1], re.sub(r'^\d\d_', '', path.stem)])
@@ -107,8 +95,6 @@ def test_arrows():
     sources, order = sources_and_order()
     assert set(sources)==set(order)
     assert wrong_arrows(order, sources)==[]
-    light = [f'ground.{o}' for o in ('record', 'stats')] + ['show.plot']
-    assert [o for m in light for o in torch_in(m, sources)]==[]
 
 def loaded(statement, of):
     "Which packages of `of` a fresh Python has loaded after `statement`"
@@ -119,7 +105,6 @@ def test_what_an_import_loads():
     assert loaded('import gpubench', heavier)==[]
     assert loaded('import gpubench.ground.record, gpubench.ground.stats, gpubench.show.plot', {'torch', 'torchvision', 'fastai'})==[]
     assert loaded('import gpubench.cli', heavy | {'papermill', 'scipy', 'sklearn'})==[]
-    assert loaded('import numpy, json', heavier)==['numpy']                 # the probe itself
 
 # ---- what no file may say
 
@@ -154,28 +139,17 @@ def test_version():
 @pytest.fixture(scope='module')
 def wheel(repo_files, tmp_path_factory):
     "A wheel built from the files that are or would be committed, without the network"
-    tree = tmp_path_factory.mktemp('wheel')
-    for o in repo_files:
-        (tree/o).parent.mkdir(parents=True, exist_ok=True)
-        (tree/o).write_bytes((root/o).read_bytes())
+    tree = copy_checkout(repo_files, tmp_path_factory.mktemp('wheel'))
     run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '--no-index', '-w', tree/'out', tree)
     with zipfile.ZipFile(next((tree/'out').glob('*.whl'))) as z: yield z
 
-def wrong_files(names, labs, extras):
-    "Files of a wheel that should not be there, and those that are missing"
-    own = [*package.glob('*.py'), *package.rglob('*/*.py'), *(package/'show').glob('page.*')]
-    want = {f'gpubench/{o.relative_to(package).as_posix()}' for o in own if o.name!='_modidx.py'}    # git ignores it
-    want |= {f'gpubench/notebooks/{o}' for o in [*labs, *extras]}
-    return differences(dict.fromkeys(want, 1), {o: 1 for o in names if '.dist-info/' not in o})
-
 def test_wheel_files(wheel, repo_files):
     folder = Path('nbs', 'labs')
-    extras = [str(o.relative_to(folder)) for o in repo_files if folder in o.parents and o.suffix!='.ipynb' and o.name!='.notest']
-    books = [str(o) for o in map(Path, repo_files) if folder in o.parents and o.suffix=='.ipynb']
-    books = [str(o.relative_to(folder)) for o in map(Path, books)]                        # the syllabus travels with the labs
-    assert wrong_files(wheel.namelist(), books, extras)==[]
-    assert wrong_files([*wheel.namelist(), 'nbs/labs/x.ipynb'], books, [*extras, 'gone.yaml'])==[
-        'gpubench/notebooks/gone.yaml', 'nbs/labs/x.ipynb']
+    labs = [o.relative_to(folder) for o in repo_files if folder in o.parents and o.name!='.notest']    # the syllabus travels with them
+    own = [*package.glob('*.py'), *package.rglob('*/*.py'), *(package/'show').glob('page.*')]
+    want = {f'gpubench/{o.relative_to(package).as_posix()}' for o in own if o.name!='_modidx.py'}    # git ignores it
+    want |= {f'gpubench/notebooks/{o.as_posix()}' for o in labs}
+    assert want=={o for o in wheel.namelist() if '.dist-info/' not in o}
 
 def test_wheel_requirements(wheel):
     import gpubench

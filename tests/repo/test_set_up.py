@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers import needed, pythons, text
+from helpers import needed, pythons, root, text
 
 wait_s = 60                                          # far more than any step here takes
 # `python -m pip|uv …` notes the call, waits while the file `hold` exists, fails if the file `uv fails` or `pip fails` does, else installs
@@ -33,10 +33,10 @@ get_uv, by_uv = 'pip install -c constraints.txt uv', 'uv pip install --python PY
 
 class Checkout:
     "What set-up reads of a checkout, in a folder of its own"
-    def __init__(self, repo, folder):
+    def __init__(self, folder):
         self.tree, self.fake, self.venv = folder/'tree', folder/'fake', folder/'tree'/'.venv'
         (self.tree/'tools').mkdir(parents=True)
-        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(repo/o, self.tree/o)
+        for o in ('settings.ini', 'constraints.txt', 'Makefile', 'tools/set_up.py', 'tools/find-python'): shutil.copy(root/o, self.tree/o)
         for o in ('pip', 'uv'):
             (self.fake/'path'/o).mkdir(parents=True)
             (self.fake/'path'/o/'__main__.py').write_text(fake)
@@ -62,7 +62,7 @@ class Checkout:
     def installed(self): return [o.split(' -e ')[1].split()[0] for o in self.calls if ' -e ' in o]
 
 @pytest.fixture
-def checkout(repo, tmp_path): return Checkout(repo, tmp_path)
+def checkout(tmp_path): return Checkout(tmp_path)
 
 
 # ---- the environment
@@ -105,12 +105,6 @@ def test_pip_installs_where_uv_fails(checkout):
     assert res.returncode==0 and 'packages: 0 s, failed' in res.stdout and 'uv could not install' in res.stdout
     assert checkout.calls[1:]==[by_uv+'-e .[lab] -c constraints.txt', 'pip install -e .[lab] -c constraints.txt']
     assert checkout.set_up('lab').stdout==up_to_date
-
-def test_newest_is_not_locked(checkout):
-    assert checkout.set_up('newest').returncode==0
-    [_, call] = checkout.calls
-    assert 'constraints.txt' not in call and call.endswith('-e .[dev]')
-    assert (checkout.tree/'.venv-newest').is_dir() and not checkout.venv.exists() and checkout.set_up('newest').stdout=='.venv-newest is up to date.\n'
 
 def test_uv_reaches_what_pip_reaches(checkout):
     (checkout.fake/'config').write_text(":env:.cert='/mine.pem'\n:env:.index-url='https://a.example'\nglobal.index-url='https://b.example'\n")

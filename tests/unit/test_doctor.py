@@ -147,4 +147,3 @@ def test_a_package_that_ends_its_process(code, says, tmp_path, monkeypatch):
 def test_the_doctor_needs_no_package():
     code = "import sys, gpubench.watch.doctor; print({'torch', 'fastai', 'psutil', 'pynvml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()=='set()'
-

@@ -119,7 +119,7 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert all(o['alt'] for o in page.all('img'))
 
 def test_the_numbers_on_the_page_are_those_of_the_records(tmp_path):
-    rows = [visit(64, n=i, epoch_s=o, energy_j_per_image=.5, cpu_energy_j_per_image=.5) for i,o in enumerate((.4567, .4444, .5))]
+    rows = [visit(64, 'cuda', i, epoch_s=o, energy_j_per_image=.5) for i,o in enumerate((.4567, .4444, .5))]
     text = page_of(tmp_path, dict(here=rows), prices=dict(here=3600.)).text
     assert '0.457 (0.444 to 0.5, 75 %)' in text and '704' in text and '457' in text            # energy and price of an epoch
     bare = page_of(tmp_path, visits()).text.split('How to read')[0]

@@ -69,7 +69,7 @@ class EnoughCallback(Callback):
     def __init__(self, clock, n): self.clock, self.n = clock, n
     @property
     def is_enough(self): return sum(self.clock.lengths)>=self.n
-    def summary(self): return dict(energy_j_per_image=2., cpu_energy_j_per_image=None)
+    def summary(self): return dict(energy_j_per_image=2.)
 
 @pytest.mark.parametrize('step_ms, n_enough, max_s, lengths', [
     (1., 20, 100., [8, 8, 8]),                          # whole epochs where they are short
@@ -84,7 +84,7 @@ def test_the_monitored_stretch_ends(step_ms, n_enough, max_s, lengths, monkeypat
     learn.add_cb(timer)
     found = train_monitored(learn, Trial(device='cpu'), max_s, EnoughCallback(clock, n_enough))
     assert clock.lengths==lengths
-    assert found==dict(energy_j_per_image=2., cpu_energy_j_per_image=None)
+    assert found==dict(energy_j_per_image=2.)
 
 def test_an_error_in_the_warm_up_leaves_the_epoch_its_length():
     class FailCallback(Callback):

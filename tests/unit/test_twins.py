@@ -143,6 +143,11 @@ def trained(learn, seed=4):
     with torch.random.fork_rng(): fit(learn)
     return state(learn), str(L(learn.recorder.values))
 
+def end_workers(learn):
+    "Of torch's own loaders: the garbage collector would wait 5 s for each"
+    for o in learn.dls.loaders:
+        if getattr(o, '_iterator', None): o._iterator._shutdown_workers()
+
 @pytest.mark.parametrize('name', CASES)
 def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
     make, happen = CASES[name]
@@ -157,11 +162,13 @@ def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
     trained(twin, seed=3)
     assert equal(state(learn), before) and files_in(tmp_path/'own')==files
     assert ([*learn.cbs], [*vars(learn)])==(cbs, names)
+    end_workers(twin)
     twin, _ = copy_training(learn, tmp_path/'copy')
     weights, values = trained(twin)
     right, right_values = trained(learn)
     assert equal(weights, right) and values==right_values
     assert not equal(right, before) or name=='nan'
+    end_workers(learn), end_workers(twin)
 
 # ---- what can't be copied
 

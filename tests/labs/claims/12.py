@@ -58,11 +58,6 @@ prices = pd.DataFrame(costs).T
 assert list(prices.index)==[f'{o} workers' for o in (0, 2, 4, 8)] and (prices.lo<=prices.price).all() and (prices.price<=prices.hi).all()
 assert prices.price.iloc[0]==approx(500_000/prices.images_per_s.iloc[0]/3600*price_per_h)
 
-# %% Answers
-for words,right,wrong in (("# A class's table of all runs", 'unknown', 'yes'), ('# bf16 against fp32', 'measure again', 'use bf16'),
-                          ('# Measured alone', 'measure it', '6.5'), ('# A GPU is 12 times', 1.25, 1.5)):
-    assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words
-
 # %% What `gain` tried stands beside what the records advise, or "not tried"
 assert of_gain('images decoded') in {f'images decoded once: {tried["images decoded once"]}'} | {'not tried'}
 assert of_gain('no such change')=='not tried' and of_gain('speed_up(learn)').startswith('speed_up(learn): ')

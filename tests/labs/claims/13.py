@@ -55,7 +55,3 @@ assert trainings(60, 12, 8)==15 and trainings(60, 8, 12) is None
 again('# After how many trainings is a cost', **{})
 with planted(paid_back=lambda cost_s, before_s, after_s: 7):
     assert again("trainings = mine_or_ours") is None and trainings(60, 12, 8)==15
-
-# %% Answers
-for words,right,wrong in (('# Five seeds each', 'within 3 points', 'equal'), ('# A fit takes 20 s', 4, 16), ('# Waiting for images took', 'network', 'images')):
-    assert [again(words, answer=o).ok for o in (None, right, wrong)]==[None, True, False], words
