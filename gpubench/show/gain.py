@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
-from fastai.basics import Callback, Learner, listify, noop, patch
+from fastai.basics import Callback, Learner, noop, patch
 from scipy import stats as sps
 from tqdm.auto import tqdm
 
@@ -26,9 +26,8 @@ from ..run.profile import idle_table, memory_table, profile_steps, write_trace
 from ..run.twins import Twins, states_kept
 from ..run.ways import (
     OF_IT, Clocks, batch_costs, find_ways, item_costs, n_workers_of, release, visit)
-from .compare import fmt_bound, fmt_ratio, is_noisy, read_runs
+from .compare import fmt_bound, fmt_ratio, is_noisy
 from .findings import PARTS
-from .report import machine_table, render
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
 def pooled(ways): # (standard deviation, degrees of freedom)
@@ -231,45 +230,17 @@ def memory(self:Gain)->pd.DataFrame:
 
 # %% ../../nbs/show/10_gain.ipynb #gain1003
 @patch
-def as_dict(self:Gain,
-    details=False, # With idle time and memory
-)->dict:
+def as_dict(self:Gain)->dict:
     "A record: the machine, what each way takes, where the time goes, what came"
     def ends(i): return [i.mid, i.lo, i.hi]
     ways = [dict(what=o.name, predicted_s=ends(predicted(o, self.noise)),
                  times_as_fast=ends(self.times(o))) for o in self.ways]
     got = self.got and dict(predicted_s=ends(self.got[0]), got_s=self.got[1])
-    more = {k: f().to_dict('records')
-            for k,f in dict(idle=self.idle, memory=self.memory).items() if details}
-    return plain_record(more | dict(
+    return plain_record(dict(
         machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit),
         sentence=self.sentence(), ways=ways, failed=self.failed, epoch=self.now.to_dict('records'),
         items_ms=self.items, batches_ms=self.batches,
         applied=self.applied and self.applied.name, got=got))
-
-# %% ../../nbs/show/10_gain.ipynb #f3cf2737
-@patch
-def to_html(self:Gain,
-    path='gain.html',
-    also=(), # Sentences below the headline, such as what several fits came to
-)->Path:
-    "Write one self-contained page, with idle time and memory"
-    def costs(ms): return pd.DataFrame(dict(transform=[*ms], ms=[*ms.values()]))
-    def texts(df): return df.map(lambda x: f'{x:.3g}' if isinstance(x, float) else str(x))
-    more = {"Where an epoch's time goes": self.now.drop(columns='share'),
-            'Transforms, ms for each item': costs(self.items),
-            'Transforms, ms for each batch': costs(self.batches),
-            'Where a step is idle': self.idle(), 'What takes the memory': self.memory()}
-    machine = read_runs([describe_machine() | dict(device=self.about['device'])])
-    page = render(
-        'page.gain.html', title='What a training would gain', headline=self.headline(),
-        reason=self.sentence().removeprefix(self.headline()), also=[*filter(None, listify(also))],
-        ways=self.to_df(), more={k: texts(o) for k,o in more.items() if len(o)},
-        machine=machine_table(machine))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding='utf-8')
-    return path
 
 # %% ../../nbs/show/10_gain.ipynb #gain1005
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones

@@ -63,7 +63,7 @@ def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
     before = {k: v.clone() for k,v in learn.model.state_dict().items()}
     cbs, random_state = [*learn.cbs], torch.get_rng_state()
     found = gain(learn, 3, 'fit')
-    found.as_dict(details=True)
+    found.idle(), found.memory()
     assert 'SleepsCallback' in found.reason() and found.now.what.str.contains('SleepsCallback').any()
     assert [*learn.cbs]==cbs and torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
