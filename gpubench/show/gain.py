@@ -135,49 +135,33 @@ def headline(self:Gain)->str:
     return f'{what} {now} here. {more}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #0c5b62de
-_BRINGING = {'start of the epoch': 'wait_ms'} | { # row of `epoch_table` -> phase with its remedy
-    PHASE_NAMES[k]: k for k in ('wait_ms', 'copy_ms', 'transform_ms')}
+_PART_OF = {PHASE_NAMES[k]: o for o in PARTS for k in o.phases} | { # of a row of `epoch_table`
+    'start of the epoch': PARTS[0]} # which is waiting
 
 @patch
-def bringing(self:Gain)->str:
-    "What takes most of the time that batches need before they are trained, and what to do about it"
-    now = self.now.set_index('what').s
-    what = max((o for o in _BRINGING if o in now), key=now.get)
-    phase, (costs, of) = _BRINGING[what], (self.items, 'item')
-    if what=='transforms': costs, of = self.batches, 'batch'
-    slowest = max(costs, key=costs.get, default=None) if what!='copy' else None
-    more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
-    without = ', without workers' if self.about['n_workers']==0 and phase=='wait_ms' else ''
+def remedy(self:Gain, part, s)->str:
+    "What a part takes, the slowest transform in it, and what to do about it"
+    costs = dict(wait_ms=(self.items, 'item'), transform_ms=(self.batches, 'batch'))
+    ms, of = costs.get(part.phases[0], ({}, ''))
+    slowest = max(ms, key=ms.get, default=None)
+    more = f'; {slowest} takes {ms[slowest]:.3g} ms for each {of}' if ms else ''
     about = self.about | dict(n_cores=n_cores(), slowest=slowest)
-    remedy = next(o.remedy for o in PARTS if phase in o.phases)(about)
-    return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'.rstrip()
+    without = ', without workers' if of=='item' and about['n_workers']==0 else ''
+    return f'is {part.words}{without} ({s:.2g} s{more}). {part.remedy(about)}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #c7465b0a
-_MIN_FEWER = 1/3 # of the time saved by half as many batches: two thirds go with their number
-
-def _saved(times): # `Interval` of times as fast -> share of the time
-    return 1-1/(times.lo if is_noisy(times) else times.mid)
-
 @patch
 def reason(self:Gain)->str:
-    "What takes the largest share of the time that is known; and why steps can't be captured"
-    helping = [o for o in self.ways if o.kind!='all' and self.surely_helps(o)]
-    found = [(o.about=='batch', _saved(self.times(o)), o.kind, o.name) for o in helping]
-    own = self.now[self.now.what.str.startswith(OF_IT) & (self.now.share>.05)]
-    shares = [o[1:] for o in found if not o[0]] + [
-        (o.share, 'own', o.what.removeprefix(OF_IT)) for o in own.itertuples()]
-    fewer = [o[1:] for o in found if o[0]] # larger batches learn differently
+    "What takes most of an epoch, and a remedy; and why steps can't be captured"
+    now = self.now.set_index('what')
+    own = now[now.index.str.startswith(OF_IT)]
+    parts = now.groupby(_PART_OF, sort=False).sum()
+    part = parts.s.idxmax()
+    share, what = parts.share[part], self.remedy(part, parts.s[part])
+    if own.s.max()>parts.s[part]/2: # within it, or within several
+        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
-    if not shares+fewer:
-        return f'{refused} No single change brings more than this minute can show.'.lstrip()
-    share, kind, name = max(shares or fewer)
-    if kind=='limit' and fewer and max(fewer)[0]>_MIN_FEWER:
-        share, kind, name = max(fewer) # each batch takes its time, not each image
-    if kind=='own': what = f'goes to {name}.'
-    elif kind!='limit': what = f'is saved by: {name}.'
-    else: what = ('goes into batches before they are trained, the largest part of it into '
-                  f'{self.bringing()}')
-    return f'{refused} {share:.0%} of the time {what}'.lstrip()
+    return f'{refused} {share:.0%} of an epoch {what}'.lstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #78e811e2
 @patch
@@ -244,25 +228,26 @@ def as_dict(self:Gain)->dict:
 
 # %% ../../nbs/show/10_gain.ipynb #gain1005
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones
-_MIN_WAITING, _MAX_WAITING = 1.03, 2. # stock's time against that without waits for images
+_MIN_WAITING = 1.03 # stock's time against that without waits for images
 
-def _skip(stock, limit, others):
-    "Changes about images where no step waits for any, and about steps where most do"
-    if not limit.visits: return
-    waits = math.exp(stock.logs().mean()-limit.logs().mean())
+def _to_try(stock, limit, others):
+    "Changes about images only where steps wait for some"
+    waits = stock.logs().mean()-limit.logs().mean() if limit.visits else math.inf
     for o in others:
-        if o.about=='data' and waits<_MIN_WAITING: o.failed = 'not tried: no step waits for images'
-        if o.about=='step' and waits>_MAX_WAITING:
-            o.failed = 'not tried alone: steps mostly wait for images'
+        if o.about=='data' and waits<math.log(_MIN_WAITING):
+            o.failed = 'not tried: no step waits for images'
+    return [o for o in others if not o.failed]
 
 # %% ../../nbs/show/10_gain.ipynb #a1d9f06f
 def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
     stock, limit, *others = ways = find_ways(twin)
-    times_s, clocks, bar = TIMES_S[device_of(twin).type], [], tqdm(total=6+len(others), leave=False)
+    times_s, clocks = TIMES_S[device_of(twin).type], []
+    whole = [o for o in others if o.kind=='all']
+    bar = tqdm(total=7+len(others)+2*len(whole), leave=False)
     def look(*ways, watch=noop):
         for o in ways:
             bar.set_description(o.name)
-            visit(o, make, fit, n_epochs, times_s, watch)
+            if not o.failed: visit(o, make, fit, n_epochs, times_s, watch)
             bar.update()
     def warm_up(way, **kwargs): # kernels are loaded when a process first needs them
         look(way, **kwargs)
@@ -271,16 +256,11 @@ def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
     with bar:
         [seen] = warm_up(stock, watch=lambda twin: clocks.append(Clocks(twin)))
         look(stock, limit, limit, stock)
-        _skip(stock, limit, others)
-        tried = [o for o in others if not o.failed]
-        whole = [o for o in tried if o.kind=='all']
-        bar.total = 7+len(tried)+2*len(whole)
-        for o in tried:
+        for o in _to_try(stock, limit, others):
             if o in whole: warm_up(o)
-            if not o.failed: look(o)
-        look(*(o for o in whole[::-1] if not o.failed))
-        best = Gain(None, None, None, ways).best
-        look(*([best] if best else []), stock)
+            look(o)
+        look(*whole[::-1])
+        look(*filter(None, [Gain(None, None, None, ways).best, stock]))
     return ways, clocks[0].epoch_table(seen, stock.visits[-1][-1])
 
 # %% ../../nbs/show/10_gain.ipynb #43a2975c
