@@ -412,20 +412,10 @@ def about(trial:Trial)->dict:
     ) | settings | parts | machine
 
 # %% ../../nbs/run/03_trial.ipynb #63b3cc62
-def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
-    "Train, time, and verify after both; returns what whole epochs learned, else None for each"
-    learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
-    end_s = perf_counter()+max_s
-    if whole_epoch:
-        learn.fit(trial.n_epoch, lr=trial.lr)
-        learned = dict(zip(learned, [*learn.recorder.values[-1][:3], learn.seen.n_opt_steps]))
-        learn.seen.verify(trial)
-    time_more(learn, trial, half_width, end_s-perf_counter())
-    learn.seen.verify(trial)
-    losses = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None]
-    lost = [o for o in losses if not math.isfinite(o)]
-    return learned if not lost else learned | dict(status='error', error=
-        f'The loss is {lost[0]}. Try a smaller learning rate than {trial.lr}.')
+def _divergence(losses, lr): # `status` and `error` if one of them isn't finite
+    lost = [float(o) for o in losses if o is not None and not math.isfinite(o)]
+    if not lost: return {}
+    return dict(status='error', error=f'The loss is {lost[0]}. Try a smaller learning rate than {lr}.')
 
 # %% ../../nbs/run/03_trial.ipynb #b3e63bf3
 def _peak_memory(device): # MiB; None on a CPU
@@ -497,8 +487,17 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             record |= warm_up(learn, trial)
             free_memory() # the peaks start here
             learn.add_cb(StepTimerCallback())
-            record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
-            record |= _timed_results(learn, trial)
+            end_s = perf_counter()+max_s
+            learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
+            if whole_epoch:
+                learn.fit(trial.n_epoch, lr=trial.lr)
+                values = *learn.recorder.values[-1][:3], learn.seen.n_opt_steps
+                learned = dict(zip(learned, values))
+                learn.seen.verify(trial)
+            time_more(learn, trial, half_width, end_s-perf_counter())
+            learn.seen.verify(trial)
+            losses = *learn.recorder.losses[-1:], learned['loss']
+            record |= learned | _divergence(losses, trial.lr) | _timed_results(learn, trial)
             if monitor: record |= train_monitored(learn, trial)
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
