@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fastai.basics import Callback, CancelFitException, patch
+from fastai.basics import Callback, CancelFitException
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
@@ -220,6 +220,17 @@ def _tensor_mib(o): # of the storages of all tensors within, each once
     found = [t.untyped_storage() for t in tensors if t.layout==torch.strided]
     return sum({s.data_ptr(): s.nbytes() for s in found}.values())/2**20
 
+# %% ../../nbs/run/10_profile.ipynb #memo1004
+def _counted(device, rows, others)->dict: # MiB
+    "What PyTorch's and CUDA's counters show besides the tensors in `rows`"
+    cuda, others = torch.cuda, max(0, others)
+    now, top, reserved = (f(device)/2**20 for f in (
+        cuda.memory_reserved, cuda.max_memory_allocated, cuda.max_memory_reserved))
+    free, total = (o/2**20 for o in cuda.mem_get_info(device))
+    return {'rest of the peak, such as activations': top-others-sum(rows.values()),
+            'other tensors of this process': others, 'reserved by PyTorch, unused': reserved-top,
+            'CUDA context and other programs': total-free-now}
+
 # %% ../../nbs/run/10_profile.ipynb #memo1003
 class _MemoryCallback(Callback):
     "Counts the memory of the third step, and then ends the fit"
@@ -241,21 +252,8 @@ class _MemoryCallback(Callback):
     def after_batch(self):
         self.n += self.training
         if not self.rows: return
-        if self.device.type=='cuda': self.rows |= self.counted()
+        if self.device.type=='cuda': self.rows |= _counted(self.device, self.rows, self.others)
         raise CancelFitException()
-
-# %% ../../nbs/run/10_profile.ipynb #memo1004
-@patch
-def counted(self:_MemoryCallback)->dict: # MiB
-    "What PyTorch's and CUDA's counters show besides these tensors"
-    cuda = torch.cuda
-    now, top, reserved = (f(self.device)/2**20 for f in (
-        cuda.memory_reserved, cuda.max_memory_allocated, cuda.max_memory_reserved))
-    free, total = (o/2**20 for o in torch.cuda.mem_get_info(self.device))
-    others = max(0, self.others)
-    return {'rest of the peak, such as activations': top-others-sum(self.rows.values()),
-            'other tensors of this process': others, 'reserved by PyTorch, unused': reserved-top,
-            'CUDA context and other programs': total-free-now}
 
 # %% ../../nbs/run/10_profile.ipynb #0afd9f86
 def memory_table(learn)->pd.DataFrame: # `what`, `mib`; on a CPU only what its tensors show

@@ -80,15 +80,20 @@ class Gain:
     @property
     def n_epochs(self): return self.stock.visits[0][-1].n_epochs
     def times(self, way): return times_as_fast(self.stock, way, self.noise)
-    def surely_helps(self, way): return self.times(way).lo>=_MIN_TIMES
+    def sentence(self):
+        left_out = getattr(self.make, 'left_out', {}) # name of a callback -> why
+        without = [f'This is without {k}: {v}.' for k,v in left_out.items()]
+        return ' '.join([self.headline(), self.reason(), *without])
+    def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
+    def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
 
 # %% ../../nbs/show/10_gain.ipynb #3edd1293
 @patch(as_prop=True)
 def best(self:Gain): # What `apply` does: a `Way`, or None
     "The simplest that surely brings enough"
-    found = [o for o in self.ways if o.kind in ('all', 'part') and self.surely_helps(o)]
-    most = max((self.times(o).lo for o in found), default=math.nan)
-    return next((o for o in found if self.times(o).lo>=ENOUGH_FRAC*most), None)
+    sure = [(o, self.times(o).lo) for o in self.ways if o.kind in ('all', 'part')]
+    enough = max(_MIN_TIMES, ENOUGH_FRAC*max((lo for _,lo in sure), default=0))
+    return next((o for o,lo in sure if lo>=enough), None)
 
 @patch(as_prop=True)
 def got(self:Gain): # (predicted `Interval`, s) of the last fit since `apply`, or None
@@ -110,14 +115,13 @@ def times_text(i, is_limit=False): # An interval wholly on one side of 1 is a fi
 def to_df(self:Gain)->pd.DataFrame:
     "A row a way: seconds of an epoch and of the fit, times as fast, how; after a fit also `got_s`"
     best, done = self.best, self.applied or self.stock
-    df = pd.DataFrame([dict(
+    rows = [dict(
         what=o.name, epoch_s=f'{o.epoch_s:.3g}', fit_s=fmt_ratio(predicted(o, self.noise)),
         got_s=f'{self.got[1]:.3g}' if self.got and o is done else '',
         times_as_fast='' if o is self.stock else times_text(self.times(o), o.kind=='limit'),
-        how='apply()' if o is best else o.how) for o in self.ways])
-    if not self.got: del df['got_s']
-    untried = pd.DataFrame(dict(what=[*self.failed], how=[*self.failed.values()]))
-    return pd.concat([df, untried], ignore_index=True).fillna('')
+        how='apply()' if o is best else o.how) for o in self.ways]
+    df = pd.DataFrame([*rows, *(dict(what=k, how=v) for k,v in self.failed.items())]).fillna('')
+    return df if self.got else df.drop(columns='got_s')
 
 # %% ../../nbs/show/10_gain.ipynb #efe0732c
 @patch
@@ -162,19 +166,6 @@ def reason(self:Gain)->str:
         share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
     return f'{refused} {share:.0%} of an epoch {what}'.lstrip()
-
-# %% ../../nbs/show/10_gain.ipynb #78e811e2
-@patch
-def sentence(self:Gain)->str:
-    left_out = getattr(self.make, 'left_out', {}) # name of a callback -> why
-    without = [f'This is without {k}: {v}.' for k,v in left_out.items()]
-    return ' '.join([self.headline(), self.reason(), *without])
-
-@patch
-def __repr__(self:Gain): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
-
-@patch
-def _repr_html_(self:Gain): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
 
 # %% ../../nbs/show/10_gain.ipynb #0361e62b
 @patch
