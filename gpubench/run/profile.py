@@ -6,6 +6,7 @@
 __all__ = ['Span', 'Profile', 'idle_table', 'keep_turns', 'profile_steps', 'memory_table']
 
 # %% ../../nbs/run/10_profile.ipynb #ac487b1d
+import gzip
 import json
 import os
 import tempfile
@@ -43,7 +44,6 @@ class Profile:
     "Some steps of a Learner: what the loop and the device did, on one clock"
     spans: list      # All `Span`s
     on_gpu: bool = False
-    prof: object = None # PyTorch's profiler, after its stop
     def of(self, *kinds): # By start
         return sorted((o for o in self.spans if o.kind in kinds), key=lambda o: o.start_us)
 
@@ -103,12 +103,10 @@ def _unix_offset_us(clock): # of the clock's zero, in the best of 20 tries
     return min(read() for _ in range(20))[1]
 
 # %% ../../nbs/run/10_profile.ipynb #6e0145bf
-def _device_spans(prof, device)->list: # `device`: a GPU's number
-    "What a GPU did, as PyTorch's profiler saw it"
-    with tempfile.TemporaryDirectory() as d:
-        path = Path(d)/'trace.json'
-        prof.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(errors='replace'))
+def _device_spans(path, device)->list: # `device`: a GPU's number
+    "What a GPU did, in a file of PyTorch's profiler"
+    opened = gzip.open if path.suffix=='.gz' else open
+    with opened(path, 'rt', errors='replace') as f: trace = json.load(f)
     zero_us = trace.get('baseTimeNanoseconds', 0)/1e3
     found = [o for o in trace['traceEvents'] if o.get('cat') in _CATEGORIES and o.get('ph')=='X']
     return [Span('device', o['name'], o['ts']+zero_us, o['ts']+zero_us+o.get('dur', 0.))
@@ -151,15 +149,15 @@ _N_LEAD = 2   # steps under the profiler that don't count: it starts, and the de
 class _ProfilerCallback(Callback):
     "Starts PyTorch's profiler before the steps that count, and ends the fit after them"
     order, graph_safe = np.inf, 'counts'          # after the timer, which joins before it
-    def __init__(self, timer, n_steps, n_warm_up, ops):
-        self.timer, self.ops, self.n_before = timer, ops, n_warm_up-_N_LEAD
+    def __init__(self, timer, n_steps, n_warm_up, trace):
+        self.timer, self.has_ops, self.n_before = timer, bool(trace), n_warm_up-_N_LEAD
         self.n_all, self.place, self.prof, self.n_unseen = n_warm_up+n_steps, None, None, None
         self.edges_s = []   # of the steps that count, when the device had nothing left to do
     def before_train(self):
         if self.place is not None: return
         self.place = device_of(self.learn)
         is_gpu = self.place.type=='cuda'
-        kinds = [ProfilerActivity.CPU]*self.ops + [ProfilerActivity.CUDA]*is_gpu
+        kinds = [ProfilerActivity.CPU]*self.has_ops + [ProfilerActivity.CUDA]*is_gpu
         os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
         if kinds: self.prof = profile(activities=kinds, acc_events=True)
         if is_gpu:
@@ -186,11 +184,11 @@ def profile_steps(
     learn,            # A Learner that may be trained, such as a copy of yours
     n_steps:int=20,   # Steps that count
     n_warm_up:int=5,  # Steps before them, the last two under the profiler already
-    ops:bool=False,   # Also record PyTorch's operations for the trace, which slows them
+    trace=None,       # A file for them and PyTorch's operations, which that slows; may end in .gz
 )->Profile:
     "Profile steps of a Learner's own loop, with its phases and callbacks by name"
     timer = _PhaseClockCallback()
-    cb, offset_us = _ProfilerCallback(timer, n_steps, n_warm_up, ops), _unix_offset_us(timer.clock)
+    cb, offset_us = _ProfilerCallback(timer, n_steps, n_warm_up, trace), _unix_offset_us(timer.clock)
     def us(s): return 1e6*s+offset_us
     n_epoch = cb.n_all//max(1, length_hint(learn.dls.train, cb.n_all))+1
     turns = keep_turns(learn, timer.clock)
@@ -210,9 +208,12 @@ def profile_steps(
     if edges_us[1:]: seen[-1] = seen[-1]._replace(end_us=edges_us[1])
     begin_us, end_us = seen[0].start_us, seen[-1].end_us
     rest = [o for o in loop if o.kind!='step' and begin_us<=o.start_us<end_us]
-    on_gpu = cb.place.type=='cuda'
-    work = _device_spans(cb.prof, cb.place.index or 0) if on_gpu else []
-    return Profile([*seen, *rest, *work], on_gpu, cb.prof)
+    work, on_gpu = [], cb.place.type=='cuda'
+    with tempfile.TemporaryDirectory() as d:
+        path = Path(trace or f'{d}/trace.json')
+        if cb.prof: cb.prof.export_chrome_trace(str(path)) # once: a second call is an error
+        if on_gpu: work = _device_spans(path, cb.place.index or 0)
+    return Profile([*seen, *rest, *work], on_gpu)
 
 # %% ../../nbs/run/10_profile.ipynb #memo1002
 def _tensor_mib(o): # of the storages of all tensors within, each once

@@ -197,7 +197,7 @@ def idle(self:Gain)->pd.DataFrame:
 @patch
 def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
-    self._on_twin(profile_steps, ops=True).prof.export_chrome_trace(str(path))
+    self._on_twin(profile_steps, trace=path)
     return Path(path)
 @patch
 def memory(self:Gain)->pd.DataFrame:
