@@ -279,18 +279,14 @@ def visit(way, make, fit, n_epochs, times_s, watch=noop):
         free_memory()
 
 # %% ../../nbs/run/13_ways.ipynb #ways1012
-def _timed(f, name, spent_s, wait=noop):
-    def call(*args, **kwargs):
+def _apply(fs, x, split_idx, spent_s, wait=noop):
+    "What the transforms `fs` make of `x`, and what each takes"
+    for f in fs:
         wait()
         start_s = perf_counter()
-        try: return f(*args, **kwargs)
-        finally:
-            wait()
-            spent_s[name] += perf_counter()-start_s
-    return call
-
-def _apply(fs, x, split_idx, spent_s, wait=noop):
-    for f in fs: x = _timed(f, f.name.split(' -- ')[0], spent_s, wait)(x, split_idx=split_idx)
+        x = f(x, split_idx=split_idx)
+        wait()
+        spent_s[f.name.split(' -- ')[0]] += perf_counter()-start_s
     return x
 
 # %% ../../nbs/run/13_ways.ipynb #d3b82196
@@ -321,16 +317,13 @@ def batch_costs(dl)->dict: # name -> ms per batch; empty for loaders without a `
 OF_IT = '  of it in '
 
 class Clocks:
-    "Keep time of a twin's phases, callbacks and metrics"
+    "Keep time of a twin's phases and of its user's callbacks"
     def __init__(self, learn):
-        self.timer, self.of_metrics = StepTimerCallback(), defaultdict(float)
-        self.own = own_callbacks(learn)
+        self.timer, self.own = StepTimerCallback(), own_callbacks(learn)
         learn.add_cb(self.timer)
-        for o in learn.metrics:
-            o.accumulate = _timed(o.accumulate, f'metric {o.name}', self.of_metrics)
         self.turns = keep_turns(learn, perf_counter)
-    def spent_s(self): # name -> s in all
-        found = defaultdict(float, self.of_metrics)
+    def spent_s(self): # name of a callback -> s in all
+        found = defaultdict(float)
         for cb,_,start,end in self.turns:
             if cb in self.own: found[type(cb).__name__] += end-start
         return found
