@@ -175,17 +175,11 @@ class _RepeatDL(GetAttr):
     def __iter__(self): return iter([self.batch]*len(self))
 
 # %% ../../nbs/run/13_ways.ipynb #dcd14ef2
-class _SameBatchCallback(Callback):
-    "Trains and validates with the same batch again and again"
-    order, graph_safe = -900, True
-    def __init__(self, batches): self.batches = batches # of training, and of validation
-    def before_train(self): self.learn.dl = _RepeatDL(self.learn.dl, self.batches[0])
-    def before_validate(self): self.learn.dl = _RepeatDL(self.learn.dl, self.batches[-1])
-
 def same_batch(learn):
+    "Train and validate with the same batches again and again"
     def first(dl): return dl.one_batch() if hasattr(dl, 'one_batch') else next(iter(dl))
-    batches = [first(o) for o in learn.dls.loaders[:2] if len(o)]
-    learn.add_cb(_SameBatchCallback(to_device(batches, device_of(learn))))
+    def repeated(dl): return _RepeatDL(dl, to_device(first(dl), device_of(learn)))
+    learn.dls.loaders = [repeated(o) if len(o) else o for o in learn.dls.loaders]
 
 # %% ../../nbs/run/13_ways.ipynb #c52853c7
 @dataclass
