@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 import time
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import length_hint
@@ -76,14 +75,11 @@ def idle_table(profile)->pd.DataFrame: # `what`, `ms` and `n` times a step, its 
     """What the device did in a mean step, and in which phase or callback its gaps begin
 
     The last row is the whole step. Without a GPU: what the training loop did."""
-    loop = [profile.of('callback'), profile.of('phase')]    # a callback may be within a phase
-    starts = [[o.start_us for o in spans] for spans in loop]
-    def during(t): # what the loop does
-        for spans,begun in zip(loop, starts):
-            i = bisect_right(begun, t)-1
-            if i>=0 and t<spans[i].end_us: return spans[i].name
-        return 'between phases'
-    edges = sorted({t for spans in loop for o in spans for t in (o.start_us, o.end_us)})
+    loop = [*profile.of('phase'), *profile.of('callback')]
+    def during(t): # what the loop does; a callback may be within a phase
+        found = [o.name for o in loop if o.start_us<=t<o.end_us]
+        return found[-1] if found else 'between phases'
+    edges = sorted({t for o in loop for t in (o.start_us, o.end_us)})
     rows = [(what or during(a), (b-a)/1e3) for what,a,b in _pieces(profile, edges)]
     steps = profile.of('step')
     step_ms = sum(o.end_us-o.start_us for o in steps)/1e3

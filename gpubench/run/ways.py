@@ -316,11 +316,6 @@ class Clocks:
         self.timer, self.own = StepTimerCallback(), own_callbacks(learn)
         learn.add_cb(self.timer)
         self.turns = keep_turns(learn, perf_counter)
-    def spent_s(self): # name of a callback -> s in all
-        found = defaultdict(float)
-        for cb,_,start,end in self.turns:
-            if cb in self.own: found[type(cb).__name__] += end-start
-        return found
 
     def epoch_table(self, seen, fit)->pd.DataFrame: # `what`, `s` of an epoch, `share` of it
         "A later epoch of `fit`, by the clocks in the fits `seen`; callbacks are part of the rows above"
@@ -333,5 +328,8 @@ class Clocks:
         rows['validation'] = valid_s
         n_seen = sum(o.n_seen for times in seen for o in times.train+times.valid)
         n_batches = sum(o[-1].n_batches for o in (fit.train, fit.valid) if o)
-        rows |= {f'{OF_IT}{k}': n_batches*v/n_seen for k,v in self.spent_s().items()}
+        spent_s = defaultdict(float)
+        for cb,_,start,end in self.turns:
+            if cb in self.own: spent_s[type(cb).__name__] += end-start
+        rows |= {f'{OF_IT}{k}': n_batches*v/n_seen for k,v in spent_s.items()}
         return pd.DataFrame([dict(what=k, s=v, share=v/(train_s+valid_s)) for k,v in rows.items()])

@@ -129,14 +129,13 @@ def headline(self:Gain)->str:
     "The answer in a sentence or two"
     def seconds(interval): return f'{fmt_ratio(interval)} s'
     if self.got: return f"The last fit took {self.got[1]:.3g} s; predicted: {seconds(self.got[0])}."
-    n, best, now = self.n_epochs, self.best, seconds(predicted(self.stock, self.noise))
-    what = f"{n} epochs take" if n>1 else 'An epoch takes'
-    if self.fit=='fine_tune': what = f'fine_tune({n}) takes'
+    best, now = self.best, seconds(predicted(self.stock, self.noise))
+    what = f'{self.fit}({self.n_epochs})' if isinstance(self.fit, str) else 'The fit'
     if best: more = (f'With `apply()` ({best.name}): {seconds(predicted(best, self.noise))}, '
                      f'{times_text(self.times(best))} times as fast.')
     elif any(o.kind=='all' for o in self.ways): more = f'`apply()` would bring {_NO_DIFFERENCE}.'
     else: more = "speed_up wasn't tried; the table says why." if self.failed else ''
-    return f'{what} {now} here. {more}'.rstrip()
+    return f'{what} takes {now} here. {more}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #0c5b62de
 _PART_OF = {PHASE_NAMES[k]: o for o in PARTS for k in o.phases} | { # of a row of `epoch_table`
