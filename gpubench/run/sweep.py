@@ -280,13 +280,10 @@ def visit_here(
     return records.frame()
 
 # %% ../../nbs/run/06_sweep.ipynb #f3d25237
-def _which(o): return o.row['trial_id'], o.row['twin'], o.row['round'] # wherever it's made
-
-def _visit_there(rounds, plan_here, lacking, switches, **how): # In a job
-    "As `visit_here`, for what these rounds lack; `switches`: torch's in the process that sweeps"
+def _visit_there(rounds, plan_here, switches, **how): # In a job
+    "As `visit_here`, for these rounds; `switches`: torch's in the process that sweeps"
     adopt_switches(switches)
-    visits = [o for o in plan_here() if o.row['round'] in rounds and _which(o) in lacking]
-    visit_here(visits, progress=False, **how)
+    visit_here([o for o in plan_here() if o.row['round'] in rounds], progress=False, **how)
 
 # %% ../../nbs/run/06_sweep.ipynb #9b1df8dc
 def _visit_in_jobs(on, slurm, plan_here, out, retry_failed, progress, **how):
@@ -296,9 +293,8 @@ def _visit_in_jobs(on, slurm, plan_here, out, retry_failed, progress, **how):
     check_on(on, set().union(*used), out, slurm)
     out = check_writable(out).resolve()
     records = Records(out, visits, anywhere=True)
-    lacking = {*map(_which, records.to_do(retry_failed))}
-    rounds = sorted({o[-1] for o in lacking})
-    job = partial(_visit_there, plan_here=plan_here, lacking=lacking, switches=inherited(), out=out,
+    rounds = sorted({o.row['round'] for o in records.to_do(retry_failed)})
+    job = partial(_visit_there, plan_here=plan_here, switches=inherited(), out=out,
                   retry_failed=retry_failed, sweep_id=records.sweep_id, **how)
     n_gpus = max(sum(d.startswith('cuda') for d in o) for o in used)
     jobs = run_jobs(on, slurm, job, rounds, out.parent/'jobs', n_gpus, progress)
