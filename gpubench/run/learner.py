@@ -168,7 +168,7 @@ def time_learner(
         return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
     is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in learn.cbs)
     record |= _times(df, epochs, ran, is_fed) | seen.epochs[-1] | dict(
-        n_params=count_params(learn.model), dtype_seen=seen.dtype, n_workers_seen=seen.n_workers,
+        n_params=count_params(learn.model), dtype_seen=seen.dtype,
         n_opt_steps=seen.n_opt_steps,
         unverified=', '.join(k for k in point if happened[k] is None) or None)
     return {k: v for k,v in record.items() if k not in point}

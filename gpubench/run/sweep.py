@@ -40,7 +40,8 @@ from ..ground.stats import (
 from ..data.loaders import is_path, print_once
 from .cluster import check_on, job_end, run_jobs
 from .learner import check_fit, time_learner
-from .process import adopt_switches, device_locks, pack, run_fresh
+from .process import (
+    DEATH_HINTS, adopt_switches, device_locks, pack, run_fresh)
 from .trial import Trial, about, check_measure, resolve, run_trial
 
 # %% ../../nbs/run/06_sweep.ipynb #262fdf37
@@ -55,18 +56,16 @@ def grid(**lists)->list[dict]: # One dict a combination, the last field varying 
 # %% ../../nbs/run/06_sweep.ipynb #97a3e052
 _RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}
 
-def _points(trials, run):
-    "Trials for `run_trial`, dicts for any other function; a `ValueError` for what is neither"
-    if isinstance(trials, Trial): trials = [trials]
-    points = grid(**trials) if isinstance(trials, Mapping) else trials
-    kinds, points = (Mapping, Trial), [*points] if isinstance(points, Iterable) else []
-    is_fit = points and all(isinstance(o, kinds[:1+(run is run_trial)]) for o in points)
-    check_value('trials', trials, is_fit,
-                "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
-    if run is run_trial: return [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
-    if taken := sorted(_RESERVED & set().union(*points)): raise InputError(
-        f"Every record has these fields already: {', '.join(taken)}. Rename your arguments.")
-    return points
+def _resolved(trials): # where they can run here; an error if none can
+    for o in {o.device for o in trials}: pick_device(o)
+    found, faults = [], []
+    for o in trials:
+        try: found.append(resolve(o))
+        except InputError as e:
+            found.append(o)
+            faults.append(e)
+    if len(faults)==len(trials): raise faults[0]
+    return found
 
 # %% ../../nbs/run/06_sweep.ipynb #009ead33
 def plan(
@@ -75,14 +74,17 @@ def plan(
     here:bool=True,         # It runs on this machine, so its devices and packages have to be here
 )->list: # Trials for `run_trial`, resolved where they can run here; dicts for any other function
     "What a sweep will visit; a `ValueError` before anything runs if no point can run"
-    points, faults = _points(trials, run), []
-    if not here or run is not run_trial: return points
-    for o in {o.device for o in points}: pick_device(o)
-    for i,o in enumerate(points):
-        try: points[i] = resolve(o)
-        except InputError as e: faults.append(e)
-    if len(faults)==len(points): raise faults[0]
-    return points
+    if isinstance(trials, Trial): trials = [trials]
+    points = grid(**trials) if isinstance(trials, Mapping) else trials
+    points, is_own = [*points] if isinstance(points, Iterable) else [], run is not run_trial
+    is_fit = points and all(isinstance(o, Mapping if is_own else (Mapping, Trial)) for o in points)
+    check_value('trials', trials, is_fit,
+                "a list of trials or a dict of lists, such as dict(model=['lenet'], bs=[16, 64])")
+    if is_own and (taken := sorted(_RESERVED & set().union(*points))): raise InputError(
+        f"Every record has these fields already: {', '.join(taken)}. Rename your arguments.")
+    if is_own: return points
+    points = [o if isinstance(o, Trial) else Trial().but(**o) for o in points]
+    return _resolved(points) if here else points
 
 # %% ../../nbs/run/06_sweep.ipynb #093cc5e0
 def _named(v):
@@ -102,14 +104,10 @@ def _point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 # %% ../../nbs/run/06_sweep.ipynb #12088644
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
-_SHM_HINT = (" /dev/shm is too small: start the container with a larger --shm-size or --ipc=host, "
-             "or use n_workers=0.")
-_WORKER_HINT = (" A worker process died. If nobody stopped it, the system may have run out of "
-                "memory: `dmesg` shows it. Try n_workers=0.")
-_HINTS = { # part of an error -> hint; the last two come amid a batch
-    'shared memory': _SHM_HINT, 'unable to write to file </torch': _SHM_HINT,
-    'exited unexpectedly': _WORKER_HINT, 'killed by signal': _WORKER_HINT,
-    'EOFError': _WORKER_HINT, 'ConnectionResetError': _WORKER_HINT}
+_WORKER_HINT = f" A worker process died.{DEATH_HINTS['SIGKILL']} Try n_workers=0."
+_HINTS = { # in an error -> hint; the last two come amid a batch
+    'shared memory|unable to write to file </torch': DEATH_HINTS['SIGBUS'],
+    'exited unexpectedly|killed by signal|EOFError|ConnectionResetError': _WORKER_HINT}
 
 # %% ../../nbs/run/06_sweep.ipynb #62e31224
 def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial was refused
@@ -117,10 +115,10 @@ def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial w
     text = str(e).split('\nException raised from')[0].strip() # without frames of C++
     if 'Traceback (most recent call last)' in text: text = text.splitlines()[-1] # of a worker
     elif not isinstance(e, UserError): text = f'{type(e).__name__}: {text}'.removesuffix(': ')
-    hint = next((hint for part,hint in _HINTS.items() if part in text), '')
+    hint = next((hint for pattern,hint in _HINTS.items() if re.search(pattern, text)), '')
+    status = 'skipped' if isinstance(e, impossible) else 'error'
     is_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
     if is_memory or any(o in str(e) for o in _OUT_OF_MEMORY): status = 'oom'
-    else: status = 'skipped' if isinstance(e, impossible) else 'error'
     return dict(status=status, error=text[:1000]+hint+user_place(e))
 
 # %% ../../nbs/run/06_sweep.ipynb #336f53e5
@@ -191,9 +189,9 @@ def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
             f"{same.label} and {visit.label} can't be told apart in records. Give functions names "
             "(def instead of lambda), and pass names or numbers instead of objects.")
     each = [*first.values()]
-    if twin is True: twin = len(each)//2 if len(each)>1 and repeats>1 else None
-    if twin is not None and twin is not False:
-        each.append(replace(each[twin], row=each[twin].row | dict(twin=True)))
+    if twin and len(each)>1 and repeats>1:
+        middle = each[len(each)//2]
+        each.append(replace(middle, row=middle.row | dict(twin=True)))
     rng = random.Random(seed)
     return [replace(o, row=o.row | dict(round=i)) for i in range(repeats)
             for o in rng.sample(each, len(each))]
@@ -282,13 +280,10 @@ def visit_here(
     return records.frame()
 
 # %% ../../nbs/run/06_sweep.ipynb #f3d25237
-def _which(o): return o.row['trial_id'], o.row['twin'], o.row['round'] # wherever it's made
-
-def _visit_there(rounds, plan_here, lacking, switches, **how): # In a job
-    "As `visit_here`, for what these rounds lack; `switches`: torch's in the process that sweeps"
+def _visit_there(rounds, plan_here, switches, **how): # In a job
+    "As `visit_here`, for these rounds; `switches`: torch's in the process that sweeps"
     adopt_switches(switches)
-    visits = [o for o in plan_here() if o.row['round'] in rounds and _which(o) in lacking]
-    visit_here(visits, progress=False, **how)
+    visit_here([o for o in plan_here() if o.row['round'] in rounds], progress=False, **how)
 
 # %% ../../nbs/run/06_sweep.ipynb #9b1df8dc
 def _visit_in_jobs(on, slurm, plan_here, out, retry_failed, progress, **how):
@@ -298,9 +293,8 @@ def _visit_in_jobs(on, slurm, plan_here, out, retry_failed, progress, **how):
     check_on(on, set().union(*used), out, slurm)
     out = check_writable(out).resolve()
     records = Records(out, visits, anywhere=True)
-    lacking = {*map(_which, records.to_do(retry_failed))}
-    rounds = sorted({o[-1] for o in lacking})
-    job = partial(_visit_there, plan_here=plan_here, lacking=lacking, switches=inherited(), out=out,
+    rounds = sorted({o.row['round'] for o in records.to_do(retry_failed)})
+    job = partial(_visit_there, plan_here=plan_here, switches=inherited(), out=out,
                   retry_failed=retry_failed, sweep_id=records.sweep_id, **how)
     n_gpus = max(sum(d.startswith('cuda') for d in o) for o in used)
     jobs = run_jobs(on, slurm, job, rounds, out.parent/'jobs', n_gpus, progress)
@@ -338,11 +332,10 @@ def print_failed(found:pd.DataFrame): # What a sweep returns
         "Once the cause is fixed, retry_failed=True (--retry-failed) repeats failed visits.")
 
 # %% ../../nbs/run/06_sweep.ipynb #5d7904ef
-def _print_outcome(found:pd.DataFrame, is_saved:bool):
-    "Print what wasn't verified, what failed, and what folders of images were taken for"
+def _print_outcome(found:pd.DataFrame):
+    "Print what wasn't verified, and what folders of images were taken for"
     if len(unseen := found.get('unverified', pd.Series(dtype=object)).dropna().unique()): print(
         f"Not verified, because it can't be observed during training: {'; '.join(unseen)}.")
-    if is_saved: print_failed(found) # else no second call can repeat them
     if not {'classes', 'split', 'max_images'}<={*found} or found.max_images.nunique(dropna=False)>1:
         return
     for dataset,*texts in found[['dataset', 'classes', 'split']].dropna().drop_duplicates().values:
@@ -357,7 +350,7 @@ def sweep(
     fit:str|Callable='fit',  # 'fit', 'fit_one_cycle', 'fine_tune', or a function of your Learner
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar
-    twin:bool|int|None=True, # Visit a trial twice a round, the middle one or that of this number
+    twin:bool=True,          # Visit one trial twice a round, the middle one: an A/A pair
     isolate:bool=True,       # Each visit in a fresh process; in this one, one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a fresh process is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or timed out
@@ -382,7 +375,8 @@ def sweep(
                isolate=isolate, timeout_s=timeout_s)
     if on is None: found = visit_here(plan_here(), **how)
     else: found = _visit_in_jobs(on, slurm, plan_here, **how)
-    _print_outcome(found, is_saved=out is not None)
+    _print_outcome(found)
+    if out is not None: print_failed(found) # else no second call can repeat them
     return found
 
 # %% ../../nbs/run/06_sweep.ipynb #dfcd2c78

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
-from fastai.basics import Callback, Learner, listify, noop, patch
+from fastai.basics import Callback, Learner, noop, patch
 from scipy import stats as sps
 from tqdm.auto import tqdm
 
@@ -22,13 +22,12 @@ from ..ground.record import PHASE_NAMES, plain_record
 from ..ground.stats import ENOUGH_FRAC, Interval
 from ..step.fast import device_of
 from ..run.learner import check_batches, check_fit
-from ..run.profile import idle_table, memory_table, profile_steps, write_trace
+from ..run.profile import idle_table, memory_table, profile_steps
 from ..run.twins import Twins, states_kept
 from ..run.ways import (
     OF_IT, Clocks, batch_costs, find_ways, item_costs, n_workers_of, release, visit)
-from .compare import fmt_bound, fmt_ratio, is_noisy, read_runs
+from .compare import fmt_bound, fmt_ratio, is_noisy
 from .findings import PARTS
-from .report import machine_table, render
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
 def pooled(ways): # (standard deviation, degrees of freedom)
@@ -81,15 +80,20 @@ class Gain:
     @property
     def n_epochs(self): return self.stock.visits[0][-1].n_epochs
     def times(self, way): return times_as_fast(self.stock, way, self.noise)
-    def surely_helps(self, way): return self.times(way).lo>=_MIN_TIMES
+    def sentence(self):
+        left_out = getattr(self.make, 'left_out', {}) # name of a callback -> why
+        without = [f'This is without {k}: {v}.' for k,v in left_out.items()]
+        return ' '.join([self.headline(), self.reason(), *without])
+    def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
+    def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
 
 # %% ../../nbs/show/10_gain.ipynb #3edd1293
 @patch(as_prop=True)
 def best(self:Gain): # What `apply` does: a `Way`, or None
     "The simplest that surely brings enough"
-    found = [o for o in self.ways if o.kind in ('all', 'part') and self.surely_helps(o)]
-    most = max((self.times(o).lo for o in found), default=math.nan)
-    return next((o for o in found if self.times(o).lo>=ENOUGH_FRAC*most), None)
+    sure = [(o, self.times(o).lo) for o in self.ways if o.kind in ('all', 'part')]
+    enough = max(_MIN_TIMES, ENOUGH_FRAC*max((lo for _,lo in sure), default=0))
+    return next((o for o,lo in sure if lo>=enough), None)
 
 @patch(as_prop=True)
 def got(self:Gain): # (predicted `Interval`, s) of the last fit since `apply`, or None
@@ -111,14 +115,13 @@ def times_text(i, is_limit=False): # An interval wholly on one side of 1 is a fi
 def to_df(self:Gain)->pd.DataFrame:
     "A row a way: seconds of an epoch and of the fit, times as fast, how; after a fit also `got_s`"
     best, done = self.best, self.applied or self.stock
-    df = pd.DataFrame([dict(
+    rows = [dict(
         what=o.name, epoch_s=f'{o.epoch_s:.3g}', fit_s=fmt_ratio(predicted(o, self.noise)),
         got_s=f'{self.got[1]:.3g}' if self.got and o is done else '',
         times_as_fast='' if o is self.stock else times_text(self.times(o), o.kind=='limit'),
-        how='apply()' if o is best else o.how) for o in self.ways])
-    if not self.got: del df['got_s']
-    untried = pd.DataFrame(dict(what=[*self.failed], how=[*self.failed.values()]))
-    return pd.concat([df, untried], ignore_index=True).fillna('')
+        how='apply()' if o is best else o.how) for o in self.ways]
+    df = pd.DataFrame([*rows, *(dict(what=k, how=v) for k,v in self.failed.items())]).fillna('')
+    return df if self.got else df.drop(columns='got_s')
 
 # %% ../../nbs/show/10_gain.ipynb #efe0732c
 @patch
@@ -126,72 +129,42 @@ def headline(self:Gain)->str:
     "The answer in a sentence or two"
     def seconds(interval): return f'{fmt_ratio(interval)} s'
     if self.got: return f"The last fit took {self.got[1]:.3g} s; predicted: {seconds(self.got[0])}."
-    n, best, now = self.n_epochs, self.best, seconds(predicted(self.stock, self.noise))
-    what = f"{n} epochs take" if n>1 else 'An epoch takes'
-    if self.fit=='fine_tune': what = f'fine_tune({n}) takes'
+    best, now = self.best, seconds(predicted(self.stock, self.noise))
+    what = f'{self.fit}({self.n_epochs})' if isinstance(self.fit, str) else 'The fit'
     if best: more = (f'With `apply()` ({best.name}): {seconds(predicted(best, self.noise))}, '
                      f'{times_text(self.times(best))} times as fast.')
     elif any(o.kind=='all' for o in self.ways): more = f'`apply()` would bring {_NO_DIFFERENCE}.'
     else: more = "speed_up wasn't tried; the table says why." if self.failed else ''
-    return f'{what} {now} here. {more}'.rstrip()
+    return f'{what} takes {now} here. {more}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #0c5b62de
-_BRINGING = {'start of the epoch': 'wait_ms'} | { # row of `epoch_table` -> phase with its remedy
-    PHASE_NAMES[k]: k for k in ('wait_ms', 'copy_ms', 'transform_ms')}
+_PART_OF = {PHASE_NAMES[k]: o for o in PARTS for k in o.phases} | { # of a row of `epoch_table`
+    'start of the epoch': PARTS[0]} # which is waiting
 
 @patch
-def bringing(self:Gain)->str:
-    "What takes most of the time that batches need before they are trained, and what to do about it"
-    now = self.now.set_index('what').s
-    what = max((o for o in _BRINGING if o in now), key=now.get)
-    phase, (costs, of) = _BRINGING[what], (self.items, 'item')
-    if what=='transforms': costs, of = self.batches, 'batch'
-    slowest = max(costs, key=costs.get, default=None) if what!='copy' else None
-    more = f'; {slowest} takes {costs[slowest]:.3g} ms for each {of}' if slowest else ''
-    without = ', without workers' if self.about['n_workers']==0 and phase=='wait_ms' else ''
+def remedy(self:Gain, part, s)->str:
+    "What a part takes, the slowest transform in it, and what to do about it"
+    costs = dict(wait_ms=(self.items, 'item'), transform_ms=(self.batches, 'batch'))
+    ms, of = costs.get(part.phases[0], ({}, ''))
+    slowest = max(ms, key=ms.get, default=None)
+    more = f'; {slowest} takes {ms[slowest]:.3g} ms for each {of}' if ms else ''
     about = self.about | dict(n_cores=n_cores(), slowest=slowest)
-    remedy = next(o.remedy for o in PARTS if phase in o.phases)(about)
-    return f'the {what}{without} ({now[what]:.2g} s an epoch{more}). {remedy}'.rstrip()
+    without = ', without workers' if of=='item' and about['n_workers']==0 else ''
+    return f'is {part.words}{without} ({s:.2g} s{more}). {part.remedy(about)}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #c7465b0a
-_MIN_FEWER = 1/3 # of the time saved by half as many batches: two thirds go with their number
-
-def _saved(times): # `Interval` of times as fast -> share of the time
-    return 1-1/(times.lo if is_noisy(times) else times.mid)
-
 @patch
 def reason(self:Gain)->str:
-    "What takes the largest share of the time that is known; and why steps can't be captured"
-    helping = [o for o in self.ways if o.kind!='all' and self.surely_helps(o)]
-    found = [(o.about=='batch', _saved(self.times(o)), o.kind, o.name) for o in helping]
-    own = self.now[self.now.what.str.startswith(OF_IT) & (self.now.share>.05)]
-    shares = [o[1:] for o in found if not o[0]] + [
-        (o.share, 'own', o.what.removeprefix(OF_IT)) for o in own.itertuples()]
-    fewer = [o[1:] for o in found if o[0]] # larger batches learn differently
+    "What takes most of an epoch, and a remedy; and why steps can't be captured"
+    now = self.now.set_index('what')
+    own = now[now.index.str.startswith(OF_IT)]
+    parts = now.groupby(_PART_OF, sort=False).sum()
+    part = parts.s.idxmax()
+    share, what = parts.share[part], self.remedy(part, parts.s[part])
+    if own.s.max()>parts.s[part]/2: # within it, or within several
+        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
-    if not shares+fewer:
-        return f'{refused} No single change brings more than this minute can show.'.lstrip()
-    share, kind, name = max(shares or fewer)
-    if kind=='limit' and fewer and max(fewer)[0]>_MIN_FEWER:
-        share, kind, name = max(fewer) # each batch takes its time, not each image
-    if kind=='own': what = f'goes to {name}.'
-    elif kind!='limit': what = f'is saved by: {name}.'
-    else: what = ('goes into batches before they are trained, the largest part of it into '
-                  f'{self.bringing()}')
-    return f'{refused} {share:.0%} of the time {what}'.lstrip()
-
-# %% ../../nbs/show/10_gain.ipynb #78e811e2
-@patch
-def sentence(self:Gain)->str:
-    left_out = getattr(self.make, 'left_out', {}) # name of a callback -> why
-    without = [f'This is without {k}: {v}.' for k,v in left_out.items()]
-    return ' '.join([self.headline(), self.reason(), *without])
-
-@patch
-def __repr__(self:Gain): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
-
-@patch
-def _repr_html_(self:Gain): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
+    return f'{refused} {share:.0%} of an epoch {what}'.lstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #0361e62b
 @patch
@@ -223,7 +196,8 @@ def idle(self:Gain)->pd.DataFrame:
 @patch
 def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
-    return write_trace(self._on_twin(profile_steps, ops=True), path)
+    self._on_twin(profile_steps, trace=path)
+    return Path(path)
 @patch
 def memory(self:Gain)->pd.DataFrame:
     "What takes the memory of a step, in MiB"
@@ -231,67 +205,40 @@ def memory(self:Gain)->pd.DataFrame:
 
 # %% ../../nbs/show/10_gain.ipynb #gain1003
 @patch
-def as_dict(self:Gain,
-    details=False, # With idle time and memory
-)->dict:
+def as_dict(self:Gain)->dict:
     "A record: the machine, what each way takes, where the time goes, what came"
     def ends(i): return [i.mid, i.lo, i.hi]
     ways = [dict(what=o.name, predicted_s=ends(predicted(o, self.noise)),
                  times_as_fast=ends(self.times(o))) for o in self.ways]
     got = self.got and dict(predicted_s=ends(self.got[0]), got_s=self.got[1])
-    more = {k: f().to_dict('records')
-            for k,f in dict(idle=self.idle, memory=self.memory).items() if details}
-    return plain_record(more | dict(
+    return plain_record(dict(
         machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit),
         sentence=self.sentence(), ways=ways, failed=self.failed, epoch=self.now.to_dict('records'),
         items_ms=self.items, batches_ms=self.batches,
         applied=self.applied and self.applied.name, got=got))
 
-# %% ../../nbs/show/10_gain.ipynb #f3cf2737
-@patch
-def to_html(self:Gain,
-    path='gain.html',
-    also=(), # Sentences below the headline, such as what several fits came to
-)->Path:
-    "Write one self-contained page, with idle time and memory"
-    def costs(ms): return pd.DataFrame(dict(transform=[*ms], ms=[*ms.values()]))
-    def texts(df): return df.map(lambda x: f'{x:.3g}' if isinstance(x, float) else str(x))
-    more = {"Where an epoch's time goes": self.now.drop(columns='share'),
-            'Transforms, ms for each item': costs(self.items),
-            'Transforms, ms for each batch': costs(self.batches),
-            'Where a step is idle': self.idle(), 'What takes the memory': self.memory()}
-    machine = read_runs([describe_machine() | dict(device=self.about['device'])])
-    page = render(
-        'page.gain.html', title='What a training would gain', headline=self.headline(),
-        reason=self.sentence().removeprefix(self.headline()), also=[*filter(None, listify(also))],
-        ways=self.to_df(), more={k: texts(o) for k,o in more.items() if len(o)},
-        machine=machine_table(machine))
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding='utf-8')
-    return path
-
 # %% ../../nbs/show/10_gain.ipynb #gain1005
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones
-_MIN_WAITING, _MAX_WAITING = 1.03, 2. # stock's time against that without waits for images
+_MIN_WAITING = 1.03 # stock's time against that without waits for images
 
-def _skip(stock, limit, others):
-    "Changes about images where no step waits for any, and about steps where most do"
-    if not limit.visits: return
-    waits = math.exp(stock.logs().mean()-limit.logs().mean())
+def _to_try(stock, limit, others):
+    "Changes about images only where steps wait for some"
+    waits = stock.logs().mean()-limit.logs().mean() if limit.visits else math.inf
     for o in others:
-        if o.about=='data' and waits<_MIN_WAITING: o.failed = 'not tried: no step waits for images'
-        if o.about=='step' and waits>_MAX_WAITING:
-            o.failed = 'not tried alone: steps mostly wait for images'
+        if o.about=='data' and waits<math.log(_MIN_WAITING):
+            o.failed = 'not tried: no step waits for images'
+    return [o for o in others if not o.failed]
 
 # %% ../../nbs/show/10_gain.ipynb #a1d9f06f
 def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
     stock, limit, *others = ways = find_ways(twin)
-    times_s, clocks, bar = TIMES_S[device_of(twin).type], [], tqdm(total=6+len(others), leave=False)
+    times_s, clocks = TIMES_S[device_of(twin).type], []
+    whole = [o for o in others if o.kind=='all']
+    bar = tqdm(total=7+len(others)+2*len(whole), leave=False)
     def look(*ways, watch=noop):
         for o in ways:
             bar.set_description(o.name)
-            visit(o, make, fit, n_epochs, times_s, watch)
+            if not o.failed: visit(o, make, fit, n_epochs, times_s, watch)
             bar.update()
     def warm_up(way, **kwargs): # kernels are loaded when a process first needs them
         look(way, **kwargs)
@@ -300,16 +247,11 @@ def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
     with bar:
         [seen] = warm_up(stock, watch=lambda twin: clocks.append(Clocks(twin)))
         look(stock, limit, limit, stock)
-        _skip(stock, limit, others)
-        tried = [o for o in others if not o.failed]
-        whole = [o for o in tried if o.kind=='all']
-        bar.total = 7+len(tried)+2*len(whole)
-        for o in tried:
+        for o in _to_try(stock, limit, others):
             if o in whole: warm_up(o)
-            if not o.failed: look(o)
-        look(*(o for o in whole[::-1] if not o.failed))
-        best = Gain(None, None, None, ways).best
-        look(*([best] if best else []), stock)
+            look(o)
+        look(*whole[::-1])
+        look(*filter(None, [Gain(None, None, None, ways).best, stock]))
     return ways, clocks[0].epoch_table(seen, stock.visits[-1][-1])
 
 # %% ../../nbs/show/10_gain.ipynb #43a2975c

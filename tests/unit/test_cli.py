@@ -214,7 +214,7 @@ def test_other_work_is_told_and_nothing_is_refused(tmp_path, call):
     for args,says in [(['compare', cpu], 'nothing to compare it with'), (['compare', cpu, tmp_path/'none'], 'no records'),
                       (['report', __file__], 'no records')]: refused(call(*args), says)
 
-@pytest.mark.parametrize('option', ['--html', '--trace'])
+@pytest.mark.parametrize('option', ['--json', '--trace'])
 def test_gain_refuses_a_folder_for_a_file_before_it_measures(call, tmp_path, option):
     done = call('gain', 'no_module:f', option, tmp_path)
     assert done.exit_code==2 and option in done.output and 'is a directory' in done.output

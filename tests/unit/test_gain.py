@@ -22,7 +22,7 @@ import gpubench.show.gain
 from gpubench import gain
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
-from gpubench.run.ways import FitTimes, PartTimes, Way, find_ways, glance, parts, visit
+from gpubench.run.ways import FitTimes, PartTimes, Way, decode_once, find_ways, glance, visit
 from gpubench.show.gain import Gain, pooled, predicted
 from gpubench.step.fast import speed_up
 
@@ -55,7 +55,7 @@ def short(monkeypatch): monkeypatch.setattr(gpubench.show.gain, 'TIMES_S', dict(
 @pytest.mark.slow
 def test_a_slow_transform_is_named():
     found = gain(small_cnn(photos([slow_tfm])), 2)
-    assert 'wait for data' in found.reason() and 'slow_tfm' in found.reason()
+    assert 'waiting for data' in found.reason() and 'slow_tfm' in found.reason()
     assert predicted(found.stock, found.noise).mid>2*80*.03
 
 def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
@@ -63,7 +63,7 @@ def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
     before = {k: v.clone() for k,v in learn.model.state_dict().items()}
     cbs, random_state = [*learn.cbs], torch.get_rng_state()
     found = gain(learn, 3, 'fit')
-    found.as_dict(details=True)
+    found.idle(), found.memory()
     assert 'SleepsCallback' in found.reason() and found.now.what.str.contains('SleepsCallback').any()
     assert [*learn.cbs]==cbs and torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
@@ -141,7 +141,7 @@ def test_workers_end_with_their_glance():
 def test_a_later_epoch_of_decoded_images_is_a_whole_one():
     "It trains the images that the first one has decoded, and predicts all"
     learn = small_cnn(photos([slow_tfm]))
-    parts(learn, ['feed'])
+    decode_once(learn)
     [found] = glance(learn, 'fit', 3, .3, 5.)
     learn.feed.release()
     later = found.train[1]
@@ -171,17 +171,19 @@ def test_a_change_that_fails_is_a_row_of_the_table():
     assert found.to_df().how.tolist()[-1]==failed.failed and np.isnan(pooled(found.ways[1:])[0])
 
 def test_apply_does_what_is_said_to_bring_most():
-    once = made_way('images decoded once', 'part', 1., change=lambda learn: parts(learn, ['feed']))
+    once = made_way('images decoded once', 'part', 1., change=decode_once)
     found = made_gain(once, made_way('speed_up(learn)', 'all', 3., 4.), learn=synth_learner())
     assert '`apply()` (images decoded once)' in found.headline() and 'at least' in found.headline()
-    assert found.reason().endswith('is saved by: images decoded once.')
     assert [*found.to_df().how]==['', 'apply()', '']
     assert [o['part'] for o in found.apply().rows]==['images']
 
-def test_the_largest_share_is_named():
-    limit, half = made_way("no wait for images", "limit", 1., 1.1), made_way("batch 8 instead of 4", "hand", 2.2, 2.4, about='batch')
-    assert made_gain().reason()=='10% of the time goes to LogCallback.'
-    assert 'before they are trained, the largest part of it into the wait for data' in made_gain(limit).reason()
-    assert made_gain(limit, half).reason().endswith('is saved by: batch 8 instead of 4.')
+def test_what_takes_most_of_an_epoch_is_named():
+    assert made_gain().reason().startswith('75% of an epoch is the network (3 s). ')
+    found = made_gain()
+    found.now = NOW.assign(s=[4., 1., .4])
+    found.items = {'Resize': 2., 'ToTensor': 1.}
+    assert 'is waiting for data, without workers (4 s; Resize takes 2 ms for each item). ' in found.reason()
+    found.now = NOW.assign(s=[1., 3., 2.9], share=[.25, .75, .7])
+    assert found.reason()=='70% of an epoch goes to LogCallback.'
     refused = made_way('speed_up(learn)', 'all', 4., 4.4, refused={'CUDA graph': 'A reason.'})
     assert made_gain(refused).reason().startswith('A reason. ')

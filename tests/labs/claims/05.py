@@ -62,22 +62,20 @@ try:
     assert list(table(['one_row', 'nothing'], 'gpu_util_mean_frac', 'cpu_mean_frac'))==['cpu_mean_frac']
 finally: lab.theirs = had
 
-# %% The trace of a CPU: its operations, within the steps
-assert len(g.idle()) and set(work.cat)=={'cpu_op'} and begin<=work.ts.min() and work.ts.max()<=end
+# %% The trace of a CPU: its operations
+assert len(g.idle()) and set(work.cat)=={'cpu_op'}
 assert check('05.longest', 1e-3*work.groupby('name').dur.sum().max(), work_ms=mine['trace']['work_ms']).ok
 assert not check('05.longest', 1e-3*work.dur.max(), work_ms=work_ms).ok
 
 # %% The trace of a GPU, from a file of PyTorch's profiler: kernels and copies count, whatever the host does
-from gpubench.run.profile import Profile, Span, write_trace
 def event(cat, name, ts, dur): return dict(ph='X', cat=cat, name=name, ts=ts, dur=dur, pid=1, tid=1, args={})
-events, loop, seen = [], [], []
+events, seen = [], []
 for t in (0, 60_000, 120_000): # three steps of 60 ms
-    loop.append(Span('step', 'step', t, t+60_000))
     events += [event('cpu_op', 'aten::conv2d', t+48_000, 3000), event('gpu_memcpy', 'Memcpy HtoD', t+47_000, 1000),
                event('kernel', 'conv', t+49_000, 4000), event('kernel', 'relu', t+53_000, 3000)]
-made = Profile(loop, True, dict(traceEvents=events))
+with gzip.open(lab.folder/'made.json.gz', 'wt') as f: json.dump(dict(traceEvents=events), f)
 class Noting: note = staticmethod(lambda part, **found: seen.append(found))
-with planted(trace=write_trace(made, lab.folder/'made.json.gz'), lab=Noting, **dict.fromkeys('events slices kinds work begin end steps work_ms'.split())):
+with planted(trace=lab.folder/'made.json.gz', lab=Noting, **dict.fromkeys('events slices kinds work work_ms'.split())):
     again('with gzip.open(trace)')
 (lab.folder/'made.json.gz').unlink()
 assert seen==[dict(work_ms={'conv': 12., 'relu': 9., 'Memcpy HtoD': 3.})], seen
