@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from ..ground.core import StateError, free_memory, user_line
 from .kept import Kept, buffers_in, held_tensors
-from .optim import make_update
+from .optim import Update
 
 # %% ../../nbs/step/02_capture.ipynb #c1a0ce98
 @lru_cache
@@ -433,7 +433,7 @@ def eager(self:Step, owner, is_last):
     batch = self.given(owner)
     with _search(self.compile): out = self.backward(*batch)
     if not is_last: return out
-    plan = self.opt.step_plan()
+    plan = self.opt.plan()
     self.finish_gradients(plan)
     self.opt.step()
     self.rescale(plan)
@@ -444,10 +444,10 @@ def eager(self:Step, owner, is_last):
 @patch
 def capture(self:Step, is_last, capture, loss):
     "Record the step"
-    plan, adds = self.opt.step_plan(), self.adds
+    plan, adds = self.opt.plan(), self.adds
     before = [p.grad for p in plan.params]
     zeros = before if adds else [torch.zeros_like(o) for o in before]
-    update, batch = make_update(plan, before, capturable=True), self.find_batch()
+    update, batch = Update(plan, before), self.find_batch()
     self.prepare(update, loss)
     def step():
         if not adds:
@@ -459,8 +459,8 @@ def capture(self:Step, is_last, capture, loss):
         if not is_last: return out
         self.finish_gradients(plan)
         update.grads = [p.grad for p in plan.params]
+        update(out[1])
         with torch.no_grad():
-            update(out[1])
             self.rescale(plan)
             if adds: torch._foreach_zero_(update.grads)
         return out
@@ -479,9 +479,9 @@ def capture(self:Step, is_last, capture, loss):
 @patch
 def __call__(self:Step, owner, is_last):
     "Train on the batch that `owner`'s Learner has, by a replay"
-    replay, out, plan, *_ = self.replays[is_last]       # the rest keeps alive what the graph reads
+    replay, out, plan, update, _ = self.replays[is_last]       # `_` is what the graph reads
     self.fill(owner.learn.xb, owner.learn.yb)
-    if is_last: plan.fill()
+    if is_last: update.set([plan.numbers()])
     replay()
     return out
 
@@ -489,16 +489,16 @@ def __call__(self:Step, owner, is_last):
 @patch
 def keep(self:Step, random):
     "The state before a step"
-    plan, params = self.opt.step_plan(), list(self.model.parameters())
+    plan, params = self.opt.plan(), list(self.model.parameters())
     parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
-    for k in dict.fromkeys(k for o in plan.states for k in o):
-        parts[k] = [o[k] for o in plan.states if isinstance(o.get(k), torch.Tensor)]
+    for k in plan.recipe.moments: parts[k] = [o[k] for _,_,o in plan.found]
+    parts['counts'] += [plan.count]
     if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     if self.scaler:
         parts['scale'] = [self.scaler._scale]
-        parts['counts'] += [self.scaler._growth_tracker, plan.steps]
+        parts['counts'] += [self.scaler._growth_tracker]
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
-    return Kept(parts, [*plan.states, vars(self.opt)], random, others)
+    return Kept(parts, random, others)
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
 def make_batch(dl, xb, yb):
@@ -556,19 +556,16 @@ class EpochStep(Step):
 # %% ../../nbs/step/02_capture.ipynb #d4880902
 @patch
 def prepare(self:EpochStep, update, loss):
-    def pinned(o): return torch.zeros(o.shape, dtype=o.dtype, pin_memory=o.is_cuda)
-    update.numbers = update.numbers.new_zeros((self.n, *update.numbers.shape[1:]))
+    update.hypers = update.hypers.new_zeros((self.n, *update.hypers.shape[1:]))
     update.at, update.losses = self.at, loss.new_zeros(self.n)
-    self.host_numbers, self.host_losses = pinned(update.numbers), pinned(update.losses)
+    self.host_losses = torch.zeros(self.n, dtype=loss.dtype, pin_memory=loss.is_cuda)
 
 # %% ../../nbs/step/02_capture.ipynb #e7e01ce8
 @patch
 def __call__(self:EpochStep, owner, is_last):
     owner.rewind()                            # to before its loader drew the batch's random numbers
     self.start(owner.rows, 0)
-    out = self.run(0, 1, lambda i: None, (), lambda step: None)
-    if self.at.is_cuda: torch.cuda.synchronize(self.at.device)  # the next one has the same row
-    return out
+    return self.run(0, 1, lambda i: None, (), lambda step: None)
 
 # %% ../../nbs/step/02_capture.ipynb #252b6e6c
 @patch
@@ -576,11 +573,11 @@ def run(self:EpochStep, first, last, count, timers, note):
     """Train on the batches from `first` up to `last`; `count` is called for each, before its
     numbers, and `note` after it"""
     replay, out, plan, update, _ = self.replays[True]
-    numbers = self.host_numbers.numpy()
+    rows = []
     for i in range(first, last):
         count(i)
-        numbers[i] = plan.advance()
-    update.numbers[first:last].copy_(self.host_numbers[first:last], non_blocking=True)
+        rows.append(plan.numbers())
+    update.set(rows, first)
     for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
     for _ in range(first, last):
         replay()

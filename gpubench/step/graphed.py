@@ -19,13 +19,13 @@ from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
 from .capture import (
-    CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_fp16, is_symmetric,
+    CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_symmetric,
     make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, find_recipe, fuse, start_build, unfuse
+from .optim import FusedOptimizer, build_kernel, find_recipe, fuse, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
 from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers,
@@ -120,18 +120,15 @@ def _settle(self:GraphedStepCallback):
 
 @patch
 def _read_scales(self:GraphedStepCallback):
-    "Those of fp16's steps; others were skipped, and don't count"
+    "Those of fp16's steps that weren't skipped"
     scales, self.scales = torch.stack(self.scales).tolist(), []
-    self.scaled.count(-scales.count(0))
     return [o for o in scales if o]
 
 # %% ../../nbs/step/09_graphed.ipynb #da89130f
 @patch
 def _note(self:GraphedStepCallback, step):
     "Keep the scale of fp16's step, on the device"
-    if not step.scaler: return
-    self.scales.append(step.scale.clone())
-    self.scaled = self.learn.opt._plan
+    if step.scaler: self.scales.append(step.scale.clone())
 
 @patch
 def _let_mix(self:GraphedStepCallback):
@@ -146,9 +143,9 @@ def _forget(self:GraphedStepCallback):
 
 @patch
 def _check(self:GraphedStepCallback):
-    "Forget the graphs if an eager step made the optimizer's plan another one"
+    "Forget the graphs if they are of a plan that the optimizer no longer has"
     plans = [o[2] for s in self.steps.values() for o in s.replays.values()]
-    if not all(o is self.learn.opt._plan and o.is_current() for o in plans): self._forget()
+    if plans and not all(o is self.learn.opt.plan() for o in plans): self._forget()
     self.must_check = False
 
 # %% ../../nbs/step/09_graphed.ipynb #2818b546
@@ -233,7 +230,7 @@ def _begin_fit(self:GraphedStepCallback):
     self.makes = True                                # may batch transforms be a part of the graph?
     self.no_search = ''
     if self.why_not: return
-    self.learn.opt.capturable = self.learn.opt.may_skip = False  # until an epoch has no reason
+    self.learn.opt.capturable = False                # until an epoch has no reason
     device = next(self.learn.model.parameters()).device
     if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
     self._settle()
@@ -250,7 +247,6 @@ def _decide(self:GraphedStepCallback):
     self.timers = _of_kind(learn.cbs, StepTimerCallback)
     self.monitors = _of_kind(learn.cbs, MonitorCallback)
     self.built_in, self.watchers = parts_in(learn.cbs), watchers_in(learn.cbs)
-    learn.opt.may_skip = is_fp16(self.built_in.get(MixedPrecision))
     guests = [o for o in self.watchers if declares(o)!='counts']
     self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
     self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
@@ -455,7 +451,7 @@ def _can_make(self:GraphedStepCallback, dl):
 @patch
 def _train_on_bytes(self:GraphedStepCallback, dl):
     self.fed, dl.is_bare = dl, True
-    dl.meanwhile = partial(start_build, self.learn.opt)
+    dl.meanwhile = partial(build_kernel, self.learn.opt)
     try: self.epoch_hook.inner(self.learn)
     finally: self.fed, dl.is_bare = None, False
 

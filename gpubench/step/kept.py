@@ -116,13 +116,11 @@ class Kept:
     "The state before a step, to put it back and to compare two ways to do the step"
     def __init__(self,
         parts:dict, # Name -> list of tensors that a step changes in place
-        dicts:list, # Dicts of the host that it changes
         random,     # Sets the device's random numbers back
         others=(),  # More tensors to put back, which aren't compared
     ):
         self.parts, self.random = parts, random
         self.others = [(o, o.detach().clone()) for o in others]
-        self.dicts = [(o, dict(o)) for o in dicts]
         self.before = self.now()
 
     @torch.no_grad()
@@ -138,9 +136,6 @@ class Kept:
 @torch.no_grad()
 def put_back(self:Kept):
     self.random()
-    for o,before in self.dicts:
-        o.clear()
-        o.update(before)
     for o,before in self.others: o.copy_(before)
     for k,tensors in self.parts.items():
         if tensors: torch._foreach_copy_(tensors, self.before[k])
