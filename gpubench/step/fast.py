@@ -125,8 +125,7 @@ def _row(part, on, why, cb, brings):
     elif n is None: why += '; from the next fit on'
     elif n is not ...: why += f'; {n:,} times in the last fit'
     if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-    for more in (refusal if is_on else '', *getattr(cb, 'notes', ())):
-        if more: why = f"{why.rstrip('.')}. {more}"
+    if is_on and refusal: why = f"{why.rstrip('.')}. {refusal}"
     return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
 
 # %% ../../nbs/step/10_fast.ipynb #a17515dc
@@ -204,8 +203,8 @@ def feed(self:SpeedUp):
 def capture(self:SpeedUp, compile=False, alone=False): # As `GraphedStepCallback` takes them
     if self.has('CUDA graph', GraphedStepCallback): return
     cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
-    if compile: why += (', of compiled kernels and the fastest that cuDNN finds; dropout draws '
-                        'another mask')
+    if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes that '
+                        'are new to the process; dropout draws another mask')
     self.add('CUDA graph', why, cb=cb, undo=cb.release)
 
 # %% ../../nbs/step/10_fast.ipynb #larger01

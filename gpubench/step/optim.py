@@ -393,12 +393,15 @@ def unfuse(opt):
 
 # %% ../../nbs/step/01_optim.ipynb #b26dbc77
 def fuse(
-    opt, # An optimizer; it is changed in place and keeps its state
+    opt,        # An optimizer; it is changed in place and keeps its state
+    model=None, # The network
 ): # The same; `ValueError` in words if it can't be fused
     """Let fastai's Adam or SGD step in one launch; where a CPU has no faster way, as before
 
     Parameters are in float32 or bfloat16, each in one group."""
     read_recipe(opt)
+    if any(getattr(o, 'sparse', False) for o in (model.modules() if model else ())):
+        _refuse('the network has sparse gradients')
     params = [p for ps in opt.param_lists for p in ps]
     if len(set(params))<len(params):
         _refuse('a parameter is in two of its groups, and is stepped twice')
