@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 from ..data.item_tfms import random_restorer
-from fastcore.basics import patch
 
 # %% ../../nbs/step/00_kept.ipynb #4930fbd1
 def modules_in(*parts):
@@ -71,12 +70,7 @@ class _HostPickler(pickle.Pickler):
     def persistent_id(self, o):
         return type(o).__name__ if isinstance(o, (torch.Tensor, torch.nn.Module)) else None
 
-# %% ../../nbs/step/00_kept.ipynb #6ed16027
-_COMPARED_AS_IS = {bool, int, str, type(None)}
-
 def _as_bytes(v):
-    values = v if type(v) is tuple else [v]
-    if all(type(o) in _COMPARED_AS_IS for o in values): return v
     out = io.BytesIO()
     with suppress(Exception): _HostPickler(out).dump(v)
     return out.getvalue()
@@ -122,7 +116,6 @@ class Kept:
         self.parts, self.random = parts, random
         self.others = [(o, o.detach().clone()) for o in others]
         self.before = self.now()
-
     @torch.no_grad()
     def now(self): # Name -> list of copies
         def copied(tensors):
@@ -130,23 +123,17 @@ class Kept:
             if copies: torch._foreach_copy_(copies, tensors)
             return copies
         return {k: copied(v) for k,v in self.parts.items()}
-
-# %% ../../nbs/step/00_kept.ipynb #b66a6b08
-@patch
-@torch.no_grad()
-def put_back(self:Kept):
-    self.random()
-    for o,before in self.others: o.copy_(before)
-    for k,tensors in self.parts.items():
-        if tensors: torch._foreach_copy_(tensors, self.before[k])
-
-# %% ../../nbs/step/00_kept.ipynb #217aea37
-@patch
-@torch.no_grad()
-def agree(self:Kept, a, b, is_exact): # Two results of a step, like `parts`
-    "Is it the same step, bit by bit or within what kernels round differently?"
-    if is_exact:
-        pairs = [o for k in a for o in zip(a[k], b[k])]
-        return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
-    tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
-    return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())
+    @torch.no_grad()
+    def put_back(self):
+        self.random()
+        for o,before in self.others: o.copy_(before)
+        for k,tensors in self.parts.items():
+            if tensors: torch._foreach_copy_(tensors, self.before[k])
+    @torch.no_grad()
+    def agree(self, a, b, is_exact): # Two results of a step, like `parts`
+        "Is it the same step, bit by bit or within what kernels round differently?"
+        if is_exact:
+            pairs = [o for k in a for o in zip(a[k], b[k])]
+            return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
+        tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
+        return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())

@@ -13,7 +13,6 @@ import torch
 from fastai.optimizer import (
     Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg, momentum_step, sgd_step,
     step_stat, weight_decay)
-from fastcore.basics import patch
 from ..ground.core import InputError
 
 try: import triton, triton.language as tl
@@ -156,8 +155,26 @@ def _laid_out_as(p, o): # None: zeros
     if o is None: return torch.zeros_like(p)
     return o if o.stride()==p.stride() else torch.empty_like(p).copy_(o)
 
+# %% ../../nbs/step/01_optim.ipynb #a5ff2d57
+class _Counted:
+    def steps(self): return [int(state.get('step', 0)) for _,_,state in self.found]
+    def settle(self):
+        "Let the state say how many steps there were; the host waits for the device"
+        if not self.is_ahead: return
+        n, self.is_ahead = int(self.count), False
+        for (_,_,state),first in zip(self.found, self.first):
+            if self.recipe.has_sqr: state['step'] = first+n
+    def begin(self):
+        "Before a step on the device: has somebody changed the state's steps since they were settled?"
+        if not self.is_ahead and self.steps()!=self.first:
+            self.first = self.steps()
+            self.about[:, 3].copy_(torch.tensor(self.first))
+            self.count.zero_()
+        self.is_ahead = True
+    def numbers(self): return [[float(o.get(k, 0.)) for k in HYPERS] for o in self.opt.hypers]
+
 # %% ../../nbs/step/01_optim.ipynb #507e4116
-class Plan:
+class Plan(_Counted):
     "The parameters of `opt` that have a gradient, what is known of each, and a count of steps"
     def __init__(self, opt):
         self.opt, self.recipe, self.is_ahead = opt, read_recipe(opt), False
@@ -172,51 +189,17 @@ class Plan:
                               in zip(sizes, self.found, self.first)])
         self.chunks = as_ints([(i, j) for i,n in enumerate(sizes) for j in range(-(-n//BLOCK))])
         self.count, self.skip = as_ints(0), torch.zeros((), device=device)  # not 0: it is skipped
-
-
-# %% ../../nbs/step/01_optim.ipynb #a5ff2d57
-@patch
-def _find(self:Plan): # (group, parameter, its state)
-    states, groups = vars(self.opt)['state'], enumerate(self.opt.param_lists)
-    found = [(g, p) for g,ps in groups for p in ps if p.grad is not None]
-    return [(g, p, states.setdefault(p, {})) for g,p in found]       # a plain dict, if loaded
-
-@patch
-def _look(self:Plan): # what the tables say, and where the tensors lie
-    def about(g, p, state): return g, state.get('do_wd', True), id(state), *map(
-        place, (p, *map(state.get, self.recipe.moments)))
-    return [about(*o) for o in self._find()]
-
-@patch
-def is_current(self:Plan):
-    "Are these parameters, moments and functions the optimizer's, and where they were?"
-    return find_recipe(self.opt)==self.recipe and self._look()==self.places
-
-
-# %% ../../nbs/step/01_optim.ipynb #a4072494
-@patch
-def steps(self:Plan): return [int(state.get('step', 0)) for _,_,state in self.found]
-
-@patch
-def settle(self:Plan):
-    "Let the state say how many steps there were; the host waits for the device"
-    if not self.is_ahead: return
-    n, self.is_ahead = int(self.count), False
-    for (_,_,state),first in zip(self.found, self.first):
-        if self.recipe.has_sqr: state['step'] = first+n
-
-@patch
-def begin(self:Plan):
-    "Before a step on the device: has somebody changed the state's steps since they were settled?"
-    if not self.is_ahead and self.steps()!=self.first:
-        self.first = self.steps()
-        self.about[:, 3].copy_(torch.tensor(self.first))
-        self.count.zero_()
-    self.is_ahead = True
-
-@patch
-def numbers(self:Plan): return [[float(o.get(k, 0.)) for k in HYPERS] for o in self.opt.hypers]
-
+    def _find(self): # (group, parameter, its state)
+        states, groups = vars(self.opt)['state'], enumerate(self.opt.param_lists)
+        found = [(g, p) for g,ps in groups for p in ps if p.grad is not None]
+        return [(g, p, states.setdefault(p, {})) for g,p in found]       # a plain dict, if loaded
+    def _look(self): # what the tables say, and where the tensors lie
+        def about(g, p, state): return g, state.get('do_wd', True), id(state), *map(
+            place, (p, *map(state.get, self.recipe.moments)))
+        return [about(*o) for o in self._find()]
+    def is_current(self):
+        "Are these parameters, moments and functions the optimizer's, and where they were?"
+        return find_recipe(self.opt)==self.recipe and self._look()==self.places
 
 # %% ../../nbs/step/01_optim.ipynb #ef0602ca
 def _order(o): # which is the same in both layouts for one channel
@@ -258,34 +241,27 @@ class Update:
     def step(self):
         self.set([self.plan.numbers()])
         self()
-
-
-# %% ../../nbs/step/01_optim.ipynb #5b5a9a7b
-@patch
-@torch.no_grad()
-def __call__(self:Update, loss=None):
-    plan, n_groups = self.plan, self.hypers.shape[1]
-    if not self.on_triton: return self._by_operations(loss)
-    if loss is None: loss = self.losses                         # whatever it is
-    with torch.cuda.device(self.at.device):                     # Triton takes the current one
-        _update_kernel[len(plan.chunks),](
-            plan.chunks, self.tensors, plan.about, self.hypers, self.at, n_groups,
-            len(self.hypers), plan.count, plan.skip, loss, self.losses, self.n_done,
-            **_kernel_flags(plan.recipe))
-
-@patch
-def _by_operations(self:Update, loss):
-    plan, is_skipped = self.plan, self.plan.skip!=0
-    plan.count.add_(~is_skipped)
-    groups, firsts = self.hypers.index_select(0, self.at)[0], plan.about[:, 3]
-    for i,row in enumerate(self.rows()):
-        g, _, state = plan.found[i]
-        *hypers, wd = groups[g].unbind()
-        hypers = *hypers, wd*state.get('do_wd', True)
-        step_one(plan.recipe, *row, hypers, plan.count+firsts[i], is_skipped)
-    if loss is not None: self.losses.index_copy_(0, self.at, loss.reshape(1))
-    self.at.copy_((self.at+1)%len(self.hypers))
-
+    @torch.no_grad()
+    def __call__(self, loss=None):
+        plan, n_groups = self.plan, self.hypers.shape[1]
+        if not self.on_triton: return self._by_operations(loss)
+        if loss is None: loss = self.losses                         # whatever it is
+        with torch.cuda.device(self.at.device):                     # Triton takes the current one
+            _update_kernel[len(plan.chunks),](
+                plan.chunks, self.tensors, plan.about, self.hypers, self.at, n_groups,
+                len(self.hypers), plan.count, plan.skip, loss, self.losses, self.n_done,
+                **_kernel_flags(plan.recipe))
+    def _by_operations(self, loss):
+        plan, is_skipped = self.plan, self.plan.skip!=0
+        plan.count.add_(~is_skipped)
+        groups, firsts = self.hypers.index_select(0, self.at)[0], plan.about[:, 3]
+        for i,row in enumerate(self.rows()):
+            g, _, state = plan.found[i]
+            *hypers, wd = groups[g].unbind()
+            hypers = *hypers, wd*state.get('do_wd', True)
+            step_one(plan.recipe, *row, hypers, plan.count+firsts[i], is_skipped)
+        if loss is not None: self.losses.index_copy_(0, self.at, loss.reshape(1))
+        self.at.copy_((self.at+1)%len(self.hypers))
 
 # %% ../../nbs/step/01_optim.ipynb #833d09f0
 def step_on_cpu(plan):
@@ -334,6 +310,8 @@ def find_way(
 
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549
+_OURS = '_plan', '_way', '_made_for', 'capturable'          # which a copy does without
+
 class FusedOptimizer(Optimizer):
     "fastai's, stepped in one launch; `fuse` makes an optimizer one"
     stock, capturable = Optimizer, False                     # will its steps be captured?
@@ -354,32 +332,22 @@ class FusedOptimizer(Optimizer):
     def __getstate__(self):
         self.settle()
         return {k: v for k,v in vars(self).items() if k not in _OURS}
-
-
-# %% ../../nbs/step/01_optim.ipynb #5ffced3b
-_OURS = '_plan', '_way', '_made_for', 'capturable'          # which a copy does without
-
-@patch
-def step(self:FusedOptimizer, closure=None):
-    if closure is not None:
-        raise NotImplementedError("fastai optimizers currently do not support closure")
-    if find_recipe(self) is None: return unfuse(self).step()          # it got a function of its own
-    grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
-    if not grads: return
-    plan, made_for = self.plan(), (self.capturable, [place(o) for o in grads])
-    if self._made_for!=made_for:
-        self._way, self._made_for = find_way(plan, grads, self.capturable), made_for
-    if self._way is None: Optimizer.step(self)
-    else: self._way()
-
-
-# %% ../../nbs/step/01_optim.ipynb #a62e2b52
-@patch
-def zero_grad(self:FusedOptimizer):
-    grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
-    for o in grads:
-        if o.grad_fn is not None: o.detach_()
-    if grads: torch._foreach_zero_(grads)
+    def step(self, closure=None):
+        if closure is not None:
+            raise NotImplementedError("fastai optimizers currently do not support closure")
+        if find_recipe(self) is None: return unfuse(self).step()          # it got a function of its own
+        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
+        if not grads: return
+        plan, made_for = self.plan(), (self.capturable, [place(o) for o in grads])
+        if self._made_for!=made_for:
+            self._way, self._made_for = find_way(plan, grads, self.capturable), made_for
+        if self._way is None: Optimizer.step(self)
+        else: self._way()
+    def zero_grad(self):
+        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
+        for o in grads:
+            if o.grad_fn is not None: o.detach_()
+        if grads: torch._foreach_zero_(grads)
 
 # %% ../../nbs/step/01_optim.ipynb #82195031
 def unfuse(opt):

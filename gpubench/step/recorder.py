@@ -41,7 +41,6 @@ class DeferredRecorder(Recorder):
         self.every, self.pending, self.slots = every, 0, None
         self.is_late, self.readers = False, None
         super().__init__(**kwargs)
-
     def before_fit(self):
         self.pending, self.slots, self.readers = 0, None, loss_readers(self.learn)
         self.is_late = not self.train_metrics and not self.readers
@@ -59,37 +58,28 @@ class DeferredRecorder(Recorder):
         self.read()
         ours = 'every', 'pending', 'slots', 'is_late', 'readers'
         return Recorder, (), {k: v for k,v in vars(self).items() if k not in ours}
-
-# %% ../../nbs/step/07_recorder.ipynb #244c5f45
-@patch
-def after_batch(self:DeferredRecorder):
-    if not (self.is_late and self.training and len(self.yb)): return Recorder.after_batch(self)
-    loss = self.learn.loss.detach().mean()
-    if self.slots is None or place(self.slots[0])[1:]!=place(loss)[1:]:
-        self.read()
-        self.slots = loss.new_zeros(self.every).unbind()
-    self.slots[self.pending].copy_(loss)
-    self.pending += 1
-    self.lrs.append(self.opt.hypers[-1]['lr'])
-    is_due = self.pending==self.every or self.iter+1==self.n_iter
-    if is_due: self.learn.smooth_loss = self.smooth_loss.value
-
-# %% ../../nbs/step/07_recorder.ipynb #0c601f7d
-@patch
-def read(self:DeferredRecorder):
-    "Keep the losses that wait on the device"
-    n, self.pending = self.__dict__.get('pending', 0), 0
-    if n: self.take(torch.stack(self.slots[:n]).cpu())
-
-# %% ../../nbs/step/07_recorder.ipynb #3c39734a
-@patch
-def take(self:DeferredRecorder, losses): # (n,) on the host
-    "Average and keep the losses of `n` batches, as `Recorder` does"
-    smooth = self.__dict__['smooth_loss']
-    for o in losses.unbind():
-        smooth.count += 1
-        smooth.val = torch.lerp(o, smooth.val, smooth.beta)
-        self.__dict__['losses'].append(smooth.value)
+    def after_batch(self):
+        if not (self.is_late and self.training and len(self.yb)): return Recorder.after_batch(self)
+        loss = self.learn.loss.detach().mean()
+        if self.slots is None or place(self.slots[0])[1:]!=place(loss)[1:]:
+            self.read()
+            self.slots = loss.new_zeros(self.every).unbind()
+        self.slots[self.pending].copy_(loss)
+        self.pending += 1
+        self.lrs.append(self.opt.hypers[-1]['lr'])
+        is_due = self.pending==self.every or self.iter+1==self.n_iter
+        if is_due: self.learn.smooth_loss = self.smooth_loss.value
+    def read(self):
+        "Keep the losses that wait on the device"
+        n, self.pending = self.__dict__.get('pending', 0), 0
+        if n: self.take(torch.stack(self.slots[:n]).cpu())
+    def take(self, losses): # (n,) on the host
+        "Average and keep the losses of `n` batches, as `Recorder` does"
+        smooth = self.__dict__['smooth_loss']
+        for o in losses.unbind():
+            smooth.count += 1
+            smooth.val = torch.lerp(o, smooth.val, smooth.beta)
+            self.__dict__['losses'].append(smooth.value)
 
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
 _KEPT = """lrs iters losses values metric_names add_time train_metrics valid_metrics
