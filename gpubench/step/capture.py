@@ -281,17 +281,6 @@ def _plain_loss(loss_func):
         return loss_func.func(pred, y.reshape(-1))
     return loss
 
-# %% ../../nbs/step/02_capture.ipynb #fd948c3b
-def _plain_batch(dl):
-    "What a `PixelDL` does to rows of its pixels"
-    data, (_, norm, *augment) = dl.dataset, dl.after_batch.fs
-    def make(i):
-        rows = data.rows[i]
-        x = (data.x[rows].float()/255-norm.mean)/norm.std
-        for o in augment: x = o.change(x)
-        return x, data.y[rows]
-    return make
-
 # %% ../../nbs/step/02_capture.ipynb #14b4898a
 @lru_cache(64)
 def _code_for(func, *key): return func.__code__.replace()
@@ -310,6 +299,17 @@ def _search(is_on):
     if is_on: cudnn.benchmark, cudnn.benchmark_limit = not cudnn.deterministic, 0
     try: yield
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
+
+# %% ../../nbs/step/02_capture.ipynb #4408968f
+def make_batch(dl, xb, yb):
+    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet"
+    b = tuple(map(_plain, dl.make((*xb, *yb))))
+    return b[:len(xb)], b[len(xb):]
+
+def network_batch(learn):
+    "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
+    is_bare = getattr(learn.dl, 'is_bare', False)
+    return make_batch(learn.dl, learn.xb, learn.yb) if is_bare else (learn.xb, learn.yb)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
 def is_fp16(cb): # A `MixedPrecision` or None
@@ -330,7 +330,6 @@ class _Parts:
         self.average = averages[0] if averages else None
         self.adds = self.share is not None  # to gradients that stay
         self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
-        self.changes_batch = self.mix is not None
         if self.mix: self.loss_func = self.mix.loss_func
     def note(self, owner):
         "Keep the scale of fp16's step, on the device"
@@ -384,14 +383,19 @@ class Step(_Passes):
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.compile = owner.compile
         self.take_parts(learn, owner.built_in)
+        self.fed = owner.fed if owner.is_bare else None      # a `FeedDL`, whose transforms it does
+        self.changes_batch = self.mix is not None or self.fed is not None
         self.forward = self._forward
         if self.compile:
             shapes = [o.shape for o in (*self.xb, *self.yb)]
             copied = _copied(self._forward, id(self.model), *shapes)
             self.forward = torch.compile(copied, fullgraph=True, dynamic=False)
-    def given(self, owner): return owner.learn.xb, owner.learn.yb
+    def given(self, owner): # by this epoch's transforms, which may have changed since the capture
+        batch, self.fed = (owner.learn.xb, owner.learn.yb), self.fed and owner.fed
+        return make_batch(self.fed, *batch) if self.fed else batch
     def find_batch(self): # A function, which keeps alive what a captured step reads
-        return lambda: (self.xb, self.yb)
+        dl = self.fed
+        return lambda: make_batch(dl, self.xb, self.yb) if dl else (self.xb, self.yb)
     def prepare(self, update, loss): "Allocate what the capture needs"
     def eager(self, owner, is_last):
         batch = self.given(owner)
@@ -464,30 +468,6 @@ def keep(self:Step, random):
     others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
     return Kept(parts, random, others)
 
-# %% ../../nbs/step/02_capture.ipynb #4408968f
-def make_batch(dl, xb, yb):
-    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet"
-    b = tuple(map(_plain, dl.make((*xb, *yb))))
-    return b[:len(xb)], b[len(xb):]
-
-def network_batch(learn):
-    "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
-    is_bare = getattr(learn.dl, 'is_bare', False)
-    return make_batch(learn.dl, learn.xb, learn.yb) if is_bare else (learn.xb, learn.yb)
-
-# %% ../../nbs/step/02_capture.ipynb #724e9b73
-class FeedStep(Step):
-    "A step with the batch transforms of a `FeedDL`"
-    def __init__(self, owner):
-        super().__init__(owner)
-        self.dl, self.changes_batch = owner.fed, True
-    def given(self, owner): # by this epoch's transforms, which may have changed since the capture
-        self.dl = owner.fed
-        return make_batch(self.dl, owner.learn.xb, owner.learn.yb)
-    def find_batch(self):
-        dl = self.dl
-        return lambda: make_batch(dl, self.xb, self.yb)
-
 # %% ../../nbs/step/02_capture.ipynb #62bb3f54
 class EpochStep(Step):
     "A step that takes its batch and its numbers out of tables of an epoch; its update counts"
@@ -496,22 +476,9 @@ class EpochStep(Step):
         self.dl, self.n = dl, len(dl.dataset)//dl.bs                  # batches of the longest epoch
         self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
         self.at = self.order.new_zeros(1)
-        self.makes = self.compile and not self.mix    # in one piece with the network, not apart
-        self.make = _plain_batch(dl) if self.makes else dl.batch
-    def given(self, owner):
-        if not self.makes: return super().given(owner)
-        owner.rewind()
-        self.start(owner.rows, 0)
-        return self.find_batch()()
     def find_batch(self):
-        if self.makes: return lambda: (self.order, self.at)
         def rows(): return self.order.index_select(0, self.at)[0]
-        return lambda: tuple((_plain(o),) for o in self.make(rows()))
-    def _forward(self, a, b, mixed=None):
-        if self.makes:
-            with torch.autocast('cuda', enabled=False):
-                a, b = ((o,) for o in self.make(a.index_select(0, b)[0]))
-        return super()._forward(a, b, mixed)
+        return lambda: tuple((_plain(o),) for o in self.dl.batch(rows()))
     def start(self, order, i):
         n = len(order)//self.dl.bs
         self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))

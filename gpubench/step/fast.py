@@ -21,7 +21,7 @@ from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.images import FeedCallback
 from ..data.loaders import PixelDL
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
-from .recorder import DeferredRecorder, swap_recorder
+from .recorder import DeferredRecorder, defer, undefer
 
 _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 
@@ -150,14 +150,12 @@ class SpeedUp(_Parts):
         why = keep_pages()
         self.add('pages', why or 'memory is kept between steps, until the process ends', not why)
     def defer_losses(self):
-        learn = self.learn
+        recorder = getattr(self.learn, 'recorder', None)
         if self.has('recorder', DeferredRecorder): return
-        if type(getattr(learn, 'recorder', None)) is not Recorder:
+        if type(recorder) is not Recorder:
             return self.add('recorder', "The Learner has no recorder, or a custom one.", False)
-        old = swap_recorder(learn, new := DeferredRecorder())
-        def undo():
-            if getattr(learn, 'recorder', None) is new: swap_recorder(learn, old)
-        self.add('recorder', 'no wait for a loss', shows=new, undo=undo)
+        defer(recorder)
+        self.add('recorder', 'no wait for a loss', shows=recorder, undo=lambda: undefer(recorder))
     def feed(self):
         x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
         if not isinstance(x, torch.Tensor):

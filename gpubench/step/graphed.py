@@ -18,7 +18,7 @@ from fastai.torch_core import find_bs
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
 from .capture import (
-    CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, make_batch, why_failed)
+    CUDACapture, EpochStep, Hook, JoiningCallback, Step, make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
@@ -161,8 +161,7 @@ class _Shapes(_Company):
         if key is None: return self.give_up('A batch holds more than tensors.')
         key = self.gathered or key
         if key not in self.steps and len(self.steps)<MAX_SHAPES:
-            if self.gathered: step = EpochStep(self, learn.dl)
-            else: step = FeedStep(self) if self.is_bare else Step(self)
+            step = EpochStep(self, learn.dl) if self.gathered else Step(self)
             step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
             if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
             self.steps[key] = step
@@ -229,7 +228,7 @@ class _Ways(_Batches):
         self._settle()
         try: step.capture(is_last, self.capture, self.learn.loss)
         except Exception as e:
-            if isinstance(step, FeedStep): self.makes = False  # try again with batches made before
+            if step.fed: self.makes = False                    # try again with batches made before
             else: self.give_up(why_failed(e))
         else: self.warm = self.learn.model
         return is_last in step.replays

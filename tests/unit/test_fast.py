@@ -31,8 +31,8 @@ from gpubench.step import capture, graphed, optim
 from gpubench.data.loaders import BatchAugment, get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
-from gpubench.step.fast import (DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
-                           swap_recorder)
+from gpubench.step.fast import (FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
+                           defer)
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse
 from gpubench.run.process import Surroundings
@@ -65,7 +65,7 @@ def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=Fal
     learn = (make or Learner)(dls, model(), cbs=[cb, *cbs], loss_func=loss_func(), metrics=metrics(), path=path,
                               **dict(splitter=split)|kwargs)
     learn.remove_cb(learn.progress)
-    if gathered: swap_recorder(learn, DeferredRecorder())
+    if gathered: defer(learn.recorder)
     learn.logger = lambda *args: None
     return learn
 
@@ -609,7 +609,7 @@ def test_a_method_that_a_user_gave_the_learner_is_run_and_comes_back(gathered, n
         calls.append(name)
         getattr(Learner, name)(learn)
     setattr(learn, name, own)
-    if gathered: swap_recorder(learn, DeferredRecorder())
+    if gathered: defer(learn.recorder)
     learn.add_cb(cb := GraphedStepCallback(capture=TapeCapture()))
     with pytest.warns(UserWarning, match=f'has its own {name}'): learn.fit(1)
     assert len(calls)==(2 if name=='all_batches' else len(learn.dls.train)+len(learn.dls.valid)) and cb.n_replays==0
@@ -665,7 +665,7 @@ def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
 
 def test_a_deferred_recorder_records_the_same(tmp_path):
     plain, late = (learner(False) for _ in range(2))
-    swap_recorder(late, DeferredRecorder(every=3))
+    defer(late.recorder, every=3)
     ends = [], []
     for o,seen in zip((plain, late), ends):
         seed_order(o)

@@ -21,7 +21,7 @@ from torch import nn
 from gpubench.step import optim
 from gpubench.step.capture import TapeCapture
 from gpubench.data.loaders import get_dls
-from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, swap_recorder
+from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp, defer
 from gpubench.step.optim import FusedOptimizer, find_recipe, fuse, unfuse
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -215,7 +215,7 @@ def learner(make, how, path='.'):
                     splitter=lambda m: [params(m.body), params(m.head)])
     learn.remove_cb(learn.progress)
     learn.logger = lambda *args: None
-    if how=='gathered': swap_recorder(learn, DeferredRecorder())
+    if how=='gathered': defer(learn.recorder)
     set_seed(1)
     learn.dls.train.rng.seed(1)
     return learn
