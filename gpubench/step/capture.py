@@ -484,7 +484,7 @@ class EpochStep(Step):
         self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))
         self.at.fill_(i)
     def prepare(self, update, loss):
-        update.hypers = update.hypers.new_zeros((self.n, *update.hypers.shape[1:]))
+        update.numbers = update.numbers.new_zeros((self.n, *update.numbers.shape[1:]))
         update.at, update.losses = self.at, loss.new_zeros(self.n)
         self.host_losses = torch.zeros(self.n, dtype=loss.dtype, pin_memory=loss.is_cuda)
     def __call__(self, owner, is_last):

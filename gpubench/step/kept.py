@@ -39,9 +39,7 @@ def buffers_in(*parts): # Name -> list of tensors
                 counts=[o for o in found if not o.is_floating_point()])
 
 # %% ../../nbs/step/00_kept.ipynb #f698fe95
-def restorer(
-    model, # A module
-):         # A function
+def restorer(model): # A function
     "Puts back the module's buffers, the numbers and modes of its parts, and all random states"
     modules = list(model.modules())
     buffers = [(o._buffers, k, b, b.clone())
@@ -76,11 +74,8 @@ def _as_bytes(v):
     return out.getvalue()
 
 # %% ../../nbs/step/00_kept.ipynb #09f4697e
-def host_state(
-    with_torch, # Are PyTorch's random numbers the host's?
-    *parts,     # Networks and losses
-)->tuple: # Random states; what each part holds. Neither may change in a step that is replayed
-    "What a step might leave behind on the host"
+def host_state(with_torch, *parts): # Are PyTorch's numbers the host's? Networks and losses
+    "Random states, and what the parts hold: neither may change in a step that is replayed"
     _, key, at, *_ = np.random.get_state()
     of_torch = torch.get_rng_state().tolist() if with_torch else None
     held = [o for part in (*modules_in(*parts), *parts) for o in _held(part).items()]

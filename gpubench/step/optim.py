@@ -6,6 +6,7 @@
 __all__ = ['BLOCK', 'FusedOptimizer', 'unfuse', 'fuse']
 
 # %% ../../nbs/step/01_optim.ipynb #5c11d841
+import math
 import warnings
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -39,17 +40,17 @@ def read_recipe(opt)->Recipe:
     "What an optimizer's steps do; `ValueError` in words where they can't be fused"
     if getattr(type(opt), 'stock', type(opt)) is not Optimizer:
         _refuse(f'it is of class {type(opt).__name__}')
-    decay, *funcs = [getattr(o, 'func', o) for o in opt.cbs] or [None]
-    bound = {getattr(o, 'func', o): getattr(o, 'keywords', {}) for o in opt.cbs}
+    given = [(getattr(o, 'func', o), getattr(o, 'keywords', {})) for o in opt.cbs]
+    decay, *funcs = [o for o,_ in given] or [None]
+    def damps(func, default): return bool(dict(given).get(func, {}).get('dampening', default))
+    is_adam, is_damped = adam_step in funcs, damps(average_grad, False)
     is_known = decay in (weight_decay, l2_reg) and tuple(funcs) in _STEPS
-    if not is_known or {k for o in bound.values() for k in o}-{'dampening'}:
+    bound = {k for _,o in given for k in o}-{'dampening'}
+    has_own = bound or any('dampening' in o for o in opt.hypers)
+    if not is_known or has_own or is_adam and not (is_damped and damps(average_sqr_grad, True)):
         _refuse('it has functions of its own')
-    is_adam, is_damped = adam_step in funcs, bool(bound.get(average_grad, {}).get('dampening'))
-    is_mean = is_damped and bound.get(average_sqr_grad, {}).get('dampening', True)
-    if is_adam and not is_mean: _refuse('it has functions of its own')
-    if any('dampening' in o for o in opt.hypers):
-        _refuse('`dampening` is one of its hyper-parameters')
     return Recipe(decay is weight_decay, average_grad in funcs, is_adam, is_damped)
+
 
 # %% ../../nbs/step/01_optim.ipynb #3123b8bc
 def find_recipe(opt):
@@ -58,56 +59,68 @@ def find_recipe(opt):
     except InputError: return None
 
 # %% ../../nbs/step/01_optim.ipynb #ccb9eded
-HYPERS = 'lr', 'mom', 'sqr_mom', 'eps', 'wd'
+NUMBERS = 'lr', 'wd', 'eps', 'mom', 'damp', 'log_mom', 'sqr_mom', 'sqr_damp', 'log_sqr'
 
-def step_one(recipe, p, g, avg, sqr, hypers, n, is_skipped):
-    "Step number `n` of one parameter, with `hypers` combined as `fastai.optimizer` does"
-    lr, mom, sqr_mom, eps, wd = hypers
+def numbers_of(recipe, hyper, do_wd=True):
+    "What a step needs of the hyper-parameters of a group, in float64"
+    lr, wd, eps, mom, sqr_mom = (float(hyper.get(o, 0.)) for o in ('lr', 'wd', 'eps', 'mom', 'sqr_mom'))
+    log_mom, log_sqr = (math.log(o) if o>0 else -math.inf for o in (mom, sqr_mom))
+    damp = 1-mom if recipe.is_damped else 1.
+    return [lr, wd*do_wd, eps, mom, damp, log_mom, sqr_mom, 1-sqr_mom, log_sqr]
+
+
+# %% ../../nbs/step/01_optim.ipynb #3ee748b7
+def step_one(recipe, p, g, avg, sqr, numbers, n, is_skipped):
+    "Step `n` of one parameter, with `numbers` combined as `fastai.optimizer` does"
+    lr, wd, eps, mom, damp, log_mom, sqr_mom, sqr_damp, log_sqr = numbers
     if recipe.is_decoupled: new = p*(1-lr*wd)
     else: new, g = p, g+p*wd
-    new_avg = avg*mom+g*(1-mom if recipe.is_damped else 1.) if recipe.has_avg else g
+    new_avg = avg*mom+g*damp if recipe.has_avg else g
     change, new_sqr = lr*new_avg, None
     if recipe.has_sqr:
-        new_sqr = sqr*sqr_mom+g*g*(1-sqr_mom)
-        change = change/(1-mom**n)/((new_sqr/(1-sqr_mom**n)).sqrt()+eps)
+        new_sqr = sqr*sqr_mom+g*g*sqr_damp
+        debias, sqr_debias = (-torch.expm1(n*o) for o in (log_mom, log_sqr))
+        change = change/debias/((new_sqr/sqr_debias).sqrt()+eps)
     for o,v in (p, new-change), (avg, new_avg), (sqr, new_sqr):
         if o is not None: o.copy_(torch.where(is_skipped, o, v))
 
 
 # %% ../../nbs/step/01_optim.ipynb #4bbfa1b4
 if triton:
+    @triton.jit
+    def _debias(y): # 1-exp(y), as exact where that is small
+        series = 1+y/2*(1+y/3*(1+y/4*(1+y/5*(1+y/6*(1+y/7)))))
+        return tl.where(y>-.3, -y*series, 1-tl.exp(y))
+
     @triton.jit(do_not_specialize=['n_groups', 'n_rows'])
-    def _update_kernel(chunks, tensors, about, hypers, at, n_groups, n_rows, count, skip, loss,
+    def _update_kernel(chunks, tensors, about, numbers, at, n_groups, n_rows, count, skip, loss,
                        losses, n_done, ADAM: tl.constexpr, MOM: tl.constexpr,
-                       DAMPED: tl.constexpr, DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):
+                       DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):
         i, row, n = tl.load(chunks+2*tl.program_id(0)), tl.load(at), tl.load(count)
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
         is_done = (tl.load(skip)==0).to(tl.int32)
         about, tensors = about+4*i, tensors+4*i                # size, group, decayed?, first step
         mask = offs<tl.load(about)*is_done
-        h = hypers+5*(row*n_groups+tl.load(about+1))           # in the order of `HYPERS`
-        lr, mom, sqr_mom, eps = tl.load(h), tl.load(h+1), tl.load(h+2), tl.load(h+3)
-        wd = tl.load(h+4)*tl.load(about+2)
+        c = numbers+9*(row*n_groups+tl.load(about+1))          # in the order of `NUMBERS`
+        lr, wd = tl.load(c), tl.load(c+1)*tl.load(about+2)
         p_at = tl.load(tensors).to(tl.pointer_type(tl.float32))+offs
         p = tl.load(p_at, mask)
         g = tl.load(tl.load(tensors+1).to(tl.pointer_type(tl.float32))+offs, mask)
-        if DECOUPLED: p *= (1-lr*wd).to(tl.float32)
-        else: g += p*wd.to(tl.float32)
+        if DECOUPLED: p *= 1-lr*wd
+        else: g += p*wd
         avg = g
         if MOM:
             avg_at = tl.load(tensors+2).to(tl.pointer_type(tl.float32))+offs
-            if DAMPED: avg = g*(1-mom).to(tl.float32)
-            avg += tl.load(avg_at, mask)*mom.to(tl.float32)
+            avg = tl.load(avg_at, mask)*tl.load(c+3)+g*tl.load(c+4)
             tl.store(avg_at, avg, mask)
         if ADAM:
-            k = (n+1+tl.load(about+3)).to(tl.float64)
+            k = (n+1+tl.load(about+3)).to(tl.float32)
             sqr_at = tl.load(tensors+3).to(tl.pointer_type(tl.float32))+offs
-            sqr = tl.load(sqr_at, mask)*sqr_mom.to(tl.float32)+g*g*(1-sqr_mom).to(tl.float32)
+            sqr = tl.load(sqr_at, mask)*tl.load(c+6)+g*g*tl.load(c+7)
             tl.store(sqr_at, sqr, mask)
-            lr /= 1-tl.exp(k*tl.log(mom))
-            root = tl.sqrt(sqr*(1/(1-tl.exp(k*tl.log(sqr_mom)))).to(tl.float32))
-            avg /= root+eps.to(tl.float32)
-        tl.store(p_at, p-lr.to(tl.float32)*avg, mask)
+            lr /= _debias(k*tl.load(c+5))
+            avg /= tl.sqrt(sqr/_debias(k*tl.load(c+8)))+tl.load(c+2)
+        tl.store(p_at, p-lr*avg, mask)
         tl.debug_barrier()                             # all threads have read `at` and `count`
         if tl.atomic_add(n_done, 1)==tl.num_programs(0)-1:           # so have all programs
             tl.store(losses+row, tl.load(loss))
@@ -120,16 +133,15 @@ if triton:
 BLOCK = 1024   # elements that one program of the kernel updates
 
 def _kernel_flags(recipe): return dict(
-    ADAM=recipe.has_sqr, MOM=recipe.has_avg, DAMPED=recipe.is_damped,
-    DECOUPLED=recipe.is_decoupled, BLOCK=BLOCK)
+    ADAM=recipe.has_sqr, MOM=recipe.has_avg, DECOUPLED=recipe.is_decoupled, BLOCK=BLOCK)
 
 @lru_cache
 def _can_launch(device, *flags):
-    dtypes = torch.int64, torch.int32, torch.float32, torch.float64
+    dtypes = torch.int64, torch.int32, torch.float32
     try:
-        ints, n_done, floats, hypers = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
+        ints, n_done, floats = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
         with torch.cuda.device(device): _update_kernel[1,](
-            ints, ints, ints, hypers, ints[4:], 1, 1, ints[8:], floats, floats, floats[4:],
+            ints, ints, ints, floats, ints[4:], 1, 1, ints[8:], floats, floats, floats[4:],
             n_done, **dict(flags))
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), "
@@ -171,7 +183,7 @@ class _Counted:
             self.about[:, 3].copy_(torch.tensor(self.first))
             self.count.zero_()
         self.is_ahead = True
-    def numbers(self): return [[float(o.get(k, 0.)) for k in HYPERS] for o in self.opt.hypers]
+    def numbers(self): return [numbers_of(self.recipe, o) for o in self.opt.hypers]
 
 # %% ../../nbs/step/01_optim.ipynb #507e4116
 class Plan(_Counted):
@@ -202,21 +214,18 @@ class Plan(_Counted):
         return find_recipe(self.opt)==self.recipe and self._look()==self.places
 
 # %% ../../nbs/step/01_optim.ipynb #ef0602ca
-def _order(o): # which is the same in both layouts for one channel
-    return [s for s,n in zip(o.stride(), o.shape) if n>1]
+def _is_plain(p, g):
+    "Are both a row of float32 numbers, in the same order?"
+    is_dense = p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last)
+    order, own = ([s for s,n in zip(o.stride(), o.shape) if n>1] for o in (p, g))
+    return is_dense and order==own and p.dtype==g.dtype==torch.float32
 
-def _is_dense(o):
-    return o.is_contiguous() or o.is_contiguous(memory_format=torch.channels_last)
+def _are_plain(params, grads): return all(map(_is_plain, params, grads))
 
-def _are_plain(params, grads):
-    "Is each one row of float32 numbers, in the order of its parameter?"
-    is_alike = all(_order(p)==_order(g) for p,g in zip(params, grads))
-    is_float = all(o.dtype==torch.float32 for o in (*params, *grads))
-    return is_alike and is_float and all(map(_is_dense, params))
 
 # %% ../../nbs/step/01_optim.ipynb #f5843ffa
 class Update:
-    "A plan's step with these gradients by row `at` of `hypers`; `losses` keeps each row's loss"
+    "A plan's step with these gradients by row `at` of `numbers`; `losses` keeps each row's loss"
     def __init__(self, plan, grads):
         self.plan, self.grads = plan, grads
         device, n_groups = plan.about.device, len(plan.opt.hypers)
@@ -224,7 +233,7 @@ class Update:
         self.tensors = plan.about.new_zeros(len(grads), 4)
         self.at, self.losses = plan.about.new_zeros(1), torch.zeros(1, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
-        self.hypers = torch.zeros(1, n_groups, len(HYPERS), dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(1, n_groups, len(NUMBERS), device=device)
         self.point()
     def rows(self): # (parameter, gradient, moments or None)
         for (_,p,s),g in zip(self.plan.found, self.grads):
@@ -234,34 +243,32 @@ class Update:
         rows = [[0 if o is None else o.data_ptr() for o in row] for row in self.rows()]
         self.tensors.copy_(torch.tensor(rows))
     def set(self, rows, i=0): # CUDA takes 64 KB out of pageable memory at once, so nobody waits
-        "Bring the hyper-parameters of the next steps to the device, from row `i` on"
+        "Bring the numbers of the next steps to the device, from row `i` on"
         self.plan.begin()
-        rows = torch.tensor(rows, dtype=torch.float64)
-        self.hypers[i:i+len(rows)].copy_(rows, non_blocking=True)
+        self.numbers[i:i+len(rows)].copy_(torch.tensor(rows), non_blocking=True)
     def step(self):
         self.set([self.plan.numbers()])
         self()
     @torch.no_grad()
     def __call__(self, loss=None):
-        plan, n_groups = self.plan, self.hypers.shape[1]
+        plan, n_groups = self.plan, self.numbers.shape[1]
         if not self.on_triton: return self._by_operations(loss)
         if loss is None: loss = self.losses                         # whatever it is
         with torch.cuda.device(self.at.device):                     # Triton takes the current one
             _update_kernel[len(plan.chunks),](
-                plan.chunks, self.tensors, plan.about, self.hypers, self.at, n_groups,
-                len(self.hypers), plan.count, plan.skip, loss, self.losses, self.n_done,
+                plan.chunks, self.tensors, plan.about, self.numbers, self.at, n_groups,
+                len(self.numbers), plan.count, plan.skip, loss, self.losses, self.n_done,
                 **_kernel_flags(plan.recipe))
     def _by_operations(self, loss):
         plan, is_skipped = self.plan, self.plan.skip!=0
         plan.count.add_(~is_skipped)
-        groups, firsts = self.hypers.index_select(0, self.at)[0], plan.about[:, 3]
-        for i,row in enumerate(self.rows()):
-            g, _, state = plan.found[i]
-            *hypers, wd = groups[g].unbind()
-            hypers = *hypers, wd*state.get('do_wd', True)
-            step_one(plan.recipe, *row, hypers, plan.count+firsts[i], is_skipped)
+        groups = self.numbers.index_select(0, self.at)[0]
+        for row,(g,_,state),about in zip(self.rows(), plan.found, plan.about):
+            lr, wd, *others = groups[g].unbind()
+            numbers = lr, wd*state.get('do_wd', True), *others
+            step_one(plan.recipe, *row, numbers, plan.count+about[3], is_skipped)
         if loss is not None: self.losses.index_copy_(0, self.at, loss.reshape(1))
-        self.at.copy_((self.at+1)%len(self.hypers))
+        self.at.copy_((self.at+1)%len(self.numbers))
 
 # %% ../../nbs/step/01_optim.ipynb #833d09f0
 def step_on_cpu(plan):
@@ -271,15 +278,14 @@ def step_on_cpu(plan):
         if recipe.has_sqr: state['step'] = state.get('step', 0)+1
         key = g, state.get('do_wd', True), state.get('step')
         lists.setdefault(key, []).append((p, p.grad, *map(state.get, recipe.moments)))
-    numbers = plan.numbers()
     for (g,do_wd,n),rows in lists.items():
-        *hypers, wd = numbers[g]
-        with torch.no_grad(): _step_lists(recipe, rows, (*hypers, wd*do_wd), n)
+        numbers = numbers_of(recipe, plan.opt.hypers[g], do_wd)
+        with torch.no_grad(): _step_lists(recipe, rows, numbers, n)
 
 
 # %% ../../nbs/step/01_optim.ipynb #5b26cbbd
-def _step_lists(recipe, rows, hypers, n):
-    lr, mom, sqr_mom, eps, wd = hypers
+def _step_lists(recipe, rows, numbers, n):
+    lr, wd, eps, mom, damp, _, sqr_mom, *_ = numbers
     params, grads, *moments = map(list, zip(*rows))
     plain, l2 = dict(lr=lr, maximize=False), 0. if recipe.is_decoupled else wd
     if recipe.has_sqr:
@@ -287,26 +293,21 @@ def _step_lists(recipe, rows, hypers, n):
         step(params, grads, *moments, [], [torch.tensor(float(n))]*len(rows), beta1=mom,
              beta2=sqr_mom, eps=eps, weight_decay=wd, amsgrad=False, **plain)
     elif recipe.has_avg and not mom:                 # torch's would leave the averages
-        for p,g,avg in rows: step_one(recipe, p, g, avg, None, hypers, n, torch.tensor(False))
+        for o in rows: step_one(recipe, *o, None, numbers, n, torch.tensor(False))
     else:
         if recipe.is_decoupled and wd: torch._foreach_mul_(params, 1-lr*wd)
         torch._fused_sgd_(params, grads, *(moments or [[]]), weight_decay=l2,
-                          momentum=mom*recipe.has_avg, dampening=mom*recipe.is_damped,
+                          momentum=mom*recipe.has_avg, dampening=1-damp,
                           nesterov=False, is_first_step=False, **plain)
 
 
 # %% ../../nbs/step/01_optim.ipynb #dafcb1ac
-def find_way(
-    plan,             # A `Plan`
-    grads,            # A gradient for each of its parameters
-    capturable=False, # Does a graph take the same step?
-): # A function; None: the optimizer's own step
-    "The fastest step that these tensors allow"
-    on_cpu = grads[0].device.type=='cpu'
-    if on_cpu and not capturable:
-        return partial(step_on_cpu, plan) if _are_plain(plan.params, grads) else None
-    if not (capturable or build_kernel(plan.opt) and _are_plain(plan.params, grads)): return None
-    return Update(plan, grads).step
+def find_way(plan, grads, capturable=False): # None: the optimizer's own step
+    "The fastest step that these tensors allow; `capturable`: the one that a graph takes"
+    is_plain = _are_plain(plan.params, grads)
+    if grads[0].device.type=='cpu' and not capturable:
+        return partial(step_on_cpu, plan) if is_plain else None
+    return Update(plan, grads).step if capturable or is_plain and build_kernel(plan.opt) else None
 
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549

@@ -11,9 +11,7 @@ from fastai.learner import Recorder
 from .turns import role_of, strangers
 
 # %% ../../nbs/step/07_recorder.ipynb #24e22445
-def loss_readers(
-    learn, # A Learner
-)->list: # Names of callbacks
+def loss_readers(learn)->list: # Names
     "Callbacks that may need the loss of each batch"
     known = [o for o in learn.cbs if role_of(o)=='reads losses']
     return [o.name for o in (*strangers(learn), *known)]

@@ -50,9 +50,7 @@ ROLES = {kind: role for role,kinds in _ROLES.items() for kind in kinds}
 def role_of(cb): return ROLES.get(type(cb)) # None: a stranger's
 
 # %% ../../nbs/step/03_turns.ipynb #f1090ca8
-def is_stock(
-    method, # A function, a method or what stands in for one
-)->bool:
+def is_stock(method)->bool: # A function, a method or what stands in for one
     "Is its code fastai's or gpubench's? A decorator may have copied the name of the module"
     module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
     return module.split('.')[0] in ('fastai', 'gpubench')
@@ -89,9 +87,7 @@ _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_
     all_batches one_batch _set_device _split _with_events _do_one_batch _backward _do_grad_opt
     _step""".split()
 
-def own_methods(
-    learn, # A Learner
-)->list: # Names
+def own_methods(learn)->list: # Names
     "Methods of the training loop that are of a subclass, patched, or set on the instance"
     def is_own(name):
         method = vars(learn).get(name)
@@ -107,9 +103,7 @@ def _hooks_of(modules):
     return {id(h) for h in found if type(h) is LayerHook and is_stock(h.hook_func)}
 
 # %% ../../nbs/step/03_turns.ipynb #a128d659
-def is_watched(
-    model, # A module, or a loss function
-)->bool:
+def is_watched(model)->bool: # A module, or a loss function
     "Does a hook of a layer, of a weight or of all modules run with it, other than its own?"
     modules = modules_in(model)
     own = _hooks_of(modules)

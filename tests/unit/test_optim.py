@@ -178,7 +178,7 @@ def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypat
         ps[3].data.add_(1.)
         update = optim.Update(plan, [p.grad for p in plan.params])
         update.on_triton = on_triton
-        update.hypers, update.losses = update.hypers.new_zeros(8, *update.hypers.shape[1:]), torch.zeros(8, device=device)
+        update.numbers, update.losses = update.numbers.new_zeros(8, *update.numbers.shape[1:]), torch.zeros(8, device=device)
         for i in range(8):
             opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i if i!=5 else 0.)
             update.set([plan.numbers()], i)
