@@ -119,7 +119,7 @@ if triton:
             sqr = tl.load(sqr_at, mask)*tl.load(c+6)+g*g*tl.load(c+7)
             tl.store(sqr_at, sqr, mask)
             lr /= _debias(k*tl.load(c+5))
-            avg /= tl.sqrt(sqr/_debias(k*tl.load(c+8)))+tl.load(c+2)
+            avg /= tl.sqrt(sqr*(1/_debias(k*tl.load(c+8))))+tl.load(c+2)
         tl.store(p_at, p-lr*avg, mask)
         tl.debug_barrier()                             # all threads have read `at` and `count`
         if tl.atomic_add(n_done, 1)==tl.num_programs(0)-1:           # so have all programs
