@@ -45,8 +45,8 @@ def why_not(
     dims = {p.ndim for p in weights if not is_lazy(p)}
     if 4 not in dims or is_last and 5 in dims: return 'It is for convolutions of images.'
     if is_last:
-        in_tf32 = allows_tf32(torch.backends.cudnn) and has_bf16(device)     # which came together
-        pays = not on_gpu or is_mixed or in_tf32
+        pays = not on_gpu or is_mixed or (
+            allows_tf32(torch.backends.cudnn) and has_bf16(device))          # which came together
         return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
     is_x86 = platform.machine() in ('x86_64', 'AMD64') and torch.backends.mkldnn.is_available()
     return '' if is_x86 else 'Its layout was measured on x86 processors only.'
