@@ -63,7 +63,7 @@ class CUDACapture(_Pool):
     def __init__(self, device):
         self.device, self.stream = device, capture_stream(device)
         self.release()
-    def release(self): self.pool, self.anchor, self.held_bytes = None, None, 0
+    def release(self): self.pool, self.anchor = None, None
     def random(self): # What sets it back to now
         "The state of the GPU's random numbers"
         return partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(self.device), self.device)
@@ -79,12 +79,11 @@ class CUDACapture(_Pool):
         now.wait_stream(self.stream)
         return out
     def record(self, step): # (what repeats it, what it returned)
-        graph, device, was_on = torch.cuda.CUDAGraph(), self.stream.device, gc.isenabled()
-        generator = torch.cuda.default_generators[device.index]
+        graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
+        generator = torch.cuda.default_generators[self.stream.device.index]
         kept = generator.clone_state()
         if self.pool is None: self._make_pool()
         gc.disable()
-        before = torch.cuda.memory_reserved(device)
         try:
             with torch.cuda.stream(self.stream):
                 try:
@@ -96,7 +95,6 @@ class CUDACapture(_Pool):
                 graph.capture_end()
         finally:
             if was_on: gc.enable()
-        self.held_bytes += torch.cuda.memory_reserved(device)-before
         return graph.replay, out
 
 # %% ../../nbs/step/02_capture.ipynb #4530f113
@@ -152,9 +150,9 @@ class TapeCapture:
 
     It takes the tensors and the numbers of the recording. It saves no time: it is for learning,
     and for tests where there is no GPU."""
-    draws_on_cpu, held_bytes = True, 0
+    draws_on_cpu = True
     def random(self): return partial(torch.set_rng_state, torch.get_rng_state())
-    def release(self): self.held_bytes = 0
+    def release(self): pass
     def mark(self): return lambda: None
     def warm_up(self, step): return step()
     def record(self, step): # (what repeats it, what it returned)

@@ -69,13 +69,11 @@ def device_of(learn)->torch.device:
 
 # %% ../../nbs/step/10_fast.ipynb #3f643a5e
 def _row(part, on, why, cb, brings):
-    n, held = getattr(cb, 'n_done', ...), getattr(cb, 'held_bytes', 0)
-    refusal = getattr(cb, 'why_not', '')
+    n, refusal = getattr(cb, 'n_done', ...), getattr(cb, 'why_not', '')
     is_on = on and not (n==0 or refusal and n in (None, ...))
     if not is_on: why = refusal or (why if not on else 'It did nothing in the last fit.')
     elif n is None: why += '; from the next fit on'
     elif n is not ...: why += f'; {n:,} times in the last fit'
-    if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
     if is_on and refusal: why = f"{why.rstrip('.')}. {refusal}"
     return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
 

@@ -380,8 +380,6 @@ class GraphedStepCallback(_Replays):
         alone:bool=False,   # Promise that nothing changes between fits: graphs outlive them
     ):
         check_value('compile', compile, isinstance(compile, bool), 'True or False')
-        can_record = capture is None or hasattr(capture, 'warm_up')
-        check_value('capture', capture, can_record, 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone = compile, capture, alone
         self.steps = {}                              # shape -> `Step`
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
@@ -392,5 +390,3 @@ class GraphedStepCallback(_Replays):
         self.warm = None                             # the network that had a graph last
     @property
     def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())
-    @property
-    def held_bytes(self): return self.capture.held_bytes if self.capture else 0

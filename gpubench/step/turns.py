@@ -122,14 +122,12 @@ def _is_symmetric(distribution): # as those of MixUp and CutMix are
 def _why_odd(learn):
     "A sentence about callbacks that become part of a step, but not like these"
     parts = [o for o in learn.cbs if role_of(o)=='part' and o.run and o.run_train]
-    mixed = [o for o in parts if isinstance(o, MixHandler)]
-    kinds = [type(o).__name__ for o in parts]
-    twice = [o for o in kinds if kinds.count(o)>1] or ['MixUp or CutMix'][:len(mixed)-1]
+    kinds = [MixHandler if isinstance(o, MixHandler) else type(o) for o in parts]
+    twice = [o.__name__ for o in kinds if kinds.count(o)>1]
     if twice: return f'There is more than one {twice[0]}.'
-    if not all(_is_symmetric(o.distrib) for o in mixed): return (
-        f"The `distrib` of {mixed[0].name} was replaced, and a graph draws from a symmetric "
-        "beta distribution only.")
-    return ''
+    mixed = [o.name for o in parts if isinstance(o, MixHandler) and not _is_symmetric(o.distrib)]
+    return (f"The `distrib` of {mixed[0]} was replaced, and a graph draws from a symmetric beta "
+            "distribution only.") if mixed else ''
 
 # %% ../../nbs/step/03_turns.ipynb #ee6614a1
 def why_eager(learn):
