@@ -21,7 +21,7 @@ from time import perf_counter
 
 from gpubench.ground.core import free_memory, wait_for
 from gpubench.data.loaders import get_dls
-from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, swap_recorder
+from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, defer
 from gpubench.run.models import get_model
 from gpubench.ground.stats import ratio_ci
 from gpubench.show.plot import drawing, series_style
@@ -63,7 +63,7 @@ class EndCallback(Callback):
         wait_for(self.learn.dls.device)
         self.took_s = perf_counter()-self.learn.start.start_s
 
-def no_waits(learn): swap_recorder(learn, DeferredRecorder())
+def no_waits(learn): defer(learn.recorder)
 def fused(learn):
     no_waits(learn)
     learn.add_cb(FusedStepCallback())

@@ -15,20 +15,15 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.data.core import TfmdDL
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import default_device
-from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf16, one_of
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.images import FeedCallback
 from ..data.loaders import PixelDL
 from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
-from .recorder import DeferredRecorder, swap_recorder
+from .recorder import DeferredRecorder, defer, undefer
 
 _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
-
-# %% ../../nbs/step/10_fast.ipynb #8f5e4a15
-def _uses_tf32(device): # for convolutions
-    return allows_tf32(torch.backends.cudnn) and has_bf16(device)  # which came together
 
 # %% ../../nbs/step/10_fast.ipynb #657b95d3
 _IN_FP32 = 'fastai always trains in fp32 on a CPU.'
@@ -50,7 +45,8 @@ def why_not(
     dims = {p.ndim for p in weights if not is_lazy(p)}
     if 4 not in dims or is_last and 5 in dims: return 'It is for convolutions of images.'
     if is_last:
-        pays = not on_gpu or is_mixed or _uses_tf32(device)
+        pays = not on_gpu or is_mixed or (
+            allows_tf32(torch.backends.cudnn) and has_bf16(device))          # which came together
         return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
     is_x86 = platform.machine() in ('x86_64', 'AMD64') and torch.backends.mkldnn.is_available()
     return '' if is_x86 else 'Its layout was measured on x86 processors only.'
@@ -71,154 +67,116 @@ def device_of(learn)->torch.device:
     if device is not None: return torch.device(device)
     return next((p.device for p in learn.model.parameters()), torch.device('cpu'))
 
+# %% ../../nbs/step/10_fast.ipynb #3f643a5e
+def _row(part, on, why, cb, brings):
+    n, refusal = getattr(cb, 'n_done', ...), getattr(cb, 'why_not', '')
+    is_on = on and not (n==0 or refusal and n in (None, ...))
+    if not is_on: why = refusal or (why if not on else 'It did nothing in the last fit.')
+    elif n is None: why += '; from the next fit on'
+    elif n is not ...: why += f'; {n:,} times in the last fit'
+    if is_on and refusal: why = f"{why.rstrip('.')}. {refusal}"
+    return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
+
 # %% ../../nbs/step/10_fast.ipynb #c06d4f4a
-class SpeedUp:
-    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
+class _Table:
     def __init__(self, learn):
         self.learn, self.rows, self.undos = learn, [], ExitStack()
         self.device = device_of(learn)
     @property
     def on_gpu(self): return self.device.type=='cuda'
-
-    def keep_pages(self):
-        why = keep_pages()
-        self.add('pages', why or 'memory is kept between steps, until the process ends', not why)
-
     def undo(self):
         "Put everything back, apart from the pages"
         self.undos.close()
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
-
-# %% ../../nbs/step/10_fast.ipynb #3fc56c54
-@patch
-def add(self:SpeedUp, part, why, on=True, cb=None, shows=None, undo=None):
-    "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
-    self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
-    if cb:
-        self.learn.add_cb(cb)
-        self.undos.callback(self.learn.remove_cb, cb)
-    if undo: self.undos.callback(undo)
-
-# %% ../../nbs/step/10_fast.ipynb #faf3fc78
-@patch
-def has(self:SpeedUp, part, *kinds):
-    "Does the Learner have it already? Then undoing leaves it"
-    found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
-    if found: self.add(part, 'The Learner has it already.', shows=found)
-    return bool(found)
-
-@patch
-def refuses(self:SpeedUp, part, name=None):
-    "Is there a reason against it? Then that is its row"
-    is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-    why = why_not(name or part, self.learn.model, self.device, is_mixed)
-    if why: self.add(part, why, on=False)
-    return bool(why)
-
-# %% ../../nbs/step/10_fast.ipynb #3f643a5e
-def _row(part, on, why, cb, brings):
-    n, held = getattr(cb, 'n_done', ...), getattr(cb, 'held_bytes', 0)
-    refusal = getattr(cb, 'why_not', '')
-    is_on = on and not (n==0 or refusal and n in (None, ...))
-    if not is_on: why = refusal or (why if not on else 'It did nothing in the last fit.')
-    elif n is None: why += '; from the next fit on'
-    elif n is not ...: why += f'; {n:,} times in the last fit'
-    if is_on and held: why += f'; {cb.n_graphs} of them hold {held/2**20:,.0f} MiB'
-    for more in (refusal if is_on else '', *getattr(cb, 'notes', ())):
-        if more: why = f"{why.rstrip('.')}. {more}"
-    return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
-
-# %% ../../nbs/step/10_fast.ipynb #a17515dc
-@patch
-def to_df(self:SpeedUp)->pd.DataFrame:
-    "`part`; `on` in the last fit; `why`: how often, or why not; `brings`: times as fast"
-    brought = BROUGHT if self.on_gpu else BROUGHT_CPU
-    return pd.DataFrame([_row(**o, brings=brought.get(o['part'], '')) for o in self.rows])
-
-@patch
-def __repr__(self:SpeedUp):
-    def line(o):
-        brings = f' (times as fast: {o.brings})' if o.brings else ''
-        return f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{brings}"
-    return '\n'.join(map(line, self.to_df().itertuples()))
-
-@patch
-def _repr_html_(self:SpeedUp): return self.to_df().to_html(index=False)
+    def add(self, part, why, on=True, cb=None, shows=None, undo=None):
+        "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
+        self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
+        if cb:
+            self.learn.add_cb(cb)
+            self.undos.callback(self.learn.remove_cb, cb)
+        if undo: self.undos.callback(undo)
+    def to_df(self)->pd.DataFrame:
+        "`part`; `on` in the last fit; `why`: how often, or why not; `brings`: times as fast"
+        brought = BROUGHT if self.on_gpu else BROUGHT_CPU
+        return pd.DataFrame([_row(**o, brings=brought.get(o['part'], '')) for o in self.rows])
+    def __repr__(self):
+        def line(o):
+            brings = f' (times as fast: {o.brings})' if o.brings else ''
+            return f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{brings}"
+        return '\n'.join(map(line, self.to_df().itertuples()))
+    def _repr_html_(self): return self.to_df().to_html(index=False)
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40
-@patch
-def mix(self:SpeedUp, precision='bf16'):
-    mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
-    now = AMPMode(mixed.amp_mode).value if mixed else precision
-    if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)
-    elif not (self.refuses(precision) or self.has(precision, MixedPrecision)):
-        self.add(precision, 'matrix products in 16 bits', cb=MixedPrecision(amp_mode=precision))
-
-@patch
-def order_channels(self:SpeedUp):
-    part = 'channels_last'
-    if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
-    self.add(part, 'convolutions without reordering; dropout between them draws another mask',
-             cb=ChannelsLastCallback())
-
-# %% ../../nbs/step/10_fast.ipynb #45952728
-@patch
-def use_onednn(self:SpeedUp):
-    if self.refuses('oneDNN', 'onednn') or self.has('oneDNN', OneDNNCallback): return
-    why = 'the layout of its kernels from the first layer to the last, max pooling before ReLU'
-    self.add('oneDNN', why, cb=OneDNNCallback())
-
-@patch
-def fuse_step(self:SpeedUp):
-    if self.has('fused step', FusedStepCallback): return
-    self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
-
-# %% ../../nbs/step/10_fast.ipynb #010d25c3
-@patch
-def defer_losses(self:SpeedUp):
-    learn = self.learn
-    if self.has('recorder', DeferredRecorder): return
-    if type(getattr(learn, 'recorder', None)) is not Recorder:
-        return self.add('recorder', "The Learner has no recorder, or a custom one.", False)
-    old = swap_recorder(learn, new := DeferredRecorder())
-    def undo():
-        if getattr(learn, 'recorder', None) is new: swap_recorder(learn, old)
-    self.add('recorder', 'no wait for a loss', shows=new, undo=undo)
-
-# %% ../../nbs/step/10_fast.ipynb #9fc3dead
-@patch
-def feed(self:SpeedUp):
-    x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
-    if not isinstance(x, torch.Tensor):
-        if self.has('images', FeedCallback): return
-        cb = FeedCallback()
-        why = 'each is decoded once, beside the first epoch, and then taken from memory'
-        self.add('images', why, cb=cb, undo=cb.release)
-    elif x.device.type!=self.device.type:                     # of a `PixelDL`, which is fast
-        self.add('images', "Each batch is copied to the GPU. "
-                 "`get_dls(loader='resident')` keeps all images there.", False)
+class _Parts(_Table):
+    def has(self, part, *kinds):
+        "Does the Learner have it already? Then undoing leaves it"
+        found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
+        if found: self.add(part, 'The Learner has it already.', shows=found)
+        return bool(found)
+    def refuses(self, part, name=None):
+        "Is there a reason against it? Then that is its row"
+        is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
+        why = why_not(name or part, self.learn.model, self.device, is_mixed)
+        if why: self.add(part, why, on=False)
+        return bool(why)
+    def mix(self, precision='bf16'):
+        mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
+        now = AMPMode(mixed.amp_mode).value if mixed else precision
+        if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)
+        elif not (self.refuses(precision) or self.has(precision, MixedPrecision)):
+            self.add(precision, 'matrix products in 16 bits', cb=MixedPrecision(amp_mode=precision))
+    def order_channels(self):
+        part = 'channels_last'
+        if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
+        self.add(part, 'convolutions without reordering; dropout between them draws another mask',
+                 cb=ChannelsLastCallback())
+    def use_onednn(self):
+        if self.refuses('oneDNN', 'onednn') or self.has('oneDNN', OneDNNCallback): return
+        why = 'the layout of its kernels from the first layer to the last, max pooling before ReLU'
+        self.add('oneDNN', why, cb=OneDNNCallback())
+    def fuse_step(self):
+        if self.has('fused step', FusedStepCallback): return
+        self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
 
 # %% ../../nbs/step/10_fast.ipynb #7e19b254
-@patch
-def capture(self:SpeedUp, compile=False, alone=False): # As `GraphedStepCallback` takes them
-    if self.has('CUDA graph', GraphedStepCallback): return
-    cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
-    if compile: why += (', of compiled kernels and the fastest that cuDNN finds; dropout draws '
-                        'another mask')
-    self.add('CUDA graph', why, cb=cb, undo=cb.release)
+_N_LARGER = 4   # times a training's batch size, in validation
 
-# %% ../../nbs/step/10_fast.ipynb #larger01
-_N_LARGER = 4   # times a training's batch size
-
-@patch
-def enlarge_validation(self:SpeedUp):
-    dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
-    most = _N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
-    if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
-    before, dl.bs = dl.bs, most
-    def undo(): dl.bs = before
-    self.add('validation', f'{dl.bs} images at once instead of {before}', undo=undo)
+class SpeedUp(_Parts):
+    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
+    def keep_pages(self):
+        why = keep_pages()
+        self.add('pages', why or 'memory is kept between steps, until the process ends', not why)
+    def defer_losses(self):
+        recorder = getattr(self.learn, 'recorder', None)
+        if self.has('recorder', DeferredRecorder): return
+        if type(recorder) is not Recorder:
+            return self.add('recorder', "The Learner has no recorder, or a custom one.", False)
+        defer(recorder)
+        self.add('recorder', 'no wait for a loss', shows=recorder, undo=lambda: undefer(recorder))
+    def feed(self):
+        x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
+        if not isinstance(x, torch.Tensor):
+            if self.has('images', FeedCallback): return
+            cb = FeedCallback()
+            why = 'each is decoded once, beside the first epoch, and then taken from memory'
+            self.add('images', why, cb=cb, undo=cb.release)
+        elif x.device.type!=self.device.type:                     # of a `PixelDL`, which is fast
+            self.add('images', "Each batch is copied to the GPU. "
+                     "`get_dls(loader='resident')` keeps all images there.", False)
+    def capture(self, compile=False, alone=False): # As `GraphedStepCallback` takes them
+        if self.has('CUDA graph', GraphedStepCallback): return
+        cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
+        if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes that '
+                            'are new to the process; dropout draws another mask')
+        self.add('CUDA graph', why, cb=cb, undo=cb.release)
+    def enlarge_validation(self):
+        dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
+        most = _N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
+        if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
+        before, dl.bs = dl.bs, most
+        def undo(): dl.bs = before
+        self.add('validation', f'{dl.bs} images at once instead of {before}', undo=undo)
 
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(

@@ -15,21 +15,19 @@ from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import find_bs
-from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
 from .capture import (
-    CUDACapture, EpochStep, FeedStep, Hook, JoiningCallback, Step, is_fp16, is_symmetric,
-    make_batch, why_failed)
+    CUDACapture, EpochStep, Hook, JoiningCallback, Step, make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, find_recipe, fuse, start_build, unfuse
+from .optim import FusedOptimizer, build_kernel, fuse, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
-from .turns import (BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers,
-                                 why_python, why_strange)
+from .turns import (
+    BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers, why_eager)
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -39,37 +37,331 @@ class FusedStepCallback(JoiningCallback):
     def leave(self):
         if self.ours: unfuse(self.ours)
         self.ours = None
-
     def before_fit(self):
         self.why_not, opt = '', self.learn.opt
         if opt is None: return                                # `validate` needs no optimizer
-        if isinstance(opt, FusedOptimizer):
-            recipe = find_recipe(opt)
-            if recipe and (opt._plan is None or opt._plan.recipe==recipe): return
-            unfuse(opt)                                       # its own callbacks have changed
-        if any(getattr(o, 'sparse', False) for o in self.learn.model.modules()):
-            return self.give_up('The network has sparse gradients, which are not fused.')
-        try: self.ours = fuse(opt)
-        except InputError as e: self.give_up(str(e))
+        was_fused = isinstance(opt, FusedOptimizer)
+        try: fuse(opt, self.learn.model)
+        except InputError as e:
+            unfuse(opt)
+            self.give_up(str(e))
+        else:
+            if not was_fused: self.ours = opt
     def give_up(self, why):
         self.why_not = why
         if why: warnings.warn(why)
 
-# %% ../../nbs/step/09_graphed.ipynb #74f010a9
+# %% ../../nbs/step/09_graphed.ipynb #e8020b8c
+class _Graphs(FusedStepCallback):
+    def join(self, learn):
+        self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
+        self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
+        for o in (self.step_hook, self.epoch_hook): o.install(learn)
+    def leave(self):
+        self.after_train()
+        self.release()
+        for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
+        super().leave()
+    def release(self):
+        "Give the memory of the graphs back"
+        self._forget()
+        if self.capture: self.capture.release()
+        free_memory()
+    def _forget(self):
+        for o in self.steps.values(): o.replays.clear()    # frees the graphs, which are in cycles
+        self.steps = {}
+    def _settle(self):
+        if self.is_stale: self.learn.opt.zero_grad()
+        if self.scales: self.built_in[MixedPrecision].scales.extend(
+            o for o in torch.stack(self.scales).tolist() if o)              # 0: it was skipped
+        self.is_stale, self.scales = False, []
+    def after_train(self):
+        self._settle()
+        self._let_mix()
+    after_cancel_train = after_train
+    def _let_mix(self):
+        if self.mixed: self.mixed.run_train = True
+        self.mixed = None
+
+# %% ../../nbs/step/09_graphed.ipynb #59dd0608
+class _Deciding(_Graphs):
+    due = 'fit'                                      # what begins next: a fit, an epoch, or neither
+    def before_fit(self): self.due = 'fit'           # maybe of a validation only
+    def before_train(self):
+        if self.due=='fit': self._begin_fit()
+        self.due = 'epoch'
+    def _begin_fit(self):
+        super().before_fit()
+        is_scaled = any(o.scaler for o in self.steps.values())          # by a scaler of one fit
+        if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self._forget()
+        self.n_done, self.gathered, self.scales = 0, None, []
+        self.makes = True                            # may batch transforms be a part of the graph?
+        self._let_mix()
+        if self.why_not: return
+        self.learn.opt.capturable = False            # until an epoch has no reason
+        device = next(self.learn.model.parameters()).device
+        if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
+        self._settle()
+    def give_up(self, why):
+        super().give_up(why and f'Steps run eagerly instead of as a graph: {why}')
+        if why: self._let_mix()
+
+# %% ../../nbs/step/09_graphed.ipynb #acb32dd2
 def _joins(cb): # does it become a part of the step?
-    return role_of(cb)=='part' or is_stock(type(cb)) and hasattr(type(cb), 'average')
-def _is_on(cb): return cb.run and cb.run_train
+    is_on = cb.run and cb.run_train
+    return is_on and (role_of(cb)=='part' or is_stock(type(cb)) and hasattr(type(cb), 'average'))
 def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
 
-# %% ../../nbs/step/09_graphed.ipynb #bc2ae97e
-def parts_in(cbs): # class -> callback
-    return {type(o): o for o in cbs if _joins(o) and _is_on(o)}
-def watchers_in(cbs):
-    "Callbacks that are called beside each replay"
-    return [o for o in cbs if declares(o) and not _joins(o) and role_of(o)!='clock']
+class _Company(_Deciding):
+    def _why_not(self):
+        if not self.capture: return 'A CPU has no launches to save.'
+        if not isinstance(self.learn.opt, FusedOptimizer):
+            return 'The optimizer was replaced within the fit.'
+        return why_eager(self.learn)
+    def _decide(self):
+        "May steps be captured, and who is there?"
+        learn, self.due, self.must_check = self.learn, '', True
+        if not self.why_not: self.give_up(self._why_not())
+        if self.why_not: return
+        learn.opt.capturable = True
+        if strangers(learn, EPOCH_EVENTS): self._forget()
+        self.timers = _of_kind(learn.cbs, StepTimerCallback)
+        self.monitors = _of_kind(learn.cbs, MonitorCallback)
+        self.built_in = {type(o): o for o in learn.cbs if _joins(o)}
+        self.watchers = [o for o in learn.cbs if declares(o) and role_of(o)!='clock'
+                         and type(o) not in self.built_in]
+        guests = [o for o in self.watchers if declares(o)!='counts']
+        self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
+        self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
+        self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
+        if self.mixed: self.mixed.run_train = False  # its batches are mixed in the step
+
+# %% ../../nbs/step/09_graphed.ipynb #86712832
+MAX_SHAPES = 4       # of a fit that get a graph of their own
+N_WARM_UP = 3        # eager batches of a shape, on the stream of the captures, before a capture
+N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in the first ten steps
+
+def batch_key(learn):
+    "What batches that share a graph have in common; None: a batch holds more than tensors"
+    batch = *learn.xb, *learn.yb
+    if not all(isinstance(o, torch.Tensor) for o in batch): return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
+
+# %% ../../nbs/step/09_graphed.ipynb #292589a4
+class _Shapes(_Company):
+    def _check(self):
+        "Forget the graphs if they are of a plan that the optimizer no longer has"
+        plans = [o[2] for s in self.steps.values() for o in s.replays.values()]
+        if plans and not all(o is self.learn.opt.plan() for o in plans): self._forget()
+        self.must_check = False
+    def _find_step(self):
+        if self.must_check: self._check()
+        learn, key = self.learn, batch_key(self.learn)
+        if key is None: return self.give_up('A batch holds more than tensors.')
+        key = self.gathered or key
+        if key not in self.steps and len(self.steps)<MAX_SHAPES:
+            step = EpochStep(self, learn.dl) if self.gathered else Step(self)
+            step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
+            if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
+            self.steps[key] = step
+        return self.steps.get(key)
+    def _is_last(self):
+        "Does the optimizer step after this batch? It counts as `GradientAccumulation` does"
+        cb = self.built_in.get(GradientAccumulation)
+        if cb is None: return True
+        cb.count += find_bs(self.learn.yb)
+        if cb.count<cb.n_acc: return False
+        cb.count = 0
+        return True
+
+# %% ../../nbs/step/09_graphed.ipynb #b4b4378a
+class _Batches(_Shapes):
+    def _one_batch(self):
+        if not self.learn.training:
+            self.must_check = True
+            return self.step_hook.inner(self.learn)
+        if self.due=='epoch': self._decide()
+        learn, mixed = self.learn, self.mixed
+        self.is_bare = self.fed is not None
+        if self.why_not or not self.makes: self._make()
+        step = self._find_step() if len(learn.yb) and not self.why_not else None
+        if step is None: return self._stock_batch(mixed)
+        if cast := self.built_in.get(MixedPrecision): cast.after_loss()   # leaves its autocast
+        is_last = self._is_last()
+        learn.pred, learn.loss, *made = self._way(step, is_last)(step, is_last)
+        if made: [(learn.xb, learn.yb)] = made           # for metrics, and for callbacks at its end
+        learn.loss_grad = learn.loss
+        for o in self.monitors: o('after_backward')      # it counts what was trained
+        if not is_last: raise CancelBatchException()
+        for o in self.watchers: o('after_step')
+    def _way(self, step, is_last): # to train a batch
+        if is_last in step.replays: return self._replay if is_last in step.tried else self._try
+        is_captured = step.n_seen>=step.n_warm_up and self._capture(step, is_last)
+        return self._replay if is_captured else self._warm_up
+    def _make(self):
+        "Do the batch transforms that the loader has left to the step"
+        learn = self.learn
+        if self.is_bare: learn.xb, learn.yb = make_batch(self.fed, learn.xb, learn.yb)
+        self.is_bare = False
+    def _stock_batch(self, mixed):
+        self.must_check = True
+        self._settle()
+        self._make()
+        if mixed: mixed.before_batch()               # which hasn't run
+        return self.step_hook.inner(self.learn)
+
+# %% ../../nbs/step/09_graphed.ipynb #a371f9e9
+class _Ways(_Batches):
+    def _warm_up(self, step, is_last):
+        self._settle()
+        step.n_seen, self.must_check = step.n_seen+1, True
+        def eager(): return self.capture.warm_up(partial(step.eager, self, is_last))
+        try: out = eager()
+        except torch._dynamo.exc.TorchDynamoException as e:    # before anything was trained
+            self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+            step.compile, step.forward = False, step._forward
+            out = eager()
+        for o in self.timers: o.edge('after_backward')
+        return out
+    def _capture(self, step, is_last): # did it work?
+        self._settle()
+        try: step.capture(is_last, self.capture, self.learn.loss)
+        except Exception as e:
+            if step.fed: self.makes = False                    # try again with batches made before
+            else: self.give_up(why_failed(e))
+        else: self.warm = self.learn.model
+        return is_last in step.replays
+    def _replay(self, step, is_last):
+        for o in self.timers: o('before_replay')
+        out = step(self, is_last)
+        for o in self.timers: o.edge('after_replay')
+        self.is_stale = step.share is None
+        self.n_replays, self.n_done = self.n_replays+1, self.n_done+1
+        return out
+
+# %% ../../nbs/step/09_graphed.ipynb #32627935
+def _all_ranks(cbs, loss, is_fine): # is it so on all that average their gradients?
+    is_one = not any(hasattr(o, 'average') for o in cbs)
+    if is_one or not torch.distributed.is_initialized(): return is_fine
+    flag = torch.tensor(float(is_fine), device=loss.device)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
+    return bool(flag)
+
+class _Trying(_Ways):
+    def _try(self, step, is_last):
+        self._settle()
+        kept = step.keep(self.capture.random())
+        loss = step(self, is_last)[1].clone()
+        replayed = kept.now() | dict(loss=[loss])
+        self.is_stale, self.scales = step.share is None, []
+        self._settle()
+        kept.put_back()
+        on_host = partial(host_state, not self.capture.draws_on_cpu, step.model, step.loss_func)
+        draws, held = on_host()
+        out = self._warm_up(step, is_last)
+        exact = is_exact(loss.device, step.compile)
+        is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), exact)
+        draws_now, held_now = on_host()
+        is_fine = is_same and draws==draws_now and held==held_now
+        if _all_ranks(self.built_in, loss, is_fine): step.tried.add(is_last)
+        elif draws!=draws_now: self.give_up(
+            'The step draws random numbers on the CPU, and a graph would repeat them.')
+        elif held!=held_now: self.give_up('The network or the loss changes what it holds in each '
+                                          'step, and a graph runs no Python.')
+        else: self.give_up("A replay gave another result than the eager step: "
+                           "something changes from batch to batch that a graph doesn't repeat.")
+        return out
+
+# %% ../../nbs/step/09_graphed.ipynb #9dc427c4
+class _Epochs(_Trying):
+    def _all_batches(self):
+        learn = self.learn
+        if not learn.training: return self.epoch_hook.inner(learn)
+        self._decide()
+        dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl  # a timer's, for its loader
+        if self._can_make(dl): return self._train_on_bytes(dl)
+        if self._can_gather(dl): return self._train_on_rows(dl)
+        return self.epoch_hook.inner(learn)
+    def _can_make(self, dl):
+        if not isinstance(dl, FeedDL) or self.why_not: return False
+        others = self.has_guests or self.may_change_loader
+        return dl.can_be_bare and self.makes and not others
+    def _train_on_bytes(self, dl):
+        self.fed, dl.is_bare = dl, True
+        dl.meanwhile = partial(build_kernel, self.learn.opt)
+        try: self.epoch_hook.inner(self.learn)
+        finally: self.fed, dl.is_bare = None, False
+    def _can_gather(self, dl):
+        learn, recorder = self.learn, getattr(self.learn, 'recorder', None)
+        if self.why_not or self.has_guests or GradientAccumulation in self.built_in: return False
+        is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
+        if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
+        return dl.dataset.x.device==next(learn.model.parameters()).device
+
+# %% ../../nbs/step/09_graphed.ipynb #65d92423
+class _Rows(_Epochs):
+    def _train_on_rows(self, dl):
+        learn = self.learn
+        learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
+        n = len(order)//dl.bs
+        def train(i):
+            self.rows, self.rewind = order[i*dl.bs:(i+1)*dl.bs], self.capture.random()
+            learn.one_batch(i, dl.batch(self.rows))
+        self.gathered = id(dl), dl.bs, len(dl.dataset)
+        try:
+            while i<n and not self._is_ready():
+                train(i)
+                i += 1
+            if i<n: self._replay_rest(self.steps[self.gathered], order, i, n)
+        finally: self.gathered = None
+        for i in range(n, len(dl)): train(i)
+        dl.after_iter()
+    def _is_ready(self):
+        "Is there a graph that was tried?"
+        if self.must_check: self._check()
+        step = self.steps.get(self.gathered)
+        return not self.why_not and step is not None and True in step.tried
+
+# %% ../../nbs/step/09_graphed.ipynb #f6c4047a
+_N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
+
+class _Replays(_Rows):
+    def _replay_rest(self, step, order, i, n):
+        "The batches from `i` up to `n`"
+        learn, recorder, waiting = self.learn, self.learn.recorder, []
+        def finish(first, last, wait):
+            wait()
+            recorder.take(step.host_losses[first:last])
+            learn.iter, learn.smooth_loss = last-1, recorder.smooth_loss.value
+            for o in _of_kind(learn.cbs, ProgressCallback): o('after_batch')
+        recorder.read()
+        step.start(order, i)
+        self.is_stale, last, count = True, i, self._counting()
+        try:
+            while last<n:
+                first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first
+                learn.pred, learn.loss, *_ = step.run(self, first, last, count, self.timers)
+                self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
+                for o in self.monitors: o.count((last-first)*step.dl.bs)
+                waiting.append((first, last, self.capture.mark()))
+                if len(waiting)>2: finish(*waiting.pop(0))
+        finally:
+            for o in waiting: finish(*o)
+    def _counting(self): # A function, called before each step's numbers are taken
+        learn, recorder = self.learn, self.learn.recorder
+        cbs = [o for o in learn.cbs.sorted('order') if o is not recorder
+               and (role_of(o)=='counts' or o in self.watchers)]
+        events = 'before_batch', 'after_step', 'after_batch'
+        calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
+        def count(i):
+            learn.iter = i
+            for o in calls: o()
+            recorder.lrs.append(learn.opt.hypers[-1]['lr'])
+        return count
 
 # %% ../../nbs/step/09_graphed.ipynb #8a224574
-class GraphedStepCallback(FusedStepCallback):
+class GraphedStepCallback(_Replays):
     """Trains each batch by a CUDA graph of the whole step: both passes, clipping and optimizer
 
     A graph lives within one fit, while only fastai's own callbacks and gpubench's run code. A
@@ -82,460 +374,19 @@ class GraphedStepCallback(FusedStepCallback):
     what depends on time can slip through. The first three batches of a shape train eagerly.
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
-    due = 'fit'                                      # what begins next: a fit, an epoch, or neither
-    unsearched = set()                               # shapes that this process trained without one
     def __init__(self,
         compile:bool=False, # Capture compiled kernels, and let cuDNN search for its fastest?
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
         alone:bool=False,   # Promise that nothing changes between fits: graphs outlive them
     ):
         check_value('compile', compile, isinstance(compile, bool), 'True or False')
-        can_record = capture is None or hasattr(capture, 'warm_up')
-        check_value('capture', capture, can_record, 'a `CUDACapture` or None')
         self.compile, self.capture, self.alone = compile, capture, alone
-        self.steps, self.left_out = {}, ''           # shape -> `Step`
-        self.no_search = ''                          # a sentence where cuDNN keeps what it has
+        self.steps = {}                              # shape -> `Step`
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
         self.is_stale = False                        # has the last replay left gradients?
         self.scales = []                             # of fp16's steps since they were read
         self.must_check = True                       # has something else trained since?
         self.mixed, self.fed = None, None            # MixUp or CutMix; a `FeedDL` that left bytes
         self.warm = None                             # the network that had a graph last
-
-# %% ../../nbs/step/09_graphed.ipynb #c1a1292a
-@patch
-def join(self:GraphedStepCallback, learn):
-    self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
-    self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
-    self.is_first_fit = not vars(getattr(learn, 'recorder', self)).get('lrs')
-    for o in (self.step_hook, self.epoch_hook): o.install(learn)
-
-# %% ../../nbs/step/09_graphed.ipynb #e8020b8c
-@patch
-def _settle(self:GraphedStepCallback):
-    "Zero the gradients that the last replay left, as a stock step does, and read fp16's scales"
-    if self.is_stale: self.learn.opt.zero_grad()
-    self.is_stale = False
-    if self.scales: self.built_in[MixedPrecision].scales.extend(self._read_scales())
-
-@patch
-def _read_scales(self:GraphedStepCallback):
-    "Those of fp16's steps; others were skipped, and don't count"
-    scales, self.scales = torch.stack(self.scales).tolist(), []
-    self.scaled.count(-scales.count(0))
-    return [o for o in scales if o]
-
-# %% ../../nbs/step/09_graphed.ipynb #da89130f
-@patch
-def _note(self:GraphedStepCallback, step):
-    "Keep the scale of fp16's step, on the device"
-    if not step.scaler: return
-    self.scales.append(step.scale.clone())
-    self.scaled = self.learn.opt._plan
-
-@patch
-def _let_mix(self:GraphedStepCallback):
-    if self.mixed: self.mixed.run_train = True
-    self.mixed = None
-
-# %% ../../nbs/step/09_graphed.ipynb #7ba02728
-@patch
-def _forget(self:GraphedStepCallback):
-    for o in self.steps.values(): o.replays.clear()  # frees the graphs, which are in cycles
-    self.steps, self.left_out = {}, ''
-
-@patch
-def _check(self:GraphedStepCallback):
-    "Forget the graphs if an eager step made the optimizer's plan another one"
-    plans = [o[2] for s in self.steps.values() for o in s.replays.values()]
-    if not all(o is self.learn.opt._plan and o.is_current() for o in plans): self._forget()
-    self.must_check = False
-
-# %% ../../nbs/step/09_graphed.ipynb #2818b546
-@patch
-def release(self:GraphedStepCallback):
-    "Give the memory of the graphs back"
-    self._forget()
-    if self.capture: self.capture.release()
-    free_memory()
-@patch
-def leave(self:GraphedStepCallback):
-    self._settle()
-    self.release()                    # plans count the optimizer's steps, which go on without them
-    self._let_mix()
-    for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
-    FusedStepCallback.leave(self)
-
-# %% ../../nbs/step/09_graphed.ipynb #48d01d88
-@patch
-def give_up(self:GraphedStepCallback, why):
-    FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
-    if why: self._let_mix()
-
-# %% ../../nbs/step/09_graphed.ipynb #a2a10792
-@patch
-def _why_not(self:GraphedStepCallback):
-    "Why no step of this epoch, or of a later one, can be captured"
-    cbs, opt = self.learn.cbs, self.learn.opt
-    if not self.capture: return 'A CPU has no launches to save.'
-    if not isinstance(opt, FusedOptimizer): return 'The optimizer was replaced within the fit.'
-    if why := why_strange(self.learn, strangers(self.learn)): return why
-    odd = [o.name for o in cbs if type(o) in (MixUp, CutMix) and not is_symmetric(o.distrib)]
-    if odd: return (f"The `distrib` of {odd[0]} was replaced, and a graph draws from a symmetric "
-                    "beta distribution only.")
-    parts = [type(o).__name__ for o in cbs if role_of(o)=='part' and _is_on(o)]
-    twice = [o for o in parts if parts.count(o)>1]
-    if twice: return f'There is more than one {twice[0]}.'
-    return ''
-
-# %% ../../nbs/step/09_graphed.ipynb #88a28cbd
-@patch
-def _why_no_capture(self:GraphedStepCallback):
-    "Why this step can't be captured: what a replay would leave out"
-    learn, model = self.learn, self.learn.model
-    if isinstance(model, DistributedDataParallel): model = model.module
-    if {'step', 'zero_grad'} & vars(learn.opt).keys():
-        return 'The optimizer has a step or a zero_grad of its own.'
-    return why_python(learn, model, self.mixed)
-
-# %% ../../nbs/step/09_graphed.ipynb #3df6eeca
-@patch
-def before_fit(self:GraphedStepCallback): self.due = 'fit'    # maybe of a validation only
-
-@patch
-def before_train(self:GraphedStepCallback):
-    if self.due=='fit': self._begin_fit()
-    self.due = 'epoch'
-
-# %% ../../nbs/step/09_graphed.ipynb #18f759b1
-@patch
-def after_train(self:GraphedStepCallback):
-    self._settle()
-    self._let_mix()
-
-@patch
-def after_cancel_train(self:GraphedStepCallback): self.after_train()
-
-@patch
-def after_fit(self:GraphedStepCallback):
-    self._settle()
-    self.due = 'fit'
-
-# %% ../../nbs/step/09_graphed.ipynb #59dd0608
-@patch
-def _begin_fit(self:GraphedStepCallback):
-    FusedStepCallback.before_fit(self)
-    self._let_mix()
-    is_scaled = any(o.scaler for o in self.steps.values())          # by a scaler of one fit
-    if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self._forget()
-    self.n_done, self.gathered = 0, None
-    if self.scales: self._read_scales()              # of a fit that was interrupted
-    self.makes = True                                # may batch transforms be a part of the graph?
-    self.no_search = ''
-    if self.why_not: return
-    self.learn.opt.capturable = self.learn.opt.may_skip = False  # until an epoch has no reason
-    device = next(self.learn.model.parameters()).device
-    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-    self._settle()
-
-# %% ../../nbs/step/09_graphed.ipynb #acb32dd2
-@patch
-def _decide(self:GraphedStepCallback):
-    "Who is there, and may steps be captured?"
-    learn, self.due, self.must_check = self.learn, '', True
-    if not self.why_not: self.give_up(self._why_not())
-    if self.why_not: return
-    learn.opt.capturable = True
-    if strangers(learn, EPOCH_EVENTS): self._forget()
-    self.timers = _of_kind(learn.cbs, StepTimerCallback)
-    self.monitors = _of_kind(learn.cbs, MonitorCallback)
-    self.built_in, self.watchers = parts_in(learn.cbs), watchers_in(learn.cbs)
-    learn.opt.may_skip = is_fp16(self.built_in.get(MixedPrecision))
-    guests = [o for o in self.watchers if declares(o)!='counts']
-    self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
-    self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
-    self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
-    if self.mixed: self.mixed.run_train = False      # its batches are mixed in the step
-
-# %% ../../nbs/step/09_graphed.ipynb #b4b4378a
-@patch
-def _one_batch(self:GraphedStepCallback):
-    if not self.learn.training:
-        self.must_check = True
-        return self.step_hook.inner(self.learn)
-    if self.due=='epoch': self._decide()
-    learn, mixed = self.learn, self.mixed
-    self.is_bare = self.fed is not None
-    if self.why_not or not self.makes: self._make()
-    step = self._find_step() if len(learn.yb) and not self.why_not else None
-    if step is None: return self._stock_batch(mixed)
-    if cast := self.built_in.get(MixedPrecision): cast.after_loss()   # leaves its autocast
-    is_last = self._is_last()
-    learn.pred, learn.loss, *made = self._way(step, is_last)(step, is_last)
-    if made: [(learn.xb, learn.yb)] = made           # for metrics, and for callbacks at its end
-    learn.loss_grad = learn.loss
-    for o in self.monitors: o('after_backward')      # it counts what was trained
-    if not is_last: raise CancelBatchException()
-    for o in self.watchers: o('after_step')
-
-# %% ../../nbs/step/09_graphed.ipynb #880316a8
-@patch
-def _way(self:GraphedStepCallback, step, is_last): # to train a batch
-    if is_last in step.replays: return self._replay if is_last in step.tried else self._try
-    is_captured = step.n_seen>=step.n_warm_up and self._capture(step, is_last)
-    return self._replay if is_captured else self._warm_up
-
-# %% ../../nbs/step/09_graphed.ipynb #f065ea81
-@patch
-def _make(self:GraphedStepCallback):
-    "Do the batch transforms that the loader has left to the step"
-    learn = self.learn
-    if self.is_bare: learn.xb, learn.yb = make_batch(self.fed, learn.xb, learn.yb)
-    self.is_bare = False
-
-@patch
-def _stock_batch(self:GraphedStepCallback, mixed):
-    self.must_check = True
-    self._settle()
-    self._make()
-    if mixed: mixed.before_batch()                   # which hasn't run
-    return self.step_hook.inner(self.learn)
-
-# %% ../../nbs/step/09_graphed.ipynb #86712832
-MAX_SHAPES = 4       # that get a graph of their own
-N_WARM_UP = 3        # eager batches of a shape, on the stream of the captures, before a capture
-N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in the first ten steps
-
-def batch_key(learn):
-    "What batches that share a graph have in common; None: a batch holds more than tensors"
-    batch = *learn.xb, *learn.yb
-    if not all(isinstance(o, torch.Tensor) for o in batch): return None
-    with torch._C.DisableTorchFunctionSubclass():
-        return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
-
-# %% ../../nbs/step/09_graphed.ipynb #292589a4
-@patch
-def _find_step(self:GraphedStepCallback):
-    if self.must_check: self._check()
-    learn, key = self.learn, batch_key(self.learn)
-    if key is None: return self.give_up('A batch holds more than tensors.')
-    key = self.gathered or key
-    if key not in self.steps and len(self.steps)<MAX_SHAPES:
-        if self.gathered: step = EpochStep(self, learn.dl)
-        else: step = FeedStep(self) if self.is_bare else Step(self)
-        step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
-        if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
-        self.steps[key] = step
-        self._note_search(tuple(o.shape for o in learn.xb))
-    if key not in self.steps and not self.left_out:
-        self.left_out = (f'Only the first {MAX_SHAPES} batch shapes of a fit get a graph; '
-                         'the others train eagerly.')
-        warnings.warn(self.left_out)
-    return self.steps.get(key)
-
-# %% ../../nbs/step/09_graphed.ipynb #6cd0875e
-@patch
-def _note_search(self:GraphedStepCallback, shapes):
-    "cuDNN keeps the kernels that a process used first for a shape"
-    if not self.compile:
-        if not torch.backends.cudnn.benchmark: self.unsearched.add(shapes)
-    elif shapes in self.unsearched or not self.is_first_fit: self.no_search = (
-        'cuDNN searches only for shapes that are new to the process, and these were trained '
-        'before without a search.')
-
-# %% ../../nbs/step/09_graphed.ipynb #8277c819
-@patch
-def _is_last(self:GraphedStepCallback):
-    "Does the optimizer step after this batch? Counts its images, as `GradientAccumulation` does"
-    cb = self.built_in.get(GradientAccumulation)
-    if cb is None: return True
-    cb.count += find_bs(self.learn.yb)
-    if cb.count<cb.n_acc: return False
-    cb.count = 0
-    return True
-
-# %% ../../nbs/step/09_graphed.ipynb #a371f9e9
-@patch
-def _warm_up(self:GraphedStepCallback, step, is_last):
-    self._settle()
-    step.n_seen, self.must_check = step.n_seen+1, True
-    def eager(): return self.capture.warm_up(partial(step.eager, self, is_last))
-    try: out = eager()
-    except torch._dynamo.exc.TorchDynamoException as e:    # before anything was trained
-        self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
-        step.compile, step.forward = False, step._forward
-        out = eager()
-    if is_last: self._note(step)
-    for o in self.timers: o.edge('after_backward')
-    return out
-
-# %% ../../nbs/step/09_graphed.ipynb #fdb9cc99
-@patch
-def _capture(self:GraphedStepCallback, step, is_last):
-    "Record the step"
-    self._settle()
-    self.give_up(self._why_no_capture())
-    if self.why_not: return False
-    try: step.capture(is_last, self.capture, self.learn.loss)
-    except Exception as e:
-        if isinstance(step, FeedStep): self.makes = False  # try again with batches made before
-        else: self.give_up(why_failed(e))
-    else: self.warm = self.learn.model
-    return is_last in step.replays
-
-# %% ../../nbs/step/09_graphed.ipynb #215d1753
-@patch
-def _replay(self:GraphedStepCallback, step, is_last):
-    for o in self.timers: o('before_replay')
-    out = step(self, is_last)
-    if is_last: self._note(step)
-    for o in self.timers: o.edge('after_replay')
-    self.is_stale = step.share is None
-    self.n_replays, self.n_done = self.n_replays+1, self.n_done+1
-    return out
-
-# %% ../../nbs/step/09_graphed.ipynb #a8d2390f
-@patch
-def _undo(self:GraphedStepCallback, step, kept):
-    self.is_stale = step.share is None
-    self._settle()
-    kept.put_back()
-
-# %% ../../nbs/step/09_graphed.ipynb #c0fccc36
-@patch
-def _all_ranks(self:GraphedStepCallback, is_fine): # is it so on all of them?
-    is_one = not any(hasattr(o, 'average') for o in self.built_in)
-    if is_one or not torch.distributed.is_initialized(): return is_fine
-    flag = torch.tensor(float(is_fine), device=self.learn.loss.device)
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
-    return bool(flag)
-
-# %% ../../nbs/step/09_graphed.ipynb #32627935
-@patch
-def _try(self:GraphedStepCallback, step, is_last):
-    self._settle()
-    kept = step.keep(self.capture.random())
-    loss = step(self, is_last)[1].clone()
-    replayed = kept.now() | dict(loss=[loss])
-    self._undo(step, kept)
-    on_host = partial(host_state, not self.capture.draws_on_cpu, step.model, step.loss_func)
-    draws, held = on_host()
-    out = self._warm_up(step, is_last)
-    exact = is_exact(loss.device, step.compile)
-    is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), exact)
-    draws_now, held_now = on_host()
-    if self._all_ranks(is_same and draws==draws_now and held==held_now):
-        step.tried.add(is_last)
-    elif draws!=draws_now:
-        self.give_up('The step draws random numbers on the CPU, and a graph would repeat them.')
-    elif held!=held_now: self.give_up(
-        'The network or the loss changes what it holds in each step, and a graph runs no Python.')
-    else: self.give_up("A replay gave another result than the eager step: "
-                       "something changes from batch to batch that a graph doesn't repeat.")
-    return out
-
-# %% ../../nbs/step/09_graphed.ipynb #9dc427c4
-@patch
-def _all_batches(self:GraphedStepCallback):
-    learn = self.learn
-    if not learn.training: return self.epoch_hook.inner(learn)
-    self._decide()
-    dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl   # a timer's, for its loader
-    if self._can_make(dl): return self._train_on_bytes(dl)
-    if self._can_gather(dl): return self._train_on_rows(dl)
-    return self.epoch_hook.inner(learn)
-
-# %% ../../nbs/step/09_graphed.ipynb #784232c0
-@patch
-def _can_make(self:GraphedStepCallback, dl):
-    if not isinstance(dl, FeedDL) or self.why_not: return False
-    others = self.has_guests or self.may_change_loader
-    return dl.can_be_bare and self.makes and not others
-
-@patch
-def _train_on_bytes(self:GraphedStepCallback, dl):
-    self.fed, dl.is_bare = dl, True
-    dl.meanwhile = partial(start_build, self.learn.opt)
-    try: self.epoch_hook.inner(self.learn)
-    finally: self.fed, dl.is_bare = None, False
-
-# %% ../../nbs/step/09_graphed.ipynb #b2ccdb13
-@patch
-def _can_gather(self:GraphedStepCallback, dl):
-    learn, recorder = self.learn, getattr(self.learn, 'recorder', None)
-    if self.why_not or self.has_guests or GradientAccumulation in self.built_in: return False
-    is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
-    if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
-    return dl.dataset.x.device==next(learn.model.parameters()).device
-
-# %% ../../nbs/step/09_graphed.ipynb #65d92423
-@patch
-def _train_on_rows(self:GraphedStepCallback, dl):
-    learn = self.learn
-    learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
-    n = len(order)//dl.bs
-    def train(i):
-        self.rows, self.rewind = order[i*dl.bs:(i+1)*dl.bs], self.capture.random()
-        learn.one_batch(i, dl.batch(self.rows))
-    self.gathered = id(dl), dl.bs, len(dl.dataset)
-    try:
-        while i<n and not self._is_ready():
-            train(i)
-            i += 1
-        if i<n: self._replay_rest(self.steps[self.gathered], order, i, n)
-    finally: self.gathered = None
-    for i in range(n, len(dl)): train(i)
-    dl.after_iter()
-
-# %% ../../nbs/step/09_graphed.ipynb #34964cf4
-@patch
-def _is_ready(self:GraphedStepCallback):
-    "Is there a graph that was tried?"
-    if self.must_check and self.steps: self._check()
-    step = self.steps.get(self.gathered)
-    return not self.why_not and step is not None and True in step.tried
-
-# %% ../../nbs/step/09_graphed.ipynb #f6c4047a
-_N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
-
-@patch
-def _replay_rest(self:GraphedStepCallback, step, order, i, n):
-    "The batches from `i` up to `n`"
-    learn, recorder, waiting = self.learn, self.learn.recorder, []
-    watchers = [o for o in self.watchers if o is not recorder]
-    cbs = [o for o in learn.cbs.sorted('order')
-           if role_of(o)=='counts' or o in watchers]
-    events = 'before_batch', 'after_step', 'after_batch'
-    calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
-    def count(i):
-        learn.iter = i
-        for o in calls: o()
-        recorder.lrs.append(learn.opt.hypers[-1]['lr'])
-    def finish(first, last, wait):
-        wait()
-        recorder.take(step.host_losses[first:last])
-        learn.iter, learn.smooth_loss = last-1, recorder.smooth_loss.value
-        for o in _of_kind(learn.cbs, ProgressCallback): o('after_batch')
-    recorder.read()
-    step.start(order, i)
-    self.is_stale, last = True, i
-    try:
-        while last<n:
-            first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # it starts after the first
-            learn.pred, learn.loss, *_ = step.run(first, last, count, self.timers, self._note)
-            self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
-            for o in self.monitors: o.count((last-first)*step.dl.bs)
-            waiting.append((first, last, self.capture.mark()))
-            if len(waiting)>2: finish(*waiting.pop(0))
-    finally:
-        for o in waiting: finish(*o)
-
-# %% ../../nbs/step/09_graphed.ipynb #cc597975
-@patch(as_prop=True)
-def notes(self:GraphedStepCallback): return [self.left_out, self.no_search] # Sentences
-
-@patch(as_prop=True)
-def n_graphs(self:GraphedStepCallback): return sum(len(o.replays) for o in self.steps.values())
-
-@patch(as_prop=True)
-def held_bytes(self:GraphedStepCallback): return self.capture.held_bytes if self.capture else 0
+    @property
+    def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())

@@ -110,12 +110,11 @@ def _failure(e, folder, n): # `e`: torch's `ChildFailedError`
     "The error of a group: that of the rank that died without one, or of the first that failed"
     k, first = e.get_first_failure()
     if not (folder/f'{k}.json').exists():
-        if first.exitcode>=0: return RuntimeError(
-            f'Rank {k} of {n} ended with exit code {first.exitcode} and no result.')
         # the words "out of memory" would make it an 'oom'
-        hint = ' If nobody stopped it, memory may have been full: `dmesg` shows it.'
-        return RuntimeError(f'Rank {k} of {n} was ended by signal {-first.exitcode}.'
-                            +hint*(first.exitcode==-signal.SIGKILL))
+        how = (f'was ended by signal {-first.exitcode}. If nobody stopped it, memory may have been '
+               'full: `dmesg` shows it' if first.exitcode<0 else
+               f'ended with exit code {first.exitcode} and no result')
+        return RuntimeError(f'Rank {k} of {n} {how}.')
     errors = [json.loads(o.read_text()) | dict(k=o.stem) for o in folder.glob('*.json')]
     found = min(errors, key=lambda o: o['at'])
     kind = InputError if found['is_bad'] else RuntimeError

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 from ..data.item_tfms import random_restorer
-from fastcore.basics import patch
 
 # %% ../../nbs/step/00_kept.ipynb #4930fbd1
 def modules_in(*parts):
@@ -40,9 +39,7 @@ def buffers_in(*parts): # Name -> list of tensors
                 counts=[o for o in found if not o.is_floating_point()])
 
 # %% ../../nbs/step/00_kept.ipynb #f698fe95
-def restorer(
-    model, # A module
-):         # A function
+def restorer(model): # A function
     "Puts back the module's buffers, the numbers and modes of its parts, and all random states"
     modules = list(model.modules())
     buffers = [(o._buffers, k, b, b.clone())
@@ -71,22 +68,14 @@ class _HostPickler(pickle.Pickler):
     def persistent_id(self, o):
         return type(o).__name__ if isinstance(o, (torch.Tensor, torch.nn.Module)) else None
 
-# %% ../../nbs/step/00_kept.ipynb #6ed16027
-_COMPARED_AS_IS = {bool, int, str, type(None)}
-
 def _as_bytes(v):
-    values = v if type(v) is tuple else [v]
-    if all(type(o) in _COMPARED_AS_IS for o in values): return v
     out = io.BytesIO()
     with suppress(Exception): _HostPickler(out).dump(v)
     return out.getvalue()
 
 # %% ../../nbs/step/00_kept.ipynb #09f4697e
-def host_state(
-    with_torch, # Are PyTorch's random numbers the host's?
-    *parts,     # Networks and losses
-)->tuple: # Random states; what each part holds. Neither may change in a step that is replayed
-    "What a step might leave behind on the host"
+def host_state(with_torch, *parts): # Are PyTorch's numbers the host's? Networks and losses
+    "Random states, and what the parts hold: neither may change in a step that is replayed"
     _, key, at, *_ = np.random.get_state()
     of_torch = torch.get_rng_state().tolist() if with_torch else None
     held = [o for part in (*modules_in(*parts), *parts) for o in _held(part).items()]
@@ -116,15 +105,12 @@ class Kept:
     "The state before a step, to put it back and to compare two ways to do the step"
     def __init__(self,
         parts:dict, # Name -> list of tensors that a step changes in place
-        dicts:list, # Dicts of the host that it changes
         random,     # Sets the device's random numbers back
         others=(),  # More tensors to put back, which aren't compared
     ):
         self.parts, self.random = parts, random
         self.others = [(o, o.detach().clone()) for o in others]
-        self.dicts = [(o, dict(o)) for o in dicts]
         self.before = self.now()
-
     @torch.no_grad()
     def now(self): # Name -> list of copies
         def copied(tensors):
@@ -132,26 +118,17 @@ class Kept:
             if copies: torch._foreach_copy_(copies, tensors)
             return copies
         return {k: copied(v) for k,v in self.parts.items()}
-
-# %% ../../nbs/step/00_kept.ipynb #b66a6b08
-@patch
-@torch.no_grad()
-def put_back(self:Kept):
-    self.random()
-    for o,before in self.dicts:
-        o.clear()
-        o.update(before)
-    for o,before in self.others: o.copy_(before)
-    for k,tensors in self.parts.items():
-        if tensors: torch._foreach_copy_(tensors, self.before[k])
-
-# %% ../../nbs/step/00_kept.ipynb #217aea37
-@patch
-@torch.no_grad()
-def agree(self:Kept, a, b, is_exact): # Two results of a step, like `parts`
-    "Is it the same step, bit by bit or within what kernels round differently?"
-    if is_exact:
-        pairs = [o for k in a for o in zip(a[k], b[k])]
-        return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
-    tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
-    return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())
+    @torch.no_grad()
+    def put_back(self):
+        self.random()
+        for o,before in self.others: o.copy_(before)
+        for k,tensors in self.parts.items():
+            if tensors: torch._foreach_copy_(tensors, self.before[k])
+    @torch.no_grad()
+    def agree(self, a, b, is_exact): # Two results of a step, like `parts`
+        "Is it the same step, bit by bit or within what kernels round differently?"
+        if is_exact:
+            pairs = [o for k in a for o in zip(a[k], b[k])]
+            return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
+        tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
+        return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())

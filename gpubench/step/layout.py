@@ -61,32 +61,21 @@ class LayoutCallback(JoiningCallback):
         self.before_validate()
     def before_validate(self):
         self.must_decide = self.must_decide or bool(strangers(self.learn, EPOCH_EVENTS))
-
-# %% ../../nbs/step/04_layout.ipynb #6b820478
-@patch
-def may_run(self:LayoutCallback): # in the layout, in this batch
-    if self.must_decide and _has_tensors(self.xb):           # a replay brings no batch
-        self.must_decide = bool(strangers(self.learn))
-        self.why_not = self.left_alone() or self.try_sample()
-    return not self.why_not
-
-@patch
-def left_alone(self:LayoutCallback):
-    own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
-    if own: return f'The Learner has its own {own[0]}.'
-    return "A hook watches the network." if is_watched(self.model) else ''
-
-# %% ../../nbs/step/04_layout.ipynb #010e56e9
-@patch
-def sample(self:LayoutCallback): # making a batch may draw; the network may change its input
-    return _of_tensors(lambda o: o[:2].clone(), network_batch(self.learn))
-
-# %% ../../nbs/step/04_layout.ipynb #81cc76d8
-@patch
-def copies(self:LayoutCallback): # of network and loss
-    learn = self.learn
-    shared = learn, learn.dls, learn.opt, *learn.cbs
-    return deepcopy((learn.model, learn.loss_func), {id(o): o for o in shared})
+    def may_run(self): # in the layout, in this batch
+        if self.must_decide and _has_tensors(self.xb):           # a replay brings no batch
+            self.must_decide = bool(strangers(self.learn))
+            self.why_not = self.left_alone() or self.try_sample()
+        return not self.why_not
+    def left_alone(self):
+        own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
+        if own: return f'The Learner has its own {own[0]}.'
+        return "A hook watches the network." if is_watched(self.model) else ''
+    def sample(self): # making a batch may draw; the network may change its input
+        return _of_tensors(lambda o: o[:2].clone(), network_batch(self.learn))
+    def copies(self): # of network and loss
+        learn = self.learn
+        shared = learn, learn.dls, learn.opt, *learn.cbs
+        return deepcopy((learn.model, learn.loss_func), {id(o): o for o in shared})
 
 # %% ../../nbs/step/04_layout.ipynb #3b6a355c
 def _move(p, to):
@@ -112,20 +101,15 @@ class ChannelsLastCallback(LayoutCallback):
     def left_alone(self):
         is_ddp = isinstance(self.model, DistributedDataParallel)
         return 'DDP has arranged the gradients already.' if is_ddp else super().left_alone()
-
-# %% ../../nbs/step/04_layout.ipynb #c0e286af
-@patch
-def move(self:ChannelsLastCallback):
-    for p in self.model.parameters():
-        last = p.data.to(memory_format=torch.channels_last) if p.ndim==4 else p.data
-        if last.data_ptr()==p.data_ptr(): continue
-        self.moved.append(p)
-        _move(p, last)
-
-@patch
-def move_back(self:ChannelsLastCallback):
-    for p in self.moved: _move(p, p.data.clone(memory_format=torch.contiguous_format))
-    self.moved = []
+    def move(self):
+        for p in self.model.parameters():
+            last = p.data.to(memory_format=torch.channels_last) if p.ndim==4 else p.data
+            if last.data_ptr()==p.data_ptr(): continue
+            self.moved.append(p)
+            _move(p, last)
+    def move_back(self):
+        for p in self.moved: _move(p, p.data.clone(memory_format=torch.contiguous_format))
+        self.moved = []
 
 # %% ../../nbs/step/04_layout.ipynb #7f45ab9c
 @patch
@@ -202,18 +186,15 @@ class OneDNNCallback(LayoutCallback):
         replaced += [o._compiled_call_impl for o in modules]
         has_own = any(o and type(o) is not NextPass for o in replaced)
         return 'A layer has its own forward.' if has_own else super().left_alone()
-
-# %% ../../nbs/step/04_layout.ipynb #2611ba27
-@patch
-def _run(self:OneDNNCallback, forward, *xb):
-    put_back = restorer(self.model)
-    try: out = _in_onednn(self.model, forward, xb)
-    except NotImplementedError as e:               # in a branch that the try didn't take
-        self.why_not = f"The network doesn't run in it: {_reason(e)}"
-        put_back()
-        return forward(*xb)
-    self.n_done += 1
-    return out
+    def _run(self, forward, *xb):
+        put_back = restorer(self.model)
+        try: out = _in_onednn(self.model, forward, xb)
+        except NotImplementedError as e:               # in a branch that the try didn't take
+            self.why_not = f"The network doesn't run in it: {_reason(e)}"
+            put_back()
+            return forward(*xb)
+        self.n_done += 1
+        return out
 
 # %% ../../nbs/step/04_layout.ipynb #355c4758
 @patch

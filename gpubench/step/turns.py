@@ -11,13 +11,15 @@ from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, GatherPredsCallback, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.hook import Hook as LayerHook, Hooks
-from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.mixup import CutMix, MixHandler, MixUp
 from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.callback.tracker import (EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback,
                                      TerminateOnNaNCallback)
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import CastToTensor, Recorder, SkipToEpoch
+from torch.distributions import Beta
+from torch.nn.parallel import DistributedDataParallel
 
 from .capture import Hook
 from .kept import modules_in
@@ -48,9 +50,7 @@ ROLES = {kind: role for role,kinds in _ROLES.items() for kind in kinds}
 def role_of(cb): return ROLES.get(type(cb)) # None: a stranger's
 
 # %% ../../nbs/step/03_turns.ipynb #f1090ca8
-def is_stock(
-    method, # A function, a method or what stands in for one
-)->bool:
+def is_stock(method)->bool: # A function, a method or what stands in for one
     "Is its code fastai's or gpubench's? A decorator may have copied the name of the module"
     module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
     return module.split('.')[0] in ('fastai', 'gpubench')
@@ -87,9 +87,7 @@ _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_
     all_batches one_batch _set_device _split _with_events _do_one_batch _backward _do_grad_opt
     _step""".split()
 
-def own_methods(
-    learn, # A Learner
-)->list: # Names
+def own_methods(learn)->list: # Names
     "Methods of the training loop that are of a subclass, patched, or set on the instance"
     def is_own(name):
         method = vars(learn).get(name)
@@ -105,9 +103,7 @@ def _hooks_of(modules):
     return {id(h) for h in found if type(h) is LayerHook and is_stock(h.hook_func)}
 
 # %% ../../nbs/step/03_turns.ipynb #a128d659
-def is_watched(
-    model, # A module, or a loss function
-)->bool:
+def is_watched(model)->bool: # A module, or a loss function
     "Does a hook of a layer, of a weight or of all modules run with it, other than its own?"
     modules = modules_in(model)
     own = _hooks_of(modules)
@@ -119,18 +115,33 @@ def is_watched(
     return any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)
 
 # %% ../../nbs/step/03_turns.ipynb #why00001
-def why_strange(learn, cbs):
-    "A sentence about those who run code between batches, unless all are known"
-    if names := ', '.join(own_methods(learn)): return f"The Learner has its own {names}."
-    if names := ', '.join(type(o).__name__ for o in cbs): return (
-        f"A graph doesn't see what {names} may change between batches. "
-        "If that is nothing, declare `graph_safe = True` in its class.")
-    return ''
+def _is_symmetric(distribution): # as those of MixUp and CutMix are
+    return type(distribution) is Beta and bool(
+        distribution.concentration1==distribution.concentration0)
+
+def _why_odd(learn):
+    "A sentence about callbacks that become part of a step, but not like these"
+    parts = [o for o in learn.cbs if role_of(o)=='part' and o.run and o.run_train]
+    kinds = [MixHandler if isinstance(o, MixHandler) else type(o) for o in parts]
+    twice = [o.__name__ for o in kinds if kinds.count(o)>1]
+    if twice: return f'There is more than one {twice[0]}.'
+    mixed = [o.name for o in parts if isinstance(o, MixHandler) and not _is_symmetric(o.distrib)]
+    return (f"The `distrib` of {mixed[0]} was replaced, and a graph draws from a symmetric beta "
+            "distribution only.") if mixed else ''
 
 # %% ../../nbs/step/03_turns.ipynb #ee6614a1
-def why_python(learn, model, mixed=None): # `mixed`: a callback whose loss a step knows
-    "A sentence about Python of the network or the loss that a replay would leave out"
-    owner = getattr(learn.loss_func, '__self__', None)
-    if isinstance(owner, Callback) and owner is not mixed: return 'A callback computes the loss.'
+def why_eager(learn):
+    "A sentence about what a replay of a Learner's step would leave out"
+    if names := ', '.join(own_methods(learn)): return f"The Learner has its own {names}."
+    if names := ', '.join(type(o).__name__ for o in strangers(learn)): return (
+        f"A graph doesn't see what {names} may change between batches. "
+        "If that is nothing, declare `graph_safe = True` in its class.")
+    if why := _why_odd(learn): return why
+    if {'step', 'zero_grad'} & vars(learn.opt).keys():
+        return 'The optimizer has a step or a zero_grad of its own.'
+    owner, model = getattr(learn.loss_func, '__self__', None), learn.model
+    if isinstance(owner, Callback) and role_of(owner)!='part':
+        return 'A callback computes the loss.'
+    if isinstance(model, DistributedDataParallel): model = model.module
     has_hooks = is_watched(model) or is_watched(learn.loss_func)
     return 'The network has hooks, and a graph runs no Python.' if has_hooks else ''

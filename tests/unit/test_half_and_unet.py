@@ -13,7 +13,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorImage, TensorMask, set_seed
 from fastai.vision.models.unet import DynamicUnet
 from gpubench.step.capture import TapeCapture
-from gpubench.step.fast import DeferredRecorder, GraphedStepCallback, swap_recorder
+from gpubench.step.fast import GraphedStepCallback, defer
 from gpubench.data.loaders import get_dls
 from on_tape import FuseCallback, autocast  # noqa: F401 (a fixture)
 from torch import nn
@@ -44,7 +44,7 @@ def half(how, device, cbs):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     scale = MixedPrecision(init_scale=2.**19, growth_interval=3)         # too large at first, and after each growth
     learn = quiet(Learner(dls, net, loss_func=CrossEntropyLossFlat(), cbs=[step_callback(how, device), scale, Scales(), *cbs()]))
-    if how=='gathered': swap_recorder(learn, DeferredRecorder())
+    if how=='gathered': defer(learn.recorder)
     set_seed(1)
     learn.dls.train.rng.seed(1)
     learn.fit_one_cycle(3, 1e-2)

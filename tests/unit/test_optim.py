@@ -21,7 +21,7 @@ from torch import nn
 from gpubench.step import optim
 from gpubench.step.capture import TapeCapture
 from gpubench.data.loaders import get_dls
-from gpubench.step.fast import DeferredRecorder, FusedStepCallback, GraphedStepCallback, SpeedUp, swap_recorder
+from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp, defer
 from gpubench.step.optim import FusedOptimizer, find_recipe, fuse, unfuse
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -104,17 +104,17 @@ def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturabl
 def test_steps_beside_a_graph_compute_as_it_does():
     opt = fuse(Adam([p := nn.Parameter(torch.ones(2))], .1))
     p.grad = torch.ones(2)
-    for capturable,kind in (False, optim.NativeUpdate), (True, optim.ForeachUpdate), (False, optim.NativeUpdate):
+    for i,capturable in enumerate((False, True, False), 1):
         opt.capturable = capturable
         opt.step()
-        assert type(opt._update) is kind
+        assert hasattr(opt._way, '__self__')==capturable and opt.state[p]['step']==i
 
 def test_unfused_an_optimizer_is_the_users_own_object():
     _, opt = steps(Adam, fused(True), n=8)
     moments = [o.get('grad_avg') for o in opt.state_dict()['state']]
     copied = pickle.loads(pickle.dumps(opt))
     assert type(copied) is type(opt) and copied._plan is None
-    assert unfuse(opt) is opt and type(opt) is Optimizer and not {'_plan', '_update', 'capturable'} & vars(opt).keys()
+    assert unfuse(opt) is opt and type(opt) is Optimizer and not {'_plan', '_way', 'capturable'} & vars(opt).keys()
     assert all(a is b.get('grad_avg') for a,b in zip(moments, opt.state_dict()['state']))
     assert unfuse(opt) is opt
 
@@ -164,32 +164,32 @@ def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, 
 @pytest.mark.parametrize('device', ['cpu', *['cuda']*torch.cuda.is_available()])
 @pytest.mark.parametrize('name', MAKES)
 def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypatch):
-    "A table of eight steps, as of an epoch; one parameter has no gradient, and others changed it"
+    "A table of eight steps, as of an epoch; one is skipped, and one parameter has no gradient, and others changed it"
     if not optim.triton: pytest.skip('There is no Triton here.')
     if device=='cpu' and not os.environ.get('TRITON_INTERPRET'): pytest.skip('The next test runs it in the interpreter.')
     if device=='cpu': monkeypatch.setattr(torch.cuda, 'device', lambda o: nullcontext())
-    def train(kind):
+    def train(on_triton):
         torch.manual_seed(0)
         ps = [nn.Parameter(torch.randn(o, device=device)) for o in (1200, 30, (7, 2, 3, 3), 4)]
         opt = MAKES[name]([ps[:2], ps[2:]], lr=.1)
         for p in ps[:3]: p.grad = torch.randn_like(p)
-        opt.state[ps[1]]['do_wd'] = False
-        step_plan = fuse(opt).step_plan()
+        opt.state[ps[1]] = dict(do_wd=False, step=3) if 'adam' in name else dict(do_wd=False)
+        plan = fuse(opt).plan()
         ps[3].data.add_(1.)
-        update, numbers = kind(step_plan, [p.grad for p in step_plan.params]), []
+        update = optim.Update(plan, [p.grad for p in plan.params])
+        update.on_triton = on_triton
+        update.numbers, update.losses = update.numbers.new_zeros(8, *update.numbers.shape[1:]), torch.zeros(8, device=device)
         for i in range(8):
-            opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i)
-            numbers.append(step_plan.advance())
-        update.numbers, update.losses = torch.tensor(np.stack(numbers), device=device), torch.zeros(8, device=device)
-        with torch.no_grad():
-            for i in range(8):
-                if i==4: update.take([o.clone() for o in update.grads])
-                if i==4: torch._foreach_zero_([p.grad for p in ps[:3]])
-                update(torch.tensor(float(i), device=device))
-        return ps, state(opt), update.losses.tolist(), update.at.item()
-    (*a, losses, at), (*b, _, _) = train(optim.TritonUpdate), train(optim.ForeachUpdate)
+            opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i if i!=5 else 0.)
+            update.set([plan.numbers()], i)
+        for i in range(8):
+            plan.skip.fill_(i==2)
+            if i==4: update.grads[0].mul_(2.)
+            update(torch.tensor(float(i), device=device))
+        return ps, state(opt), update.losses.tolist(), (update.at.item(), plan.count.item())
+    (*a, losses, counts), (*b, _, _) = train(True), train(False)
     assert_close(a, b, 2e-6)
-    assert losses==[*range(8)] and at==8
+    assert losses==[*range(8)] and counts==(0, 7)
 
 @pytest.mark.slow
 def test_the_kernel_in_tritons_interpreter():
@@ -215,7 +215,7 @@ def learner(make, how, path='.'):
                     splitter=lambda m: [params(m.body), params(m.head)])
     learn.remove_cb(learn.progress)
     learn.logger = lambda *args: None
-    if how=='gathered': swap_recorder(learn, DeferredRecorder())
+    if how=='gathered': defer(learn.recorder)
     set_seed(1)
     learn.dls.train.rng.seed(1)
     return learn
