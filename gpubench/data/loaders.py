@@ -9,6 +9,7 @@ __all__ = ['LOADERS', 'BatchAugment', 'share', 'load_pixels', 'PixelDL', 'get_dl
 import multiprocessing
 import numbers
 import os
+from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from ..ground.core import (
@@ -138,6 +139,14 @@ class PixelSet:
     def items(self): return self.rows.tolist()
     def decode(self, o, full=True): return (o[0], *(Category(self.vocab[i]) for i in o[1:]))
     def new_empty(self): return self.of([])
+
+# %% ../../nbs/data/04_loaders.ipynb #cb6211e0
+@patch
+@contextmanager
+def set_split_idx(self:PixelSet, i): # for `learn.tta`
+    before, self.split_idx = self.split_idx, i
+    try: yield self
+    finally: self.split_idx = before
 
 # %% ../../nbs/data/04_loaders.ipynb #59b58cd7
 @patch
