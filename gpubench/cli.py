@@ -382,7 +382,7 @@ def gain_command(
     learner:str,
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
-    html:FILE=None,        # Write a page, with idle time and memory
+    json_:FILE=None,       # Write the table, idle time and memory as JSON
     trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
 ):
     """Predict what each change would bring to a training.
@@ -391,17 +391,19 @@ def gain_command(
     Takes about a minute on a GPU, two or three on a CPU.
 
     \b
-    gpubench gain my_module:make_learner --epochs 20 --fit fine_tune --html gain.html
+    gpubench gain my_module:make_learner --epochs 20 --fit fine_tune --json gain.json
     """
     _print_at_once('Trying each change for a few seconds: a minute on a GPU, 2 or 3 on a CPU …')
     from gpubench.run.models import find_factory
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)
     _print(found)
-    if html: _print(f'Page: {found.to_html(html)}')
-    if trace:
-        Path(trace).parent.mkdir(parents=True, exist_ok=True)
-        _print(f'Trace: {found.trace(trace)}')
+    for o in filter(None, (json_, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
+    if trace: _print(f'Trace: {found.trace(trace)}')
+    if json_:
+        tables = dict(idle=found.idle(), memory=found.memory())
+        record = found.as_dict() | {k: o.to_dict('records') for k,o in tables.items()}
+        Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
 
 # %% ../nbs/00_cli.ipynb #e7cc79da
 def main():

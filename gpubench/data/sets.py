@@ -17,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from ..ground.core import InputError, StateError, check_value, check_whole, n_cores, nearest
 from ..ground.record import OFFLINE
-from .folders import file_sizes, first_few, is_table, read_folder, scan
+from .folders import file_sizes, is_table, read_folder, scan
 from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
                                 keep_digits, make_once, read_mark)
 import numpy as np
@@ -104,9 +104,10 @@ def sample(self:ImageSet, n): # At most `n` images
 @patch
 def classes_text(self:ImageSet, most=10): # '50 images of 2 classes (cat 25, dog 25)'
     "How many images there are, and of each class; at most so many classes"
-    counts = zip(self.vocab, np.bincount(self.labels, minlength=len(self.vocab)))
-    shown = first_few((f'{k} {n:,}' for k,n in counts), most)
-    return f"{len(self):,} images of {len(self.vocab)} classes ({shown})"
+    counts = np.bincount(self.labels, minlength=len(self.vocab))
+    shown = [f'{k} {n:,}' for k,n in zip(self.vocab, counts)][:most]
+    if len(self.vocab)>most: shown.append(f'… {len(self.vocab)-most} more')
+    return f"{len(self):,} images of {len(self.vocab)} classes ({', '.join(shown)})"
 
 # %% ../../nbs/data/03_sets.ipynb #0cc480b7
 @patch

@@ -98,6 +98,14 @@ class Trial(Settings):
         _check_names(self)
     @property
     def parts(self)->list: return self.speed_up.split()
+    @property
+    def process_bs(self)->int: return self.bs//self.n_devices # images for each device
+    @property
+    def n_ahead(self)->int: # batches that are made before the training asks for them
+        return batches_ahead(self.loader=='cached', self.n_workers)
+    @property
+    def round_length(self)->int: # steps after which the pattern of their times repeats
+        return max(1, self.n_workers)*self.accumulate
 
 # %% ../../nbs/run/03_trial.ipynb #62b12562
 @patch
@@ -118,21 +126,6 @@ def trial_id(self:Trial)->str: # 10 hexadecimal digits
     if is_path(self.dataset): changed['dataset'] = os.path.abspath(Path(self.dataset).expanduser())
     return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
-# %% ../../nbs/run/03_trial.ipynb #b556fe11
-@patch(as_prop=True)
-def process_bs(self:Trial)->int: return self.bs//self.n_devices # images for each device
-
-# %% ../../nbs/run/03_trial.ipynb #2311fbc2
-@patch(as_prop=True)
-def n_ahead(self:Trial)->int:
-    "Batches that are made before the training asks for them"
-    return batches_ahead(self.loader=='cached', self.n_workers)
-
-@patch(as_prop=True)
-def round_length(self:Trial)->int:
-    "Steps after which the pattern of their times repeats"
-    return max(1, self.n_workers)*self.accumulate
-
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
 _ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # setting -> XLA's
     o.name: [o.default] for o in fields(Settings) if o.type is bool and o.name!='pretrained'
@@ -140,20 +133,18 @@ _ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # set
 
 _FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPUs', onednn='CPUs')
 
-def _check_device(trial):
-    "Refuse what XLA, a CPU or a GPU can't do"
-    device = trial.device
-    for name,values in _ON_XLA.items() if device=='xla' else ():
-        if getattr(trial, name) not in values: raise InputError(
-            f"{name}={getattr(trial, name)!r} isn't supported with device='xla'. "
+def _refusals_of_device(t): # of a `Trial`: is it so, and why that can't be
+    for name,values in _ON_XLA.items() if t.device=='xla' else ():
+        yield getattr(t, name) not in values, (
+            f"{name}={getattr(t, name)!r} isn't supported with device='xla'. "
             f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
-    other = 'GPUs' if device=='cpu' else 'CPUs'
-    for o in trial.parts:
-        if _FOR.get(o)==other: raise InputError(
-            f"The part {o!r} of speed_up is for {other}. Leave it out with device={device!r}.")
+    other = 'GPUs' if t.device=='cpu' else 'CPUs'
+    for o in t.parts:
+        yield _FOR.get(o)==other, (
+            f"The part {o!r} of speed_up is for {other}. Leave it out with device={t.device!r}.")
 
 # %% ../../nbs/run/03_trial.ipynb #56d9d3f0
-def _refusals(t): # of a `Trial`: is it so, and why that can't be
+def _refusals(t): # of all devices
     on_cpu = t.device=='cpu'
     yield on_cpu and t.precision=='fp16', (
         "precision='fp16' does nothing on a CPU: fastai's to_fp16 leaves everything in float32 "
@@ -179,9 +170,8 @@ def _refusals(t): # of a `Trial`: is it so, and why that can't be
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine; a `ValueError` if it can't run here"
     trial = trial.but(device=str(pick_device(trial.device)))
-    for is_so,why in _refusals(trial):
+    for is_so,why in (*_refusals(trial), *_refusals_of_device(trial)):
         if is_so: raise InputError(why)
-    _check_device(trial)
     if trial.n_devices>1: check_group(trial.n_devices, trial.device)
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
@@ -197,17 +187,15 @@ class SeenCallback(WatchFitCallback):
     "Compares what a fit did with a `Trial`"
     graph_safe, parts = 'counts', None # a `SpeedUp`
     def ran(self, trial)->dict: # Name from `PARTS` -> did it run in the whole last fit; why not
-        rows = {}
-        for row,shown in zip(self.parts.rows, self.parts.to_df().itertuples()):
-            refusal = getattr(row['cb'], 'why_not', '') # a graph may give up on its way
-            rows[shown.part] = shown.on and not refusal, refusal or shown.why
+        gave_up = {o['part']: getattr(o['cb'], 'why_not', '') for o in self.parts.rows} # on its way
+        rows = {o.part: (o.on and not gave_up[o.part], gave_up[o.part] or o.why)
+                for o in self.parts.to_df().itertuples()}
         found = {k: rows.get(o, (False, 'there is no graph')) for k,o in _ROWS.items()}
         if trial.device=='cpu': # while the process lives
             found['keep_pages'] = bool(keep_pages.is_done), found['keep_pages'][1]
-        is_compiled = found['graph'][0] and 'compile' in trial.parts # which searches, too
-        searches = is_compiled or 'search_kernels' in trial.parts # `tf32_set` sets it
-        return found | dict(
-            compile=(is_compiled, 'there is no graph'), search_kernels=(searches, ''))
+        compiled = found['graph'][0] and 'compile' in trial.parts # which searches, too
+        searches = compiled or 'search_kernels' in trial.parts # `tf32_set` sets it
+        return found | dict(compile=(compiled, 'there is no graph'), search_kernels=(searches, ''))
 
 # %% ../../nbs/run/03_trial.ipynb #301c9789
 @patch
@@ -424,20 +412,10 @@ def about(trial:Trial)->dict:
     ) | settings | parts | machine
 
 # %% ../../nbs/run/03_trial.ipynb #63b3cc62
-def _train_and_time(learn, trial, half_width, max_s, whole_epoch):
-    "Train, time, and verify after both; returns what whole epochs learned, else None for each"
-    learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
-    end_s = perf_counter()+max_s
-    if whole_epoch:
-        learn.fit(trial.n_epoch, lr=trial.lr)
-        learned = dict(zip(learned, [*learn.recorder.values[-1][:3], learn.seen.n_opt_steps]))
-        learn.seen.verify(trial)
-    time_more(learn, trial, half_width, end_s-perf_counter())
-    learn.seen.verify(trial)
-    losses = [float(o) for o in (*learn.recorder.losses[-1:], learned['loss']) if o is not None]
-    lost = [o for o in losses if not math.isfinite(o)]
-    return learned if not lost else learned | dict(status='error', error=
-        f'The loss is {lost[0]}. Try a smaller learning rate than {trial.lr}.')
+def _divergence(losses, lr): # `status` and `error` if one of them isn't finite
+    lost = [float(o) for o in losses if o is not None and not math.isfinite(o)]
+    if not lost: return {}
+    return dict(status='error', error=f'The loss is {lost[0]}. Try a smaller learning rate than {lr}.')
 
 # %% ../../nbs/run/03_trial.ipynb #b3e63bf3
 def _peak_memory(device): # MiB; None on a CPU
@@ -452,8 +430,8 @@ def _timed_results(learn, trial):
     timer, seen, n_train = learn.step_timer, learn.seen, len(learn.dls.train_ds)
     times = epoch_times(timer.to_df(), timer.epochs_df(), trial, len(learn.dls.train))
     return times | _peak_memory(trial.device) | dict(
-        dtype_seen=seen.dtype, n_workers_seen=seen.n_workers, n_params=count_params(learn.model),
-        n_train=n_train, n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
+        dtype_seen=seen.dtype, n_params=count_params(learn.model), n_train=n_train,
+        n_valid=len(learn.dls.valid_ds), n_dropped=n_train-times['n_images'],
         classes=learn.dls.classes_text, split=learn.dls.split_text,
         **{k: on for k,(on,_) in seen.ran(trial).items()})
 
@@ -508,8 +486,17 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
             record |= warm_up(learn, trial)
             free_memory() # the peaks start here
             learn.add_cb(StepTimerCallback())
-            record |= _train_and_time(learn, trial, half_width, max_s, whole_epoch)
-            record |= _timed_results(learn, trial)
+            end_s = perf_counter()+max_s
+            learned = dict.fromkeys(('loss', 'valid_loss', 'accuracy', 'n_opt_steps'))
+            if whole_epoch:
+                learn.fit(trial.n_epoch, lr=trial.lr)
+                values = *learn.recorder.values[-1][:3], learn.seen.n_opt_steps
+                learned = dict(zip(learned, values))
+                learn.seen.verify(trial)
+            time_more(learn, trial, half_width, end_s-perf_counter())
+            learn.seen.verify(trial)
+            losses = *learn.recorder.losses[-1:], learned['loss']
+            record |= learned | _divergence(losses, trial.lr) | _timed_results(learn, trial)
             if monitor: record |= train_monitored(learn, trial)
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record

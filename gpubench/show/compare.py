@@ -87,8 +87,7 @@ _NUMBERS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is
 
 def _completed(df):
     "With what follows from other fields: images a second, joules of an image and of an epoch"
-    gpu_j, cpu_j = (df[o].where(df[o]>0) for o in ('energy_j_per_image', 'cpu_energy_j_per_image'))
-    image_j = gpu_j.where(df.device.ne('cpu'), cpu_j)
+    image_j = df.energy_j_per_image.where(df.device.ne('cpu') & (df.energy_j_per_image>0))
     per_s = df.images_per_s.fillna(df.n_images/df.epoch_s.where(df.epoch_s>0))
     return df.assign(status=df.status.astype(object).where(df.status.notna(), 'ok'),
                      images_per_s=per_s, image_j=image_j, epoch_j=image_j*df.n_images,
