@@ -23,7 +23,7 @@ from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, build_kernel, fuse, unfuse
+from .optim import FusedOptimizer, fuse, start_build, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
 from .turns import (
@@ -289,7 +289,7 @@ class _Epochs(_Trying):
         return dl.can_be_bare and self.makes and not others
     def _train_on_bytes(self, dl):
         self.fed, dl.is_bare = dl, True
-        dl.meanwhile = partial(build_kernel, self.learn.opt)
+        dl.meanwhile = partial(start_build, self.learn.opt)
         try: self.epoch_hook.inner(self.learn)
         finally: self.fed, dl.is_bare = None, False
     def _can_gather(self, dl):

@@ -74,10 +74,11 @@ def defer(
     every:int=100, # Steps after which the progress bar gets a new loss
 ):
     "Let a recorder read losses late"
-    recorder.__class__, recorder.every = DeferredRecorder, every
+    object.__setattr__(recorder, '__class__', DeferredRecorder) # fastai warns of other ways
+    recorder.every = every
 
 def undefer(recorder):
     recorder.read()
-    recorder.__class__ = Recorder
+    object.__setattr__(recorder, '__class__', Recorder)
     for o in _OURS: vars(recorder).pop(o, None)
 
