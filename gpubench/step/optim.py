@@ -160,9 +160,9 @@ def start_build(opt): # A Future, or None: there is no kernel, as on CPUs
     if not triton or device.type!='cuda' or recipe is None: return None
     return _build(device, *_kernel_flags(recipe).items())
 
-def build_kernel(opt): # Is there a kernel for an optimizer's steps?
+def build_kernel(opt, waits=True): # Is there a kernel for an optimizer's steps?
     found = start_build(opt)
-    return found is not None and found.result()
+    return found is not None and (waits or found.done()) and found.result()
 
 # %% ../../nbs/step/01_optim.ipynb #834871ea
 def place(o): # A tensor or None
@@ -233,10 +233,10 @@ def _are_plain(params, grads): return all(map(_is_plain, params, grads))
 # %% ../../nbs/step/01_optim.ipynb #f5843ffa
 class Update:
     "A plan's step with these gradients by row `at` of `numbers`; `losses` keeps each row's loss"
-    def __init__(self, plan, grads):
+    def __init__(self, plan, grads, waits=True): # for the kernel
         self.plan, self.grads = plan, grads
         device, n_groups = plan.about.device, len(plan.opt.hypers)
-        self.on_triton = _are_plain(plan.params, grads) and build_kernel(plan.opt)
+        self.on_triton = _are_plain(plan.params, grads) and build_kernel(plan.opt, waits)
         self.tensors = plan.about.new_zeros(len(grads), 4)
         self.at, self.losses = plan.about.new_zeros(1), torch.zeros(1, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
@@ -314,7 +314,8 @@ def find_way(plan, grads, capturable=False): # None: the optimizer's own step
     is_plain = _are_plain(plan.params, grads)
     if grads[0].device.type=='cpu' and not capturable:
         return partial(step_on_cpu, plan) if is_plain else None
-    return Update(plan, grads).step if capturable or is_plain and build_kernel(plan.opt) else None
+    if capturable: return Update(plan, grads, waits=False).step       # of a few steps before it
+    return Update(plan, grads).step if is_plain and build_kernel(plan.opt) else None
 
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549
