@@ -160,9 +160,9 @@ def start_build(opt): # A Future, or None: there is no kernel, as on CPUs
     if not triton or device.type!='cuda' or recipe is None: return None
     return _build(device, *_kernel_flags(recipe).items())
 
-def build_kernel(opt, waits=True): # Is there a kernel for an optimizer's steps?
+def build_kernel(opt): # Is there a kernel for an optimizer's steps?
     found = start_build(opt)
-    return found is not None and (waits or found.done()) and found.result()
+    return found is not None and found.result()
 
 # %% ../../nbs/step/01_optim.ipynb #834871ea
 def place(o): # A tensor or None
@@ -233,10 +233,10 @@ def _are_plain(params, grads): return all(map(_is_plain, params, grads))
 # %% ../../nbs/step/01_optim.ipynb #f5843ffa
 class Update:
     "A plan's step with these gradients by row `at` of `numbers`; `losses` keeps each row's loss"
-    def __init__(self, plan, grads, waits=True): # for the kernel
+    def __init__(self, plan, grads):
         self.plan, self.grads = plan, grads
         device, n_groups = plan.about.device, len(plan.opt.hypers)
-        self.on_triton = _are_plain(plan.params, grads) and build_kernel(plan.opt, waits)
+        self.on_triton = _are_plain(plan.params, grads) and build_kernel(plan.opt)
         self.tensors = plan.about.new_zeros(len(grads), 4)
         self.at, self.losses = plan.about.new_zeros(1), torch.zeros(1, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
@@ -278,7 +278,8 @@ class Update:
         self.at.copy_((self.at+1)%len(self.numbers))
 
 # %% ../../nbs/step/01_optim.ipynb #833d09f0
-def step_on_cpu(plan):
+def step_in_lists(plan):
+    "A step by torch's own fused ones"
     recipe, lists = plan.recipe, {}
     plan.settle()
     for g,p,state in plan.found:
@@ -297,10 +298,12 @@ def _step_lists(recipe, rows, numbers, n):
     plain, l2 = dict(lr=lr, maximize=False), 0. if recipe.is_decoupled else wd
     if recipe.has_sqr:
         step = torch._fused_adamw_ if recipe.is_decoupled else torch._fused_adam_
-        step(params, grads, *moments, [], [torch.tensor(float(n))]*len(rows), beta1=mom,
+        count = torch.full((), float(n), device=params[0].device)
+        step(params, grads, *moments, [], [count]*len(rows), beta1=mom,
              beta2=sqr_mom, eps=eps, weight_decay=wd, amsgrad=False, **plain)
     elif recipe.has_avg and not mom:                 # torch's would leave the averages
-        for o in rows: step_one(recipe, *o, None, numbers, n, torch.tensor(False))
+        never = torch.tensor(False, device=params[0].device)
+        for o in rows: step_one(recipe, *o, None, numbers, n, never)
     else:
         if recipe.is_decoupled and wd: torch._foreach_mul_(params, 1-lr*wd)
         torch._fused_sgd_(params, grads, *(moments or [[]]), weight_decay=l2,
@@ -311,11 +314,9 @@ def _step_lists(recipe, rows, numbers, n):
 # %% ../../nbs/step/01_optim.ipynb #dafcb1ac
 def find_way(plan, grads, capturable=False): # None: the optimizer's own step
     "The fastest step that these tensors allow; `capturable`: the one that a graph takes"
-    is_plain = _are_plain(plan.params, grads)
-    if grads[0].device.type=='cpu' and not capturable:
-        return partial(step_on_cpu, plan) if is_plain else None
-    if capturable: return Update(plan, grads, waits=False).step       # of a few steps before it
-    return Update(plan, grads).step if is_plain and build_kernel(plan.opt) else None
+    if capturable: return Update(plan, grads).step
+    is_known = grads[0].device.type in ('cpu', 'cuda') and _are_plain(plan.params, grads)
+    return partial(step_in_lists, plan) if is_known else None
 
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549
