@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..ground.core import StateError
-from ..ground.record import FIELDS, record_rows
+from ..ground.record import FIELDS, PARTS, record_rows
 from ..ground.stats import (
     SETTINGS, Interval, groups, is_known, setting_label, succeeded, value_text, way_labels)
 from .compare import (
@@ -61,8 +61,6 @@ class Decision:
     also:tuple=() # What follows from these settings, and may differ, too
 
 _LOADING = 'loader', 'n_workers', 'pin_memory'
-_IN_A_STEP = [o.name for o in FIELDS.values() if o.kind=='setting' and o.dtype is bool
-              and o.name not in ('pin_memory', 'sync_bn', 'pretrained')] + ['precision']
 
 # %% ../../nbs/show/09_advice.ipynb #e9ec5a29
 DECISIONS = {
@@ -73,7 +71,7 @@ DECISIONS = {
     'workers': Decision(('04_data_loading',), ('n_workers', 'pin_memory'), 'Load with'),
     'loader': Decision(('04_data_loading',), _LOADING, 'Read from'),
     'precision': Decision(('07_precision',), ('precision', 'channels_last'), 'Compute in'),
-    'fast path': Decision(('08_to_the_limit',), (*_IN_A_STEP,), 'Speed up the step, with'),
+    'fast path': Decision(('08_to_the_limit',), (*PARTS, 'precision'), 'Speed up the step, with'),
     'second GPU': Decision(('09_many_gpus',), ('n_devices',), 'Train on',
                            ' where there are two GPUs')}
 

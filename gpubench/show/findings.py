@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ..ground.core import MIN_CORES
-from ..ground.record import FIELDS, PHASE_NAMES
+from ..ground.record import MEASURED, PHASE_NAMES, USUAL
 from ..ground.stats import (
     LEFT_OUT_FRAC, SETTINGS, aa_pairs, choose, device_phrase, groups, is_known, leaves_out,
     median_ci, plain_value, ratios, setting_label, simplest_first, start_sentence, succeeded,
@@ -29,7 +29,7 @@ def is_usual(name:str, x)->bool:
     "Is this how a trial does it by default? What is trained, and in which batches, has no default"
     x = plain_value(x)
     if x is None or name in ('dataset', 'model', 'bs'): return x is None
-    return name in FIELDS and x==FIELDS[name].usual
+    return name in USUAL and x==USUAL[name]
 
 # %% ../../nbs/show/05_findings.ipynb #a0ebc13c
 # what is trained, on what, for how long; all other settings are about how
@@ -70,13 +70,11 @@ def by_size(df:pd.DataFrame)->list: # Of `add_labels`: name and visits of each
     return sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
 
 # %% ../../nbs/show/05_findings.ipynb #8a7f9d84
-_MEDIANS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
-
 def _row(o): # Visits of a configuration
     "Medians of those that succeeded, the interval of their epochs, and how many there are"
     ok = o[succeeded(o)]
     i = median_ci(ok.epoch_s)
-    return ok[_MEDIANS].median().to_dict() | dict(
+    return ok[MEASURED].median().to_dict() | dict(
         epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(ok),
         n_failed=len(o)-len(ok), failed=', '.join(sorted({*o.status}-{'ok'})))
 
@@ -89,9 +87,8 @@ def summary(
     df, keys = labeled(records), ['workload', 'series', 'bs']
     if prices: df = add_prices(df, prices)
     names = [*keys, *(o for o in ('side', *SETTINGS) if o in df)]
-    found = [{k: o[k].iloc[0] for k in names} | _row(o) for _,o in df.groupby(keys, dropna=False)]
-    found = pd.DataFrame(found)
-    return found.assign(epoch_price=found.epoch_s*found.price_per_h/3600)
+    return pd.DataFrame([{k: o[k].iloc[0] for k in names} | _row(o)
+                         for _,o in df.groupby(keys, dropna=False)])
 
 # %% ../../nbs/show/05_findings.ipynb #4ffd0384
 def is_fair(df:pd.DataFrame)->pd.Series: # Booleans

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..ground.core import StateError
-from ..ground.record import FIELDS, INHERITED, PHASE_NAMES, records_path
+from ..ground.record import INHERITED, MACHINE, PHASE_NAMES, label_of, records_path
 from ..ground.stats import (
     SETTINGS, Interval, is_known, plain_value, setting_label, succeeded)
 from .compare import (
@@ -51,7 +51,7 @@ _SUMMARY = { # heading -> the text of a row of `summary`
     'GPU utilization': lambda o: fmt(o.gpu_util_mean_frac, '%', 100),
     'hottest (°C)': lambda o: fmt(o.temperature_max_c),
     'throttled': lambda o: fmt(o.throttled_frac, '%', 100),
-    'price of 1,000 epochs': lambda o: fmt(o.epoch_price, times=1000)}
+    'price of a million images': lambda o: fmt(o.million_price)}
 
 # %% ../../nbs/show/07_report.ipynb #d4762af8
 def as_text(rows:pd.DataFrame, columns:dict, index)->pd.DataFrame: # Heading -> the text of a row
@@ -66,9 +66,6 @@ def summary_text(records, prices=None)->pd.DataFrame: # Texts, as `summary` take
     "The summary for a terminal or a page"
     return as_text(summary(records, prices), _SUMMARY, ['workload', 'series'])
 
-# %% ../../nbs/show/07_report.ipynb #9dec5c5b
-def _million(price_per_h, images_per_s): return 1e6*price_per_h/3600/images_per_s
-
 # %% ../../nbs/show/07_report.ipynb #5cb44e83
 def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
     "A comparison as texts"
@@ -78,8 +75,8 @@ def compared_text(rows:pd.DataFrame)->pd.DataFrame: # As `compare` returns them
         'images per second': lambda o: fmt(o.images_per_s_b),
         'visits': lambda o: f'{o.n_b} and {o.n_a}',
         'an image (J)': lambda o: fmt(o.image_j_b),
-        'price of a million images': lambda o: fmt(_million(o.price_per_h_b, o.images_per_s_b)),
-        'on the base': lambda o: fmt(_million(o.price_per_h_a, o.images_per_s_a)),
+        'price of a million images': lambda o: fmt(o.million_price_b),
+        'on the base': lambda o: fmt(o.million_price_a),
         'same work?': lambda o: 'yes' if o.same_work else f'NO: {o.warning}',
         'also differs': lambda o: o.note or '–'}
     names = [o for o in (*SETTINGS, 'measure') if o in rows and rows[o].map(str).nunique()>1]
@@ -103,10 +100,9 @@ def machine_table(df:pd.DataFrame)->pd.DataFrame: # Of `read_runs`; a column per
     names = df.gpu.where(df.gpu.notna(), df.cpu).fillna('this machine').astype(str)
     if names.nunique()<df.machine.nunique(): names += ' '+df.machine.astype(str).str[:4]
     by = df.run if several else names
-    def text(f, o): # of several, all
-        return ' / '.join(dict.fromkeys(map(_value_text, o[f.name].unique())))
-    shown = [f for f in FIELDS.values() if f.kind=='machine' or f.name=='machine']
-    found = {name: {f.words(): text(f, o) for f in shown} for name,o in df.groupby(by, sort=False)}
+    def text(values): return ' / '.join(dict.fromkeys(map(_value_text, values))) # of several, all
+    found = {name: {label_of(k): text(o[k].unique()) for k in ('machine', *MACHINE, *INHERITED)}
+             for name,o in df.groupby(by, sort=False)}
     found = pd.DataFrame(found).rename_axis('about')
     return found[found.ne('–').any(axis=1)]
 
@@ -128,8 +124,7 @@ _MAX_SERIES = 20 # in a figure: the fastest
 
 def _by_series(w):
     "Visits whose label in a figure is their series"
-    names = [*SETTINGS, *(o.name for o in INHERITED),
-             *'machine measure settings seed cpu gpu'.split()]
+    names = [*SETTINGS, *INHERITED, *'machine measure settings seed cpu gpu'.split()]
     rates = w.groupby('series').images_per_s.median().sort_values(ascending=False)
     shown = pd.concat([w[w.series==o] for o in rates.index[:_MAX_SERIES]])
     return shown.assign(device=shown.series).drop(columns=[o for o in names if o in w])
@@ -223,8 +218,7 @@ def report(
     title = title or 'gpubench: '+', '.join(df.run.unique())
     page = render('page.html', title=title, what=_what(df), said=findings(df, base),
                   sections=[*_sections(df, base)], machines=machine_table(df),
-                  base=base if df.side.nunique()>1 else '',
-                  glossary={o.words(): o.meaning for o in FIELDS.values() if o.meaning})
+                  base=base if df.side.nunique()>1 else '')
     path = _path_of(runs, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
