@@ -30,12 +30,10 @@ LABELS = dict( # where the name won't do
     python='Python', os='system', wsl2='WSL2', xla='XLA', torch_threads='compute threads',
     worker_start='workers start by', env_vars='environment', tf32_matmul='TF32 in matrix products',
     tf32_cudnn='TF32 in convolutions', cudnn_benchmark="cuDNN's autotuner",
-    bs='batch size (images)', n_devices='devices', epoch_s='training part of an epoch', step_ms='one step',
-    n_images='images trained', process_bs='batch on each device', first_batch_ms='first batch',
-    sync_frac='share of a step that averaging the gradients takes', wait_ms='wait for data',
-    transform_ms='transforms', accuracy='accuracy on held-out images (fraction)',
-    loss='training loss', valid_loss='loss on held-out images', goal_steps='steps to the goal',
-    memory_mib='GPU memory', epoch_j='energy of an epoch', image_j='energy of an image')
+    bs='batch size (images)', epoch_s='training part of an epoch', step_ms='one step',
+    n_images='images trained', wait_ms='wait for data', transform_ms='transforms',
+    accuracy='accuracy on held-out images (fraction)', goal_steps='steps to the goal',
+    memory_mib='GPU memory')
 
 def label_of(name:str)->str: # 'one step (ms)'
     "What a column is called on an axis or in a table, with its unit"

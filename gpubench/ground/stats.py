@@ -212,12 +212,11 @@ _BEST = 'the best of the others' # by medians
 # %% ../../nbs/ground/02_stats.ipynb #49c68247
 def ratios(
     records:pd.DataFrame, # Visits; a value that isn't above 0 doesn't count
-    by, # The column that holds the options, or an option per visit; the simplest comes first
+    by:str, # The column that holds the options; the simplest comes first
     base=_BEST, # The option to compare with
     of:str='images_per_s', # The column to compare: more images per something is better, else less
 )->pd.DataFrame: # Option -> `base`, `ratio` (`Interval`), visits `n`, `n_base`, `median`, `is_best`
     "How many times better each option is than another, within the rounds that they share"
-    if not isinstance(by, str): records, by = records.assign(option=[*by]), 'option'
     for o in (by, of):
         if o not in records: raise InputError(
             f"The records have no {o!r}. {nearest(o, [*map(str, records)])}Give one of their "
@@ -254,7 +253,8 @@ def aa_pairs(df)->list: # An `Interval` for each pair whose sides both have time
     for _,rows in groups(df, alike):
         times = [o for o in ('step_ms', 'epoch_s') if o in rows and rows[o].notna().any()]
         if not times or not rows.twin.eq(True).any(): continue
-        found.append(ratios(rows, rows.twin.eq(True), True, times[0]).ratio.get(False))
+        rows = rows.assign(twin=rows.twin.eq(True))
+        found.append(ratios(rows, 'twin', True, times[0]).ratio.get(False))
     return [o for o in found if o and is_known(o.mid)]
 
 # %% ../../nbs/ground/02_stats.ipynb #5e79a11b

@@ -213,8 +213,7 @@ def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     if not base: return firsts.side[firsts.run==df.run.iloc[0]].iloc[0]
     def names(run, side, device):
         kind = str(device).partition(':')[0].replace('cuda', 'gpu')
-        of_run = [run, side, side.replace(' · ', ':'), f'{run}:{device}', f'{run}:{kind}']
-        return [*of_run, str(device), kind]
+        return [run, side, f'{run}:{device}', f'{run}:{kind}', str(device), kind]
     for run,side,device in zip(firsts.run, firsts.side, firsts.device):
         if str(base).lower() in map(str.lower, names(run, side, device)): return side
     raise InputError(f"There is no base {base!r}. {nearest(base, [*firsts.side])}"
