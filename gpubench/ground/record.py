@@ -69,23 +69,16 @@ class Settings:
     seed:int=0                   # Of the weights and of the order of images
 
 # %% ../../nbs/ground/01_record.ipynb #e9535e86
-PARTS = { # of `speed_up`; a record has each as True or False instead of the text that asked for them
-    'channels_last': 'weights and activations in NHWC order',
-    'defer_losses': 'the losses of many steps are read together',
-    'fused': 'the optimizer steps in one launch',
-    'graph': 'the whole step is one CUDA graph, with the fused optimizer; GPUs only',
-    'compile': 'the graph has the kernels of `torch.compile`, and the fastest of cuDNN',
-    'search_kernels': 'cuDNN times its kernels and keeps the fastest; GPUs only',
-    'keep_pages': 'glibc reuses large blocks of memory; CPUs only',
-    'onednn': "activations in the layout of oneDNN's kernels; CPUs only"}
+PARTS = ('channels_last defer_losses fused graph compile search_kernels keep_pages '
+         'onednn').split()
 
 # %% ../../nbs/ground/01_record.ipynb #7fc3ec07
 USUAL = {} # setting -> how a trial does it by default; None: as the data set is
-for _field in fields(Settings):
-    USUAL |= dict.fromkeys(PARTS, False) if _field.name=='speed_up' else {_field.name: _field.default}
+for _o in fields(Settings):
+    USUAL |= dict.fromkeys(PARTS, False) if _o.name=='speed_up' else {_o.name: _o.default}
 
 # %% ../../nbs/ground/01_record.ipynb #2c9d5981
-OFFLINE = dict(digits=False, digits60k=True, synthetic=False, birds=True) # name → does it write files?
+OFFLINE = 'digits', 'digits60k', 'synthetic', 'birds'
 
 # %% ../../nbs/ground/01_record.ipynb #c2b19872
 ABOUT = ('trial_id machine status error time_utc unverified sweep_id visit round schema twin '
