@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from scipy import stats as sps
-from .core import InputError, is_number, machine_title, nearest
+from .core import InputError, is_number, machine_title, one_of
 from .record import FIELDS, INHERITED, LABELS, USUAL
 
 # %% ../../nbs/ground/02_stats.ipynb #3b47edbb
@@ -217,10 +217,7 @@ def ratios(
     of:str='images_per_s', # The column to compare: more images per something is better, else less
 )->pd.DataFrame: # Option -> `base`, `ratio` (`Interval`), visits `n`, `n_base`, `median`, `is_best`
     "How many times better each option is than another, within the rounds that they share"
-    for o in (by, of):
-        if o not in records: raise InputError(
-            f"The records have no {o!r}. {nearest(o, [*map(str, records)])}Give one of their "
-            f"columns: {', '.join(map(str, records))}.")
+    for o in (by, of): one_of('column', o, records)
     if 'round_id' not in records: records = records.assign(round_id=rounds_of(records))
     order, place = records[by].dtype, simplest_first
     if isinstance(order, pd.CategoricalDtype): place = order.categories.get_loc

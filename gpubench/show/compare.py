@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..ground.core import InputError, StateError, is_number, machine_title, nearest
+from ..ground.core import (
+    InputError, StateError, check_value, is_number, machine_title, one_of)
 from ..ground.record import (
     FIELDS, INHERITED, MEASURED, PARTS, USUAL, label_of, record_rows, records_path)
 from ..ground.stats import (
@@ -156,10 +157,9 @@ def add_prices(
     prices = {str(k).lower(): v for k,v in (prices or {}).items()}
     known = {'all', 'cpu', 'gpu', *df.run.str.lower()}
     for o,price in prices.items():
-        if not (is_number(price) and 0<price<math.inf): raise InputError(
-            f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
-        if o not in known: raise InputError(f"No run is called {o!r}, so it can't have a price. "
-            f"{nearest(o, sorted(known))}Give one for: {', '.join(sorted(known))}.")
+        is_fit = is_number(price) and 0<price<math.inf
+        check_value(f'The price of {o!r}', price, is_fit, 'a number above 0, such as 2.5')
+        one_of('run', o, sorted(known))
     kinds = df.device.astype(str).str.partition(':')[0].replace('cuda', 'gpu')
     runs = df.run.str.lower()
     found = [prices.get(o, prices.get(kind, prices.get('all'))) for o,kind in zip(runs, kinds)]
@@ -216,8 +216,7 @@ def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
         return [run, side, f'{run}:{device}', f'{run}:{kind}', str(device), kind]
     for run,side,device in zip(firsts.run, firsts.side, firsts.device):
         if str(base).lower() in map(str.lower, names(run, side, device)): return side
-    raise InputError(f"There is no base {base!r}. {nearest(base, [*firsts.side])}"
-                     f"There are: {', '.join(firsts.side)}.")
+    return one_of('base', base, firsts.side) # an error
 
 # %% ../../nbs/show/04_compare.ipynb #fca3ba07
 _MEDIANS = 'epoch_s images_per_s n_images accuracy image_j epoch_j million_price'.split()

@@ -134,13 +134,12 @@ def _other_work(w, base, side):
 def with_options(
     rows:pd.DataFrame, # Visits
     names,  # The settings that make an option, as far as they vary
-    sep=', ',
 )->tuple: # The visits with `option`; each option's values, the simplest first
     "What was tried, the fewest changes from what a trial does by default first"
     names = [k for k in names if len(groups(rows, [k]))>1]
     def place(values):
         return sum(not is_usual(*o) for o in zip(names, values)), *map(simplest_first, values)
-    found = [(option_text(o.iloc[0], names, sep), v, o)
+    found = [(option_text(o.iloc[0], names, ', '), v, o)
              for v,o in sorted(groups(rows, names), key=lambda o: place(o[0]))]
     values = {text: dict(zip(names, v)) for text,v,_ in found}
     visits = pd.concat([o.assign(option=text) for text,_,o in found])
@@ -151,11 +150,10 @@ def with_options(
 def best_option(
     rows:pd.DataFrame, # Visits; those without a rate can't be compared
     names,  # The settings that make an option
-    sep=', ',
 )->tuple: # The `Choice`, its row of `ratios`, and the visits with `option`; or None
     "The simplest option that is enough, beside the option to compare it with"
     if not rows.images_per_s.gt(0).any(): return
-    visits, settings = with_options(rows, names, sep)
+    visits, settings = with_options(rows, names)
     if len(groups(visits[visits.images_per_s.gt(0)], ['option']))<2: return
     choice = choose(ratios(visits, 'option'), settings)
     return choice, ratios(visits, 'option', choice.than).loc[choice.option], visits
@@ -190,7 +188,7 @@ def best_settings(w:pd.DataFrame)->list[str]:
     if w.measure.nunique()>1: names.append('measure')
     for side,rows in w[is_fair(w)].groupby('side', sort=False):
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs.unique().items()))
-        if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names, ' · '), side)
+        if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names), side)
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #c182aa1d
