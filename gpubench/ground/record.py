@@ -101,7 +101,7 @@ MEASURED = [ # numbers
       'power_mean_w gpu_util_mean_frac temperature_max_c throttled_frac million_price').split()]
 
 # %% ../../nbs/ground/01_record.ipynb #ed121adb
-FIELDS = [ # of a record, in the order in which tables show them
+FIELDS = [ # what `load_records` always has a column for
     *ABOUT, *USUAL, *MACHINE, *INHERITED, *MEASURED, 'classes', 'split', 'dtype_seen']
 
 # %% ../../nbs/ground/01_record.ipynb #a12aac23
