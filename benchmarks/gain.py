@@ -19,7 +19,7 @@ from fastai.torch_core import default_device, set_seed
 from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.data import ImageDataLoaders
 from gpubench.ground.core import wait_for
-from gpubench.show.gain import gain, predicted
+from gpubench.show.gain import gain
 
 from common import device_of, device_parser, write_json
 from whole_fit_rows import ROWS, Row, photos, resident, resnet_18, small_cnn, tiny
@@ -91,7 +91,7 @@ def run_row(name, device, quick):
         if done: done.undo()                        # what it keeps would be in the next one's way
     out |= {f'{k}_got_s': o for k,o in got.items()} | dict(applied=found.applied and found.applied.name)
     for k,o in (('stock', found.stock), ('applied', found.applied or found.stock)):
-        i = predicted(o, found.noise)
+        i = found.predicted(o)
         out |= {f'{k}_s': i.mid, f'{k}_lo': i.lo, f'{k}_hi': i.hi}
     return out | dict(record=found.as_dict(), table=str(found))
 

@@ -33,8 +33,9 @@ from tqdm.auto import tqdm
 from ..ground.core import (
     InputError, StateError, UserError, check_value, check_whole, describe_machine, free_memory,
     inherited, nearest, one_of, pick_device, user_place)
-from ..ground.record import (
-    FIELDS, INHERITED, append_record, check_writable, plain_record, record_rows, records_path)
+from gpubench.ground.record import (
+    ABOUT, FIELDS, INHERITED, MACHINE, append_record, check_writable, plain_record, record_rows,
+    records_path)
 from ..ground.stats import (
     LEFT_OUT_FRAC, Interval, aa_pairs, choose, leaves_out, ratios, succeeded, value_text)
 from ..data.loaders import is_path, print_once
@@ -54,7 +55,7 @@ def grid(**lists)->list[dict]: # One dict a combination, the last field varying 
     return [dict(zip(lists, o)) for o in product(*map(listed, lists.values()))]
 
 # %% ../../nbs/run/06_sweep.ipynb #97a3e052
-_RESERVED = {o.name for o in FIELDS.values() if o.kind in ('about', 'machine')}
+_RESERVED = {*ABOUT, *MACHINE, *INHERITED}
 
 def _resolved(trials): # where they can run here; an error if none can
     for o in {o.device for o in trials}: pick_device(o)
@@ -140,7 +141,7 @@ def run_point(point, run:Callable, measure:dict, fit='fit')->dict: # Else `statu
 
 # %% ../../nbs/run/06_sweep.ipynb #0a621a8a
 _WHAT = 'trial_id', 'twin', 'measure'
-_WHERE = 'machine', *(o.name for o in INHERITED)
+_WHERE = 'machine', *INHERITED
 _WRITTEN = {'visit', 'sweep_id', 'visit_s', 'schema'} # into each record, besides a `row`
 
 # %% ../../nbs/run/06_sweep.ipynb #1e46bbf2

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..ground.core import InputError, StateError, is_number, machine_title, nearest
-from ..ground.record import FIELDS, INHERITED, PARTS, field, record_rows, records_path
+from ..ground.core import (
+    InputError, StateError, check_value, is_number, machine_title, one_of)
+from ..ground.record import (
+    FIELDS, INHERITED, MEASURED, PARTS, USUAL, label_of, record_rows, records_path)
 from ..ground.stats import (
     SETTINGS, Interval, compare_words, groups, is_known, own_settings, plain_value, ratios,
     rounds_of, succeeded, value_text, way_labels, where_labels)
@@ -81,9 +83,7 @@ def _rows(records):
 
 # %% ../../nbs/show/04_compare.ipynb #e57d6af8
 # how a record of an older version ran that lacks one of these: without it
-_OFF = {o.name: o.usual for o in FIELDS.values()
-        if o.kind=='setting' and (o.usual is False or o.usual==1)}
-_NUMBERS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
+_OFF = {k: x for k,x in USUAL.items() if x is False or x==1}
 
 def _completed(df):
     "With what follows from other fields: images a second, joules of an image and of an epoch"
@@ -109,7 +109,7 @@ def load_records(
     ran = df[df.status.eq('ok')].drop_duplicates('trial_id').set_index('trial_id')
     failed = df.status.ne('ok')
     for o in PARTS: df[o] = df[o].mask(df[o].isna() & failed, df.trial_id.map(ran[o]))
-    numbers = df[_NUMBERS].apply(pd.to_numeric, errors='coerce')
+    numbers = df[MEASURED].apply(pd.to_numeric, errors='coerce')
     return _completed(df.assign(**numbers.replace([np.inf, -np.inf], np.nan)))
 
 # %% ../../nbs/show/04_compare.ipynb #ad4c28c3
@@ -152,26 +152,26 @@ def read_runs(
 def add_prices(
     df:pd.DataFrame, # As `read_runs` returns it
     prices:dict|None, # Name of a run, 'cpu', 'gpu' or 'all' -> price of an hour, in any currency
-)->pd.DataFrame: # With `price_per_h`, NaN if unknown
-    "What an hour of each visit's machine costs"
+)->pd.DataFrame: # With `price_per_h` and `million_price`, of as many images; NaN if unknown
+    "What each visit's machine costs"
     prices = {str(k).lower(): v for k,v in (prices or {}).items()}
     known = {'all', 'cpu', 'gpu', *df.run.str.lower()}
     for o,price in prices.items():
-        if not (is_number(price) and 0<price<math.inf): raise InputError(
-            f"The price of {o!r} is {price!r}, but it has to be a number above 0, such as 2.5.")
-        if o not in known: raise InputError(f"No run is called {o!r}, so it can't have a price. "
-            f"{nearest(o, sorted(known))}Give one for: {', '.join(sorted(known))}.")
+        is_fit = is_number(price) and 0<price<math.inf
+        check_value(f'The price of {o!r}', price, is_fit, 'a number above 0, such as 2.5')
+        one_of('run', o, sorted(known))
     kinds = df.device.astype(str).str.partition(':')[0].replace('cuda', 'gpu')
     runs = df.run.str.lower()
     found = [prices.get(o, prices.get(kind, prices.get('all'))) for o,kind in zip(runs, kinds)]
-    return df.assign(price_per_h=pd.Series(found, df.index, dtype=float))
+    price_per_h = pd.Series(found, df.index, dtype=float)
+    return df.assign(price_per_h=price_per_h, million_price=1e6*price_per_h/3600/df.images_per_s)
 
 # %% ../../nbs/show/04_compare.ipynb #7ca355cf
 _WORK = dict( # what has to be equal -> its words
     n_train='training images', n_params='parameters', n_steps='steps', n_images='images trained',
     dtype_seen='precision')
 _SOFTWARE = ['python', 'torch', 'torchvision', 'fastai', 'fastcore', 'gpubench', 'cuda', 'cudnn',
-             'driver', 'seed', *(o.name for o in INHERITED if 'tf32' not in o.name)]
+             'driver', 'seed', *(o for o in INHERITED if 'tf32' not in o)]
 _TF32 = ['tf32_matmul', 'tf32_cudnn']
 
 def _differing(a, b, names):
@@ -181,7 +181,7 @@ def _differing(a, b, names):
         return sorted(found.values(), key=str)
     def words(values): return fmt_list(f'{x:,}' if type(x) is int else x for x in values)
     each = [(o, seen(a, o), seen(b, o)) for o in names if o in a]
-    return [f'{_WORK.get(o) or field(o).words()} {words(x)} and {words(y)}'
+    return [f'{_WORK.get(o) or label_of(o)} {words(x)} and {words(y)}'
             for o,x,y in each if x and y and x!=y]
 
 # %% ../../nbs/show/04_compare.ipynb #c9d7dc14
@@ -213,15 +213,13 @@ def pick_base(df:pd.DataFrame, base:str|None=None)->str: # A side
     if not base: return firsts.side[firsts.run==df.run.iloc[0]].iloc[0]
     def names(run, side, device):
         kind = str(device).partition(':')[0].replace('cuda', 'gpu')
-        of_run = [run, side, side.replace(' · ', ':'), f'{run}:{device}', f'{run}:{kind}']
-        return [*of_run, str(device), kind]
+        return [run, side, f'{run}:{device}', f'{run}:{kind}', str(device), kind]
     for run,side,device in zip(firsts.run, firsts.side, firsts.device):
         if str(base).lower() in map(str.lower, names(run, side, device)): return side
-    raise InputError(f"There is no base {base!r}. {nearest(base, [*firsts.side])}"
-                     f"There are: {', '.join(firsts.side)}.")
+    return one_of('base', base, firsts.side) # an error
 
 # %% ../../nbs/show/04_compare.ipynb #fca3ba07
-_MEDIANS = 'epoch_s images_per_s n_images accuracy image_j epoch_j price_per_h'.split()
+_MEDIANS = 'epoch_s images_per_s n_images accuracy image_j epoch_j million_price'.split()
 
 def _pair(a, b): # Visits of the base and of another side, one configuration
     "The columns of a comparison"

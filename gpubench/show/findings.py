@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ..ground.core import MIN_CORES
-from ..ground.record import FIELDS, PHASE_NAMES
+from ..ground.record import MEASURED, PHASE_NAMES, USUAL
 from ..ground.stats import (
     LEFT_OUT_FRAC, SETTINGS, aa_pairs, choose, device_phrase, groups, is_known, leaves_out,
     median_ci, plain_value, ratios, setting_label, simplest_first, start_sentence, succeeded,
@@ -29,7 +29,7 @@ def is_usual(name:str, x)->bool:
     "Is this how a trial does it by default? What is trained, and in which batches, has no default"
     x = plain_value(x)
     if x is None or name in ('dataset', 'model', 'bs'): return x is None
-    return name in FIELDS and x==FIELDS[name].usual
+    return name in USUAL and x==USUAL[name]
 
 # %% ../../nbs/show/05_findings.ipynb #a0ebc13c
 # what is trained, on what, for how long; all other settings are about how
@@ -70,13 +70,11 @@ def by_size(df:pd.DataFrame)->list: # Of `add_labels`: name and visits of each
     return sorted(df.groupby('workload', sort=False), key=lambda o: -o[1].n_params.fillna(0).max())
 
 # %% ../../nbs/show/05_findings.ipynb #8a7f9d84
-_MEDIANS = [o.name for o in FIELDS.values() if o.kind=='measured' and o.dtype is float]
-
 def _row(o): # Visits of a configuration
     "Medians of those that succeeded, the interval of their epochs, and how many there are"
     ok = o[succeeded(o)]
     i = median_ci(ok.epoch_s)
-    return ok[_MEDIANS].median().to_dict() | dict(
+    return ok[MEASURED].median().to_dict() | dict(
         epoch_lo_s=i.lo, epoch_hi_s=i.hi, epoch_level=i.level, n_visits=len(ok),
         n_failed=len(o)-len(ok), failed=', '.join(sorted({*o.status}-{'ok'})))
 
@@ -89,9 +87,8 @@ def summary(
     df, keys = labeled(records), ['workload', 'series', 'bs']
     if prices: df = add_prices(df, prices)
     names = [*keys, *(o for o in ('side', *SETTINGS) if o in df)]
-    found = [{k: o[k].iloc[0] for k in names} | _row(o) for _,o in df.groupby(keys, dropna=False)]
-    found = pd.DataFrame(found)
-    return found.assign(epoch_price=found.epoch_s*found.price_per_h/3600)
+    return pd.DataFrame([{k: o[k].iloc[0] for k in names} | _row(o)
+                         for _,o in df.groupby(keys, dropna=False)])
 
 # %% ../../nbs/show/05_findings.ipynb #4ffd0384
 def is_fair(df:pd.DataFrame)->pd.Series: # Booleans
@@ -137,13 +134,12 @@ def _other_work(w, base, side):
 def with_options(
     rows:pd.DataFrame, # Visits
     names,  # The settings that make an option, as far as they vary
-    sep=', ',
 )->tuple: # The visits with `option`; each option's values, the simplest first
     "What was tried, the fewest changes from what a trial does by default first"
     names = [k for k in names if len(groups(rows, [k]))>1]
     def place(values):
         return sum(not is_usual(*o) for o in zip(names, values)), *map(simplest_first, values)
-    found = [(option_text(o.iloc[0], names, sep), v, o)
+    found = [(option_text(o.iloc[0], names, ', '), v, o)
              for v,o in sorted(groups(rows, names), key=lambda o: place(o[0]))]
     values = {text: dict(zip(names, v)) for text,v,_ in found}
     visits = pd.concat([o.assign(option=text) for text,_,o in found])
@@ -154,11 +150,10 @@ def with_options(
 def best_option(
     rows:pd.DataFrame, # Visits; those without a rate can't be compared
     names,  # The settings that make an option
-    sep=', ',
 )->tuple: # The `Choice`, its row of `ratios`, and the visits with `option`; or None
     "The simplest option that is enough, beside the option to compare it with"
     if not rows.images_per_s.gt(0).any(): return
-    visits, settings = with_options(rows, names, sep)
+    visits, settings = with_options(rows, names)
     if len(groups(visits[visits.images_per_s.gt(0)], ['option']))<2: return
     choice = choose(ratios(visits, 'option'), settings)
     return choice, ratios(visits, 'option', choice.than).loc[choice.option], visits
@@ -193,7 +188,7 @@ def best_settings(w:pd.DataFrame)->list[str]:
     if w.measure.nunique()>1: names.append('measure')
     for side,rows in w[is_fair(w)].groupby('side', sort=False):
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs.unique().items()))
-        if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names, ' · '), side)
+        if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names), side)
     return out
 
 # %% ../../nbs/show/05_findings.ipynb #c182aa1d

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ..ground.core import (
     cpu_quota, describe_machine, file_text, n_visible_cores, open_nvml, package_version)
-from ..ground.record import FIELDS, plain_record
+from ..ground.record import FIELDS, label_of, plain_record
 from .nvml import Gpu, attempt, error_words, throttle_words
 
 # %% ../../nbs/watch/05_doctor.ipynb #97801b14
@@ -348,7 +348,7 @@ def examine(root='/')->dict: # Keys: machine, gpu, findings
 def as_text(exam:dict)->str:
     "The result of `examine` for people"
     words = {'True': 'yes', 'False': 'no', 'None': '-'}
-    rows = {FIELDS[k].words(): words.get(str(v), v) for k,v in exam['machine'].items()}
+    rows = {label_of(k): words.get(str(v), v) for k,v in exam['machine'].items()}
     width = max(map(len, rows), default=0)
     lines = ['This machine', *(f'  {k:{width}}  {v}' for k,v in rows.items()), '', exam['gpu'], '']
     for o in exam['findings']:

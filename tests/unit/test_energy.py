@@ -28,8 +28,8 @@ def test_a_monitored_sweep_and_a_report_with_prices(tmp_path):
     assert said.exit_code==0, said.output
     assert read_records(tmp_path/'mine').monitored_s.item()>0
     said = call('report', tmp_path/'mine', '--price-per-hour', 'cpu=0.25')
-    assert said.exit_code==0 and 'price of 1,000 epochs' in said.stdout and 'price of 1,000 epochs' in (tmp_path/'mine'/'report.html').read_text()
-    assert 'price of 1,000 epochs' not in call('report', tmp_path/'mine').stdout
+    assert said.exit_code==0 and 'price of a million images' in said.stdout and 'price of a million images' in (tmp_path/'mine'/'report.html').read_text()
+    assert 'price of a million images' not in call('report', tmp_path/'mine').stdout
     for price,says in (('cpu=x', 'form [NAME=]PRICE'), ('cpu=-1', 'number above 0'), ('cpus=1', "Did you mean 'cpu'?")):
         said = call('report', tmp_path/'mine', '--price-per-hour', price)
         assert said.exit_code==2 and says in said.stderr, said.output

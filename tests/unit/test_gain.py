@@ -23,7 +23,7 @@ from gpubench import gain
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
 from gpubench.run.ways import FitTimes, PartTimes, Way, decode_once, find_ways, glance, visit
-from gpubench.show.gain import Gain, pooled, predicted
+from gpubench.show.gain import Gain, pooled
 from gpubench.step.fast import speed_up
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
@@ -56,7 +56,7 @@ def short(monkeypatch): monkeypatch.setattr(gpubench.show.gain, 'TIMES_S', dict(
 def test_a_slow_transform_is_named():
     found = gain(small_cnn(photos([slow_tfm])), 2)
     assert 'waiting for data' in found.reason() and 'slow_tfm' in found.reason()
-    assert predicted(found.stock, found.noise).mid>2*80*.03
+    assert found.predicted(found.stock).mid>2*80*.03
 
 def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
     learn = synth_learner(n_trn=20, cbs=SleepsCallback())

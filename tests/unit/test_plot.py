@@ -11,7 +11,7 @@ from made_up_records import HOSTILE, PARTS, visits
 
 from gpubench.show import plot
 from gpubench.show.compare import compare
-from gpubench.ground.record import FIELDS
+from gpubench.ground.record import USUAL
 from gpubench.run import trial
 from gpubench.run.trial import Trial
 
@@ -25,7 +25,7 @@ def close_figures():
 def test_every_setting_of_a_trial_has_words():
     "Without one, medians would mix configurations; `speed_up` is recorded as its parts"
     names = {o.name for o in fields(Trial)}-{'speed_up'}
-    assert names | {*trial.PARTS} == {o.name for o in FIELDS.values() if o.kind=='setting'}
+    assert names | {*trial.PARTS} == {*USUAL}
 
 
 # ---- figures

@@ -7,8 +7,8 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from gpubench.ground.record import FIELDS, SCHEMA_VERSION, record_rows
-from gpubench.ground.stats import SETTINGS, plain_value
+from gpubench.ground.record import SCHEMA_VERSION, USUAL, record_rows
+from gpubench.ground.stats import SETTINGS, WORDINGS, plain_value
 from gpubench.show.compare import fmt
 from gpubench.show.draw import ON_DARK, ON_LIGHT
 from gpubench.show.findings import PARTS, is_usual
@@ -66,8 +66,8 @@ def configurations(visits):
 
 def page_data(visits):
     "What the page knows: the visits, and how the library words settings and the parts of a step"
-    usual = {o: FIELDS[o].usual for o in names if is_usual(o, FIELDS[o].usual)}
-    words = {o: dict(wording=FIELDS[o].wording, usual=usual.get(o)) for o in names} | dict(n_train=dict(wording='{:,} training images'))
+    usual = {o: USUAL[o] for o in SETTINGS if is_usual(o, USUAL[o])}
+    words = {o: dict(wording=WORDINGS.get(o, f'{o} {{}}'), usual=usual.get(o)) for o in names} | dict(n_train=dict(wording='{:,} training images'))
     parts = [dict(words=o.words, phases=o.phases, least=o.least_frac) for o in PARTS]
     return dict(configurations=[*configurations(visits)], settings=words, images=images, parts=parts, schema=SCHEMA_VERSION,
                 n_visits=len(visits))

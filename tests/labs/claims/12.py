@@ -36,22 +36,16 @@ with TemporaryDirectory() as empty, planted(folders=[empty]):
     again('own = read_lab_records')
     assert len(own)==0 and {*fair(found).values()}=={'not measured'} and len(found)==len(every)
     again('import matplotlib.pyplot as plt')
-    again('path = write_advice')
-    assert 'Nothing has been measured yet.' in text and all(f'- {o}: Not measured here' in text for o in every)
 shipped = Path(lab_records('01_cpu_vs_gpu.jsonl')).parent
 with planted(folders=[str(shipped/f'{o}.jsonl') for o in ('01_cpu_vs_gpu', '02_batch_size')]):
     again('own = read_lab_records')
     kinds = fair(found)
     assert [k for k in every if kinds[k]!='not measured']==['device', 'batch size']
-    again('path = write_advice')
-    assert '- workers: Not measured here: run lab 04.' in text and '02_batch_size of 2026-11-21: 6 and 3 visits' in text
+    table = advice_table(found)
+    assert 'run lab 04' in table['what to do']['workers'] and '02_batch_size of 2026-11-21: 6 and 3 visits' in [*table['rests on']]
 with planted(folders=[str(shipped)]):
     again('own = read_lab_records')
     assert advise(own[own.gpu=='NVIDIA H200'])==recorded
-
-# %% A report in which somebody may have written is never written over
-first = path.read_bytes()
-assert again('path = write_advice') is None and path.read_bytes()==first and len({*lab.folder.glob('12_report*.md')})>1
 
 # %% The price of a training, and the slowest it may be is the dearest
 prices = pd.DataFrame(costs).T
