@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubench.data import loaders as data
-from gpubench.data.loaders import LOADERS, BatchAugment, get_dls, get_images
+from gpubench.data.loaders import LOADERS, get_dls, get_images
 from gpubench.data import sets
 from gpubench.data.folders import IMAGE_SUFFIXES
 from gpubench.data.birds import draw_wood
@@ -242,33 +242,21 @@ def test_truncated_file_is_named(loader, animals):
     (dict(seed=-1), 'seed must be'), (dict(seed=.5), 'not 0.5'),
     (dict(max_images=0), 'max_images must be'), (dict(max_images=19), 'max_images=19 is too few'),
     (dict(dataset='synthetic', max_images=19), "max_images of 'synthetic' must be .*at least 20, not 19"),
-    (dict(augment=[BatchAugment()]), 'True, False or a `BatchAugment`'), (dict(augment='yes'), 'True, False or a `BatchAugment`'),
     (dict(dataset=''), "There is no data set or folder named ''"), (dict(device='gpu'), "no device 'gpu'")], ids=str)
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match): get_dls(**dict(device='cpu') | kwargs)
 
-@pytest.mark.parametrize('loader', LOADERS)
-def test_augmentation_changes_training_images_alone_and_a_seed_repeats_it(loader):
-    plain, one, two = (get_dls(max_images=100, bs=16, loader=loader, device='cpu', augment=o) for o in (False, True, True))
-    def batches(dls):
-        torch.manual_seed(3)
-        return [xb for xb,_ in dls.train], [xb for xb,_ in dls.valid]
-    (a, av), (b, bv), (c, _) = map(batches, (plain, one, two))
-    assert all(map(torch.equal, b, c)) and not any(map(torch.equal, a, b)) and all(map(torch.equal, av, bv))
-    assert [(type(o), o.shape, o.dtype) for o in a]==[(type(o), o.shape, o.dtype) for o in b]
-
-
 def test_images_that_do_not_fit_on_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda device: (1000, 10**9))
     with pytest.raises(RuntimeError, match=r"0\.0 GiB of the GPU's memory and 0\.0 GiB are free. Use loader='memory'"):
-        data._tensor_dls(get_images(max_images=100), torch.device('cuda'), 'cuda', [])
+        data._tensor_dls(get_images(max_images=100), torch.device('cuda'), 'cuda')
 
 
 # ---- fastai's own ways to look at a loader, and what is refused at the door
 
 @pytest.mark.parametrize('loader', ['memory', 'resident'])
 def test_show_batch_unique_ends(loader):
-    dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8, augment=True)
+    dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8)
     dls.show_batch(unique=True, max_n=2)
 
 def test_a_disk_is_no_data_set():
@@ -295,11 +283,6 @@ def test_each_class_has_images_in_both_parts(sizes):
     images = replace(get_images('digits'), labels=labels, rows=None, vocab=[*map(str, range(len(sizes)))])
     train, valid = images.split()
     assert {*labels[train]}=={*labels[valid]}=={*range(len(sizes))} and sorted([*train, *valid])==[*range(len(labels))]
-
-def test_all_images_as_tensors_are_not_augmented():
-    plain, augmented = (get_dls('digits', bs=32, max_images=200, device='cpu', augment=o) for o in (False, True))
-    for a,b in zip(data.as_tensors(plain), data.as_tensors(augmented)): assert torch.equal(a, b)
-    assert BatchAugment in map(type, augmented.train.after_batch.fs)
 
 
 # ---- what people's folders look like
