@@ -243,8 +243,6 @@ class ImageSet:
         self.kept = self.rooms = self.forked_with = None
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
-    @property
-    def n_bytes_kept(self): return int(self.kept.counts[0]) if self.kept else 0
     def item(self, paths): # for a worker
         if all(map(is_file, paths)): return [*map(str, paths)], self.kept.row(paths)
         self.why_not = _no_file(next(filterfalse(is_file, paths))) # from the next pass on
@@ -535,13 +533,6 @@ def decode_all(self:FeedCallback):
             'Use fewer or smaller images.')
 
 # %% ../../nbs/data/07_images.ipynb #imgs0134
-@patch(as_prop=True)
-def notes(self:FeedCallback): # Sentences for `speed_up`'s table
-    "What became of the images"
-    if not (sets := self.pool.sets.values()): return []
-    n, gib = sum(o.n_decoded for o in sets), sum(o.n_bytes_kept for o in sets)/2**30
-    return [f'{n:,} images were decoded, {gib:.1f} GiB are in memory']
-
 @patch
 def release(self:FeedCallback):
     "Give the memory back, and let the workers end, after the pass that they may work for"

@@ -652,7 +652,7 @@ def test_images_beyond_the_memory_are_decoded_again(files, monkeypatch, n_kept):
     monkeypatch.setattr(images, 'memory_bytes', lambda: (0, 2*n_kept*n_bytes))
     learn = learner(make_dls(files, Resize(64, 'squish'), shuffle=False), feed := FeedCallback(2))
     for _ in range(2): same_again(learn, feed)
-    used = sum(o.n_bytes_kept for o in feed.pool.sets.values())//n_bytes
+    used = sum(o.kept.counts[0] for o in feed.pool.sets.values())//n_bytes
     assert used==N and n_decoded(feed)==N if n_kept==99 else used<=n_kept and n_decoded(feed)>=4*(N-n_kept)
     feed.release()
 
