@@ -216,7 +216,7 @@ def get_dls(
     pin_memory:bool=False,    # Copy batches to the GPU from page-locked memory
     n_channels:int|None=None, # 1 or 3; by default what suits the set
     max_images:int|None=None, # At most this many, each class in proportion; the size of 'synthetic'
-    labels=None,              # For a folder: a CSV file, or a pattern or function of a file's name
+    labels=None,              # For a folder: a CSV file in it, or a pattern of a file's name
 )->DataLoaders:               # Also has `n_in` (channels), `size` (px) and `name`
     "The same images, split, order and normalization through any of three loaders"
     device = pick_device('auto' if device is None else device)

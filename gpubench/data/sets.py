@@ -243,10 +243,10 @@ def check_labels(labels, dataset):
     if labels is None: return
     if not is_path(dataset): raise InputError(
         f"labels={labels!r} is for a folder of your own; {dataset!r} has labels.")
-    is_valid = callable(labels) or isinstance(labels, (str, Path)) and labels!=''
-    check_value('labels', labels, is_valid, "the path of a CSV file, a pattern of the file's name "
-                r"such as r'^(.+)_\d+', or a function of it")
-    if callable(labels) or is_table(labels, Path(dataset).expanduser()): return
+    is_text = isinstance(labels, (str, Path)) and labels!=''
+    check_value('labels', labels, is_text, "the path of a CSV file, or a pattern of the file's name "
+                r"such as r'^(.+)_\d+'")
+    if is_table(labels, Path(dataset).expanduser()): return
     try: re.compile(labels)
     except re.error as e:
         raise InputError(f"labels={labels!r} is no pattern ({e}), and no file of {dataset}.") from e
@@ -263,7 +263,7 @@ def get_images(
     size:int|None=None,       # px of the square that the model gets; by default what suits the set
     n_channels:int|None=None, # 1 or 3; by default what suits the set
     max_images:int|None=None, # At most this many, each class in proportion; the size of 'synthetic'
-    labels=None,              # For a folder: a CSV file, or a pattern or function of a file's name
+    labels=None,              # For a folder: a CSV file in it, or a pattern of a file's name
 )->ImageSet:
     "A data set by name: labels, split and where the pixels come from"
     check_dataset(dataset)
