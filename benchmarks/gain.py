@@ -64,7 +64,7 @@ FAULTS = dict( # row, what the first sentence has to name
     zero_workers=(Row('0 workers', *FEW, photos, resnet_18, 3, loaders=dict(num_workers=0)), 'workers'),
     loss_read=(Row('a callback that reads each gradient', *FEW, photos, partial(with_cb, resnet_18, ReadingCallback), 4), 'ReadingCallback'),
     tiny_batch=(Row('batches of 4', *FEW, partial(tiny, bs=4), small_cnn, 3), None), # a row of the table answers it
-    item_in_loss=(Row('a loss that is read', *FEW, partial(resident, size=64, augment=False), reading_loss, 20), '.item('))
+    item_in_loss=(Row('a loss that is read', *FEW, partial(resident, size=64), reading_loss, 20), '.item('))
 
 def run_row(name, device, quick):
     "Predicted and got, of one Learner in this process"

@@ -180,8 +180,7 @@ def texts(path, **kwargs):
     return TextDataLoaders.from_csv(path, 'csv/all.csv', **SPLIT, text_col='text', label_col='label',
                                     tok_tfm=BaseTokenizer(), bs=64, **kwargs)
 
-def resident(path, size=224, augment=True, **kwargs):
-    return get_dls(str(path), bs=64, loader='resident', size=size, augment=augment)
+def resident(path, size=224, **kwargs): return get_dls(str(path), bs=64, loader='resident', size=size)
 
 # learners: DataLoaders -> Learner
 def resnet_18(dls, **kwargs): return vision_learner(dls, resnet18, pretrained=False, metrics=accuracy, **kwargs)

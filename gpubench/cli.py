@@ -280,7 +280,7 @@ def _slurm_value(text): return int(text) if text.isdigit() else text=='true' or 
 # %% ../nbs/00_cli.ipynb #8adcb06e
 @_command
 def sweep_command(
-    dataset:WORDS=None,     # digits, mnist, cifar10, …, or a folder with a folder for each class
+    dataset:WORDS=None,     # digits, birds, mnist, …, or a folder with a folder for each class
     model:WORDS=None,       # lenet, cnn_small, resnet18, …, or module:function for your own
     bs:NUMBERS=None,        # Batch sizes: images per step
     n_workers:NUMBERS=None, # Worker processes that prepare batches

@@ -24,7 +24,6 @@ from fastai.vision.augment import (
     RandTransform, Rotate, SpaceTfm, Warp, Zoom, _BrightnessLogit, _ContrastLogit, _WarpCoord,
     _draw_mask, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
 from torch.nn import functional
-from .loaders import BatchAugment
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500012
 def warp_mat(x, y): # (n,) fastai's `x_t` and `y_t` -> (n, 3, 3)
@@ -103,8 +102,7 @@ def on_device():
         for o in before: setattr(*o)
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500032
-_FOLDERS = tuple(str(Path(inspect.getfile(o)).parent)
-                 for o in (fastai, fasttransform, PIL, BatchAugment))
+_FOLDERS = tuple(str(Path(inspect.getfile(o)).parent) for o in (fastai, fasttransform, PIL))
 
 def functions_of(v): # of a method, a property, a transform, or a function that Plum dispatches
     v = getattr(v, 'encodes', v)
@@ -113,7 +111,7 @@ def functions_of(v): # of a method, a property, a transform, or a function that 
     return [v] if callable(v) else []
 
 def is_fastais(v):
-    "Is its code fastai's, or of the libraries that fastai calls or that this notebook is in?"
+    "Is its code fastai's, or of the libraries that fastai calls?"
     def is_theirs(f):
         f = f if inspect.isroutine(f) or inspect.isclass(f) else type(f)
         try: return inspect.getfile(f).startswith(_FOLDERS)
@@ -141,8 +139,8 @@ def _is_mat(f):
 def _is_part(o): return type(o) in _PARTS and is_untouched(o) and _draws_on_device(vars(o))
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500332
-_KNOWN = {IntToFloatTensor, Normalize, BatchAugment, AffineCoordTfm, Flip, Dihedral, Rotate, Zoom,
-          Warp, SpaceTfm, LightingTfm, Brightness, Contrast}
+_KNOWN = {IntToFloatTensor, Normalize, AffineCoordTfm, Flip, Dihedral, Rotate, Zoom, Warp, SpaceTfm,
+          LightingTfm, Brightness, Contrast}
 
 def can_be_captured(t):
     "Is it known that a transform neither waits for the device nor draws on the host?"

@@ -78,7 +78,6 @@ def is_table(labels, root)->bool:
 def labeller(labels, root:Path, files:list)->Callable: # From a file to its class, or None
     "What `labels` means for the files of a folder"
     if labels is None: return lambda o: o.parent.name
-    if callable(labels): return lambda o: None if (name := labels(o.name)) is None else str(name)
     if is_table(labels, root): return read_labels(root/Path(labels).expanduser(), root, files).get
     pattern = re.compile(labels)
     def label(file):

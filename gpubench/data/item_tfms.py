@@ -184,7 +184,7 @@ def stamp_of(paths): # changes with the files
 class KeptImages:
     "What was decoded of items' files, as bytes, up to `n_bytes`"
     def __init__(self, n_items, n_images, n_bytes): # `n_images`: of an item
-        self.memory, self.n_images = shared(np.uint8, n_bytes), n_images
+        self.memory = shared(np.uint8, n_bytes)
         self.table = shared(np.int64, n_items, 2+3*n_images) # begin+1, stamp, shapes
         self.counts = shared(np.int64, 2)                   # bytes in use, items decoded
         self.lock, self.rows = multiprocessing.get_context('fork').Lock(), {}

@@ -51,15 +51,6 @@ def why_not(
     is_x86 = platform.machine() in ('x86_64', 'AMD64') and torch.backends.mkldnn.is_available()
     return '' if is_x86 else 'Its layout was measured on x86 processors only.'
 
-# %% ../../nbs/step/10_fast.ipynb #ba6a18ef
-BROUGHT = { # how many times as fast a step got by each in turn, on an H200: benchmarks/results
-    'bf16': '0.8 to 2.2, with channels_last', 'channels_last': '1.0 to 1.6 in fp32',
-    'recorder': '1.0 alone', 'fused step': '1.0 to 2.0',
-    'CUDA graph': '1.03 to 20; compiled, 1.3 to 1.6 more'}
-BROUGHT_CPU = { # the MNIST CNN at batch 1000, by an earlier version on two cores of an EPYC
-    'pages': 'up to 1.9', 'channels_last': 'up to 1.6',
-    'oneDNN': 'up to 1.4 more, with the fused step'}
-
 # %% ../../nbs/step/10_fast.ipynb #1f562422
 def device_of(learn)->torch.device:
     "Where fastai trains a Learner; loaders of PyTorch's don't say"
@@ -68,14 +59,14 @@ def device_of(learn)->torch.device:
     return next((p.device for p in learn.model.parameters()), torch.device('cpu'))
 
 # %% ../../nbs/step/10_fast.ipynb #3f643a5e
-def _row(part, on, why, cb, brings):
+def _row(part, on, why, cb):
     n, refusal = getattr(cb, 'n_done', ...), getattr(cb, 'why_not', '')
     is_on = on and not (n==0 or refusal and n in (None, ...))
     if not is_on: why = refusal or (why if not on else 'It did nothing in the last fit.')
     elif n is None: why += '; from the next fit on'
     elif n is not ...: why += f'; {n:,} times in the last fit'
     if is_on and refusal: why = f"{why.rstrip('.')}. {refusal}"
-    return dict(part=part, on=is_on, why=why, brings=brings if is_on else '')
+    return dict(part=part, on=is_on, why=why)
 
 # %% ../../nbs/step/10_fast.ipynb #c06d4f4a
 class _Table:
@@ -97,14 +88,11 @@ class _Table:
             self.undos.callback(self.learn.remove_cb, cb)
         if undo: self.undos.callback(undo)
     def to_df(self)->pd.DataFrame:
-        "`part`; `on` in the last fit; `why`: how often, or why not; `brings`: times as fast"
-        brought = BROUGHT if self.on_gpu else BROUGHT_CPU
-        return pd.DataFrame([_row(**o, brings=brought.get(o['part'], '')) for o in self.rows])
+        "`part`; `on` in the last fit; `why`: how often, or why not"
+        return pd.DataFrame([_row(**o) for o in self.rows])
     def __repr__(self):
-        def line(o):
-            brings = f' (times as fast: {o.brings})' if o.brings else ''
-            return f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}{brings}"
-        return '\n'.join(map(line, self.to_df().itertuples()))
+        rows = self.to_df().itertuples()
+        return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}" for o in rows)
     def _repr_html_(self): return self.to_df().to_html(index=False)
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40

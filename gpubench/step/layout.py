@@ -213,11 +213,9 @@ def try_sample(self:OneDNNCallback):
     return 'The network keeps activations.' if is_kept else ''
 
 # %% ../../nbs/step/04_layout.ipynb #a5e4f85b
-def keep_pages(
-    system=None, # What `platform.system()` returns; tests pass another
-)->str: # Why not; empty if it was done
+def keep_pages()->str: # Why not; empty if it was done
     "Make glibc keep large blocks of memory instead of returning them; this can't be undone"
-    if (system or platform.system())!='Linux' or platform.libc_ver()[0]!='glibc':
+    if platform.libc_ver()[0]!='glibc':
         return 'Only glibc, on Linux, can be asked to keep its pages.'
     mallopt = ctypes.CDLL(None).mallopt
     trim_threshold, mmap_threshold, largest = -1, -3, (1<<30, 1<<25)    # older versions take 32 MiB

@@ -28,7 +28,7 @@ from torchvision.models.resnet import BasicBlock, ResNet, resnet18
 
 import gpubench
 from gpubench.step import capture, graphed, optim
-from gpubench.data.loaders import BatchAugment, get_dls
+from gpubench.data.loaders import get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine
 from gpubench.step.fast import (FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
@@ -57,9 +57,9 @@ def network():
 def fused_adam(params, lr, **kwargs): return fuse(Adam(params, lr, **kwargs))
 def split(model): return [params(model[0]), [o for o in model.parameters() if not any(o is p for p in params(model[0]))]]
 def learner(graph, cbs=(), drop_last=True, model=network, path='.', gathered=False, loss_func=CrossEntropyLossFlat,
-            metrics=lambda: accuracy, device='cpu', augment=False, size=8, make=None, **kwargs):
+            metrics=lambda: accuracy, device='cpu', size=8, make=None, **kwargs):
     set_seed(0)
-    dls = get_dls('digits', bs=32, loader='resident', device=device, max_images=230, size=size, augment=augment)
+    dls = get_dls('digits', bs=32, loader='resident', device=device, max_images=230, size=size)
     dls.train.drop_last = drop_last
     cb = GraphedStepCallback(capture=TapeCapture() if device=='cpu' else None) if graph else FuseCallback()
     learn = (make or Learner)(dls, model(), cbs=[cb, *cbs], loss_func=loss_func(), metrics=metrics(), path=path,
@@ -131,7 +131,6 @@ CASES = dict(
     accumulate=(one_cycle, dict(cbs=lambda: [GradientAccumulation(80)])),
     accumulate_and_clip=(twice, dict(cbs=lambda: [GradientAccumulation(64), GradientClip(.1)], drop_last=False)),
     bf16=(one_cycle, dict(cbs=lambda: [MixedPrecision(amp_mode='bf16')])),
-    augment=(one_cycle, dict(augment=BatchAugment(True, 1))),
     vision_learner=(saved_and_loaded, dict(make=vision_learner, model=lambda: resnet, size=32, opt_func=fused_adam, pretrained=False,
                                            n_in=1, splitter=model_meta[resnet18]['split'])))
 
@@ -231,7 +230,7 @@ def test_a_refused_graph_leaves_mixed_batches_to_fastai(interrupt, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count()<2, reason='needs two GPUs')
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('case', ['one_cycle', 'short_last_batch', 'bf16', 'augment'])
+@pytest.mark.parametrize('case', ['one_cycle', 'short_last_batch', 'bf16'])
 def test_a_step_on_a_gpu_that_is_not_the_current_one(case):
     act, kwargs = CASES[case]
     for o in compare(act, device='cuda:1', **kwargs)[1:]: assert o.graphed_step.why_not=='' and o.graphed_step.n_replays>=4
@@ -382,7 +381,7 @@ def compare_compiled(case, gathered, device, path):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('case, gathered', [*((o, g) for o in COMPILED for g in (False, True)),
-                                            *((o, False) for o in ('accumulate', 'augment'))])
+                                            ('accumulate', False)])
 def test_a_captured_step_of_compiled_kernels_trains_as_the_eager_one_does(case, gathered, device, autocast, compiler, tmp_path):
     compare_compiled(case, gathered, device, tmp_path)
 
@@ -398,17 +397,16 @@ class Dropped(nn.Module):
         return self.body(x*kept)
 
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('kwargs, gathered', [(dict(model=Dropped), False), (dict(model=Dropped), True),
-                                              (dict(model=without_dropout, augment=CASES['augment'][1]['augment']), True)])
-def test_each_replay_of_compiled_kernels_draws_its_own_random_numbers(kwargs, gathered, device, compiler):
-    learn = learner(True, gathered=gathered, device=device, splitter=params, **kwargs)
+@pytest.mark.parametrize('gathered', [False, True])
+def test_each_replay_of_compiled_kernels_draws_its_own_random_numbers(gathered, device, compiler):
+    learn = learner(True, gathered=gathered, device=device, splitter=params, model=Dropped)
     learn.graphed_step.compile, learn.dls.train.shuffle, learn.recorder.smooth_loss.beta = True, False, 0.
     learn.fit(4, 0.)                                                       # each epoch has the same weights and batches
     assert learn.graphed_step.why_not=='' and learn.graphed_step.n_replays==16
     losses = torch.stack(learn.recorder.losses).view(4, 5)[1:]             # of replays
     assert all(len(o.unique())==3 for o in losses.T)
-    if (fractions := getattr(learn.model, 'fractions', None)) is not None:
-        assert len(fractions.unique())>8 and abs(fractions.mean()-.5)<.02
+    fractions = learn.model.fractions
+    assert len(fractions.unique())>8 and abs(fractions.mean()-.5)<.02
 
 
 class ScalarParameter(nn.Module):

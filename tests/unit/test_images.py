@@ -652,7 +652,7 @@ def test_images_beyond_the_memory_are_decoded_again(files, monkeypatch, n_kept):
     monkeypatch.setattr(images, 'memory_bytes', lambda: (0, 2*n_kept*n_bytes))
     learn = learner(make_dls(files, Resize(64, 'squish'), shuffle=False), feed := FeedCallback(2))
     for _ in range(2): same_again(learn, feed)
-    used = sum(o.n_bytes_kept for o in feed.pool.sets.values())//n_bytes
+    used = sum(o.kept.counts[0] for o in feed.pool.sets.values())//n_bytes
     assert used==N and n_decoded(feed)==N if n_kept==99 else used<=n_kept and n_decoded(feed)>=4*(N-n_kept)
     feed.release()
 
@@ -688,20 +688,3 @@ def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
     (ours, a), (stock, b) = run(FeedCallback(2)), run()
     check_same(ours, stock)
     assert a==b
-
-
-def test_the_validation_begins_while_the_training_ends(files):
-    "Its images are decoded; a user's own function makes labels in their turn"
-    asked, early = [], []
-    def get_y(f):
-        asked.append(f)
-        return label(f)
-    learn = learner(make_dls(files, get_y=get_y), feed := FeedCallback(2))
-    def wait():
-        until = time.monotonic()+20
-        while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
-        early.append((n_decoded(feed), feed.pool.early is not None, sum(f in files[8:] for f in asked)))
-        asked.clear()
-    asked.clear()
-    quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
-    assert early==[(N, True, 0), (N, True, N-8)] and n_decoded(feed)==N
