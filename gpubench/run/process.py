@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -36,20 +36,16 @@ def adopt_switches(state:dict): # As `core.inherited` returns it
 
 # %% ../../nbs/run/05_process.ipynb #599f2eb0
 class Surroundings:
-    "What a measurement depends on and a fresh process doesn't inherit"
-    def __init__(self):
-        self.env, self.cwd, self.path = dict(os.environ), os.getcwd(), list(sys.path)
-        self.start_method, self.state = get_start_method(allow_none=True), inherited()
+    "What a measurement depends on and multiprocessing doesn't pass on to a fresh process"
+    def __init__(self): self.env, self.path, self.state = dict(os.environ), [*sys.path], inherited()
     def adopt(self):
         "Give them to this process"
         import torch
         os.environ.clear()
         os.environ.update(self.env)
-        os.chdir(self.cwd)
         sys.path[:] = self.path
         torch.set_num_threads(self.state['torch_threads'])
         adopt_switches(self.state)
-        set_start_method(self.start_method, force=True) # of a loader's workers
 
 # %% ../../nbs/run/05_process.ipynb #0581c2c0
 def _end_with(line):
