@@ -7,24 +7,21 @@ __all__ = ['check_fit', 'train', 'check_batches', 'own_callbacks', 'warm_up_copy
 
 # %% ../../nbs/run/04_learner.ipynb #9b843db9
 import math
-import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from operator import length_hint
 from time import perf_counter
-from types import SimpleNamespace
 
 from fastai.basics import Callback, CancelFitException, Learner
-from fastai.callback.all import TrackerCallback # and `fit_one_cycle`, `fine_tune` for Learners
 
 from ..ground.core import (
     InputError, StateError, check_value, check_whole, free_memory, is_number)
-from ..data.images import FeedCallback, batches_ahead
+from ..data.images import FeedCallback
 from .models import count_params
 from .observed import WatchFitCallback, epoch_times, refuse_wrong
 from ..watch.timing import StepTimerCallback
-from .trial import WARM_UP_MS, WARM_UP_STEPS
-from .twins import copy_training, states_kept
+from .trial import WARM_UP_MS, WARM_UP_STEPS, Trial, divergence
+from .twins import Twins, states_kept
 
 # %% ../../nbs/run/04_learner.ipynb #304576bb
 _FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
@@ -65,10 +62,10 @@ class _WarmUpCallback(Callback):
 def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
     "Train a copy for some steps; what can't be copied isn't warmed up"
     start_s, cb = perf_counter(), _WarmUpCallback()
-    with states_kept(learn), tempfile.TemporaryDirectory() as folder:
+    with states_kept(learn):
         try:
-            new, _ = copy_training(learn, folder)
-            new.remove_cbs([*own_callbacks(new), TrackerCallback]).add_cb(cb)
+            new = (twins := Twins(learn))() # whose folder goes with them
+            new.remove_cbs(own_callbacks(new)).add_cb(cb)
             new.metrics = []
             train(new, 'fit' if callable(fit) else fit, 1)
         except Exception: pass # of the user's code; if it matters, the training meets it
@@ -129,9 +126,8 @@ def _times(df, epochs, ran, is_fed):
     replayed = df.graph_ms.notna()
     if replayed.any(): df = df[replayed] # the steps before a capture are unlike the others
     df, n_workers = df.assign(step=df.groupby(['fit', 'epoch']).cumcount()), ran['n_workers'] or 0
-    like_trial = SimpleNamespace(
-        bs=bs or 1, n_workers=n_workers, n_ahead=batches_ahead(is_fed, n_workers),
-        round_length=max(1, n_workers)*(ran['accumulate'] or 1))
+    like_trial = Trial(bs=bs or 1, n_workers=n_workers, accumulate=int(ran['accumulate'] or 1),
+                       loader='cached' if is_fed else 'files')
     times = epoch_times(df, epochs, like_trial, epochs.n_steps.median())
     return times | dict(n_steps=n_steps, n_images=n_images, images_per_s=n_images/times['epoch_s'])
 
@@ -161,11 +157,8 @@ def time_learner(
     n_epoch = len(seen.epochs)  # a function counts in its own way
     ran['n_epoch'] = None if callable(fit) and n_epoch!=asked['n_epoch'] else n_epoch
     happened = {k: _happened(k, v, ran.get(k)) for k,v in asked.items()}
-    refuse_wrong(f"{k} should have been {asked[k]!r}, but was {ran[k]!r}"
-                 for k,is_so in happened.items() if is_so is False)
-    loss = seen.epochs[-1]['loss']
-    if loss is not None and not math.isfinite(loss):
-        return dict(status='error', error=f"The loss is {loss}. Try a smaller learning rate.")
+    refuse_wrong({k: (asked[k], ran[k]) for k,is_so in happened.items() if is_so is False})
+    if fault := divergence(seen.epochs[-1]['loss']): return fault
     is_fed = any(isinstance(o, FeedCallback) and o.n_done for o in learn.cbs)
     record |= _times(df, epochs, ran, is_fed) | seen.epochs[-1] | dict(
         n_params=count_params(learn.model), dtype_seen=seen.dtype,

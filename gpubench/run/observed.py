@@ -123,10 +123,12 @@ def before_batch(self:WatchFitCallback):
         with untouched(self.model), torch.no_grad(): self.model.eval()(*sample)
 
 # %% ../../nbs/run/02_observed.ipynb #0b6bd45f
-def refuse_wrong(wrong): # A phrase for each setting that didn't happen
+def refuse_wrong(wrong): # Setting -> as asked for, as it ran
     "A `StateError` if there are any"
-    if wrong := '; '.join(wrong): raise StateError(
-        f"Some settings had no effect: {wrong}. The times would be mislabeled, so none are given.")
+    def was(ran): return 'could not be seen at work' if ran is None else f'was {ran}'
+    text = '; '.join(f'{k} should have been {asked}, but {was(ran)}' for k,(asked,ran) in wrong.items())
+    if text: raise StateError(
+        f"Some settings had no effect: {text}. The times would be mislabeled, so none are given.")
 
 # %% ../../nbs/run/02_observed.ipynb #86385360
 _TIMES = [*PHASE_NAMES, 'step_ms']

@@ -117,8 +117,8 @@ def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial w
     elif not isinstance(e, UserError): text = f'{type(e).__name__}: {text}'.removesuffix(': ')
     hint = next((hint for pattern,hint in _HINTS.items() if re.search(pattern, text)), '')
     status = 'skipped' if isinstance(e, impossible) else 'error'
-    is_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
-    if is_memory or any(o in str(e) for o in _OUT_OF_MEMORY): status = 'oom'
+    is_memory = isinstance(e, MemoryError) or any(o in str(e) for o in _OUT_OF_MEMORY)
+    if is_memory: status = 'oom'
     return dict(status=status, error=text[:1000]+hint+user_place(e))
 
 # %% ../../nbs/run/06_sweep.ipynb #336f53e5

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TRIAL_LOADERS', 'WARM_UP_STEPS', 'WARM_UP_MS', 'Trial', 'resolve', 'SeenCallback', 'warm_up', 'make_learner',
-           'time_more', 'train_monitored', 'about', 'check_measure', 'run_trial']
+           'time_more', 'train_monitored', 'about', 'divergence', 'check_measure', 'run_trial']
 
 # %% ../../nbs/run/03_trial.ipynb #57381b51
 import hashlib
@@ -127,51 +127,39 @@ def trial_id(self:Trial)->str: # 10 hexadecimal digits
     return hashlib.sha1(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 # %% ../../nbs/run/03_trial.ipynb #2b32e923
-_ON_XLA = dict(loader=['memory', 'files'], precision=['fp32', 'bf16']) | { # setting -> XLA's
-    o.name: [o.default] for o in fields(Settings) if o.type is bool and o.name!='pretrained'
-    or o.name in ('speed_up', 'n_devices', 'accumulate')}
+_ALLOWED = dict( # device -> setting -> its values there
+    cpu=dict(precision=['fp32', 'ieee', 'bf16'], sync_bn=[False], pin_memory=[False]),
+    xla=dict(precision=['fp32', 'bf16'], sync_bn=[False], pin_memory=[False], speed_up=[''],
+             loader=['memory', 'files'], n_devices=[1], accumulate=[1]))
 
 _FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPUs', onednn='CPUs')
 
-def _refusals_of_device(t): # of a `Trial`: is it so, and why that can't be
-    for name,values in _ON_XLA.items() if t.device=='xla' else ():
-        yield getattr(t, name) not in values, (
-            f"{name}={getattr(t, name)!r} isn't supported with device='xla'. "
+# %% ../../nbs/run/03_trial.ipynb #56d9d3f0
+def _refusals(t): # Why a `Trial` can't run
+    for name,values in _ALLOWED.get(t.device, {}).items():
+        if getattr(t, name) not in values: yield (
+            f"{name}={getattr(t, name)!r} isn't supported with device={t.device!r}. "
             f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
     other = 'GPUs' if t.device=='cpu' else 'CPUs'
     for o in t.parts:
-        yield _FOR.get(o)==other, (
+        if _FOR.get(o)==other: yield (
             f"The part {o!r} of speed_up is for {other}. Leave it out with device={t.device!r}.")
-
-# %% ../../nbs/run/03_trial.ipynb #56d9d3f0
-def _refusals(t): # of all devices
-    on_cpu = t.device=='cpu'
-    yield on_cpu and t.precision=='fp16', (
-        "precision='fp16' does nothing on a CPU: fastai's to_fp16 leaves everything in float32 "
-        "there. Use 'bf16' or 'fp32', or a GPU.")
-    yield on_cpu and t.precision=='tf32', (
-        "precision='tf32' exists on NVIDIA GPUs only. Use 'fp32' on a CPU.")
-    yield on_cpu and t.sync_bn, (
-        "sync_bn=True needs GPUs: PyTorch has no SyncBatchNorm for CPUs. Use sync_bn=False.")
-    yield on_cpu and t.pin_memory, (
-        "pin_memory=True speeds up copies to a GPU. Use pin_memory=False on a CPU.")
-    yield t.precision=='bf16' and not has_bf16(t.device), (
+    if t.precision=='bf16' and not has_bf16(t.device): yield (
         f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
-    yield t.n_devices>1 and 'compile' in t.parts and t.all_reduce=='buckets', (
+    if t.n_devices>1 and 'compile' in t.parts and t.all_reduce=='buckets': yield (
         "speed_up='compile' on several devices needs all_reduce='flat': a compiled backward pass "
         "can't send buckets early.")
-    yield t.loader=='cached' and t.n_workers>0, (
+    if t.loader=='cached' and t.n_workers>0: yield (
         f"loader='cached' has its own processes, so n_workers={t.n_workers} would start "
         "processes with nothing to do. Use n_workers=0, or loader='files'.")
-    yield t.loader=='files' and 'all' in t.parts, (
+    if t.loader=='files' and 'all' in t.parts: yield (
         "speed_up decodes files once. Use loader='cached', which does the same.")
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
     "`trial` on this machine; a `ValueError` if it can't run here"
     trial = trial.but(device=str(pick_device(trial.device)))
-    for is_so,why in (*_refusals(trial), *_refusals_of_device(trial)):
-        if is_so: raise InputError(why)
+    for why in _refusals(trial): raise InputError(why)
     if trial.n_devices>1: check_group(trial.n_devices, trial.device)
     if is_path(trial.dataset): find_folder(trial.dataset)
     if ':' in trial.model: find_factory(trial.model)
@@ -211,8 +199,8 @@ def settings_seen(self:SeenCallback, trial)->dict:
         'TF32 in products and convolutions, and the search for kernels':
             ((*TF32[trial.precision], searches),
              self.switches and (*self.switches[:2], searches if is_all else self.switches[2])),
-        'channels_last': (self.is_channels_last if is_all else 'channels_last' in trial.parts,
-                          self.is_channels_last),
+        'the layout channels_last': (self.is_channels_last if is_all else 'channels_last' in trial.parts,
+                                     self.is_channels_last),
         'the number of workers': (trial.n_workers, self.n_workers),
         'pinned memory': (trial.pin_memory or is_cached and trial.device!='cpu',
                           pinned.iloc[0] if len(pinned) else None),
@@ -232,11 +220,10 @@ def verify(self:SeenCallback, trial:Trial):
     "A `RuntimeError` that names the settings that didn't happen in the last fit"
     def is_wrong(asked, ran): # None is accepted, except for these
         return asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))
-    def words(ran): return 'could not be seen at work' if ran is None else f'was {ran}'
-    wrong = [f"{what} should have been {asked}, but {words(ran)}"
-             for what,(asked,ran) in self.settings_seen(trial).items() if is_wrong(asked, ran)]
-    refuse_wrong(wrong+[f"{part} should have been on, but wasn't: {why.rstrip('.')}"
-                        for part,(on,why) in self.ran(trial).items() if part in trial.parts and not on])
+    parts = {k: (True, on or why.rstrip('.')) for k,(on,why) in self.ran(trial).items()
+             if k in trial.parts}
+    seen = self.settings_seen(trial) | parts
+    refuse_wrong({k: o for k,o in seen.items() if is_wrong(*o)})
 
 # %% ../../nbs/run/03_trial.ipynb #1087ec17
 class _ShortEpochsCallback(Callback):
@@ -412,10 +399,10 @@ def about(trial:Trial)->dict:
     ) | settings | parts | machine
 
 # %% ../../nbs/run/03_trial.ipynb #63b3cc62
-def _divergence(losses, lr): # `status` and `error` if one of them isn't finite
+def divergence(*losses)->dict: # `status` and `error` if one of them isn't finite; None wasn't measured
     lost = [float(o) for o in losses if o is not None and not math.isfinite(o)]
     if not lost: return {}
-    return dict(status='error', error=f'The loss is {lost[0]}. Try a smaller learning rate than {lr}.')
+    return dict(status='error', error=f'The loss is {lost[0]}. Try a smaller learning rate.')
 
 # %% ../../nbs/run/03_trial.ipynb #b3e63bf3
 def _peak_memory(device): # MiB; None on a CPU
@@ -456,20 +443,22 @@ def _alone_ms(learn, trial):
     return max(gather(float(np.median(ms))))
 
 # %% ../../nbs/run/03_trial.ipynb #75bab642
+_OVER_RANKS = {np.mean: 'loss energy_j_per_image', np.sum: 'energy_j power_mean_w power_max_w',
+               np.max: 'peak_allocated_mib peak_reserved_mib device_used_mib'}
+
 def _across_ranks(record, learn, trial):
     "The record of the slowest rank, with what all ranks did"
     rows = gather(record)
     _check_as_one(learn)
-    slowest = max(rows, key=lambda o: (o['status']!='ok', o['epoch_s']))
-    def over_ranks(how, names): # None if a rank has none
-        values = {k: [o.get(k) for o in rows] for k in names.split() if k in record}
-        return {k: None if None in v else float(how(v)) for k,v in values.items()}
+    found = {**max(rows, key=lambda o: (o['status']!='ok', o['epoch_s']))}
+    for how,names in _OVER_RANKS.items():
+        for k in record.keys() & names.split():
+            values = [o.get(k) for o in rows] # None if a rank has none
+            found[k] = None if None in values else float(how(values))
     step_ms = [o['step_ms'] for o in rows]
-    return slowest | over_ranks(np.mean, 'loss energy_j_per_image') | over_ranks(
-        np.max, 'peak_allocated_mib peak_reserved_mib device_used_mib') | over_ranks(
-        np.sum, 'energy_j power_mean_w power_max_w') | dict(
+    return found | dict(
         process_bs=trial.process_bs, skew_frac=max(step_ms)/min(step_ms)-1,
-        sync_frac=1-_alone_ms(learn, trial)/slowest['step_ms'])
+        sync_frac=1-_alone_ms(learn, trial)/found['step_ms'])
 
 # %% ../../nbs/run/03_trial.ipynb #7ed1edd1
 def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
@@ -495,8 +484,8 @@ def _measure(device, trial, half_width, max_s, whole_epoch, monitor):
                 learn.seen.verify(trial)
             time_more(learn, trial, half_width, end_s-perf_counter())
             learn.seen.verify(trial)
-            losses = *learn.recorder.losses[-1:], learned['loss']
-            record |= learned | _divergence(losses, trial.lr) | _timed_results(learn, trial)
+            fault = divergence(*learn.recorder.losses[-1:], learned['loss'])
+            record |= learned | fault | _timed_results(learn, trial)
             if monitor: record |= train_monitored(learn, trial)
             if trial.n_devices>1: record = _across_ranks(record, learn, trial)
     return record
