@@ -39,9 +39,7 @@ def slurm_executor(folder, asked:dict, n_gpus:int): # `asked`: options of `sbatc
     if not n_gpus: options['exclusive'] = True # or CPU-bound visits would measure other jobs
     elif not {'gres', 'gpus', 'gpus_per_task'} & {*asked}: options['gpus_per_node'] = n_gpus
     options |= {k.replace('-', '_'): v for k,v in asked.items()}
-    known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
-    others = {k: v for k,v in options.items() if k not in known}
-    executor.update_parameters(**known, additional_parameters=others)
+    executor.update_parameters(time=options.pop('time'), additional_parameters=options)
     return executor
 
 # %% ../../nbs/run/05_cluster.ipynb #queue011

@@ -8,7 +8,6 @@ __all__ = ['PRETRAINED', 'MODELS', 'find_factory', 'get_model', 'count_params', 
 # %% ../../nbs/run/00_models.ipynb #752e3a8a
 import copy
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -108,9 +107,6 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
 
 def _own_model(name, n_classes, n_in):
     make = find_factory(name)
-    try: inspect.signature(make).bind(n_classes=n_classes, n_in=n_in)
-    except TypeError as e: raise InputError(
-        f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
     raise InputError(f"{name!r} returned a {type(m).__name__}, not an nn.Module.")

@@ -72,9 +72,7 @@ def _part_names(value)->str: # '', 'all', 'all compile', or names from `PARTS` i
     return ' '.join(o for o in ('all', *PARTS) if o in names)
 
 # %% ../../nbs/run/03_trial.ipynb #142af0af
-TRIAL_LOADERS = { # name -> where batches come from
-    'files': 'files, decoded in each epoch', 'memory': 'one tensor of decoded images',
-    'resident': 'that tensor on the device', 'cached': 'files, decoded once, as `speed_up` does'}
+TRIAL_LOADERS = 'files', 'memory', 'resident', 'cached'
 
 def _check_names(trial):
     check_dataset(trial.dataset)
@@ -136,14 +134,6 @@ _FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPU
 
 # %% ../../nbs/run/03_trial.ipynb #56d9d3f0
 def _refusals(t): # Why a `Trial` can't run
-    for name,values in _ALLOWED.get(t.device, {}).items():
-        if getattr(t, name) not in values: yield (
-            f"{name}={getattr(t, name)!r} isn't supported with device={t.device!r}. "
-            f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
-    other = 'GPUs' if t.device=='cpu' else 'CPUs'
-    for o in t.parts:
-        if _FOR.get(o)==other: yield (
-            f"The part {o!r} of speed_up is for {other}. Leave it out with device={t.device!r}.")
     if t.precision=='bf16' and not has_bf16(t.device): yield (
         f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
     if t.n_devices>1 and 'compile' in t.parts and t.all_reduce=='buckets': yield (
@@ -154,6 +144,14 @@ def _refusals(t): # Why a `Trial` can't run
         "processes with nothing to do. Use n_workers=0, or loader='files'.")
     if t.loader=='files' and 'all' in t.parts: yield (
         "speed_up decodes files once. Use loader='cached', which does the same.")
+    for name,values in _ALLOWED.get(t.device, {}).items():
+        if getattr(t, name) not in values: yield (
+            f"{name}={getattr(t, name)!r} isn't supported with device={t.device!r}. "
+            f"Use {' or '.join(f'{name}={o!r}' for o in values)}.")
+    other = 'GPUs' if t.device=='cpu' else 'CPUs'
+    for o in t.parts:
+        if _FOR.get(o)==other: yield (
+            f"The part {o!r} of speed_up is for {other}. Leave it out with device={t.device!r}.")
 
 # %% ../../nbs/run/03_trial.ipynb #d59259c1
 def resolve(trial:Trial)->Trial: # With a device that exists
@@ -167,9 +165,11 @@ def resolve(trial:Trial)->Trial: # With a device that exists
 
 # %% ../../nbs/run/03_trial.ipynb #4be71476
 _DTYPES = dict(fp16='float16', bf16='bfloat16')
-_ROWS = dict( # part -> its row in `SpeedUp`
-    fused='fused step', graph='CUDA graph', defer_losses='recorder', onednn='oneDNN',
-    keep_pages='pages', channels_last='channels_last')
+_JOIN = dict( # part -> its row in `SpeedUp`, and how it joins a Learner
+    channels_last=('channels_last', SpeedUp.order_channels),
+    onednn=('oneDNN', SpeedUp.use_onednn), graph=('CUDA graph', SpeedUp.capture),
+    fused=('fused step', SpeedUp.fuse_step), # unless the graph brings it
+    defer_losses=('recorder', SpeedUp.defer_losses), keep_pages=('pages', SpeedUp.keep_pages))
 
 class SeenCallback(WatchFitCallback):
     "Compares what a fit did with a `Trial`"
@@ -178,7 +178,7 @@ class SeenCallback(WatchFitCallback):
         gave_up = {o['part']: getattr(o['cb'], 'why_not', '') for o in self.parts.rows} # on its way
         rows = {o.part: (o.on and not gave_up[o.part], gave_up[o.part] or o.why)
                 for o in self.parts.to_df().itertuples()}
-        found = {k: rows.get(o, (False, 'there is no graph')) for k,o in _ROWS.items()}
+        found = {k: rows.get(o, (False, 'there is no graph')) for k,(o,_) in _JOIN.items()}
         if trial.device=='cpu': # while the process lives
             found['keep_pages'] = bool(keep_pages.is_done), found['keep_pages'][1]
         compiled = found['graph'][0] and 'compile' in trial.parts # which searches, too
@@ -199,8 +199,8 @@ def settings_seen(self:SeenCallback, trial)->dict:
         'TF32 in products and convolutions, and the search for kernels':
             ((*TF32[trial.precision], searches),
              self.switches and (*self.switches[:2], searches if is_all else self.switches[2])),
-        'the layout channels_last': (self.is_channels_last if is_all else 'channels_last' in trial.parts,
-                                     self.is_channels_last),
+        'channels_last': (self.is_channels_last if is_all else 'channels_last' in trial.parts,
+                          self.is_channels_last),
         'the number of workers': (trial.n_workers, self.n_workers),
         'pinned memory': (trial.pin_memory or is_cached and trial.device!='cpu',
                           pinned.iloc[0] if len(pinned) else None),
@@ -220,7 +220,7 @@ def verify(self:SeenCallback, trial:Trial):
     "A `RuntimeError` that names the settings that didn't happen in the last fit"
     def is_wrong(asked, ran): # None is accepted, except for these
         return asked!=ran and (ran is not None or asked in (True, 'float16', 'bfloat16'))
-    parts = {k: (True, on or why.rstrip('.')) for k,(on,why) in self.ran(trial).items()
+    parts = {f'speed_up={k}': (True, on or why.rstrip('.')) for k,(on,why) in self.ran(trial).items()
              if k in trial.parts}
     seen = self.settings_seen(trial) | parts
     refuse_wrong({k: o for k,o in seen.items() if is_wrong(*o)})
@@ -322,14 +322,11 @@ def _trial_model(trial, dls):
 # %% ../../nbs/run/03_trial.ipynb #ea291ee0
 def _add_parts(learn, trial)->SpeedUp:
     "Add the parts of `speed_up` that the trial asks for"
-    if 'all' in trial.parts: return speed_up(learn, compile='compile' in trial.parts)
+    is_compiled = 'compile' in trial.parts
+    if 'all' in trial.parts: return speed_up(learn, compile=is_compiled)
     found = SpeedUp(learn)
-    if 'channels_last' in trial.parts: found.order_channels()
-    if 'onednn' in trial.parts: found.use_onednn()
-    if 'graph' in trial.parts: found.capture('compile' in trial.parts, alone=True)
-    if 'fused' in trial.parts: found.fuse_step() # unless the graph brings it
-    if 'defer_losses' in trial.parts: found.defer_losses()
-    if 'keep_pages' in trial.parts: found.keep_pages()
+    for part,(_,join) in _JOIN.items():
+        if part in trial.parts: join(found, *([is_compiled, True] if part=='graph' else []))
     return found
 
 # %% ../../nbs/run/03_trial.ipynb #77c79cae
