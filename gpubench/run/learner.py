@@ -51,11 +51,11 @@ def own_callbacks(learn):
 class _WarmUpCallback(Callback):
     "Ends each fit at the warm-up's limits, or after an epoch"
     order, graph_safe, n_in_all = StepTimerCallback.order, 'counts', 0
-    def before_fit(self): self.n_before, self.start_s = self.n_in_all, perf_counter()
+    def before_fit(self): self.n_left, self.end_s = WARM_UP_STEPS, perf_counter()+WARM_UP_MS/1e3
     def after_batch(self):
         self.n_in_all += 1
-        is_late = perf_counter()-self.start_s>WARM_UP_MS/1e3
-        if is_late or self.n_in_all-self.n_before>=WARM_UP_STEPS: raise CancelFitException()
+        self.n_left -= 1
+        if not self.n_left or perf_counter()>self.end_s: raise CancelFitException()
     def before_validate(self): raise CancelFitException()
 
 # %% ../../nbs/run/04_learner.ipynb #6210c271
@@ -84,17 +84,16 @@ class _FitCallback(WatchFitCallback):
     def before_epoch(self):
         if self.is_fit: self.found = dict.fromkeys(('loss', 'valid_loss', 'accuracy'))
     def after_train(self):
-        self.found |= zip(['loss'], self.logged(self.recorder._train_mets))
+        self.note(['loss'], self.recorder._train_mets)
         self.rates |= {float(f'{o:.6g}') for o in self.recorder.lrs}
     def after_validate(self):
-        if not self.is_fit: return
         metrics = self.recorder._valid_mets
-        values = dict(zip(['valid_loss', *metrics[1:].attrgot('name')], self.logged(metrics)))
-        self.found |= {k: values.get(k) for k in ('valid_loss', 'accuracy')}
+        if self.is_fit: self.note(['valid_loss', *metrics[1:].attrgot('name')], metrics)
     def after_epoch(self):
         if self.is_fit: self.epochs.append(self.found)
-    def logged(self, metrics): # none of a cancelled part
-        return self.recorder.log[-len(metrics):] if metrics else []
+    def note(self, names, metrics): # nothing of a cancelled part
+        values = dict(zip(names, self.recorder.log[-len(metrics):] if metrics else []))
+        self.found |= {k: values[k] for k in self.found.keys() & values}
 
 # %% ../../nbs/run/04_learner.ipynb #d59a64de
 _NAMED = dict(float32='fp32', float16='fp16', bfloat16='bf16')

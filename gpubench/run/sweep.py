@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import product
 from pathlib import Path
-from time import perf_counter
 from uuid import uuid4
 
 import pandas as pd
@@ -141,7 +140,7 @@ def run_point(point, run:Callable, measure:dict, fit='fit')->dict: # Else `statu
 # %% ../../nbs/run/06_sweep.ipynb #0a621a8a
 _WHAT = 'trial_id', 'twin', 'measure'
 _WHERE = 'machine', *(o.name for o in INHERITED)
-_WRITTEN = {'visit', 'sweep_id', 'visit_s', 'schema'} # into each record, besides a `row`
+_WRITTEN = {'visit', 'sweep_id', 'schema'} # into each record, besides a `row`
 
 # %% ../../nbs/run/06_sweep.ipynb #1e46bbf2
 @dataclass(frozen=True)
@@ -271,12 +270,10 @@ def visit_here(
         bar = tqdm(records.to_do(retry_failed), unit='visit', disable=not progress)
         for o in bar:
             bar.set_postfix_str(o.label)
-            start_s, time_utc = perf_counter(), datetime.now(timezone.utc)
+            time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
             if isolate: result = run_fresh(pack(call, o.point), timeout_s)
             else: result = plain_record(call(o.point))
-            records.add(o.record(result) | dict(
-                time_utc=time_utc.isoformat(timespec='milliseconds'),
-                visit_s=perf_counter()-start_s))
+            records.add(o.record(result) | dict(time_utc=time_utc))
     return records.frame()
 
 # %% ../../nbs/run/06_sweep.ipynb #f3d25237

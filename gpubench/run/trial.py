@@ -175,9 +175,10 @@ class SeenCallback(WatchFitCallback):
     "Compares what a fit did with a `Trial`"
     graph_safe, parts = 'counts', None # a `SpeedUp`
     def ran(self, trial)->dict: # Name from `PARTS` -> did it run in the whole last fit; why not
-        gave_up = {o['part']: getattr(o['cb'], 'why_not', '') for o in self.parts.rows} # on its way
-        rows = {o.part: (o.on and not gave_up[o.part], gave_up[o.part] or o.why)
-                for o in self.parts.to_df().itertuples()}
+        rows = {}
+        for o,row in zip(self.parts.rows, self.parts.to_df().itertuples()):
+            gave_up = getattr(o['cb'], 'why_not', '') # on its way
+            rows[row.part] = row.on and not gave_up, gave_up or row.why
         found = {k: rows.get(o, (False, 'there is no graph')) for k,(o,_) in _JOIN.items()}
         if trial.device=='cpu': # while the process lives
             found['keep_pages'] = bool(keep_pages.is_done), found['keep_pages'][1]
@@ -247,13 +248,14 @@ def _remember(learn:Learner)->Callable:
     "Returns a function that restores weights and buffers in place and zeroes moments"
     def tensors(): return [*learn.model.parameters(), *learn.model.buffers()]
     before = [o.detach().clone() for o in tensors()]
-    def zeroed(k, v): return v.zero_() if isinstance(v, torch.Tensor) else 0 if k=='step' else v
     def put_back():
         with torch.no_grad():
             for o,b in zip(tensors(), before): o.copy_(b) # listed anew: buffers may be others
         learn.opt.zero_grad() # accumulation may have left some
         for state in learn.opt.state.values():
-            for k,v in state.items(): state[k] = zeroed(k, v)
+            for k,v in state.items():
+                if isinstance(v, torch.Tensor): v.zero_()
+                elif k=='step': state[k] = 0
     return put_back
 
 # %% ../../nbs/run/03_trial.ipynb #915115ea
