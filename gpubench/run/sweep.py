@@ -253,11 +253,12 @@ def add(self:Records, row):
 # %% ../../nbs/run/06_sweep.ipynb #cb6894d2
 def devices_of(points)->set: # Their names
     "The devices that these points use; several GPUs are the first ones"
-    def names(o):
-        device = str(_fields_of(o).get('device', 'cpu'))
-        is_group = isinstance(o, Trial) and o.n_devices>1 and device.startswith('cuda')
-        return [f'cuda:{i}' for i in range(o.n_devices)] if is_group else [device]
-    return {name for o in points for name in names(o)}
+    found = set()
+    for o in points:
+        device, n = str(_fields_of(o).get('device', 'cpu')), getattr(o, 'n_devices', 1)
+        is_group = n>1 and device.startswith('cuda')
+        found |= {f'cuda:{i}' for i in range(n)} if is_group else {device}
+    return found
 
 # %% ../../nbs/run/06_sweep.ipynb #1b4812db
 def visit_here(
