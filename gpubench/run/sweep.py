@@ -103,10 +103,10 @@ def _point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 # %% ../../nbs/run/06_sweep.ipynb #12088644
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
-_WORKER_HINT = f" A worker process died.{DEATH_HINTS['SIGKILL']} Try n_workers=0."
 _HINTS = { # in an error -> hint; the last two come amid a batch
     'shared memory|unable to write to file </torch': DEATH_HINTS['SIGBUS'],
-    'exited unexpectedly|killed by signal|EOFError|ConnectionResetError': _WORKER_HINT}
+    'exited unexpectedly|killed by signal|EOFError|ConnectionResetError':
+        f" A worker process died.{DEATH_HINTS['SIGKILL']} Try n_workers=0."}
 
 # %% ../../nbs/run/06_sweep.ipynb #62e31224
 def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial was refused

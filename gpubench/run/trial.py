@@ -141,8 +141,8 @@ def _refusals(t): # Why a `Trial` can't run
         "speed_up='compile' on several devices needs all_reduce='flat': a compiled backward pass "
         "can't send buckets early.")
     if t.loader=='cached' and t.n_workers>0: yield (
-        f"loader='cached' has its own processes, so n_workers={t.n_workers} would start "
-        "processes with nothing to do. Use n_workers=0, or loader='files'.")
+        f"loader='cached' has its own processes, so n_workers={t.n_workers} more would do nothing. "
+        "Use n_workers=0, or loader='files'.")
     if t.loader=='files' and 'all' in t.parts: yield (
         "speed_up decodes files once. Use loader='cached', which does the same.")
     for name,values in _ALLOWED.get(t.device, {}).items():
