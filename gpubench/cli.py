@@ -382,7 +382,7 @@ def gain_command(
     learner:str,
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
-    json_:FILE=None,       # Write the table, idle time and memory as JSON
+    json_:FILE=None,       # Write the table and idle time as JSON
     trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
 ):
     """Predict what each change would bring to a training.
@@ -401,8 +401,7 @@ def gain_command(
     for o in filter(None, (json_, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
     if trace: _print(f'Trace: {found.trace(trace)}')
     if json_:
-        tables = dict(idle=found.idle(), memory=found.memory())
-        record = found.as_dict() | {k: o.to_dict('records') for k,o in tables.items()}
+        record = found.as_dict() | dict(idle=found.idle().to_dict('records'))
         Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
 
 # %% ../nbs/00_cli.ipynb #e7cc79da

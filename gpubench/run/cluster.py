@@ -9,7 +9,6 @@ __all__ = ['slurm_executor', 'cpu_shares', 'gpu_executors', 'check_on', 'run_job
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 from datetime import datetime
@@ -40,9 +39,7 @@ def slurm_executor(folder, asked:dict, n_gpus:int): # `asked`: options of `sbatc
     if not n_gpus: options['exclusive'] = True # or CPU-bound visits would measure other jobs
     elif not {'gres', 'gpus', 'gpus_per_task'} & {*asked}: options['gpus_per_node'] = n_gpus
     options |= {k.replace('-', '_'): v for k,v in asked.items()}
-    known = {k: v for k,v in options.items() if k in executor._valid_parameters()}
-    others = {k: v for k,v in options.items() if k not in known}
-    executor.update_parameters(**known, additional_parameters=others)
+    executor.update_parameters(time=options.pop('time'), additional_parameters=options)
     return executor
 
 # %% ../../nbs/run/05_cluster.ipynb #queue011
@@ -85,13 +82,10 @@ def check_on(on, devices, out, slurm): # `devices`: names
     check_whole('time', (slurm or {}).get('time', 1), 1, hint='It is in minutes.')
     if 'auto' in devices: raise InputError(
         "This machine's devices aren't those of the jobs. Name one: device='cuda' or 'cpu'.")
-    if not shutil.which('sbatch') or not shutil.which('srun'): raise StateError(
-        "Slurm isn't installed here: sbatch or srun is missing. Run this on a login node.")
 
 # %% ../../nbs/run/05_cluster.ipynb #queue016
 def _submit(on, slurm, call, rounds, folder, n_gpus)->list: # A job and its rounds each
     "Start or queue jobs for the rounds with these numbers"
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
     def start(executor, share): return executor.submit(_in_job, call, share), share
     if on=='gpus':
         executors = gpu_executors(folder)
@@ -99,10 +93,10 @@ def _submit(on, slurm, call, rounds, folder, n_gpus)->list: # A job and its roun
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) # of jobs, too: Ctrl-C is ours
         try: return [start(executor, share) for executor,share in zip(executors, shares) if share]
         finally: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    executor = slurm_executor(folder, slurm or {}, n_gpus)
     try:
+        executor = slurm_executor(folder, slurm or {}, n_gpus)
         with executor.batch(): return [start(executor, [o]) for o in rounds]
-    except (FailedJobError, FailedSubmissionError) as e: raise StateError(
+    except RuntimeError as e: raise StateError( # of submitit, which also finds that srun is missing
         f"Slurm refused the jobs: {e}. `sinfo` lists partitions and their limits.") from None
 
 # %% ../../nbs/run/05_cluster.ipynb #af185634

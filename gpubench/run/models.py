@@ -8,7 +8,6 @@ __all__ = ['PRETRAINED', 'MODELS', 'find_factory', 'get_model', 'count_params', 
 # %% ../../nbs/run/00_models.ipynb #752e3a8a
 import copy
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torchvision.models as zoo
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from gpubench.ground.core import (
     InputError, StateError, allows_tf32, check_value, check_whole, nearest, one_of, user_place,
@@ -54,25 +53,23 @@ def _cnn(n_classes, n_in, stages=((16,), (40,), (64,))): # channels of each stag
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n_in, n_classes))
 
 # %% ../../nbs/run/00_models.ipynb #40cdc5c5
-def _stem(n_in): return nn.Conv2d(n_in, 64, 7, stride=2, padding=3, bias=False) # torchvision's
-
 def _resnet(n_classes, n_in, make=zoo.resnet18, small_images=False):
     m = make(num_classes=n_classes)
     if small_images:
         m.conv1 = nn.Conv2d(n_in, 64, 3, padding=1, bias=False)
         m.maxpool = nn.Identity()
-    elif n_in!=3: m.conv1 = _stem(n_in)
+    elif n_in!=3: m.conv1 = nn.Conv2d(n_in, 64, 7, stride=2, padding=3, bias=False)
     return m
 
 # %% ../../nbs/run/00_models.ipynb #ee6b3fb1
 PRETRAINED = dict(resnet18=zoo.ResNet18_Weights.DEFAULT, resnet50=zoo.ResNet50_Weights.DEFAULT)
 
 def _pretrained(name, n_classes, n_in):
-    "A network pretrained on color images, with a new head and a stem for 1 or 3 channels"
+    "A network pretrained on color images, with a new head"
     if name not in PRETRAINED: raise InputError(
         f"There are no pretrained weights for {name!r}, only for {', '.join(PRETRAINED)}.")
-    if n_in not in (1, 3): raise InputError(
-        f"Pretrained weights fit images of 1 or 3 channels, not {n_in}. Use pretrained=False.")
+    if n_in!=3: raise InputError(
+        f"Pretrained weights fit images of 3 channels, not {n_in}. Use n_channels=3.")
     weights, m = PRETRAINED[name], getattr(zoo, name)()
     try: m.load_state_dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError, EOFError, UnpicklingError) as e: # no network, or a broken file
@@ -80,10 +77,7 @@ def _pretrained(name, n_classes, n_in):
             f"The pretrained weights of '{name}' could not be loaded ({type(e).__name__}: {e}). Try "
             f"again with a network connection, or put a complete copy of {weights.url} into the "
             f"folder {torch.hub.get_dir()}/checkpoints, or use pretrained=False.") from e
-    m.fc, stem = nn.Linear(m.fc.in_features, n_classes), m.conv1
-    if n_in==1:
-        m.conv1 = _stem(1)
-        m.conv1.weight.data = stem.weight.data.sum(1, keepdim=True)
+    m.fc = nn.Linear(m.fc.in_features, n_classes)
     return m
 
 # %% ../../nbs/run/00_models.ipynb #da8884f1
@@ -113,9 +107,6 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
 
 def _own_model(name, n_classes, n_in):
     make = find_factory(name)
-    try: inspect.signature(make).bind(n_classes=n_classes, n_in=n_in)
-    except TypeError as e: raise InputError(
-        f"{name!r} cannot be called as f(n_classes={n_classes}, n_in={n_in}): {e}.") from e
     with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
     raise InputError(f"{name!r} returned a {type(m).__name__}, not an nn.Module.")
@@ -156,6 +147,23 @@ def count_params(m:nn.Module)->int:
     _check_network(m)
     return sum(o.numel() for o in m.parameters())
 
+# %% ../../nbs/run/00_models.ipynb #cc4fc257
+def _products(m, shape, n): # (FLOP, number of values) of each matrix product and convolution
+    "What a training step of `n` images multiplies"
+    rows = []
+    class ProductMode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            out, flops_of = func(*args, **kwargs), flop_registry.get(func._overloadpacket)
+            if flops_of is None: return out
+            tensors = [o for o in tree_leaves((args, kwargs, out)) if isinstance(o, torch.Tensor)]
+            flop = flops_of(*args, **kwargs, out_val=out)
+            rows.append((flop, sum(o.numel() for o in tensors)))
+            return out
+    x = torch.zeros(n, *shape, device=next(m.parameters()).device)
+    with ProductMode(), torch.enable_grad(): m(x).sum().backward()
+    return rows
+
 # %% ../../nbs/run/00_models.ipynb #4408bf77
 def train_flops(
     m:nn.Module, # Any network; it is not changed
@@ -168,28 +176,10 @@ def train_flops(
     if not any(o.requires_grad for o in m.parameters()): raise InputError(
         "The model has no parameter that is trained, so there is no backward pass. Unfreeze some.")
     m = copy.deepcopy(m).train()
-    def count(m):
-        x = torch.zeros(2, *shape, device=next(m.parameters()).device)
-        with FlopCounterMode(display=False) as counter, torch.enable_grad(): m(x).sum().backward()
-        return counter.get_total_flops()//2
+    def count(m): return sum(flop for flop,_ in _products(m, shape, 2))//2
     with torch.random.fork_rng(devices=[]): # dropout leaves the caller's random numbers alone
         try: return count(copy.deepcopy(m).to('meta'))
         except (NotImplementedError, RuntimeError): return count(m) # it looks at values
-
-# %% ../../nbs/run/00_models.ipynb #cc4fc257
-class _ProductsMode(TorchDispatchMode):
-    "Records FLOPs and number of values of each matrix product and convolution"
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out, flops_of = func(*args, **kwargs), flop_registry.get(func._overloadpacket)
-        if flops_of is not None:
-            tensors = [o for o in tree_leaves((args, kwargs, out)) if isinstance(o, torch.Tensor)]
-            n_values = sum(o.numel() for o in tensors)
-            self.rows.append((flops_of(*args, **kwargs, out_val=out), n_values))
-        return out
 
 # %% ../../nbs/run/00_models.ipynb #6c3722f5
 def bound_ms(
@@ -202,9 +192,8 @@ def bound_ms(
 )->float: # ms
     "The shortest step with Adam: what products must compute or move once, and the weights"
     n_bytes = 4 if precision in ('fp32', 'tf32', 'ieee') else 2
-    m = copy.deepcopy(m).to('meta').train()
-    with _ProductsMode() as seen: m(torch.zeros(bs, *shape, device='meta')).sum().backward()
-    products_s = sum(max(flop/flop_per_s, n_bytes*n/bytes_per_s) for flop,n in seen.rows)
+    rows = _products(copy.deepcopy(m).to('meta').train(), shape, bs)
+    products_s = sum(max(flop/flop_per_s, n_bytes*n/bytes_per_s) for flop,n in rows)
     return 1e3*(products_s + 7*4*count_params(m)/bytes_per_s)
 
 # %% ../../nbs/run/00_models.ipynb #31d80e55

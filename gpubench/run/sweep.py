@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import product
 from pathlib import Path
-from time import perf_counter
 from uuid import uuid4
 
 import pandas as pd
@@ -105,10 +104,10 @@ def _point_id(run:Callable, point:dict)->str: # 10 hexadecimal digits
 # %% ../../nbs/run/06_sweep.ipynb #12088644
 _OUT_OF_MEMORY = ( # CUDA, torch on Windows and Linux, numpy
     'out of memory', 'not enough memory', "can't allocate memory", 'Unable to allocate')
-_WORKER_HINT = f" A worker process died.{DEATH_HINTS['SIGKILL']} Try n_workers=0."
 _HINTS = { # in an error -> hint; the last two come amid a batch
     'shared memory|unable to write to file </torch': DEATH_HINTS['SIGBUS'],
-    'exited unexpectedly|killed by signal|EOFError|ConnectionResetError': _WORKER_HINT}
+    'exited unexpectedly|killed by signal|EOFError|ConnectionResetError':
+        f" A worker process died.{DEATH_HINTS['SIGKILL']} Try n_workers=0."}
 
 # %% ../../nbs/run/06_sweep.ipynb #62e31224
 def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial was refused
@@ -118,8 +117,8 @@ def _how_it_ended(e, impossible=InputError): # `impossible`: as this the trial w
     elif not isinstance(e, UserError): text = f'{type(e).__name__}: {text}'.removesuffix(': ')
     hint = next((hint for pattern,hint in _HINTS.items() if re.search(pattern, text)), '')
     status = 'skipped' if isinstance(e, impossible) else 'error'
-    is_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
-    if is_memory or any(o in str(e) for o in _OUT_OF_MEMORY): status = 'oom'
+    is_memory = isinstance(e, MemoryError) or any(o in str(e) for o in _OUT_OF_MEMORY)
+    if is_memory: status = 'oom'
     return dict(status=status, error=text[:1000]+hint+user_place(e))
 
 # %% ../../nbs/run/06_sweep.ipynb #336f53e5
@@ -141,8 +140,13 @@ def run_point(point, run:Callable, measure:dict, fit='fit')->dict: # Else `statu
 
 # %% ../../nbs/run/06_sweep.ipynb #0a621a8a
 _WHAT = 'trial_id', 'twin', 'measure'
+<<<<<<< /tmp/tmpfvw_aaud/o
 _WHERE = 'machine', *INHERITED
 _WRITTEN = {'visit', 'sweep_id', 'visit_s', 'schema'} # into each record, besides a `row`
+=======
+_WHERE = 'machine', *(o.name for o in INHERITED)
+_WRITTEN = {'visit', 'sweep_id', 'schema'} # into each record, besides a `row`
+>>>>>>> /tmp/tmpfvw_aaud/t
 
 # %% ../../nbs/run/06_sweep.ipynb #1e46bbf2
 @dataclass(frozen=True)
@@ -255,11 +259,12 @@ def add(self:Records, row):
 # %% ../../nbs/run/06_sweep.ipynb #cb6894d2
 def devices_of(points)->set: # Their names
     "The devices that these points use; several GPUs are the first ones"
-    def names(o):
-        device = str(_fields_of(o).get('device', 'cpu'))
-        is_group = isinstance(o, Trial) and o.n_devices>1 and device.startswith('cuda')
-        return [f'cuda:{i}' for i in range(o.n_devices)] if is_group else [device]
-    return {name for o in points for name in names(o)}
+    found = set()
+    for o in points:
+        device, n = str(_fields_of(o).get('device', 'cpu')), getattr(o, 'n_devices', 1)
+        is_group = n>1 and device.startswith('cuda')
+        found |= {f'cuda:{i}' for i in range(n)} if is_group else {device}
+    return found
 
 # %% ../../nbs/run/06_sweep.ipynb #1b4812db
 def visit_here(
@@ -272,12 +277,10 @@ def visit_here(
         bar = tqdm(records.to_do(retry_failed), unit='visit', disable=not progress)
         for o in bar:
             bar.set_postfix_str(o.label)
-            start_s, time_utc = perf_counter(), datetime.now(timezone.utc)
+            time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
             if isolate: result = run_fresh(pack(call, o.point), timeout_s)
             else: result = plain_record(call(o.point))
-            records.add(o.record(result) | dict(
-                time_utc=time_utc.isoformat(timespec='milliseconds'),
-                visit_s=perf_counter()-start_s))
+            records.add(o.record(result) | dict(time_utc=time_utc))
     return records.frame()
 
 # %% ../../nbs/run/06_sweep.ipynb #f3d25237

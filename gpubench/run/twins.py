@@ -149,8 +149,7 @@ class Twins:
             twin, self.left_out = copy_training(self.source, self.folder)
         else:
             twin = self.source()
-            is_learner = isinstance(twin, Learner)
-            check_value('learn()', twin, is_learner, 'a new fastai `Learner`')
+            check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
             _save_into(twin, self.folder)
         twin.remove_cbs(TrackerCallback)
         return twin

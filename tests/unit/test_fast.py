@@ -30,12 +30,12 @@ import gpubench
 from gpubench.step import capture, graphed, optim
 from gpubench.data.loaders import get_dls
 from gpubench.step.capture import TapeCapture
-from gpubench.ground.core import allows_tf32, describe_machine
+from gpubench.ground.core import allows_tf32, describe_machine, inherited
 from gpubench.step.fast import (FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
                            defer)
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse
-from gpubench.run.process import Surroundings
+from gpubench.run.process import adopt_switches
 from gpubench.watch.timing import StepTimerCallback
 from gpubench.run.trial import tf32_set
 from on_tape import Broken, FuseCallback, autocast, compiler  # noqa: F401 (two are fixtures)
@@ -899,11 +899,11 @@ def test_the_new_switches_of_tf32(new_tf32_switches):
     assert learn.graphed_step.n_replays and not learn.graphed_step.why_not
     machine = describe_machine('cpu')
     assert (machine['tf32_matmul'], machine['tf32_cudnn'])==now()==new_tf32_switches
-    kept = Surroundings()
+    kept = inherited()
     with tf32_set('ieee'): assert now()==(False, False) and torch.backends.cudnn.conv.fp32_precision=='ieee'
     assert now()==new_tf32_switches
     torch.backends.cuda.matmul.allow_tf32 = False
-    kept.adopt()
+    adopt_switches(kept)
     assert now()==new_tf32_switches
 
 

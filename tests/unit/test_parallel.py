@@ -72,7 +72,7 @@ def test_batches_of_all_ranks_are_those_of_one_device(loader, n):
     (dict(bs=65, n_devices=2), 'Use bs=64'), (dict(bs=1, n_devices=2), 'Use bs=2'), (dict(n_devices=0), 'at least 1'),
     (dict(all_reduce='ring'), 'buckets'),
     (dict(n_devices=2, speed_up='compile'), "needs all_reduce='flat'"),
-    (dict(sync_bn=True), 'no SyncBatchNorm for CPUs'), (dict(n_devices=4096, bs=4096), 'CPU cores on this machine')])
+    (dict(sync_bn=True), 'Use sync_bn=False'), (dict(n_devices=4096, bs=4096), 'CPU cores on this machine')])
 def test_what_cannot_be_shared_is_refused(change, words):
     with pytest.raises(ValueError) as e: resolve(Trial(**quick | change))
     assert words in str(e.value)

@@ -153,7 +153,7 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     torch.testing.assert_close(learn.recorder.losses, plain.recorder.losses, rtol=1e-4, atol=1e-5)
     learn.seen.verify(trial)
     learn.graphed_step.why_not = 'The network has hooks.'
-    with pytest.raises(RuntimeError, match="graph should have been on, but wasn't: The network has hooks"): learn.seen.verify(trial)
+    with pytest.raises(RuntimeError, match="speed_up=graph should have been True, but was The network has hooks"): learn.seen.verify(trial)
 
 def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
     ids = []
