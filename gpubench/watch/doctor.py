@@ -30,7 +30,7 @@ from ..ground.record import FIELDS, plain_record
 from .nvml import Gpu, attempt, error_words, throttle_words
 
 # %% ../../nbs/watch/05_doctor.ipynb #97801b14
-ASKED = ('name uuid mig processes gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib throttle_bits '
+ASKED = ('uuid mig processes gpu_util_frac gpu_mem_free_mib gpu_mem_total_mib throttle_bits '
          'power_limit_w default_limit_w').split()
 
 def ask_driver():

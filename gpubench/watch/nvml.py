@@ -38,17 +38,15 @@ SENSORS = { # column -> NVML's functions, how to read them, least and most that 
     'default_limit_w': ('PowerManagementDefaultLimit', of_milli, .001, 1e5),
     'temperature_c': ('Temperature TemperatureV', int, 1, 150, 0),          # of the chip
     'sm_clock_mhz': ('ClockInfo', int, 1, 1e5, 1),                          # multiprocessors
-    'mem_clock_mhz': ('ClockInfo', int, 1, 1e5, 2),                         # memory
     'throttle_bits': ('CurrentClocksEventReasons CurrentClocksThrottleReasons', int, 0, 2**31),
     'energy_counter_j': ('TotalEnergyConsumption', of_milli, .001, 1e15),
-    'name': ('Name', str),
     'uuid': ('UUID', str),
     'mig': ('MigMode', lambda o: bool(o[0])),                   # is it split?
     'processes': ('ComputeRunningProcesses', lambda found: [o.pid for o in found])}
 
 # %% ../../nbs/watch/01_nvml.ipynb #4d25cf1e
 GPU_COLUMNS = ('gpu_util_frac mem_util_frac gpu_mem_mib power_w temperature_c sm_clock_mhz '
-               'mem_clock_mhz throttle_bits throttle_words energy_counter_j').split()
+               'throttle_bits throttle_words energy_counter_j').split()
 
 # %% ../../nbs/watch/01_nvml.ipynb #6e3e573a
 def error_words(e:Exception)->str:
