@@ -124,10 +124,6 @@ _WRITTEN = { # graded by hand: points, and what the student writes
     'exercise': (3, '**One exercise.** What you changed, what you predicted before, what you '
                     'measured, and what the intervals support.')}
 
-def _written_cell(name, points, text):
-    text = f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION'
-    return _graded(new_markdown_cell(text), name, points, solution=True, locked=False)
-
 # %% ../../nbs/course/07_export.ipynb #58f6dc08
 def graded_cells(lab)->list:
     "The cells of a lab, with what nbgrader needs"
@@ -144,7 +140,10 @@ def graded_cells(lab)->list:
         names = asked_names(cell.source)
         if names: found += _answer_cells(cell, names)
         else: found.append(cell if is_kept else _skipped(cell))
-    return found + [_written_cell(k, *o) for k,o in _WRITTEN.items()]
+    for name,(points,text) in _WRITTEN.items():
+        text = f'{text}\n\n### BEGIN SOLUTION\n({points} points)\n### END SOLUTION'
+        found.append(_graded(new_markdown_cell(text), name, points, solution=True, locked=False))
+    return found
 
 # %% ../../nbs/course/07_export.ipynb #3844cfce
 _CONFIG = '''\

@@ -121,11 +121,6 @@ def test_the_kernel_of_another_python(python, tmp_path, monkeypatch):
     monkeypatch.setenv('JUPYTER_PATH', str(tmp_path))
     assert codes(machine(tmp_path), 'kernel')==['kernel']*(python=='/nowhere/python')
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path/'file').touch()
-    assert codes(machine(tmp_path, env=dict(FASTAI_HOME=str(tmp_path/'mine'))), 'data')==[] and not (tmp_path/'mine').exists()
-    assert codes(machine(tmp_path, env=dict(FASTAI_HOME=str(tmp_path/'file'/'mine'))), 'data')==['data']
-
 # ---- the examination
 
 def test_a_question_that_fails_is_told(tmp_path, monkeypatch):
