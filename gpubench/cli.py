@@ -7,6 +7,7 @@ __all__ = ['WORDS', 'NUMBERS', 'PAIR', 'PRICE', 'FILE', 'COUNT', 'cli', 'doctor_
            'sweep_command', 'compare_command', 'report_command', 'gain_command', 'main']
 
 # %% ../nbs/00_cli.ipynb #dce0b9bf
+import json
 import os
 import shlex
 import sys
@@ -107,9 +108,6 @@ class _Parsed(click.ParamType):
         try: return self.read(value)
         except ValueError: self.fail(f'{value!r} is not of the form {self.name}')
 
-def _words(text): return [o.strip() for o in text.split(',')]
-def _numbers(text): return [int(o) for o in text.split(',')]
-
 def _pair(text): # NAME=VALUE
     name, value = text.split('=', 1)
     return name.strip(), value.strip()
@@ -120,7 +118,8 @@ def _price(text): # of everything, or of what has a name
     return name.strip() or 'all', float(number)
 
 # %% ../nbs/00_cli.ipynb #c75d006f
-WORDS, NUMBERS = _Parsed('A,B,…', _words), _Parsed('N,N,…', _numbers)
+WORDS = _Parsed('A,B,…', lambda text: [o.strip() for o in text.split(',')])
+NUMBERS = _Parsed('N,N,…', lambda text: [int(o) for o in text.split(',')])
 PAIR, PRICE = _Parsed('NAME=VALUE', _pair), _Parsed('[NAME=]PRICE', _price)
 FILE = click.Path(dir_okay=False, writable=True)  # refused before anything is measured
 COUNT = click.IntRange(1)
@@ -204,9 +203,8 @@ def labs_command(
     """
     from gpubench.course.export import export_labs, teacher_key
     from gpubench.course.labs import labs_folder
-    folder = Path(labs or labs_folder())
+    folder = Path(labs or labs_folder(), 'deeper' if deeper else '')
     if key: return _print(teacher_key(folder))
-    if deeper: folder /= 'deeper'
     if for_ and not copy: raise click.UsageError(f'--for {for_} needs --copy FOLDER.')
     if for_: _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
     elif copy: _copy_labs(copy, folder, names)
@@ -383,7 +381,6 @@ def gain_command(
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
     json_:FILE=None,       # Write the table, idle time and memory as JSON
-    trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
 ):
     """Predict what each change would bring to a training.
 
@@ -398,12 +395,11 @@ def gain_command(
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)
     _print(found)
-    for o in filter(None, (json_, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
-    if trace: _print(f'Trace: {found.trace(trace)}')
-    if json_:
-        tables = dict(idle=found.idle(), memory=found.memory())
-        record = found.as_dict() | {k: o.to_dict('records') for k,o in tables.items()}
-        Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
+    if not json_: return
+    tables = dict(idle=found.idle(), memory=found.memory())
+    record = found.as_dict() | {k: o.to_dict('records') for k,o in tables.items()}
+    Path(json_).parent.mkdir(parents=True, exist_ok=True)
+    Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
 
 # %% ../nbs/00_cli.ipynb #e7cc79da
 def main():
