@@ -167,14 +167,6 @@ def doctor_command():
     _print(as_text(exam))
     return exit_code(exam['findings'])
 
-# %% ../nbs/00_cli.ipynb #76ca9eeb
-def _copy_labs(to, folder, names):
-    from gpubench.course.labs import copy_labs
-    new, same, kept = copy_labs(to, folder, names).values()
-    _print(f'{len(new)} files copied to {to}, {len(same)} were there already.')
-    for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, rename '
-                          'yours and copy again.')
-
 # %% ../nbs/00_cli.ipynb #ebd42675
 def _list_labs(folder, names):
     from gpubench.course.labs import lab_parameters, pick_labs, type_text
@@ -202,13 +194,17 @@ def labs_command(
     gpubench labs --copy ~/course --for nbgrader
     """
     from gpubench.course.export import export_labs, teacher_key
-    from gpubench.course.labs import labs_folder
+    from gpubench.course.labs import copy_labs, labs_folder
     folder = Path(labs or labs_folder(), 'deeper' if deeper else '')
     if key: return _print(teacher_key(folder))
     if for_ and not copy: raise click.UsageError(f'--for {for_} needs --copy FOLDER.')
     if for_: _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
-    elif copy: _copy_labs(copy, folder, names)
-    else: _list_labs(folder, names)
+    elif not copy: _list_labs(folder, names)
+    else:
+        new, same, kept = copy_labs(copy, folder, names).values()
+        _print(f'{len(new)} files copied to {copy}, {len(same)} were there already.')
+        for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, '
+                              'rename yours and copy again.')
 
 # %% ../nbs/00_cli.ipynb #7175ea71
 def _run_all(jobs, folder, *how):
@@ -268,8 +264,7 @@ def run_command(
 def _fetch_images(trials):
     "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data.loaders import get_images, is_path, print_once
-    sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
-    for name,*how in dict.fromkeys(sets):
+    for name,*how in {(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials}:
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
@@ -335,7 +330,7 @@ def sweep_command(
 def compare_command(
     *runs:str,
     price_per_h:PRICE=(),  # Price per hour; NAME: a run, or cpu or gpu for that of any run
-    base='',     # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
+    base:str=None, # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
     out='',      # Also write a page with figures, to this file
     json_=False, # Print the table as JSON, the rest on stderr
 ):
@@ -351,7 +346,7 @@ def compare_command(
     from gpubench.show.compare import compare
     from gpubench.show.report import compared_text, report
     if not runs: raise click.UsageError('Name one run or more.')
-    how = dict(base=base or None, prices=dict(price_per_h))
+    how = dict(base=base, prices=dict(price_per_h))
     found = compare(*runs, **how)
     _print(_as_json(found) if json_ else compared_text(found).to_string())
     if not out: return

@@ -45,21 +45,17 @@ def _right(q):
     if q.is_computed: return "follows from the student's own records."
     return f'**{q.correct} {q.unit}'.rstrip()+'**.'
 
-def _question_text(source):
-    "What a cell asks, in its comments"
-    return ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', source, re.M))
-
 # %% ../../nbs/course/07_export.ipynb #e2ada128
 def teacher_key(folder=None)->str: # Markdown
     "Right answers and common mistakes"
     lines = ["# Teacher's key", '']
-    for lab,names in lab_questions(folder).items():
-        texts = {k: _question_text(s) for s in code_sources(lab.path) for k in asked_names(s)}
-        asked = [o for o in names if o in QUESTIONS]
+    for lab in lab_questions(folder):
+        asked = {k: s for s in code_sources(lab.path) for k in asked_names(s) if k in QUESTIONS}
         if asked: lines += [f'## {lab.name}: {lab.title}', '']
-        for name in asked:
+        for name,source in asked.items():
             q = QUESTIONS[name]
-            lines += [f'* `{name}` {texts[name]}', f'  Answer: {_right(q)} {q.why}'.rstrip(),
+            text = ' '.join(re.findall(r'^(?:answer = None *)?# (.*)', source, re.M)) # its comments
+            lines += [f'* `{name}` {text}', f'  Answer: {_right(q)} {q.why}'.rstrip(),
                       *(f'  {k} is wrong: {v}' for k,v in q.hints.items()), '']
     return '\n'.join(lines)
 

@@ -76,7 +76,7 @@ def labs_folder()->Path:
 # %% ../../nbs/course/01_labs.ipynb #77ef04af
 def find_labs(folder=None)->list[Lab]: # Sorted by number
     "The labs in a folder, by default `labs_folder()`"
-    folder, found = labs_folder() if folder is None else Path(folder), []
+    folder, found = Path(folder or labs_folder()), []
     for path in sorted(folder.glob('[0-9]*.ipynb')):
         try: found.append(read_lab(path))
         except InputError as e: warnings.warn(f"Skipped: {e}", stacklevel=2)
@@ -363,7 +363,7 @@ def copy_labs(
     names=(),    # Names, numbers or files of labs; none means all
 )->dict[str, list[str]]: # 'copied', 'same' and 'kept' (a student changed them) → files
     "Copy labs for a student, without outputs, and the profiles and records that they read"
-    source, to = labs_folder() if folder is None else Path(folder), run_folder(to)
+    source, to = Path(folder or labs_folder()), run_folder(to)
     found = dict(copied=[], same=[], kept=[])
     for file in _copied_files(source, names):
         name = file.relative_to(source) if file.is_relative_to(source) else Path(file.name)

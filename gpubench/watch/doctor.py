@@ -47,7 +47,6 @@ def train():
     from fastai.test_utils import synth_learner
     learn = synth_learner()
     with learn.no_bar(), learn.no_logging(): learn.fit(1)
-    return {}
 
 # %% ../../nbs/watch/05_doctor.ipynb #9ee56023
 def compute():
@@ -227,13 +226,10 @@ CUDA_REMEDIES = {
         "them. `nvidia-smi` lists them.",
     '(?i)cudnn':
         "Often another cuDNN is found first: try `unset LD_LIBRARY_PATH`, else reinstall torch.",
-    'NVML error 9':
-        "The driver isn't loaded: run `sudo modprobe nvidia` (with a container: on the host). If "
-        "that fails, the kernel was updated without the driver, or Secure Boot blocks it: "
-        "reinstall the driver and restart.",
     '':
-        "Install NVIDIA's driver if it's missing (with WSL2 in Windows only), and restart. A "
-        "container needs `docker run --gpus all`, or `gpus: all` in a compose file."}
+        "Install NVIDIA's driver if it's missing, or reinstall it after an update of the kernel "
+        "(with WSL2 in Windows only), and restart. A container needs `docker run --gpus all`, or "
+        "`gpus: all` in a compose file."}
 
 # %% ../../nbs/watch/05_doctor.ipynb #c39eefdf
 QUESTIONS = { # code -> how to see the fault, the sentence, what to do about it

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'WINDOWS', 'SINCE', 'ENERGY', 'TICK_S', 'ADDED',
-           'AVERAGED', 'MEANS', 'MAXIMA', 'worker_pids', 'busy_cores', 'used_mib', 'Cpu', 'machine_sources', 'Samples',
-           'time_mean', 'fit_energy', 'by_sample', 'of_fit', 'Monitor', 'is_warm', 'fit_devices', 'has_left_fit',
-           'MonitorCallback']
+           'AVERAGED', 'MEANS', 'MAXIMA', 'worker_pids', 'busy_cores', 'Cpu', 'machine_sources', 'Samples', 'time_mean',
+           'fit_energy', 'by_sample', 'of_fit', 'Monitor', 'is_warm', 'fit_devices', 'has_left_fit', 'MonitorCallback']
 
 # %% ../../nbs/watch/03_monitor.ipynb #dff054d1
 import math
@@ -31,7 +30,7 @@ from .nvml import (
 from .timing import batch_images
 
 # %% ../../nbs/watch/03_monitor.ipynb #d59a1964
-CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib'.split()
+CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers process_ram_mib'.split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
                    *GPU_COLUMNS, *CPU_COLUMNS]
@@ -40,7 +39,6 @@ MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
 def worker_pids(): # of daemonic children, as a DataLoader's workers are
     return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
-def used_mib(ram): return (ram.total-ram.available)/2**20
 
 # %% ../../nbs/watch/03_monitor.ipynb #f07d3f82
 class Cpu:
@@ -51,7 +49,6 @@ class Cpu:
         self.sensors = dict(
             cpu_frac=lambda: psutil.cpu_percent()/100, process_cores=lambda: busy_cores(self.own),
             worker_frac=self.worker_frac, n_workers=lambda: len(worker_pids()),
-            ram_mib=lambda: used_mib(psutil.virtual_memory()),
             process_ram_mib=lambda: self.own.memory_info().rss/2**20)
     def read(self, with_counter=True): # of energy; it has none
         "The columns of a row"
@@ -189,7 +186,7 @@ def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
 # %% ../../nbs/watch/03_monitor.ipynb #213d817f
 MEANS = ('gpu_util_frac mem_util_frac sm_clock_mhz power_w cpu_frac process_cores '
          'worker_frac').split()
-MAXIMA = 'power_w gpu_mem_mib temperature_c ram_mib process_ram_mib'.split()
+MAXIMA = 'power_w gpu_mem_mib temperature_c process_ram_mib'.split()
 
 def of_fit(column, what): # 'power_w', 'max' -> 'power_max_w'
     head, _, unit = column.rpartition('_')

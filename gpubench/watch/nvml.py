@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POWER_CAP', 'THROTTLE_WORDS', 'SENSORS', 'GPU_COLUMNS', 'throttle_words', 'of_milli', 'error_words', 'attempt',
-           'first_answer', 'Impossible', 'Gpu', 'device_names', 'cuda_keys', 'find_gpu', 'open_gpu']
+           'first_answer', 'Gpu', 'device_names', 'cuda_keys', 'find_gpu', 'open_gpu']
 
 # %% ../../nbs/watch/01_nvml.ipynb #534ba02c
 import os
@@ -69,10 +69,6 @@ def first_answer(nvml, functions, *args):
         except Exception as e: errors.append(e)   # an old driver knows the second name alone
     raise errors[0]
 
-# %% ../../nbs/watch/01_nvml.ipynb #6cd4c7d3
-class Impossible(Exception):
-    "A sensor gives a value that can't be"
-
 # %% ../../nbs/watch/01_nvml.ipynb #e65e610c
 class Gpu:
     "A GPU as NVML sees it: `gpu('power_w')`"
@@ -92,7 +88,7 @@ class Gpu:
         least, most, *args = limits or (None, None)
         value = read(first_answer(self.nvml, functions.split(), self.handle, *args))
         if limits and not least<=value<=min(most, self.most.get(column, most)):
-            raise Impossible(f'{value:.4g}')
+            raise ArithmeticError(f'{value:.4g} is impossible')
         return value
 
     def read(self, with_counter:bool): # Of energy: it alone takes 3 to 18 ms of an H200's host
