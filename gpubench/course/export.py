@@ -93,10 +93,6 @@ def _hidden_test(name, *lines):
     code = ['### BEGIN HIDDEN TESTS', *lines, '### END HIDDEN TESTS']
     return _graded(new_code_cell('\n'.join([f'# Graded: {name}, 1 point', *code])), name)
 
-def _by_hand(name):
-    text = f'Graded by hand, from your records: {name}, 1 point.'
-    return _graded(new_markdown_cell(text), name, grade=False, task=True)
-
 # %% ../../nbs/course/07_export.ipynb #152acdac
 def _answer_cells(cell, names):
     "The cell in which a student answers, and how each thing that it asks is graded"
@@ -106,7 +102,9 @@ def _answer_cells(cell, names):
             graded.append(_hidden_test(o, f'assert {o} is not None'))
             continue
         cell.source, variable = _own_name(cell.source, o)
-        if QUESTIONS[o].is_computed: graded.append(_by_hand(o))
+        if QUESTIONS[o].is_computed:
+            by_hand = new_markdown_cell(f'Graded by hand, from your records: {o}, 1 point.')
+            graded.append(_graded(by_hand, o, grade=False, task=True))
         else: graded.append(_hidden_test(o, 'from gpubench import check',
                                          f"assert check('{o}', {variable}).ok"))
     is_run = any(o.cell_type=='code' for o in graded)
