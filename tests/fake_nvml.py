@@ -23,7 +23,6 @@ class FakeGPU:
     limit_w: float = 700
     temperature_c: int = 55
     sm_clock_mhz: int = 1980
-    mem_clock_mhz: int = 3201
     throttle_bits: int = 0
     util_percent: tuple = (90, 40)           # kernels, memory
     energy_j: float = 1e6                    # at the start; grows by `power_w`
@@ -36,10 +35,10 @@ READINGS = dict( # function without nvmlDeviceGet -> its answer
     MemoryInfo=lambda o: SimpleNamespace(total=o.memory_mib*MIB, used=o.used_mib*MIB, free=(o.memory_mib-o.used_mib)*MIB),
     PowerUsage=lambda o: int(1e3*o.power_w), EnforcedPowerLimit=lambda o: int(1e3*o.limit_w),
     PowerManagementDefaultLimit=lambda o: 700_000, Temperature=lambda o, kind: o.temperature_c,
-    ClockInfo=lambda o, kind: o.mem_clock_mhz if kind==pynvml.NVML_CLOCK_MEM else o.sm_clock_mhz,
+    ClockInfo=lambda o, kind: o.sm_clock_mhz,
     CurrentClocksEventReasons=lambda o: o.throttle_bits,
     TotalEnergyConsumption=lambda o: round(1e3*(o.energy_j+o.power_w*(time.monotonic()-o.start_s))),
-    Name=lambda o: 'NVIDIA H200', UUID=lambda o: o.uuid, MigMode=lambda o: (0, 0), ComputeRunningProcesses=lambda o: [])
+    UUID=lambda o: o.uuid, MigMode=lambda o: (0, 0), ComputeRunningProcesses=lambda o: [])
 
 def _answer(name, read):
     def ask(gpu, *args):

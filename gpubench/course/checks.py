@@ -117,9 +117,6 @@ def gpu_title(self:LabSession)->str: # 'The GPU is a recorded one: NVIDIA H200 Â
     return self.no_gpu
 
 # %% ../../nbs/course/04_checks.ipynb #dfd4eba0
-def _now_utc(): # '2026-03-01T09:30:00.000+00:00', as in a visit's record
-    return datetime.now(timezone.utc).isoformat(timespec='milliseconds')
-
 @patch
 def append(self:LabSession,
     part:str,       # Part of the lab: 'step'
@@ -127,7 +124,8 @@ def append(self:LabSession,
     **found,        # What was measured, and on what
 ):
     "Add a line for a part of the lab, in memory and in its folder"
-    where = self.machine | dict(part=part, device=device or self.here, time_utc=_now_utc())
+    time_utc = datetime.now(timezone.utc).isoformat(timespec='milliseconds')
+    where = self.machine | dict(part=part, device=device or self.here, time_utc=time_utc)
     self.mine.append(plain_record(where | self.about | found))
     append_record(self.folder/f'{self.name[:2]}_parts.jsonl', self.mine[-1])
 

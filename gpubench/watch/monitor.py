@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'WINDOWS', 'SINCE', 'ENERGY', 'TICK_S', 'ADDED',
-           'AVERAGED', 'MEANS', 'MAXIMA', 'worker_pids', 'busy_cores', 'used_mib', 'Cpu', 'machine_sources', 'Samples',
-           'time_mean', 'fit_energy', 'by_sample', 'Monitor', 'is_warm', 'fit_devices', 'has_left_fit',
-           'MonitorCallback']
+           'AVERAGED', 'MEANS', 'MAXIMA', 'worker_pids', 'busy_cores', 'Cpu', 'machine_sources', 'Samples', 'time_mean',
+           'fit_energy', 'by_sample', 'of_fit', 'Monitor', 'is_warm', 'fit_devices', 'has_left_fit', 'MonitorCallback']
 
 # %% ../../nbs/watch/03_monitor.ipynb #dff054d1
 import math
@@ -31,7 +30,7 @@ from .nvml import (
 from .timing import batch_images
 
 # %% ../../nbs/watch/03_monitor.ipynb #d59a1964
-CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers ram_mib process_ram_mib'.split()
+CPU_COLUMNS = 'cpu_frac process_cores worker_frac n_workers process_ram_mib'.split()
 SPAN_COLUMNS = ['fit', 'epoch', 'phase', 'start_s', 'end_s', 'n_images']
 MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
                    *GPU_COLUMNS, *CPU_COLUMNS]
@@ -40,7 +39,6 @@ MONITOR_COLUMNS = ['fit', 'sample', 'time_s', 'epoch', 'phase', 'device',
 def worker_pids(): # of daemonic children, as a DataLoader's workers are
     return [o.pid for o in list(multiprocessing.process._children) if o.daemon and o.pid]
 def busy_cores(process): return process.cpu_percent()/100   # since the call before
-def used_mib(ram): return (ram.total-ram.available)/2**20
 
 # %% ../../nbs/watch/03_monitor.ipynb #f07d3f82
 class Cpu:
@@ -51,7 +49,6 @@ class Cpu:
         self.sensors = dict(
             cpu_frac=lambda: psutil.cpu_percent()/100, process_cores=lambda: busy_cores(self.own),
             worker_frac=self.worker_frac, n_workers=lambda: len(worker_pids()),
-            ram_mib=lambda: used_mib(psutil.virtual_memory()),
             process_ram_mib=lambda: self.own.memory_info().rss/2**20)
     def read(self, with_counter=True): # of energy; it has none
         "The columns of a row"
@@ -187,14 +184,13 @@ def by_sample(df:pd.DataFrame)->pd.DataFrame: # One row a sample
     return rows.reset_index()
 
 # %% ../../nbs/watch/03_monitor.ipynb #213d817f
-MEANS = dict(
-    gpu_util_mean_frac='gpu_util_frac', mem_util_mean_frac='mem_util_frac',
-    sm_clock_mean_mhz='sm_clock_mhz', power_mean_w='power_w', throttled_frac='throttled',
-    power_capped_frac='capped', cpu_mean_frac='cpu_frac', process_mean_cores='process_cores',
-    worker_mean_frac='worker_frac')
-MAXIMA = dict(
-    power_max_w='power_w', gpu_mem_max_mib='gpu_mem_mib', temperature_max_c='temperature_c',
-    ram_max_mib='ram_mib', process_ram_max_mib='process_ram_mib')
+MEANS = ('gpu_util_frac mem_util_frac sm_clock_mhz power_w cpu_frac process_cores '
+         'worker_frac').split()
+MAXIMA = 'power_w gpu_mem_mib temperature_c process_ram_mib'.split()
+
+def of_fit(column, what): # 'power_w', 'max' -> 'power_max_w'
+    head, _, unit = column.rpartition('_')
+    return f'{head}_{what}_{unit}'
 
 # %% ../../nbs/watch/03_monitor.ipynb #2587d8e6
 class Monitor:
@@ -304,8 +300,9 @@ def summary(self:Monitor)->dict: # Flat; None where not measured
         f"{length_s:.2f} s are too short for three windows of the sensors ({WINDOW_S:g} s each on "
         "a GPU), so no means are given. Train longer.", *notes]
     def mean(column): return time_mean(df, column) if enough else None
-    row = {k: mean(o) for k,o in MEANS.items()}
-    row |= {k: float(df[o].max()) if df[o].notna().any() else None for k,o in MAXIMA.items()}
+    row = {of_fit(o, 'mean'): mean(o) for o in MEANS}
+    row |= dict(throttled_frac=mean('throttled'), power_capped_frac=mean('capped'))
+    row |= {of_fit(o, 'max'): float(df[o].max()) if df[o].notna().any() else None for o in MAXIMA}
     c, mhz = (df[o].dropna().tolist() or [None] for o in ('temperature_c', 'sm_clock_mhz'))
     row |= dict(temperature_start_c=c[0], temperature_end_c=c[-1], sm_clock_start_mhz=mhz[0],
                 warm_at_start=is_warm(c[0], mhz[0], mean('temperature_c'), mean('sm_clock_mhz')))

@@ -143,10 +143,9 @@ class _Steps:
         "Turn steps into rows as far as the device has passed them, or wait for it"
         if wait and self.pending: self.pending[-1][0].wait()
         n = len(self.pending)                        # a stream passes them in order
-        while n and not self._is_passed(self.pending[n-1]): n -= 1
+        while n and not self.pending[n-1][0].passed(self.pending[n-1][-1]): n -= 1
         self.rows += [_step_row(*o) for o in self.pending[:n]]
         del self.pending[:n]
-    def _is_passed(self, step): return step[0].passed(step[-1])
 
 # %% ../../nbs/watch/00_timing.ipynb #d824d538
 _OPENING = {a for pairs in PHASES.values() for a,_ in pairs}
@@ -308,19 +307,15 @@ def __call__(self:StepTimerCallback, event):
     if self.is_idle: return
     if self.part is not None and event=='after_batch': self.part.end_batch()
     elif self.part is not None and event in _OPENING: self.part.open(event)
-    elif event=='before_fit': self._begin_fit()
+    elif event=='before_fit':
+        self.learn = self.learn                      # restores the edge if it alone was removed
+        self.outer.append((self.row, self.part, self.valid_from))
+        self.row = self.part = self.valid_from = None
     elif event=='before_train': self._begin_training()
     elif event=='before_validate' and self.row is not None:
         is_of_epoch = self.row['epoch']==self.learn.epoch         # else this epoch didn't train
         if is_of_epoch: self.valid_from = self.clock()
     elif event=='after_fit' and self.outer: self.row, self.part, self.valid_from = self.outer.pop()
-
-# %% ../../nbs/watch/00_timing.ipynb #db2b998f
-@patch
-def _begin_fit(self:StepTimerCallback):
-    self.learn = self.learn                          # restores the edge if it alone was removed
-    self.outer.append((self.row, self.part, self.valid_from))
-    self.row = self.part = self.valid_from = None
 
 # %% ../../nbs/watch/00_timing.ipynb #ac046a6c
 @patch

@@ -66,7 +66,7 @@ def test_nbgrader(tmp_path):
     export_labs(tmp_path, ['02'])
     run('generate_assignment', LAB, cwd=tmp_path)
     release = tmp_path/'release'/LAB/f'{LAB}.ipynb'
-    assert 'is_guessed' not in release.read_text()                     # hidden
+    assert 'HIDDEN TESTS' not in release.read_text()
     all_right(release, tmp_path/'submitted'/'ada'/LAB)
     shutil.copytree(release.parent, tmp_path/'submitted'/'bob'/LAB)
     run('autograde', LAB, cwd=tmp_path)
