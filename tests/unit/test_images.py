@@ -688,3 +688,20 @@ def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
     (ours, a), (stock, b) = run(FeedCallback(2)), run()
     check_same(ours, stock)
     assert a==b
+
+
+def test_the_validation_begins_while_the_training_ends(files):
+    "Its images are decoded; a user's own function makes labels in their turn"
+    asked, early = [], []
+    def get_y(f):
+        asked.append(f)
+        return label(f)
+    learn = learner(make_dls(files, get_y=get_y), feed := FeedCallback(2))
+    def wait():
+        until = time.monotonic()+20
+        while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
+        early.append((n_decoded(feed), feed.pool.early is not None, sum(f in files[8:] for f in asked)))
+        asked.clear()
+    asked.clear()
+    quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
+    assert early==[(N, True, 0), (N, True, N-8)] and n_decoded(feed)==N
