@@ -62,18 +62,26 @@ def agree(value):
     return gather(value)[0]
 
 # %% ../../nbs/step/11_group.ipynb #2f4a5527
-def check_group(n_devices:int, device:str):
-    "A `ValueError` if this machine doesn't have the devices"
-    kind = pick_device(device).type
+_RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet: 'host:29500'
+
+def check_group(n_devices:int, device:str, n_nodes:int=1):
+    "A `ValueError` if this machine can't provide its share of the devices"
+    kind, n_local = pick_device(device).type, n_devices//n_nodes
     if ':' in str(device): raise InputError(
         f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first "
-        f"{n_devices}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
+        f"{n_local}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
+    if n_devices%n_nodes: raise InputError(
+        f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a "
+        f"multiple of {n_nodes}.")
     n_there = torch.cuda.device_count() if kind=='cuda' else n_cores()
     what = 'GPUs' if kind=='cuda' else 'CPU cores'
-    if n_devices>n_there: raise InputError(
-        f"n_devices={n_devices} needs {n_devices} {what} on this machine, which has {n_there}. "
-        f"Use n_devices={n_there}{' or less' if n_there>1 else ''}"
+    if n_local>n_there: raise InputError(
+        f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
+        f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}"
         + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
+    if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise InputError(
+        f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
+        "machine, where host is one of them, and start the same command on each.")
 
 # %% ../../nbs/step/11_group.ipynb #e20ce42e
 def _end_with_parent():
@@ -127,12 +135,14 @@ def _own_signals():
         for o,handler in before.items(): signal.signal(getattr(signal, o), handler)
 
 # %% ../../nbs/step/11_group.ipynb #d949199c
-def _launch_config(n_devices, folder):
+def _launch_config(n_devices, n_nodes, folder):
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig
     return LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=n_devices, max_restarts=0, run_id='gpubench',
-        rdzv_backend='c10d', rdzv_endpoint='localhost:0', local_addr='localhost',
+        min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_devices//n_nodes, max_restarts=0,
+        run_id='gpubench', rdzv_backend='c10d',
+        rdzv_endpoint=os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0',
+        local_addr='localhost' if n_nodes==1 else None,
         logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL))
 
 def _print_output(folder): # of all ranks, one after the other
@@ -143,9 +153,10 @@ def _print_output(folder): # of all ranks, one after the other
 def launch(
     function:Callable, # Called in each process as function(device, *args); a notebook may define it
     *args,
-    n_devices:int=2,   # Processes, one for each device
+    n_devices:int=2,   # Processes in all, one for each device
     device='cpu',      # 'cpu', 'cuda', or 'auto'
-)->list:               # The results of the processes, by rank
+    n_nodes:int=1,     # Machines; the same call has to be made on each
+)->list:               # The results of the processes on this machine, by rank
     """Call a function in several processes that form a group; what they print appears at the end
 
     In a script, call it under `if __name__=='__main__':`, as each process imports the script."""
@@ -154,12 +165,12 @@ def launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
     from gpubench.step.group import _run_rank   # which ranks can find, also from a notebook
-    check_group(n_devices, device)
+    check_group(n_devices, device, n_nodes)
     with tempfile.TemporaryDirectory(prefix='gpubench-ranks-') as folder:
-        agent = elastic_launch(_launch_config(n_devices, folder), _run_rank)
+        config = _launch_config(n_devices, n_nodes, folder)
         job = cloudpickle.dumps((function, args, str(device)))
         try:
-            with _own_signals(): found = agent(job, folder)
+            with _own_signals(): found = elastic_launch(config, _run_rank)(job, folder)
         except ChildFailedError as e: raise _failure(e, Path(folder), n_devices) from None
         except SignalException as e:
             if e.sigval==signal.SIGINT: raise KeyboardInterrupt from None

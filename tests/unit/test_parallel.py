@@ -1,8 +1,10 @@
-"One training in two processes: the same images, steps and weights as in one; ranks that fail; two real GPUs"
+"One training in two processes: the same images, steps and weights as in one; ranks that fail; two machines; two real GPUs"
 import os
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, sleep
 
 import numpy as np
@@ -218,6 +220,18 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind():
     launcher.kill()
     launcher.wait()
     assert all_gone()
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('localhost', 0))
+        return s.getsockname()[1]
+
+@pytest.mark.slow
+def test_two_machines_meet(monkeypatch):
+    monkeypatch.setenv('PET_RDZV_ENDPOINT', f'localhost:{free_port()}')
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(launch, lambda device: (rank(), n_ranks()), n_devices=2, n_nodes=2) for _ in range(2)]
+        assert sorted(o.result()[0] for o in jobs)==[(0, 2), (1, 2)]
 
 # ---- two GPUs, skipped elsewhere
 
