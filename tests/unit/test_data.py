@@ -158,7 +158,7 @@ def test_full_disk(home, monkeypatch):
     assert not [o for o in cache().iterdir() if o.is_dir()]
 
 
-# ---- a set that fastai downloads
+# ---- sets that fastai downloads
 
 def test_an_official_split(home, monkeypatch):
     "The same through all loaders; a set that isn't whole is refused"
@@ -166,7 +166,8 @@ def test_an_official_split(home, monkeypatch):
         for k in range(2*n):
             (folder := fastai_path('data')/'mnist_png'/part/f'{k%2}').mkdir(parents=True, exist_ok=True)
             Image.new('L', (28, 28), 9*k).save(folder/f'{k}.png')
-    monkeypatch.setattr(sets, 'N_MNIST', dict(training=12, testing=8))
+    url, folders, _, *rest = sets.OFFICIAL['mnist']
+    monkeypatch.setitem(sets.OFFICIAL, 'mnist', (url, folders, (12, 8), *rest))
     first, *others = (get_dls('mnist', bs=3, loader=o, device='cpu') for o in LOADERS)
     assert (len(first.train_ds), len(first.valid_ds), first.n_in, first.size)==(12, 8, 1, 28)
     expected = two_epochs(first)
@@ -227,6 +228,7 @@ def test_truncated_file_is_named(loader, animals):
 # ---- arguments
 
 @pytest.mark.parametrize('kwargs,match', [
+    (dict(dataset='cifar'), "no data set or folder named 'cifar'. Did you mean 'cifar10'"),
     (dict(dataset=None), 'no data set or folder named None'),
     (dict(loader='ram'), "no loader named 'ram'.*files, memory, resident"),
     (dict(bs=0), 'bs must be a whole number of at least 1, not 0'), (dict(bs=-8), 'not -8'), (dict(bs=32.), 'not 32.0'),

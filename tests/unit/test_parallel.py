@@ -64,8 +64,7 @@ def test_batches_of_all_ranks_are_those_of_one_device(loader, n):
         dl.part = part
         batches = [y for _,y in dl]
         assert len(batches)==len(dl) and all(len(o)==bs for o in batches)
-        mine = np.array(dl._DataLoader__idxs)            # the positions of the epoch
-        return mine[:len(batches)*bs].reshape(-1, bs)
+        return np.array(dl.mine).reshape(-1, bs) if part[1]>1 else np.array(dl.mine)[:len(batches)*bs].reshape(-1, bs)
     one, ranks = positions(12*n, (0,1)), [positions(12, (i,n)) for i in range(n)]
     np.testing.assert_array_equal(np.concatenate(ranks, 1), one)
     assert len(set(one.ravel()))==one.size
