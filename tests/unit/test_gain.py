@@ -63,7 +63,7 @@ def test_a_slow_callback_is_named_and_the_learner_stays_as_it_was():
     before = {k: v.clone() for k,v in learn.model.state_dict().items()}
     cbs, random_state = [*learn.cbs], torch.get_rng_state()
     found = gain(learn, 3, 'fit')
-    found.idle()
+    found.idle(), found.memory()
     assert 'SleepsCallback' in found.reason() and found.now.what.str.contains('SleepsCallback').any()
     assert [*learn.cbs]==cbs and torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(v, before[k]) for k,v in learn.model.state_dict().items())
@@ -128,7 +128,7 @@ def test_of_a_learner_that_is_fast_already():
 def test_on_a_gpu_speed_up_is_tried_with_and_without_bf16():
     found = gain(small_cnn(photos(device='cuda'), cbs=SleepsCallback()), 2)
     assert {"speed_up(learn)", "speed_up(learn, 'bf16')"} <= {o.name for o in found.ways}
-    assert found.idle().ms.iloc[-1]>0 and 'SleepsCallback' in found.reason()
+    assert found.memory().mib.min()>=0 and found.idle().ms.iloc[-1]>0 and 'SleepsCallback' in found.reason()
 
 # ---- glances
 

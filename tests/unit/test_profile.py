@@ -1,4 +1,4 @@
-"Where a step's time goes on the device: made profiles, real ones on a CPU, and planted faults on a GPU"
+"Where a step's time goes on the device, and its memory: made profiles, real ones on a CPU, and planted faults on a GPU"
 import subprocess
 import sys
 import time
@@ -7,14 +7,16 @@ import fastai.callback.progress  # noqa: F401  gives Learner its no_bar
 import pytest
 import torch
 from fastai.callback.core import Callback
+from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import OptimWrapper
 from fastai.test_utils import synth_learner
 from torch import nn
 
 from gpubench.data.loaders import get_dls
-from gpubench.run.profile import Profile, Span, idle_table, profile_steps
+from gpubench.run.profile import Profile, Span, idle_table, memory_table, profile_steps
 from gpubench.step.capture import TapeCapture
 from gpubench.step.fast import speed_up
 from gpubench.step.graphed import GraphedStepCallback
@@ -77,6 +79,26 @@ def test_the_profiler_prints_nothing_of_its_own():
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr)==(0, '', '')
 
+# ---- memory
+
+def large(device='cpu', **kwargs): # A weight is a MiB
+    dl = TfmdDL([(torch.randn(512), torch.randn(1))]*64, bs=8, num_workers=0, device=device)
+    net = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 1, bias=False)).to(device)
+    return Learner(DataLoaders(dl, dl), net, nn.functional.mse_loss, **kwargs)
+
+def sizes(learn): return quiet(memory_table, learn).set_index('what').mib
+
+def test_what_tensors_take():
+    found = sizes(large())
+    assert found[['weights', 'gradients', 'optimizer state']].round(1).tolist()==[1, 1, 2] and found['batch']==8*513*4/2**20
+    assert sizes(large(opt_func=lambda *args, **kw: OptimWrapper(*args, opt=torch.optim.AdamW, **kw)))['optimizer state'].round(1)==2
+    assert sizes(large(cbs=GradientAccumulation(64)))['gradients'].round(1)==1                    # between its steps
+
+def test_too_few_steps():
+    learn = synth_learner()
+    learn.dls.loaders[0] = []
+    with pytest.raises(RuntimeError, match='fewer than three steps'): quiet(memory_table, learn)
+
 # ---- planted faults on a GPU
 
 class Items(torch.utils.data.Dataset):
@@ -131,3 +153,11 @@ def test_a_graphed_step_shows_no_false_idle(loader):
     speed_up(learn, compile=False)
     profile = quiet(profile_steps, learn, 20, 10)
     assert checked(profile).index[0]=='device busy' and 'graph' in {o.name for o in profile.of('phase')}
+
+@needs_gpu
+def test_memory_of_a_gpu():
+    before = torch.cuda.memory_allocated()
+    found = sizes(large('cuda'))
+    assert found.index.tolist()[:4]==['weights', 'gradients', 'optimizer state', 'batch'] and len(found)==8 and (found>=0).all()
+    assert found['weights'].round(1)==1 and found['other tensors of this process']>=before/2**20-1
+    assert found['CUDA context and other programs']>50
