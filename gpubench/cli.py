@@ -7,6 +7,7 @@ __all__ = ['WORDS', 'NUMBERS', 'PAIR', 'PRICE', 'FILE', 'COUNT', 'cli', 'doctor_
            'sweep_command', 'compare_command', 'report_command', 'gain_command', 'main']
 
 # %% ../nbs/00_cli.ipynb #dce0b9bf
+import json
 import os
 import shlex
 import sys
@@ -107,9 +108,6 @@ class _Parsed(click.ParamType):
         try: return self.read(value)
         except ValueError: self.fail(f'{value!r} is not of the form {self.name}')
 
-def _words(text): return [o.strip() for o in text.split(',')]
-def _numbers(text): return [int(o) for o in text.split(',')]
-
 def _pair(text): # NAME=VALUE
     name, value = text.split('=', 1)
     return name.strip(), value.strip()
@@ -120,7 +118,8 @@ def _price(text): # of everything, or of what has a name
     return name.strip() or 'all', float(number)
 
 # %% ../nbs/00_cli.ipynb #c75d006f
-WORDS, NUMBERS = _Parsed('A,B,…', _words), _Parsed('N,N,…', _numbers)
+WORDS = _Parsed('A,B,…', lambda text: [o.strip() for o in text.split(',')])
+NUMBERS = _Parsed('N,N,…', lambda text: [int(o) for o in text.split(',')])
 PAIR, PRICE = _Parsed('NAME=VALUE', _pair), _Parsed('[NAME=]PRICE', _price)
 FILE = click.Path(dir_okay=False, writable=True)  # refused before anything is measured
 COUNT = click.IntRange(1)
@@ -168,14 +167,6 @@ def doctor_command():
     _print(as_text(exam))
     return exit_code(exam['findings'])
 
-# %% ../nbs/00_cli.ipynb #76ca9eeb
-def _copy_labs(to, folder, names):
-    from gpubench.course.labs import copy_labs
-    new, same, kept = copy_labs(to, folder, names).values()
-    _print(f'{len(new)} files copied to {to}, {len(same)} were there already.')
-    for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, rename '
-                          'yours and copy again.')
-
 # %% ../nbs/00_cli.ipynb #ebd42675
 def _list_labs(folder, names):
     from gpubench.course.labs import lab_parameters, pick_labs, type_text
@@ -203,14 +194,17 @@ def labs_command(
     gpubench labs --copy ~/course --for nbgrader
     """
     from gpubench.course.export import export_labs, teacher_key
-    from gpubench.course.labs import labs_folder
-    folder = Path(labs or labs_folder())
+    from gpubench.course.labs import copy_labs, labs_folder
+    folder = Path(labs or labs_folder(), 'deeper' if deeper else '')
     if key: return _print(teacher_key(folder))
-    if deeper: folder /= 'deeper'
     if for_ and not copy: raise click.UsageError(f'--for {for_} needs --copy FOLDER.')
     if for_: _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
-    elif copy: _copy_labs(copy, folder, names)
-    else: _list_labs(folder, names)
+    elif not copy: _list_labs(folder, names)
+    else:
+        new, same, kept = copy_labs(copy, folder, names).values()
+        _print(f'{len(new)} files copied to {copy}, {len(same)} were there already.')
+        for o in kept: _print(f'Kept, because it differs from the original: {o}. To get that, '
+                              'rename yours and copy again.')
 
 # %% ../nbs/00_cli.ipynb #7175ea71
 def _run_all(jobs, folder, *how):
@@ -270,8 +264,7 @@ def run_command(
 def _fetch_images(trials):
     "Fetch the images, so that no visit waits for them, and print what a folder was taken for"
     from gpubench.data.loaders import get_images, is_path, print_once
-    sets = [(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials]
-    for name,*how in dict.fromkeys(sets):
+    for name,*how in {(o.dataset, o.size, o.n_channels, o.max_images, o.labels) for o in trials}:
         images = get_images(name, *how)
         if is_path(name): print_once(images.name, images.classes_text(), images.split_text())
 
@@ -280,7 +273,7 @@ def _slurm_value(text): return int(text) if text.isdigit() else text=='true' or 
 # %% ../nbs/00_cli.ipynb #8adcb06e
 @_command
 def sweep_command(
-    dataset:WORDS=None,     # digits, birds, mnist, …, or a folder with a folder for each class
+    dataset:WORDS=None,     # digits, mnist, cifar10, …, or a folder with a folder for each class
     model:WORDS=None,       # lenet, cnn_small, resnet18, …, or module:function for your own
     bs:NUMBERS=None,        # Batch sizes: images per step
     n_workers:NUMBERS=None, # Worker processes that prepare batches
@@ -337,7 +330,7 @@ def sweep_command(
 def compare_command(
     *runs:str,
     price_per_h:PRICE=(),  # Price per hour; NAME: a run, or cpu or gpu for that of any run
-    base='',     # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
+    base:str=None, # Compare all with this run or RUN:DEVICE, as in laptop:cpu; by default the first
     out='',      # Also write a page with figures, to this file
     json_=False, # Print the table as JSON, the rest on stderr
 ):
@@ -353,7 +346,7 @@ def compare_command(
     from gpubench.show.compare import compare
     from gpubench.show.report import compared_text, report
     if not runs: raise click.UsageError('Name one run or more.')
-    how = dict(base=base or None, prices=dict(price_per_h))
+    how = dict(base=base, prices=dict(price_per_h))
     found = compare(*runs, **how)
     _print(_as_json(found) if json_ else compared_text(found).to_string())
     if not out: return
@@ -382,8 +375,7 @@ def gain_command(
     learner:str,
     epochs=5,              # Of the fit that is predicted
     fit='fit_one_cycle',   # 'fit', 'fit_one_cycle' or 'fine_tune'
-    json_:FILE=None,       # Write the table and idle time as JSON
-    trace:FILE=None,       # Write 20 steps for https://ui.perfetto.dev
+    json_:FILE=None,       # Write the table, idle time and memory as JSON
 ):
     """Predict what each change would bring to a training.
 
@@ -398,11 +390,11 @@ def gain_command(
     from gpubench.show.gain import gain
     found = gain(find_factory(learner), epochs, fit)
     _print(found)
-    for o in filter(None, (json_, trace)): Path(o).parent.mkdir(parents=True, exist_ok=True)
-    if trace: _print(f'Trace: {found.trace(trace)}')
-    if json_:
-        record = found.as_dict() | dict(idle=found.idle().to_dict('records'))
-        Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
+    if not json_: return
+    tables = dict(idle=found.idle(), memory=found.memory())
+    record = found.as_dict() | {k: o.to_dict('records') for k,o in tables.items()}
+    Path(json_).parent.mkdir(parents=True, exist_ok=True)
+    Path(json_).write_text(json.dumps(record, indent=1), 'utf-8')
 
 # %% ../nbs/00_cli.ipynb #e7cc79da
 def main():

@@ -267,33 +267,46 @@ def prepare(self:ImageSet, paths, n_workers): # `paths` of an item
 
 # %% ../../nbs/data/07_images.ipynb #d09b589b
 class Pass:
-    "A pass over an `ImageSet`: its tasks, and in `handed` the batches that workers have"
+    "A pass over an `ImageSet`, and in `handed` the batches that workers have"
+    asked = values = None                # of a pass that began early: what for, and its rows
     def __init__(self, images, chunks, seed, bs):
         self.images, self.chunks, self.seed, self.bs = images, chunks, seed, bs
-        self.handed = deque()            # (rows, room, number of tasks)
-    def __iter__(self):
+        self.handed, self.is_out = deque(), False   # (rows, room, n of tasks); are there no more?
+    def tasks(self):
         for k,rows in enumerate(self.chunks):
             room, parts = self.images.rooms.take(k), [*chunked(range(len(rows)), ITEMS_PER_TASK)]
             self.handed.append((rows, room, len(parts)))
             for js in parts:
                 items = [self.images.item(rows[j][0]) for j in js]
                 yield self.images.number, room, js[0], self.seed+k*self.bs+js[0], items
+        self.is_out = True
 
 class Tasks:
-    "A sampler: the tasks of the pass under way"
-    now = None
-    def __iter__(self): return iter(self.now)
+    "A sampler: the tasks of passes, one after the other"
+    def __init__(self): self.begin()
+    def begin(self, *passes, at_end=noop): # `at_end()`: the first has no more
+        self.passes, self.at_end = deque(passes), at_end
+    def __iter__(self):
+        while self.passes:
+            yield from self.passes[0].tasks()
+            self.passes.popleft()
+            at_end, self.at_end = self.at_end, noop
+            at_end()
 
 # %% ../../nbs/data/07_images.ipynb #84875614
 class ImagePool:
     "The worker processes of a Learner, and the images that they share"
     def __init__(self, n_workers):
         self.n_workers, self.sets, self.tasks = n_workers, {}, Tasks()
-        self.loader, self.end = None, noop # `end` ends the workers
+        self.loader = self.now = self.early = None   # `now`: the pass under way
+        self.end = noop                              # ends the workers
     @property
     def is_alive(self):
         workers = getattr(getattr(self.loader, '_iterator', None), '_workers', [])
         return bool(workers) and all(o.is_alive() for o in workers)
+    def forget(self): # what was under way
+        self.now = self.early = None
+        self.tasks.begin()
 
 # %% ../../nbs/data/07_images.ipynb #imgs0122
 @patch
@@ -333,29 +346,59 @@ def _forked(loader):
     for o in workers._workers: o.name = WORKER
     return workers
 
+# %% ../../nbs/data/07_images.ipynb #241a4ec3
+def _asked(images, dl, paths): # comparable
+    return images, dl.bs, dl.drop_last, images.stages.recipe.summary, paths
+
+@patch
+def begin(self:ImagePool, images, dl, order, seed, at_end=noop): # A pass and an iterator
+    early, self.early, rows = self.early, None, images.stages.rows(order)
+    if early and early.images is images:
+        rows = [*rows]
+        if early.asked==_asked(images, dl, [o for o,_ in rows]):
+            early.values = iter(rows)
+            return early, self.loader._iterator
+    chunks = dl.chunkify(rows)
+    first = [*islice(chunks, 1)]
+    new = Pass(images, chain(first, chunks), seed, dl.bs)
+    if not first: return new, iter(())
+    images.bs = dl.bs
+    self.tasks.begin(new, at_end=at_end)
+    return new, self.start(images, first[0][0][0])
+
+# %% ../../nbs/data/07_images.ipynb #0f95c473
+@patch
+def begin_early(self:ImagePool, images, dl): # where images are the same each time
+    stages = images.stages
+    if dl.shuffle or stages.recipe.drawing: return
+    if not (stages.has_plain_paths and images.is_ready()): return
+    paths = [*map(stages.paths, dl.get_idxs())]
+    self.early = Pass(images, dl.chunkify((o, ()) for o in paths), 0, dl.bs)
+    self.early.asked = _asked(images, dl, paths)
+    self.tasks.passes.append(self.early)
+
 # %% ../../nbs/data/07_images.ipynb #imgs0025
 @patch
-def batches(self:ImagePool, images, dl, order, seed, meanwhile=noop):
+def batches(self:ImagePool, images, dl, *args, meanwhile=noop): # of `begin`
     "Rows of each batch, its images on the host, and their room; workers begin `meanwhile`"
-    if self.tasks.now: raise StateError('Another pass over these images is under way.')
-    chunks = dl.chunkify(images.stages.rows(order))
-    first = [*islice(chunks, 1)]
-    if not first: return
-    images.bs = dl.bs
-    now = self.tasks.now = Pass(images, chain(first, chunks), seed, dl.bs)
+    if self.now: raise StateError('Another pass over these images is under way.')
+    self.now, done = self.begin(images, dl, *args)
+    now = self.now
     try:
-        done = self.start(images, first[0][0][0])
         meanwhile()
-        for _ in done:
+        while now.handed or not now.is_out:
+            if next(done, False) is False: break
             rows, room, n_parts = now.handed.popleft()
             for _ in islice(done, n_parts-1): pass
+            if now.values: rows = [*islice(now.values, len(rows))]
             yield rows, images.rooms.tensors(room, len(rows)), room
+        self.now = None
     except RuntimeError as e:
         if not str(e).startswith('DataLoader worker (pid'): raise
         raise StateError('A process that decodes images has ended, perhaps because memory ran '
                          'out. Free some memory, and train again.') from e
     finally:
-        if self.tasks.now is now: self.tasks.now = None
+        if self.now is now: self.forget()
 
 # %% ../../nbs/data/07_images.ipynb #imgs0027
 @cache
@@ -388,8 +431,9 @@ class FeedDL:
     "Takes a loader's place for a pass: the same order and transforms, from decoded images"
     def __init__(self, dl, pool, images):
         self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
-        self.meanwhile = noop # called when the first tasks are handed out
-        self.device, self.is_bare = torch.device(dl.device or 'cpu'), False
+        self.at_end = self.meanwhile = noop # called when all tasks, and the first, are handed out
+        self.device = torch.device(dl.device or 'cpu')
+        self.is_bare = False
         self.before, self.within = batch_transforms([*dl.after_batch.fs])
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
@@ -434,7 +478,8 @@ def on_host(self:FeedDL):
     order = list(dl.get_idxs())
     seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
     kinds = [o.kind for o in self.stages.columns if o.image_class]
-    for rows,images,room in self.pool.batches(self.images, dl, order, seed, self.meanwhile):
+    args = self.images, dl, order, seed, self.at_end
+    for rows,images,room in self.pool.batches(*args, meanwhile=self.meanwhile):
         values = [o for _,o in rows]
         values = dl.retain(dl.create_batch(values), values[:1])
         if on_gpu:
@@ -473,13 +518,14 @@ class FeedCallback(Callback):
         self.n_done, self.why_not = 0, ''
         here = {id(o.dataset) for o in self.loaders()}
         if any(k[0] not in here for k in self.pool.sets): self.pool = ImagePool(self.n_workers)
-        # after an interrupt, not within a pass
-        if not self.learn.lock.locked(): self.pool.tasks.now = None
+        if not self.learn.lock.locked(): self.pool.forget() # after an interrupt, not within a pass
     def before_train(self):
-        # workers of the training get to know the images of the validation
-        with suppress(Exception): self._images(self.loaders()[1]) # if there are some
+        self._look_ahead() # workers of the training get to know the images of the validation
         self.take_over()
+        begin_early = partial(self._look_ahead, self.pool.begin_early)
+        if isinstance(self.learn.dl, FeedDL): self.learn.dl.at_end = begin_early
     def before_validate(self): self.take_over()
+    def after_epoch(self): self.pool.early = None # if nobody validated
     def put_back(self):
         dl = getattr(self.learn, 'dl', None)
         if isinstance(dl, FeedDL): self.learn.dl = dl.dl
@@ -490,13 +536,21 @@ class FeedCallback(Callback):
 def take_over(self:FeedCallback):
     dl = self.learn.dl
     is_own = isinstance(dl, DataLoader) and any(dl.dataset is o.dataset for o in self.loaders())
-    if not is_own or self.pool.tasks.now: return       # the workers have one pass at a time
+    if not is_own or self.pool.now: return       # the workers have one pass at a time
     try:
         feed = FeedDL(dl, self.pool, self._images(dl))
     except NotTaken as e: self.why_not = str(e)
     except Exception as e:
         self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
     else: self.learn.dl, self.n_done = feed, (self.n_done or 0)+1
+
+# %% ../../nbs/data/07_images.ipynb #942d1849
+@patch
+def _look_ahead(self:FeedCallback, f=noop):
+    "What `f` does with the images of the validation, if they can be fed"
+    with suppress(Exception): # there are none, or this was removed from its Learner
+        dl = self.loaders()[1]
+        f(self._images(dl), dl)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0133
 @patch

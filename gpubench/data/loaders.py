@@ -42,10 +42,12 @@ def share(order, bs, part): # (n,) positions, a tensor or a list; which process,
 # %% ../../nbs/data/04_loaders.ipynb #90d043fd
 class _ShuffledDL(TfmdDL):
     "Draws an epoch's order at once, not image by image; this process gets `part` of each batch"
-    part = 0, 1
+    part, mine = (0, 1), ()                                # `mine`: the positions of the last epoch
     def __len__(self):
         return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
-    def get_idxs(self): return share(self.all_idxs(), self.bs, self.part)
+    def get_idxs(self):
+        self.mine = share(self.all_idxs(), self.bs, self.part)
+        return self.mine
     def all_idxs(self): return super().get_idxs()
     def shuffle_fn(self, idxs): return self.draw(len(idxs)).tolist()
     def draw(self, n): # out of all images, also for an epoch of fewer: a folder's are sorted by class

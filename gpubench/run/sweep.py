@@ -140,13 +140,8 @@ def run_point(point, run:Callable, measure:dict, fit='fit')->dict: # Else `statu
 
 # %% ../../nbs/run/06_sweep.ipynb #0a621a8a
 _WHAT = 'trial_id', 'twin', 'measure'
-<<<<<<< /tmp/tmpfvw_aaud/o
 _WHERE = 'machine', *INHERITED
-_WRITTEN = {'visit', 'sweep_id', 'visit_s', 'schema'} # into each record, besides a `row`
-=======
-_WHERE = 'machine', *(o.name for o in INHERITED)
 _WRITTEN = {'visit', 'sweep_id', 'schema'} # into each record, besides a `row`
->>>>>>> /tmp/tmpfvw_aaud/t
 
 # %% ../../nbs/run/06_sweep.ipynb #1e46bbf2
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..ground.record import PHASE_NAMES, plain_record
 from ..ground.stats import ENOUGH_FRAC, Interval
 from ..step.fast import device_of
 from ..run.learner import check_fit
-from ..run.profile import idle_table, profile_steps
+from ..run.profile import idle_table, memory_table, profile_steps
 from ..run.trial import check_batches
 from ..run.twins import Twins, states_kept
 from ..run.ways import (
@@ -199,6 +199,10 @@ def trace(self:Gain, path)->Path:
     "Write 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
     self._on_twin(profile_steps, trace=path)
     return Path(path)
+@patch
+def memory(self:Gain)->pd.DataFrame:
+    "What takes the memory of a step, in MiB"
+    return self._on_twin(memory_table)
 
 # %% ../../nbs/show/10_gain.ipynb #gain1003
 @patch
