@@ -287,8 +287,8 @@ def guess(self:LabSession,
         if _number(o) is None: return _no_number(o)
     parts = self.folder/f'{self.name[:2]}_parts.jsonl'
     if parts.is_file() and any(o['part']==about for o in record_rows(parts)):
-        return Reply(False, "This has been measured already: a guess counts only if it was written "
-                            "down before.")
+        return Reply(None, "This has been measured already. A guess that was written down before "
+                           "counts.")
     for k,v in given.items(): append_record(self.folder/'guesses.jsonl', dict(guess=k, value=v))
     return Reply(True, "Written down. A guess after the measurement doesn't count.")
 

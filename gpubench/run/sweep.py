@@ -365,6 +365,7 @@ def sweep(
     if slurm and on!='slurm': raise InputError(
         "slurm= (--slurm) has options for on='slurm'. Set that, too, or leave them out.")
     check_whole('repeats', repeats, 1)
+    check_value('twin', twin, twin is None or isinstance(twin, bool), 'True or False')
     points = plan(trials, run, here=on!='slurm')
     _check_call(run, points, measure, fit)
     plan_here = partial(planned, points, run, fit, measure, repeats, seed, twin)

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import pandas as pd
 from fastai.basics import Callback, Learner, noop, patch
+from fastai.callback.fp16 import MixedPrecision
 from scipy import stats as sps
 from tqdm.auto import tqdm
 
@@ -24,7 +25,7 @@ from ..step.fast import device_of
 from ..run.learner import check_fit
 from ..run.profile import idle_table, memory_table, profile_steps
 from ..run.trial import check_batches
-from ..run.twins import Twins, states_kept
+from ..run.twins import Twins, is_of_speed_up, states_kept
 from ..run.ways import (
     OF_IT, Clocks, batch_costs, find_ways, item_costs, n_workers_of, release, visit)
 from .compare import fmt_bound, fmt_ratio, is_noisy
@@ -143,15 +144,16 @@ _PART_OF = {PHASE_NAMES[k]: o for o in PARTS for k in o.phases} | { # of a row o
     'start of the epoch': PARTS[0]} # which is waiting
 
 @patch
-def remedy(self:Gain, part, s)->str:
-    "What a part takes, the slowest transform in it, and what to do about it"
+def remedy(self:Gain, part, s, share)->str: # `share` of an epoch
+    "What a part takes, the slowest transform in it, and what to do about it beside `apply`"
     costs = dict(wait_ms=(self.items, 'item'), transform_ms=(self.batches, 'batch'))
     ms, of = costs.get(part.phases[0], ({}, ''))
     slowest = max(ms, key=ms.get, default=None)
     more = f'; {slowest} takes {ms[slowest]:.3g} ms for each {of}' if ms else ''
     about = self.about | dict(n_cores=n_cores(), slowest=slowest)
     without = ', without workers' if of=='item' and about['n_workers']==0 else ''
-    return f'is {part.words}{without} ({s:.2g} s{more}). {part.remedy(about)}'.rstrip()
+    is_left = share>=part.least_frac and (part in PARTS[:3] or not self.best) # by `apply`
+    return f'is {part.words}{without} ({s:.2g} s{more}). {part.remedy(about)*is_left}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #c7465b0a
 @patch
@@ -161,7 +163,9 @@ def reason(self:Gain)->str:
     own = now[now.index.str.startswith(OF_IT)]
     parts = now.groupby(_PART_OF, sort=False).sum()
     part = parts.s.idxmax()
-    share, what = parts.share[part], self.remedy(part, parts.s[part])
+    share, what = parts.share[part], self.remedy(part, parts.s[part], parts.share[part])
+    if now.s['validation']>parts.s[part]:
+        share, what = now.share['validation'], 'is validation. Cheaper metrics or a larger `val_bs` help.'
     if own.s.max()>parts.s[part]/2: # within it, or within several
         share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
@@ -196,7 +200,7 @@ def idle(self:Gain)->pd.DataFrame:
     return idle_table(self._on_twin(profile_steps))
 @patch
 def trace(self:Gain, path)->Path:
-    "Write 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
+    "Write some 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
     self._on_twin(profile_steps, trace=path)
     return Path(path)
 @patch
@@ -277,6 +281,10 @@ def gain(
             dl = (twin := make()).dls.train
             check_batches(dl)
             ways, now = _measure(make, twin, fit, epochs)
-            about = dict(device=device_of(twin).type, n_workers=n_workers_of(dl))
+            mixed = any(isinstance(o, MixedPrecision) for o in twin.cbs)
+            about = dict(device=device_of(twin).type, n_workers=n_workers_of(dl),
+                         precision='fp16' if mixed else None,
+                         fused=any(map(is_of_speed_up, twin.cbs)),
+                         pin_memory=getattr(getattr(dl, 'fake_l', dl), 'pin_memory', False))
             return Gain(make, own, fit, ways, now, item_costs(dl), batch_costs(dl), about)
     finally: gc.unfreeze()

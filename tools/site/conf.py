@@ -9,7 +9,7 @@ project, copyright = 'gpubench', '2026 onwards, the gpubench authors'
 extensions = ['myst_nb', 'pages', 'predict']
 root_doc = 'README'
 include_patterns = ['*.md', 'nbs/[0-9]*.ipynb', 'nbs/practitioner.ipynb', 'nbs/*/[0-9]*.ipynb', 'nbs/labs/**.ipynb', 'nbs/labs/**.md', 'benchmarks/**.md', 'benchmarks/**.ipynb']
-exclude_patterns = ['.*', 'build', 'dist', 'runs', '**/.ipynb_checkpoints']
+exclude_patterns = ['.*', 'build', 'dist', 'runs', '**/.ipynb_checkpoints', 'nbs/labs/functions.ipynb']
 
 nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst'                   # tables in an output are tables of the page

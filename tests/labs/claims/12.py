@@ -50,7 +50,7 @@ with planted(folders=[str(shipped)]):
 # %% The price of a training, and the slowest it may be is the dearest
 prices = pd.DataFrame(costs).T
 assert list(prices.index)==[f'{o} workers' for o in (0, 2, 4, 8)] and (prices.lo<=prices.price).all() and (prices.price<=prices.hi).all()
-assert prices.price.iloc[0]==approx(500_000/prices.images_per_s.iloc[0]/3600*price_per_h)
+assert prices.price.iloc[0]==approx(500_000/prices.images_per_s.iloc[0]/3600*server_price_per_h)
 
 # %% What `gain` tried stands beside what the records advise, or "not tried"
 assert of_gain('images decoded') in {f'images decoded once: {tried["images decoded once"]}'} | {'not tried'}
