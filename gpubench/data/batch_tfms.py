@@ -90,16 +90,16 @@ def logit(x): return torch.logit(x, 1e-7)
 _REPLACED = [(augment, 'affine_grid', late_grid), (augment, '_grid_sample', sample),
              (augment, 'tensor', constant), (augment, 'logit', logit),
              (_WarpCoord, 'before_call', draw_warp), (_WarpCoord, '__call__', warp_late)]
+_FASTAIS = [(owner, k, getattr(owner, k)) for owner,k,_ in _REPLACED]
 
 @contextmanager
 def on_device():
     "Meanwhile, fastai's known batch transforms don't wait for the device"
-    before = [(owner, k, getattr(owner, k)) for owner,k,_ in _REPLACED]
     try:
         for o in _REPLACED: setattr(*o)
         yield
     finally:
-        for o in before: setattr(*o)
+        for o in _FASTAIS: setattr(*o)
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500032
 _FOLDERS = tuple(str(Path(inspect.getfile(o)).parent) for o in (fastai, fasttransform, PIL))

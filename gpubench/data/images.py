@@ -258,11 +258,12 @@ def is_ready(self:ImageSet):
 @patch
 def prepare(self:ImageSet, paths, n_workers): # `paths` of an item
     "Get memory for batches of such items"
-    recipe, n_items = self.stages.recipe, len(self.stages.dataset)
+    recipe, before = self.stages.recipe, self.forked_with
     with random_states_kept(): shapes = [o.shape for o in recipe.finish(recipe.decode(paths), 0)]
     n_ahead = -(-n_workers*TASKS_AHEAD//-(-self.bs//ITEMS_PER_TASK))
     self.rooms = Rooms(n_ahead+4, self.bs, shapes)
-    self.kept = KeptImages(n_items, len(recipe.classes), self.n_bytes)
+    if before is None or before.key!=recipe.key:
+        self.kept = KeptImages(len(self.stages.dataset), len(recipe.classes), self.n_bytes)
     self.forked_with = recipe          # last, if memory runs out
 
 # %% ../../nbs/data/07_images.ipynb #d09b589b

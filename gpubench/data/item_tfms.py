@@ -146,8 +146,8 @@ class Recipe:
         is_narrow = (type(crop) is Resize and crop.method==ResizeMethod.Crop
                      and crop.mode==Image.Resampling.BILINEAR and PILMask not in classes)
         self.narrow_to = crop.size if is_narrow else None
-        transforms = [[*map(_describe, o)] for o in (self.fixed, self.drawing)]
-        self.summary = _settings(), *transforms # comparable
+        self.key = _settings(), [*map(_describe, self.fixed)], self.narrow_to  # of what is kept
+        self.summary = self.key, [*map(_describe, self.drawing)]               # comparable, too
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0115
 @patch

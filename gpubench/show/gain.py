@@ -153,7 +153,8 @@ def remedy(self:Gain, part, s, share)->str: # `share` of an epoch
     about = self.about | dict(n_cores=n_cores(), slowest=slowest)
     without = ', without workers' if of=='item' and about['n_workers']==0 else ''
     is_left = share>=part.least_frac and (part in PARTS[:3] or not self.best) # by `apply`
-    return f'is {part.words}{without} ({s:.2g} s{more}). {part.remedy(about)*is_left}'.rstrip()
+    remedy = part.remedy(about) if is_left else ''
+    return f'is {part.words}{without} ({s:.2g} s{more}). {remedy}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #c7465b0a
 @patch
@@ -164,8 +165,9 @@ def reason(self:Gain)->str:
     parts = now.groupby(_PART_OF, sort=False).sum()
     part = parts.s.idxmax()
     share, what = parts.share[part], self.remedy(part, parts.s[part], parts.share[part])
-    if now.s['validation']>parts.s[part]:
-        share, what = now.share['validation'], 'is validation. Cheaper metrics or a larger `val_bs` help.'
+    if now.s.get('validation', 0.)>parts.s[part]:
+        share = now.share['validation']
+        what = 'is validation. Cheaper metrics or a larger `val_bs` shorten it.'
     if own.s.max()>parts.s[part]/2: # within it, or within several
         share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')

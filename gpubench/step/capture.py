@@ -456,6 +456,7 @@ def capture(self:Step, is_last, capture, loss):
 def keep(self:Step, random):
     "The state before a step"
     plan, params = self.opt.plan(), list(self.model.parameters())
+    plan.begin()                                     # its count is part of what is kept
     parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
     for k in plan.recipe.moments: parts[k] = [o[k] for _,_,o in plan.found]
     parts['counts'] += [plan.count]

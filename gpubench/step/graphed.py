@@ -59,6 +59,7 @@ class _Graphs(FusedStepCallback):
         for o in (self.step_hook, self.epoch_hook): o.install(learn)
     def leave(self):
         self.after_train()
+        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
         self.release()
         for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
         super().leave()
@@ -78,7 +79,7 @@ class _Graphs(FusedStepCallback):
     def after_train(self):
         self._settle()
         self._let_mix()
-    after_cancel_train = after_train
+    after_cancel_train = after_fit = after_train
     def _let_mix(self):
         if self.mixed: self.mixed.run_train = True
         self.mixed = None
@@ -104,7 +105,9 @@ class _Deciding(_Graphs):
         self._settle()
     def give_up(self, why):
         super().give_up(why and f'Steps run eagerly instead of as a graph: {why}')
-        if why: self._let_mix()
+        if not why: return
+        self._let_mix()
+        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
 
 # %% ../../nbs/step/09_graphed.ipynb #acb32dd2
 def _joins(cb): # does it become a part of the step?
@@ -159,7 +162,7 @@ class _Shapes(_Company):
         if self.must_check: self._check()
         learn, key = self.learn, batch_key(self.learn)
         if key is None: return self.give_up('A batch holds more than tensors.')
-        key = self.gathered or key
+        key = self.gathered or (self.is_bare, *key)
         if key not in self.steps and len(self.steps)<MAX_SHAPES:
             step = EpochStep(self, learn.dl) if self.gathered else Step(self)
             step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
@@ -226,6 +229,8 @@ class _Ways(_Batches):
         return out
     def _capture(self, step, is_last): # did it work?
         self._settle()
+        self.give_up(self._why_not())                          # a hook may have come meanwhile
+        if self.why_not: return False
         try: step.capture(is_last, self.capture, self.learn.loss)
         except Exception as e:
             if step.fed: self.makes = False                    # try again with batches made before

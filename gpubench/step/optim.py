@@ -202,7 +202,8 @@ class Plan(_Counted):
         for _,p,state in self.found:
             for o in self.recipe.moments: state[o] = _laid_out_as(p, state.get(o))
         self.places, self.first = self._look(), self.steps()
-        sizes, device = [p.numel() for p in self.params], self.params[0].device
+        sizes, device = [p.numel() for p in self.params], next(
+            p.device for ps in opt.param_lists for p in ps)
         def as_ints(o): return torch.tensor(o, dtype=torch.int64, device=device)
         self.about = as_ints([(size, g, state.get('do_wd', True), n) for size,(g,_,state),n
                               in zip(sizes, self.found, self.first)])
@@ -248,7 +249,7 @@ class Update:
     def point(self):
         "Look up where the tensors lie"
         rows = [[0 if o is None else o.data_ptr() for o in row] for row in self.rows()]
-        self.tensors.copy_(torch.tensor(rows))
+        self.tensors.copy_(torch.tensor(rows, dtype=torch.int64).view(len(rows), 4))
     def set(self, rows, i=0): # CUDA takes 64 KB out of pageable memory at once, so nobody waits
         "Bring the numbers of the next steps to the device, from row `i` on"
         self.plan.begin()

@@ -1027,3 +1027,15 @@ def test_a_validation_is_no_fit(tmp_path):
     n = learn.graphed_step.n_done
     learn.validate()
     assert learn.graphed_step.n_done==n>0
+
+
+class ReadStateCallback(Callback):
+    graph_safe = True
+    def after_batch(self): self.learn.opt.state
+
+def test_steps_are_counted_whoever_reads_them():
+    ours, without = (learner(True, cbs=cbs) for cbs in ([ReadStateCallback()], []))
+    for o in (ours, without):
+        with o.no_bar(), o.no_logging(): o.fit(2)
+    assert ours.graphed_step.n_replays==without.graphed_step.n_replays>0
+    assert [o['step'] for o in ours.opt.state.values()]==[o['step'] for o in without.opt.state.values()]

@@ -14,7 +14,7 @@ from fastai.data.transforms import Normalize
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import Dice, accuracy, mse
 from fastai.torch_core import set_seed
-from fastai.vision.augment import Resize, aug_transforms
+from fastai.vision.augment import Resize, Saturation, aug_transforms
 from fastai.vision.data import ImageBlock, MaskBlock
 from PIL import Image
 from torch import nn
@@ -165,3 +165,24 @@ def test_transforms_that_cannot_be_captured_run_before_the_graph(files, monkeypa
     monkeypatch.setattr(FeedDL, 'make', waits)
     learn, eager = graphed(files), fitted(files)
     assert [float(o) for o in learn.recorder.losses]==pytest.approx([float(o) for o in eager.recorder.losses], rel=1e-5)
+
+
+class Asks(nn.Module):
+    "What no graph can hold; and the mean of each batch"
+    def __init__(self):
+        super().__init__()
+        self.linear, self.means = nn.Linear(3, 2), []
+    def forward(self, x):
+        if self.training: self.means.append(x.mean().item())
+        return self.linear(x.mean((2, 3)))
+
+def test_after_a_failed_capture_transforms_run_once(files):
+    def means(*cbs):
+        db = DataBlock((ImageBlock, CategoryBlock), get_y=label, splitter=is_valid, item_tfms=Resize(SIZE),
+                       batch_tfms=[Saturation(p=1.), Normalize.from_stats([.5]*3, [.2]*3)])
+        dls = db.dataloaders(files, bs=4, num_workers=0, device=DEVICE)
+        learn = Learner(dls, Asks(), loss_func=CrossEntropyLossFlat(), cbs=[FeedCallback(2), *cbs])
+        with learn.no_bar(), learn.no_logging(): learn.fit(2)
+        return learn.model.means
+    with pytest.warns(UserWarning, match='.item'): ours = means(graph())
+    assert np.abs(ours).max()<1.5*np.abs(means()).max()

@@ -178,12 +178,14 @@ def test_apply_does_what_is_said_to_bring_most():
     assert [o['part'] for o in found.apply().rows]==['images']
 
 def test_what_takes_most_of_an_epoch_is_named():
-    assert made_gain().reason().startswith('75% of an epoch is the network (3 s). ')
+    assert made_gain().reason().startswith('75% of an epoch is the network (3 s).')
     found = made_gain()
     found.now = NOW.assign(s=[4., 1., .4])
     found.items = {'Resize': 2., 'ToTensor': 1.}
     assert 'is waiting for data, without workers (4 s; Resize takes 2 ms for each item). ' in found.reason()
     found.now = NOW.assign(s=[1., 3., 2.9], share=[.25, .75, .7])
     assert found.reason()=='70% of an epoch goes to LogCallback.'
+    found.now = pd.DataFrame(dict(what=['forward', 'validation'], s=[1., 3.], share=[.25, .75]))
+    assert found.reason().startswith('75% of an epoch is validation. ')
     refused = made_way('speed_up(learn)', 'all', 4., 4.4, refused={'CUDA graph': 'A reason.'})
     assert made_gain(refused).reason().startswith('A reason. ')
