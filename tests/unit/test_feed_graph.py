@@ -180,9 +180,9 @@ def test_after_a_failed_capture_transforms_run_once(files):
     def means(*cbs):
         db = DataBlock((ImageBlock, CategoryBlock), get_y=label, splitter=is_valid, item_tfms=Resize(SIZE),
                        batch_tfms=[Saturation(p=1.), Normalize.from_stats([.5]*3, [.2]*3)])
-        dls = db.dataloaders(files, bs=4, num_workers=0, device=DEVICE)
+        dls = db.dataloaders(files, bs=BS, num_workers=0, device=DEVICE)
         learn = Learner(dls, Asks(), loss_func=CrossEntropyLossFlat(), cbs=[FeedCallback(2), *cbs])
-        with learn.no_bar(), learn.no_logging(): learn.fit(2)
+        with learn.no_bar(), learn.no_logging(): learn.fit(4)
         return learn.model.means
     with pytest.warns(UserWarning, match='.item'): ours = means(graph())
     assert np.abs(ours).max()<1.5*np.abs(means()).max()
