@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def adopt_switches(state:dict): # As `core.inherited` returns it
     torch.backends.cuda.matmul.allow_tf32 = state['tf32_matmul']
 
 # %% ../../nbs/run/05_process.ipynb #599f2eb0
-def adopt(env, path, state): # Another process's `os.environ`, `sys.path` and `inherited()`
+def adopt(env, path, start_method, state): # Another process's: `os.environ`, …, `inherited()`
     "Take over what a measurement depends on and multiprocessing doesn't pass on"
     import torch
     os.environ.clear()
@@ -43,6 +43,7 @@ def adopt(env, path, state): # Another process's `os.environ`, `sys.path` and `i
     sys.path[:] = path
     torch.set_num_threads(state['torch_threads'])
     adopt_switches(state)
+    set_start_method(start_method, force=True) # of a loader's workers, not of this process
 
 # %% ../../nbs/run/05_process.ipynb #0581c2c0
 def _end_with(line):
@@ -135,7 +136,8 @@ def run_fresh(
     start_server()
     context = get_context(START_METHOD)
     line, theirs = context.Pipe()
-    args = theirs, job, dict(os.environ), [*sys.path], inherited()
+    start_method = get_start_method(allow_none=True)
+    args = theirs, job, dict(os.environ), [*sys.path], start_method, inherited()
     process = context.Process(target=_child, args=args)
     try:
         with _own_start(): process.start()

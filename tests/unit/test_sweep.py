@@ -1,8 +1,11 @@
 "The order of visits is that of the seed"
+import multiprocessing
+
 import torch
 
 from gpubench.ground.record import read_records
 from gpubench.ground.stats import aa_pairs, varied_settings
+from gpubench.run.process import pack, run_fresh
 from gpubench.run.sweep import sweep
 from gpubench.show.compare import compare
 
@@ -48,3 +51,9 @@ def test_what_a_visit_inherits_makes_it_another_one(tmp_path, capsys):
     assert len(both)==18 and len(aa_pairs(both))==2 and varied_settings(both)==['torch_threads']
     one, two = (both[both.torch_threads==o] for o in (threads, threads+1))
     assert all(f'compute threads {threads} and {threads+1}' in o for o in compare(one, two).note)
+
+
+def test_a_fresh_process_starts_workers_as_this_one_does():
+    "A spawned one takes seconds to start"
+    def method(): return dict(method=multiprocessing.get_start_method())
+    assert run_fresh(pack(method))==dict(method=multiprocessing.get_start_method())
