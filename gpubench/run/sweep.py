@@ -189,9 +189,9 @@ def planned(points, run, fit, measure, repeats, seed, twin)->list[Visit]:
             f"{same.label} and {visit.label} can't be told apart in records. Give functions names "
             "(def instead of lambda), and pass names or numbers instead of objects.")
     each = [*first.values()]
-    if twin and len(each)>1 and repeats>1:
-        middle = each[len(each)//2]
-        each.append(replace(middle, row=middle.row | dict(twin=True)))
+    if twin is True: twin = len(each)//2 if len(each)>1 and repeats>1 else None
+    if twin is not None and twin is not False:
+        each.append(replace(each[twin], row=each[twin].row | dict(twin=True)))
     rng = random.Random(seed)
     return [replace(o, row=o.row | dict(round=i)) for i in range(repeats)
             for o in rng.sample(each, len(each))]
@@ -349,7 +349,7 @@ def sweep(
     fit:str|Callable='fit',  # 'fit', 'fit_one_cycle', 'fine_tune', or a function of your Learner
     seed:int=0,              # Of the order of visits
     progress:bool=True,      # Show a bar
-    twin:bool=True,          # Visit one trial twice a round, the middle one: an A/A pair
+    twin:bool|int|None=True, # Visit a trial twice a round, the middle one or that of this number
     isolate:bool=True,       # Each visit in a fresh process; in this one, one can ruin the next
     timeout_s:float=1800.,   # Seconds after which a visit in a fresh process is ended
     retry_failed:bool=False, # Run visits again that failed, were skipped or killed, or timed out
@@ -365,7 +365,6 @@ def sweep(
     if slurm and on!='slurm': raise InputError(
         "slurm= (--slurm) has options for on='slurm'. Set that, too, or leave them out.")
     check_whole('repeats', repeats, 1)
-    check_value('twin', twin, twin is None or isinstance(twin, bool), 'True or False')
     points = plan(trials, run, here=on!='slurm')
     _check_call(run, points, measure, fit)
     plan_here = partial(planned, points, run, fit, measure, repeats, seed, twin)
