@@ -7,7 +7,7 @@ assert theirs-{'refill', 'phases', '8 GB', 'fit on the CPU'}==set(mine)-{'nothin
 recorded = {o['part']: o for o in lab.recorded('05_parts.jsonl', with_cpu=True)}
 for part,row in mine.items():
     lacks = {*recorded.get(part, {})} - {*row} - {'schema', 'fed_from', 'omp_wait_policy', 'monitor_n_samples', 'monitor_interval_s', 'throttle_seen',
-                                                    'cpu_energy_j', 'cpu_energy_j_per_image'}         # of older versions
+                                                    'cpu_energy_j', 'cpu_energy_j_per_image', 'ram_max_mib'}         # of older versions
     assert not lacks, (part, lacks)
 
 # %% One busy multiprocessor shows as much as all of them, which do 100 times as much for three times the power
