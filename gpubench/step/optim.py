@@ -183,10 +183,11 @@ class _Counted:
         n, self.is_ahead = int(self.count), False
         for (_,_,state),first in zip(self.found, self.first):
             if self.recipe.has_sqr: state['step'] = first+n
+        self.settled = self.steps()
     def begin(self):
         "Before a step on the device: has somebody changed the state's steps since they were settled?"
-        if not self.is_ahead and self.steps()!=self.first:
-            self.first = self.steps()
+        if not self.is_ahead and self.steps()!=self.settled:
+            self.first = self.settled = self.steps()
             self.about[:, 3].copy_(torch.tensor(self.first))
             self.count.zero_()
         self.is_ahead = True
@@ -202,6 +203,7 @@ class Plan(_Counted):
         for _,p,state in self.found:
             for o in self.recipe.moments: state[o] = _laid_out_as(p, state.get(o))
         self.places, self.first = self._look(), self.steps()
+        self.settled = self.first
         sizes, device = [p.numel() for p in self.params], next(
             p.device for ps in opt.param_lists for p in ps)
         def as_ints(o): return torch.tensor(o, dtype=torch.int64, device=device)
