@@ -102,7 +102,7 @@ def _unix_offset_us(clock): # of the clock's zero, in the best of 20 tries
 def _device_spans(path, device)->list: # `device`: a GPU's number
     "What a GPU did, in a file of PyTorch's profiler"
     opened = gzip.open if path.suffix=='.gz' else open
-    with opened(path, 'rt', errors='replace') as f: trace = json.load(f)
+    with opened(path, 'rt', encoding='utf-8', errors='replace') as f: trace = json.load(f)
     zero_us = trace.get('baseTimeNanoseconds', 0)/1e3
     found = [o for o in trace['traceEvents'] if o.get('cat') in _CATEGORIES and o.get('ph')=='X']
     return [Span('device', o['name'], o['ts']+zero_us, o['ts']+zero_us+o.get('dur', 0.))
