@@ -174,7 +174,6 @@ def read_parameters(path)->dict: # Name → value, or lab → {name: value}
     check_value(str(path), values, isinstance(values, dict), 'lines such as `seed: 3`')
     return values
 
-
 # %% ../../nbs/course/01_labs.ipynb #b7cb0857
 def run_path(out='', what='')->Path: # Absolute
     "The folder `out`, or a new one, runs/<time>-<what>; this creates nothing"

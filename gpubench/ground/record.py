@@ -82,7 +82,7 @@ OFFLINE = 'digits', 'digits60k', 'synthetic', 'birds'
 
 # %% ../../nbs/ground/01_record.ipynb #c2b19872
 ABOUT = ('trial_id machine status error time_utc unverified sweep_id visit round schema twin '
-         'settings visit_s setup_s warmup_s measure').split()
+         'settings setup_s warmup_s measure').split()
 INHERITED = ('torch_threads worker_start env_vars tf32_matmul tf32_cudnn cudnn_benchmark '
              'cudnn_deterministic').split()
 MACHINE = ('cpu n_cores ram_gib gpu gpu_memory_gib n_gpus driver cuda cudnn python torch '

@@ -60,7 +60,7 @@ class Gain:
         self.make, self.learn, self.fit = make, learn, fit # `make()` returns a new twin
         self.ways = [o for o in ways if o.visits]
         self.failed = {o.name: o.failed for o in ways if o.failed}
-        self.now, self.about = now, about # `Clocks.epoch_table`; `device`, `n_workers`
+        self.now, self.about = now, about # `Clocks.epoch_table`; what remedies ask for
         self.items, self.batches = items, batches # ms of each transform
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property

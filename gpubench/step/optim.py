@@ -52,7 +52,6 @@ def read_recipe(opt)->Recipe:
         _refuse('it has functions of its own')
     return Recipe(decay is weight_decay, average_grad in funcs, is_adam, is_damped)
 
-
 # %% ../../nbs/step/01_optim.ipynb #3123b8bc
 def find_recipe(opt):
     "What an optimizer's steps do; None where they can't be fused"
@@ -69,7 +68,6 @@ def numbers_of(recipe, hyper, do_wd=True):
     damp = 1-mom if recipe.is_damped else 1.
     return [lr, wd*do_wd, eps, mom, damp, log_mom, sqr_mom, 1-sqr_mom, log_sqr]
 
-
 # %% ../../nbs/step/01_optim.ipynb #3ee748b7
 def step_one(recipe, p, g, avg, sqr, numbers, n, is_skipped):
     "Step `n` of one parameter, with `numbers` combined as `fastai.optimizer` does"
@@ -84,7 +82,6 @@ def step_one(recipe, p, g, avg, sqr, numbers, n, is_skipped):
         change = change/debias/((new_sqr/sqr_debias).sqrt()+eps)
     for o,v in (p, new-change), (avg, new_avg), (sqr, new_sqr):
         if o is not None: o.copy_(torch.where(is_skipped, o, v))
-
 
 # %% ../../nbs/step/01_optim.ipynb #4bbfa1b4
 if triton:
@@ -129,7 +126,6 @@ if triton:
             tl.store(count, n+is_done)
             tl.store(n_done, 0)
 
-
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
 BLOCK = 1024   # elements that one program of the kernel updates
 
@@ -148,7 +144,6 @@ def _can_launch(device, *flags):
                       "so optimizer steps take more launches.")
         return False
     return True
-
 
 # %% ../../nbs/step/01_optim.ipynb #ccad4b85
 @lru_cache
@@ -232,7 +227,6 @@ def _is_plain(p, g):
 
 def _are_plain(params, grads): return all(map(_is_plain, params, grads))
 
-
 # %% ../../nbs/step/01_optim.ipynb #f5843ffa
 class Update:
     "A plan's step with these gradients by row `at` of `numbers`; `losses` keeps each row's loss"
@@ -293,7 +287,6 @@ def step_in_lists(plan):
         numbers = numbers_of(recipe, plan.opt.hypers[g], do_wd)
         with torch.no_grad(): _step_lists(recipe, rows, numbers, n)
 
-
 # %% ../../nbs/step/01_optim.ipynb #5b26cbbd
 def _step_lists(recipe, rows, numbers, n):
     lr, wd, eps, mom, damp, _, sqr_mom, *_ = numbers
@@ -313,14 +306,12 @@ def _step_lists(recipe, rows, numbers, n):
                           momentum=mom*recipe.has_avg, dampening=1-damp,
                           nesterov=False, is_first_step=False, **plain)
 
-
 # %% ../../nbs/step/01_optim.ipynb #dafcb1ac
 def find_way(plan, grads, capturable=False): # None: the optimizer's own step
     "The fastest step that these tensors allow; `capturable`: the one that a graph takes"
     if capturable: return Update(plan, grads).step
     is_known = grads[0].device.type in ('cpu', 'cuda') and _are_plain(plan.params, grads)
     return partial(step_in_lists, plan) if is_known else None
-
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549
 _OURS = '_plan', '_way', '_made_for', 'capturable'          # which a copy does without
@@ -370,7 +361,6 @@ def unfuse(opt):
     opt.__class__ = Optimizer
     for o in _OURS: opt.__dict__.pop(o, None)
     return opt
-
 
 # %% ../../nbs/step/01_optim.ipynb #b26dbc77
 def fuse(

@@ -65,7 +65,6 @@ class DeferredRecorder(Recorder):
         self.read()
         return Recorder, (), {k: v for k,v in vars(self).items() if k not in _OURS}
 
-
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
 _OURS = 'every', 'pending', 'is_late', 'readers'
 
@@ -81,4 +80,3 @@ def undefer(recorder):
     recorder.read()
     object.__setattr__(recorder, '__class__', Recorder)
     for o in _OURS: vars(recorder).pop(o, None)
-

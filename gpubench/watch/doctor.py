@@ -258,7 +258,8 @@ QUESTIONS = { # code -> how to see the fault, the sentence, what to do about it
         "`docker run --cpus`."),
     'cpu_busy': ( # a browser stays below
         lambda facts: (facts.load or 0.)>=.1 and f'{facts.load:.0%} of the CPU now',
-        "Other programs use {}. Times measured now are too long, perhaps several times.", "`top` or the task manager shows them: end them or wait for them."),
+        "Other programs use {}. Times measured now are too long, perhaps several times.",
+        "`top` or the task manager shows them: end them or wait for them."),
     'shared_memory': (small_shared_memory, "Shared memory is small ({}): loader workers may die "
         "with a bus error.", "Use n_workers=0, or give a container more: `docker run "
         "--shm-size=8g`, or `shm_size: 8g` in a compose file."),
