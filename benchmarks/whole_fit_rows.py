@@ -49,17 +49,18 @@ def draw_photo(i, size=(500, 375), jitter=0):
     grain = noise(rng, size[0]//3, size[1]//3, size, Image.Resampling.BILINEAR)
     return Image.blend(patches, grain, .25)
 
-def save_photo(folder, i, **kwargs): draw_photo(i, **kwargs).save(folder/f'c{i%N_CLASSES}'/f'{i}.jpg', quality=90)
+def save_photo(folder, i, kind='jpg', **kwargs):
+    draw_photo(i, **kwargs).save(folder/f'c{i%N_CLASSES}'/f'{i}.{kind}', quality=90)
 
 def tags(i):
     "One to three words that fit the class, for labels of several"
     c = i%N_CLASSES
     return ' '.join(['few' if c<5 else 'many', *['odd']*(c%2), *['third']*(c%3==0)])
 
-def write_photos(folder, n, **kwargs):
+def write_photos(folder, n, kind='jpg', **kwargs):
     for c in range(N_CLASSES): (folder/f'c{c}').mkdir()
-    in_parallel(partial(save_photo, folder, **kwargs), n)
-    rows = [dict(file=f'c{i%N_CLASSES}/{i}.jpg', tags=tags(i), patches=12.+i%N_CLASSES) for i in range(n)]
+    in_parallel(partial(save_photo, folder, kind=kind, **kwargs), n)
+    rows = [dict(file=f'c{i%N_CLASSES}/{i}.{kind}', tags=tags(i), patches=12.+i%N_CLASSES) for i in range(n)]
     write_csv(folder, rows)
     return n+1
 
@@ -119,6 +120,7 @@ def in_parallel(f, n):
 
 WRITERS = dict(photos=write_photos, small_photos=partial(write_photos, size=(128, 128)),
                hard_photos=partial(write_photos, jitter=.5),
+               large_photos=partial(write_photos, size=(4000, 3000)), pngs=partial(write_photos, size=(32, 32), kind='png'),
                scenes=write_scenes, table=write_table, ratings=write_ratings, texts=write_texts)
 
 def make_files(kind, n):
@@ -145,22 +147,28 @@ def cropped(path, **kwargs):
                                         item_tfms=RandomResizedCrop(224, min_scale=.5),
                                         batch_tfms=aug_transforms(), **kwargs)
 
+def cropped_to_128(path, **kwargs):
+    return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, item_tfms=RandomResizedCrop(192),
+                                        batch_tfms=aug_transforms(size=128), **kwargs)
+
+def small_pngs(path, **kwargs): return ImageDataLoaders.from_folder(path, **SPLIT, bs=64, **kwargs)
+
 def lesson_1(path, **kwargs):
     block = DataBlock(blocks=(ImageBlock, CategoryBlock), get_items=get_image_files,
                       splitter=RandomSplitter(valid_pct=.2, seed=42),
                       get_y=parent_label, item_tfms=[Resize(192, method='squish')])
     return block.dataloaders(path, bs=32, **kwargs)
 
-def by_number(path, **kwargs):
+def by_number(path, size=224, **kwargs):
     df = pd.read_csv(path/'csv'/'all.csv')
     return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='patches',
                                     y_block=RegressionBlock(),
-                                    item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
+                                    item_tfms=Resize(size), batch_tfms=aug_transforms(), **kwargs)
 
-def by_tags(path, **kwargs):
+def by_tags(path, size=224, **kwargs):
     df = pd.read_csv(path/'csv'/'all.csv')
     return ImageDataLoaders.from_df(df, path, **SPLIT, bs=64, fn_col='file', label_col='tags', label_delim=' ',
-                                    item_tfms=Resize(224), batch_tfms=aug_transforms(), **kwargs)
+                                    item_tfms=Resize(size), batch_tfms=aug_transforms(), **kwargs)
 
 def scenes(path, **kwargs):
     def mask_of(file): return path/'masks'/f'{file.stem}.png'
@@ -189,7 +197,11 @@ def resnet_18_error(dls): return vision_learner(dls, resnet18, pretrained=False,
 def resnet_18_number(dls): return vision_learner(dls, resnet18, pretrained=False, metrics=rmse, y_range=(10, 24))
 def resnet_18_tags(dls): return vision_learner(dls, resnet18, pretrained=False, metrics=accuracy_multi)
 def resnet_50(dls): return vision_learner(dls, resnet50, pretrained=False, metrics=accuracy)
-def u_net(dls): return unet_learner(dls, resnet34, pretrained=False, metrics=DiceMulti())
+def resnet_34(dls): return vision_learner(dls, resnet34, pretrained=False, metrics=accuracy)
+def resnet_50_fp16(dls): return vision_learner(dls, resnet50, pretrained=False, metrics=accuracy, cbs=MixUp()).to_fp16()
+def convnext(dls): return vision_learner(dls, 'convnext_tiny', pretrained=False, metrics=accuracy)    # timm's
+def u_net(dls, arch=resnet34): return unet_learner(dls, arch, pretrained=False, metrics=DiceMulti())
+def u_net_18(dls): return u_net(dls, resnet18)
 def tabular(dls): return tabular_learner(dls, metrics=accuracy)
 def collab(dls): return collab_learner(dls, n_factors=50, y_range=(0, 5.5), metrics=mse)
 def awd_lstm(dls): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy)
@@ -217,8 +229,8 @@ class Row:
         return draw_birds(n) if self.kind=='birds' else make_files(self.kind, n)
     def about(self): return {k: getattr(v, '__name__', v) for k,v in vars(self).items()}
 
-QUICK_N = dict(table=2000, ratings=2000, scenes=30)     # at least a batch is left for training
-FP32, PHOTOS = dict(speed_up={}), ('photos', 6000)
+QUICK_N = dict(table=2000, ratings=2000, scenes=30, large_photos=40)     # at least a batch is left for training
+FP32, PHOTOS, FEWER = dict(speed_up={}), ('photos', 6000), ('photos', 3000)
 ROWS = dict(
     photos_1=Row('ResNet-18, 224 px, 1 epoch', *PHOTOS, photos, resnet_18, 1),
     photos_4=Row('ResNet-18, 224 px, 4 epochs', *PHOTOS, photos, resnet_18, 4),
@@ -238,6 +250,15 @@ ROWS = dict(
     no_workers=Row('0 workers, 1,000 photographs, 2 epochs', 'photos', 1000, photos, resnet_18, 2,
                    loaders=dict(num_workers=0)),
     u_net=Row('U-Net, 224 px, 4 epochs', 'scenes', 700, scenes, u_net, 4),
+    u_net_18=Row('U-Net (ResNet-18), 224 px, 4 epochs', 'scenes', 600, scenes, u_net_18, 4),
+    presized_34=Row('ResNet-34, 460 → 224 px, fine_tune(3)', *FEWER, presized, resnet_34, 3, 'fine_tune'),
+    fp16=Row('ResNet-50, crops of 192 → 128 px, MixUp, to_fp16(), 4 epochs', *FEWER, cropped_to_128,
+             resnet_50_fp16, 4, **FP32),
+    convnext=Row('ConvNeXt-tiny, 192 px, fine_tune(3)', *FEWER, photos, convnext, 3, 'fine_tune', dict(size=192)),
+    tags_192=Row('several labels, 192 px, fine_tune(3)', *FEWER, by_tags, resnet_18_tags, 3, 'fine_tune', dict(size=192)),
+    regression_160=Row('regression, 160 px, 4 epochs', *FEWER, by_number, resnet_18_number, 4, loaders=dict(size=160)),
+    large=Row('200 photographs of 12 megapixels, fine_tune(4)', 'large_photos', 200, photos, resnet_18, 4, 'fine_tune', dict(bs=16)),
+    pngs=Row('20,000 PNGs of 32 px, 5 epochs', 'pngs', 20_000, small_pngs, resnet_18, 5),
     tabular=Row('tabular, 2 epochs', 'table', 32_000, table, tabular, 2, **FP32),
     collab=Row('collaborative filtering, 2 epochs', 'ratings', 100_000, ratings, collab, 2, **FP32),
     text=Row('AWD-LSTM, 3 epochs', 'texts', 2000, texts, awd_lstm, 3, **FP32),
