@@ -90,7 +90,7 @@ def _check_fits(images, free, where, instead):
 def load_pixels(images:ImageSet)->torch.Tensor: # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
     _check_fits(images, memory_bytes()[1], 'memory', 'files')
-    if not images.files: return torch.from_numpy(images.make(images.rows))
+    if not images.files: return torch.from_numpy(images.make(np.arange(len(images))))
     x = np.empty((len(images), images.n_in, images.size, images.size), np.uint8)
     def put(i): x[i] = _decode(images.files[i], images.n_in, images.size)
     with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(put, range(len(images))))

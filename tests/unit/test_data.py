@@ -280,7 +280,7 @@ def test_an_epoch_of_fewer_images_takes_them_from_all(loader):
 @pytest.mark.parametrize('sizes', [(1000, 2), (100, 3, 3), (8, 2)])
 def test_each_class_has_images_in_both_parts(sizes):
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    images = replace(get_images('digits'), labels=labels, rows=None, vocab=[*map(str, range(len(sizes)))])
+    images = replace(get_images('digits'), labels=labels, vocab=[*map(str, range(len(sizes)))])
     train, valid = images.split()
     assert {*labels[train]}=={*labels[valid]}=={*range(len(sizes))} and sorted([*train, *valid])==[*range(len(labels))]
 
