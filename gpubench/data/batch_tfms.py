@@ -18,8 +18,8 @@ import torch
 from fastai.data.transforms import IntToFloatTensor, Normalize
 from fastai.torch_core import TensorImage, TensorMask
 from fastai.vision.augment import (
-    AffineCoordTfm, RandomResizedCropGPU, RandTransform, SpaceTfm, _BrightnessLogit,
-    _ContrastLogit, _WarpCoord, _draw_mask, affine_mat, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
+    AffineCoordTfm, RandomResizedCropGPU, SpaceTfm, _BrightnessLogit, _ContrastLogit, _WarpCoord,
+    _draw_mask, affine_mat, dihedral_mat, flip_mat, rotate_mat, zoom_mat)
 from torch.nn import functional
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500012

@@ -54,8 +54,9 @@ def file_sizes(files)->set: # (width, height) in px
 def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> class
     "The labels in a table: files by their paths below `root`, or by names that occur once"
     try: table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError, pd.errors.ParserError) as e: raise InputError(
-        f"The labels in {path} cannot be read ({e}). Give a CSV file with columns file and label.") from e
+    except (OSError, ValueError) as e: # pandas' own are `ValueError`s
+        raise InputError(f"The labels in {path} cannot be read ({e}). "
+                         "Give a CSV file with columns file and label.") from e
     if {'file', 'label'}<={*table}: table = table[['file', 'label']]
     if table.shape[1]!=2: raise InputError(
         f"{path} has columns {', '.join(map(str, table))}. Keep two: file and label.")
