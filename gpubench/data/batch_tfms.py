@@ -62,7 +62,7 @@ class _LateWarp: # for `_WarpCoord`
         def draw(): return _plain(_draw_mask(x, self.warp._def_draw, p=self.warp.p))
         self.mat = warp_mat(draw(), draw())
 
-def dihedral(x, p): # for `dihedral_mat`
+def dihedral(x, p=.5, **kwargs): # for `dihedral_mat`, without draws of a user's
     def draw(x): return torch.randint(0, 8, (len(x),), device=x.device)
     kind = _draw_mask(x, draw, p=p).long()
     def is_one(*kinds): return sum((kind==o).float() for o in kinds)
@@ -99,7 +99,7 @@ def without_waiting(t):
     if isinstance(t, RandomResizedCropGPU): t._encode = partial(crop, t)
     if isinstance(t, AffineCoordTfm):
         t._encode, t.coord_fs = partial(affine, t), [*map(_LateWarp, t.coord_fs)]
-        t.aff_fs = [partial(dihedral, p=o.keywords['p']) if o.func is dihedral_mat else o
+        t.aff_fs = [partial(dihedral, **o.keywords) if o.func is dihedral_mat else o
                     for o in t.aff_fs]
     return t
 

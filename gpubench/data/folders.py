@@ -119,7 +119,7 @@ def _check(root, labels, parts, label):
 def read_folder(
     root:Path,
     labels=None, # As `get_images` takes them
-)->tuple: # Sorted files of each part, class of each file, and what is said about the set
+)->tuple: # Sorted files of each part, class of each file, and a note on what is held and left out
     "What a folder of images is taken for: all to train on, or also those held out"
     images = image_files(root)
     find = labeller(labels, root, images)
@@ -129,6 +129,7 @@ def read_folder(
     parts = [sorted(o for o in (images if labels else known) if p in o.parents) for p in folders]
     label = {o: find(o) for part in parts for o in part}
     _check(root, labels, parts, label)
-    n_out, names = len(images)-len(label), ', '.join(o.name for o in folders)
-    remarks = f"left out: {n_out:,} images outside of {names}'s class folders" if n_out else ''
-    return parts, label, dict(held_out=''.join(o.name for o in folders[1:]), remarks=remarks)
+    note, n_out = ''.join(f' ({o.name})' for o in folders[1:]), len(images)-len(label)
+    names = ', '.join(o.name for o in folders)
+    if n_out: note += f"; left out: {n_out:,} images outside of {names}'s class folders"
+    return parts, label, note

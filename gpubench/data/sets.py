@@ -60,8 +60,7 @@ class ImageSet:
     make: Callable|None = None    # (k,) rows to (k, n_in, size, size) uint8, if there are no files
     is_valid: np.ndarray|None = None # (n,) the official split
     label: Callable = parent_label # From a file to the name of its class
-    held_out: str = ''            # Folder of the official split's held-out images
-    remarks: str = ''             # How many images of a folder were left out
+    note: str = ''                # Of a folder: what is held out, and how many images left out
     def __len__(self): return len(self.labels)
 
 # %% ../../nbs/data/03_sets.ipynb #f133caef
@@ -113,11 +112,9 @@ def classes_text(self:ImageSet, most=10): # '50 images of 2 classes (cat 25, dog
 def split_text(self:ImageSet): # "the set's own split: 40 to train, 10 held out (valid)"
     "Whose split it is, the images of each part, and what was left out"
     n_train, n_valid = map(len, self.split())
-    whose, which = 'split by gpubench', '20 % of each class'
-    if self.is_valid is not None: whose, which = "the set's own split", self.held_out
-    text = f'{whose}: {n_train:,} to train, {n_valid:,} held out'
-    if which: text += f' ({which})'
-    return f'{text}; {self.remarks}' if self.remarks else text
+    whose, which = "the set's own split", ''
+    if self.is_valid is None: whose, which = 'split by gpubench', ' (20 % of each class)'
+    return f'{whose}: {n_train:,} to train, {n_valid:,} held out{which}{self.note}'
 
 # %% ../../nbs/data/03_sets.ipynb #cde4e583
 @patch
@@ -174,15 +171,14 @@ def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats
     return replace(images, files=[folder/o for o in names], stats=read_mark(folder)['stats'])
 
 # %% ../../nbs/data/03_sets.ipynb #ebbf1005
-def _from_files(name, parts, size, n_in, stats, squish, **about):
-    "An `ImageSet` of the files in one or two parts; `about` may have a `label`"
+def _from_files(name, parts, size, n_in, stats, squish, label=parent_label, note=''):
+    "An `ImageSet` of the files in one or two parts"
     files = [o for part in parts for o in part]
-    names = [*map(about.get('label', parent_label), files)]
-    vocab, labels = np.unique(names, return_inverse=True)
+    vocab, labels = np.unique([*map(label, files)], return_inverse=True)
     is_valid = np.arange(len(files))>=len(parts[0]) if len(parts)==2 else None
     if n_in!=len(stats[0]): stats = [[float(np.mean(o))]*n_in for o in stats]
     return ImageSet(name, labels, vocab.tolist(), size, n_in, (*map(list, stats),), files, squish,
-                    is_valid=is_valid, **about)
+                    is_valid=is_valid, label=label, note=note)
 
 # %% ../../nbs/data/03_sets.ipynb #ebbf1006
 def find_folder(path)->Path:
@@ -196,11 +192,11 @@ def find_folder(path)->Path:
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
     root = find_folder(path)
-    parts, label, about = read_folder(root, labels)
+    parts, label, note = read_folder(root, labels)
     by_parent = all(o.parent.name==k for o,k in label.items())      # new files can be labelled, too
-    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats,
-                       squish=file_sizes(label)!={(size,size)},
-                       label=parent_label if by_parent else partial(getitem, label), **about)
+    find = parent_label if by_parent else partial(getitem, label)
+    name, squish = root.resolve().name, file_sizes(label)!={(size,size)}
+    return _from_files(name, parts, size, n_in, imagenet_stats, squish, find, note)
 
 # %% ../../nbs/data/03_sets.ipynb #cd1545a5
 OFFICIAL = dict( # address, folders and how many images they have, px, channels, statistics

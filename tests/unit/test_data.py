@@ -295,10 +295,10 @@ def put(root, **counts):
     return root
 
 def found(root, **kwargs):
-    "Images of each class to train on and held out, and the remarks"
+    "Images of each class to train on and held out, and what was left out"
     images = get_images(root, 9, **kwargs)
     parts = [{k: int((images.labels[rows]==i).sum()) for i,k in enumerate(images.vocab)} for rows in images.split()]
-    return images.is_valid is not None, *parts, images.remarks
+    return images.is_valid is not None, *parts, images.split_text().partition('; ')[2]
 
 BOTH = dict(cat=4, dog=4), dict(cat=1, dog=1)
 
