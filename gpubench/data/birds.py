@@ -25,7 +25,8 @@ def turn(points, angle, about=(0, 0)):
     return (np.asarray(points, float)-about)@[[c,s], [-s,c]]+about
 
 # %% ../../nbs/data/00_birds.ipynb #b0dc7005
-BIRD_KINDS = ['robin', 'blue tit', 'bullfinch', 'woodpecker', 'blackbird', 'greenfinch', 'jay', 'nuthatch']
+BIRD_KINDS = ['robin', 'blue tit', 'bullfinch', 'woodpecker', 'blackbird', 'greenfinch', 'jay',
+              'nuthatch']
 PLUMAGE = np.array([ # a kind of bird a line: back and wings, breast, head, tail, beak (RGB)
     [(112, 86, 62), (208, 96, 46), (196, 88, 44), (98, 76, 58), (70, 60, 50)],
     [(88,130,178), (226,206, 96), (84,120,190), (80,110,160), (60, 60, 66)],

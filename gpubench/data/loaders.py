@@ -35,19 +35,16 @@ def share(order, bs, part): # (n,) positions, a tensor or a list; which process,
     "A process's part of each batch of an epoch, of whole batches only unless there is one process"
     k, n = part
     if n==1: return order
-    whole = torch.arange(len(order)//(bs*n)*bs*n, device=getattr(order, 'device', None))
-    mine = whole.view(-1, n, bs)[:,k].reshape(-1)
+    mine = torch.arange(len(order)//(bs*n)*bs*n).view(-1, n, bs)[:,k].flatten()
     return order[mine] if isinstance(order, torch.Tensor) else [order[i] for i in mine.tolist()]
 
 # %% ../../nbs/data/04_loaders.ipynb #90d043fd
 class _ShuffledDL(TfmdDL):
     "Draws an epoch's order at once, not image by image; this process gets `part` of each batch"
-    part, mine = (0, 1), ()                                # `mine`: the positions of the last epoch
+    part = 0, 1
     def __len__(self):
         return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
-    def get_idxs(self):
-        self.mine = share(self.all_idxs(), self.bs, self.part)
-        return self.mine
+    def get_idxs(self): return share(self.all_idxs(), self.bs, self.part)
     def all_idxs(self): return super().get_idxs()
     def shuffle_fn(self, idxs): return self.draw(len(idxs)).tolist()
     def draw(self, n): # out of all images, also for an epoch of fewer: a folder's are sorted by class
@@ -90,7 +87,7 @@ def _check_fits(images, free, where, instead):
 def load_pixels(images:ImageSet)->torch.Tensor: # (n, n_in, size, size) uint8
     "All images of a set in one tensor"
     _check_fits(images, memory_bytes()[1], 'memory', 'files')
-    if not images.files: return torch.from_numpy(images.make(images.rows))
+    if not images.files: return torch.from_numpy(images.make(np.arange(len(images))))
     x = np.empty((len(images), images.n_in, images.size, images.size), np.uint8)
     def put(i): x[i] = _decode(images.files[i], images.n_in, images.size)
     with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(put, range(len(images))))

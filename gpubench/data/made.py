@@ -27,20 +27,23 @@ def fastai_folder(what:str)->Path: # 'data', 'archive', 'storage' or 'model'
     usual = dict(data='data', archive='archive', storage='tmp', model='models')
     cfg.d.update(usual | dict(cfg.d))
     return cfg.path(what)
+_MARK, _VERSION = 'complete.json', 1 # a set of another version is made again
+def _facts(folder):
+    n_files = sum(len(os.listdir(o)) for o in folder.iterdir() if o.is_dir())
+    return dict(version=_VERSION, n_files=n_files)
 def read_mark(folder:Path)->dict|None:
     "What was noted when a set was complete, or None unless all its files are still there"
     try: mark = json.loads((folder/_MARK).read_text())
     except (OSError, ValueError): return None
-    n_files = sum(len(os.listdir(o)) for o in folder.iterdir() if o.is_dir())
-    return mark if (mark.get('version'), mark.get('n_files'))==(_VERSION, n_files) else None
-_MARK = 'complete.json'
-_VERSION = 1      # goes up when a set is made differently, so that old ones are made again
+    return mark if mark==mark | _facts(folder) else None
 
 # %% ../../nbs/data/01_made.ipynb #80fe3cb4
 def _make(place, write):
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    try: (place/_MARK).write_text(json.dumps(dict(version=_VERSION) | write(place)))
+    try:
+        notes = write(place) or {}
+        (place/_MARK).write_text(json.dumps(_facts(place) | notes))
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
@@ -48,7 +51,7 @@ def _make(place, write):
 # %% ../../nbs/data/01_made.ipynb #c3991688
 def make_once(
     name:str,       # Of the folder in the cache
-    write:Callable, # Writes files into class folders of a folder; returns a dict with `n_files`
+    write:Callable, # Writes files into class folders of a folder; may return a dict for the mark
     message='',     # Printed if the set has to be made
 )->Path:            # The complete folder
     "A set from the cache, made if it isn't there"
@@ -156,7 +159,6 @@ def keep_digits()->np.ndarray: # (70000, 28, 28) uint8, read from disk as needed
     def write(folder):
         (folder/'pixels').mkdir()
         np.save(folder/'pixels'/'images.npy', draw_digits(np.arange(sum(N_DIGITS))))
-        return dict(n_files=1)
     message = "Drawing the 70,000 images of 'digits60k', once. This takes a few seconds."
     return np.load(make_once('digits60k', write, message)/'pixels'/'images.npy', mmap_mode='r')
 
@@ -166,7 +168,6 @@ def _pictures(name, classes, n, draw): # `draw(i)`; classes in turn
         for o in classes: (root/o).mkdir()
         def save(i): draw(i).save(root/classes[i%len(classes)]/f'{i:04d}.jpg', quality=88)
         with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(save, range(n)))
-        return dict(n_files=n)
     message = f"Drawing the {n} pictures of '{name}', once. This takes about {n//20} s."
     return make_once(f'{name}_{n}', write, message)
 
@@ -174,7 +175,6 @@ def draw_birds(n:int=600)->Path: # A folder in the cache with two class folders
     "The `n` bird and woodland pictures as files, drawn on first use"
     return _pictures('birds', BIRD_CLASSES, n, lambda i: draw_wood(i, i%2==0))
 
-# %% ../../nbs/data/01_made.ipynb #ade73d6d
 def draw_bird_kinds(n:int=600)->Path: # A folder in the cache with a class folder for each kind
     "Pictures of eight kinds of bird before parts of real photographs, drawn on first use"
     def draw(i): return draw_wood(i, True, on_photo=True, kind=i%len(BIRD_KINDS))

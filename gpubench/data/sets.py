@@ -17,13 +17,14 @@ from operator import getitem
 from pathlib import Path
 from ..ground.core import InputError, StateError, check_value, check_whole, n_cores, nearest
 from ..ground.record import OFFLINE
-from .folders import file_sizes, is_table, read_folder, scan
-from .made import (N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic,
-                                keep_digits, make_once, read_mark)
+from .folders import file_sizes, is_table, read_folder
+from gpubench.data.made import (
+    N_DIGITS, digit_originals, draw_birds, draw_digits, draw_synthetic, keep_digits, make_once,
+    read_mark)
 import numpy as np
 import pandas as pd
 from fastai.data.external import URLs, untar_data
-from fastai.data.transforms import parent_label
+from fastai.data.transforms import get_image_files, parent_label
 from fastai.vision.core import cifar_stats, imagenet_stats, mnist_stats
 from fastcore.basics import patch
 from PIL import Image
@@ -57,13 +58,9 @@ class ImageSet:
     files: list[Path]|None = None # (n,) image files
     squish: bool = False          # Do the files have other sizes?
     make: Callable|None = None    # (k,) rows to (k, n_in, size, size) uint8, if there are no files
-    rows: np.ndarray|None = None  # (n,) what to pass to `make`
     is_valid: np.ndarray|None = None # (n,) the official split
     label: Callable = parent_label # From a file to the name of its class
-    held_out: str = ''            # Folder of the official split's held-out images
-    remarks: str = ''             # How many images of a folder were left out
-    def __post_init__(self):
-        if self.rows is None: self.rows = np.arange(len(self))
+    note: str = ''                # Of a folder: what is held out, and how many images left out
     def __len__(self): return len(self.labels)
 
 # %% ../../nbs/data/03_sets.ipynb #f133caef
@@ -96,8 +93,9 @@ def sample(self:ImageSet, n): # At most `n` images
     rank, size = kind.groupby(kind).cumcount(), kind.groupby(kind).transform('size')
     share = np.where(rank<2, -1, (rank+.5)/size)
     keep = np.sort(order[np.argsort(share, kind='stable')[:n]])
-    return replace(self, labels=self.labels[keep], rows=self.rows[keep],
+    return replace(self, labels=self.labels[keep],
                    files=self.files and [self.files[o] for o in keep],
+                   make=self.make and (lambda rows: self.make(keep[rows])),
                    is_valid=None if self.is_valid is None else self.is_valid[keep])
 
 # %% ../../nbs/data/03_sets.ipynb #cde4e582
@@ -114,23 +112,20 @@ def classes_text(self:ImageSet, most=10): # '50 images of 2 classes (cat 25, dog
 def split_text(self:ImageSet): # "the set's own split: 40 to train, 10 held out (valid)"
     "Whose split it is, the images of each part, and what was left out"
     n_train, n_valid = map(len, self.split())
-    whose, which = 'split by gpubench', '20 % of each class'
-    if self.is_valid is not None: whose, which = "the set's own split", self.held_out
-    text = f'{whose}: {n_train:,} to train, {n_valid:,} held out'
-    if which: text += f' ({which})'
-    return f'{text}; {self.remarks}' if self.remarks else text
+    whose, which = "the set's own split", ''
+    if self.is_valid is None: whose, which = 'split by gpubench', ' (20 % of each class)'
+    return f'{whose}: {n_train:,} to train, {n_valid:,} held out{which}{self.note}'
 
 # %% ../../nbs/data/03_sets.ipynb #cde4e583
 @patch
 def measured_stats(self:ImageSet, chunk=1024): # Mean and standard deviation of each channel, of 1
     "Of the training images of a set with `make`, `chunk` at a time"
-    rows, total, squares, n = self.rows[self.split()[0]], 0., 0., 0
+    rows, sums = self.split()[0], 0
     for i in range(0, len(rows), chunk):
-        x = self.make(rows[i:i+chunk]).astype(float)/255
-        total, squares = total+x.sum((0,2,3)), squares+(x**2).sum((0,2,3))
-        n += x.size/self.n_in
-    mean = total/n
-    return mean.tolist(), np.sqrt(np.maximum(squares/n-mean**2, 1e-8)).tolist()
+        x = self.make(rows[i:i+chunk])/255
+        sums = sums+np.stack([x.sum((0,2,3)), (x**2).sum((0,2,3))])
+    mean, square = sums/(len(rows)*self.size**2)
+    return mean.tolist(), np.sqrt(np.maximum(square-mean**2, 1e-8)).tolist()
 
 # %% ../../nbs/data/03_sets.ipynb #a549dae1
 _TEN = [*map(str, range(10))]   # names of ten classes
@@ -163,31 +158,27 @@ def write_out(images:ImageSet)->ImageSet: # The same set with `files` and `stats
     def write(folder, chunk=1024):
         for o in images.vocab: (folder/o).mkdir()
         def save(name, x):
-            image = Image.fromarray(x[0] if len(x)==1 else x.transpose(1, 2, 0))
+            image = Image.fromarray(x.transpose(1, 2, 0).squeeze())
             image.save(folder/name, compress_level=1)
         with ThreadPoolExecutor(n_cores()) as pool:
             for i in range(0, n, chunk):
-                list(pool.map(save, names[i:i+chunk], images.make(images.rows[i:i+chunk])))
-        return dict(n_files=n, stats=images.measured_stats())
+                x = images.make(np.arange(i, min(i+chunk, n)))
+                list(pool.map(save, names[i:i+chunk], x))
+        return dict(stats=images.measured_stats())
     message = f"Writing the {n:,} images of '{images.name}' as PNG files, once."
     name = f'{images.name}_{n}x{images.n_in}x{images.size}x{images.size}'
     folder = make_once(name, write, message if n>=10_000 else '')
     return replace(images, files=[folder/o for o in names], stats=read_mark(folder)['stats'])
 
 # %% ../../nbs/data/03_sets.ipynb #ebbf1005
-def _from_files(name, parts, size, n_in, stats, squish, **about):
-    "An `ImageSet` of the files in one or two parts; `about` may have a `label`"
+def _from_files(name, parts, size, n_in, stats, squish, label=parent_label, note=''):
+    "An `ImageSet` of the files in one or two parts"
     files = [o for part in parts for o in part]
-    names = [*map(about.get('label', parent_label), files)]
-    vocab, labels = np.unique(names, return_inverse=True)
+    vocab, labels = np.unique([*map(label, files)], return_inverse=True)
     is_valid = np.arange(len(files))>=len(parts[0]) if len(parts)==2 else None
     if n_in!=len(stats[0]): stats = [[float(np.mean(o))]*n_in for o in stats]
     return ImageSet(name, labels, vocab.tolist(), size, n_in, (*map(list, stats),), files, squish,
-                    is_valid=is_valid, **about)
-
-def _class_files(part):
-    "The image files in the class folders of a part, sorted"
-    return sorted(o for folder,files in scan(part).items() if folder!=part for o in files)
+                    is_valid=is_valid, label=label, note=note)
 
 # %% ../../nbs/data/03_sets.ipynb #ebbf1006
 def find_folder(path)->Path:
@@ -201,11 +192,11 @@ def find_folder(path)->Path:
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
     root = find_folder(path)
-    parts, label, about = read_folder(root, labels)
+    parts, label, note = read_folder(root, labels)
     by_parent = all(o.parent.name==k for o,k in label.items())      # new files can be labelled, too
-    return _from_files(root.resolve().name, parts, size, n_in, imagenet_stats,
-                       squish=file_sizes(label)!={(size,size)},
-                       label=parent_label if by_parent else partial(getitem, label), **about)
+    find = parent_label if by_parent else partial(getitem, label)
+    name, squish = root.resolve().name, file_sizes(label)!={(size,size)}
+    return _from_files(name, parts, size, n_in, imagenet_stats, squish, find, note)
 
 # %% ../../nbs/data/03_sets.ipynb #cd1545a5
 OFFICIAL = dict( # address, folders and how many images they have, px, channels, statistics
@@ -214,18 +205,19 @@ OFFICIAL = dict( # address, folders and how many images they have, px, channels,
     imagenette=(URLs.IMAGENETTE_160, ('train', 'val'), (9_469, 3_925), 160, 3, imagenet_stats))
 
 def _official_set(name, size, n_in):
-    url, folders, counts, its_size, _, stats = OFFICIAL[name]
+    url, folders, counts, its_size, its_n_in, stats = OFFICIAL[name]
     try: root = untar_data(url)
     except Exception as e: raise StateError(
         f"The data set '{name}' is not on this machine and could not be downloaded "
         f"({type(e).__name__}: {e}). Try again with a network connection. Offline use "
         f"{', '.join(map(repr, OFFLINE))} or a folder of your own.") from e
-    parts = [_class_files(root/part) for part in folders]
+    parts = [sorted(get_image_files(root/part)) for part in folders]
     if (found := tuple(map(len, parts)))!=counts: raise StateError(
         "'{}' is not complete: {} holds {:,} training and {:,} held-out images instead of {:,} and "
         "{:,}. Delete that folder to download it again.".format(name, root, *found, *counts))
-    has_sizes = name=='imagenette'
-    return _from_files(name, parts, size, n_in, stats, squish=has_sizes or size!=its_size)
+    size, n_in = size or its_size, n_in or its_n_in
+    squish = name=='imagenette' or size!=its_size
+    return _from_files(name, parts, size, n_in, stats, squish)
 
 # %% ../../nbs/data/03_sets.ipynb #3282ba11
 def is_path(dataset)->bool:
@@ -280,9 +272,7 @@ def get_images(
     if n_channels not in (None, 1, 3):
         raise InputError(f"n_channels must be 1 (gray) or 3 (color), not {n_channels!r}.")
     if max_images is not None: check_whole('max_images', max_images, 1)
-    usual = _shape(dataset)
-    shape = size or usual[0], n_channels or usual[1]
-    images = _make_set(dataset, shape, max_images, labels)
+    images = _make_set(dataset, size, n_channels, max_images, labels)
     counts = np.bincount(images.labels, minlength=len(images.vocab))
     few = [o for o,n in zip(images.vocab, counts) if n<2]
     if few and images.is_valid is None: raise InputError(
@@ -290,19 +280,16 @@ def get_images(
         "or to train on. Each class needs two or more.")
     return images if max_images is None else images.sample(max_images)
 
-# %% ../../nbs/data/03_sets.ipynb #30cb0448
-def _shape(dataset): # px and channels that suit it
-    if dataset in OFFICIAL: return OFFICIAL[dataset][3:5]
-    return (224, 3) if dataset=='birds' or dataset not in DATASETS else (28, 1)
-
 # %% ../../nbs/data/03_sets.ipynb #97d6d668
-def _make_set(dataset, shape, max_images, labels):
-    if dataset not in DATASETS: return _folder_set(dataset, *shape, labels)
-    if dataset=='birds':
-        return _from_files(dataset, [_class_files(draw_birds())], *shape, imagenet_stats, True)
+def _make_set(dataset, size, n_in, max_images, labels):
+    if dataset in OFFICIAL: return _official_set(dataset, size, n_in)
+    small, photo = (size or 28, n_in or 1), (size or 224, n_in or 3)
+    if dataset=='digits': return _digits_set(*small)
+    if dataset=='digits60k': return _digits60k_set(*small)
     if dataset=='synthetic':
         n = 2000 if max_images is None else max_images
         check_whole("max_images of 'synthetic'", n, 20, hint='It has 10 classes.')
-        return _synthetic_set(*shape, n)
-    if dataset in OFFICIAL: return _official_set(dataset, *shape)
-    return (_digits_set if dataset=='digits' else _digits60k_set)(*shape)
+        return _synthetic_set(*small, n)
+    if dataset!='birds': return _folder_set(dataset, *photo, labels)
+    files = sorted(get_image_files(draw_birds()))
+    return _from_files(dataset, [files], *photo, imagenet_stats, squish=True)
