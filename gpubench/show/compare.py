@@ -44,14 +44,13 @@ def _rounded(i): # An end that isn't 1 isn't rounded to it
     return [f'{max(0, round(x, -place)):,.{max(0, -place)}f}' for x in (i.mid, i.lo, i.hi)]
 
 # %% ../../nbs/show/04_compare.ipynb #697d8a6b
-_MAX_ENDS_RATIO = 2 # of an interval's ends, in a sentence
-
 def is_noisy(i:Interval)->bool:
-    "Is an interval so wide that a sentence calls it too noisy to tell?"
-    return is_known(i.lo) and i.hi>_MAX_ENDS_RATIO*i.lo
+    "Do an interval's ends differ more than twofold? A sentence calls that too noisy to tell"
+    return is_known(i.lo) and i.hi>2*i.lo
 
 def fmt_bound(i:Interval)->str: # Of a ratio whose interval lies on one side of 1
-    return f'at least {i.lo:.2g}' if i.lo>1 else f'at most {i.hi:.2g}'
+    words, end = ('at least', i.lo) if i.lo>1 else ('at most', i.hi)
+    return f'{words} {end:.{3 if .95<end<1.05 else 2}g}' # 1.02 isn't 1
 
 # %% ../../nbs/show/04_compare.ipynb #2b9d074f
 def fmt_ratio(i:Interval)->str: # '12 (8 to 19)'

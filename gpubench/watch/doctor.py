@@ -117,10 +117,10 @@ class Facts:
         return bool(self.gpus or cards or any(o.exists() for o in drivers))
 
 # %% ../../nbs/watch/05_doctor.ipynb #05de053b
-def cpu_load(interval_s=.5)->float|None: # Of all cores; None where the system hides it
+def cpu_load()->float|None: # Of all cores; None where the system hides it
     try: import psutil
     except ImportError: return None
-    try: return psutil.cpu_percent(interval_s)/100
+    try: return psutil.cpu_percent(.5)/100
     except OSError: return None
 
 # %% ../../nbs/watch/05_doctor.ipynb #72df4e62
@@ -296,10 +296,10 @@ def other_load()->Finding|None:
     return ask('cpu_busy', Facts({}, cpu_load()))
 
 # %% ../../nbs/watch/05_doctor.ipynb #7b488264
-def examine(root='/')->dict: # Keys: machine, gpu, findings
-    "Examine this machine, whose file system starts at `root`; the worst finding comes first"
+def examine()->dict: # Keys: machine, gpu, findings
+    "Examine this machine; the worst finding comes first"
     load = cpu_load()  # first, while none of our own processes compute
-    facts = Facts(look(), load, root)
+    facts = Facts(look(), load)
     cards = ', '.join(o['name'] for o in facts.used)
     gpu = (f'torch computes on {len(facts.used)} GPU(s): {cards}.' if cards else
            'Labs measure the CPU and explain the GPU\'s part with recorded results.')
