@@ -6,7 +6,6 @@
 __all__ = ['device_of', 'SpeedUp', 'speed_up', 'DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 
 # %% ../../nbs/step/10_fast.ipynb #772e52a3
-import platform
 from contextlib import ExitStack
 import pandas as pd
 import torch
@@ -20,36 +19,29 @@ from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf1
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.images import FeedCallback
 from ..data.loaders import PixelDL
-from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
+from .layout import ChannelsLastCallback, keep_pages
 from .recorder import DeferredRecorder, defer, undefer
 
 _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 
 # %% ../../nbs/step/10_fast.ipynb #657b95d3
-_IN_FP32 = 'fastai always trains in fp32 on a CPU.'
-ON_GPUS_ONLY = dict(bf16=_IN_FP32, fp16=_IN_FP32, graph='It is for GPUs, and so is `compile`.')
-
 def why_not(
-    part:str,            # 'bf16', 'fp16', 'channels_last', 'graph' or 'onednn'
+    part:str,            # 'bf16', 'fp16' or 'channels_last'
     model,               # A network
     device,              # A torch.device
     is_mixed:bool=False, # Does it train in bf16 or fp16?
 )->str: # Empty: it is
     "Why a part of the fast path isn't for a network on a device"
-    on_gpu, is_last = device.type=='cuda', part=='channels_last'
-    if part in ON_GPUS_ONLY and not on_gpu: return ON_GPUS_ONLY[part]
-    if part in ('graph', 'fp16'): return ''
-    if part=='bf16': return '' if has_bf16(device) else NO_BF16
-    weights = list(model.parameters())
-    if is_last and any(map(is_lazy, weights)): return "Some weights don't exist yet."
-    dims = {p.ndim for p in weights if not is_lazy(p)}
-    if 4 not in dims or is_last and 5 in dims: return 'It is for convolutions of images.'
-    if is_last:
-        pays = not on_gpu or is_mixed or (
-            allows_tf32(torch.backends.cudnn) and has_bf16(device))          # which came together
-        return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
-    is_x86 = platform.machine() in ('x86_64', 'AMD64') and torch.backends.mkldnn.is_available()
-    return '' if is_x86 else 'Its layout was measured on x86 processors only.'
+    on_gpu = device.type=='cuda'
+    if part in ('bf16', 'fp16'):
+        if not on_gpu: return 'fastai always trains in fp32 on a CPU.'
+        return '' if part=='fp16' or has_bf16(device) else NO_BF16
+    if any(map(is_lazy, model.parameters())): return "Some weights don't exist yet."
+    dims = {p.ndim for p in model.parameters()}
+    if 4 not in dims or 5 in dims: return 'It is for convolutions of images.'
+    pays = not on_gpu or is_mixed or (
+        allows_tf32(torch.backends.cudnn) and has_bf16(device))              # which came together
+    return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
 
 # %% ../../nbs/step/10_fast.ipynb #1f562422
 def device_of(learn)->torch.device:
@@ -102,10 +94,10 @@ class _Parts(_Table):
         found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
         if found: self.add(part, 'The Learner has it already.', shows=found)
         return bool(found)
-    def refuses(self, part, name=None):
+    def refuses(self, part):
         "Is there a reason against it? Then that is its row"
         is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        why = why_not(name or part, self.learn.model, self.device, is_mixed)
+        why = why_not(part, self.learn.model, self.device, is_mixed)
         if why: self.add(part, why, on=False)
         return bool(why)
     def mix(self, precision='bf16'):
@@ -119,10 +111,6 @@ class _Parts(_Table):
         if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
         self.add(part, 'convolutions without reordering; dropout between them draws another mask',
                  cb=ChannelsLastCallback())
-    def use_onednn(self):
-        if self.refuses('oneDNN', 'onednn') or self.has('oneDNN', OneDNNCallback): return
-        why = 'the layout of its kernels from the first layer to the last, max pooling before ReLU'
-        self.add('oneDNN', why, cb=OneDNNCallback())
     def fuse_step(self):
         if self.has('fused step', FusedStepCallback): return
         self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
@@ -191,7 +179,6 @@ def speed_up(
         out.capture(compile)
         out.enlarge_validation()
     else:
-        if compile: out.refuses('CUDA graph', 'graph')
-        out.use_onednn()
+        if compile: out.add('CUDA graph', 'It is for GPUs, and so is `compile`.', on=False)
         out.keep_pages()
     return out

@@ -39,28 +39,22 @@ def buffers_in(*parts): # Name -> list of tensors
                 counts=[o for o in found if not o.is_floating_point()])
 
 # %% ../../nbs/step/00_kept.ipynb #f698fe95
-def restorer(model): # A function
-    "Puts back the module's buffers, the numbers and modes of its parts, and all random states"
+@contextmanager
+def untouched(model):
+    """Put back what a try changes: a module's buffers, the numbers and modes of its parts, and all
+    random states"""
     modules = list(model.modules())
     buffers = [(o._buffers, k, b, b.clone())
                for o in modules for k,b in o._buffers.items() if b is not None]
     numbers = [(vars(o), k, v)
                for o in modules for k,v in vars(o).items() if type(v) in (bool, int, float)]
     put_random = random_restorer(*{o.device for o in model.parameters() if o.is_cuda})
-    def put_back():
+    try: yield
+    finally:
         put_random()
         for where,k,v in numbers: where[k] = v
         with torch.no_grad():
             for where,k,b,before in buffers: where[k] = b.copy_(before)
-    return put_back
-
-# %% ../../nbs/step/00_kept.ipynb #963e7e95
-@contextmanager
-def untouched(model):
-    "Undo what a try does to a module and to random numbers"
-    put_back = restorer(model)
-    try: yield
-    finally: put_back()
 
 # %% ../../nbs/step/00_kept.ipynb #cadfb880
 class _HostPickler(pickle.Pickler):
