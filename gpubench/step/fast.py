@@ -24,25 +24,6 @@ from .recorder import DeferredRecorder, defer, undefer
 
 _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 
-# %% ../../nbs/step/10_fast.ipynb #657b95d3
-def why_not(
-    part:str,            # 'bf16', 'fp16' or 'channels_last'
-    model,               # A network
-    device,              # A torch.device
-    is_mixed:bool=False, # Does it train in bf16 or fp16?
-)->str: # Empty: it is
-    "Why a part of the fast path isn't for a network on a device"
-    on_gpu = device.type=='cuda'
-    if part in ('bf16', 'fp16'):
-        if not on_gpu: return 'fastai always trains in fp32 on a CPU.'
-        return '' if part=='fp16' or has_bf16(device) else NO_BF16
-    if any(map(is_lazy, model.parameters())): return "Some weights don't exist yet."
-    dims = {p.ndim for p in model.parameters()}
-    if 4 not in dims or 5 in dims: return 'It is for convolutions of images.'
-    pays = not on_gpu or is_mixed or (
-        allows_tf32(torch.backends.cudnn) and has_bf16(device))              # which came together
-    return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
-
 # %% ../../nbs/step/10_fast.ipynb #1f562422
 def device_of(learn)->torch.device:
     "Where fastai trains a Learner; loaders of PyTorch's don't say"
@@ -89,28 +70,32 @@ class _Table:
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40
 class _Parts(_Table):
+    def find(self, *kinds): return next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
     def has(self, part, *kinds):
         "Does the Learner have it already? Then undoing leaves it"
-        found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
+        found = self.find(*kinds)
         if found: self.add(part, 'The Learner has it already.', shows=found)
         return bool(found)
-    def refuses(self, part):
-        "Is there a reason against it? Then that is its row"
-        is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        why = why_not(part, self.learn.model, self.device, is_mixed)
-        if why: self.add(part, why, on=False)
-        return bool(why)
     def mix(self, precision='bf16'):
-        mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
+        mixed, why = self.find(MixedPrecision), ''
         now = AMPMode(mixed.amp_mode).value if mixed else precision
-        if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)
-        elif not (self.refuses(precision) or self.has(precision, MixedPrecision)):
+        if not self.on_gpu: why = 'fastai always trains in fp32 on a CPU.'
+        elif now!=precision: why = f'The Learner trains in {now}.'
+        elif precision=='bf16' and not has_bf16(self.device): why = NO_BF16
+        if why: self.add(precision, why, on=False)
+        elif not self.has(precision, MixedPrecision):
             self.add(precision, 'matrix products in 16 bits', cb=MixedPrecision(amp_mode=precision))
     def order_channels(self):
-        part = 'channels_last'
-        if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
-        self.add(part, 'convolutions without reordering; dropout between them draws another mask',
-                 cb=ChannelsLastCallback())
+        weights, part, why = [*self.learn.model.parameters()], 'channels_last', ''
+        pays = not self.on_gpu or self.find(MixedPrecision) or (
+            allows_tf32(torch.backends.cudnn) and has_bf16(self.device))     # which came together
+        if any(map(is_lazy, weights)): why = "Some weights don't exist yet."
+        elif {4, 5} & {o.ndim for o in weights}!={4}: why = 'It is for convolutions of images.'
+        elif not pays: why = 'On a GPU it pays with bf16, fp16 or TF32.'
+        if why: self.add(part, why, on=False)
+        elif not self.has(part, ChannelsLast, ChannelsLastCallback):
+            why = 'convolutions without reordering; dropout between them draws another mask'
+            self.add(part, why, cb=ChannelsLastCallback())
     def fuse_step(self):
         if self.has('fused step', FusedStepCallback): return
         self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())

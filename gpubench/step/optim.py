@@ -302,11 +302,10 @@ class FusedOptimizer(Optimizer):
     def __getstate__(self):
         self.settle()
         return {k: v for k,v in vars(self).items() if k not in _OURS}
+    def _grads(self): return [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
     def step(self, closure=None):
-        if closure is not None:
-            raise NotImplementedError("fastai optimizers currently do not support closure")
-        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
-        if not grads: return
+        grads = self._grads()
+        if closure is not None or not grads: return super().step(closure)
         plan, made_for = self.plan(), (self.capturable, [place(o) for o in grads])
         if plan is None: return unfuse(self).step()
         if self._made_for!=made_for: self._way, self._made_for = self._find_way(plan, grads), made_for
@@ -314,11 +313,9 @@ class FusedOptimizer(Optimizer):
     def _find_way(self, plan, grads):
         if self.capturable: return Update(plan, grads).step
         is_known = grads[0].device.type in ('cpu', 'cuda') and _are_plain(plan.params, grads)
-        return partial(step_in_lists, plan) if is_known else partial(Optimizer.step, self)
+        return partial(step_in_lists, plan) if is_known else super().step
     def zero_grad(self):
-        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
-        for o in grads:
-            if o.grad_fn is not None: o.detach_()
+        grads = [o.detach_() if o.grad_fn is not None else o for o in self._grads()]
         if grads: torch._foreach_zero_(grads)
 
 # %% ../../nbs/step/01_optim.ipynb #82195031

@@ -663,7 +663,8 @@ def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
 
 def test_a_deferred_recorder_records_the_same(tmp_path):
     plain, late = (learner(False) for _ in range(2))
-    defer(late.recorder, every=3)
+    defer(late.recorder)
+    late.recorder.every = 3
     ends = [], []
     for o,seen in zip((plain, late), ends):
         seed_order(o)
