@@ -7,7 +7,6 @@ __all__ = ['rank', 'n_ranks', 'join_group', 'gather', 'agree', 'launch', 'averag
 
 # %% ../../nbs/step/11_group.ipynb #b2214f30
 import atexit
-import json
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import parent_process
 from pathlib import Path
-from time import monotonic_ns, sleep
+from time import sleep
 
 import cloudpickle
 import torch
@@ -93,27 +92,24 @@ def _run_rank(job, folder): # in a separate process
         function, args, device = cloudpickle.loads(job)
         return cloudpickle.dumps(function(join_group(device), *args))
     except BaseException as e:
-        found = dict(at=monotonic_ns(), k=os.environ['RANK'], is_bad=isinstance(e, InputError),
-                     error=f'{type(e).__name__}: {e}{user_place(e)}')
-        Path(folder, f"{found['k']}.json").write_text(json.dumps(found))
+        Path(folder, os.environ['RANK']).write_text(f'{type(e).__name__}: {e}{user_place(e)}')
         sleep(1)
         sys.stdout.flush()
         os._exit(1)
 
 # %% ../../nbs/step/11_group.ipynb #1ec8570b
 def _failure(e, folder, n): # `e`: torch's `ChildFailedError`
-    "The error of a group: that of the rank that died without one, or of the first that failed"
+    "The error of the rank that ended first"
     k, first = e.get_first_failure()
-    errors = [json.loads(o.read_text()) for o in folder.glob('*.json')]
-    if str(k) not in [o['k'] for o in errors]:
-        # the words "out of memory" would make it an 'oom'
-        how = (f'was ended by signal {-first.exitcode}. If nobody stopped it, memory may have been '
-               'full: `dmesg` shows it' if first.exitcode<0 else
-               f'ended with exit code {first.exitcode} and no result')
-        return RuntimeError(f'Rank {k} of {n} {how}.')
-    found = min(errors, key=lambda o: o['at'])
-    kind = InputError if found['is_bad'] else RuntimeError
-    return kind(f"Rank {found['k']} of {n} failed. {found['error']}")
+    file = Path(folder, str(k))
+    if file.exists():
+        kind = InputError if (why := file.read_text()).startswith('InputError') else RuntimeError
+        return kind(f'Rank {k} of {n} failed. {why}')
+    # the words "out of memory" would make it an 'oom'
+    how = (f'was ended by signal {-first.exitcode}. If nobody stopped it, memory may have been '
+           'full: `dmesg` shows it' if first.exitcode<0 else
+           f'ended with exit code {first.exitcode} and no result')
+    return RuntimeError(f'Rank {k} of {n} {how}.')
 
 # %% ../../nbs/step/11_group.ipynb #032b2f4c
 @contextmanager
@@ -154,7 +150,7 @@ def launch(
         job = cloudpickle.dumps((function, args, str(device)))
         try:
             with _own_signals(): found = elastic_launch(config, _run_rank)(job, folder)
-        except ChildFailedError as e: raise _failure(e, Path(folder), n_devices) from None
+        except ChildFailedError as e: raise _failure(e, folder, n_devices) from None
         except SignalException as e:
             if e.sigval==signal.SIGINT: raise KeyboardInterrupt from None
             sys.exit(128+e.sigval)

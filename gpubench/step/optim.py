@@ -77,8 +77,8 @@ if triton:
 
     @triton.jit(do_not_specialize=['n_groups', 'n_rows'])
     def _update_kernel(chunks, tensors, about, numbers, at, n_groups, n_rows, count, skip, loss,
-                       losses, n_done, ADAM: tl.constexpr, MOM: tl.constexpr,
-                       DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):
+                       losses, n_done, is_decoupled: tl.constexpr, has_avg: tl.constexpr,
+                       has_sqr: tl.constexpr, BLOCK: tl.constexpr):
         i, row, n = tl.load(chunks+2*tl.program_id(0)), tl.load(at), tl.load(count)
         offs = tl.load(chunks+2*tl.program_id(0)+1)*BLOCK+tl.arange(0, BLOCK)
         is_done = (tl.load(skip)==0).to(tl.int32)
@@ -89,14 +89,14 @@ if triton:
         p_at = tl.load(tensors).to(tl.pointer_type(tl.float32))+offs
         p = tl.load(p_at, mask)
         g = tl.load(tl.load(tensors+1).to(tl.pointer_type(tl.float32))+offs, mask)
-        if DECOUPLED: p *= 1-lr*wd
+        if is_decoupled: p *= 1-lr*wd
         else: g += p*wd
         avg = g
-        if MOM:
+        if has_avg:
             avg_at = tl.load(tensors+2).to(tl.pointer_type(tl.float32))+offs
             avg = tl.load(avg_at, mask)*tl.load(c+3)+g*tl.load(c+4)
             tl.store(avg_at, avg, mask)
-        if ADAM:
+        if has_sqr:
             k = (n+1+tl.load(about+3)).to(tl.float32)
             sqr_at = tl.load(tensors+3).to(tl.pointer_type(tl.float32))+offs
             sqr = tl.load(sqr_at, mask)*tl.load(c+6)+g*g*tl.load(c+7)
@@ -114,17 +114,15 @@ if triton:
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
 BLOCK = 1024   # elements that one program of the kernel updates
 
-def _kernel_flags(recipe): return dict(
-    ADAM=recipe.has_sqr, MOM=recipe.has_avg, DECOUPLED=recipe.is_decoupled, BLOCK=BLOCK)
-
 @lru_cache
-def _can_launch(device, *flags):
+def _can_launch(device, recipe):
+    if not triton or device.type!='cuda': return False
     dtypes = torch.int64, torch.int32, torch.float32
     try:
         ints, n_done, floats = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
         with torch.cuda.device(device): _update_kernel[1,](
             ints, ints, ints, floats, ints[4:], 1, 1, ints[8:], floats, floats, floats[4:],
-            n_done, **dict(flags))
+            n_done, **recipe._asdict(), BLOCK=BLOCK)
     except Exception as e:
         warnings.warn(f"Triton cannot build a kernel ({type(e).__name__}: {e}), "
                       "so optimizer steps take more launches.")
@@ -135,8 +133,7 @@ def _can_launch(device, *flags):
 def start_build(opt): # Is there a kernel for its steps? Not on CPUs
     "Build what an optimizer's steps need, unless it's there"
     recipe, device = recipe_of(opt), next(p.device for ps in opt.param_lists for p in ps)
-    if not triton or device.type!='cuda' or recipe is None: return False
-    return _can_launch(device, *_kernel_flags(recipe).items())
+    return recipe is not None and _can_launch(device, recipe)
 
 # %% ../../nbs/step/01_optim.ipynb #834871ea
 def place(o): # A tensor or None
@@ -238,7 +235,7 @@ class Update:
             _update_kernel[len(plan.chunks),](
                 plan.chunks, self.tensors, plan.about, self.numbers, self.at, n_groups,
                 len(self.numbers), plan.count, plan.skip, loss, self.losses, self.n_done,
-                **_kernel_flags(plan.recipe))
+                **plan.recipe._asdict(), BLOCK=BLOCK)
     def _by_operations(self, loss):
         plan, is_skipped = self.plan, self.plan.skip!=0
         plan.count.add_(~is_skipped)
