@@ -122,8 +122,8 @@ class SpeedUp(_Parts):
                      "`get_dls(loader='resident')` keeps all images there.")
     def capture(self, compile=False, alone=False): # As `GraphedStepCallback` takes them
         cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
-        if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes that '
-                            'are new to the process; dropout draws another mask')
+        if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes '
+                            'that are new to the process; dropout draws another mask')
         self.add('CUDA graph', why, cb=cb, undo=cb.release)
     def enlarge_validation(self):
         dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None

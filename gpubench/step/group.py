@@ -27,7 +27,7 @@ import torch.distributed as dist
 from ..ground.core import InputError, StateError, n_cores, pick_device, user_place
 
 # %% ../../nbs/step/11_group.ipynb #8ea30bdb
-_TIMEOUT_S = 300 # after which a rank gives up waiting for another
+_TIMEOUT = timedelta(seconds=300) # after which a rank gives up waiting for another
 
 def rank()->int:
     "This process's number in its group"
@@ -46,7 +46,7 @@ def join_group(
     mine = torch.device(kind, local) if kind=='cuda' else torch.device(kind)
     if kind=='cuda': torch.cuda.set_device(mine)
     torch.set_num_threads(max(1, n_cores()//int(os.environ['LOCAL_WORLD_SIZE'])))
-    dist.init_process_group('nccl' if kind=='cuda' else 'gloo', timeout=timedelta(seconds=_TIMEOUT_S))
+    dist.init_process_group('nccl' if kind=='cuda' else 'gloo', timeout=_TIMEOUT)
     return mine
 
 # %% ../../nbs/step/11_group.ipynb #9403afa8
@@ -72,10 +72,11 @@ def check_group(n_devices:int, device:str, n_nodes:int=1):
     if n_devices%n_nodes: raise InputError(
         f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a "
         f"multiple of {n_nodes}.")
-    n_there, what = (torch.cuda.device_count(), 'GPUs') if on_gpus else (n_cores(), 'CPU cores')
+    n_there, what, other = n_cores(), 'CPU cores', ''
+    if on_gpus: n_there, what, other = torch.cuda.device_count(), 'GPUs', ", or device='cpu'"
     if n_local>n_there: raise InputError(
         f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
-        f"Use n_devices={n_there*n_nodes}"+", or device='cpu' to try it on CPU cores."*on_gpus)
+        f"Use n_devices={n_there*n_nodes}{other}.")
     if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise InputError(
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
         "machine, where host is one of them, and start the same command on each.")
@@ -175,7 +176,7 @@ def _check_agreed(parameters):
 def average_gradients(
     parameters, # Those of a network
 ):
-    """Average the gradients of all ranks in one message; for your own training loop, after the backward pass
+    """Average the gradients of all ranks in one message, after the backward pass of your own loop
 
     Every rank needs gradients of the same parameters in each step: a `RuntimeError` otherwise."""
     if n_ranks()==1: return

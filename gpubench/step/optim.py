@@ -36,9 +36,8 @@ _STEPS = [ # each function with its bound arguments
 
 def recipe_of(opt): # None: it can't be fused
     "What the steps of fastai's Adam or SGD do"
-    is_stock = getattr(type(opt), 'stock', type(opt)) is Optimizer
-    found = [(getattr(o, 'func', o), *getattr(o, 'keywords', {}).items())
-             for o in (opt.cbs if is_stock else ())]
+    cbs = opt.cbs if getattr(type(opt), 'stock', type(opt)) is Optimizer else ()
+    found = [(getattr(o, 'func', o), *getattr(o, 'keywords', {}).items()) for o in cbs]
     has_own = found[1:] not in _STEPS or any('dampening' in o for o in opt.hypers)
     if has_own or found[0] not in [(weight_decay,), (l2_reg,)]: return None
     return Recipe(found[0]==(weight_decay,), len(found)>2, len(found)>3)
@@ -48,7 +47,8 @@ NUMBERS = 'lr', 'wd', 'eps', 'mom', 'damp', 'log_mom', 'sqr_mom', 'sqr_damp', 'l
 
 def numbers_of(recipe, hyper, do_wd=True):
     "What a step needs of the hyper-parameters of a group, in float64"
-    lr, wd, eps, mom, sqr_mom = (float(hyper.get(o, 0.)) for o in ('lr', 'wd', 'eps', 'mom', 'sqr_mom'))
+    names = 'lr', 'wd', 'eps', 'mom', 'sqr_mom'
+    lr, wd, eps, mom, sqr_mom = (float(hyper.get(o, 0.)) for o in names)
     log_mom, log_sqr = (math.log(o) if o>0 else -math.inf for o in (mom, sqr_mom))
     damp = 1-mom if recipe.has_sqr else 1.           # a mean, or a decaying sum
     return [lr, wd*do_wd, eps, mom, damp, log_mom, sqr_mom, 1-sqr_mom, log_sqr]
@@ -247,20 +247,6 @@ class Update:
         if loss is not None: self.losses.index_copy_(0, self.at, loss.reshape(1))
         self.at.copy_((self.at+1)%len(self.numbers))
 
-# %% ../../nbs/step/01_optim.ipynb #833d09f0
-def _fused_step(recipe, rows, numbers, n): # rows of (parameter, gradient, moments)
-    lr, wd, eps, mom, damp, _, sqr_mom, *_ = numbers
-    params, grads, *moments = map(list, zip(*rows))
-    if recipe.has_sqr:
-        step = torch._fused_adamw_ if recipe.is_decoupled else torch._fused_adam_
-        count = torch.full((), float(n), device=params[0].device)
-        return step(params, grads, *moments, [], [count]*len(rows), lr=lr, beta1=mom, beta2=sqr_mom,
-                    eps=eps, weight_decay=wd, amsgrad=False, maximize=False)
-    if recipe.is_decoupled and wd: torch._foreach_mul_(params, 1-lr*wd)
-    torch._fused_sgd_(params, grads, *(moments or [[]]), lr=lr,
-                      weight_decay=0. if recipe.is_decoupled else wd, momentum=mom*recipe.has_avg,
-                      dampening=1-damp, nesterov=False, is_first_step=False, maximize=False)
-
 # %% ../../nbs/step/01_optim.ipynb #5b26cbbd
 @torch.no_grad()
 def step_in_lists(plan):
@@ -274,7 +260,18 @@ def step_in_lists(plan):
         key = g, state.get('do_wd', True), state.get('step')
         lists.setdefault(key, []).append((p, p.grad, *map(state.get, recipe.moments)))
     for (g,do_wd,n),rows in lists.items():
-        _fused_step(recipe, rows, numbers_of(recipe, hypers[g], do_wd), n)
+        lr, wd, eps, mom, damp, _, sqr_mom, *_ = numbers_of(recipe, hypers[g], do_wd)
+        params, grads, *moments = map(list, zip(*rows))
+        if recipe.has_sqr:
+            step = torch._fused_adamw_ if recipe.is_decoupled else torch._fused_adam_
+            count = torch.full((), float(n), device=params[0].device)
+            step(params, grads, *moments, [], [count]*len(rows), lr=lr, beta1=mom, beta2=sqr_mom,
+                 eps=eps, weight_decay=wd, amsgrad=False, maximize=False)
+            continue
+        if recipe.is_decoupled and wd: torch._foreach_mul_(params, 1-lr*wd)
+        torch._fused_sgd_(params, grads, *(moments or [[]]), lr=lr, momentum=mom*recipe.has_avg,
+                          weight_decay=0. if recipe.is_decoupled else wd, dampening=1-damp,
+                          nesterov=False, is_first_step=False, maximize=False)
 
 # %% ../../nbs/step/01_optim.ipynb #62b6a549
 _OURS = '_plan', '_way', '_made_for', 'capturable'          # which a copy does without
@@ -305,7 +302,8 @@ class FusedOptimizer(Optimizer):
         if closure is not None or not grads: return super().step(closure)
         plan, made_for = self.plan(), (self.capturable, [place(o) for o in grads])
         if plan is None: return unfuse(self).step()
-        if self._made_for!=made_for: self._way, self._made_for = self._find_way(plan, grads), made_for
+        if self._made_for!=made_for:
+            self._way, self._made_for = self._find_way(plan, grads), made_for
         self._way()
     def _find_way(self, plan, grads):
         if self.capturable: return Update(plan, grads).step
@@ -334,9 +332,8 @@ def fuse(
     Parameters are in float32 or bfloat16, each in one group."""
     def refuse(why): raise InputError(
         f"The step of this optimizer cannot be fused: {why}. fastai's Adam and SGD can be.")
-    if recipe_of(opt) is None:
-        is_stock = type(opt) is Optimizer or isinstance(opt, FusedOptimizer)
-        refuse('it has functions of its own' if is_stock else f'it is of class {type(opt).__name__}')
+    if type(opt) not in (Optimizer, FusedOptimizer): refuse(f'it is of class {type(opt).__name__}')
+    if recipe_of(opt) is None: refuse('it has functions of its own')
     if any(getattr(o, 'sparse', False) for o in (model.modules() if model else ())):
         refuse('the network has sparse gradients')
     params = [p for ps in opt.param_lists for p in ps]

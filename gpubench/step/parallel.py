@@ -42,7 +42,8 @@ def split(dls):
 
 # %% ../../nbs/step/12_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
-    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
+    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier "
+            "ones are computed",
     flat='all at once after the backward pass; also for compiled kernels')
 
 # %% ../../nbs/step/12_parallel.ipynb #b25f4b53
@@ -56,8 +57,8 @@ def _make_ddp(learn):
     "The network in PyTorch's wrapper, made on the stream on which it will be captured"
     device, stream = next(learn.model.parameters()).device, None
     wait_for(device)
-    if device.type=='cuda' and hasattr(learn, 'graphed_step'): # DDP uses the stream that it's made on
-        stream = capture_stream(device)
+    if device.type=='cuda' and hasattr(learn, 'graphed_step'):
+        stream = capture_stream(device)                # DDP uses the stream that it's made on
     with torch.cuda.stream(stream):
         ddp = DistributedDataParallel(learn.model, broadcast_buffers=False)
     wait_for(device)
@@ -65,7 +66,7 @@ def _make_ddp(learn):
 
 # %% ../../nbs/step/12_parallel.ipynb #e4f46aec
 class ParallelCallback(Callback):
-    """Trains with the other ranks of the group: equal weights at the start, averaged gradients at each step
+    """Trains with the other ranks: equal weights at the start, averaged gradients at each step
 
     `is_on=False` doesn't average, which shows what averaging costs."""
     order, graph_safe, is_on = MixedPrecision.order-5, 'counts', True
