@@ -69,8 +69,7 @@ class Settings:
     seed:int=0                   # Of the weights and of the order of images
 
 # %% ../../nbs/ground/01_record.ipynb #e9535e86
-PARTS = ('channels_last defer_losses fused graph compile search_kernels keep_pages '
-         'onednn').split()
+PARTS = 'channels_last defer_losses fused graph compile search_kernels keep_pages'.split()
 
 # %% ../../nbs/ground/01_record.ipynb #7fc3ec07
 USUAL = {} # setting -> how a trial does it by default; None: as the data set is

@@ -355,7 +355,6 @@ WORDINGS = dict( # of a setting's value; by default after the setting's label
     compile=('uncompiled', 'compiled'),
     search_kernels=("cuDNN's first choice", "cuDNN's fastest kernels"),
     keep_pages=('pages given back', 'pages kept'),
-    onednn=("PyTorch's layout", "oneDNN's layout"),
     sync_bn=('batch norm on each device', 'batch norm over all devices'),
     pretrained=('random weights', 'pretrained weights'))
 _OF_THE_SET = dict( # what a setting of None means

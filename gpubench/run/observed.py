@@ -23,7 +23,7 @@ from ..ground.stats import median_ci
 from ..data.images import WORKER
 from ..watch.timing import is_time
 from ..step.capture import network_batch
-from ..step.layout import NextPass, untouched
+from ..step.kept import untouched
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 TF32 = dict( # precision -> is TF32 allowed in matrix products, in cuDNN?
@@ -69,6 +69,17 @@ class AutocastCallback(Callback):
     def after_loss(self): self._autocast.__exit__(None, None, None)
 
 # %% ../../nbs/run/02_observed.ipynb #45744405
+class _NextPass:
+    "Stands in for the `forward` of a model: its next call, and no other, runs within `mode`"
+    def __init__(self, model, mode):
+        self.model, self.mode, self.before = model, mode, vars(model).get('forward')
+        vars(model)['forward'] = self
+    def __call__(self, *args, **kwargs):
+        held = vars(self.model)
+        if self.before is None: del held['forward']       # before the call, which may fail
+        else: held['forward'] = self.before
+        with self.mode: return self.model.forward(*args, **kwargs)
+
 def look_once(model:torch.nn.Module, saw:Callable):
     "Calls `saw` with each product's result in the next forward pass, below autocast"
     products = {'convolution', 'mm', 'addmm', 'bmm', 'baddbmm'}
@@ -77,9 +88,7 @@ def look_once(model:torch.nn.Module, saw:Callable):
             out = func(*args, **(kwargs or {}))
             if func.overloadpacket.__name__ in products: saw(out)
             return out
-    def run(forward, *xb):
-        with ProductMode(): return forward(*xb)
-    NextPass(model, run)
+    _NextPass(model, ProductMode())
 
 # %% ../../nbs/run/02_observed.ipynb #8c8d83e6
 def _n_children(): return sum(o.name!=WORKER for o in multiprocessing.active_children())
@@ -107,7 +116,7 @@ class WatchFitCallback(Callback):
 def saw_product(self:WatchFitCallback, out):
     if self.dtype is None:
         self.dtype, self.switches = str(out.dtype).removeprefix('torch.'), _kernel_switches()
-    if out.is_mkldnn or out.ndim!=4 or self.is_channels_last is not None: return
+    if out.ndim!=4 or self.is_channels_last is not None: return
     last = out.is_contiguous(memory_format=torch.channels_last)
     if last!=out.is_contiguous(): self.is_channels_last = last # else it is both
 

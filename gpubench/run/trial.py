@@ -131,7 +131,7 @@ _ALLOWED = dict( # device -> setting -> its values there
     xla=dict(precision=['fp32', 'bf16'], sync_bn=[False], pin_memory=[False], speed_up=[''],
              loader=['memory', 'files'], n_devices=[1], accumulate=[1]))
 
-_FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPUs', onednn='CPUs')
+_FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPUs')
 
 # %% ../../nbs/run/03_trial.ipynb #56d9d3f0
 def _refusals(t): # Why a `Trial` can't run
@@ -168,7 +168,7 @@ def resolve(trial:Trial)->Trial: # With a device that exists
 _DTYPES = dict(fp16='float16', bf16='bfloat16')
 _JOIN = dict( # part -> its row in `SpeedUp`, and how it joins a Learner
     channels_last=('channels_last', SpeedUp.order_channels),
-    onednn=('oneDNN', SpeedUp.use_onednn), graph=('CUDA graph', SpeedUp.capture),
+    graph=('CUDA graph', SpeedUp.capture),
     fused=('fused step', SpeedUp.fuse_step), # unless the graph brings it
     defer_losses=('recorder', SpeedUp.defer_losses), keep_pages=('pages', SpeedUp.keep_pages))
 

@@ -6,7 +6,6 @@
 __all__ = ['device_of', 'SpeedUp', 'speed_up', 'DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
 
 # %% ../../nbs/step/10_fast.ipynb #772e52a3
-import platform
 from contextlib import ExitStack
 import pandas as pd
 import torch
@@ -20,36 +19,10 @@ from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf1
 from .graphed import FusedStepCallback, GraphedStepCallback
 from ..data.images import FeedCallback
 from ..data.loaders import PixelDL
-from .layout import ChannelsLastCallback, OneDNNCallback, keep_pages
+from .layout import ChannelsLastCallback, keep_pages
 from .recorder import DeferredRecorder, defer, undefer
 
 _all_ = ['DeferredRecorder', 'FusedStepCallback', 'GraphedStepCallback']
-
-# %% ../../nbs/step/10_fast.ipynb #657b95d3
-_IN_FP32 = 'fastai always trains in fp32 on a CPU.'
-ON_GPUS_ONLY = dict(bf16=_IN_FP32, fp16=_IN_FP32, graph='It is for GPUs, and so is `compile`.')
-
-def why_not(
-    part:str,            # 'bf16', 'fp16', 'channels_last', 'graph' or 'onednn'
-    model,               # A network
-    device,              # A torch.device
-    is_mixed:bool=False, # Does it train in bf16 or fp16?
-)->str: # Empty: it is
-    "Why a part of the fast path isn't for a network on a device"
-    on_gpu, is_last = device.type=='cuda', part=='channels_last'
-    if part in ON_GPUS_ONLY and not on_gpu: return ON_GPUS_ONLY[part]
-    if part in ('graph', 'fp16'): return ''
-    if part=='bf16': return '' if has_bf16(device) else NO_BF16
-    weights = list(model.parameters())
-    if is_last and any(map(is_lazy, weights)): return "Some weights don't exist yet."
-    dims = {p.ndim for p in weights if not is_lazy(p)}
-    if 4 not in dims or is_last and 5 in dims: return 'It is for convolutions of images.'
-    if is_last:
-        pays = not on_gpu or is_mixed or (
-            allows_tf32(torch.backends.cudnn) and has_bf16(device))          # which came together
-        return '' if pays else 'On a GPU it pays with bf16, fp16 or TF32.'
-    is_x86 = platform.machine() in ('x86_64', 'AMD64') and torch.backends.mkldnn.is_available()
-    return '' if is_x86 else 'Its layout was measured on x86 processors only.'
 
 # %% ../../nbs/step/10_fast.ipynb #1f562422
 def device_of(learn)->torch.device:
@@ -80,9 +53,15 @@ class _Table:
         self.undos.close()
     def __enter__(self): return self
     def __exit__(self, *args): self.undo()
-    def add(self, part, why, on=True, cb=None, shows=None, undo=None):
-        "Add a row, which follows `cb` or `shows`; `cb` joins the Learner, `undo` is called later"
-        self.rows.append(dict(part=part, on=on, why=why, cb=cb or shows))
+    def find(self, kind): return next((o for o in self.learn.cbs if isinstance(o, kind)), None)
+    def add(self, part, why, refusal='', cb=None, shows=None, undo=None):
+        """Add a row: off for the reason `refusal`, or as `cb` or `shows` reports
+
+        `cb` joins the Learner, unless it has one already; `undo` is called later."""
+        found = cb and self.find(type(cb))
+        if found: why, shows = 'The Learner has it already.', found
+        if found or refusal: cb, undo = None, None
+        self.rows.append(dict(part=part, on=not refusal, why=refusal or why, cb=cb or shows))
         if cb:
             self.learn.add_cb(cb)
             self.undos.callback(self.learn.remove_cb, cb)
@@ -97,34 +76,24 @@ class _Table:
 
 # %% ../../nbs/step/10_fast.ipynb #190bca40
 class _Parts(_Table):
-    def has(self, part, *kinds):
-        "Does the Learner have it already? Then undoing leaves it"
-        found = next((o for o in self.learn.cbs if isinstance(o, kinds)), None)
-        if found: self.add(part, 'The Learner has it already.', shows=found)
-        return bool(found)
-    def refuses(self, part, name=None):
-        "Is there a reason against it? Then that is its row"
-        is_mixed = any(isinstance(o, MixedPrecision) for o in self.learn.cbs)
-        why = why_not(name or part, self.learn.model, self.device, is_mixed)
-        if why: self.add(part, why, on=False)
-        return bool(why)
     def mix(self, precision='bf16'):
-        mixed = next((o for o in self.learn.cbs if isinstance(o, MixedPrecision)), None)
+        mixed, why = self.find(MixedPrecision), ''
         now = AMPMode(mixed.amp_mode).value if mixed else precision
-        if self.on_gpu and now!=precision: self.add(precision, f'The Learner trains in {now}.', False)
-        elif not (self.refuses(precision) or self.has(precision, MixedPrecision)):
-            self.add(precision, 'matrix products in 16 bits', cb=MixedPrecision(amp_mode=precision))
+        if not self.on_gpu: why = 'fastai always trains in fp32 on a CPU.'
+        elif now!=precision: why = f'The Learner trains in {now}.'
+        elif precision=='bf16' and not has_bf16(self.device): why = NO_BF16
+        self.add(precision, 'matrix products in 16 bits', why, MixedPrecision(amp_mode=precision))
     def order_channels(self):
-        part = 'channels_last'
-        if self.refuses(part) or self.has(part, ChannelsLast, ChannelsLastCallback): return
-        self.add(part, 'convolutions without reordering; dropout between them draws another mask',
-                 cb=ChannelsLastCallback())
-    def use_onednn(self):
-        if self.refuses('oneDNN', 'onednn') or self.has('oneDNN', OneDNNCallback): return
-        why = 'the layout of its kernels from the first layer to the last, max pooling before ReLU'
-        self.add('oneDNN', why, cb=OneDNNCallback())
+        weights, why = [*self.learn.model.parameters()], ''
+        pays = not self.on_gpu or self.find(MixedPrecision) or (
+            allows_tf32(torch.backends.cudnn) and has_bf16(self.device))     # which came together
+        if any(map(is_lazy, weights)): why = "Some weights don't exist yet."
+        elif {4, 5} & {o.ndim for o in weights}!={4}: why = 'It is for convolutions of images.'
+        elif not pays: why = 'On a GPU it pays with bf16, fp16 or TF32.'
+        cb = None if self.find(ChannelsLast) else ChannelsLastCallback()     # fastai's own stays
+        self.add('channels_last', 'convolutions without reordering; dropout between them draws '
+                 'another mask', why, cb)
     def fuse_step(self):
-        if self.has('fused step', FusedStepCallback): return
         self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
 
 # %% ../../nbs/step/10_fast.ipynb #7e19b254
@@ -133,30 +102,28 @@ _N_LARGER = 4   # times a training's batch size, in validation
 class SpeedUp(_Parts):
     "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def keep_pages(self):
-        why = keep_pages()
-        self.add('pages', why or 'memory is kept between steps, until the process ends', not why)
+        self.add('pages', 'memory is kept between steps, until the process ends', keep_pages())
     def defer_losses(self):
-        recorder = getattr(self.learn, 'recorder', None)
-        if self.has('recorder', DeferredRecorder): return
-        if type(recorder) is not Recorder:
-            return self.add('recorder', "The Learner has no recorder, or a custom one.", False)
-        defer(recorder)
-        self.add('recorder', 'no wait for a loss', shows=recorder, undo=lambda: undefer(recorder))
+        recorder, why, undo = getattr(self.learn, 'recorder', None), 'no wait for a loss', None
+        if type(recorder) not in (Recorder, DeferredRecorder):
+            return self.add('recorder', why, "The Learner has no recorder, or a custom one.")
+        if type(recorder) is Recorder:
+            defer(recorder)
+            def undo(): undefer(recorder)
+        self.add('recorder', why, shows=recorder, undo=undo)
     def feed(self):
         x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
+        why = 'each is decoded once, beside the first epoch, and then taken from memory'
         if not isinstance(x, torch.Tensor):
-            if self.has('images', FeedCallback): return
             cb = FeedCallback()
-            why = 'each is decoded once, beside the first epoch, and then taken from memory'
             self.add('images', why, cb=cb, undo=cb.release)
         elif x.device.type!=self.device.type:                     # of a `PixelDL`, which is fast
-            self.add('images', "Each batch is copied to the GPU. "
-                     "`get_dls(loader='resident')` keeps all images there.", False)
+            self.add('images', why, "Each batch is copied to the GPU. "
+                     "`get_dls(loader='resident')` keeps all images there.")
     def capture(self, compile=False, alone=False): # As `GraphedStepCallback` takes them
-        if self.has('CUDA graph', GraphedStepCallback): return
         cb, why = GraphedStepCallback(compile, alone=alone), 'one launch for the whole step'
-        if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes that '
-                            'are new to the process; dropout draws another mask')
+        if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes '
+                            'that are new to the process; dropout draws another mask')
         self.add('CUDA graph', why, cb=cb, undo=cb.release)
     def enlarge_validation(self):
         dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
@@ -191,7 +158,6 @@ def speed_up(
         out.capture(compile)
         out.enlarge_validation()
     else:
-        if compile: out.refuses('CUDA graph', 'graph')
-        out.use_onednn()
+        if compile: out.add('CUDA graph', '', 'It is for GPUs, and so is `compile`.')
         out.keep_pages()
     return out

@@ -7,28 +7,27 @@ __all__ = ['rank', 'n_ranks', 'join_group', 'gather', 'agree', 'launch', 'averag
 
 # %% ../../nbs/step/11_group.ipynb #b2214f30
 import atexit
-import json
 import logging
 import os
 import signal
 import sys
 import tempfile
 import threading
-import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import parent_process
 from pathlib import Path
-from time import monotonic_ns, sleep
+from time import sleep
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
 from ..ground.core import InputError, StateError, n_cores, pick_device, user_place
 
 # %% ../../nbs/step/11_group.ipynb #8ea30bdb
-_TIMEOUT_S = 300 # after which a rank gives up waiting for another
+_TIMEOUT = timedelta(seconds=300) # after which a rank gives up waiting for another
 
 def rank()->int:
     "This process's number in its group"
@@ -47,7 +46,7 @@ def join_group(
     mine = torch.device(kind, local) if kind=='cuda' else torch.device(kind)
     if kind=='cuda': torch.cuda.set_device(mine)
     torch.set_num_threads(max(1, n_cores()//int(os.environ['LOCAL_WORLD_SIZE'])))
-    dist.init_process_group('nccl' if kind=='cuda' else 'gloo', timeout=timedelta(seconds=_TIMEOUT_S))
+    dist.init_process_group('nccl' if kind=='cuda' else 'gloo', timeout=_TIMEOUT)
     return mine
 
 # %% ../../nbs/step/11_group.ipynb #9403afa8
@@ -66,88 +65,65 @@ _RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet:
 
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
-    kind, n_local = pick_device(device).type, n_devices//n_nodes
+    on_gpus, n_local = pick_device(device).type=='cuda', n_devices//n_nodes
     if ':' in str(device): raise InputError(
         f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first "
         f"{n_local}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
     if n_devices%n_nodes: raise InputError(
         f"n_devices={n_devices} can't be spread evenly over n_nodes={n_nodes} machines. Use a "
         f"multiple of {n_nodes}.")
-    n_there = torch.cuda.device_count() if kind=='cuda' else n_cores()
-    what = 'GPUs' if kind=='cuda' else 'CPU cores'
+    n_there, what, other = n_cores(), 'CPU cores', ''
+    if on_gpus: n_there, what, other = torch.cuda.device_count(), 'GPUs', ", or device='cpu'"
     if n_local>n_there: raise InputError(
         f"n_devices={n_devices} needs {n_local} {what} on this machine, which has {n_there}. "
-        f"Use n_devices={n_there*n_nodes}{' or less' if n_there>1 else ''}"
-        + (", or device='cpu' to try it on CPU cores." if kind=='cuda' else '.'))
+        f"Use n_devices={n_there*n_nodes}{other}.")
     if n_nodes>1 and not os.environ.get(_RENDEZVOUS): raise InputError(
         f"n_nodes={n_nodes} machines need a place to meet. Set {_RENDEZVOUS}=host:29500 on each "
         "machine, where host is one of them, and start the same command on each.")
 
-# %% ../../nbs/step/11_group.ipynb #e20ce42e
-def _end_with_parent():
-    parent_process().join()
-    os._exit(1)
-
 # %% ../../nbs/step/11_group.ipynb #d6bbbf98
 def _run_rank(job, folder): # in a separate process
     "Join the group and call the function; returns its pickled result"
-    import cloudpickle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def end_with_parent():
+        parent_process().join()
+        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     atexit.register(os._exit, 0)
     try:
         function, args, device = cloudpickle.loads(job)
         return cloudpickle.dumps(function(join_group(device), *args))
     except BaseException as e:
-        found = dict(error=f'{type(e).__name__}: {e}{user_place(e)}', at=monotonic_ns(),
-                     is_bad=isinstance(e, InputError))
-        (Path(folder)/f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+        Path(folder, os.environ['RANK']).write_text(f'{type(e).__name__}: {e}{user_place(e)}')
         sleep(1)
         sys.stdout.flush()
         os._exit(1)
 
 # %% ../../nbs/step/11_group.ipynb #1ec8570b
 def _failure(e, folder, n): # `e`: torch's `ChildFailedError`
-    "The error of a group: that of the rank that died without one, or of the first that failed"
+    "The error of the rank that ended first"
     k, first = e.get_first_failure()
-    if not (folder/f'{k}.json').exists():
-        # the words "out of memory" would make it an 'oom'
-        how = (f'was ended by signal {-first.exitcode}. If nobody stopped it, memory may have been '
-               'full: `dmesg` shows it' if first.exitcode<0 else
-               f'ended with exit code {first.exitcode} and no result')
-        return RuntimeError(f'Rank {k} of {n} {how}.')
-    errors = [json.loads(o.read_text()) | dict(k=o.stem) for o in folder.glob('*.json')]
-    found = min(errors, key=lambda o: o['at'])
-    kind = InputError if found['is_bad'] else RuntimeError
-    return kind(f"Rank {found['k']} of {n} failed. {found['error']}")
+    file = Path(folder, str(k))
+    if file.exists():
+        kind = InputError if (why := file.read_text()).startswith('InputError') else RuntimeError
+        return kind(f'Rank {k} of {n} failed. {why}')
+    # the words "out of memory" would make it an 'oom'
+    how = (f'was ended by signal {-first.exitcode}. If nobody stopped it, memory may have been '
+           'full: `dmesg` shows it' if first.exitcode<0 else
+           f'ended with exit code {first.exitcode} and no result')
+    return RuntimeError(f'Rank {k} of {n} {how}.')
 
 # %% ../../nbs/step/11_group.ipynb #032b2f4c
 @contextmanager
 def _own_signals():
     "torch's agent takes over signals and keeps them; it also logs what is raised here"
-    names = [o for o in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT') if hasattr(signal, o)]
-    if threading.current_thread() is not threading.main_thread(): names = []
-    before = {o: signal.getsignal(getattr(signal, o)) for o in names}
+    before = {o: signal.getsignal(o) for o in signal.valid_signals()}
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try: yield
     finally:
         logging.disable(level)
-        for o,handler in before.items(): signal.signal(getattr(signal, o), handler)
-
-# %% ../../nbs/step/11_group.ipynb #d949199c
-def _launch_config(n_devices, n_nodes, folder):
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.launcher.api import LaunchConfig
-    return LaunchConfig(
-        min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_devices//n_nodes, max_restarts=0,
-        run_id='gpubench', rdzv_backend='c10d',
-        rdzv_endpoint=os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0',
-        local_addr='localhost' if n_nodes==1 else None,
-        logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL))
-
-def _print_output(folder): # of all ranks, one after the other
-    for o in sorted(folder.rglob('stdout.log'), key=lambda o: int(o.parent.name)):
-        print(o.read_text(errors='replace'), end='')
+        for o,handler in before.items():
+            if signal.getsignal(o) is not handler: signal.signal(o, handler)
 
 # %% ../../nbs/step/11_group.ipynb #4947501b
 def launch(
@@ -160,22 +136,28 @@ def launch(
     """Call a function in several processes that form a group; what they print appears at the end
 
     In a script, call it under `if __name__=='__main__':`, as each process imports the script."""
-    import cloudpickle
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     from gpubench.step.group import _run_rank   # which ranks can find, also from a notebook
     check_group(n_devices, device, n_nodes)
     with tempfile.TemporaryDirectory(prefix='gpubench-ranks-') as folder:
-        config = _launch_config(n_devices, n_nodes, folder)
+        config = LaunchConfig(
+            min_nodes=n_nodes, max_nodes=n_nodes, nproc_per_node=n_devices//n_nodes, max_restarts=0,
+            run_id='gpubench', rdzv_backend='c10d',
+            rdzv_endpoint=os.environ[_RENDEZVOUS] if n_nodes>1 else 'localhost:0',
+            local_addr='localhost' if n_nodes==1 else None,
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ALL))
         job = cloudpickle.dumps((function, args, str(device)))
         try:
             with _own_signals(): found = elastic_launch(config, _run_rank)(job, folder)
-        except ChildFailedError as e: raise _failure(e, Path(folder), n_devices) from None
+        except ChildFailedError as e: raise _failure(e, folder, n_devices) from None
         except SignalException as e:
             if e.sigval==signal.SIGINT: raise KeyboardInterrupt from None
             sys.exit(128+e.sigval)
-        finally: _print_output(Path(folder))
+        finally:
+            for o in sorted(Path(folder).rglob('stdout.log'), key=lambda o: int(o.parent.name)):
+                print(o.read_text(errors='replace'), end='')
         return [cloudpickle.loads(found[k]) for k in sorted(found)]
 
 # %% ../../nbs/step/11_group.ipynb #8ce5529e
@@ -185,10 +167,7 @@ def _check_agreed(parameters):
     "Compare with the other ranks which parameters have gradients, whenever that is new here"
     known = bytes(o.grad is not None for o in parameters)
     if known in _agreed: return
-    code = zlib.crc32(known)
-    ends = torch.tensor([code, -code], device=parameters[0].device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    if ends.sum(): raise StateError(
+    if len({*gather(known)})>1: raise StateError(
         "The ranks have gradients of different parameters, so an average would mix layers. "
         "In each step, let every rank train the same layers.")
     _agreed.add(known)
@@ -197,7 +176,7 @@ def _check_agreed(parameters):
 def average_gradients(
     parameters, # Those of a network
 ):
-    """Average the gradients of all ranks in one message; for your own training loop, after the backward pass
+    """Average the gradients of all ranks in one message, after the backward pass of your own loop
 
     Every rank needs gradients of the same parameters in each step: a `RuntimeError` otherwise."""
     if n_ranks()==1: return

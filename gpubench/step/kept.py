@@ -20,12 +20,10 @@ def modules_in(*parts):
     found = [p for o in parts for p in (o, getattr(o, 'func', None))]
     return [m for o in found if isinstance(o, torch.nn.Module) for m in o.modules()]
 
-# %% ../../nbs/step/00_kept.ipynb #32dfa1df
 _OF_EACH_MODULE = vars(torch.nn.Module()).keys()-{'training'}
 def _held(o):
     return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH_MODULE}
 
-# %% ../../nbs/step/00_kept.ipynb #ab6bdb24
 def held_tensors(*parts):
     "Tensors of modules that are neither parameters nor buffers"
     held = [v for m in modules_in(*parts) for v in _held(m).values()]
@@ -39,28 +37,22 @@ def buffers_in(*parts): # Name -> list of tensors
                 counts=[o for o in found if not o.is_floating_point()])
 
 # %% ../../nbs/step/00_kept.ipynb #f698fe95
-def restorer(model): # A function
-    "Puts back the module's buffers, the numbers and modes of its parts, and all random states"
+@contextmanager
+def untouched(model):
+    """Put back what a try changes: a module's buffers, the numbers and modes of its parts, and all
+    random states"""
     modules = list(model.modules())
     buffers = [(o._buffers, k, b, b.clone())
                for o in modules for k,b in o._buffers.items() if b is not None]
     numbers = [(vars(o), k, v)
                for o in modules for k,v in vars(o).items() if type(v) in (bool, int, float)]
     put_random = random_restorer(*{o.device for o in model.parameters() if o.is_cuda})
-    def put_back():
+    try: yield
+    finally:
         put_random()
         for where,k,v in numbers: where[k] = v
         with torch.no_grad():
             for where,k,b,before in buffers: where[k] = b.copy_(before)
-    return put_back
-
-# %% ../../nbs/step/00_kept.ipynb #963e7e95
-@contextmanager
-def untouched(model):
-    "Undo what a try does to a module and to random numbers"
-    put_back = restorer(model)
-    try: yield
-    finally: put_back()
 
 # %% ../../nbs/step/00_kept.ipynb #cadfb880
 class _HostPickler(pickle.Pickler):
@@ -91,14 +83,12 @@ def is_exact(device, compile):
     return is_fixed and not compile
 
 # %% ../../nbs/step/00_kept.ipynb #a30c8e57
-def _norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
-
 def is_near(a, b, before, tolerance): # Lists of tensors; `before`: None where they are no changes
     "Are two results of a step alike within a fraction of the change?"
     if not a[0].is_floating_point(): return all(map(torch.equal, a, b))                # counts
+    def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
     change = b if before is None else torch._foreach_sub(b, before)
-    distance = _norm(torch._foreach_sub(a, b))
-    return not distance>tolerance*_norm(change)              # nan is as near as can be
+    return not norm(torch._foreach_sub(a, b))>tolerance*norm(change)   # nan is as near as can be
 
 # %% ../../nbs/step/00_kept.ipynb #82b32cce
 class Kept:
@@ -108,22 +98,14 @@ class Kept:
         random,     # Sets the device's random numbers back
         others=(),  # More tensors to put back, which aren't compared
     ):
-        self.parts, self.random = parts, random
+        self.parts, self.random, self.before = parts, random, _copies(parts)
         self.others = [(o, o.detach().clone()) for o in others]
-        self.before = self.now()
-    @torch.no_grad()
-    def now(self): # Name -> list of copies
-        def copied(tensors):
-            copies = [torch.empty_like(o) for o in tensors]
-            if copies: torch._foreach_copy_(copies, tensors)
-            return copies
-        return {k: copied(v) for k,v in self.parts.items()}
+    def now(self): return _copies(self.parts)
     @torch.no_grad()
     def put_back(self):
         self.random()
-        for o,before in self.others: o.copy_(before)
-        for k,tensors in self.parts.items():
-            if tensors: torch._foreach_copy_(tensors, self.before[k])
+        pairs = [o for k,tensors in self.parts.items() for o in zip(tensors, self.before[k])]
+        for o,before in pairs+self.others: o.copy_(before)
     @torch.no_grad()
     def agree(self, a, b, is_exact): # Two results of a step, like `parts`
         "Is it the same step, bit by bit or within what kernels round differently?"
@@ -132,3 +114,5 @@ class Kept:
             return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
         tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
         return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())
+
+def _copies(parts): return {k: [o.detach().clone() for o in v] for k,v in parts.items()}

@@ -42,7 +42,8 @@ def split(dls):
 
 # %% ../../nbs/step/12_parallel.ipynb #f668eae3
 ALL_REDUCES = dict( # name -> how gradients are averaged
-    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier ones are computed",
+    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier "
+            "ones are computed",
     flat='all at once after the backward pass; also for compiled kernels')
 
 # %% ../../nbs/step/12_parallel.ipynb #b25f4b53
@@ -55,9 +56,9 @@ def same_start(model):
 def _make_ddp(learn):
     "The network in PyTorch's wrapper, made on the stream on which it will be captured"
     device, stream = next(learn.model.parameters()).device, None
-    if device.type=='cuda' and hasattr(learn, 'graphed_step'): # DDP uses the stream that it's made on
-        wait_for(device)
-        stream = capture_stream(device)
+    wait_for(device)
+    if device.type=='cuda' and hasattr(learn, 'graphed_step'):
+        stream = capture_stream(device)                # DDP uses the stream that it's made on
     with torch.cuda.stream(stream):
         ddp = DistributedDataParallel(learn.model, broadcast_buffers=False)
     wait_for(device)
@@ -65,37 +66,33 @@ def _make_ddp(learn):
 
 # %% ../../nbs/step/12_parallel.ipynb #e4f46aec
 class ParallelCallback(Callback):
-    """Trains with the other ranks of the group: equal weights at the start, averaged gradients at each step
+    """Trains with the other ranks: equal weights at the start, averaged gradients at each step
 
     `is_on=False` doesn't average, which shows what averaging costs."""
-    order, graph_safe = MixedPrecision.order-5, 'counts'
+    order, graph_safe, is_on = MixedPrecision.order-5, 'counts', True
+    ddp, key = None, None                      # PyTorch's wrapper, and what it was made for
     def __init__(self,
         all_reduce:str='buckets', # A name from `ALL_REDUCES`
-    ):
-        self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
-        self.ddp, self.key, self.is_on, self.is_fitting = None, None, True, False
+    ): self.all_reduce = one_of('all_reduce', all_reduce, ALL_REDUCES)
 
     def before_fit(self):
-        self.unwrap() # an earlier fit may have ended by an error
+        self.unwrap()                          # an earlier fit may have ended by an error
         same_start(self.learn.model)
-        self.is_fitting = self.all_reduce=='buckets' and n_ranks()>1
-        key = [id(self.learn.model), *((id(o), o.requires_grad) for o in self.learn.model.parameters())]
-        if self.is_fitting and key!=self.key: self.ddp, self.key = _make_ddp(self.learn), key
-        self.wrap()
+    def before_train(self):
+        self.unwrap()                          # so may an epoch
+        if self.all_reduce=='flat' or n_ranks()==1: return
+        model = self.learn.model
+        key = [id(model), *((id(o), o.requires_grad) for o in model.parameters())]
+        if key!=self.key: self.ddp, self.key = _make_ddp(self.learn), key
+        self.ddp.require_backward_grad_sync, self.learn.model = self.is_on, self.ddp
     def before_step(self): self.average()
     def average(self):
         "Average the gradients, unless DDP did so in the backward pass"
         if self.is_on and self.all_reduce=='flat': average_gradients(self.learn.model.parameters())
-    def after_train(self):
+    def after_train(self):                     # in validation, DDP would wait for other ranks
+        self.unwrap()
         if n_ranks()>1:
             for o in self.learn.model.buffers(): dist.broadcast(o, 0)
-    def before_validate(self): self.unwrap() # DDP would wait for ranks that have fewer batches
-    def after_validate(self): self.wrap()
-    def after_fit(self):
-        self.is_fitting = False
-        self.unwrap()
-    def wrap(self):
-        if not self.is_fitting: return
-        self.ddp.require_backward_grad_sync, self.learn.model = self.is_on, self.ddp
+    def after_fit(self): self.unwrap()
     def unwrap(self):
         if self.learn.model is self.ddp: self.learn.model = self.ddp.module

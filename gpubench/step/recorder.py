@@ -21,26 +21,25 @@ def _read_first(name):
     "An attribute that is complete once the losses that wait on the device were read"
     def get(self):
         self.read()
-        return self.__dict__[name]
-    def put(self, v): self.__dict__[name] = v
-    return property(get, put)
+        return vars(self)[name]
+    return property(get, lambda self, v: vars(self).update({name: v}))
 
 # %% ../../nbs/step/07_recorder.ipynb #b516b6ab
 class DeferredRecorder(Recorder):
     "A `Recorder` that reads the losses of many steps at once"
     name, graph_safe = 'recorder', 'counts'
     losses, smooth_loss = map(_read_first, ('losses', 'smooth_loss'))
-    every, pending, is_late, readers = 100, (), False, None
+    every, pending, is_late, readers = 100, (), False, None     # `every`: steps of a progress bar
     def before_fit(self):
         self.pending, self.readers = [], loss_readers(self.learn)
         self.is_late = not self.train_metrics and not self.readers
         super().before_fit()
     @property
     def why_not(self): # in the last fit, or the next one
-        names = ', '.join(loss_readers(self.learn) if self.readers is None else self.readers)
-        if self.train_metrics: names = 'Metrics of the training'
+        names = loss_readers(self.learn) if self.readers is None else self.readers
+        if self.train_metrics: names = ['Metrics of the training']
         why = 'may need each loss, so the host waits for it in every step.'
-        return f'{names} {why}' if names else ''
+        return f"{', '.join(names)} {why}" if names else ''
     def after_batch(self):
         if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
         self.pending.append(self.learn.loss.detach().mean())
@@ -68,13 +67,9 @@ class DeferredRecorder(Recorder):
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
 _OURS = 'every', 'pending', 'is_late', 'readers'
 
-def defer(
-    recorder,      # A fastai `Recorder`, which keeps what it has recorded
-    every:int=100, # Steps after which the progress bar gets a new loss
-):
+def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"
     object.__setattr__(recorder, '__class__', DeferredRecorder) # fastai warns of other ways
-    recorder.every = every
 
 def undefer(recorder):
     recorder.read()

@@ -663,7 +663,8 @@ def test_a_compiled_loss_moves_the_axis_of_both_predictions_and_masks():
 
 def test_a_deferred_recorder_records_the_same(tmp_path):
     plain, late = (learner(False) for _ in range(2))
-    defer(late.recorder, every=3)
+    defer(late.recorder)
+    late.recorder.every = 3
     ends = [], []
     for o,seen in zip((plain, late), ends):
         seed_order(o)
@@ -726,10 +727,10 @@ def test_speed_up_on_a_cpu_and_back():
         n = len(learn.cbs)
         again = speed_up(learn)                                           # changes nothing, and undoes nothing
         again.undo()
-        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2 and not again.to_df().on[2]
+        assert len(learn.cbs)==n and again.to_df().why.str.contains('already').sum()==2
     assert [type(o) for o in learn.cbs]==before and not isinstance(learn.opt, FusedOptimizer)
     found = fast.to_df().set_index('part').on.to_dict()
-    assert found=={'channels_last': True, 'fused step': True, 'oneDNN': False, 'pages': True}
+    assert found=={'channels_last': True, 'fused step': True, 'pages': True}
     assert [p.stride() for p in learn.model.parameters()]==strides
     learn.fit(1)
     with pytest.raises(ValueError, match='precision'): speed_up(learn, precision='fp8')

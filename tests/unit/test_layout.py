@@ -17,7 +17,6 @@ from torch import nn
 
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import SpeedUp, speed_up
-from gpubench.step.layout import pools_first
 from gpubench.run.models import get_model
 
 
@@ -38,10 +37,6 @@ def learner(model=pooled, cbs=(), make=Learner, loss_func=None, size=12, bs=16, 
     learn.remove_cb(learn.progress)
     learn.logger = lambda *args: None
     return learn
-def in_onednn(learn):
-    done = SpeedUp(learn)
-    done.use_onednn()
-    return done
 def in_channels_last(learn):
     done = SpeedUp(learn)
     done.order_channels()
@@ -90,39 +85,16 @@ class View(nn.Module):
 @pytest.mark.parametrize('model', [pooled, partial(get_model, 'lenet', n_in=1), Residual])
 def test_training_in_layouts_is_a_stock_training(model):
     (stock, _), (fast, done) = fitted(model=model, size=28), fitted(speed_up, model=model, size=28)
-    table = rows(done)
-    assert table.on[['channels_last', 'oneDNN']].all(), table.why.tolist()
-    assert all('; 8 times in the last fit' in table.why[o] for o in ('channels_last', 'oneDNN'))
+    assert '; 8 times in the last fit' in rows(done).why['channels_last']
     assert_close(stock, fast)
 
 def test_validation_is_no_fit():
     learn, done = fitted(speed_up)
     learn.validate()
     learn.get_preds()
-    assert all('8 times' in o for o in rows(done).why[['channels_last', 'oneDNN']])
-
-class Reversed(nn.Sequential):
-    def forward(self, x): return self[0](self[1](x))
-class Taps(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-@pytest.mark.parametrize('net', [Reversed(nn.ReLU(), nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)), Taps()])
-def test_pooling_stays_where_others_may_take_what_comes_before_it(net):
-    before = repr(net)
-    with pools_first(net): assert repr(net)==before
-
+    assert '8 times' in rows(done).why['channels_last']
 
 # ---- somebody else's turn
-
-class RaiseInBatchCallback(Callback):
-    def before_batch(self): self.model[4].p = .3*(self.training and self.iter>=2)
-def dropped(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.), nn.Linear(8, 10))
-
-def test_dropout_that_is_raised_later_trains_as_stock():
-    (stock, _), (fast, done) = (fitted(o, 3, model=dropped, cbs=[RaiseInBatchCallback]) for o in (None, in_onednn))
-    assert_close(stock, fast)
-    assert '6 times' in rows(done).why['oneDNN'] and "wasn't tested" in rows(done).why['oneDNN']
 
 class LateCallback(Callback):
     order = 1000
@@ -133,13 +105,13 @@ class RowsCallback(Callback):
 def test_a_callback_that_makes_images_of_rows_is_no_obstacle():
     (stock, _), (fast, done) = (fitted(o, cbs=[RowsCallback, LateCallback]) for o in (None, speed_up))
     assert_close(stock, fast)
-    assert rows(done).on[['channels_last', 'oneDNN']].all()
+    assert rows(done).on['channels_last']
 
 class InPlace(nn.Sequential):
     "Normalizes its input where it is"
     def forward(self, x): return super().forward(x.sub_(.5).div_(.25))
 
-@pytest.mark.parametrize('change', [in_channels_last, in_onednn, speed_up])
+@pytest.mark.parametrize('change', [in_channels_last, speed_up])
 def test_a_try_leaves_the_batch_of_a_network_that_changes_its_input(change):
     (stock, _), (fast, _) = (fitted(o, model=lambda: InPlace(*pooled())) for o in (None, change))
     assert_close(fast, stock)
@@ -147,26 +119,24 @@ def test_a_try_leaves_the_batch_of_a_network_that_changes_its_input(change):
 def swap_for_view(cb): cb.model[6] = View()
 @pytest.mark.parametrize('event, when', [('before_epoch', lambda cb: cb.epoch==1), ('before_train', lambda cb: cb.epoch==1),
     ('before_batch', lambda cb: cb.iter==2), ('after_batch', lambda cb: cb.training and cb.iter==1), ('before_validate', lambda cb: True)])
-@pytest.mark.parametrize('change', [in_channels_last, in_onednn])
-def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(change, event, when):
+def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(event, when):
     def model(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Identity(), nn.Identity(), nn.Identity(), nn.Flatten(),
                                       nn.Linear(256, 10))
     def go(change): return fitted(change, model=model, cbs=[At(event, lambda cb: swap_for_view(cb) if when(cb) else None)])
-    (stock, _), (fast, done) = go(None), go(change)
+    (stock, _), (fast, done) = go(None), go(in_channels_last)
     assert_close(stock, fast)
     assert 'view' in rows(done).why.iloc[0] and all(p.is_contiguous() for p in fast.model.parameters())
 
-@pytest.mark.parametrize('change', [in_channels_last, in_onednn])
 @pytest.mark.parametrize('event', ['before_train', 'after_batch', 'before_batch'])
-def test_a_hook_that_comes_later_sees_a_stock_pass(change, event):
+def test_a_hook_that_comes_later_sees_a_stock_pass(event):
     def go(change):
         found = []
-        def hook(m, x, out): found.append((out.is_mkldnn, out.stride(), out.shape))
+        def hook(m, x, out): found.append((out.stride(), out.shape))
         def add(cb):
             if cb.epoch==1 and not cb.model[1]._forward_hooks: cb.model[1].register_forward_hook(hook)
         learn, done = fitted(change, cbs=[At(event, add)])
         return learn, done, found
-    (stock, _, a), (fast, done, b) = go(None), go(change)
+    (stock, _, a), (fast, done, b) = go(None), go(in_channels_last)
     assert_close(stock, fast)
     assert a==b and len(a)>3 and 'A hook watches' in rows(done).why.iloc[0]
     assert fast.model[1]._forward_hooks.clear() is None
@@ -184,7 +154,7 @@ def test_statistics_of_a_relu_are_those_of_a_stock_training():
     (a, shape, _), (b, fast_shape, done) = go(False), go(True)
     for x,y in zip(a, b, strict=True): torch.testing.assert_close(x, y)
     assert shape==fast_shape==(1, 8, 10, 10)
-    assert not rows(done).on[['channels_last', 'oneDNN']].any() and 'A hook watches' in rows(done).why['oneDNN']
+    assert not rows(done).on['channels_last'] and 'A hook watches' in rows(done).why['channels_last']
 
 class OwnStep(Learner):
     def _do_one_batch(self):
@@ -196,18 +166,18 @@ class OwnStep(Learner):
             self.opt.step()
             self.opt.zero_grad()
 def test_a_learner_with_its_own_step_is_left_alone():
-    (stock, _), (fast, done) = (fitted(o, make=OwnStep, metrics=[]) for o in (None, lambda o: (in_onednn(o), in_channels_last(o))))
+    (stock, _), (fast, done) = (fitted(o, make=OwnStep, metrics=[]) for o in (None, in_channels_last))
     assert torch.equal(*(torch.cat([p.flatten() for p in o.model.parameters()]) for o in (stock, fast)))
-    for o in done: assert not o.to_df().on[0] and 'its own' in o.to_df().why[0]
+    assert not done.to_df().on[0] and 'its own' in done.to_df().why[0]
 
-@pytest.mark.parametrize('change', [in_channels_last, in_onednn, speed_up])
+@pytest.mark.parametrize('change', [in_channels_last, speed_up])
 def test_callbacks_see_what_they_see_in_a_stock_training(change):
     def segment(): return nn.Sequential(nn.Conv2d(1, 10, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 10, 3))
     def loss(pred, y): return nn.functional.cross_entropy(pred.mean((2, 3)), y)
     def flat(pred, y): return pred.view(-1).mean()
     def go(change):
         found = []
-        def look(cb): found.append((repr(cb.model), *((o.is_mkldnn, o.stride(), o.dtype, type(o)) for o in (*cb.xb, cb.pred))))
+        def look(cb): found.append((repr(cb.model), *((o.stride(), o.dtype, type(o)) for o in (*cb.xb, cb.pred))))
         learn, done = fitted(change, model=segment, loss_func=loss, metrics=[flat], cbs=[At('after_loss', look), At('after_batch', look)])
         return learn, done, found
     (stock, _, a), (fast, done, b) = go(None), go(change)
@@ -220,44 +190,10 @@ def test_mixup_trains_in_layouts():
         return fitted(change, cbs=[MixUp()])
     (stock, _), (fast, done) = go(None), go(speed_up)
     assert_close(stock, fast)
-    assert rows(done).on[['channels_last', 'oneDNN']].all()
+    assert rows(done).on['channels_last']
 
 
 # ---- what doesn't run in a layout
-
-@pytest.mark.parametrize('model, why', [
-    (Viewed, "view wasn't tested"),
-    (lambda: nn.Sequential(nn.Conv2d(1, 8, 3, 4), nn.PReLU(8), nn.Flatten(), nn.Linear(72, 10)), "_prelu_kernel wasn't tested")])  # a crash
-def test_a_network_with_a_layer_that_onednn_lacks_trains_as_before(model, why):
-    (stock, _), (fast, done) = (fitted(o, model=model) for o in (None, in_onednn))
-    assert_close(stock, fast, exact=True)
-    assert not done.to_df().on[0] and why in done.to_df().why[0]
-
-class Keeps(Residual):
-    def forward(self, x):
-        self.feature = self.a(x)
-        return super().forward(x)
-def test_a_network_that_keeps_activations_keeps_its_own():
-    (stock, _), (fast, done) = (fitted(o, model=Keeps) for o in (None, in_onednn))
-    assert_close(stock, fast, exact=True)
-    assert 'keeps activations' in done.to_df().why[0] and not fast.model.feature.is_mkldnn
-
-class Branches(Residual):
-    "Takes another way in its third step"
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-        self.register_buffer('drawn', torch.zeros(1))
-    def forward(self, x):
-        if self.training: self.n, self.drawn = self.n+1, self.drawn+torch.rand(1)
-        x = self.relu(self.a(x))
-        if self.training and self.n==3: x = nn.functional.dropout(x, .2)
-        return self.head(self.relu(self.norm(self.b(x))+x))
-def test_a_pass_that_meets_another_operation_starts_again():
-    (stock, _), (fast, done) = (fitted(o, model=Branches) for o in (None, in_onednn))
-    assert_close(stock, fast)
-    assert stock.model.n==fast.model.n==8 and torch.equal(stock.model.drawn, fast.model.drawn)
-    assert '2 times in the last fit. ' in done.to_df().why[0] and "wasn't tested" in done.to_df().why[0]
 
 class InEvaluation(nn.Sequential):
     def forward(self, x): return self[1](self[0](x).flatten(1) if self.training else self[0](x).view(len(x), -1))
@@ -287,7 +223,7 @@ def test_a_try_leaves_no_trace(cbs):
         np.random.seed(0)
         return fitted(change, model=Counts, cbs=cbs)
     (stock, _), (fast, done) = go(None), go(speed_up)
-    assert rows(done).on[['channels_last', 'oneDNN']].all()
+    assert rows(done).on['channels_last']
     assert stock.model.n==fast.model.n==8 and stock.model.drawn==fast.model.drawn and stock.model.n_calls==fast.model.n_calls
     assert stock.model.sizes==fast.model.sizes
     assert_close(stock, fast)
@@ -315,11 +251,9 @@ def test_after_a_fit_that_ended_early_the_model_is_as_before(event, error):
     with pytest.raises(error) if error is not CancelFitException else nullcontext():
         learn.fit(2, cbs=[] if event=='forward' else At(event, fail))
     Fails.n = 10
-    x = torch.randn(3, 1, 12, 12)
-    assert not learn.model.train()(x).is_mkldnn
     for o in list(learn.cbs): learn.remove_cb(o) if type(o) is At else None
     learn.fit(1)
-    assert rows(done).on[['channels_last', 'oneDNN']].all(), rows(done).why.tolist()
+    assert rows(done).on['channels_last'], rows(done).why.tolist()
     done.undo()
     assert seen(learn.model)==before and '_do_fit' not in vars(learn)
 
@@ -374,9 +308,9 @@ def test_copies_and_exports_are_plain_fastai(tmp_path):
     copied.fit(1)
     again = speed_up(copied)
     copied.fit(1)
-    assert rows(again).on[['channels_last', 'oneDNN']].all() and len(copied.recorder.losses)==4
+    assert rows(again).on['channels_last'] and len(copied.recorder.losses)==4
     learn.fit(1)
-    assert rows(done).on['oneDNN']
+    assert rows(done).on['channels_last']
 
 def test_callbacks_may_leave_in_the_middle_of_a_fit():
     learn = learner()

@@ -165,7 +165,7 @@ def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
 
 def test_all_that_speed_up_does_is_recorded_part_by_part():
     found = run_trial(device='cpu', max_images=500, loader='cached', bs=16, speed_up=True, half_width=.9, max_s=0.)
-    assert [found[o] for o in ('status', 'fused', 'onednn', 'keep_pages', 'graph', 'compile')]==['ok', True, True, True, False, False]
+    assert [found[o] for o in ('status', 'fused', 'channels_last', 'keep_pages', 'graph', 'compile')]==['ok', True, True, True, False, False]
 
 CACHED = dict(device='cpu', max_images=200, bs=16, loader='cached', half_width=.9, max_s=0.)
 

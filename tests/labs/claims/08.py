@@ -32,7 +32,7 @@ assert {type(o) for o in fast.cbs}=={type(o) for o in stock.cbs}
 # %% The rungs each change one thing and keep the rest
 from dataclasses import asdict
 steps = [{k for k,v in asdict(b).items() if v!=asdict(a)[k]}-{'speed_up'} | {*a.parts} ^ {*b.parts} for a,b in zip(rungs.values(), [*rungs.values()][1:])]
-assert steps==[{'loader'}, {'loader'}, {'fused'}, {'channels_last'}, {'keep_pages'}, {'channels_last', 'onednn'}]
+assert steps==[{'loader'}, {'loader'}, {'fused'}, {'channels_last'}, {'keep_pages'}]
 assert len(df)==len(rungs)*repeats+repeats and list(dict.fromkeys(df.rung))==list(rungs)
 
 # %% Ratios of epochs against the first rung
