@@ -207,7 +207,7 @@ def test_too_little_memory_is_an_error_of_its_own(tmp_path):
 def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
     for source in (learner(cbs=SaveModelCallback(), path=tmp_path), lambda: learner(cbs=SavesCallback(), path=tmp_path)):
         make = Twins(source)
-        twin = fit(make())
+        twin = fit(make.new())
         twin.save('weights')
         assert (twin.path/'models'/'weights.pth').exists() and not [*tmp_path.iterdir()]
         del make
