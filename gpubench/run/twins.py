@@ -101,17 +101,8 @@ def _copy_attributes(learn, new, memo)->dict:
                              f"({type(e).__name__}: {e}). Use a function that returns a new one.") from e
     return left_out
 
-# %% ../../nbs/run/03_twins.ipynb #b46d64d2
-def _save_into(learn, folder):
-    "From now on, what a Learner saves lies in this folder"
-    learn.path, learn.model_dir = Path(folder), 'models'
-    learn.path.mkdir(parents=True, exist_ok=True)
-
 # %% ../../nbs/run/03_twins.ipynb #072bad92
-def copy_training(
-    learn:Learner, # It stays as it is, with its files
-    folder,        # For what the copy saves
-)->tuple: # The copy; names of callbacks that it does without, and why
+def copy_training(learn:Learner)->tuple: # The copy; the callbacks that it does without, and why
     """A copy of a training that trains alike, without its progress bars and its logger
 
     If any part of `speed_up` is on, the copy gets all of it."""
@@ -123,8 +114,6 @@ def copy_training(
         left_out = _copy_attributes(learn, new, memo)
     for p,own in zip(learn.model.parameters(), new.model.parameters()):
         if p.grad is not None: own.grad = p.grad.detach().clone()
-    _save_into(new, folder)
-    new.dls.path = new.path
     new._end_cleanup()
     if any(map(is_of_speed_up, learn.cbs)):
         compiled = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
@@ -158,19 +147,18 @@ class Twins:
         self.folder = tempfile.mkdtemp(prefix='gpubench-')
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
     def new(self)->Learner:
-        if isinstance(self.source, Learner):
-            twin, self.left_out = copy_training(self.source, self.folder)
-        else:
-            twin = self.source()
-            check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
-            _save_into(twin, self.folder)
-        return twin.remove_cbs(TrackerCallback)
+        if isinstance(self.source, Learner): twin, self.left_out = copy_training(self.source)
+        else: twin = self.source()
+        check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
+        twin.path, twin.model_dir = Path(self.folder), 'models'
+        twin.dls.path = twin.path
+        return twin
     @contextmanager
-    def one(self): # it has no bar and no logger
+    def one(self): # it has no tracker, no bar and no logger
         "A twin to train; afterwards its graphs and decoded images are gone, and states as before"
         free_memory()                               # of the one before, to which nothing refers now
         with states_kept(self.source):
-            twin = self.new()
+            twin = self.new().remove_cbs(TrackerCallback)
             try:
                 with twin.no_bar(), twin.no_logging(): yield twin
             finally:

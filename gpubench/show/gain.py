@@ -160,12 +160,13 @@ def reason(self:Gain)->str:
     own = now[now.index.str.startswith(OF_IT)]
     parts = now.groupby(_PART_OF, sort=False).sum()
     part = parts.s.idxmax()
-    share, what = parts.share[part], self.remedy(part, parts.s[part], parts.share[part])
-    if now.s.get('validation', 0.)>parts.s[part]:
+    s, share = parts.loc[part, ['s', 'share']]
+    if own.s.max()>s/2: # within it, or within several
+        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
+    elif now.s.get('validation', 0.)>s:
         share = now.share['validation']
         what = 'is validation. Cheaper metrics or a larger `val_bs` shorten it.'
-    if own.s.max()>parts.s[part]/2: # within it, or within several
-        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
+    else: what = self.remedy(part, s, share)
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
     return f'{refused} {share:.0%} of an epoch {what}'.lstrip()
 
