@@ -28,7 +28,8 @@ from ..run.profile import idle_table, memory_table, profile_steps
 from ..run.trial import check_batches
 from ..run.twins import Twins, is_of_speed_up
 from ..run.ways import (
-    APPLY, OF_IT, Clocks, Way, batch_costs, find_ways, glance, item_costs, n_workers_of, visit)
+    APPLY, OF_IT, Clocks, Way, batch_costs, find_ways, glance, item_costs, n_workers_of,
+    same_batch, visit)
 from .compare import fmt_bound, fmt_ratio, is_noisy
 from .findings import PARTS
 
@@ -105,8 +106,9 @@ def got(self:Gain): # (predicted `Interval`, s) of the last fit since `apply`, o
 # %% ../../nbs/show/10_gain.ipynb #bd49ab2c
 _NO_DIFFERENCE = 'no difference that this minute can show'
 
-def times_text(i): # An interval wholly on one side of 1 is a finding
+def times_text(i, is_limit=False): # An interval wholly on one side of 1 is a finding
     if not i.is_distinct(): return _NO_DIFFERENCE
+    if is_limit: return f'at most {i.hi:.2g}'
     return fmt_bound(i) if is_noisy(i) else fmt_ratio(i)
 
 # %% ../../nbs/show/10_gain.ipynb #d464d650
@@ -117,7 +119,7 @@ def to_df(self:Gain)->pd.DataFrame:
     rows = [dict(
         what=o.name, epoch_s=f'{o.epoch_s:.3g}', fit_s=fmt_ratio(self.predicted(o)),
         got_s=f'{self.got[1]:.3g}' if self.got and o is done else '',
-        times_as_fast='' if o is self.stock else times_text(self.times(o)),
+        times_as_fast='' if o is self.stock else times_text(self.times(o), o.change is same_batch),
         how='' if o.how==APPLY and o is not best else o.how) for o in self.ways]
     df = pd.DataFrame([*rows, *(dict(what=k, how=v) for k,v in self.failed.items())]).fillna('')
     return df if self.got else df.drop(columns='got_s')
@@ -235,19 +237,20 @@ def _plan(ways, fast): # Whose visit is next; `fast`: the ways of `speed_up`
 # %% ../../nbs/show/10_gain.ipynb #a1d9f06f
 def _measure(twins, ways, look)->pd.DataFrame: # `Clocks.epoch_table`
     "Let twins try the ways"
-    clocked = Way('where the time goes', Clocks)
-    clocks, fast = visit(clocked, twins, look), [o for o in ways if o.how==APPLY and not o.is_of_data]
+    clocked, fast = Way('with clocks', Clocks), [o for o in ways if o.how==APPLY and not o.is_of_data]
+    clocks = visit(clocked, twins, look)
     bar = tqdm(_plan(ways, fast), total=4+len(ways)+2*len(fast), leave=False)
     for o in bar:
         bar.set_description(o.name)
         if not o.failed: visit(o, twins, look)
     return clocks.epoch_table(*clocked.visits, ways[0].visits[-1][-1])
 
+# %% ../../nbs/show/10_gain.ipynb #d2d15b47
 def _about(learn): # what remedies ask for
-    dl, has = learn.dls.train, [*map(type, learn.cbs)]
+    dl, cbs = learn.dls.train, learn.cbs
     return dict(device=device_of(learn).type, n_workers=n_workers_of(dl), n_cores=n_cores(),
-                precision='fp16' if any(issubclass(o, MixedPrecision) for o in has) else None,
-                fused=any(map(is_of_speed_up, learn.cbs)),
+                precision='fp16' if any(isinstance(o, MixedPrecision) for o in cbs) else None,
+                fused=any(map(is_of_speed_up, cbs)),
                 pin_memory=getattr(getattr(dl, 'fake_l', dl), 'pin_memory', False))
 
 # %% ../../nbs/show/10_gain.ipynb #43a2975c
@@ -271,9 +274,9 @@ def gain(
         with twins.one() as twin:
             check_batches(twin.dls.train)
             ways, about = find_ways(twin), _about(twin)
-        del twin
         first_s, later_s = TIMES_S[about['device']]
-        now = _measure(twins, ways, partial(glance, fit=fit, n_epochs=epochs, first_s=first_s, later_s=later_s))
+        look = partial(glance, fit=fit, n_epochs=epochs, first_s=first_s, later_s=later_s)
+        now = _measure(twins, ways, look)
         with twins.one() as twin:
             costs = dict(item=item_costs(twin.dls.train), batch=batch_costs(twin.dls.train))
         return Gain(twins, own, fit, ways, now, costs, about)
