@@ -207,7 +207,7 @@ def _counted(device, rows, others)->dict: # MiB
 # %% ../../nbs/run/10_profile.ipynb #memo1003
 class _MemoryCallback(Callback):
     "Counts the memory of the third step, and then ends the fit"
-    order, n, rows, others = 10_000, 0, None, 0. # `before_batch`: after all that makes the batch
+    order, n, rows = 10_000, 0, None # `before_batch`: after all that makes the batch
     def tensors(self):
         model, opt = self.model, getattr(self.opt, 'opt', self.opt)
         return {'weights': _tensor_mib([*model.parameters(), *model.buffers()]),
@@ -216,11 +216,13 @@ class _MemoryCallback(Callback):
                 'batch': _tensor_mib((self.xb, self.yb))}
     def before_batch(self):
         self.n, self.device = self.n+self.training, next(self.model.parameters()).device
-        if self.device.type!='cuda' or self.n<3: return
-        self.others = torch.cuda.memory_allocated(self.device)/2**20-sum(self.tensors().values())
+        if self.n<3: return
+        self.rows = self.tensors()
+        if self.device.type!='cuda': return
+        self.others = torch.cuda.memory_allocated(self.device)/2**20-sum(self.rows.values())
         torch.cuda.reset_peak_memory_stats(self.device)
     def after_backward(self): # some optimizers drop gradients after their step
-        if self.n>=3: self.rows = self.tensors()
+        if self.rows: self.rows = self.tensors()
     def after_batch(self):
         if not self.rows: return
         if self.device.type=='cuda': self.rows |= _counted(self.device, self.rows, self.others)
